@@ -151,6 +151,13 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.exchange_bytes(bytes, None, Location::caller())
     }
 
+    /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank, by rank: ranks meet once, and on one rank nothing is done.
+    /// Blocks.
+    #[track_caller]
+    fn exchange_equal<const K: usize>(&self, bytes: [u8; K]) -> Result<Vec<[u8; K]>> {
+        self.exchange_equal_at(bytes, Location::caller())
+    }
+
     /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
     #[track_caller]
     fn agree(&self, what: &str, bytes: &[u8]) -> Result<()> {

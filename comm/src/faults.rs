@@ -96,8 +96,8 @@ impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
 
     fn start_all(&self, mut calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         let mut left_out = None;
-        for k in 0..calls.len() {
-            if self.befall(calls[k].what().name())? {
+        for (k, call) in calls.iter().enumerate() {
+            if self.befall(call.what().name())? {
                 left_out = Some(k);
             }
         }

@@ -36,6 +36,6 @@ pub use convert::{Change, ConversionRule, ConversionTable, Converted};
 pub use decoder::{Decoder, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use files::{JsonObject, SaveOptions};
-pub use generate::{Generated, GenerationOptions, Prompt, Sampling, StopReason, StopTexts, generate};
+pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, PretrainedReport};

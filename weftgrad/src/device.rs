@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Runtime};
 
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use numcore::Either;
@@ -67,6 +67,79 @@ impl Device {
             Device::Cuda(index) => cuda(index),
         }
     }
+}
+
+/// A device of this machine that this build can use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedDevice {
+    /// What [`Device::open`] opens.
+    pub device: Device,
+    /// What the driver, or the processor, calls it.
+    pub name: String,
+    /// Bytes of memory, where that is known.
+    pub memory: Option<u64>,
+}
+
+impl fmt::Display for ListedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.device, self.name)?;
+        self.memory.map_or(Ok(()), |bytes| write!(f, ", {:.1} GiB", bytes as f64 / (1u64 << 30) as f64))
+    }
+}
+
+/// The devices of this machine that this build can use, GPUs first: where ranks can be.
+///
+/// ```
+/// let devices = weftgrad::devices();
+/// assert_eq!(devices.last().map(|listed| listed.device), Some(weftgrad::Device::Cpu));
+/// ```
+pub fn devices() -> Vec<ListedDevice> {
+    let mut all = cuda_devices();
+    all.extend(wgpu_devices());
+    let name = runtime_cpu::Cpu::with_threads(1).capabilities().name.clone();
+    all.push(ListedDevice { device: Device::Cpu, name, memory: host_memory() });
+    all
+}
+
+/// Memory of the machine, where the system says.
+fn host_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cuda_devices() -> Vec<ListedDevice> {
+    Vec::new()
+}
+
+#[cfg(feature = "cuda")]
+fn cuda_devices() -> Vec<ListedDevice> {
+    let listed = |index: u32| {
+        let cuda = runtime_cuda::Cuda::new(index).ok()?;
+        let about = cuda.capabilities();
+        Some(ListedDevice {
+            device: Device::Cuda(index),
+            name: about.name.clone(),
+            memory: Some(about.max_binding as u64),
+        })
+    };
+    (0..).map_while(listed).collect()
+}
+
+#[cfg(not(feature = "wgpu"))]
+fn wgpu_devices() -> Vec<ListedDevice> {
+    Vec::new()
+}
+
+#[cfg(feature = "wgpu")]
+fn wgpu_devices() -> Vec<ListedDevice> {
+    let listed = |(index, adapter): (u32, runtime_wgpu::AdapterInfo)| ListedDevice {
+        device: Device::Wgpu(index),
+        name: adapter.to_string(),
+        memory: None,
+    };
+    (0..).zip(runtime_wgpu::Wgpu::adapters()).map(listed).collect()
 }
 
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]

@@ -66,7 +66,7 @@ mod device;
 pub use autograd::{self, *};
 pub use data;
 #[cfg(feature = "cpu")]
-pub use device::{AnyRuntime, Device};
+pub use device::{AnyRuntime, Device, ListedDevice, devices};
 pub use distributed;
 #[cfg(feature = "mpi")]
 pub use engine_mpi as mpi;
@@ -125,3 +125,13 @@ pub mod guide_to_pretrained_models {}
 #[cfg(all(doctest, feature = "cpu", feature = "text"))]
 #[doc = include_str!("../../docs/chat.md")]
 pub mod guide_to_chat {}
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/first-training-run.md")]
+pub mod guide_to_training {}
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/checkpoints-and-resuming.md")]
+pub mod guide_to_checkpoints {}

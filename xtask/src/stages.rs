@@ -149,6 +149,12 @@ const LOOPBACK_STAGE: &[Step] = &[Step::CargoWith(
     &["test", "--manifest-path", "comm/tests/loopback/Cargo.toml"],
 )];
 
+#[rustfmt::skip]
+const KILLS_STAGE: &[Step] = &[Step::CargoWith(
+    &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
+    &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
+)];
+
 const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
 
 /// Every stage, in order.
@@ -181,6 +187,7 @@ pub static STAGES: &[Stage] = &[
     ),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
+    long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
 ];

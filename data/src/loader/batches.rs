@@ -80,6 +80,16 @@ impl<B: Send + 'static> Batches<B> {
         self.state
     }
 
+    /// Where the batch after the next `batches` begins; none past the end.
+    pub fn state_after(&self, batches: u64) -> Option<State> {
+        self.plan.at(self.taken.checked_add(batches)?)
+    }
+
+    /// How many batches are left in the epoch that the next batch is of.
+    pub fn left_in_epoch(&self) -> u64 {
+        self.plan.steps_from(self.state.position)
+    }
+
     /// How long all calls of `next` took: what was waited for data.
     pub fn waited(&self) -> Duration {
         self.waited

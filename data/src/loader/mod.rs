@@ -19,7 +19,7 @@ pub(crate) use workers::Workers;
 
 use crate::{
     Dataset, Stack, ToDevice,
-    order::{Order, SequentialOrder, Shuffled},
+    order::{FirstPositions, Order, SequentialOrder, Shuffled},
     random::keyed,
 };
 
@@ -169,6 +169,19 @@ impl<B: Send + 'static> Loader<B> {
         self
     }
 
+    /// Ends every epoch after so many batches. To be said after what decides the order and the size of batches.
+    pub fn limit(mut self, batches: u64) -> Self {
+        self.order = Arc::new(FirstPositions::new(self.order, batches.saturating_mul(self.batch)));
+        self
+    }
+
+    /// Gives the first batches of epoch 0, so many, in every epoch: a model that learns at all learns these by heart. To be said after what decides the
+    /// order and the size of batches.
+    pub fn overfit(mut self, batches: u64) -> Self {
+        self.order = Arc::new(FirstPositions::of_epoch_0(self.order, batches.saturating_mul(self.batch)));
+        self
+    }
+
     /// What becomes of a last batch that is not whole; at first it is [kept](Last::Keep).
     pub fn last(mut self, last: Last) -> Self {
         self.last = last;
@@ -205,6 +218,11 @@ impl<B: Send + 'static> Loader<B> {
     /// If the loader's numbers make no sense.
     pub fn steps(&self) -> Result<u64> {
         Ok(self.plan()?.steps_from(0))
+    }
+
+    /// Positions in an epoch: what [`State::position`] counts up to.
+    pub fn positions(&self) -> u64 {
+        self.order.len()
     }
 
     /// The batches of an epoch.

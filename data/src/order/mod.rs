@@ -4,12 +4,14 @@
 //! the global batch, and hands each rank its share. So no number of ranks or workers, and no restart, changes a batch.
 
 mod buckets;
+mod first;
 mod mixture;
 mod permutation;
 
 use std::ops::Range;
 
 pub use buckets::LengthBuckets;
+pub(crate) use first::FirstPositions;
 pub use mixture::Mixture;
 pub use permutation::KeyedPermutation;
 

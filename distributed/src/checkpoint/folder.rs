@@ -76,6 +76,23 @@ impl Folder {
         Ok(last.filter(|s| steps.contains(s)).or(steps.last().copied()))
     }
 
+    /// Gives a step a name, in a file of this name in the folder, in place of the step that had it: `best`.
+    pub fn mark(&self, name: &'static str, step: u64) -> Result<()> {
+        self.will("mark a checkpoint")?;
+        safetensors::replace_file(self.path.join(name), step.to_string().as_bytes())
+    }
+
+    /// The step that was [given](Folder::mark) a name, if there is a checkpoint of it.
+    pub fn marked(&self, name: &'static str) -> Result<Option<u64>> {
+        let path = self.path.join(name);
+        let text = match fs::read_to_string(&path) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(|e| Error::io(&path, e))?,
+        };
+        let step = text.trim().parse().map_err(|_| Error::format(path.display().to_string(), "names no step"))?;
+        Ok(self.steps()?.contains(&step).then_some(step))
+    }
+
     /// Where the checkpoint of a step lies.
     pub fn step(&self, step: u64) -> PathBuf {
         let [whole, replaced] = [WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
@@ -125,9 +142,14 @@ impl Folder {
 
     /// Removes all but the last `keep` complete checkpoints.
     pub fn prune(&self, keep: usize) -> Result<()> {
+        self.prune_except(keep, &[])
+    }
+
+    /// Removes all but the last `keep` complete checkpoints and those of the steps `also`: the best one, for example.
+    pub fn prune_except(&self, keep: usize, also: &[u64]) -> Result<()> {
         let (steps, latest) = (self.steps()?, self.latest()?);
         let old = steps.len().saturating_sub(keep.max(1));
-        for step in steps[..old].iter().filter(|s| Some(**s) != latest) {
+        for step in steps[..old].iter().filter(|s| Some(**s) != latest && !also.contains(s)) {
             // What a save replaced, and could not remove, would be the checkpoint of this step again if the new one went before it.
             let there = [REPLACED, WHOLE].map(|prefix| self.at(prefix, *step));
             for path in there.iter().filter(|path| path.is_dir()) {

@@ -15,6 +15,7 @@ mod folder;
 mod manifest;
 pub(crate) mod names;
 mod reader;
+mod snapshot;
 mod writer;
 
 use std::{collections::BTreeMap, ops::Range};
@@ -25,6 +26,7 @@ use optim::StateRow;
 pub use folder::Folder;
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
+pub use snapshot::Snapshot;
 
 /// Elements of a named tensor that this rank saves.
 pub struct CheckpointPart<R: Runtime> {

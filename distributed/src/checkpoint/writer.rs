@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::Path};
 use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
 use serde_json::{Value, json};
 
-use super::{CheckpointPart, Checkpointed, Folder, Manifest, Region, folder::MANIFEST};
+use super::{CheckpointPart, Checkpointed, Folder, Manifest, Region, Snapshot, folder::MANIFEST};
 use crate::comm::{Comm, Communicator, all_ok, gather_bytes};
 
 impl Folder {
@@ -18,15 +18,41 @@ impl Folder {
         state: &(impl Checkpointed<R> + ?Sized),
         notes: &BTreeMap<String, String>,
     ) -> Result<()> {
-        let first = comm.rank() == 0;
-        let begun = if first { self.begin(step) } else { Ok(()) };
-        all_ok(comm, "save", begun)?;
-        let at = self.unfinished(step);
-        let written = state.parts().and_then(|parts| {
+        self.save_written(comm, step, notes, |at| {
+            let parts = state.parts()?;
             self.will("write a rank's file")?;
-            write(&at, comm.rank(), &parts, &state.numbers())
-        });
-        let own = all_ok(comm, "save", written)?;
+            let entries = parts.iter().map(PartEntry::of).collect::<Vec<_>>();
+            write(at, comm.rank(), &entries, |i| parts[i].row.to_bytes(), &state.numbers())
+        })
+    }
+
+    /// Saves what [`Snapshot::of`] has copied on every rank, as [`save`](Folder::save) does, in any thread: while it is written the ranks train on.
+    /// `comm` is one that nothing else is called on meanwhile: a [split](crate::comm::Collectives::split) of the ranks'.
+    pub fn save_snapshot<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        step: u64,
+        snapshot: &Snapshot,
+        notes: &BTreeMap<String, String>,
+    ) -> Result<()> {
+        self.save_written(comm, step, notes, |at| {
+            self.will("write a rank's file")?;
+            let entries = snapshot.parts.iter().map(|part| part.entry()).collect::<Vec<_>>();
+            write(at, comm.rank(), &entries, |i| Ok(snapshot.parts[i].bytes.clone()), &snapshot.numbers)
+        })
+    }
+
+    /// Saves what `written` writes into a folder on every rank, with its table of contents.
+    fn save_written<R: Runtime>(
+        &self,
+        comm: &Comm<R>,
+        step: u64,
+        notes: &BTreeMap<String, String>,
+        written: impl FnOnce(&Path) -> Result<String>,
+    ) -> Result<()> {
+        let begun = if comm.rank() == 0 { self.begin(step) } else { Ok(()) };
+        all_ok(comm, "save", begun)?;
+        let own = all_ok(comm, "save", written(&self.unfinished(step)))?;
         let tables = gather_bytes(comm, 0, own.as_bytes())?;
         let published = tables.map_or(Ok(()), |tables| self.finish(step, &tables, notes));
         all_ok(comm, "save", published)
@@ -46,24 +72,41 @@ pub(super) fn file(folder: &Path, rank: usize) -> std::path::PathBuf {
     folder.join(format!("rank-{rank:05}.safetensors"))
 }
 
-/// Writes a rank's file; gives its table of contents as text.
-fn write<R: Runtime>(
+/// What a table of contents says of a part.
+pub(super) struct PartEntry<'a> {
+    pub(super) name: &'a str,
+    pub(super) shape: Shape,
+    pub(super) start: usize,
+    pub(super) dtype: DType,
+    pub(super) len: usize,
+}
+
+impl<'a> PartEntry<'a> {
+    pub(super) fn of<R: Runtime>(part: &'a CheckpointPart<R>) -> Self {
+        let (dtype, len) = (part.row.dtype(), part.row.numel());
+        PartEntry { name: &part.name, shape: part.shape, start: part.start, dtype, len }
+    }
+}
+
+/// Writes a rank's file of what `bytes` gives for each part; gives its table of contents as text.
+fn write(
     at: &Path,
     rank: usize,
-    parts: &[CheckpointPart<R>],
+    parts: &[PartEntry<'_>],
+    mut bytes: impl FnMut(usize) -> Result<Vec<u8>>,
     numbers: &BTreeMap<String, u64>,
 ) -> Result<String> {
     let mut tensors = Vec::with_capacity(parts.len());
     let mut table = Vec::with_capacity(parts.len());
     for part in parts {
         let key = format!("{}#{}", part.name, part.start);
-        let (dtype, len) = (part.row.dtype(), part.row.numel());
+        let (dtype, len) = (part.dtype, part.len);
         table.push(json!([part.name, part.shape.dims(), dtype.to_string(), key, part.start, len]));
         tensors.push((key, dtype, Shape::new(&[len])?));
     }
     let mut checksums = vec![0; parts.len()];
     safetensors::save_with(file(at, rank), &tensors, &BTreeMap::new(), |i| {
-        let bytes = parts[i].row.to_bytes()?;
+        let bytes = bytes(i)?;
         checksums[i] = crc32fast::hash(&bytes);
         Ok(bytes)
     })?;

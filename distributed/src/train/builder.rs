@@ -140,6 +140,12 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
         self
     }
 
+    /// Leaves out updates whose gradients are not finite: see [`TrainingConfig::skip_non_finite`].
+    pub fn skip_non_finite(mut self) -> Self {
+        self.parts.config.skip_non_finite = true;
+        self
+    }
+
     /// What becomes of buffers that every rank changes by itself.
     pub fn buffers(mut self, sync: BufferSync) -> Self {
         self.parts.config.buffers = sync;

@@ -14,6 +14,9 @@ pub struct TrainingConfig {
     pub max_norm: Option<f64>,
     /// Dynamic loss scaling, for `f16`: all ranks skip a step together.
     pub loss_scaling: Option<LossScaler>,
+    /// Leaves the update out, on all ranks together, where a gradient of a step is not finite: looks at every gradient of every step, and
+    /// waits for the device. (With loss scaling this is done in any case.)
+    pub skip_non_finite: bool,
     /// What becomes of buffers, running statistics for one, which every rank changes by itself.
     pub buffers: BufferSync,
 }
@@ -21,7 +24,13 @@ pub struct TrainingConfig {
 impl Default for TrainingConfig {
     /// One micro-batch, neither clipping nor scaling, buffers that are each rank's own.
     fn default() -> Self {
-        TrainingConfig { accumulation: 1, max_norm: None, loss_scaling: None, buffers: BufferSync::default() }
+        TrainingConfig {
+            accumulation: 1,
+            max_norm: None,
+            loss_scaling: None,
+            skip_non_finite: false,
+            buffers: BufferSync::default(),
+        }
     }
 }
 

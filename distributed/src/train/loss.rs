@@ -1,7 +1,7 @@
 //! A loss that knows what it is the sum of.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime};
+use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
 /// The sum of the losses of some examples, or tokens, and how many they were. The step divides once, by what all micro-batches of all
 /// ranks weigh together: a mean of means would count a token of a short batch for more than one of a long batch.
@@ -22,6 +22,23 @@ impl<R: Runtime> Loss<R> {
     /// A mean that counts as much as any other micro-batch's.
     pub fn mean(mean: Var<R>) -> Self {
         Loss { sum: mean, weight: 1.0 }
+    }
+
+    /// This loss for a rank that has no example of its own in a step of the others: its backward pass adds nothing, and it weighs nothing.
+    pub fn weightless(self) -> Result<Self> {
+        Ok(Loss { sum: self.sum.mul(0.0)?, weight: 0.0 })
+    }
+
+    /// The mean of this loss, which counts as much as any other micro-batch's: the gradient of a step is then a mean of means, whatever each
+    /// rank's share weighs.
+    ///
+    /// # Errors
+    /// If it weighs nothing, so that there is no mean.
+    pub fn into_mean(self) -> Result<Self> {
+        if self.weight > 0.0 {
+            return Ok(Loss { sum: self.sum.div(self.weight)?, weight: 1.0 });
+        }
+        Err(Error::argument("Loss::into_mean", "the loss weighs 0, so it is the mean of nothing"))
     }
 
     /// The sum.

@@ -6,6 +6,7 @@ use numcore::{Result, Runtime, Tensor};
 #[derive(Clone, Debug)]
 pub struct TrainingMetrics<R: Runtime> {
     pub(crate) loss: Tensor<R>,
+    pub(crate) weight: Tensor<R>,
     pub(crate) grad_norm: Option<Tensor<R>>,
     pub(crate) stepped: bool,
     pub(crate) learning_rate: f64,
@@ -18,6 +19,11 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.loss.item()
     }
 
+    /// What the losses of all ranks and micro-batches weighed together: tokens, where each was a sum over tokens; waits for the device.
+    pub fn weight(&self) -> Result<f64> {
+        self.weight.item()
+    }
+
     /// The norm of all gradients before clipping, where there is clipping; waits for the device. Squares are added up for each parameter by
     /// itself, then in the model's order: it depends on the gradients alone, not on buckets. Where gradients are sharded, each piece of a
     /// parameter is added up by itself: on one rank that is the same, to the bit; on more, the last bits depend on where the number of
@@ -26,7 +32,8 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.grad_norm.as_ref().map(Tensor::item).transpose()
     }
 
-    /// False if the step was left out because a scaled gradient overflowed somewhere.
+    /// False if the step was left out because a gradient was not finite somewhere: a scaled one, or any where such steps are
+    /// [left out](super::TrainingConfig::skip_non_finite).
     pub fn stepped(&self) -> bool {
         self.stepped
     }

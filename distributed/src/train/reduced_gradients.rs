@@ -65,6 +65,8 @@ impl Updates {
             true => totals_in_order(comm, losses, self.config.accumulation)?,
             false => totals(comm, losses)?,
         };
+        // What the step tells is equal on all ranks, so that loops decide by it.
+        let totals = equal(comm, totals)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
         // Who has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
@@ -72,7 +74,8 @@ impl Updates {
                        step that has no examples or tokens anywhere";
             return Err(Error::argument("a training step", why));
         }
-        let stepped = self.scaler.is_none() || decided(comm, gradients.is_finite()?)?;
+        let looks = self.scaler.is_some() || self.config.skip_non_finite;
+        let stepped = !looks || decided(comm, gradients.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         let mut grad_norm = None;
         if let Some(max) = self.config.max_norm {
@@ -91,7 +94,8 @@ impl Updates {
         if let Some(scaler) = &mut self.scaler {
             scaler.adapt(stepped);
         }
-        Ok(TrainingMetrics { loss: sum.div(&weight)?, grad_norm, stepped, learning_rate, global_step: self.steps })
+        let loss = sum.div(&weight)?;
+        Ok(TrainingMetrics { loss, weight, grad_norm, stepped, learning_rate, global_step: self.steps })
     }
 }
 

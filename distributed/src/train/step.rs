@@ -3,10 +3,7 @@
 use std::panic::Location;
 
 use autograd::backward_with_hooks;
-use numcore::{
-    Error, ErrorKind, Result, Runtime,
-    ops::{Apply, PointwiseOps},
-};
+use numcore::{Error, ErrorKind, Result, Runtime, ops::Apply};
 use optim::LossScaler;
 
 use super::{GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates, observer::ObservedHook};
@@ -52,11 +49,6 @@ pub(crate) fn at_call(error: Error, line: &'static Location<'static>) -> Error {
     }
 }
 
-/// The backward pass of a loss, adding nothing.
-fn weightless<R: Runtime>(loss: Loss<R>) -> Result<Loss<R>> {
-    Ok(Loss { sum: loss.sum.mul(0.0)?, weight: 0.0 })
-}
-
 impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// A step with a strategy of one's own; [`TrainStep::builder`] makes those with the strategies there are.
     #[track_caller]
@@ -81,6 +73,33 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     pub fn step(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
         self.step_of(|k| micro_batch(k).map(Some)).map_err(|error| at_call(error, line))
+    }
+
+    /// One step of `micro_batches` micro-batches, as many on all ranks, in place of the [configured](TrainingConfig::accumulation) number: the
+    /// last step of an epoch, which takes what is left.
+    ///
+    /// # Errors
+    /// As [`step`](TrainStep::step); and if the number is 0, or more than configured.
+    #[track_caller]
+    pub fn step_with(
+        &mut self,
+        micro_batches: usize,
+        mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        let (line, most) = (Location::caller(), self.updates.config.accumulation);
+        if micro_batches == 0 || micro_batches > most {
+            let why =
+                format!("a step has 1 to {most} micro-batches by its configuration, it was asked for {micro_batches}");
+            return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::step_with", why)));
+        }
+        let losses = self.accumulate(micro_batches, |k| micro_batch(k).map(Some));
+        let done = losses.and_then(|losses| self.update(&losses));
+        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+    }
+
+    /// Micro-batches in a step.
+    pub fn accumulation(&self) -> usize {
+        self.updates.config.accumulation
     }
 
     /// Takes part in a step of the others when this rank has no examples left.
@@ -135,7 +154,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             }
             let metrics = self.step_of(|k| match (own.get(k), own.last().or(last.as_ref())) {
                 (Some(batch), _) => loss(batch).map(Some),
-                (None, Some(batch)) if !may_idle => weightless(loss(batch)?).map(Some),
+                (None, Some(batch)) if !may_idle => loss(batch)?.weightless().map(Some),
                 _ => Ok(None),
             })?;
             last = own.pop().or(last);
@@ -181,14 +200,18 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
 
     /// A step of micro-batches, for some of which this rank may have nothing.
     fn step_of(&mut self, micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<TrainingMetrics<R>> {
-        let done = self.accumulate(micro_batch).and_then(|losses| self.update(&losses));
+        let runs = self.updates.config.accumulation;
+        let done = self.accumulate(runs, micro_batch).and_then(|losses| self.update(&losses));
         abort_on_err(self.strategy.comm(), done)
     }
 
     /// Runs the micro-batches. Collective calls are equal whether this rank has one or not: other ranks may.
-    fn accumulate(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<Vec<Loss<R>>> {
+    fn accumulate(
+        &mut self,
+        runs: usize,
+        mut micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>,
+    ) -> Result<Vec<Loss<R>>> {
         self.strategy.prepare()?;
-        let runs = self.updates.config.accumulation;
         let mut losses: Vec<Loss<R>> = Vec::with_capacity(runs);
         for k in 0..runs {
             let loss = micro_batch(k)?;

@@ -4,6 +4,10 @@
 use weftgrad::{Capabilities, Device, Runtime};
 
 fn main() {
+    for listed in weftgrad::devices() {
+        println!("{listed}");
+    }
+    println!();
     let mut found = Vec::new();
     for device in [Device::Cpu, Device::Wgpu(0), Device::Cuda(0)] {
         match device.open() {

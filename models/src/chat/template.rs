@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, time::SystemTime};
 
-use minijinja::{Environment, Value, context, syntax::SyntaxConfig};
+use minijinja::{Environment, Value, context, syntax::SyntaxConfig, value::ValueKind};
 use numcore::{Error, Result};
 
 use super::python;
@@ -35,8 +35,8 @@ impl Conversation {
     pub fn from_json(row: &str) -> Result<Self> {
         let wrong = |why: String| Error::format("a conversation", why);
         let row: Value = serde_json::from_str(row).map_err(|e| wrong(format!("it is no JSON: {e}")))?;
-        let messages = row.get_attr("messages").ok().and_then(|list| Some(list.try_iter().ok()?.collect::<Vec<_>>()));
-        let messages = messages.filter(|_| !row.get_attr("messages").is_ok_and(|m| m.as_str().is_some()));
+        let list = row.get_attr("messages").ok().filter(|list| list.kind() == ValueKind::Seq);
+        let messages = list.and_then(|list| Some(list.try_iter().ok()?.collect::<Vec<_>>()));
         let Some(messages) = messages else { return Err(wrong("it has no list `messages`".into())) };
         let has_role = |m: &Value| m.get_attr("role").is_ok_and(|role| role.as_str().is_some());
         if let Some(at) = messages.iter().position(|m| !has_role(m)) {

@@ -12,7 +12,7 @@ use numcore::{
 
 pub use options::{GenerationOptions, Sampling};
 use processors::{Draw, process};
-pub use stop::{StopReason, StopTexts};
+pub use stop::{FinishReason, StopTexts};
 
 use crate::{Decoder, DecoderInputs};
 
@@ -38,7 +38,7 @@ pub struct Generated {
     /// The tokens after the prompt, with the one that ended it, if one did.
     pub tokens: Vec<u32>,
     /// Why it ended.
-    pub reason: StopReason,
+    pub reason: FinishReason,
 }
 
 /// Continues prompts, which may differ in length. The model is computed without gradients; its dropout, if it has any, is its own affair.
@@ -57,7 +57,7 @@ pub fn generate<R: Runtime>(
         return Err(Error::argument("generate", why));
     }
     if prompts.is_empty() || options.max_new_tokens == 0 {
-        let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: StopReason::Length };
+        let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: FinishReason::Length };
         return Ok(prompts.iter().map(nothing).collect());
     }
     no_grad(|| Batch::new(model, prompts, options, stop)?.run())
@@ -75,7 +75,7 @@ struct Batch<'a, R: Runtime> {
 struct Row<'a> {
     prompt: &'a Prompt,
     new: Vec<u32>,
-    ended: Option<StopReason>,
+    ended: Option<FinishReason>,
 }
 
 impl<'a, R: Runtime> Batch<'a, R> {
@@ -106,7 +106,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
             }
             tokens = self.last_tokens()?;
         }
-        let generated = |row: Row<'_>| Generated { tokens: row.new, reason: row.ended.unwrap_or(StopReason::Length) };
+        let generated = |row: Row<'_>| Generated { tokens: row.new, reason: row.ended.unwrap_or(FinishReason::Length) };
         Ok(self.rows.into_iter().map(generated).collect())
     }
 
@@ -144,7 +144,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
             let token = draw.choose(scores, options.sampling.is_some())?;
             row.new.push(token);
             row.ended = match options.end.contains(&token) {
-                true => Some(StopReason::End),
+                true => Some(FinishReason::End),
                 false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
             };
         }

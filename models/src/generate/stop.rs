@@ -4,7 +4,7 @@ use numcore::Result;
 
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StopReason {
+pub enum FinishReason {
     /// It has as many tokens as were allowed.
     Length,
     /// A token ended it.
@@ -24,11 +24,11 @@ pub struct StopTexts<'a> {
 impl StopTexts<'_> {
     /// Whether the text of the new tokens has one of these. Only the end is decoded: as many tokens as the longest text has bytes, since no
     /// token is less than a byte, and some for characters of several.
-    pub(super) fn reached(&self, new: &[u32]) -> Result<Option<StopReason>> {
+    pub(super) fn reached(&self, new: &[u32]) -> Result<Option<FinishReason>> {
         let longest = self.texts.iter().map(|text| text.len()).max().unwrap_or(0);
         let end = &new[new.len().saturating_sub(longest + 4)..];
         let text = (self.decode)(end)?;
         let found = self.texts.iter().any(|stop| !stop.is_empty() && text.contains(stop));
-        Ok(found.then_some(StopReason::Text))
+        Ok(found.then_some(FinishReason::Text))
     }
 }

@@ -1,6 +1,6 @@
 //! Greedy text and processors against transformers; sampling that does not depend on the batch.
 
-use models::{Generated, GenerationOptions, Prompt, Sampling, StopReason, StopTexts, generate};
+use models::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
 use numcore::{Tensor, safetensors};
 use runtime_cpu::Cpu;
 use serde_json::Value;
@@ -33,7 +33,7 @@ fn greedy_text_is_that_of_transformers() {
         // One by one, and fewer.
         for (prompt, due) in prompts(name).into_iter().zip(&due) {
             let alone = generate(&model, &[prompt], &greedy(7), None).unwrap().remove(0);
-            assert_eq!((alone.tokens.as_slice(), alone.reason), (&due[..7], StopReason::Length), "{name}");
+            assert_eq!((alone.tokens.as_slice(), alone.reason), (&due[..7], FinishReason::Length), "{name}");
         }
     }
 }
@@ -46,13 +46,13 @@ fn a_text_ends_at_a_token_or_a_text_while_others_go_on() {
     for (generated, due) in generate(&model, &prompts("llama"), &options, None).unwrap().into_iter().zip(&due) {
         let at = due.iter().position(|&token| token == end);
         assert_eq!(generated.tokens, due[..at.map_or(12, |at| at + 1)]);
-        assert_eq!(generated.reason, if at.is_some() { StopReason::End } else { StopReason::Length });
+        assert_eq!(generated.reason, if at.is_some() { FinishReason::End } else { FinishReason::Length });
     }
     let decode = |tokens: &[u32]| Ok(tokens.iter().map(|t| format!("<{t}>")).collect());
     let text = format!("<{}><{}>", due[0][2], due[0][3]);
     let stop = StopTexts { texts: &[&text], decode: &decode };
     let first = generate(&model, &prompts("llama")[..1], &greedy(12), Some(&stop)).unwrap().remove(0);
-    assert_eq!((first.tokens.as_slice(), first.reason), (&due[0][..4], StopReason::Text));
+    assert_eq!((first.tokens.as_slice(), first.reason), (&due[0][..4], FinishReason::Text));
 }
 
 #[test]

@@ -1,0 +1,132 @@
+//! What happens in a run, and who is told.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use distributed::{
+    checkpoint::{Checkpointed, Folder, Snapshot},
+    comm::Comm,
+    train::{CheckpointNotes, TrainingMetrics},
+};
+use numcore::{Result, Runtime};
+
+use crate::{Run, StopReason};
+
+/// Something that happens in a run. All ranks are told of all events, in one order.
+#[non_exhaustive]
+pub enum Event<'a, R: Runtime> {
+    /// The run is about to begin, or to go on from a checkpoint.
+    Begin,
+    /// The first batch of an epoch is about to be read.
+    EpochBegin,
+    /// A step is about to begin.
+    StepBegin,
+    /// A step was taken. What is asked of [`Run::control`] now is done before the next one.
+    StepEnd(&'a TrainingMetrics<R>),
+    /// The run is about to end after this step. Evaluations and a checkpoint that are asked for now are made before.
+    Ending(&'a StopReason),
+    /// Evaluations are about to run.
+    BeforeEvaluate,
+    /// Evaluations are to run: all, or those whose interval has passed.
+    Evaluate {
+        /// Whether all are to run.
+        all: bool,
+    },
+    /// Evaluations have run. What they measured, reduced over ranks, is in their order.
+    Evaluated(&'a [(String, f64)]),
+    /// The last step of an epoch, and what followed from it, is done; the [progress](Run::progress) is at the start of the next epoch.
+    EpochEnd,
+    /// A checkpoint is to be saved.
+    Save(&'a Arc<RunSnapshot>),
+    /// The run went back to a checkpoint; everything has the state of that one, but the place in the data.
+    WentBack,
+    /// The run is over.
+    End(&'a StopReason),
+}
+
+/// Everything that going on needs, as this rank has it, in host memory.
+#[derive(Clone, Debug)]
+pub struct RunSnapshot {
+    /// Updates so far.
+    pub step: u64,
+    /// The tensors, and the numbers beside them.
+    pub state: Snapshot,
+    /// The place in the data, and the state of callbacks.
+    pub notes: CheckpointNotes,
+}
+
+/// What a callback keeps in checkpoints: names and values as text. It must be equal on all ranks, as all it may depend on is.
+pub type CallbackState = BTreeMap<String, String>;
+
+/// Is told what happens in a run, and may change what happens next.
+///
+/// An error of it on one rank ends the run on all ranks, with its words.
+///
+/// ```
+/// use numcore::{Result, Runtime};
+/// use train::{Callback, Event, Run};
+///
+/// /// Ends a run whose loss has come below a number.
+/// struct GoodEnough(f64);
+///
+/// impl<R: Runtime, M, B> Callback<R, M, B> for GoodEnough {
+///     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+///         if let Event::StepEnd(metrics) = event
+///             && metrics.loss()? < self.0
+///         {
+///             run.control().stop("the loss is good enough");
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait Callback<R: Runtime, M, B> {
+    /// Looks at the training step before anything is loaded: what it is to keep of it in checkpoints must be known then.
+    fn attach(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
+        let _ = (step, comm);
+        Ok(())
+    }
+
+    /// Is told of an event.
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()>;
+
+    /// A name for what it keeps in checkpoints: empty if it keeps nothing there.
+    fn name(&self) -> &str {
+        ""
+    }
+
+    /// What it keeps in checkpoints.
+    fn state(&self) -> CallbackState {
+        CallbackState::new()
+    }
+
+    /// Takes over what [`state`](Callback::state) gave when a checkpoint was saved.
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        let _ = state;
+        Ok(())
+    }
+
+    /// Tensors it keeps in checkpoints, and takes over from them.
+    fn tensors(&mut self) -> Option<&mut dyn Checkpointed<R>> {
+        None
+    }
+
+    /// The folder of checkpoints that it saves in, from which the run can go on.
+    fn folder(&self) -> Option<&Folder> {
+        None
+    }
+
+    /// Returns when nothing is being saved any more.
+    fn finish_saves(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether it asks how many tokens there were, which costs a look at the device in every step.
+    fn counts_tokens(&self) -> bool {
+        false
+    }
+
+    /// An error if it was told to do what makes no sense.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}

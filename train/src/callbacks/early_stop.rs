@@ -1,0 +1,110 @@
+//! Stopping when nothing gets better.
+
+use numcore::{Result, Runtime};
+
+use super::Monitor;
+use crate::{Callback, CallbackState, Event, Run, parsed};
+
+/// Ends a run when a value of an evaluation has not become better for some evaluations. What counts is evaluations of that value, not steps.
+///
+/// ```
+/// use train::{EarlyStop, Monitor};
+///
+/// let loss = EarlyStop::on("validation/loss").patience(5);
+/// let accuracy = EarlyStop::on(Monitor::max("validation/accuracy").min_delta(0.001));
+/// # let _ = (loss, accuracy);
+/// ```
+#[derive(Clone, Debug)]
+pub struct EarlyStop {
+    monitor: Monitor,
+    patience: u64,
+    stop_at: Option<f64>,
+    best: Option<f64>,
+    waited: u64,
+}
+
+impl EarlyStop {
+    /// Ends a run after 3 evaluations that are no better than the best.
+    pub fn on(monitor: impl Into<Monitor>) -> Self {
+        EarlyStop { monitor: monitor.into(), patience: 3, stop_at: None, best: None, waited: 0 }
+    }
+
+    /// How many evaluations that are no better are waited for.
+    pub fn patience(mut self, evaluations: u64) -> Self {
+        self.patience = evaluations;
+        self
+    }
+
+    /// Ends the run, too, as soon as the value is better than this.
+    pub fn stop_at(mut self, value: f64) -> Self {
+        self.stop_at = Some(value);
+        self
+    }
+
+    /// Why the run is to end after this value, if it is.
+    fn judge(&mut self, value: f64) -> Option<String> {
+        let name = self.monitor.name();
+        if self.stop_at.is_some_and(|bound| self.monitor.clone().min_delta(0.0).is_better(value, Some(bound))) {
+            return Some(format!("`{name}` is {value}, as good as was asked for"));
+        }
+        if self.monitor.is_better(value, self.best) {
+            (self.best, self.waited) = (Some(value), 0);
+            return None;
+        }
+        self.waited += 1;
+        let best = self.best.map_or("never a number".into(), |best| format!("not better than {best}"));
+        (self.waited >= self.patience).then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
+    }
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let Event::Evaluated(fresh) = event else { return Ok(()) };
+        let value = self.monitor.value(fresh, run.evaluated(self.monitor.name()))?;
+        if let Some(why) = value.and_then(|value| self.judge(value)) {
+            run.control().stop(why);
+        }
+        Ok(())
+    }
+
+    fn name(&self) -> &str {
+        "early-stop"
+    }
+
+    fn state(&self) -> CallbackState {
+        let mut state = CallbackState::from([("waited".into(), self.waited.to_string())]);
+        state.extend(self.best.map(|best| ("best".into(), best.to_string())));
+        state
+    }
+
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        self.waited = parsed(state, "waited")?;
+        self.best = state.contains_key("best").then(|| parsed(state, "best")).transpose()?;
+        Ok(())
+    }
+
+    fn check(&self) -> Result<()> {
+        self.monitor.check()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_counts_evaluations_since_the_best() {
+        let mut stop = EarlyStop::on("loss").patience(2);
+        let stops: Vec<bool> = [3.0, 2.0, 2.5, 1.0, 1.0, f64::NAN].map(|v| stop.judge(v).is_some()).to_vec();
+        assert_eq!(stops, [false, false, false, false, false, true]);
+        let why = EarlyStop::on("loss").patience(1).judge(f64::NAN).unwrap();
+        assert_eq!(why, "`loss` was never a number in 1 evaluations");
+    }
+
+    #[test]
+    fn a_value_that_is_good_enough_ends_the_run() {
+        let mut stop = EarlyStop::on(Monitor::max("accuracy")).stop_at(0.9);
+        assert!(stop.judge(0.9).is_none());
+        assert!(stop.judge(0.91).is_some());
+    }
+}

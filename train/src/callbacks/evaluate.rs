@@ -1,0 +1,275 @@
+//! Evaluation on data that is not trained on.
+
+use autograd::no_grad;
+use data::{Batch, Loader};
+use distributed::comm::{Collectives, Communicator};
+use nn::{Mode, Module, ModuleEntry, walk};
+use numcore::{Result, Runtime};
+
+use crate::{Callback, Event, Interval, Run, metrics::Metric, scalars};
+
+/// Sum and weight of what a batch measures.
+type Measure<'e, M, B> = Box<dyn FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e>;
+
+/// A metric that is counted over batches, whatever its type.
+trait CountedMetric<M, B> {
+    fn reset(&mut self);
+    fn update(&mut self, model: &M, batch: &Batch<B>) -> Result<()>;
+    fn counted(&self) -> Vec<u8>;
+    /// The value of what all ranks have counted.
+    fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>>;
+}
+
+struct MetricWithUpdate<X, F> {
+    metric: X,
+    update: F,
+}
+
+impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> CountedMetric<M, B>
+    for MetricWithUpdate<X, F>
+{
+    fn reset(&mut self) {
+        self.metric.reset();
+    }
+
+    fn update(&mut self, model: &M, batch: &Batch<B>) -> Result<()> {
+        if batch.count > 0 {
+            return (self.update)(&mut self.metric, model, batch);
+        }
+        // Sharded parameters need this rank's forward pass all the same.
+        (self.update)(&mut self.metric.clone(), model, batch)
+    }
+
+    fn counted(&self) -> Vec<u8> {
+        self.metric.counted()
+    }
+
+    fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>> {
+        let mut sum = self.metric.clone();
+        sum.reset();
+        all.iter().try_for_each(|counted| sum.absorb(counted))?;
+        Ok(sum.value())
+    }
+}
+
+/// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Every example counts once, whatever the
+/// number of ranks: sums and weights are added up in `f64` over batches and ranks, and divided once.
+///
+/// The model is in evaluation mode, nothing is recorded for gradients, and training goes on with the random values it would have had. Values are
+/// called after the evaluation: `validation/loss`.
+pub struct Evaluate<'e, M, B> {
+    loader: Loader<B>,
+    name: String,
+    every: Interval,
+    at_start: bool,
+    at_end: bool,
+    batches: Option<u64>,
+    loss: bool,
+    measures: Vec<(String, Measure<'e, M, B>)>,
+    metrics: Vec<(String, Box<dyn CountedMetric<M, B> + 'e>)>,
+    is_due: bool,
+    /// The step after which it ran last.
+    ran_at: Option<u64>,
+}
+
+impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
+    /// An evaluation on the batches of epoch 0 of a loader, called `validation`, at the end of every epoch and at the end of the run.
+    pub fn on(loader: Loader<B>) -> Self {
+        Evaluate {
+            loader,
+            name: "validation".into(),
+            every: Interval::Epochs(1.0),
+            at_start: false,
+            at_end: true,
+            batches: None,
+            loss: true,
+            measures: Vec::new(),
+            metrics: Vec::new(),
+            is_due: false,
+            ran_at: None,
+        }
+    }
+
+    /// What its values are called after.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// How often it runs.
+    pub fn every(mut self, interval: Interval) -> Self {
+        self.every = interval;
+        self
+    }
+
+    /// Whether it runs before the first step, too; at first it does not.
+    pub fn at_start(mut self, yes: bool) -> Self {
+        self.at_start = yes;
+        self
+    }
+
+    /// Whether it runs when the run ends, unless it has just run; at first it does.
+    pub fn at_end(mut self, yes: bool) -> Self {
+        self.at_end = yes;
+        self
+    }
+
+    /// No more than so many batches.
+    pub fn limit_batches(mut self, batches: u64) -> Self {
+        self.batches = Some(batches);
+        self
+    }
+
+    /// Measures something of each batch: a sum, and the weight it is the sum over; a share without examples counts for nothing.
+    pub fn measure(
+        mut self,
+        name: impl Into<String>,
+        measure: impl FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e,
+    ) -> Self {
+        self.measures.push((name.into(), Box::new(measure)));
+        self
+    }
+
+    /// Counts a [metric](crate::metrics) over all batches and ranks: accuracy, F1, the area under a curve. One that has no value is left out.
+    pub fn metric<X: Metric + Clone + 'e>(
+        mut self,
+        name: impl Into<String>,
+        metric: X,
+        update: impl FnMut(&mut X, &M, &Batch<B>) -> Result<()> + 'e,
+    ) -> Self {
+        self.metrics.push((name.into(), Box::new(MetricWithUpdate { metric, update })));
+        self
+    }
+
+    /// Leaves the training loss out: for data of which the loss function knows nothing.
+    pub fn without_loss(mut self) -> Self {
+        self.loss = false;
+        self
+    }
+
+    fn run<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()>
+    where
+        M: Module<R>,
+    {
+        self.is_due = false;
+        self.ran_at = Some(run.progress().step);
+        self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
+        let modes = Modes::evaluating(run.model());
+        let measured = scalars::apart(|| self.sums(run));
+        modes.restore(run.model());
+        let (sums, recorded) = measured?;
+        let all = all_sums(run, &sums)?;
+        let recorded = recorded.means(run.comm())?;
+        let names = self.loss.then_some("loss").into_iter().chain(self.measures.iter().map(|(name, _)| &**name));
+        let values = names.map(str::to_string).zip(all.iter().map(|(sum, weight)| sum / weight)).chain(recorded);
+        for (name, value) in values.collect::<Vec<_>>() {
+            run.evaluation_value(&format!("{}/{name}", self.name), value);
+        }
+        for (name, metric) in &self.metrics {
+            let all = run.comm().exchange(&metric.counted())?;
+            if let Some(value) = metric.value_of(&all)? {
+                run.evaluation_value(&format!("{}/{name}", self.name), value);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured.
+    fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Vec<(f64, f64)>> {
+        let (rank, ranks) = run.engine.share();
+        let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
+        let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
+        let batches = self.loader.clone().rank(rank, ranks).epoch(0)?;
+        for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
+            let (batch, mut sums) = (batch?, sums.iter_mut());
+            let mut add = |(sum, weight): (f64, f64)| {
+                if let Some(all) = sums.next().filter(|_| batch.count > 0) {
+                    *all = (all.0 + sum, all.1 + weight);
+                }
+            };
+            if self.loss {
+                add(run.engine.evaluate(run.model, &batch)?);
+            }
+            for (_, measure) in &mut self.measures {
+                add(no_grad(|| measure(run.model, &batch))?);
+            }
+            for (_, metric) in &mut self.metrics {
+                no_grad(|| metric.update(run.model, &batch))?;
+            }
+        }
+        Ok(sums)
+    }
+}
+
+/// The sums and weights of all ranks, added up in their order.
+fn all_sums<R: Runtime, M, B>(run: &Run<'_, R, M, B>, own: &[(f64, f64)]) -> Result<Vec<(f64, f64)>> {
+    if run.comm().size() == 1 {
+        return Ok(own.to_vec());
+    }
+    let bytes: Vec<u8> = own.iter().flat_map(|(s, w)| [s.to_le_bytes(), w.to_le_bytes()].concat()).collect();
+    let mut all = vec![(0.0, 0.0); own.len()];
+    for bytes in run.comm().exchange(&bytes)? {
+        let numbers: Vec<f64> = bytes.as_chunks().0.iter().map(|number| f64::from_le_bytes(*number)).collect();
+        for (all, own) in all.iter_mut().zip(numbers.chunks_exact(2)) {
+            *all = (all.0 + own[0], all.1 + own[1]);
+        }
+    }
+    Ok(all)
+}
+
+/// Which modules were in training mode.
+struct Modes(Vec<bool>);
+
+impl Modes {
+    /// Puts a model into evaluation mode.
+    fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
+        let mut were = Vec::new();
+        each_mode(model, |mode| {
+            were.push(mode.is_training());
+            mode.set_training(false);
+        });
+        Modes(were)
+    }
+
+    fn restore<R: Runtime>(self, model: &(impl Module<R> + ?Sized)) {
+        let mut were = self.0.into_iter();
+        each_mode(model, |mode| mode.set_training(were.next().unwrap_or(true)));
+    }
+}
+
+fn each_mode<R: Runtime>(model: &(impl Module<R> + ?Sized), mut see: impl FnMut(&Mode)) {
+    walk(model, |_, entry| {
+        if let ModuleEntry::Mode(mode) = entry {
+            see(mode);
+        }
+    });
+}
+
+impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate<'_, M, B> {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let ran = self.ran_at == Some(run.progress().step);
+        match event {
+            Event::Begin if self.at_start && run.resumed().is_none() => self.run(run),
+            Event::StepEnd(_) if run.is_due(&self.every) => {
+                self.is_due = true;
+                run.control().evaluate_due();
+                Ok(())
+            }
+            Event::Ending(_) if self.at_end && !ran => {
+                self.is_due = true;
+                run.control().evaluate_due();
+                Ok(())
+            }
+            Event::Evaluate { all } if *all || self.is_due => self.run(run),
+            _ => Ok(()),
+        }
+    }
+
+    fn counts_tokens(&self) -> bool {
+        self.every.counts_tokens()
+    }
+
+    fn check(&self) -> Result<()> {
+        self.every.check("Evaluate")
+    }
+}

@@ -1,0 +1,21 @@
+//! The callbacks there are.
+
+mod checkpoints;
+mod early_stop;
+mod equal_weights;
+mod evaluate;
+mod interrupt;
+mod monitor;
+mod non_finite;
+mod throughput;
+mod weight_averaging;
+mod writer;
+
+pub use checkpoints::Checkpoints;
+pub use early_stop::EarlyStop;
+pub use equal_weights::EqualWeights;
+pub use evaluate::Evaluate;
+pub use monitor::Monitor;
+pub use non_finite::NonFinite;
+pub use throughput::Throughput;
+pub use weight_averaging::WeightAveraging;

@@ -1,0 +1,95 @@
+//! A measurement that decides: which is better, and by how much.
+
+use numcore::{Error, Result};
+
+/// A value of an evaluation that a decision looks at, and which way it gets better. It is the value reduced over all ranks.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Monitor {
+    name: String,
+    maximize: bool,
+    min_delta: f64,
+}
+
+impl Monitor {
+    /// A value such as `validation/loss`, of which less is better.
+    pub fn min(name: impl Into<String>) -> Self {
+        Monitor { name: name.into(), maximize: false, min_delta: 0.0 }
+    }
+
+    /// A value such as `validation/accuracy`, of which more is better.
+    pub fn max(name: impl Into<String>) -> Self {
+        Monitor { maximize: true, ..Monitor::min(name) }
+    }
+
+    /// What is better by no more than this is no better.
+    pub fn min_delta(mut self, delta: f64) -> Self {
+        self.min_delta = delta;
+        self
+    }
+
+    /// The name of the value.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether a value is better than the best so far. NaN is never better, and anything else is better than it.
+    pub fn is_better(&self, value: f64, best: Option<f64>) -> bool {
+        let Some(best) = best.filter(|best| !best.is_nan()) else { return !value.is_nan() };
+        if self.maximize { value > best + self.min_delta } else { value < best - self.min_delta }
+    }
+
+    /// The value among those that evaluations gave just now. None if an evaluation that has it did not run now.
+    ///
+    /// # Errors
+    /// If no evaluation ever gave it: the name is wrong.
+    pub fn value(&self, fresh: &[(String, f64)], known: Option<f64>) -> Result<Option<f64>> {
+        let now = fresh.iter().find(|(name, _)| *name == self.name).map(|(_, value)| *value);
+        if now.is_some() || known.is_some() {
+            return Ok(now);
+        }
+        let names: Vec<&str> = fresh.iter().map(|(name, _)| &**name).collect();
+        let why = format!("no evaluation gives `{}`; this one gave {}", self.name, names.join(", "));
+        Err(Error::config("Monitor", "name", why))
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.min_delta >= 0.0 {
+            return Ok(());
+        }
+        let why = format!("`min_delta` of `{}` cannot be {}", self.name, self.min_delta);
+        Err(Error::config("Monitor", "min_delta", why))
+    }
+}
+
+impl From<&str> for Monitor {
+    /// A value of which less is better.
+    fn from(name: &str) -> Self {
+        Monitor::min(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn better_is_better_by_more_than_the_delta() {
+        let (loss, accuracy) = (Monitor::min("loss").min_delta(0.1), Monitor::max("accuracy"));
+        assert!(loss.is_better(5.0, None) && loss.is_better(4.8, Some(5.0)));
+        assert!(!loss.is_better(4.95, Some(5.0)) && !loss.is_better(6.0, Some(5.0)));
+        assert!(accuracy.is_better(0.6, Some(0.5)) && !accuracy.is_better(0.5, Some(0.5)));
+        for monitor in [loss, accuracy] {
+            assert!(!monitor.is_better(f64::NAN, None) && !monitor.is_better(f64::NAN, Some(1.0)));
+            assert!(monitor.is_better(1.0, Some(f64::NAN)));
+        }
+    }
+
+    #[test]
+    fn a_wrong_name_is_told_with_those_there_are() {
+        let fresh = [("validation/loss".to_string(), 1.0), ("validation/accuracy".to_string(), 0.5)];
+        let error = Monitor::min("validation/los").value(&fresh, None).unwrap_err().to_string();
+        assert!(error.contains("`validation/los`; this one gave validation/loss, validation/accuracy"), "{error}");
+        assert_eq!(Monitor::min("test/loss").value(&fresh, Some(2.0)).unwrap(), None);
+        assert_eq!(Monitor::min("validation/loss").value(&fresh, None).unwrap(), Some(1.0));
+    }
+}

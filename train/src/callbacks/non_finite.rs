@@ -1,0 +1,63 @@
+//! What happens when a step is not finite.
+
+use numcore::{Error, Result, Runtime};
+
+use crate::{Callback, Event, Run};
+
+/// What to do when the loss of a step, or its gradient's norm where that is known, is not finite. Looking at it waits for the device in every step.
+///
+/// To leave out single updates, let the training step do so: [`skip_non_finite`](distributed::train::TrainStepBuilder::skip_non_finite) decides before
+/// the update is made. This callback looks after it.
+///
+/// ```
+/// use train::NonFinite;
+///
+/// let stop = NonFinite::stop();
+/// let go_back = NonFinite::go_back(3);
+/// # let _ = (stop, go_back);
+/// ```
+#[derive(Clone, Debug)]
+pub struct NonFinite {
+    go_back: u64,
+    went: u64,
+}
+
+impl NonFinite {
+    /// Ends the run with an error that says at which step it was. The last checkpoint, from before it, is there.
+    pub fn stop() -> Self {
+        NonFinite { go_back: 0, went: 0 }
+    }
+
+    /// Goes back to the last checkpoint, and on from there with the batches that come next, so that what led here is left out; ends the run with an error
+    /// when that has happened so many times.
+    pub fn go_back(times: u64) -> Self {
+        NonFinite { go_back: times, went: 0 }
+    }
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for NonFinite {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let Event::StepEnd(metrics) = event else { return Ok(()) };
+        // An update that was left out has done no harm.
+        if !metrics.stepped() {
+            return Ok(());
+        }
+        let (loss, norm) = (metrics.loss()?, metrics.grad_norm()?);
+        if loss.is_finite() && norm.is_none_or(f64::is_finite) {
+            return Ok(());
+        }
+        if self.went < self.go_back {
+            self.went += 1;
+            run.record("went_back", self.went as f64);
+            run.control().go_back();
+            return Ok(());
+        }
+        let norm = norm.map_or(String::new(), |norm| format!(" and the norm of the gradients {norm}"));
+        let went = if self.went > 0 { format!(", after going back {} times", self.went) } else { String::new() };
+        let why = format!(
+            "the loss of step {} is {loss}{norm}{went}: lower the learning rate, clip gradients, or look at the data of this step",
+            metrics.global_step()
+        );
+        Err(Error::argument("NonFinite", why))
+    }
+}

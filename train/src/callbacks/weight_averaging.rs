@@ -1,0 +1,260 @@
+//! An exponential moving average of the weights, which evaluations look at.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use distributed::{
+    checkpoint::{CheckpointPart, Checkpointed, Wanted},
+    comm::{Collectives, Comm, Communicator, memory},
+};
+use nn::{Module, ModuleExt};
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{PointwiseOps, ViewOps, cat},
+    pointwise::Program,
+};
+
+use crate::{Callback, Event, Run};
+
+/// `average + (weight − average)·take`, in the average's type.
+static BLEND: LazyLock<Program> =
+    LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
+
+/// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update, and evaluates the averages in place of the weights. They are in
+/// checkpoints, under `ema/`.
+///
+/// Every rank keeps the average of the part that it saves of each parameter, so over all ranks there is one average, whatever the strategy: with four ranks a
+/// quarter on each. For an evaluation the ranks send each other their parts. Halves are averaged in `f32`.
+///
+/// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
+pub struct WeightAveraging<R: Runtime> {
+    decay: f64,
+    warmup: bool,
+    evaluate: bool,
+    use_at_end: bool,
+    updates: u64,
+    parts: Vec<AveragedPart<R>>,
+    /// The weights themselves, while the averages take their place.
+    own: Option<Vec<Tensor<R>>>,
+}
+
+/// This rank's part of the average of a parameter.
+struct AveragedPart<R: Runtime> {
+    /// The parameter's own name.
+    name: String,
+    shape: Shape,
+    start: usize,
+    average: Tensor<R>,
+}
+
+/// How checkpoints call parameters, and averages.
+const PARAMETER: &str = "parameter/";
+const AVERAGE: &str = "ema/";
+const UPDATES: &str = "ema/updates";
+
+impl<R: Runtime> WeightAveraging<R> {
+    /// Averages with a decay δ in `[0, 1)`, which begin with the weights as they are.
+    pub fn new(decay: f64) -> Self {
+        let (parts, own) = (Vec::new(), None);
+        WeightAveraging { decay, warmup: false, evaluate: true, use_at_end: false, updates: 0, parts, own }
+    }
+
+    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon forgotten.
+    pub fn warmup(mut self) -> Self {
+        self.warmup = true;
+        self
+    }
+
+    /// Whether evaluations look at the averages; at first they do.
+    pub fn evaluate(mut self, yes: bool) -> Self {
+        self.evaluate = yes;
+        self
+    }
+
+    /// Whether the averages are the model's weights when the run is over; at first they are not.
+    pub fn use_at_end(mut self, yes: bool) -> Self {
+        self.use_at_end = yes;
+        self
+    }
+
+    fn update(&mut self, step: &dyn Checkpointed<R>) -> Result<()> {
+        self.updates += 1;
+        let t = self.updates as f64;
+        let decay = if self.warmup { self.decay.min((1.0 + t) / (10.0 + t)) } else { self.decay };
+        let mut parts = self.parts.iter_mut();
+        for weight in weights(step)? {
+            let part = parts.next().filter(|part| part.name == weight.name && part.start == weight.start);
+            let part =
+                part.ok_or_else(|| Error::state(&*weight.name, "was not saved in this part when averaging began"))?;
+            let row = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?;
+            part.average = part.average.apply_program(&BLEND, &[&row], &[(1.0 - decay).into()])?;
+        }
+        Ok(())
+    }
+
+    /// Puts the averages into the model.
+    fn swap_in<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let own = weights(run.step_state())?;
+        // Not the memory that takes the averages.
+        let copy = |part: CheckpointPart<R>| part.row.on(run.comm().runtime())?.copy();
+        self.own = Some(own.into_iter().map(copy).collect::<Result<_>>()?);
+        let averages = self.parts.iter().map(|part| part.average.clone()).collect();
+        self.put(run, averages)
+    }
+
+    /// Puts the weights back.
+    fn swap_out<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        self.own.take().map_or(Ok(()), |own| self.put(run, own))
+    }
+
+    /// Gives every rank the parts of all ranks, parameter by parameter, as the model's values.
+    fn put<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
+        let (comm, table) = (run.comm(), self.table(run.comm())?);
+        for parameter in run.model().parameters() {
+            let leaf = parameter.leaf();
+            let name = leaf.name();
+            let Some(pieces) = table.get(&*name) else { continue };
+            let mut values = Vec::with_capacity(pieces.len());
+            for &AveragedPiece { owner, index, len, .. } in pieces {
+                let own = (owner == comm.rank()).then(|| rows[index].to_dtype(leaf.spec().dtype)).transpose()?;
+                values.push(broadcast(comm, own, owner, len, leaf.spec().dtype)?);
+            }
+            leaf.set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(leaf.spec().shape)?)?;
+        }
+        Ok(())
+    }
+
+    /// Which rank has which pieces of each parameter, in the order of their elements.
+    fn table(&self, comm: &Comm<R>) -> Result<BTreeMap<String, Vec<AveragedPiece>>> {
+        let line = |(i, part): (usize, &AveragedPart<R>)| {
+            format!("{} {} {} {}\n", part.start, part.average.shape().numel(), i, part.name)
+        };
+        let own: String = self.parts.iter().enumerate().map(line).collect();
+        let mut table: BTreeMap<String, Vec<AveragedPiece>> = BTreeMap::new();
+        for (owner, lines) in comm.exchange(own.as_bytes())?.into_iter().enumerate() {
+            for line in String::from_utf8_lossy(&lines).lines() {
+                let wrong = || Error::internal("WeightAveraging", format!("a rank sent `{line}`"));
+                let (mut words, mut numbers) = (line.splitn(4, ' '), [0; 3]);
+                for number in &mut numbers {
+                    *number = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
+                }
+                let ([start, len, index], name) = (numbers, words.next().ok_or_else(wrong)?);
+                table.entry(name.into()).or_default().push(AveragedPiece { start, len, index, owner });
+            }
+        }
+        table.values_mut().for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
+        Ok(table)
+    }
+}
+
+/// A piece of a parameter, and the rank that has it as its part `index`.
+struct AveragedPiece {
+    start: usize,
+    len: usize,
+    index: usize,
+    owner: usize,
+}
+
+/// What this rank saves of parameters.
+fn weights<R: Runtime>(step: &dyn Checkpointed<R>) -> Result<Vec<CheckpointPart<R>>> {
+    let named = |mut part: CheckpointPart<R>| {
+        part.name = part.name.strip_prefix(PARAMETER)?.into();
+        Some(part)
+    };
+    Ok(step.parts()?.into_iter().filter_map(named).collect())
+}
+
+fn broadcast<R: Runtime>(
+    comm: &Comm<R>,
+    own: Option<Tensor<R>>,
+    owner: usize,
+    len: usize,
+    dtype: DType,
+) -> Result<Tensor<R>> {
+    let row = match &own {
+        Some(own) => memory(own)?,
+        None => TensorMut::alloc(comm.runtime(), Shape::new(&[len])?, dtype)?,
+    };
+    comm.broadcast(row, owner)?.wait()?.freeze()
+}
+
+impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
+    fn attach(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
+        for weight in weights(step)? {
+            let row = weight.row.on(comm.runtime())?;
+            let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
+            // Not the memory that updates write.
+            let average = row.to_dtype(wide)?.copy()?;
+            self.parts.push(AveragedPart { name: weight.name, shape: weight.shape, start: weight.start, average });
+        }
+        Ok(())
+    }
+
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            Event::StepEnd(metrics) if metrics.stepped() => self.update(run.step_state()),
+            Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
+            Event::Evaluated(_) => self.swap_out(run),
+            Event::End(_) if self.use_at_end => {
+                let averages = self.parts.iter().map(|part| part.average.clone()).collect();
+                self.put(run, averages)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn tensors(&mut self) -> Option<&mut dyn Checkpointed<R>> {
+        Some(self)
+    }
+
+    fn check(&self) -> Result<()> {
+        if (0.0..1.0).contains(&self.decay) {
+            return Ok(());
+        }
+        let why = format!("the decay must be in [0, 1), it is {}", self.decay);
+        Err(Error::config("WeightAveraging", "decay", why))
+    }
+}
+
+impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let part = |part: &AveragedPart<R>| {
+            let AveragedPart { name, shape, start, average } = part;
+            CheckpointPart {
+                name: format!("{AVERAGE}{name}"),
+                shape: *shape,
+                start: *start,
+                row: average.clone().into(),
+            }
+        };
+        Ok(self.parts.iter().map(part).collect())
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        BTreeMap::from([(UPDATES.into(), self.updates)])
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let wanted = |part: &AveragedPart<R>| {
+            let elements = part.start..part.start + part.average.shape().numel();
+            Wanted { name: format!("{AVERAGE}{}", part.name), shape: part.shape, dtype: part.average.dtype(), elements }
+        };
+        Ok(self.parts.iter().map(wanted).collect())
+    }
+
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        Ok(())
+    }
+
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let wanted = self.wanted()?;
+        for (part, wanted) in self.parts.iter_mut().zip(wanted) {
+            part.average = read(&wanted)?;
+        }
+        self.updates = numbers.get(UPDATES).copied().unwrap_or(0);
+        Ok(())
+    }
+}

@@ -1,0 +1,84 @@
+//! A checkpoint that is written by a thread of its own.
+
+use std::{
+    sync::Arc,
+    thread::{Builder, JoinHandle},
+};
+
+use distributed::{
+    checkpoint::Folder,
+    comm::{Collectives, Comm, Communicator},
+};
+use numcore::{Error, Result, Runtime};
+
+use crate::callback::RunSnapshot;
+
+/// What is written, and what stays.
+#[derive(Clone, Debug)]
+pub(super) struct WriteJob {
+    pub folder: Folder,
+    pub snapshot: Arc<RunSnapshot>,
+    /// How many of the last checkpoints stay, if not all, and which others.
+    pub keep: Option<(usize, Vec<u64>)>,
+    /// A name for a step.
+    pub mark: Option<(&'static str, u64)>,
+}
+
+impl WriteJob {
+    fn run<R: Runtime>(&self, comm: &Comm<R>) -> Result<()> {
+        let RunSnapshot { step, state, notes } = &*self.snapshot;
+        self.folder.save_snapshot(comm, *step, state, notes)?;
+        if comm.rank() != 0 {
+            return Ok(());
+        }
+        if let Some((name, step)) = self.mark {
+            self.folder.mark(name, step)?;
+        }
+        self.keep.as_ref().map_or(Ok(()), |(keep, also)| self.folder.prune_except(*keep, also))
+    }
+}
+
+/// Writes checkpoints one after another, while training goes on.
+pub(super) struct CheckpointWriter<R: Runtime> {
+    /// The ranks, over calls that training makes none of.
+    comm: Comm<R>,
+    running: Option<JoinHandle<Result<()>>>,
+}
+
+impl<R: Runtime> CheckpointWriter<R> {
+    /// Every rank calls it.
+    pub fn new(comm: &Comm<R>) -> Result<Self> {
+        let own = if comm.size() == 1 { Some(comm.clone()) } else { comm.split(Some(0), comm.rank())? };
+        let comm = own.ok_or_else(|| Error::internal("Checkpoints", "the ranks split into no group"))?;
+        Ok(CheckpointWriter { comm, running: None })
+    }
+
+    /// Starts to write, once what was written before is done.
+    pub fn start(&mut self, job: WriteJob) -> Result<()> {
+        self.finish()?;
+        let comm = self.comm.clone();
+        let thread = Builder::new().name("checkpoint".into()).spawn(move || job.run(&comm));
+        self.running = Some(thread.map_err(|e| Error::argument("Checkpoints", format!("no thread to save in: {e}")))?);
+        Ok(())
+    }
+
+    /// Writes in the caller's thread.
+    pub fn write(&mut self, job: &WriteJob) -> Result<()> {
+        self.finish()?;
+        job.run(&self.comm)
+    }
+
+    /// The outcome of what was written, if that is known by now.
+    pub fn poll(&mut self) -> Result<()> {
+        if self.running.as_ref().is_some_and(JoinHandle::is_finished) { self.finish() } else { Ok(()) }
+    }
+
+    /// Waits for what is being written.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some(running) = self.running.take() else { return Ok(()) };
+        running.join().unwrap_or_else(|panic| {
+            let why = distributed::comm::panic_message(&*panic);
+            Err(Error::internal("Checkpoints", format!("the thread that saves {why}")))
+        })
+    }
+}

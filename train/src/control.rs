@@ -1,0 +1,210 @@
+//! What callbacks ask of a run, and how the ranks agree on it.
+
+use std::time::Duration;
+
+use distributed::comm::{Collectives, Comm, Communicator};
+use numcore::{Result, Runtime};
+
+/// Why a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StopReason {
+    /// It has the length it was to have.
+    Finished,
+    /// A callback asked for it, and says why.
+    Asked(String),
+    /// The process was asked to end: SIGTERM, or Ctrl-C.
+    Interrupted,
+}
+
+/// What callbacks of this rank ask for. What one rank asks for, all ranks do, at the end of the same step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Control {
+    stop: Option<String>,
+    interrupted: bool,
+    save: bool,
+    evaluate: Option<Evaluations>,
+    go_back: bool,
+    skip: u64,
+}
+
+/// Which evaluations run at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Evaluations {
+    /// Evaluations whose interval has passed.
+    Due,
+    All,
+}
+
+impl Control {
+    /// Ends the run after this step; the first reason of the lowest rank that has one is reported.
+    pub fn stop(&mut self, why: impl Into<String>) {
+        self.stop.get_or_insert_with(|| why.into());
+    }
+
+    /// Ends the run after this step because the process was asked to end.
+    pub fn interrupt(&mut self) {
+        self.interrupted = true;
+    }
+
+    /// Saves a checkpoint after this step, in every folder there is.
+    pub fn save(&mut self) {
+        self.save = true;
+    }
+
+    /// Evaluates after this step, on all data to be evaluated on.
+    pub fn evaluate(&mut self) {
+        self.evaluate = Some(Evaluations::All);
+    }
+
+    pub(crate) fn evaluate_due(&mut self) {
+        self.evaluate = self.evaluate.max(Some(Evaluations::Due));
+    }
+
+    /// Leaves out the next batches; where ranks ask for different numbers, the largest counts.
+    pub fn skip_batches(&mut self, batches: u64) {
+        self.skip = self.skip.max(batches);
+    }
+
+    /// Leaves out the rest of the epoch.
+    pub fn skip_epoch(&mut self) {
+        self.skip = u64::MAX;
+    }
+
+    /// Goes back to the last checkpoint and on from there with the data that comes next, so what led here is left out.
+    pub fn go_back(&mut self) {
+        self.go_back = true;
+    }
+}
+
+/// What all ranks do after a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Agreed {
+    pub stop: Option<StopReason>,
+    pub save: bool,
+    pub evaluate: Option<Evaluations>,
+    pub go_back: bool,
+    /// Batches to leave out; `u64::MAX` is the rest of the epoch.
+    pub skip: u64,
+    /// Whether a rank has recorded scalars.
+    pub recorded: bool,
+    /// By the clock of rank 0.
+    pub elapsed: Duration,
+}
+
+const STOP: u8 = 1;
+const INTERRUPTED: u8 = 2;
+const SAVE: u8 = 4;
+const EVALUATE_DUE: u8 = 8;
+const EVALUATE_ALL: u8 = 16;
+const GO_BACK: u8 = 32;
+const RECORDED: u8 = 64;
+
+/// Flags, batches to skip, and a clock.
+type Word = [u8; 17];
+
+impl Control {
+    fn word(&self, recorded: bool, elapsed: Duration) -> Word {
+        let flag = |flag: u8, set: bool| if set { flag } else { 0 };
+        let mut word = [0; 17];
+        word[0] = flag(STOP, self.stop.is_some())
+            | flag(INTERRUPTED, self.interrupted)
+            | flag(SAVE, self.save)
+            | flag(EVALUATE_DUE, self.evaluate == Some(Evaluations::Due))
+            | flag(EVALUATE_ALL, self.evaluate == Some(Evaluations::All))
+            | flag(GO_BACK, self.go_back)
+            | flag(RECORDED, recorded);
+        word[1..9].copy_from_slice(&self.skip.to_le_bytes());
+        word[9..].copy_from_slice(&u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX).to_le_bytes());
+        word
+    }
+
+    /// Agrees with the other ranks, in one exchange of a few bytes, and in one more where a run ends by a callback's wish; on one rank in
+    /// none. Nothing is asked for afterwards.
+    pub(crate) fn agree<R: Runtime>(&mut self, comm: &Comm<R>, recorded: bool, elapsed: Duration) -> Result<Agreed> {
+        let asked = std::mem::take(self);
+        if comm.size() == 1 {
+            let reason = asked.stop.clone();
+            return Ok(Agreed::of(&[asked.word(recorded, elapsed)], reason));
+        }
+        let words = comm.exchange_equal(asked.word(recorded, elapsed))?;
+        let stops = words.iter().any(|word| word[0] & STOP != 0);
+        let reason = if stops { first_reason(comm, asked.stop.as_deref())? } else { None };
+        Ok(Agreed::of(&words, reason))
+    }
+}
+
+/// The reason of the lowest rank that has one.
+fn first_reason<R: Runtime>(comm: &Comm<R>, own: Option<&str>) -> Result<Option<String>> {
+    let all = comm.exchange(own.unwrap_or("").as_bytes())?;
+    let first = all.into_iter().find(|reason| !reason.is_empty());
+    Ok(Some(first.map_or_else(String::new, |reason| String::from_utf8_lossy(&reason).into_owned())))
+}
+
+impl Agreed {
+    /// What was agreed on before, and what was agreed on since then.
+    pub fn and(self, later: Agreed) -> Agreed {
+        Agreed {
+            stop: self.stop.or(later.stop),
+            save: self.save || later.save,
+            evaluate: self.evaluate.max(later.evaluate),
+            go_back: self.go_back || later.go_back,
+            skip: self.skip.max(later.skip),
+            recorded: self.recorded || later.recorded,
+            elapsed: later.elapsed,
+        }
+    }
+
+    fn of(words: &[Word], reason: Option<String>) -> Agreed {
+        let flags = words.iter().fold(0, |flags, word| flags | word[0]);
+        let number = |word: &Word, at: usize| u64::from_le_bytes(std::array::from_fn(|i| word[at + i]));
+        let stop = match (flags & INTERRUPTED != 0, reason) {
+            (true, _) => Some(StopReason::Interrupted),
+            (false, reason) => reason.map(StopReason::Asked),
+        };
+        let evaluate = match flags & (EVALUATE_DUE | EVALUATE_ALL) {
+            0 => None,
+            EVALUATE_DUE => Some(Evaluations::Due),
+            _ => Some(Evaluations::All),
+        };
+        Agreed {
+            stop,
+            save: flags & SAVE != 0,
+            evaluate,
+            go_back: flags & GO_BACK != 0,
+            skip: words.iter().map(|word| number(word, 1)).max().unwrap_or(0),
+            recorded: flags & RECORDED != 0,
+            elapsed: Duration::from_nanos(words.first().map_or(0, |word| number(word, 9))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(asked: &[Control]) -> Vec<Word> {
+        asked.iter().enumerate().map(|(r, c)| c.word(r == 2, Duration::from_secs(5 + r as u64))).collect()
+    }
+
+    #[test]
+    fn what_one_rank_asks_for_all_do() {
+        let mut asked = vec![Control::default(); 3];
+        let none = Agreed { elapsed: Duration::from_secs(5), recorded: true, ..Default::default() };
+        assert_eq!(Agreed::of(&words(&asked), None), none);
+        asked[1].save();
+        asked[2].skip_batches(3);
+        asked[0].skip_batches(2);
+        asked[1].evaluate_due();
+        let some = Agreed { save: true, skip: 3, evaluate: Some(Evaluations::Due), ..none.clone() };
+        assert_eq!(Agreed::of(&words(&asked), None), some);
+        asked[0].evaluate();
+        asked[0].evaluate_due();
+        asked[1].skip_epoch();
+        asked[2].go_back();
+        let more = Agreed { skip: u64::MAX, evaluate: Some(Evaluations::All), go_back: true, ..some };
+        assert_eq!(Agreed::of(&words(&asked), None), more);
+        asked[2].interrupt();
+        assert_eq!(Agreed::of(&words(&asked), Some("x".into())).stop, Some(StopReason::Interrupted));
+    }
+}

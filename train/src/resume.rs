@@ -1,0 +1,152 @@
+//! Going on from a checkpoint: what is kept beside the training step, and how it is taken over.
+
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+
+use distributed::{
+    checkpoint::{CheckpointPart, Checkpointed, Wanted},
+    train::CheckpointNotes,
+};
+use numcore::{Error, Result, Runtime, Tensor};
+
+use crate::{Callback, CallbackState, callback::RunSnapshot, run::RunState};
+
+/// From where a run goes on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Resume {
+    /// It begins anew.
+    #[default]
+    No,
+    /// It goes on from the last checkpoint of the first callback that saves some, if there is one.
+    IfThere,
+    /// The run goes on as with [`IfThere`](Resume::IfThere), and it is an error if there is no checkpoint.
+    Required,
+    /// It goes on from the last checkpoint in another folder, an error if there is none, and saves where it would have saved.
+    From(PathBuf),
+}
+
+/// What the loop keeps in the notes of a checkpoint.
+const DATA: &str = "trainer/data";
+const TOKENS: &str = "trainer/tokens";
+const ELAPSED: &str = "trainer/elapsed";
+const EVALUATED: &str = "trainer/evaluated/";
+const CALLBACK: &str = "callback/";
+
+/// The callbacks of a run.
+pub(crate) type Callbacks<'a, R, M, B> = Vec<Box<dyn Callback<R, M, B> + 'a>>;
+
+/// What goes into the notes.
+pub(crate) fn notes<R: Runtime, M, B>(
+    state: &RunState,
+    data: String,
+    callbacks: &Callbacks<'_, R, M, B>,
+) -> CheckpointNotes {
+    let mut notes = CheckpointNotes::from([
+        (DATA.into(), data),
+        (TOKENS.into(), state.progress.tokens.to_string()),
+        (ELAPSED.into(), state.progress.elapsed.as_nanos().to_string()),
+    ]);
+    notes.extend(state.evaluated.iter().map(|(name, value)| (format!("{EVALUATED}{name}"), value.to_string())));
+    for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
+        notes.extend(callback.state().into_iter().map(|(key, value)| (format!("{prefix}{key}"), value)));
+    }
+    notes
+}
+
+/// What the notes say, read before anything is changed.
+pub(crate) struct ResumedNotes {
+    pub data: String,
+    tokens: f64,
+    pub elapsed: Duration,
+    evaluated: BTreeMap<String, f64>,
+    notes: CheckpointNotes,
+}
+
+impl ResumedNotes {
+    pub fn read(notes: &CheckpointNotes) -> Result<Self> {
+        let text = |key: &str| {
+            let why = "is missing in the notes of the checkpoint; was it saved by a `Trainer`?";
+            notes.get(key).ok_or_else(|| Error::state(key, why))
+        };
+        let wrong = |key: &str, text: &str| Error::state(key, format!("is no number: `{text}`"));
+        let number = |key: &str, text: &str| text.parse::<f64>().map_err(|_| wrong(key, text));
+        let nanos = text(ELAPSED)?.parse().map_err(|_| wrong(ELAPSED, &notes[ELAPSED]))?;
+        let evaluated = notes.iter().filter_map(|(key, value)| Some((key.strip_prefix(EVALUATED)?, value)));
+        let evaluated = evaluated.map(|(name, value)| Ok((name.into(), number(name, value)?)));
+        Ok(ResumedNotes {
+            data: text(DATA)?.clone(),
+            tokens: number(TOKENS, text(TOKENS)?)?,
+            elapsed: Duration::from_nanos(nanos),
+            evaluated: evaluated.collect::<Result<_>>()?,
+            notes: notes.clone(),
+        })
+    }
+
+    /// Gives the loop and the callbacks what is theirs. A callback that was not there when the checkpoint was saved begins anew.
+    pub fn restore<R: Runtime, M, B>(self, state: &mut RunState, callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
+        state.progress.tokens = self.tokens;
+        state.progress.elapsed = self.elapsed;
+        state.evaluated = self.evaluated;
+        for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
+            let own = self.notes.iter().filter_map(|(k, v)| Some((k.strip_prefix(&prefix)?.to_string(), v.clone())));
+            let own: CallbackState = own.collect();
+            if !own.is_empty() {
+                callback.restore(&own)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the names of each callback's notes begin with: several of one name are numbered.
+fn prefixes<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> Vec<String> {
+    let names: Vec<&str> = callbacks.iter().map(|callback| callback.name()).collect();
+    let nth = |i: usize| names[..i].iter().filter(|name| **name == names[i]).count();
+    (0..names.len()).map(|i| format!("{CALLBACK}{}/{}/", names[i], nth(i))).collect()
+}
+
+/// A value that a callback wrote with `to_string`.
+///
+/// # Errors
+/// If it is missing, or cannot be read.
+pub fn parsed<T: std::str::FromStr>(state: &CallbackState, key: &str) -> Result<T> {
+    let text = state.get(key).ok_or_else(|| Error::state(key, "is missing in the checkpoint's notes"))?;
+    text.parse().map_err(|_| Error::state(key, format!("cannot be `{text}`")))
+}
+
+/// Several things that are saved in one checkpoint.
+pub(crate) struct Together<'c, R: Runtime>(pub Vec<&'c mut dyn Checkpointed<R>>);
+
+impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let parts = self.0.iter().map(|each| each.parts()).collect::<Result<Vec<_>>>()?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        self.0.iter().flat_map(|each| each.numbers()).collect()
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let wanted = self.0.iter().map(|each| each.wanted()).collect::<Result<Vec<_>>>()?;
+        Ok(wanted.into_iter().flatten().collect())
+    }
+
+    fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        self.0.iter_mut().try_for_each(|each| each.check_restore(numbers))
+    }
+
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        self.0.iter_mut().try_for_each(|each| each.restore(read, numbers))
+    }
+}
+
+impl RunSnapshot {
+    /// How many bytes of tensors it holds.
+    pub fn bytes(&self) -> usize {
+        self.state.bytes()
+    }
+}

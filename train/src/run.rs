@@ -1,0 +1,163 @@
+//! A run as its callbacks see it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use data::Batch;
+use distributed::{checkpoint::Checkpointed, comm::Comm};
+use numcore::{Result, Runtime};
+
+use crate::{Control, Interval, Length, Progress, sink::Value};
+
+/// A run as its callbacks see it: how far it is, what was measured, and what they can ask of it.
+pub struct Run<'r, R: Runtime, M, B> {
+    pub(crate) model: &'r M,
+    pub(crate) engine: &'r mut dyn RunEngine<R, M, B>,
+    pub(crate) state: &'r mut RunState,
+}
+
+/// What a run remembers from step to step.
+#[derive(Clone, Debug)]
+pub(crate) struct RunState {
+    pub progress: Progress,
+    /// Where the step began that was taken last.
+    pub before: Progress,
+    pub length: Length,
+    pub control: Control,
+    /// What the next record is given, in the order of recording.
+    pub measured: Vec<(String, Value)>,
+    /// The last values of evaluations, by name.
+    pub evaluated: BTreeMap<String, f64>,
+    /// Values of the evaluations that run now.
+    pub fresh: Vec<(String, f64)>,
+    pub is_record_due: bool,
+    pub fast_dev_run: bool,
+    pub resumed: Option<u64>,
+    /// The clock that intervals were checked against last.
+    pub checked: Duration,
+    /// Time spent waiting for data, in seconds.
+    pub data_wait: f64,
+}
+
+/// The training step and the loss function, whatever their types.
+pub(crate) trait RunEngine<R: Runtime, M, B> {
+    fn comm(&self) -> &Comm<R>;
+    fn share(&self) -> (usize, usize);
+    fn state(&mut self) -> &mut dyn Checkpointed<R>;
+    /// Sum and weight of this rank's losses of a batch.
+    fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)>;
+}
+
+impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
+    /// The model.
+    pub fn model(&self) -> &'r M {
+        self.model
+    }
+
+    /// The ranks that take part.
+    pub fn comm(&self) -> &Comm<R> {
+        self.engine.comm()
+    }
+
+    /// How far the run is.
+    pub fn progress(&self) -> &Progress {
+        &self.state.progress
+    }
+
+    /// How long it is to be.
+    pub fn length(&self) -> &Length {
+        &self.state.length
+    }
+
+    /// The step it was resumed at, if it was.
+    pub fn resumed(&self) -> Option<u64> {
+        self.state.resumed
+    }
+
+    /// Whether this run only tries whether everything works.
+    pub fn is_fast_dev_run(&self) -> bool {
+        self.state.fast_dev_run
+    }
+
+    /// Whether the step that was taken last has completed an interval.
+    pub fn is_due(&self, interval: &Interval) -> bool {
+        interval.is_due(&self.state.before, &self.state.progress, &self.state.length)
+    }
+
+    /// Whether the measurements of the step that was taken last are given to sinks: what costs time to measure is measured then.
+    pub fn is_record_due(&self) -> bool {
+        self.state.is_record_due
+    }
+
+    /// What this rank asks for: to stop, to save, to evaluate, to skip. All ranks do what one asks for.
+    pub fn control(&mut self) -> &mut Control {
+        &mut self.state.control
+    }
+
+    /// Measures something: sinks are given it with what else this step measured. A name that was used in this step already gets the new value.
+    /// What rank 0 measures is written.
+    pub fn record(&mut self, name: &str, value: f64) {
+        self.record_value(name, Value::Scalar(value));
+    }
+
+    /// Records text: a sample that the model wrote.
+    pub fn record_text(&mut self, name: &str, text: impl Into<String>) {
+        self.record_value(name, Value::Text(text.into()));
+    }
+
+    fn record_value(&mut self, name: &str, value: Value) {
+        self.state.measure(name, value);
+    }
+
+    /// The last value of an evaluation's measurement, such as `validation/loss`.
+    pub fn evaluated(&self, name: &str) -> Option<f64> {
+        self.state.evaluated.get(name).copied()
+    }
+
+    /// How long the step that was taken last waited for data, in seconds.
+    pub fn data_wait(&self) -> f64 {
+        self.state.data_wait
+    }
+
+    /// Everything the training step keeps in checkpoints.
+    pub fn step_state(&mut self) -> &mut dyn Checkpointed<R> {
+        self.engine.state()
+    }
+
+    /// Gives a value of an evaluation, which must be equal on all ranks: reduced over them.
+    pub fn evaluation_value(&mut self, name: &str, value: f64) {
+        self.state.evaluated.insert(name.into(), value);
+        match self.state.fresh.iter_mut().find(|(known, _)| known == name) {
+            Some(known) => known.1 = value,
+            None => self.state.fresh.push((name.into(), value)),
+        }
+        self.record(name, value);
+    }
+}
+
+impl RunState {
+    /// A run at its beginning.
+    pub fn new(length: Length, epoch_len: u64, fast_dev_run: bool) -> Self {
+        let progress = Progress { epoch_len, ..Progress::default() };
+        RunState {
+            progress,
+            before: progress,
+            length,
+            control: Control::default(),
+            measured: Vec::new(),
+            evaluated: BTreeMap::new(),
+            fresh: Vec::new(),
+            is_record_due: false,
+            fast_dev_run,
+            resumed: None,
+            checked: Duration::ZERO,
+            data_wait: 0.0,
+        }
+    }
+
+    pub(crate) fn measure(&mut self, name: &str, value: Value) {
+        match self.measured.iter_mut().find(|(known, _)| known == name) {
+            Some(known) => known.1 = value,
+            None => self.measured.push((name.into(), value)),
+        }
+    }
+}

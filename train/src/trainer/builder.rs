@@ -1,0 +1,253 @@
+//! Functions in, a trained model out: [`Trainer::builder`].
+
+use std::{
+    marker::PhantomData,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{Builder, JoinHandle},
+};
+
+use data::{Batch, Loader};
+use distributed::{
+    comm::{Comm, NoOpCommunicator, Ranks, panic_message},
+    ddp::BucketedTrainer,
+    train::Loss,
+};
+use nn::{Module, ModuleExt};
+use numcore::{DType, Error, NullRuntime, Result, Runtime, Shape, Tensor};
+use optim::IntoOptimizer;
+
+use super::{TrainConfig, Trainer};
+use crate::{Callback, Event, Progress, Run, StopReason};
+
+/// What a run is made of, as functions that every rank calls for itself: [`Trainer::builder`] makes it.
+#[must_use = "`run` trains"]
+pub struct TrainerBuilder<R, M, B, FM, FO, FL, FD = (), FT = ()> {
+    model: FM,
+    optimizer: FO,
+    loss: FL,
+    loader: FD,
+    change: FT,
+    config: TrainConfig,
+    types: OfTypes<R, M, B>,
+}
+
+impl Trainer<'_, NullRuntime, (), (), ()> {
+    /// A run by functions: one makes the model on a device, one the optimizer, and one computes the loss of a batch. Every rank calls them for itself, so the text is
+    /// the same for one device and for many.
+    ///
+    /// ```
+    /// use data::{Array, Batch, Loader, Rows};
+    /// use distributed::train::Loss;
+    /// use nn::{Forward, Init, Linear};
+    /// use numcore::Tensor;
+    /// use optim::AdamWConfig;
+    /// use runtime_cpu::Cpu;
+    /// use train::{Length, Trainer};
+    /// # use autograd::Var;
+    /// # use numcore::ops::{PointwiseOps, ReduceOps};
+    /// # fn main() -> numcore::Result<()> {
+    /// let handle = Trainer::builder(
+    ///     |cpu: &Cpu| Linear::new(&Init::new(cpu, 0), 2, 1),
+    ///     || AdamWConfig::default(),
+    ///     |model, batch: &Batch<Tensor<Cpu>>| {
+    ///         let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
+    ///         Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
+    ///     },
+    /// )
+    /// .loader(|cpu: &Cpu| Ok(Loader::new(Rows::new(Array::new([8, 2], vec![0.5f32; 16])?)?).batch(4).stack().on(cpu)))
+    /// .trainer(|trainer| trainer.until(Length::Epochs(3.0)))
+    /// .run(2, |_| Ok(Cpu::with_threads(1)))?;
+    /// let trained = handle.join()?;
+    /// assert_eq!(trained.progress.step, 6);
+    ///
+    /// let model = Linear::new(&Init::new(&Cpu::new(), 1), 2, 1)?;
+    /// trained.load_into(&model)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder<R, M, B, O, FM, FO, FL>(model: FM, optimizer: FO, loss: FL) -> TrainerBuilder<R, M, B, FM, FO, FL>
+    where
+        R: Runtime,
+        M: Module<R>,
+        O: IntoOptimizer<R>,
+        FM: Fn(&R) -> Result<M>,
+        FO: Fn() -> O,
+        FL: Fn(&M, &Batch<B>) -> Result<Loss<R>>,
+    {
+        let (loader, change, config, types) = ((), (), TrainConfig::default(), PhantomData);
+        TrainerBuilder { model, optimizer, loss, loader, change, config, types }
+    }
+}
+
+/// What the functions make, which no field holds.
+type OfTypes<R, M, B> = PhantomData<fn() -> (R, M, B)>;
+
+/// Changes nothing.
+type Unchanged<R, M, B> =
+    for<'t> fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>;
+
+impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
+    /// The function that makes the loader of batches, of which each rank reads its share.
+    #[allow(clippy::type_complexity, reason = "the builder has a type parameter for each function")]
+    pub fn loader<FD>(self, loader: FD) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, Unchanged<R, M, B>>
+    where
+        FD: Fn(&R) -> Result<Loader<B>>,
+    {
+        let TrainerBuilder { model, optimizer, loss, config, types, .. } = self;
+        TrainerBuilder { model, optimizer, loss, loader, change: |trainer| trainer, config, types }
+    }
+}
+
+impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, FD, FT> {
+    /// How ranks train together.
+    pub fn config(mut self, config: TrainConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Everything else that a [`Trainer`] can be told: its length, callbacks, sinks, from where it goes on.
+    pub fn trainer<F>(self, change: F) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, F>
+    where
+        F: for<'t> Fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>,
+    {
+        let TrainerBuilder { model, optimizer, loss, loader, config, types, .. } = self;
+        TrainerBuilder { model, optimizer, loss, loader, change, config, types }
+    }
+}
+
+impl<R, M, B, O, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, FD, FT>
+where
+    R: Runtime,
+    M: Module<R>,
+    B: Send + 'static,
+    O: IntoOptimizer<R>,
+    FM: Fn(&R) -> Result<M>,
+    FO: Fn() -> O,
+    FL: Fn(&M, &Batch<B>) -> Result<Loss<R>>,
+    FD: Fn(&R) -> Result<Loader<B>>,
+    FT: for<'t> Fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>,
+{
+    /// Trains on this rank, in the caller's thread, over a communicator of any engine. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank what fails on one.
+    pub fn run_on(&self, comm: &Comm<R>) -> Result<Trained> {
+        self.run_until(comm, &AtomicBool::new(false))
+    }
+
+    fn run_until(&self, comm: &Comm<R>, stop: &AtomicBool) -> Result<Trained> {
+        let model = (self.model)(comm.runtime())?;
+        let setup = Trainer::setup_with(comm, &model, (self.optimizer)(), self.config.clone())?;
+        let trainer = (self.change)(setup.with_loader((self.loader)(comm.runtime())?));
+        let report = trainer.with(StopFlag(stop)).run(&self.loss)?;
+        let tensor = |name: String, value: Tensor<R>| {
+            Ok(TrainedTensor { name, dtype: value.dtype(), shape: *value.shape(), bytes: value.to_bytes()? })
+        };
+        let state = model.state_dict()?.into_iter().map(|(name, value)| tensor(name, value));
+        Ok(Trained { state: state.collect::<Result<_>>()?, reason: report.reason, progress: report.progress })
+    }
+
+    /// Trains on so many ranks, threads of this process with a runtime each, and returns at once.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn run(self, ranks: usize, runtime: impl Fn(usize) -> Result<R> + Send + 'static) -> Result<TrainHandle>
+    where
+        Self: Send + Sync + 'static,
+    {
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        let train = move || {
+            if ranks == 1 {
+                let one: Comm<R> = Arc::new(NoOpCommunicator::new(&runtime(0)?));
+                return self.run_until(&one, &asked);
+            }
+            let all = Ranks::new(ranks).run(runtime, |comm| self.run_until(&comm, &asked))?;
+            all.into_iter().next().ok_or_else(|| Error::argument("TrainerBuilder::run", "a run has at least one rank"))
+        };
+        let thread = Builder::new().name("trainer".into()).spawn(train);
+        let failed = |e| Error::argument("TrainerBuilder::run", format!("no thread to train in: {e}"));
+        Ok(TrainHandle { thread: thread.map_err(failed)?, stop })
+    }
+}
+
+/// A run in threads of its own.
+pub struct TrainHandle {
+    thread: JoinHandle<Result<Trained>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl TrainHandle {
+    /// Ends the run after the step it is in.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it is over.
+    pub fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits for the end of the run: what rank 0 has then.
+    ///
+    /// # Errors
+    /// What ended the run.
+    pub fn join(self) -> Result<Trained> {
+        self.thread.join().unwrap_or_else(|panic| {
+            let why = format!("the thread that trains {}", panic_message(&*panic));
+            Err(Error::internal("TrainHandle::join", why))
+        })
+    }
+}
+
+/// What a run has trained, in host memory.
+#[derive(Clone, Debug)]
+pub struct Trained {
+    /// Parameters and buffers by name, in the model's order.
+    pub state: Vec<TrainedTensor>,
+    /// Why the run ended.
+    pub reason: StopReason,
+    /// How far it came.
+    pub progress: Progress,
+}
+
+/// A parameter or a buffer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrainedTensor {
+    /// What the model calls it.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: DType,
+    /// The shape of the tensor.
+    pub shape: Shape,
+    /// The elements, row-major.
+    pub bytes: Vec<u8>,
+}
+
+impl Trained {
+    /// Puts everything into a model, on any device.
+    ///
+    /// # Errors
+    /// If names or shapes are not the model's.
+    pub fn load_into<R: Runtime>(&self, model: &impl Module<R>) -> Result<()> {
+        let Some(rt) = model.parameters().first().map(|p| p.leaf().runtime().clone()) else { return Ok(()) };
+        let tensor = |t: &TrainedTensor| Ok((t.name.clone(), Tensor::from_bytes(&rt, t.shape, t.dtype, &t.bytes)?));
+        let values = self.state.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+        model.load_state_dict(values, true).map(|_| ())
+    }
+}
+
+/// Ends a run when its handle says so.
+struct StopFlag<'f>(&'f AtomicBool);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for StopFlag<'_> {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) && self.0.load(Ordering::SeqCst) {
+            run.control().stop("the handle of the run asked for it");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,238 @@
+//! The loop itself.
+
+use std::time::{Duration, Instant, SystemTime};
+
+use data::{Batch, Batches, Loader};
+use distributed::{comm::abort_on_err, train::TrainingMetrics};
+use numcore::{Error, Result, Runtime};
+
+use super::{RunReport, engine::StepWithLoss};
+use crate::{
+    Event, Interval, LoopStep, Record, Run, Sink, StopReason, control::Agreed, resume::Callbacks, run::RunState,
+    scalars, sink::Value,
+};
+
+/// Steps in a row that are left out, their gradients not being finite, before the run ends with an error: a loss scale has found its place long
+/// before.
+const LEFT_OUT: u32 = 100;
+/// Steps whose weights may be asked of the device later.
+const PENDING: usize = 32;
+
+/// A run in progress.
+pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
+    pub(super) model: &'a M,
+    pub(super) engine: StepWithLoss<S, F>,
+    pub(super) loader: Loader<B>,
+    pub(super) batches: Batches<B>,
+    pub(super) callbacks: Callbacks<'a, R, M, B>,
+    pub(super) sinks: Vec<Box<dyn Sink + 'a>>,
+    pub(super) state: RunState,
+    pub(super) record_every: Interval,
+    pub(super) clock: Clock,
+    /// Steps whose weights are not counted yet.
+    pub(super) pending: Vec<TrainingMetrics<R>>,
+    pub(super) counts_tokens: bool,
+    pub(super) left_out: u32,
+    pub(super) is_ending: bool,
+}
+
+/// How long the run has lasted, with what it was resumed from.
+pub(super) struct Clock {
+    begun: Instant,
+    before: Duration,
+}
+
+impl Clock {
+    pub fn resumed(before: Duration) -> Self {
+        Clock { begun: Instant::now(), before }
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.before + self.begun.elapsed()
+    }
+}
+
+impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+where
+    R: Runtime,
+    S: LoopStep<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    B: Send + 'static,
+{
+    /// Trains to the end.
+    pub fn run(mut self) -> Result<RunReport<S>> {
+        let comm = self.engine.step.comm().clone();
+        let reason = abort_on_err(&comm, self.all())?;
+        let RunState { progress, resumed, evaluated, .. } = self.state;
+        Ok(RunReport { step: self.engine.step, reason, progress, resumed, evaluated })
+    }
+
+    fn all(&mut self) -> Result<StopReason> {
+        scalars::clear();
+        self.fire(&Event::Begin)?;
+        let reason = loop {
+            if self.state.length.is_reached(&self.state.progress) {
+                break StopReason::Finished;
+            }
+            if let Some(reason) = self.one_step()? {
+                break reason;
+            }
+        };
+        self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())?;
+        self.count_tokens()?;
+        self.fire(&Event::End(&reason))?;
+        self.write_measured()?;
+        self.flush_sinks()?;
+        Ok(reason)
+    }
+
+    /// Tells all callbacks, in order.
+    pub(super) fn fire(&mut self, event: &Event<'_, R>) -> Result<()> {
+        let mut run = Run { model: self.model, engine: &mut self.engine, state: &mut self.state };
+        self.callbacks.iter_mut().try_for_each(|callback| callback.on(event, &mut run))
+    }
+
+    /// A step, and what follows from it; the reason if it was the last.
+    fn one_step(&mut self) -> Result<Option<StopReason>> {
+        self.begin_step()?;
+        let epoch = self.state.progress.epoch;
+        let left = usize::try_from(self.batches.left_in_epoch()).unwrap_or(usize::MAX);
+        let micro_batches = self.engine.step.accumulation().min(left);
+        let (metrics, waited) = self.engine.take(self.model, &mut self.batches, micro_batches)?;
+        self.advance(&metrics, waited)?;
+        self.fire(&Event::StepEnd(&metrics))?;
+        let agreed = self.agree()?;
+        let mut agreed = self.ending(agreed)?;
+        if let Some(which) = agreed.evaluate {
+            self.evaluate(which)?;
+            let later = self.agree()?;
+            agreed = self.ending(agreed.and(later))?;
+        }
+        self.record(&metrics, &agreed)?;
+        if agreed.go_back {
+            self.go_back()?;
+        }
+        self.skip(agreed.skip)?;
+        if self.state.progress.epoch > epoch {
+            self.fire(&Event::EpochEnd)?;
+        }
+        if agreed.save && !agreed.go_back {
+            self.save()?;
+        }
+        Ok(agreed.stop)
+    }
+
+    fn begin_step(&mut self) -> Result<()> {
+        let state = &mut self.state;
+        state.before = crate::Progress { elapsed: state.checked, ..state.progress };
+        if state.progress.position == 0 {
+            self.fire(&Event::EpochBegin)?;
+        }
+        self.fire(&Event::StepBegin)
+    }
+
+    /// Takes note of a step that was taken.
+    fn advance(&mut self, metrics: &TrainingMetrics<R>, waited: f64) -> Result<()> {
+        self.take_position();
+        self.state.progress.step = self.engine.step.global_step();
+        self.state.data_wait = waited;
+        self.pending.push(metrics.clone());
+        if self.counts_tokens || self.pending.len() == PENDING {
+            self.count_tokens()?;
+        }
+        self.left_out = if metrics.stepped() { 0 } else { self.left_out + 1 };
+        if self.left_out == LEFT_OUT {
+            let why = format!(
+                "the gradients of the last {LEFT_OUT} steps were not finite, so none of them was taken: look at the loss, lower \
+                 the learning rate, or go back to an earlier checkpoint"
+            );
+            return Err(Error::argument("Trainer::run", why));
+        }
+        let RunState { before, progress, length, .. } = &self.state;
+        let due = self.record_every.is_due(before, progress, length) || length.is_reached(progress);
+        self.state.is_record_due = due;
+        Ok(())
+    }
+
+    /// Where the next batch is read.
+    pub(super) fn take_position(&mut self) {
+        let at = self.batches.state();
+        (self.state.progress.epoch, self.state.progress.position) = (at.epoch, at.position);
+    }
+
+    pub(super) fn count_tokens(&mut self) -> Result<()> {
+        for metrics in self.pending.drain(..) {
+            self.state.progress.tokens += metrics.weight()?;
+        }
+        Ok(())
+    }
+
+    /// Agrees with the other ranks on what is to be done now, and on the time.
+    fn agree(&mut self) -> Result<Agreed> {
+        let (comm, elapsed) = (self.engine.step.comm().clone(), self.clock.elapsed());
+        let agreed = self.state.control.agree(&comm, scalars::any_recorded(), elapsed)?;
+        self.state.checked = self.state.progress.elapsed;
+        self.state.progress.elapsed = agreed.elapsed;
+        Ok(agreed)
+    }
+
+    /// Tells callbacks once if the run is about to end, and adds what they ask for.
+    fn ending(&mut self, agreed: Agreed) -> Result<Agreed> {
+        let finished = || self.state.length.is_reached(&self.state.progress).then_some(StopReason::Finished);
+        let Some(reason) = agreed.stop.clone().or_else(finished).filter(|_| !self.is_ending) else { return Ok(agreed) };
+        self.is_ending = true;
+        self.fire(&Event::Ending(&reason))?;
+        Ok(agreed.and(self.agree()?))
+    }
+
+    /// Gives sinks what was measured, where that is due.
+    fn record(&mut self, metrics: &TrainingMetrics<R>, agreed: &Agreed) -> Result<()> {
+        if self.state.is_record_due {
+            let comm = self.engine.step.comm().clone();
+            let means = if agreed.recorded { scalars::take_means(&comm)? } else { Vec::new() };
+            if !self.sinks.is_empty() {
+                let callbacks = std::mem::take(&mut self.state.measured);
+                self.state.measure("loss", Value::Scalar(metrics.loss()?));
+                self.state.measure("learning_rate", Value::Scalar(metrics.learning_rate()));
+                if let Some(norm) = metrics.grad_norm()? {
+                    self.state.measure("grad_norm", Value::Scalar(norm));
+                }
+                means.into_iter().for_each(|(name, mean)| self.state.measure(&name, Value::Scalar(mean)));
+                callbacks.into_iter().for_each(|(name, value)| self.state.measure(&name, value));
+            }
+        }
+        self.write_measured()
+    }
+
+    /// Gives sinks what was measured; on a rank without sinks it is forgotten.
+    fn write_measured(&mut self) -> Result<()> {
+        if self.sinks.is_empty() || self.state.measured.is_empty() {
+            self.state.measured.clear();
+            return Ok(());
+        }
+        let values = std::mem::take(&mut self.state.measured);
+        let epoch = self.state.before.epoch;
+        let record = Record { step: self.state.progress.step, epoch, time: SystemTime::now(), values };
+        self.sinks.iter_mut().try_for_each(|sink| sink.write(&record))
+    }
+
+    pub(super) fn flush_sinks(&mut self) -> Result<()> {
+        self.sinks.iter_mut().try_for_each(|sink| sink.flush())
+    }
+
+    /// Leaves out batches; `u64::MAX` is the rest of the epoch.
+    fn skip(&mut self, batches: u64) -> Result<()> {
+        let at = self.batches.state();
+        let to = match batches {
+            0 => return Ok(()),
+            u64::MAX if at.position == 0 => return Ok(()),
+            u64::MAX => data::State { epoch: at.epoch + 1, position: 0 },
+            n => self.batches.state_after(n).ok_or_else(|| {
+                Error::argument("Control::skip_batches", format!("{n} batches after {at} there is nothing"))
+            })?,
+        };
+        self.batches = self.loader.endless(to)?;
+        self.take_position();
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! The training step with its loss function.
+
+use autograd::no_grad;
+use data::{Batch, Batches};
+use distributed::{checkpoint::Checkpointed, comm::Comm, train::TrainingMetrics};
+use numcore::{Error, Result, Runtime};
+
+use super::Weighting;
+use crate::{LoopStep, run::RunEngine, scalars};
+
+/// A step, and what it computes of a batch.
+pub(super) struct StepWithLoss<S, F> {
+    pub step: S,
+    pub loss: F,
+    pub weighting: Weighting,
+}
+
+impl<S, F> StepWithLoss<S, F> {
+    /// A step of the next batches; gives how long it waited for them, in seconds, too.
+    pub fn take<R, M, B>(
+        &mut self,
+        model: &M,
+        batches: &mut Batches<B>,
+        micro_batches: usize,
+    ) -> Result<(TrainingMetrics<R>, f64)>
+    where
+        R: Runtime,
+        S: LoopStep<R>,
+        F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+        B: Send + 'static,
+    {
+        let (mut waited, StepWithLoss { step, loss, weighting }) = (0.0, self);
+        let metrics = step.step(micro_batches, &mut |_| {
+            let batch =
+                batches.next().ok_or_else(|| Error::internal("Trainer", "the data has ended within an epoch"))?;
+            waited += batches.last_wait().as_secs_f64();
+            let batch = batch?;
+            scalars::set_weight(batch.count as f64);
+            let work = loss(model, &batch)?;
+            match (batch.count, *weighting) {
+                (0, _) => S::weightless(work),
+                (_, Weighting::ByWeight) => Ok(work),
+                (_, Weighting::ByWorker) => S::into_mean(work),
+            }
+        });
+        scalars::set_weight(1.0);
+        Ok((metrics?, waited))
+    }
+}
+
+impl<R, M, B, S, F> RunEngine<R, M, B> for StepWithLoss<S, F>
+where
+    R: Runtime,
+    S: LoopStep<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+{
+    fn comm(&self) -> &Comm<R> {
+        self.step.comm()
+    }
+
+    fn share(&self) -> (usize, usize) {
+        self.step.share()
+    }
+
+    fn state(&mut self) -> &mut dyn Checkpointed<R> {
+        &mut self.step
+    }
+
+    fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)> {
+        scalars::set_weight(batch.count as f64);
+        let work = no_grad(|| (self.loss)(model, batch))?;
+        let (sum, weight) = self.step.evaluate(work)?;
+        Ok(if batch.count == 0 { (0.0, 0.0) } else { (sum, weight) })
+    }
+}

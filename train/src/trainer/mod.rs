@@ -1,0 +1,192 @@
+//! The loop over training steps: [`Trainer`].
+
+mod builder;
+mod cycle;
+mod engine;
+mod evaluating;
+mod saving;
+mod setup;
+mod start;
+
+pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
+pub use setup::{TrainConfig, TrainSetup};
+
+use std::{collections::BTreeMap, fmt};
+
+use data::{Batch, Loader};
+use numcore::{Result, Runtime};
+
+use crate::{
+    Callback, Interval, Length, LoopStep, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
+};
+
+/// Loops over the steps of a training run: reads batches, takes steps, tells [callbacks](Callback) what happens, agrees with the other ranks
+/// on what they ask for, and gives [sinks](Sink) what was measured.
+///
+/// One **step** is one update. Whatever the number of ranks, a run is this text; with one rank nothing is exchanged.
+///
+/// ```
+/// use data::{Array, Loader, Rows};
+/// use distributed::{comm::NoOpCommunicator, train::{Loss, TrainStep}};
+/// use nn::{Forward, Init, Linear};
+/// use optim::AdamWConfig;
+/// use train::{Evaluate, Interval, Length, Trainer};
+/// # use autograd::Var;
+/// # use numcore::ops::{PointwiseOps, ReduceOps};
+/// # fn main() -> numcore::Result<()> {
+/// # let cpu = runtime_cpu::Cpu::with_threads(1);
+/// let comm = NoOpCommunicator::new(&cpu);
+/// let model = Linear::new(&Init::new(&cpu, 0), 2, 1)?;
+/// let step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig { lr: 0.05, ..Default::default() }).build()?;
+/// let values = |n: usize| (0..2 * n).map(|i| i as f32 / 100.0).collect();
+/// let loader = |n| Ok::<_, numcore::Error>(Loader::new(Rows::new(Array::new([n, 2], values(n))?)?).batch(4).stack().on(&cpu));
+///
+/// let report = Trainer::new(&model, step, loader(16)?.shuffle(1))
+///     .until(Length::Epochs(5.0))
+///     .with(Evaluate::on(loader(10)?).every(Interval::Steps(10)))
+///     .run(|model, batch| {
+///         let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
+///         Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
+///     })?;
+/// assert_eq!(report.progress.step, 20);
+/// assert!(report.evaluated["validation/loss"] < 4.0);
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "`run` trains"]
+pub struct Trainer<'a, R: Runtime, M, S, B> {
+    model: &'a M,
+    step: S,
+    loader: Loader<B>,
+    length: Length,
+    callbacks: Callbacks<'a, R, M, B>,
+    sinks: Vec<Box<dyn Sink + 'a>>,
+    record_every: Interval,
+    resume: Resume,
+    weighting: Weighting,
+    fast_dev_run: Option<u64>,
+}
+
+/// What a step's gradient is the mean over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Weighting {
+    /// Over everything that losses are sums over, on all ranks together: an example, or a token, counts as much as any other, whatever rank
+    /// and micro-batch it is in.
+    #[default]
+    ByWeight,
+    /// Over ranks and micro-batches: each counts as much as any other, however many examples it has. The mean of the workers' means.
+    ByWorker,
+}
+
+/// What a run came to.
+#[non_exhaustive]
+pub struct RunReport<S> {
+    /// The training step, with optimizer and gradients.
+    pub step: S,
+    /// Why it ended.
+    pub reason: StopReason,
+    /// How far it came.
+    pub progress: Progress,
+    /// The step it was resumed at, if it was.
+    pub resumed: Option<u64>,
+    /// The last values of evaluations, by name.
+    pub evaluated: BTreeMap<String, f64>,
+}
+
+impl<S> fmt::Debug for RunReport<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} after {:?}", self.reason, self.progress)
+    }
+}
+
+impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
+    /// A loop over the steps of a model with the batches of a loader: once through them, unless [`until`](Trainer::until) says otherwise. Of each
+    /// batch a rank reads its share; what the loader was told of ranks is replaced.
+    pub fn new(model: &'a M, step: S, loader: Loader<B>) -> Self {
+        Trainer {
+            model,
+            step,
+            loader,
+            length: Length::Epochs(1.0),
+            callbacks: Vec::new(),
+            sinks: Vec::new(),
+            record_every: Interval::Steps(10),
+            resume: Resume::No,
+            weighting: Weighting::default(),
+            fast_dev_run: None,
+        }
+    }
+
+    /// How long the run is.
+    pub fn until(mut self, length: Length) -> Self {
+        self.length = length;
+        self
+    }
+
+    /// Tells a callback what happens: an evaluation, a policy of checkpoints, one of your own. They are told in the order in which they were added.
+    pub fn with(mut self, callback: impl Callback<R, M, B> + 'a) -> Self {
+        self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Gives what is measured to a sink, on rank 0.
+    pub fn sink(mut self, sink: impl Sink + 'a) -> Self {
+        self.sinks.push(Box::new(sink));
+        self
+    }
+
+    /// How often loss, learning rate and recorded scalars go to sinks; at first every 10 steps. What evaluations measure is given at once.
+    pub fn record_every(mut self, interval: Interval) -> Self {
+        self.record_every = interval;
+        self
+    }
+
+    /// From where the run goes on.
+    pub fn resume(mut self, resume: Resume) -> Self {
+        self.resume = resume;
+        self
+    }
+
+    /// What a step's gradient is the mean over; at first [by weight](Weighting::ByWeight).
+    pub fn weighting(mut self, weighting: Weighting) -> Self {
+        self.weighting = weighting;
+        self
+    }
+
+    /// Tries whether everything works: so many steps, one batch in each evaluation, which runs at the end; nothing is saved, nothing is given to sinks, and no
+    /// checkpoint is looked for.
+    pub fn fast_dev_run(mut self, steps: u64) -> Self {
+        self.fast_dev_run = Some(steps.max(1));
+        self
+    }
+}
+
+impl<'a, R, M, S, B> Trainer<'a, R, M, S, B>
+where
+    R: Runtime,
+    M: nn::Module<R>,
+    S: LoopStep<R>,
+    B: Send + 'static,
+{
+    /// Ends every epoch after so many batches.
+    pub fn limit_batches(mut self, batches: u64) -> Self {
+        self.loader = self.loader.limit(batches);
+        self
+    }
+
+    /// Trains on the first batches alone, so many, the same in every epoch: a model that learns at all learns them by heart.
+    pub fn overfit_batches(mut self, batches: u64) -> Self {
+        self.loader = self.loader.overfit(batches);
+        self
+    }
+
+    /// Trains: `loss` computes what a micro-batch becomes, a [`Loss`](distributed::train::Loss). Every rank calls it.
+    ///
+    /// A rank whose share of a batch is empty is given one row that does not count: what `loss` makes of it weighs nothing.
+    ///
+    /// # Errors
+    /// On every rank what fails on one, with its words. The last checkpoint is there.
+    pub fn run(self, loss: impl FnMut(&M, &Batch<B>) -> Result<S::Work>) -> Result<RunReport<S>> {
+        Cycle::new(self, loss)?.run()
+    }
+}

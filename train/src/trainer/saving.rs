@@ -1,0 +1,84 @@
+//! Checkpoints within a run.
+
+use std::sync::Arc;
+
+use data::Batch;
+use distributed::{
+    checkpoint::{CheckpointReader, Checkpointed, Folder, Snapshot},
+    comm::{Collectives, all_ok},
+};
+use numcore::{Error, Result, Runtime};
+
+use super::cycle::Cycle;
+use crate::{
+    Event, LoopStep,
+    callback::RunSnapshot,
+    resume::{Callbacks, ResumedNotes, Together, notes},
+};
+
+impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+where
+    R: Runtime,
+    S: LoopStep<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    B: Send + 'static,
+{
+    /// Copies everything to the host, and gives it to whoever saves.
+    pub(super) fn save(&mut self) -> Result<()> {
+        if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
+            return Ok(());
+        }
+        self.count_tokens()?;
+        let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
+        let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks))?;
+        let snapshot = Arc::new(RunSnapshot { step: self.state.progress.step, state, notes });
+        self.fire(&Event::Save(&snapshot))?;
+        self.flush_sinks()
+    }
+
+    /// Goes back to the last checkpoint; the place in the data stays.
+    pub(super) fn go_back(&mut self) -> Result<()> {
+        self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())?;
+        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
+        let went = match &folder {
+            Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks)?,
+            None => None,
+        };
+        let Some(resumed) = went else {
+            let why = "there is no checkpoint to go back to: add `Checkpoints`, with an interval that is shorter";
+            return Err(Error::argument("Control::go_back", why));
+        };
+        let elapsed = self.state.progress.elapsed;
+        self.pending.clear();
+        resumed.restore(&mut self.state, &mut self.callbacks)?;
+        self.state.progress.elapsed = elapsed;
+        self.state.progress.step = self.engine.step.global_step();
+        self.fire(&Event::WentBack)
+    }
+}
+
+/// The step and the tensors of callbacks, as one.
+fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
+    step: &'c mut S,
+    callbacks: &'c mut Callbacks<'_, R, M, B>,
+) -> Together<'c, R> {
+    let mut all: Vec<&mut dyn Checkpointed<R>> = vec![step];
+    all.extend(callbacks.iter_mut().filter_map(|callback| callback.tensors()));
+    Together(all)
+}
+
+/// Loads the last checkpoint of a folder, if there is one; notes are read before anything is changed.
+pub(super) fn load<R: Runtime, M, B, S: LoopStep<R>>(
+    folder: &Folder,
+    step: &mut S,
+    callbacks: &mut Callbacks<'_, R, M, B>,
+) -> Result<Option<ResumedNotes>> {
+    let comm = step.comm().clone();
+    let latest = all_ok(&comm, "resume", folder.latest())?;
+    comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
+    let Some(at) = latest else { return Ok(None) };
+    let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
+    let notes = all_ok(&comm, "resume", read)?;
+    folder.load(&comm, at, &mut together(step, callbacks))?;
+    Ok(Some(notes))
+}

@@ -1,0 +1,154 @@
+//! One line per step in a loop of one's own: [`Trainer::setup`].
+
+use data::{Batch, Batches, Loader, State};
+use distributed::{
+    comm::{Comm, Communicator},
+    ddp::BucketedTrainer,
+    train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
+};
+use nn::{Module, ModuleExt};
+use numcore::{NullRuntime, Result, Runtime};
+use optim::IntoOptimizer;
+
+use super::{Trainer, Weighting};
+use crate::LoopStep;
+
+/// How ranks train together, beside what the model and the optimizer are.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TrainConfig {
+    /// Micro-batches, clipping, loss scaling, buffers.
+    pub step: TrainingConfig,
+    /// What a step's gradient is the mean over.
+    pub weighting: Weighting,
+}
+
+/// A model with its training step, for a loop of one's own: [`Trainer::setup`] makes it.
+pub struct TrainSetup<'m, R: Runtime, M: ?Sized> {
+    model: &'m M,
+    step: BucketedTrainer<R>,
+    weighting: Weighting,
+}
+
+impl Trainer<'_, NullRuntime, (), (), ()> {
+    /// The shortest way to a loop of one's own that trains on any number of ranks: the model becomes that of rank 0 on all of them, is put into training mode, and
+    /// [`step`](TrainSetup::step) is a line.
+    ///
+    /// ```
+    /// use data::{Array, Loader, Rows};
+    /// use distributed::{comm::NoOpCommunicator, train::Loss};
+    /// use nn::{Forward, Init, Linear};
+    /// use optim::AdamWConfig;
+    /// use train::Trainer;
+    /// # use std::sync::Arc;
+    /// # use autograd::Var;
+    /// # use numcore::ops::{PointwiseOps, ReduceOps};
+    /// # fn main() -> numcore::Result<()> {
+    /// # let cpu = runtime_cpu::Cpu::with_threads(1);
+    /// # let comm: distributed::comm::Comm<_> = Arc::new(NoOpCommunicator::new(&cpu));
+    /// # let loader = Loader::new(Rows::new(Array::new([8, 2], vec![0.5f32; 16])?)?).batch(4).stack().on(&cpu);
+    /// let model = Linear::new(&Init::new(&cpu, 0), 2, 1)?;
+    /// let mut trainer = Trainer::setup(&comm, &model, AdamWConfig::default())?;
+    /// for epoch in 0..3 {
+    ///     for batch in trainer.epoch(&loader, epoch)? {
+    ///         trainer.step(&batch?, |model, batch| {
+    ///             let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
+    ///             Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
+    ///         })?;
+    ///     }
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// On every rank, unless all have the same model and optimizer.
+    #[track_caller]
+    pub fn setup<'m, R: Runtime, M: Module<R> + ?Sized>(
+        comm: &Comm<R>,
+        model: &'m M,
+        optimizer: impl IntoOptimizer<R>,
+    ) -> Result<TrainSetup<'m, R, M>> {
+        Trainer::setup_with(comm, model, optimizer, TrainConfig::default())
+    }
+
+    /// Sets up training as [`setup`](Trainer::setup) does, with a configuration.
+    ///
+    /// # Errors
+    /// As [`setup`](Trainer::setup), and if the configuration makes no sense.
+    #[track_caller]
+    pub fn setup_with<'m, R: Runtime, M: Module<R> + ?Sized>(
+        comm: &Comm<R>,
+        model: &'m M,
+        optimizer: impl IntoOptimizer<R>,
+        config: TrainConfig,
+    ) -> Result<TrainSetup<'m, R, M>> {
+        model.train();
+        let step = TrainStep::builder(comm, model).optimizer(optimizer).config(config.step).build()?;
+        Ok(TrainSetup { model, step, weighting: config.weighting })
+    }
+
+    /// Sets up training of a model around another: a head with its loss and its way to predict, which owns what it is a head of. As everything that owns modules is
+    /// a [`Module`], this is [`setup`](Trainer::setup) by another name.
+    ///
+    /// # Errors
+    /// As [`setup`](Trainer::setup).
+    #[track_caller]
+    pub fn head<'m, R: Runtime, M: Module<R> + ?Sized>(
+        comm: &Comm<R>,
+        head: &'m M,
+        optimizer: impl IntoOptimizer<R>,
+    ) -> Result<TrainSetup<'m, R, M>> {
+        Trainer::setup(comm, head, optimizer)
+    }
+}
+
+impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
+    /// This rank's share of the batches of an epoch.
+    ///
+    /// # Errors
+    /// If the loader's numbers make no sense.
+    pub fn epoch<B: Send + 'static>(&self, loader: &Loader<B>, epoch: u64) -> Result<Batches<B>> {
+        let (rank, ranks) = self.step.share();
+        loader.clone().rank(rank, ranks).resume(State { epoch, position: 0 })
+    }
+
+    /// A step of one batch, on all ranks together.
+    ///
+    /// # Errors
+    /// On every rank what fails on one.
+    #[track_caller]
+    pub fn step<B>(
+        &mut self,
+        batch: &Batch<B>,
+        loss: impl Fn(&M, &Batch<B>) -> Result<Loss<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        let (model, weighting) = (self.model, self.weighting);
+        self.step.step_with(1, |_| match (loss(model, batch)?, weighting) {
+            (own, _) if batch.count == 0 => own.weightless(),
+            (own, Weighting::ByWeight) => Ok(own),
+            (own, Weighting::ByWorker) => own.into_mean(),
+        })
+    }
+
+    /// The ranks.
+    pub fn comm(&self) -> &Comm<R> {
+        LoopStep::comm(&self.step)
+    }
+
+    /// Whether this is the rank that says what is said once.
+    pub fn leads(&self) -> bool {
+        self.comm().rank() == 0
+    }
+
+    /// The training step, with optimizer and gradients.
+    pub fn train_step(&mut self) -> &mut BucketedTrainer<R> {
+        &mut self.step
+    }
+}
+
+impl<'m, R: Runtime, M> TrainSetup<'m, R, M> {
+    /// The loop with everything that a [`Trainer`] has, in place of one's own.
+    pub fn with_loader<B>(self, loader: Loader<B>) -> Trainer<'m, R, M, BucketedTrainer<R>, B> {
+        Trainer::new(self.model, self.step, loader).weighting(self.weighting)
+    }
+}

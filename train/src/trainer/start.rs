@@ -1,0 +1,119 @@
+//! How a run begins: what was asked for is checked, ranks agree on it, and a checkpoint is taken over.
+
+use data::{Batch, State};
+use distributed::{
+    checkpoint::Folder,
+    comm::{Collectives, Comm, Communicator, abort_on_err, all_ok},
+};
+use numcore::{Error, Result, Runtime};
+
+use super::{
+    Trainer,
+    cycle::{Clock, Cycle},
+    engine::StepWithLoss,
+    saving::load,
+};
+use crate::{Length, LoopStep, Resume, run::RunState};
+
+impl<'a, R, M, S, B, F> Cycle<'a, R, M, S, B, F>
+where
+    R: Runtime,
+    S: LoopStep<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    B: Send + 'static,
+{
+    pub(super) fn new(trainer: Trainer<'a, R, M, S, B>, loss: F) -> Result<Self> {
+        let comm = trainer.step.comm().clone();
+        abort_on_err(&comm, Self::begin(trainer, loss, &comm))
+    }
+
+    fn begin(mut trainer: Trainer<'a, R, M, S, B>, loss: F, comm: &Comm<R>) -> Result<Self> {
+        all_ok(comm, "Trainer", trainer.check())?;
+        let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
+        let Trainer { length, record_every, resume, weighting, fast_dev_run, .. } = &trainer;
+        let asked = format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {names:?}");
+        comm.agree("what the trainer was told", asked.as_bytes())?;
+        if let Some(steps) = trainer.fast_dev_run {
+            trainer.length = Length::Steps(steps);
+            trainer.resume = Resume::No;
+            trainer.sinks.clear();
+        }
+        if comm.world_rank() != 0 {
+            trainer.sinks.clear();
+        }
+        let (rank, ranks) = trainer.step.share();
+        trainer.loader = trainer.loader.rank(rank, ranks);
+        trainer.resumed(loss)
+    }
+}
+
+impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
+    fn check(&self) -> Result<()> {
+        self.length.check()?;
+        self.record_every.check("record_every")?;
+        self.callbacks.iter().try_for_each(|callback| callback.check())
+    }
+
+    /// The run at its beginning, or as it goes on.
+    fn resumed<F>(mut self, loss: F) -> Result<Cycle<'a, R, M, S, B, F>> {
+        let comm = self.step.comm().clone();
+        let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
+        for callback in &mut self.callbacks {
+            callback.attach(&mut self.step, &comm)?;
+        }
+        let mut at = State::default();
+        if let Some((folder, required)) = self.resume_folder()? {
+            match load(&folder, &mut self.step, &mut self.callbacks)? {
+                Some(notes) => {
+                    at = all_ok(&comm, "resume", self.loader.state_of(&notes.data))?;
+                    notes.restore(&mut state, &mut self.callbacks)?;
+                    state.resumed = Some(self.step.global_step());
+                }
+                None if required => {
+                    let why = format!("there is no checkpoint in {} to resume from", folder.path().display());
+                    return Err(Error::argument("Trainer::resume", why));
+                }
+                None => {}
+            }
+        }
+        let progress = &mut state.progress;
+        (progress.step, progress.epoch, progress.position) = (self.step.global_step(), at.epoch, at.position);
+        state.checked = progress.elapsed;
+        let clock = Clock::resumed(progress.elapsed);
+        let counts_tokens = self.length.counts_tokens()
+            || self.record_every.counts_tokens()
+            || self.callbacks.iter().any(|callback| callback.counts_tokens());
+        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, .. } = self;
+        Ok(Cycle {
+            model,
+            engine: StepWithLoss { step, loss, weighting },
+            batches: loader.endless(at)?,
+            loader,
+            callbacks,
+            sinks,
+            state,
+            record_every,
+            clock,
+            pending: Vec::new(),
+            counts_tokens,
+            left_out: 0,
+            is_ending: false,
+        })
+    }
+
+    /// The folder to resume from, and whether there must be a checkpoint in it.
+    fn resume_folder(&self) -> Result<Option<(Folder, bool)>> {
+        let own = || self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
+        let missing = || {
+            let why =
+                "nothing says in which folder checkpoints are: add `Checkpoints`, or give `Resume::From` a folder";
+            Error::config("Trainer", "resume", why)
+        };
+        Ok(match &self.resume {
+            Resume::No => None,
+            Resume::IfThere => Some((own().ok_or_else(missing)?, false)),
+            Resume::Required => Some((own().ok_or_else(missing)?, true)),
+            Resume::From(path) => Some((Folder::new(path), true)),
+        })
+    }
+}

@@ -1,0 +1,112 @@
+//! Averages of weights: by their formula, alike for every strategy, and without a trace in the training.
+
+use std::{cell::RefCell, rc::Rc};
+
+use distributed::{comm::Comm, train::Loss, zero::ZeroStage};
+use nn::ModuleExt;
+use numcore::Result;
+use runtime_cpu::Cpu;
+use train::{Callback, Evaluate, Event, Interval, Length, LoopStep, Run, Trainer, WeightAveraging};
+
+use crate::common::*;
+
+/// Remembers the weights after every step.
+struct Weights(Rc<RefCell<Vec<Vec<f64>>>>);
+
+impl<B> Callback<Cpu, Mlp<Cpu>, B> for Weights {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, Mlp<Cpu>, B>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) {
+            self.0.borrow_mut().push(weights(run.model())?);
+        }
+        Ok(())
+    }
+}
+
+/// Values of evaluations after every second step, and losses.
+fn run<S: LoopStep<Cpu, Work = Loss<Cpu>>>(
+    comm: &Comm<Cpu>,
+    model: &Mlp<Cpu>,
+    step: S,
+    averaged: bool,
+    memory: &Memory,
+) -> Result<()> {
+    let mut trainer = Trainer::new(model, step, loader(comm.runtime())).until(Length::Steps(8));
+    if averaged {
+        trainer = trainer.with(WeightAveraging::new(0.7));
+    }
+    let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(2));
+    trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(|_| ())
+}
+
+#[test]
+fn it_is_the_formula_and_what_evaluations_see() {
+    let (comm, memory) = (one(), Memory::default());
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let before = weights(&model).unwrap();
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
+        .until(Length::Steps(6))
+        .with(Weights(seen.clone()))
+        .with(WeightAveraging::new(0.7).use_at_end(true))
+        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
+        .sink(memory.clone())
+        .run(loss)
+        .unwrap();
+    let average = seen
+        .borrow()
+        .iter()
+        .fold(before, |average, weights| average.iter().zip(weights).map(|(a, w)| a + (w - a) * (1.0 - 0.7)).collect());
+    let left = weights(&model).unwrap();
+    assert!(left.iter().zip(&average).all(|(a, b)| (a - b).abs() < 1e-14), "{left:?} {average:?}");
+    // The model has the averages now: what it gives is what the evaluation at the end gave.
+    model.eval();
+    let mut sum = 0.0;
+    for batch in held_out(comm.runtime()).epoch(0).unwrap() {
+        sum += loss(&model, &batch.unwrap()).unwrap().total().item().unwrap();
+    }
+    let (_, evaluated) = memory.of("validation/loss")[0];
+    assert!((evaluated - sum / 23.0).abs() < 1e-12 * evaluated);
+}
+
+#[test]
+fn every_strategy_evaluates_the_same_averages_and_trains_as_without() {
+    let plain = Memory::default();
+    on_ranks(1, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        run(comm, &model, ddp(comm, &model, 1)?, true, &plain)
+    })
+    .unwrap();
+    let stages = [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)];
+    for ranks in [1, 2, 3, 5] {
+        for stage in stages {
+            let trained = |averaged: bool| {
+                let memory = Memory::default();
+                on_ranks(ranks, |comm| {
+                    let model = Mlp::new(comm.runtime(), 0.0)?;
+                    match stage {
+                        None => run(comm, &model, ddp(comm, &model, 1)?, averaged, &memory),
+                        Some(stage) => run(comm, &model, zero(comm, &model, stage, 1)?, averaged, &memory),
+                    }
+                })
+                .unwrap();
+                memory
+            };
+            let (with, without, what) = (trained(true), trained(false), format!("{stage:?} on {ranks} ranks"));
+            assert_same(&with.of("loss"), &without.of("loss"), &what);
+            let values = with.of("validation/loss");
+            assert_eq!(values.len(), 4, "{what}");
+            for ((step, value), (_, expected)) in values.into_iter().zip(plain.of("validation/loss")) {
+                assert!((value - expected).abs() < 1e-10 * expected, "{what}, step {step}: {value} {expected}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_decay_that_is_none_is_refused() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let error = trainer.with(WeightAveraging::new(1.0)).run(loss).unwrap_err().to_string();
+    assert!(error.contains("the decay must be in [0, 1)"), "{error}");
+}

@@ -1,0 +1,179 @@
+//! What callbacks ask for: agreed on by all ranks, whoever asks.
+
+use std::{cell::RefCell, rc::Rc};
+
+use distributed::comm::Ranks;
+use numcore::{Error, Result, Runtime};
+use train::{Callback, Evaluate, Event, Interval, Length, Run, StopReason, Trainer, record_scalar};
+
+use crate::common::*;
+
+/// What is asked of a run.
+type Ask<R, M, B> = fn(&mut Run<'_, R, M, B>);
+
+/// Asks for something after a step, on one rank.
+struct Asks<R: Runtime, M, B> {
+    rank: usize,
+    step: u64,
+    ask: Ask<R, M, B>,
+    events: Rc<RefCell<Vec<String>>>,
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Asks<R, M, B> {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let step = run.progress().step;
+        let event = match event {
+            Event::StepEnd(_) if step == self.step && run.comm().rank() == self.rank => {
+                (self.ask)(run);
+                return Ok(());
+            }
+            Event::Evaluated(values) => format!("evaluated {} at {step}", values.len()),
+            Event::Ending(reason) => format!("{reason:?} at {step}"),
+            Event::EpochBegin => format!("epoch {} after {step}", run.progress().epoch),
+            _ => return Ok(()),
+        };
+        self.events.borrow_mut().push(event);
+        Ok(())
+    }
+}
+
+type TestRun<'r, 'x> = &'r mut Run<'x, runtime_cpu::Cpu, Mlp<runtime_cpu::Cpu>, Rows>;
+
+/// What every rank saw when one rank asked after step 3 of 8.
+fn asked(ranks: usize, ask: fn(TestRun<'_, '_>)) -> Vec<String> {
+    let seen = Ranks::new(ranks).run(cpu, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let events = Rc::new(RefCell::new(Vec::new()));
+        let callback = Asks { rank: ranks - 1, step: 3, ask, events: events.clone() };
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(8))
+            .with(callback)
+            .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).at_end(false))
+            .run(loss)?;
+        let events = events.borrow().clone();
+        Ok(events)
+    });
+    let seen = seen.unwrap();
+    assert!(seen.iter().all(|other| *other == seen[0]), "ranks saw different events: {seen:?}");
+    seen[0].clone()
+}
+
+#[test]
+fn what_one_rank_asks_for_all_do_at_the_same_step() {
+    let whole = ["epoch 0 after 0", "epoch 1 after 5", "Finished at 8"];
+    for ranks in WORLDS {
+        assert_eq!(asked(ranks, |_| ()), whole, "{ranks}");
+        let stopped = asked(ranks, |run| run.control().stop("enough"));
+        assert_eq!(stopped, ["epoch 0 after 0", "Asked(\"enough\") at 3"], "{ranks}");
+        let evaluated = asked(ranks, |run| run.control().evaluate());
+        assert_eq!(evaluated, ["epoch 0 after 0", "evaluated 1 at 3", "epoch 1 after 5", "Finished at 8"], "{ranks}");
+        let skipped = asked(ranks, |run| run.control().skip_epoch());
+        assert_eq!(skipped, ["epoch 0 after 0", "epoch 1 after 3", "Finished at 8"], "{ranks}");
+        let skipped = asked(ranks, |run| run.control().skip_batches(1));
+        assert_eq!(skipped, ["epoch 0 after 0", "epoch 1 after 4", "Finished at 8"], "{ranks}");
+        assert_eq!(asked(ranks, |run| run.control().interrupt())[1], "Interrupted at 3", "{ranks}");
+    }
+}
+
+#[test]
+fn the_reason_of_the_lowest_rank_is_told() {
+    let reasons = Ranks::new(4).run(cpu, |comm| {
+        struct Stops;
+        impl<R: Runtime, M, B> Callback<R, M, B> for Stops {
+            fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+                let rank = run.comm().rank();
+                if let (Event::StepEnd(_), 1..) = (event, rank) {
+                    run.control().stop(format!("rank {rank} has had enough"));
+                }
+                Ok(())
+            }
+        }
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let report = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).with(Stops).run(loss)?;
+        Ok((report.reason, report.progress.step))
+    });
+    let told = (StopReason::Asked("rank 1 has had enough".into()), 1);
+    assert_eq!(reasons.unwrap(), vec![told; 4]);
+}
+
+/// Fails on one rank.
+struct Broken(usize);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Broken {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            Event::StepEnd(_) if run.progress().step == 2 && run.comm().rank() == self.0 => {
+                Err(Error::other("the disk of the log is full"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn a_broken_callback_on_one_rank_ends_all_with_its_words() {
+    for ranks in WORLDS {
+        let outcomes = Ranks::new(ranks).outcomes(cpu, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(8));
+            trainer.with(Broken(ranks - 1)).run(loss).map(|_| ())
+        });
+        for (rank, outcome) in outcomes.unwrap().into_iter().enumerate() {
+            let error = outcome.unwrap_err();
+            assert!(error.to_string().contains("the disk of the log is full"), "rank {rank} of {ranks}: {error}");
+            assert!(error.to_string().contains(&format!("rank {}", ranks - 1)), "rank {rank} of {ranks}: {error}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_were_told_different_things_say_so() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let length = Length::Steps(2 + comm.rank() as u64);
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).until(length).run(loss).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("what the trainer was told"), "{error}");
+    }
+}
+
+#[test]
+fn recorded_scalars_are_weighted_means_over_micro_batches_and_ranks() {
+    for ranks in WORLDS {
+        let memory = Memory::default();
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            Trainer::new(&model, ddp(comm, &model, 2)?, loader(comm.runtime()))
+                .until(Length::Steps(3))
+                .record_every(Interval::Steps(1))
+                .sink(memory.clone())
+                .run(|model, batch| {
+                    // The mean over a batch: weighted, means of shares make the mean of the whole.
+                    let rows = batch.data.to_vec::<f64>()?;
+                    let sum: f64 = rows.chunks(4).take(batch.count).map(|row| row[3]).sum();
+                    record_scalar("target", if batch.count > 0 { sum / batch.count as f64 } else { f64::NAN });
+                    if comm.rank() == 0 {
+                        record_scalar("first rank", 7.0);
+                    }
+                    loss(model, batch)
+                })?;
+            Ok(())
+        })
+        .unwrap();
+        let mut expected = Vec::new();
+        for batches in loader(&runtime_cpu::Cpu::with_threads(1)).epoch(0).unwrap().collect::<Vec<_>>().chunks(2) {
+            let rows: Vec<f64> =
+                batches.iter().flat_map(|b| b.as_ref().unwrap().data.to_vec::<f64>().unwrap()).collect();
+            let targets: Vec<f64> = rows.chunks(4).map(|row| row[3]).collect();
+            expected.push(targets.iter().sum::<f64>() / targets.len() as f64);
+        }
+        let means = memory.of("target");
+        assert_eq!(means.len(), 3, "{ranks}");
+        for ((step, mean), expected) in means.into_iter().zip(expected) {
+            assert!((mean - expected).abs() < 1e-12, "step {step} on {ranks} ranks: {mean} {expected}");
+        }
+        assert_eq!(memory.of("first rank"), [(1, 7.0), (2, 7.0), (3, 7.0)]);
+    }
+}

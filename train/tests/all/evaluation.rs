@@ -1,0 +1,162 @@
+//! Evaluations: exact over ranks, and without a trace in the training.
+
+use data::Batch;
+use numcore::{Result, ops::ViewOps};
+use runtime_cpu::Cpu;
+use train::{EarlyStop, Evaluate, Interval, Length, Monitor, StopReason, Trainer};
+
+use crate::common::*;
+
+/// The largest target, which no mean hides, and how many targets there were.
+fn counted(_: &Mlp<Cpu>, batch: &Batch<Rows>) -> Result<(f64, f64)> {
+    Ok((batch.data.narrow(1, 3, 1)?.contiguous()?.to_vec::<f64>()?[..batch.count].iter().sum(), batch.count as f64))
+}
+
+/// Values of an evaluation of the model as it was made, on so many ranks.
+fn evaluated(ranks: usize) -> Vec<f64> {
+    on_ranks(ranks, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.5)?;
+        let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).measure("target", counted);
+        let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
+        let report = trainer.with(evaluate).run(loss)?;
+        Ok(vec![report.evaluated["validation/loss"], report.evaluated["validation/target"]])
+    })
+    .unwrap()
+}
+
+#[test]
+fn every_example_counts_once_at_every_world_size() {
+    let rt = Cpu::with_threads(1);
+    let model = Mlp::new(&rt, 0.5).unwrap();
+    nn::ModuleExt::eval(&model);
+    let (mut sum, mut target) = (0.0, 0.0);
+    for batch in held_out(&rt).batch(1).epoch(0).unwrap() {
+        let batch = batch.unwrap();
+        sum += loss(&model, &batch).unwrap().total().item().unwrap();
+        target += counted(&model, &batch).unwrap().0;
+    }
+    for ranks in 1..=8 {
+        let values = evaluated(ranks);
+        for (value, expected) in values.into_iter().zip([sum / 23.0, target / 23.0]) {
+            assert!((value - expected).abs() < 1e-12 * expected.abs(), "{ranks} ranks: {value} {expected}");
+        }
+    }
+}
+
+/// Losses of ten steps with dropout.
+fn losses(ranks: usize, evaluations: bool) -> Vec<(u64, f64)> {
+    let memory = Memory::default();
+    on_ranks(ranks, |comm| {
+        autograd::manual_seed(4);
+        let model = Mlp::new(comm.runtime(), 0.5)?;
+        let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()));
+        if evaluations {
+            // A model of its own, in training mode: its dropout draws random values.
+            let other = Mlp::new(comm.runtime(), 0.5)?;
+            let draws = move |_: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let before = autograd::random_state();
+                let value = loss(&other, batch)?.total().item()?;
+                assert_ne!(autograd::random_state(), before);
+                Ok((value, 1.0))
+            };
+            trainer =
+                trainer.with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).measure("x", draws));
+        }
+        trainer.until(Length::Steps(10)).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss)?;
+        nn::walk(&model, |_, entry| {
+            if let nn::ModuleEntry::Mode(mode) = entry {
+                assert!(mode.is_training());
+            }
+        });
+        Ok(())
+    })
+    .unwrap();
+    memory.of("loss")
+}
+
+#[test]
+fn training_goes_on_as_if_nothing_was_evaluated() {
+    for ranks in [1, 3] {
+        let without = losses(ranks, false);
+        assert_eq!(without.len(), 10);
+        assert_same(&losses(ranks, true), &without, "evaluations change losses");
+    }
+}
+
+#[test]
+fn a_run_stops_when_nothing_gets_better_on_all_ranks_alike() {
+    for ranks in [1, 2, 3] {
+        let (memory, worse) = (Memory::default(), std::sync::atomic::AtomicUsize::new(0));
+        let report = on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let rank = comm.rank();
+            // Better twice, then not; only rank 0 sees it before values are reduced.
+            let value = |_: &Mlp<Cpu>, _: &Batch<Rows>| {
+                let call = if rank == 0 { worse.fetch_add(1, std::sync::atomic::Ordering::SeqCst) / 4 } else { 0 };
+                Ok((if rank == 0 { [3.0, 2.0, 2.0, 2.5, 9.0][call] } else { 0.0 }, 1.0))
+            };
+            let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", value);
+            let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                .with(evaluate.without_loss())
+                .with(EarlyStop::on(Monitor::min("validation/value")).patience(2))
+                .sink(memory.clone())
+                .run(loss)?;
+            Ok((report.progress.step, report.reason))
+        });
+        let (step, reason) = report.unwrap();
+        assert_eq!(step, 4, "{ranks}");
+        assert!(matches!(&reason, StopReason::Asked(why) if why.contains("in 2 evaluations")), "{reason:?}");
+        assert_eq!(memory.of("validation/value").len(), 4);
+    }
+}
+
+#[test]
+fn a_name_that_no_evaluation_gives_is_an_error() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let evaluate = Evaluate::on(held_out(comm.runtime()));
+    let error = trainer.with(evaluate).with(EarlyStop::on("validation/los")).run(loss).map(|_| ()).unwrap_err();
+    assert!(
+        error.to_string().contains("no evaluation gives `validation/los`; this one gave validation/loss"),
+        "{error}"
+    );
+}
+
+#[test]
+fn metrics_are_counted_over_all_ranks_to_the_bit() {
+    use train::metrics::{Auroc, Mean, Metric};
+    let scored = |ranks: usize| {
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            // Whether the target is positive, by its first input.
+            let auroc = |metric: &mut Auroc, _: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let rows = batch.data.to_vec::<f64>()?;
+                let rows: Vec<&[f64]> = rows.chunks(4).take(batch.count).collect();
+                let (scores, targets): (Vec<f64>, Vec<i64>) =
+                    rows.iter().map(|r| (r[0], i64::from(r[3] > 0.0))).unzip();
+                metric.update(&scores, &targets)
+            };
+            let mean = |metric: &mut Mean, _: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let rows = batch.data.to_vec::<f64>()?;
+                // What a share without examples adds is left out.
+                rows.chunks(4).take(batch.count.max(1)).for_each(|row| metric.add(row[3]));
+                Ok(())
+            };
+            let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).without_loss();
+            let evaluate = evaluate.metric("auroc", Auroc::new(), auroc).metric("mean", Mean::new(), mean);
+            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
+            let report = trainer.with(evaluate.metric("nothing", Mean::new(), |_, _, _| Ok(()))).run(loss)?;
+            assert!(!report.evaluated.contains_key("validation/nothing"));
+            Ok((report.evaluated["validation/auroc"].to_bits(), report.evaluated["validation/mean"]))
+        })
+        .unwrap()
+    };
+    let mut mean = Mean::new();
+    examples(60).split_off(37).iter().for_each(|row| mean.add(row[3]));
+    let one = scored(1);
+    assert_eq!(one.1, mean.value().unwrap());
+    for ranks in 2..=8 {
+        assert_eq!(scored(ranks), one, "{ranks} ranks");
+    }
+}

@@ -1,0 +1,170 @@
+//! Resuming: what follows is what would have followed.
+
+use distributed::{comm::Comm, zero::ZeroStage};
+use numcore::Result;
+use runtime_cpu::Cpu;
+use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, LoopStep, Resume, Trainer, WeightAveraging};
+
+use crate::common::*;
+
+const STEPS: u64 = 12;
+
+/// How a run trains.
+#[derive(Clone, Copy, Debug)]
+struct How {
+    zero: Option<ZeroStage>,
+    accumulation: usize,
+}
+
+/// Runs up to a step, from the last checkpoint if there is one: losses and values of evaluations to a memory.
+fn run_to(comm: &Comm<Cpu>, how: How, folder: &Scratch, until: u64, memory: &Memory) -> Result<()> {
+    // A process that is started anew has drawn other random values before.
+    autograd::manual_seed(until);
+    let model = Mlp::new(comm.runtime(), 0.3)?;
+    match how.zero {
+        None => go_on(comm, &model, ddp(comm, &model, how.accumulation)?, folder, until, memory),
+        Some(stage) => go_on(comm, &model, zero(comm, &model, stage, how.accumulation)?, folder, until, memory),
+    }
+}
+
+fn go_on<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+    comm: &Comm<Cpu>,
+    model: &Mlp<Cpu>,
+    step: S,
+    folder: &Scratch,
+    until: u64,
+    memory: &Memory,
+) -> Result<()> {
+    if step.global_step() == 0 && std::fs::read_dir(&folder.0).is_err() {
+        autograd::manual_seed(9);
+    }
+    let report = Trainer::new(model, step, loader(comm.runtime()))
+        .until(Length::Steps(until))
+        .record_every(Interval::Steps(1))
+        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false))
+        .with(WeightAveraging::new(0.9).warmup())
+        .with(EarlyStop::on("validation/loss").patience(100))
+        .with(Checkpoints::in_folder(&folder.0).keep(2).on_signal(false))
+        .sink(memory.clone())
+        .resume(Resume::IfThere)
+        .run(loss)?;
+    assert_eq!(report.progress.step, until);
+    Ok(())
+}
+
+#[test]
+fn resumed_after_every_step_is_uninterrupted_to_the_bit() {
+    let hows = [
+        How { zero: None, accumulation: 1 },
+        How { zero: None, accumulation: 2 },
+        How { zero: Some(ZeroStage::State), accumulation: 2 },
+        How { zero: Some(ZeroStage::Gradients), accumulation: 1 },
+        How { zero: Some(ZeroStage::Parameters), accumulation: 2 },
+    ];
+    for how in hows {
+        for ranks in [1, 2, 3] {
+            let (whole, scratch) = (Memory::default(), Scratch::new("whole"));
+            on_ranks(ranks, |comm| run_to(comm, how, &scratch, STEPS, &whole)).unwrap();
+            let (parts, scratch) = (Memory::default(), Scratch::new("parts"));
+            for until in 1..=STEPS {
+                on_ranks(ranks, |comm| run_to(comm, how, &scratch, until, &parts)).unwrap();
+            }
+            let what = format!("{how:?} on {ranks} ranks");
+            assert_eq!(whole.of("loss").len() as u64, STEPS, "{what}");
+            assert_same(&parts.of("loss"), &whole.of("loss"), &what);
+            assert_same(&parts.of("validation/loss"), &whole.of("validation/loss"), &what);
+        }
+    }
+}
+
+/// Losses of a run of which the first part was on some ranks, the second on others.
+fn moved(from: usize, to: usize) -> Vec<(u64, f64)> {
+    let (memory, scratch) = (Memory::default(), Scratch::new("moved"));
+    for (ranks, until) in [(from, 6), (to, STEPS)] {
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                .until(Length::Steps(until))
+                .record_every(Interval::Steps(1))
+                .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                .sink(memory.clone())
+                .resume(Resume::IfThere)
+                .run(loss)?;
+            Ok(())
+        })
+        .unwrap();
+    }
+    memory.of("loss")
+}
+
+#[test]
+fn another_number_of_ranks_goes_on_with_the_same_batches() {
+    let expected = moved(1, 1);
+    for (from, to) in [(1, 2), (2, 1), (3, 2), (2, 5), (8, 3)] {
+        for ((step, loss), (_, expected)) in moved(from, to).into_iter().zip(&expected) {
+            assert!((loss - expected).abs() < 1e-10 * expected, "{from} to {to} ranks, step {step}: {loss} {expected}");
+        }
+    }
+}
+
+/// Losses of a run in canonical order: four chunks of two examples in a step, on so many ranks up to each step.
+fn chunked(parts: &[(usize, u64)]) -> Vec<(u64, f64)> {
+    let (memory, scratch) = (Memory::default(), Scratch::new("chunked"));
+    for &(ranks, until) in parts {
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let data = loader(comm.runtime()).batch(2 * ranks).last(data::Last::Drop).limit(16 / ranks as u64);
+            Trainer::new(&model, canonical(comm, &model, 4 / ranks)?, data)
+                .until(Length::Steps(until))
+                .record_every(Interval::Steps(1))
+                .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                .sink(memory.clone())
+                .resume(Resume::IfThere)
+                .run(loss)?;
+            Ok(())
+        })
+        .unwrap();
+    }
+    memory.of("loss")
+}
+
+#[test]
+fn in_canonical_order_any_number_of_ranks_goes_on_to_the_bit() {
+    let whole = chunked(&[(1, 10)]);
+    assert_eq!(whole.len(), 10);
+    for parts in [[(1, 3), (2, 6), (4, 10)], [(4, 1), (1, 5), (2, 10)], [(2, 2), (4, 4), (1, 10)]] {
+        assert_same(&chunked(&parts), &whole, &format!("{parts:?}"));
+    }
+}
+
+#[test]
+fn without_a_checkpoint_it_begins_or_says_so() {
+    let (comm, scratch) = (one(), Scratch::new("none"));
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let run = |resume| {
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime())).resume(resume);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false).at_end(false);
+        trainer.until(Length::Steps(1)).with(checkpoints).run(loss)
+    };
+    assert_eq!(run(Resume::IfThere).unwrap().resumed, None);
+    for resume in [Resume::Required, Resume::From(scratch.0.join("other"))] {
+        let error = run(resume).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("there is no checkpoint in"), "{error}");
+    }
+}
+
+#[test]
+fn other_data_is_refused() {
+    let (comm, scratch) = (one(), Scratch::new("data"));
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let run = |seed: u64| {
+        let data = loader(comm.runtime()).shuffle(seed);
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), data).resume(Resume::IfThere);
+        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+        trainer.until(Length::Steps(2)).with(checkpoints).run(loss)
+    };
+    run(1).unwrap();
+    let error = run(2).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("is of another order than this loader's"), "{error}");
+    assert_eq!(run(1).unwrap().resumed, Some(2));
+}
