@@ -120,3 +120,40 @@ fn pipeline() {
     runs(program!("pipeline"), &format!("--ranks 1 --steps 1 --out {}", folder("pipeline-1")));
     refuses(program!("pipeline"), "--micro-batches 0", COUNT);
 }
+
+/// A folder with a random Llama, a tokenizer and a chat template, from what the crate `models` is tested with.
+#[cfg(feature = "text")]
+fn chat_model(name: &str) -> String {
+    let folder = folder(name);
+    let references = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../models/references");
+    std::fs::create_dir_all(&folder).expect("a folder");
+    for file in ["chat/tokenizer.json", "chat/tokenizer_config.json"] {
+        let file = references.join(file);
+        std::fs::copy(&file, PathBuf::from(&folder).join(file.file_name().expect("a name"))).expect("copied");
+    }
+    let fields = weftgrad::models::ConfigFields::open(&references.join("llama")).expect("fields");
+    let mut config = weftgrad::models::DecoderConfig::read(&fields).expect("understood");
+    config.vocab = 340;
+    let init = weftgrad::nn::Init::new(&weftgrad::Cpu::new(), 0);
+    let model = weftgrad::models::Decoder::new(&init, config).expect("a model");
+    weftgrad::models::Pretrained::save_pretrained(&model, &folder).expect("saved");
+    folder
+}
+
+#[test]
+#[cfg(feature = "text")]
+fn finetune_and_generate() {
+    let model = chat_model("chat-model");
+    let (data, out) = (format!("{model}/chat.jsonl"), format!("{model}/adapter"));
+    let row = r#"{"messages": [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "a"}]}"#;
+    std::fs::write(&data, format!("{row}\n\n{row}\n")).expect("written");
+    let said =
+        runs(program!("finetune"), &format!("{model} --data {data} --out {out} --steps 30 --context 80 --lr 1e-2"));
+    let losses: Vec<f64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    assert!(losses[2] < losses[1] / 2.0, "{said}");
+    runs(program!("generate"), &format!("{model} a --tokens 3"));
+    runs(program!("generate"), &format!("{model} a --tokens 3 --chat --adapter {out} --temperature 0.7 --stop x"));
+    refuses(program!("generate"), "no-such-folder a", "no-such-folder");
+    std::fs::write(&data, "{}").expect("written");
+    refuses(program!("finetune"), &format!("{model} --data {data} --out {out}"), "line 1: a conversation");
+}

@@ -66,7 +66,8 @@ def fresh(name):
 def finish(folder, tensors, **facts):
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     tensors = {k: v.detach().clone().contiguous() for k, v in tensors.items()}
-    save_file(tensors, os.path.join(folder, "reference.safetensors"), metadata=versions)
+    if tensors:
+        save_file(tensors, os.path.join(folder, "reference.safetensors"), metadata=versions)
     with open(os.path.join(folder, "reference.json"), "w") as out:
         json.dump({"made_by": versions, **facts}, out, indent=1)
         out.write("\n")
@@ -158,6 +159,87 @@ def sampling():
     finish(fresh("sampling"), tensors, cases=cases)
 
 
+CHATML = (
+    "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nYou are helpful.<|im_end|>\\n' }}{% endif %}"
+    "{% if tools %}{{ '<tools>' }}{% for tool in tools %}{{ '\\n' + tool | tojson }}{% endfor %}{{ '\\n</tools>\\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message['content'].strip() + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}")
+LLAMA3_CHAT = """{{- bos_token }}
+{%- set loop_messages = messages %}
+{%- for message in loop_messages %}
+    {%- set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + message['content'] | trim + '<|eot_id|>' %}
+    {{- content }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
+"""
+MISTRAL_CHAT = """{%- if messages[0]["role"] == "system" %}
+    {%- set system_message = messages[0]["content"] %}
+    {%- set loop_messages = messages[1:] %}
+{%- else %}
+    {%- set loop_messages = messages %}
+{%- endif %}
+{{- bos_token }}
+{%- set ns = namespace(turns=0) %}
+{%- for message in loop_messages %}
+    {%- if (message["role"] == "user") != (loop.index0 % 2 == 0) %}
+        {{- raise_exception("roles must alternate") }}
+    {%- endif %}
+    {%- set ns.turns = ns.turns + 1 %}
+    {%- if message["role"] == "user" %}
+        {%- if loop.first and system_message is defined %}
+            {{- "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}
+        {%- else %}
+            {{- "[INST] " + message["content"] + "[/INST]" }}
+        {%- endif %}
+    {%- elif message["role"] == "assistant" %}
+        {{- " " + message["content"].rstrip().replace("bad", "good") + eos_token }}
+    {%- else %}
+        {%- continue %}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def chat():
+    """Conversations by templates like those of Qwen, Llama 3 and Mistral: text, tokens, and what an assistant said."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    text = open(__file__).read().splitlines()
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(
+        vocab_size=340, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+    talk = [{"role": "user", "content": "Wie geht's? \U0001f600"}, {"role": "assistant", "content": " Fine,\nnot bad. "},
+            {"role": "user", "content": "  x = \"1 < 2\"\n"}, {"role": "assistant", "content": "Yes"}]
+    system = [{"role": "system", "content": "Be brief."}]
+    tools = [{"type": "function", "function": {"name": "f", "description": "h\u00e9 \"q\" <b>", "a": [1, 2.5, True, None, {}]}}]
+    cases = []
+    for name, template in [("chatml", CHATML), ("llama3", LLAMA3_CHAT), ("mistral", MISTRAL_CHAT)]:
+        for messages in [talk[:1], talk, system + talk[:3]]:
+            for prompt in [False, True]:
+                given = tools if name == "chatml" and len(messages) == 4 else None
+                text = fast.apply_chat_template(messages, tools=given, chat_template=template,
+                                                add_generation_prompt=prompt, tokenize=False)
+                ids = tokenizer.encode(text, add_special_tokens=False).ids
+                case = dict(template=name, messages=messages, tools=given, prompt=prompt, text=text, ids=ids)
+                if name == "chatml" and not prompt:
+                    out = fast.apply_chat_template(messages, tools=given, chat_template=template, tokenize=True,
+                                                   return_dict=True, return_assistant_tokens_mask=True)
+                    case["learned"] = out["assistant_masks"]
+                    assert out["input_ids"] == ids
+                cases.append(case)
+    folder = fresh("chat")
+    tokenizer.save(os.path.join(folder, "tokenizer.json"), pretty=False)
+    with open(os.path.join(folder, "tokenizer_config.json"), "w") as out:
+        json.dump({"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": CHATML}, out)
+    finish(folder, {}, templates=dict(chatml=CHATML, llama3=LLAMA3_CHAT, mistral=MISTRAL_CHAT), cases=cases)
+
+
 def bert():
     torch.manual_seed(5)
     config = transformers.BertConfig(
@@ -215,6 +297,7 @@ def main(names):
     for name in filter(wants, DECODERS):
         decoder(name)
     wants("sampling") and sampling()
+    wants("chat") and chat()
     wants("bert") and bert()
     wants("vit") and vit()
     for name in filter(wants, ADAPTERS):

@@ -18,6 +18,7 @@
 //! that is not known here is an error with its name.
 #![forbid(unsafe_code)]
 
+mod chat;
 mod config;
 mod convert;
 mod decoder;
@@ -27,6 +28,9 @@ mod generate;
 mod lora;
 mod pretrained;
 
+#[cfg(feature = "text")]
+pub use chat::{ChatDate, ChatTemplate, Conversation};
+pub use chat::{ChatExample, pack_examples};
 pub use config::{ConfigFields, DecoderConfig, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted};
 pub use decoder::{Decoder, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};

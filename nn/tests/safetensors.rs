@@ -176,10 +176,20 @@ fn errors_name_the_file_and_the_tensor() {
         message.contains("model.safetensors") && message.contains("`w`") && message.contains("F8_E4M3"),
         "{message}"
     );
+    // Others in the file can be read.
+    let both = r#"{"w":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}}"#;
+    std::fs::write(&path, file(both, 9)).unwrap();
+    let mut reader = numcore::safetensors::Reader::open(&path).unwrap();
+    assert_eq!(reader.names().collect::<Vec<_>>(), ["w", "x"]);
+    assert_eq!(reader.tensors().map(|(name, ..)| name).collect::<Vec<_>>(), ["x"]);
+    assert_eq!(reader.bytes("x").unwrap().len(), 1);
+    assert!(reader.tensor("w").unwrap_err().to_string().contains("F8_E4M3") && reader.bytes("w").is_err());
     let bools = file(r#"{"flag":{"dtype":"BOOL","shape":[3],"data_offsets":[0,3]}}"#, 3);
     assert!(refused(&bools).contains("`flag` is bool"));
     std::fs::write(&path, &bools).unwrap();
     assert!(load(&path, &cpu()).unwrap_err().to_string().contains("model.safetensors"));
+    std::fs::write(&path, br#"{"weight_map": {}}"#).unwrap();
+    assert!(load(&path, &cpu()).unwrap_err().to_string().contains("begins as JSON does"));
     std::fs::write(&path, b"PK\x03\x04 this is a zip of pickles").unwrap();
     assert!(load(&path, &cpu()).unwrap_err().to_string().contains("no safetensors file"));
 }

@@ -131,7 +131,7 @@ impl Reader {
     /// here can have.
     pub fn tensor(&self, name: &str) -> Result<(DType, &Shape)> {
         let slot = self.slot(name)?;
-        Ok((slot.dtype()?, &slot.shape))
+        Ok((slot.dtype(&self.header.what)?, &slot.shape))
     }
 
     /// The bytes of a tensor, row-major.
@@ -273,14 +273,15 @@ impl TensorSlot {
         Ok(TensorSlot { name, known, stated: info.dtype, shape, range: from..to })
     }
 
-    fn dtype(&self) -> Result<DType> {
+    fn dtype(&self, what: &str) -> Result<DType> {
         self.known.ok_or_else(|| {
-            Error::state(&*self.name, format!("has element type {}, which no tensor here can have", self.stated))
+            let why = format!("`{}` has element type {}, which no tensor here can have", self.name, self.stated);
+            Error::format(what, why)
         })
     }
 
     fn checked<'a>(&self, what: &str, bytes: &'a [u8]) -> Result<HostTensor<'a>> {
-        let dtype = self.dtype()?;
+        let dtype = self.dtype(what)?;
         if dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
             return Err(Error::format(
                 what,

@@ -116,6 +116,16 @@ pub mod prelude {
 #[doc = include_str!("../../docs/data.md")]
 pub mod guide_to_data {}
 
+/// The code of the guide to pretrained models is compiled.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/hugging-face.md")]
+pub mod guide_to_pretrained_models {}
+
+/// The code of the guide to chat is compiled.
+#[cfg(all(doctest, feature = "cpu", feature = "text"))]
+#[doc = include_str!("../../docs/chat.md")]
+pub mod guide_to_chat {}
+
 /// The code of the guide runs as tests.
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../../docs/first-training-run.md")]

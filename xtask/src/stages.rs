@@ -107,6 +107,7 @@ const WGPU_STAGE: &[Step] = &[
 ];
 
 const DATA: &str = "weftgrad-data";
+const MODELS: &str = "weftgrad-models";
 
 /// Formats behind features, which no other stage compiles.
 #[rustfmt::skip]
@@ -114,6 +115,10 @@ const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
+    Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
+    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "guide_to_chat"]),
+    Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
 ];
 
 /// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
@@ -178,7 +183,11 @@ pub static STAGES: &[Stage] = &[
     long("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
-    long("formats", "images, Parquet files and tokenizers, behind features, are read", Action::Steps(FORMATS_STAGE)),
+    long(
+        "formats",
+        "images, Parquet files, tokenizers and chat templates, behind features, are read",
+        Action::Steps(FORMATS_STAGE),
+    ),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),

@@ -1,6 +1,6 @@
 //! The tokenizers of `tokenizer.json` files (feature `text`).
 
-use std::{fmt, path::Path};
+use std::{fmt, ops::Range, path::Path};
 
 use numcore::{Error, Result};
 
@@ -38,6 +38,17 @@ impl Tokenizer {
     /// If [`encode`](Tokenizer::encode) would fail.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, true)
+    }
+
+    /// The tokens of a text, as [`encode`](Tokenizer::encode) gives them, each with the bytes of the text that it stands for.
+    ///
+    /// # Errors
+    /// If [`encode`](Tokenizer::encode) would fail.
+    pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
+        let encoding = self.inner.encode(text, false);
+        let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
+        let places = encoding.get_offsets().iter().map(|&(start, end)| start..end);
+        Ok(encoding.get_ids().iter().copied().zip(places).collect())
     }
 
     /// The text of tokens, special ones left out.

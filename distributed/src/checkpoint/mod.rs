@@ -14,6 +14,7 @@
 mod folder;
 mod manifest;
 pub(crate) mod names;
+mod parameters;
 mod reader;
 mod snapshot;
 mod writer;

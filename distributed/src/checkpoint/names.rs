@@ -14,6 +14,11 @@ pub(crate) fn parameter(name: &str) -> String {
     format!("parameter/{name}")
 }
 
+/// A buffer's value.
+pub(crate) fn buffer(name: &str) -> String {
+    format!("buffer/{name}")
+}
+
 /// A tensor the optimizer keeps for a parameter.
 pub(crate) fn state(state: &str, name: &str) -> String {
     format!("state/{state}/{name}")
@@ -53,19 +58,15 @@ pub(crate) fn is_own(name: &str) -> bool {
 pub(crate) struct Buffers<R: Runtime>(pub(crate) Vec<(String, Buffer<R>)>);
 
 impl<R: Runtime> Buffers<R> {
-    fn name(name: &str) -> String {
-        format!("buffer/{name}")
-    }
-
     pub(crate) fn parts(&self, comm: &Comm<R>) -> Result<Vec<CheckpointPart<R>>> {
         let own = if comm.rank() == 0 { &self.0[..] } else { &[] };
-        own.iter().map(|(name, buffer)| CheckpointPart::whole(Self::name(name), &buffer.value())).collect()
+        own.iter().map(|(name, value)| CheckpointPart::whole(buffer(name), &value.value())).collect()
     }
 
     pub(crate) fn wanted(&self) -> Vec<Wanted> {
-        let wanted = |(name, buffer): &(String, Buffer<R>)| {
-            let spec = buffer.spec();
-            Wanted { name: Self::name(name), shape: spec.shape, dtype: spec.dtype, elements: 0..spec.shape.numel() }
+        let wanted = |(name, value): &(String, Buffer<R>)| {
+            let spec = value.spec();
+            Wanted { name: buffer(name), shape: spec.shape, dtype: spec.dtype, elements: 0..spec.shape.numel() }
         };
         self.0.iter().map(wanted).collect()
     }

@@ -58,8 +58,8 @@ impl Folder {
 
 /// A checkpoint that is being read.
 pub struct CheckpointReader {
-    folder: PathBuf,
-    manifest: Manifest,
+    pub(super) folder: PathBuf,
+    pub(super) manifest: Manifest,
     files: BTreeMap<usize, safetensors::Reader>,
 }
 

@@ -1,6 +1,8 @@
 //! Models against transformers and peft, whose values are in `references/`; files that are malformed; many ranks.
 
 mod adapters;
+#[cfg(feature = "text")]
+mod chats;
 mod common;
 mod decoders;
 mod encoders;

@@ -2,6 +2,7 @@
 
 use autograd::Var;
 use distributed::{
+    checkpoint::{CheckpointReader, Folder},
     comm::{Communicator, Ranks},
     train::{Loss, TrainStep},
     zero::{UnitOf, ZeroOptions, ZeroStage},
@@ -82,4 +83,47 @@ fn loading_takes_one_weight_more_than_the_model() {
     // Pools round sizes up.
     assert!(memory.peak <= memory.live + 2 * largest, "{} at the most, {} stay", memory.peak, memory.live);
     let _: &dyn Module<Cpu> = &model;
+}
+
+/// Of a checkpoint that shards wrote the parameters alone, by other names and in another element type.
+#[test]
+fn parameters_come_out_of_a_checkpoint_by_other_names() {
+    let (folder, saved) = (Scratch::new(), Scratch::new());
+    let program = |comm: distributed::comm::Comm<Cpu>| {
+        let model = Decoder::from_pretrained(reference("llama"), &Init::new(comm.runtime(), 0).lazily())?;
+        let step = TrainStep::builder(&comm, &model)
+            .optimizer(SgdConfig { lr: 0.1, ..Default::default() })
+            .zero(ZeroStage::Parameters)
+            .build()?;
+        step.save(&Folder::new(&folder.0), &Default::default())?;
+        model.save_pretrained_with(&saved.0, &SaveOptions { writes: comm.rank() == 0, ..Default::default() })
+    };
+    Ranks::new(2).run(|_| Ok(Cpu::with_threads(1)), program).unwrap();
+    let step = Folder::new(&folder.0).latest().unwrap().unwrap();
+    let mut reader = CheckpointReader::open(Folder::new(&folder.0).step(step)).unwrap();
+    let config = decoder("llama").config().clone();
+    let target = Decoder::new(&Init::new(&cpu(), 9).dtype(numcore::DType::F64), config).unwrap();
+    // The head of the new model comes from the saved token embedding; a norm stays as it is.
+    let rename = |name: &str| match name {
+        "lm_head.weight" => Some("embed_tokens.weight".to_owned()),
+        "norm.weight" => None,
+        other => Some(other.to_owned()),
+    };
+    let norm = nn::ModuleExt::state_dict(&target).unwrap().into_iter().find(|(n, _)| n == "norm.weight").unwrap().1;
+    reader.load_parameters(&target, rename).unwrap();
+    let state = nn::ModuleExt::state_dict(&target).unwrap();
+    let due = nn::ModuleExt::state_dict(&decoder("llama")).unwrap();
+    for ((name, a), (_, b)) in state.iter().zip(&due) {
+        let b = match &**name {
+            "lm_head.weight" => &due[0].1,
+            "norm.weight" => &norm,
+            _ => b,
+        };
+        close(name, a, b, 0.0);
+    }
+    let error = reader.load_parameters(&target, |name| Some(format!("x.{name}"))).unwrap_err().to_string();
+    assert!(error.contains("norm.weight is not there as parameter/x.norm.weight"), "{error}");
+    let narrow = |name: &str| (name == "norm.weight").then(|| "lm_head.weight".to_owned());
+    let error = reader.load_parameters(&target, narrow).unwrap_err().to_string();
+    assert!(error.contains("norm.weight is [12] here, and parameter/lm_head.weight is [43, 12]"), "{error}");
 }

@@ -1,0 +1,56 @@
+//! The parameters of a checkpoint alone, for a model that is not trained as the one that was saved.
+
+use autograd::Leaf;
+use nn::{Module, ModuleExt};
+use numcore::{DType, Error, Result, Runtime, Shape, ops::PointwiseOps};
+
+use super::{CheckpointReader, names};
+
+impl CheckpointReader {
+    /// Puts parameters and buffers into a model, by the names that `rename` gives for the model's own; none leaves one as it is. Optimizer state is
+    /// left out, so it does not matter what trained the model or on how many ranks; element types are converted. Each rank reads for itself:
+    /// load before a trainer is made.
+    ///
+    /// # Errors
+    /// One error lists all that is missing or of another shape; nothing is changed then.
+    pub fn load_parameters<R: Runtime>(
+        &mut self,
+        model: &(impl Module<R> + ?Sized),
+        rename: impl Fn(&str) -> Option<String>,
+    ) -> Result<()> {
+        let (parameters, buffers) = (model.named_parameters(), model.named_buffers());
+        let mut wrong = Vec::new();
+        let mut planned = |name: &str, saved: fn(&str) -> String, shape: Shape| {
+            let theirs = saved(&rename(name)?);
+            match self.manifest.entries.get(&theirs).map(|entry| entry.shape) {
+                Some(there) if there == shape => return Some(theirs),
+                Some(there) => wrong.push(format!("{name} is {shape} here, and {theirs} is {there}")),
+                None => wrong.push(format!("{name} is not there as {theirs}")),
+            }
+            None
+        };
+        let parameters: Vec<_> =
+            parameters.iter().map(|(name, p)| planned(name, names::parameter, p.shape())).zip(&parameters).collect();
+        let buffers: Vec<_> =
+            buffers.iter().map(|(name, b)| planned(name, names::buffer, b.spec().shape)).zip(&buffers).collect();
+        if !wrong.is_empty() {
+            let folder = self.folder.display();
+            return Err(Error::state("parameters", format!("do not fit {folder}: {}", wrong.join("; "))));
+        }
+        for (theirs, (_, parameter)) in parameters {
+            let Some(theirs) = theirs else { continue };
+            let leaf: &Leaf<R> = &parameter.leaf();
+            leaf.set(self.converted(leaf.runtime(), &theirs, leaf.spec().dtype)?)?;
+        }
+        for (theirs, (_, buffer)) in buffers {
+            let Some(theirs) = theirs else { continue };
+            let rt = buffer.value().runtime().clone();
+            buffer.set(self.converted(&rt, &theirs, buffer.spec().dtype)?)?;
+        }
+        Ok(())
+    }
+
+    fn converted<R: Runtime>(&mut self, rt: &R, name: &str, dtype: DType) -> Result<numcore::Tensor<R>> {
+        self.tensor(rt, name)?.to_dtype(dtype)
+    }
+}

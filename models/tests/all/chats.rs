@@ -1,0 +1,119 @@
+//! Chat templates and masks against transformers; templates that never end.
+
+use data::sources::Tokenizer;
+use models::{ChatDate, ChatTemplate, Conversation};
+use serde_json::Value;
+
+use crate::common::*;
+
+fn template(name: &str) -> ChatTemplate {
+    ChatTemplate::new(facts("chat")["templates"][name].as_str().unwrap(), "<s>", "</s>").unwrap()
+}
+
+/// The row of a case, with keys as they were written: `serde_json` would sort them.
+fn conversation(case: &Value) -> Conversation {
+    let tools = match &case["tools"] {
+        Value::Null => "null",
+        _ => concat!(
+            r#"[{"type": "function", "function": {"name": "f", "description": "hé \"q\" <b>", "#,
+            r#""a": [1, 2.5, true, null, {}]}}]"#
+        ),
+    };
+    Conversation::from_json(&format!(r#"{{"messages": {}, "tools": {tools}}}"#, case["messages"])).unwrap()
+}
+
+#[test]
+fn text_and_tokens_are_those_of_transformers() {
+    let tokenizer = Tokenizer::open(reference("chat").join("tokenizer.json")).unwrap();
+    let facts = facts("chat");
+    let mut masks = 0;
+    for case in facts["cases"].as_array().unwrap() {
+        let (template, talk) = (template(case["template"].as_str().unwrap()), conversation(case));
+        let prompt = case["prompt"].as_bool().unwrap();
+        let text = template.render(&talk, prompt).unwrap();
+        assert_eq!(text, case["text"].as_str().unwrap(), "{}", case["template"]);
+        let ids =
+            |value: &Value| value.as_array().unwrap().iter().map(|v| v.as_u64().unwrap() as u32).collect::<Vec<_>>();
+        assert_eq!(tokenizer.encode(&text).unwrap(), ids(&case["ids"]));
+        if let Some(learned) = case.get("learned") {
+            let example = template.encode(&tokenizer, &talk).unwrap();
+            assert_eq!(example.tokens, ids(&case["ids"]));
+            let learned: Vec<bool> = ids(learned).into_iter().map(|mark| mark == 1).collect();
+            assert_eq!(example.learned, learned, "{text}");
+            masks += 1;
+        }
+    }
+    assert_eq!(masks, 3);
+}
+
+#[test]
+fn what_an_assistant_said_is_learned_by_any_template() {
+    let tokenizer = Tokenizer::open(reference("chat").join("tokenizer.json")).unwrap();
+    let talk =
+        Conversation::new().with("user", "Hi").with("assistant", "Yes").with("user", "So").with("assistant", "No");
+    for (name, due) in [("llama3", "Yes<|eot_id|>No<|eot_id|>"), ("mistral", " Yes</s> No</s>")] {
+        let example = template(name).encode(&tokenizer, &talk).unwrap();
+        let learned = example.tokens.iter().zip(&example.learned).filter(|(_, l)| **l).map(|(t, _)| *t);
+        let special: String = learned
+            .map(|token| {
+                let text = tokenizer.decode(&[token]).unwrap();
+                let names = [("</s>", tokenizer.token("</s>")), ("<|eot_id|>", tokenizer.token("<|eot_id|>"))];
+                names.iter().find(|(_, n)| *n == Some(token)).map_or(text, |(name, _)| name.to_string())
+            })
+            .collect();
+        assert_eq!(special, due);
+    }
+    // A text that changes with what comes later cannot be taken apart.
+    let counted =
+        ChatTemplate::new("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}", "", "");
+    let error = counted.unwrap().encode(&tokenizer, &talk).unwrap_err().to_string();
+    assert!(error.contains("first 2 messages"), "{error}");
+}
+
+#[test]
+fn the_template_of_a_folder() {
+    let talk = Conversation::new().with("user", "Hi");
+    let folder = Scratch::copy_of("chat");
+    let due = template("chatml").render(&talk, true).unwrap();
+    assert_eq!(ChatTemplate::of_folder(&folder.0).unwrap().render(&talk, true).unwrap(), due);
+    std::fs::write(folder.0.join("chat_template.jinja"), "{{ bos_token }}{{ eos_token }}!\n").unwrap();
+    assert_eq!(ChatTemplate::of_folder(&folder.0).unwrap().render(&talk, true).unwrap(), "<s></s>!");
+    std::fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
+    std::fs::write(folder.0.join("tokenizer_config.json"), "{}").unwrap();
+    let error = ChatTemplate::of_folder(&folder.0).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("no chat model"), "{error}");
+}
+
+#[test]
+fn dates_are_ones_own_to_choose() {
+    let template = ChatTemplate::new("{{ strftime_now('%d %b %Y, %B %y-%m') }}", "", "").unwrap();
+    let template = template.with_date(ChatDate { year: 2026, month: 3, day: 7 });
+    assert_eq!(template.render(&Conversation::new(), false).unwrap(), "07 Mar 2026, March 26-03");
+    let error = ChatTemplate::new("{{ strftime_now('%Q') }}", "", "").unwrap().render(&Conversation::new(), false);
+    assert!(error.unwrap_err().to_string().contains("%Q"));
+}
+
+#[test]
+fn templates_that_never_end_or_refuse_are_errors() {
+    let talk = Conversation::new().with("user", "Hi").with("user", "again");
+    let error = |source: &str| {
+        let template = ChatTemplate::new(source, "", "");
+        template.and_then(|template| template.render(&talk, false)).unwrap_err().to_string()
+    };
+    let nested = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    assert!(error(nested).contains("may never end"), "{}", error(nested));
+    let recursive = "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}";
+    assert!(error(recursive).contains("chat template"), "{}", error(recursive));
+    let long = "{% for a in range(9999) %}{% for b in range(99) %}{{ 'x' * 1000 }}{% endfor %}{% endfor %}";
+    assert!(error(long).contains("longer than"), "{}", error(long));
+    assert!(error("{% if %}").contains("chat template"));
+    assert!(error("{{ raise_exception('No, ' ~ messages[0].content) }}").contains("No, Hi"));
+    assert!(error("{{ messages[0].content.system.x }}").contains("undefined"));
+    assert!(error("{% include '/etc/passwd' %}").contains("chat template"));
+    assert!(error(&"x".repeat(2 << 20)).contains("bytes"));
+    let mistral = template("mistral").render(&talk, false).unwrap_err().to_string();
+    assert!(mistral.contains("roles must alternate"), "{mistral}");
+    for row in ["", "[]", "{}", r#"{"messages": "x"}"#, r#"{"messages": [{"content": "x"}]}"#] {
+        Conversation::from_json(row).unwrap_err();
+    }
+}
