@@ -1,8 +1,9 @@
-//! What the examples share: a command line, how long a run trains, a progress bar, a picture of the loss, text as
+//! What the examples share: a command line, configurations, how long a run trains, a progress bar, a picture of the loss, text as
 //! numbers, and a clean end on Ctrl-C.
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod config;
 pub mod options;
 pub mod plot;
 pub mod progress;

@@ -59,13 +59,7 @@ pub enum Part {
 impl Corpus {
     /// The text of a file, or the workspace's own prose.
     pub fn read(path: Option<&Path>) -> Outcome<Corpus> {
-        let text = match path {
-            None => own(),
-            Some(p) => {
-                let bytes = std::fs::read(p).map_err(|e| format!("{}: {e}", p.display()))?;
-                String::from_utf8(bytes).map_err(|e| format!("{}: not UTF-8 text ({e})", p.display()))?
-            }
-        };
+        let text = read(path)?;
         let mut vocabulary: Vec<char> = text.chars().collect();
         vocabulary.sort_unstable();
         vocabulary.dedup();
@@ -91,6 +85,13 @@ impl Corpus {
     pub fn token(&self, c: char) -> Option<i64> {
         self.vocabulary.binary_search(&c).ok().map(|i| i as i64)
     }
+}
+
+/// The text of a file, or the workspace's own prose.
+pub fn read(path: Option<&Path>) -> Outcome<String> {
+    let Some(path) = path else { return Ok(own()) };
+    let bytes = std::fs::read(path).map_err(|e| format!("{}: {e}", path.display()))?;
+    Ok(String::from_utf8(bytes).map_err(|e| format!("{}: not UTF-8 text ({e})", path.display()))?)
 }
 
 /// The workspace's prose.

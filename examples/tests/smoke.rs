@@ -92,6 +92,36 @@ fn char_gpt() {
 }
 
 #[test]
+fn train_gpt() {
+    let gpt = program!("train-gpt");
+    let out = folder("train-gpt");
+    let config = |name: &str, text: &str| {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
+        std::fs::write(&path, text).expect("the folder of tests can be written");
+        path.to_str().expect("a path in UTF-8").to_owned()
+    };
+    let tiny = |steps: u64, ranks: usize, zero: u8| {
+        format!(
+            "out = {out:?}\nranks = {ranks}\n[model]\nlayers = 1\nwidth = 32\ncontext = 16\n[data]\nbatch = 4\nvalidation = 0.01\n\
+             [run]\nsteps = {steps}\nevaluate_every = 4\nsave_every = 2\nzero = {zero}"
+        )
+    };
+    let said = runs(gpt, &format!("--config {}", config("first.toml", &tiny(4, 1, 0))));
+    assert!(said.contains("validation loss"), "{said}");
+    // On more ranks, sharded, from where one rank has ended.
+    runs(gpt, &format!("--resume --config {}", config("second.toml", &tiny(6, 2, 3))));
+    let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics");
+    assert!(metrics.contains("validation/loss") && PathBuf::from(format!("{out}/report.html")).is_file(), "{metrics}");
+    assert!(runs(gpt, "--show").contains("[optimizer]"));
+    refuses(
+        gpt,
+        &format!("--config {}", config("typo.toml", "[optimizer]\nrl = 1")),
+        "the nearest key there is is `optimizer.lr`",
+    );
+    refuses(gpt, &format!("--config {}", config("zero.toml", "[run]\nzero = 4")), "`run.zero` is a stage from 0 to 3");
+}
+
+#[test]
 fn ddp() {
     runs(program!("ddp"), "--ranks 3 --steps 4");
     // A world of one is a `NoOpCommunicator`.

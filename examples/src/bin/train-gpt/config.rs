@@ -1,0 +1,124 @@
+//! What a run is.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use weftgrad::{distributed::zero::ZeroStage, nn::GptConfig};
+use weftgrad_examples::Outcome;
+
+/// A run, as the file of `--config` has it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Config {
+    /// A file of text; empty: the workspace's own prose.
+    pub text: PathBuf,
+    /// Where checkpoints, metrics, curves and the report go.
+    pub out: PathBuf,
+    /// Of weights and of the order of the data.
+    pub seed: u64,
+    /// Ranks; under `mpirun`, as many as it has started.
+    pub ranks: usize,
+    pub model: Model,
+    pub data: Data,
+    pub optimizer: Optimizer,
+    pub run: Run,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Model {
+    pub layers: usize,
+    pub heads: usize,
+    pub width: usize,
+    /// Tokens of a sequence.
+    pub context: usize,
+    pub dropout: f64,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Data {
+    /// Sequences of a step, of all ranks and micro-batches together.
+    pub batch: usize,
+    /// The part of the text that is kept for validation.
+    pub validation: f64,
+    pub workers: usize,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Optimizer {
+    pub lr: f64,
+    pub weight_decay: f64,
+    /// Steps until the rate is whole.
+    pub warmup: u64,
+    /// The largest norm of the gradients.
+    pub max_norm: f64,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Run {
+    pub steps: u64,
+    /// Micro-batches of a step.
+    pub accumulation: usize,
+    /// What is sharded over ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
+    pub zero: u8,
+    pub evaluate_every: u64,
+    pub save_every: u64,
+    /// Checkpoints that are kept.
+    pub keep: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            text: PathBuf::new(),
+            out: "runs/train-gpt".into(),
+            seed: 0,
+            ranks: 1,
+            model: Model { layers: 2, heads: 4, width: 128, context: 64, dropout: 0.0 },
+            data: Data { batch: 16, validation: 0.1, workers: 1 },
+            optimizer: Optimizer { lr: 6e-3, weight_decay: 0.1, warmup: 20, max_norm: 1.0 },
+            run: Run { steps: 300, accumulation: 1, zero: 0, evaluate_every: 100, save_every: 100, keep: 2 },
+        }
+    }
+}
+
+impl Config {
+    /// An error if a number makes no sense that nothing else would refuse by its name.
+    pub fn check(&self) -> Outcome<()> {
+        let counts = [
+            ("ranks", self.ranks as u64),
+            ("data.batch", self.data.batch as u64),
+            ("run.steps", self.run.steps),
+            ("run.accumulation", self.run.accumulation as u64),
+            ("run.evaluate_every", self.run.evaluate_every),
+            ("run.save_every", self.run.save_every),
+            ("run.keep", self.run.keep as u64),
+        ];
+        if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
+            return Err(format!("`{name}` must be above 0").into());
+        }
+        if !(self.data.validation > 0.0 && self.data.validation < 1.0) {
+            return Err(format!(
+                "`data.validation` is a part of the text between 0 and 1, not {}",
+                self.data.validation
+            )
+            .into());
+        }
+        self.zero().map(|_| ())
+    }
+
+    /// What is sharded.
+    pub fn zero(&self) -> Outcome<Option<ZeroStage>> {
+        match self.run.zero {
+            0 => Ok(None),
+            1 => Ok(Some(ZeroStage::State)),
+            2 => Ok(Some(ZeroStage::Gradients)),
+            3 => Ok(Some(ZeroStage::Parameters)),
+            other => Err(format!("`run.zero` is a stage from 0 to 3, not {other}").into()),
+        }
+    }
+
+    /// The model, for a vocabulary of this size.
+    pub fn gpt(&self, vocab: usize) -> GptConfig {
+        let Model { layers, heads, width, context, dropout } = self.model;
+        GptConfig { vocab, context, layers, heads, width, dropout, ..GptConfig::default() }
+    }
+}

@@ -1,0 +1,141 @@
+//! Trains a character-level GPT on any number of ranks, as a TOML file says: `train-gpt --config FILE`. `--show` prints the whole configuration, which is a
+//! file to begin with.
+//!
+//! The folder of a run has its checkpoints (the last and the best), `metrics.jsonl`, TensorBoard's events, curves and a report. Ctrl-C saves and ends; started
+//! again with `--resume`, the run goes on as if it had never stopped.
+#![forbid(unsafe_code)]
+
+mod config;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use config::Config;
+use weftgrad::{
+    AnyRuntime,
+    data::{
+        Batch, Loader,
+        sources::Characters,
+        tokens::{TokenWindows, next_tokens},
+    },
+    distributed::{
+        comm::Comm,
+        train::{Loss, TrainStep},
+    },
+    fused::{CrossEntropyOptions, Reduction},
+    nn::Gpt,
+    optim::{AdamWConfig, WarmupCosine},
+    prelude::*,
+    train::{
+        Checkpoints, Evaluate, Interval, Length, LoopStep, NonFinite, Resume, Throughput, Trainer,
+        report::{HtmlReport, Report, SvgCurves},
+        sink::{Jsonl, TensorBoard, Terminal},
+    },
+};
+use weftgrad_examples::{Outcome, config as files, options, ranks::Joined, text};
+
+/// Trains a character-level GPT as a file says.
+#[derive(Debug, Parser)]
+struct Options {
+    /// The configuration, in TOML; without it everything is as `--show` prints it.
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Prints the configuration and ends.
+    #[arg(long)]
+    show: bool,
+    /// Goes on from the last checkpoint in the run's folder.
+    #[arg(long)]
+    resume: bool,
+    #[command(flatten)]
+    joined: Joined,
+}
+
+fn main() -> ExitCode {
+    options::main(run)
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let config: Config = options.config.as_deref().map_or_else(|| Ok(Config::default()), files::read)?;
+    config.check()?;
+    if options.show {
+        print!("{}", files::show(&config)?);
+        return Ok(());
+    }
+    let text = text::read(Some(config.text.as_path()).filter(|path| !path.as_os_str().is_empty()))?;
+    let ranks = options.joined.ranks(config.ranks)?;
+    let loss = ranks.run(|comm| train(&comm, &config, &text, options.resume))?;
+    if ranks.leads() {
+        println!("validation loss {loss:.4}; {} has the checkpoints and report.html", config.out.display());
+    }
+    Ok(())
+}
+
+/// Inputs `[B, T]` and targets `[B, T]`.
+type Sequences = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
+
+fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> Result<f64> {
+    let rt = comm.runtime();
+    let characters = Characters::of(text);
+    let tokens = characters.encode(text)?;
+    let (learned, held_out) = tokens.split_at((tokens.len() as f64 * (1.0 - config.data.validation)) as usize);
+    let loader = |part: &[u32]| -> Result<Loader<Sequences>> {
+        let windows = TokenWindows::new(part.to_vec(), config.model.context)?;
+        Ok(Loader::new(windows).batch(config.data.batch).workers(config.data.workers).collate(next_tokens).on(rt))
+    };
+    let data = (loader(learned)?.shuffle(config.seed), loader(held_out)?);
+    let model = Gpt::new(&nn::Init::new(rt, config.seed), config.gpt(characters.len()))?;
+    let adamw =
+        AdamWConfig { lr: config.optimizer.lr, weight_decay: config.optimizer.weight_decay, ..Default::default() };
+    let step = TrainStep::builder(comm, &model)
+        .optimizer(adamw)
+        .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
+        .accumulation(config.run.accumulation)
+        .max_norm(config.optimizer.max_norm);
+    match config.zero() {
+        Ok(Some(stage)) => fit(&model, step.zero(stage).build()?, data, config, resume),
+        _ => fit(&model, step.build()?, data, config, resume),
+    }
+}
+
+/// Trains to the end; the last validation loss.
+fn fit(
+    model: &Gpt<AnyRuntime>,
+    step: impl LoopStep<AnyRuntime, Work = Loss<AnyRuntime>>,
+    (learned, held_out): (Loader<Sequences>, Loader<Sequences>),
+    config: &Config,
+    resume: bool,
+) -> Result<f64> {
+    let leads = step.comm().rank() == 0;
+    let mut trainer = Trainer::new(model, step, learned)
+        .until(Length::Steps(config.run.steps))
+        .with(Evaluate::on(held_out).every(Interval::Steps(config.run.evaluate_every)))
+        .with(Throughput::new())
+        .with(NonFinite::stop())
+        .with(
+            Checkpoints::in_folder(config.out.join("checkpoints"))
+                .every(Interval::Steps(config.run.save_every))
+                .keep(config.run.keep)
+                .best("validation/loss"),
+        )
+        .resume(if resume { Resume::IfThere } else { Resume::No });
+    if leads {
+        let report = Report::new("train-gpt").configuration([("configuration", format!("{config:#?}"))]);
+        trainer = trainer
+            .sink(Terminal::new().steps(config.run.steps))
+            .sink(Jsonl::in_folder(&config.out)?)
+            .sink(TensorBoard::in_folder(&config.out)?)
+            .sink(SvgCurves::in_folder(&config.out))
+            .sink(HtmlReport::at(config.out.join("report.html"), report));
+    }
+    let report = trainer.run(loss)?;
+    Ok(report.evaluated.get("validation/loss").copied().unwrap_or(f64::NAN))
+}
+
+/// The loss of a share: a sum over its tokens.
+fn loss(model: &Gpt<AnyRuntime>, batch: &Batch<Sequences>) -> Result<Loss<AnyRuntime>> {
+    let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
+    let logits = model.forward(&x)?;
+    let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+    let loss = logits.cross_entropy_with(&y, None, sum)?;
+    Loss::sum(loss, x.spec().shape.numel() as f64)
+}
