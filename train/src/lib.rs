@@ -11,6 +11,7 @@ mod callbacks;
 mod control;
 mod json;
 pub mod metrics;
+mod modes;
 mod progress;
 mod resume;
 mod run;
@@ -27,7 +28,7 @@ pub use resume::{Resume, parsed};
 pub use run::Run;
 pub use scalars::record_scalar;
 pub use sink::{Record, Sink};
-pub use step::LoopStep;
+pub use step::{InStep, LoopStep};
 pub use trainer::{
     RunReport, TrainConfig, TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
 };
