@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Var;
 use numcore::{Result, Runtime};
 
-use crate::{Buffer, Mode, Param};
+use crate::{AdapterSlot, Buffer, Mode, Param};
 
 /// Something that holds parameters, buffers or modes: a model, a layer, or one of those three.
 ///
@@ -48,6 +48,10 @@ pub trait Visitor<R: Runtime> {
     /// Called for each flag that switches between training and evaluation.
     fn mode(&mut self, mode: &Mode) {
         let _ = mode;
+    }
+    /// Called for the place of a linear layer's adapter, before the adapter's own parts.
+    fn adapter(&mut self, slot: &AdapterSlot<R>) {
+        let _ = slot;
     }
 }
 

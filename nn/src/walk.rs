@@ -2,7 +2,7 @@
 
 use numcore::Runtime;
 
-use crate::{Buffer, Mode, Module, Param, Visitor};
+use crate::{AdapterSlot, Buffer, Mode, Module, Param, Visitor};
 
 /// An entry of a model that holds state.
 pub enum ModuleEntry<'a, R: Runtime> {
@@ -12,6 +12,8 @@ pub enum ModuleEntry<'a, R: Runtime> {
     Buffer(&'a Buffer<R>),
     /// A flag that switches between training and evaluation; its name is that of its module.
     Mode(&'a Mode),
+    /// The place of a linear layer's adapter; its name is that of the layer.
+    Adapter(&'a AdapterSlot<R>),
 }
 
 /// Calls back for every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared part is visited
@@ -66,5 +68,9 @@ impl<R: Runtime> Visitor<R> for WalkVisitor<'_, R> {
 
     fn mode(&mut self, mode: &Mode) {
         self.show("", ModuleEntry::Mode(mode));
+    }
+
+    fn adapter(&mut self, slot: &AdapterSlot<R>) {
+        self.show("", ModuleEntry::Adapter(slot));
     }
 }

@@ -1,7 +1,10 @@
 //! Errors say where: the part of the model, and the parameters among the operands.
 
 use autograd::{Var, checkpoint};
-use nn::{Block, BlockConfig, Embedding, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, Relu, Sequential};
+use nn::{
+    Activation, Block, BlockConfig, Embedding, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, Relu,
+    Sequential,
+};
 use numcore::{
     DType, ErrorKind, NullRuntime, Result, Tensor, Within,
     ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
@@ -99,7 +102,7 @@ fn a_gpt_names_the_block() {
 
 #[test]
 fn an_error_within_a_checkpoint_keeps_what_it_says() {
-    let config = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0 };
+    let config = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
     let block = Block::new(&init(), config).unwrap();
     block.parameters();
     let error = checkpoint(&[&input([1, 3, 6])], move |x| Ok(vec![block.forward(&x[0]).within("block")?]));

@@ -174,7 +174,9 @@ fn masks_hide_keys() {
 
 #[test]
 fn causal_attention_sees_no_future() {
-    let block = Block::new(&init(), BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0 }).unwrap();
+    let block =
+        Block::new(&init(), BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu })
+            .unwrap();
     let (x, other) = (uniform(&[1, 5, 8], 1), uniform(&[1, 2, 8], 2));
     let changed = cat(&[&x.narrow(1, 0, 3).unwrap(), &other], 1).unwrap();
     let first = |x: &V| block.forward(x).unwrap().narrow(1, 0, 3).unwrap();
@@ -332,4 +334,126 @@ fn first_values_have_their_bounds() {
     within(&attention.in_proj_weight, (6.0f64 / 240.0).sqrt());
     assert_eq!(reach(attention.in_proj_bias.as_ref().unwrap()), 0.0);
     assert_eq!(reach(attention.out_proj.bias.as_ref().unwrap()), 0.0);
+}
+
+#[test]
+fn a_transposed_weight_computes_the_same() {
+    let (linear, x) = (Linear::new(&init(), 5, 3).unwrap(), uniform(&[2, 4, 5], 3));
+    let transposed = TransposedLinear::new(&init(), 5, 3).unwrap();
+    transposed.weight.set(linear.weight.value().unwrap().t().unwrap().contiguous().unwrap()).unwrap();
+    transposed.bias.as_ref().unwrap().set(linear.bias.as_ref().unwrap().value().unwrap()).unwrap();
+    same(&transposed.forward(&x).unwrap(), &linear.forward(&x).unwrap());
+    assert_eq!(transposed.weight.shape().dims(), [5, 3]);
+    assert!(TransposedLinear::new(&init(), 5, 3).unwrap().without_bias().bias.is_none());
+}
+
+#[test]
+fn rotary_tables_are_rope_at_any_positions() {
+    use numcore::fused::{NnOps, RopeOptions};
+    let x = uniform(&[2, 3, 5, 6], 4);
+    let positions = Var::new(Tensor::from_slice(&cpu(), [2, 5], &[3i64, 4, 5, 6, 7, 0, 1, 0, 1, 2]).unwrap());
+    let tables = Rotary::new(100.0, 4).tables(&positions, DType::F32).unwrap();
+    let options = RopeOptions { base: 100.0, positions: Some(&positions), dim: Some(4), ..Default::default() };
+    same(&tables.rotate(&x).unwrap(), &x.rope_with(options).unwrap());
+    let range = Var::new(Tensor::arange(&cpu(), 2i64, 1i64, 5, DType::I64).unwrap());
+    let tables = Rotary::new(100.0, 6).tables(&range, DType::F32).unwrap();
+    same(&tables.rotate(&x).unwrap(), &x.rope(100.0, 2).unwrap());
+    assert!(Rotary::new(10.0, 4).tables(&uniform(&[1, 1, 1], 0), DType::F32).is_err());
+}
+
+#[test]
+fn grouped_queries_are_repeated_keys() {
+    let config = GroupedQueryConfig {
+        width: 8,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 3,
+        fused: false,
+        bias: true,
+        output_bias: false,
+        head_norm: None,
+        window: None,
+    };
+    let grouped = GroupedQueryAttention::new(&init(), config).unwrap();
+    let full = GroupedQueryAttention::new(&init(), GroupedQueryConfig { kv_heads: 4, ..config }).unwrap();
+    for ((name, a), (_, b)) in grouped.named_parameters().iter().zip(full.named_parameters()) {
+        let value = a.value().unwrap();
+        let heads = |x: &Tensor<Cpu>| {
+            let parts: Vec<_> = [0, 3].map(|at| x.narrow(0, at, 3).unwrap()).into();
+            cat(&[&parts[0], &parts[0], &parts[1], &parts[1]], 0).unwrap()
+        };
+        b.set(if value.shape() == &b.shape() { value } else { heads(&value) })
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    let (x, residual) = (uniform(&[2, 5, 8], 6), uniform(&[2, 5, 8], 7));
+    let out =
+        |layer: &GroupedQueryAttention<Cpu>| layer.attend(layer.project(&x, None).unwrap(), None, &residual).unwrap();
+    same(&out(&grouped), &out(&full));
+    for (wrong, due) in [
+        (GroupedQueryConfig { kv_heads: 3, ..config }, "3 heads of keys do not divide 4"),
+        (GroupedQueryConfig { kv_heads: 0, ..config }, "0 heads of keys"),
+        (GroupedQueryConfig { fused: true, ..config }, "one projection"),
+        (GroupedQueryConfig { window: Some(0), ..config }, "window of 0"),
+        (GroupedQueryConfig { head_dim: 0, ..config }, "at least 1 wide"),
+    ] {
+        let error = message(GroupedQueryAttention::new(&init(), wrong));
+        assert!(error.contains(due), "{error}");
+    }
+}
+
+/// A row that is frozen gets no gradient and keeps its value.
+#[test]
+fn a_frozen_row_keeps_its_value() {
+    let table = Embedding::new(&init(), 4, 2).unwrap();
+    let before = table.weight.value().unwrap();
+    let table = table.with_frozen_row(2).unwrap();
+    same(&Var::new(table.weight.value().unwrap()), &Var::new(before));
+    let indices = Var::new(Tensor::from_slice(&cpu(), [3], &[2i64, 1, 2]).unwrap());
+    let loss = table.forward(&indices).unwrap().sum(&[], false).unwrap();
+    let grads = loss.backward().unwrap();
+    assert_eq!(grads.get(&table.weight.leaf()).unwrap().to_f64s().unwrap(), [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
+    assert!(message(Embedding::new(&init(), 4, 2).unwrap().with_frozen_row(4)).contains("padding index 4"));
+}
+
+/// An adapter that doubles the output.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Doubled<R: numcore::Runtime> {
+    scale: Param<R>,
+}
+
+impl<R: numcore::Runtime> Adapter<R> for Doubled<R> {
+    fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
+        layer.plain(x)?.mul(&self.scale.var())
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+#[test]
+fn an_adapter_stands_in_for_a_layer_of_any_model() {
+    let config = GptConfig { vocab: 5, context: 4, layers: 2, heads: 1, width: 4, ..Default::default() };
+    let model = Gpt::new(&init(), config).unwrap();
+    let names = |model: &Gpt<Cpu>| model.named_parameters().into_iter().map(|(n, _)| n).collect::<Vec<_>>();
+    let (before, mut slots) = (names(&model), Vec::new());
+    walk(&model, |name, entry| {
+        if let ModuleEntry::Adapter(slot) = entry {
+            slots.push((name.to_string(), slot.clone()));
+        }
+    });
+    assert_eq!(slots.len(), 9);
+    let slot = slots.iter().find(|(name, _)| name == "blocks.1.fc2").unwrap().1.clone();
+    let scale = Param::new(Tensor::full(&cpu(), [1], DType::F32, 2.0).unwrap()).unwrap();
+    let fc2 = &model.blocks[1].fc2;
+    let (x, residual) = (uniform(&[1, 3, 16], 3), uniform(&[1, 3, 4], 8));
+    let (plain, onto) = (fc2.forward(&x).unwrap(), fc2.forward_onto(&x, &residual).unwrap());
+    assert!(slot.replace(Some(std::sync::Arc::new(Doubled { scale }))).is_none());
+    same(&fc2.forward(&x).unwrap(), &plain.mul(2.0).unwrap());
+    same(&fc2.forward_onto(&x, &residual).unwrap(), &onto.add(&plain).unwrap());
+    let added: Vec<String> = names(&model).into_iter().filter(|n| !before.contains(n)).collect();
+    assert_eq!(added, ["blocks.1.fc2.scale"]);
+    assert!(slot.replace(None).unwrap().as_any().is::<Doubled<Cpu>>());
+    assert_eq!(names(&model), before);
 }

@@ -116,6 +116,7 @@ fn every_part_is_shown_where_it_occurs() {
             ModuleEntry::Parameter(_) => name.to_string(),
             ModuleEntry::Buffer(_) => format!("buffer {name}"),
             ModuleEntry::Mode(_) => format!("mode {name}"),
+            ModuleEntry::Adapter(_) => format!("adapter {name}"),
         });
     });
     assert!(seen.iter().any(|s| s == "mode blocks.1.dropout") && seen.iter().any(|s| s == "mode blocks.0.norm"));

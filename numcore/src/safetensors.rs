@@ -112,9 +112,14 @@ impl Reader {
         Ok(Reader { path: path.into(), file, start, header, places })
     }
 
-    /// Names, dtypes and shapes, in the order of the file.
+    /// Names, dtypes and shapes, in the order of the file. Tensors of a type that no tensor here can have are left out.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
-        self.header.slots.iter().map(|s| (&*s.name, s.dtype, &s.shape))
+        self.header.slots.iter().filter_map(|s| Some((&*s.name, s.known?, &s.shape)))
+    }
+
+    /// All names, in the order of the file; [`tensor`](Reader::tensor) says of each whether it can be read.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.header.slots.iter().map(|s| &*s.name)
     }
 
     /// The path it was opened at.
@@ -122,10 +127,11 @@ impl Reader {
         &self.path
     }
 
-    /// The dtype and shape of a tensor; an error if the file has no tensor with this name.
+    /// The dtype and shape of a tensor; an error if the file has no tensor with this name, or one of a type that no tensor
+    /// here can have.
     pub fn tensor(&self, name: &str) -> Result<(DType, &Shape)> {
         let slot = self.slot(name)?;
-        Ok((slot.dtype, &slot.shape))
+        Ok((slot.dtype()?, &slot.shape))
     }
 
     /// The bytes of a tensor, row-major.
@@ -217,7 +223,10 @@ struct Header {
 
 struct TensorSlot {
     name: String,
-    dtype: DType,
+    /// The element type, if a tensor here can have it.
+    known: Option<DType>,
+    /// The element type as the file names it.
+    stated: Dtype,
     shape: Shape,
     range: Range<usize>,
 }
@@ -231,6 +240,9 @@ impl Header {
         };
         let mut stated = [0; PREFIX as usize];
         from.read_exact(&mut stated).map_err(|e| bad(e.to_string()))?;
+        if stated[0] == b'{' {
+            return Err(bad("it begins as JSON does: of an index, open the files it names".into()));
+        }
         let stated = u64::from_le_bytes(stated);
         if stated > rest || stated > MAX_HEADER {
             return Err(bad(format!(
@@ -255,22 +267,27 @@ impl Header {
 impl TensorSlot {
     fn new(header: &Metadata, name: String) -> Result<TensorSlot> {
         let Some(info) = header.info(&name) else { return Err(Error::state(name, "is not in the header")) };
-        let Some(&(dtype, _)) = DTYPES.iter().find(|(_, d)| *d == info.dtype) else {
-            return Err(Error::state(name, format!("has element type {}, which no tensor here can have", info.dtype)));
-        };
+        let known = DTYPES.iter().find(|(_, d)| *d == info.dtype).map(|(dtype, _)| *dtype);
         let shape = Shape::new(&info.shape).map_err(|e| Error::state(name.clone(), e.to_string()))?;
         let (from, to) = info.data_offsets;
-        Ok(TensorSlot { name, dtype, shape, range: from..to })
+        Ok(TensorSlot { name, known, stated: info.dtype, shape, range: from..to })
+    }
+
+    fn dtype(&self) -> Result<DType> {
+        self.known.ok_or_else(|| {
+            Error::state(&*self.name, format!("has element type {}, which no tensor here can have", self.stated))
+        })
     }
 
     fn checked<'a>(&self, what: &str, bytes: &'a [u8]) -> Result<HostTensor<'a>> {
-        if self.dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
+        let dtype = self.dtype()?;
+        if dtype == DType::Bool && bytes.iter().any(|&b| b > 1) {
             return Err(Error::format(
                 what,
                 format!("`{}` is bool and holds bytes that are neither 0 nor 1", self.name),
             ));
         }
-        Ok(HostTensor { name: self.name.clone(), dtype: self.dtype, shape: self.shape, bytes })
+        Ok(HostTensor { name: self.name.clone(), dtype, shape: self.shape, bytes })
     }
 }
 

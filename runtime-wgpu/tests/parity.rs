@@ -1,13 +1,22 @@
 //! Parity with the CPU: equal random values to the last bit, and a training step that agrees.
 
 use autograd::{Var, backward};
-use nn::{Forward, Gpt, GptConfig, Init, ModuleExt};
+use nn::{Activation, Forward, Gpt, GptConfig, Init, ModuleExt};
 use numcore::{DType, Result, Runtime, Tensor, fused::NnOps, ops::ViewOps};
 use runtime_cpu::Cpu;
 use runtime_wgpu::Wgpu;
 
-const CONFIG: GptConfig =
-    GptConfig { vocab: 61, context: 40, layers: 2, heads: 3, width: 48, bias: true, dropout: 0.1, tied_head: true };
+const CONFIG: GptConfig = GptConfig {
+    vocab: 61,
+    context: 40,
+    layers: 2,
+    heads: 3,
+    width: 48,
+    bias: true,
+    dropout: 0.1,
+    activation: Activation::Gelu,
+    tied_head: true,
+};
 
 fn gpu() -> Wgpu {
     Wgpu::new(0).expect("an adapter")

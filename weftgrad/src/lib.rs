@@ -57,7 +57,7 @@
 //! ```
 //!
 //! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
-//! [`optim`], [`data`] (datasets and loaders), [`distributed`] (many ranks), and [`runtime_cpu`].
+//! [`optim`], [`data`] (datasets and loaders), [`distributed`] (many ranks), [`models`] (pretrained ones), and [`runtime_cpu`].
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
@@ -70,6 +70,7 @@ pub use device::{AnyRuntime, Device, ListedDevice, devices};
 pub use distributed;
 #[cfg(feature = "mpi")]
 pub use engine_mpi as mpi;
+pub use models;
 pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,

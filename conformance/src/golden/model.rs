@@ -39,6 +39,7 @@ fn gpt<R: Runtime>(init: &Init<R>, case: &Case) -> Result<Layer<R>> {
             bias: case.maybe("init/blocks.0.qkv.bias").is_some(),
             dropout: 0.0,
             tied_head: case.maybe("init/head.weight").is_none(),
+            ..GptConfig::default()
         },
     )?))
 }

@@ -21,7 +21,7 @@ use distributed::{
     zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{
-    Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Sequential, Tanh,
+    Activation, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Sequential, Tanh,
     loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
 };
 use numcore::{
@@ -30,8 +30,17 @@ use numcore::{
 };
 use runtime_cpu::Cpu;
 
-pub const GPT: GptConfig =
-    GptConfig { vocab: 11, context: 6, layers: 3, heads: 2, width: 8, bias: true, dropout: 0.0, tied_head: true };
+pub const GPT: GptConfig = GptConfig {
+    vocab: 11,
+    context: 6,
+    layers: 3,
+    heads: 2,
+    width: 8,
+    bias: true,
+    dropout: 0.0,
+    activation: Activation::Gelu,
+    tied_head: true,
+};
 
 /// How each stage is trained over its replicas.
 #[derive(Clone, Copy, Debug, PartialEq)]

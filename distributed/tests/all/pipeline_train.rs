@@ -21,7 +21,7 @@ use distributed::{
     train::{Loss, TrainStep, TrainingConfig},
 };
 use nn::{
-    Forward, Gpt, GptConfig, Init, ModuleExt,
+    Activation, Forward, Gpt, GptConfig, Init, ModuleExt,
     loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
 };
 use numcore::{
@@ -50,8 +50,17 @@ enum Model {
     Gpt,
 }
 
-const GPT: GptConfig =
-    GptConfig { vocab: 11, context: 6, layers: 4, heads: 2, width: 8, bias: true, dropout: 0.0, tied_head: true };
+const GPT: GptConfig = GptConfig {
+    vocab: 11,
+    context: 6,
+    layers: 4,
+    heads: 2,
+    width: 8,
+    bias: true,
+    dropout: 0.0,
+    activation: Activation::Gelu,
+    tied_head: true,
+};
 
 impl Model {
     fn whole(self, rt: &Cpu, stages: usize) -> Box<dyn Forward<Cpu>> {

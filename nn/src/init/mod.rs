@@ -82,6 +82,11 @@ impl<R: Runtime> Init<R> {
         self
     }
 
+    /// Whether values are drawn only when they are read.
+    pub fn is_lazy(&self) -> bool {
+        self.lazy
+    }
+
     /// The runtime of the parameters.
     pub fn runtime(&self) -> &R {
         &self.rt

@@ -135,3 +135,29 @@ impl<R: Runtime> Forward<R> for PRelu<R> {
         x.prelu(&self.weight.var())
     }
 }
+
+/// Which activation a model has between its linear layers: an option, where the types above are layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// The rectified linear unit, [`Relu`].
+    Relu,
+    /// The exact GELU, [`Gelu`].
+    #[default]
+    Gelu,
+    /// The tanh approximation, [`GeluTanh`], of GPT-2 and its descendants.
+    GeluTanh,
+    /// The SiLU, [`Silu`].
+    Silu,
+}
+
+impl Activation {
+    /// The activation of each element.
+    pub fn apply<R: Runtime>(self, x: &Var<R>) -> Result<Var<R>> {
+        match self {
+            Activation::Relu => x.relu(),
+            Activation::Gelu => x.gelu(),
+            Activation::GeluTanh => x.gelu_tanh(),
+            Activation::Silu => x.silu(),
+        }
+    }
+}

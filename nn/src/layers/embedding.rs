@@ -13,28 +13,37 @@ use crate::{Forward, Init, Initializer, Module, Param};
 pub struct Embedding<R: Runtime> {
     /// One row per token: `[V, D]`.
     pub weight: Param<R>,
-    padding_idx: Option<usize>,
+    frozen_row: Option<usize>,
 }
 
 impl<R: Runtime> Embedding<R> {
     /// A table of `rows` standard normal vectors.
     pub fn new(init: &Init<R>, rows: usize, width: usize) -> Result<Self> {
         let weight = init.weight([rows, width], Initializer::Normal { mean: 0.0, std: 1.0 })?;
-        Ok(Embedding { weight, padding_idx: None })
+        Ok(Embedding { weight, frozen_row: None })
     }
 
     /// Makes row `index` the padding token: it is 0, and no gradient flows to it.
     pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
+        self.check_row(index)?;
         let shape = self.weight.shape();
-        if index >= shape[0] {
-            return Err(Error::argument(
-                "embedding",
-                format!("padding index {index} of a table with {} rows", shape[0]),
-            ));
-        }
         self.weight.set(without_row(&self.weight.value()?, index, shape)?)?;
-        self.padding_idx = Some(index);
+        self.frozen_row = Some(index);
         Ok(self)
+    }
+
+    /// Keeps row `index` as it is: no gradient flows to it. What a pretrained padding token has is kept.
+    pub fn with_frozen_row(mut self, index: usize) -> Result<Self> {
+        self.check_row(index)?;
+        self.frozen_row = Some(index);
+        Ok(self)
+    }
+
+    fn check_row(&self, index: usize) -> Result<()> {
+        match self.weight.shape()[0] {
+            rows if index < rows => Ok(()),
+            rows => Err(Error::argument("embedding", format!("padding index {index} of a table with {rows} rows"))),
+        }
     }
 }
 
@@ -46,7 +55,7 @@ fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Resul
 impl<R: Runtime> Forward<R> for Embedding<R> {
     fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
         let rows = self.weight.var().embedding(indices)?;
-        match self.padding_idx {
+        match self.frozen_row {
             None => Ok(rows),
             Some(p) => rows.where_cond(&indices.ne(p as f64)?.unsqueeze(-1)?, &rows.detach()),
         }

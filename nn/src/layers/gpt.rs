@@ -6,7 +6,7 @@ use numcore::{
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
 };
 
-use super::{Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
+use super::{Activation, Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
 use crate::{Forward, Init, Initializer, Module};
 
 /// The sizes and options of a [`Gpt`].
@@ -26,6 +26,8 @@ pub struct GptConfig {
     pub bias: bool,
     /// The dropout probability after the embeddings and in every block.
     pub dropout: f64,
+    /// The activation between the linear layers of a block; GPT-2's is [`Activation::GeluTanh`].
+    pub activation: Activation,
     /// Whether the head shares the weight of the token embedding.
     pub tied_head: bool,
 }
@@ -41,6 +43,7 @@ impl Default for GptConfig {
             width: 384,
             bias: true,
             dropout: 0.0,
+            activation: Activation::Gelu,
             tied_head: false,
         }
     }
@@ -68,9 +71,9 @@ pub struct Gpt<R: Runtime> {
 impl<R: Runtime> Gpt<R> {
     /// A model of the given sizes.
     pub fn new(init: &Init<R>, config: GptConfig) -> Result<Self> {
-        let GptConfig { vocab, context, layers, heads, width, bias, dropout, tied_head } = config;
+        let GptConfig { vocab, context, layers, heads, width, bias, dropout, activation, tied_head } = config;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
-        let block = BlockConfig { width, heads, bias, dropout };
+        let block = BlockConfig { width, heads, bias, dropout, activation };
         let head = || Linear::new(init, width, vocab).map(Linear::without_bias);
         Ok(Gpt {
             wte: Embedding::new(init, vocab, width)?,

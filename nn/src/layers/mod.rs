@@ -1,22 +1,28 @@
 //! Layers, one file each. Parameters have PyTorch's names, layouts and default initialization.
 
 mod activation;
+mod adapter;
 mod attention;
 mod batch_norm;
 mod conv;
 mod dropout;
 mod embedding;
+mod encoder;
 mod gpt;
+mod grouped_query;
 mod image;
 mod linear;
 mod norm;
 mod pool;
 mod recurrent;
+mod rotary;
 mod sequential;
 mod shape;
 mod transformer;
+mod transposed_linear;
 
 pub use activation::*;
+pub use adapter::{Adapter, AdapterSlot};
 pub use attention::{AttentionOptions, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d};
 pub use conv::{
@@ -24,7 +30,9 @@ pub use conv::{
 };
 pub use dropout::Dropout;
 pub use embedding::Embedding;
+pub use encoder::{EncoderBlock, EncoderBlockConfig};
 pub use gpt::{Gpt, GptConfig};
+pub use grouped_query::{GroupedQueryAttention, GroupedQueryConfig, QkvProjection};
 pub use image::{Fold, Pad, PixelShuffle, PixelUnshuffle, Unfold, Upsample};
 pub use linear::Linear;
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
@@ -37,9 +45,11 @@ pub use recurrent::{
     Gru, GruCell, GruResetFirst, GruResetFirstCell, Lstm, LstmCell, Recurrence, Recurrent, RecurrentCell,
     RecurrentConfig, RecurrentOutput, Rnn, RnnCell,
 };
+pub use rotary::{Rotary, RotaryTables};
 pub use sequential::Sequential;
 pub use shape::{Flatten, Identity};
 pub use transformer::{Block, BlockConfig, CausalSelfAttention};
+pub use transposed_linear::TransposedLinear;
 
 pub use numcore::{
     fused::ConvOptions,

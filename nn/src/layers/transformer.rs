@@ -8,7 +8,7 @@ use numcore::{
 };
 
 use super::{
-    Dropout, LayerNorm, Linear,
+    Activation, Dropout, LayerNorm, Linear,
     attention::{check_heads, merge_heads, split_heads, three},
 };
 use crate::{Forward, Init, Module};
@@ -67,9 +67,11 @@ pub struct BlockConfig {
     pub bias: bool,
     /// The dropout probability of each residual branch.
     pub dropout: f64,
+    /// The activation between the two linear layers.
+    pub activation: Activation,
 }
 
-/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(gelu(fc1(ln2(x))))`. Norms, the
+/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(activation(fc1(ln2(x))))`. Norms, the
 /// activation and the merged heads are recomputed in backward ([`recomputed`]) by the ops that would save them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
@@ -85,12 +87,14 @@ pub struct Block<R: Runtime> {
     /// The linear layer from `[.., 4C]` back to `[.., C]`.
     pub fc2: Linear<R>,
     dropout: Dropout,
+    #[module(skip)]
+    activation: Activation,
 }
 
 impl<R: Runtime> Block<R> {
     /// A block of the given sizes.
     pub fn new(init: &Init<R>, config: BlockConfig) -> Result<Self> {
-        let BlockConfig { width, heads, bias, dropout } = config;
+        let BlockConfig { width, heads, bias, dropout, activation } = config;
         let block = Block {
             ln1: LayerNorm::new(init, width)?,
             attention: CausalSelfAttention::new(init, width, heads)?,
@@ -98,6 +102,7 @@ impl<R: Runtime> Block<R> {
             fc1: Linear::new(init, width, 4 * width)?,
             fc2: Linear::new(init, 4 * width, width)?,
             dropout: Dropout::new(dropout)?,
+            activation,
         };
         Ok(if bias { block } else { block.without_bias() })
     }
@@ -122,7 +127,8 @@ impl<R: Runtime> Forward<R> for Block<R> {
         let found = self.attention.found(&self.ln1.recomputed(x).within("ln1")?)?;
         let x = self.plus(x, &self.attention.proj, &found).within("proj")?;
         let widened = self.fc1.forward(&self.ln2.recomputed(&x).within("ln2")?).within("fc1")?;
-        let active = recomputed(&[&widened], |x| x[0].gelu())?;
+        let activation = self.activation;
+        let active = recomputed(&[&widened], move |x| activation.apply(&x[0]))?;
         self.plus(&x, &self.fc2, &active).within("fc2")
     }
 }

@@ -40,6 +40,19 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// Position of `q` among the inputs.
+    pub const QUERIES: usize = 0;
+    /// Position of `k` among the inputs.
+    pub const KEYS: usize = 1;
+    /// Position of `v` among the inputs.
+    pub const VALUES: usize = 2;
+    /// Position of the mask among the inputs, if given.
+    pub const MASK: usize = 3;
+    /// Position of `o` among the outputs.
+    pub const OUTPUT: usize = 0;
+    /// Position of the logarithms of the sums of weights among the outputs.
+    pub const LSE: usize = 1;
+
     /// Scores multiplied with `scale`; no mask, and every query sees every key.
     pub fn new(scale: f64) -> Self {
         Attention { causal: false, window: [None, None], lower_right: false, scale, softcap: None, masked: false }
@@ -185,7 +198,7 @@ impl Fused for Attention {
         if self.softcap.is_some_and(|c| !(c > 0.0 && c.is_finite())) {
             return Err(Error::argument("attention", "a soft cap must be a number above 0"));
         }
-        let (q, k, v) = (shapes[0], shapes[1], shapes[2]);
+        let (q, k, v) = (shapes[Attention::QUERIES], shapes[Attention::KEYS], shapes[Attention::VALUES]);
         let fits = [q, k, v].iter().all(|s| s.rank() == 4)
             && q[0] == k[0]
             && k[..3] == v[..3]
@@ -197,7 +210,7 @@ impl Fused for Attention {
             return Err(Error::shape("attention", &shapes, why));
         }
         let scores = Shape::new(&[q[0], q[1], q[2], k[2]])?;
-        if shapes.get(3).is_some_and(|m| m.broadcast(&scores) != Some(scores)) {
+        if shapes.get(Attention::MASK).is_some_and(|m| m.broadcast(&scores) != Some(scores)) {
             return Err(Error::shape("attention", &shapes, format!("the mask does not broadcast to {scores}")));
         }
         let o = Spec { shape: q.with(3, v[3]), dtype: dtypes[0] };
@@ -206,26 +219,29 @@ impl Fused for Attention {
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let sizes = HeadSizes::of(ins[0].spec().shape, ins[1].spec().shape);
-        let (scores, _) = self.scores(ins[0], ins[1], ins.get(3).copied())?;
+        let (q, k, v) = (ins[Attention::QUERIES], ins[Attention::KEYS], ins[Attention::VALUES]);
+        let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
+        let (scores, _) = self.scores(q, k, ins.get(Attention::MASK).copied())?;
         let p = self.probabilities(&scores)?;
-        let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, ins[2]])?)?;
-        let lse = scores.detach().logsumexp(&[-1], false)?.to_dtype(ins[0].spec().dtype.compute())?;
+        let o = sizes.ungrouped(&T::apply1(Matmul, &[&sizes.grouped(&p)?, v])?)?;
+        let lse = scores.detach().logsumexp(&[-1], false)?.to_dtype(q.spec().dtype.compute())?;
         Ok(smallvec![o, lse])
     }
 
     fn output_order_of(&self, k: usize) -> Option<usize> {
-        (k == 0).then_some(0)
+        (k == Attention::OUTPUT).then_some(Attention::QUERIES)
     }
 
     fn saves(&self, wants: Bits) -> Option<Saves> {
         let inputs = Bits::of(if self.masked { &[0, 1, 2, 3] } else { &[0, 1, 2] });
-        (!wants.has(3)).then_some(Saves { inputs, outputs: Bits::of(&[0, 1]) })
+        let outputs = Bits::of(&[Attention::OUTPUT, Attention::LSE]);
+        (!wants.has(Attention::MASK)).then_some(Saves { inputs, outputs })
     }
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
-        let mut ins: SmallVec<[T; 7]> = smallvec![cx.grad()?, cx.output(0)?, cx.output(1)?];
-        for i in 0..3 + usize::from(self.masked) {
+        let mut ins: SmallVec<[T; 7]> =
+            smallvec![cx.grad()?, cx.output(Attention::OUTPUT)?, cx.output(Attention::LSE)?];
+        for i in 0..Attention::MASK + usize::from(self.masked) {
             ins.push(cx.input(i)?);
         }
         let refs: SmallVec<[&T; 7]> = ins.iter().collect();
@@ -241,31 +257,54 @@ pub struct AttentionGrad(
     pub Attention,
 );
 
+impl AttentionGrad {
+    /// Position of the upstream gradient among the inputs.
+    pub const GRAD: usize = 0;
+    /// Position of `o` among the inputs.
+    pub const OUTPUT: usize = 1;
+    /// Position of `lse` among the inputs.
+    pub const LSE: usize = 2;
+    /// Position of `q` among the inputs; what [`Attention`] was given follows in its order.
+    pub const QUERIES: usize = 3;
+    /// Position of `k` among the inputs.
+    pub const KEYS: usize = 4;
+    /// Position of `v` among the inputs.
+    pub const VALUES: usize = 5;
+    /// Position of the mask among the inputs, if given.
+    pub const MASK: usize = 6;
+}
+
 impl Fused for AttentionGrad {
     fn name(&self) -> &'static str {
         "attention_grad"
     }
 
     fn arity(&self) -> RangeInclusive<usize> {
-        let n = 6 + usize::from(self.0.masked);
+        let n = AttentionGrad::MASK + usize::from(self.0.masked);
         n..=n
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let outs = self.0.infer(&ins[3..])?;
+        let outs = self.0.infer(&ins[AttentionGrad::QUERIES..])?;
+        let (o, lse) = (&outs[Attention::OUTPUT], &outs[Attention::LSE]);
         as_forward(
             self.name(),
-            [("the gradient", &ins[0], &outs[0]), ("the output", &ins[1], &outs[0]), ("lse", &ins[2], &outs[1])],
+            [
+                ("the gradient", &ins[AttentionGrad::GRAD], o),
+                ("the output", &ins[AttentionGrad::OUTPUT], o),
+                ("lse", &ins[AttentionGrad::LSE], lse),
+            ],
         )?;
-        Ok(smallvec![ins[3], ins[4], ins[5]])
+        Ok(ins[AttentionGrad::QUERIES..=AttentionGrad::VALUES].iter().copied().collect())
     }
 
     /// With `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk = dSᵀ·q·scale`;
     /// `dS` times the slope of a soft cap.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let (g, q, k, v) = (ins[0], ins[3], ins[4], ins[5]);
+        let [g, q, k, v] =
+            [AttentionGrad::GRAD, AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| ins[i]);
         let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
-        let (scores, slope) = self.0.scores(q, k, ins.get(6).copied())?;
+        let (scores, slope) = self.0.scores(q, k, ins.get(AttentionGrad::MASK).copied())?;
         let p = self.0.probabilities(&scores)?;
         let g = sizes.grouped(g)?;
         let dp = sizes.ungrouped(&T::apply1(Matmul, &[&g, &v.t()?])?)?;
@@ -281,7 +320,7 @@ impl Fused for AttentionGrad {
     }
 
     fn output_order_of(&self, k: usize) -> Option<usize> {
-        Some(3 + k)
+        Some(AttentionGrad::QUERIES + k)
     }
 
     fn saves(&self, _: Bits) -> Option<Saves> {

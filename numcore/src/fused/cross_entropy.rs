@@ -53,6 +53,21 @@ impl CrossEntropy {
     }
 }
 
+impl CrossEntropy {
+    /// Position of the logits among the inputs.
+    pub const LOGITS: usize = 0;
+    /// Position of the classes among the inputs.
+    pub const TARGETS: usize = 1;
+    /// Position of the weights of classes among the inputs, if given.
+    pub const WEIGHT: usize = 2;
+    /// Position of the losses among the outputs.
+    pub const LOSS: usize = 0;
+    /// Position of the largest finite logit of each row among the outputs.
+    pub const TOP: usize = 1;
+    /// Position of `ln Σ exp(x − top)` among the outputs.
+    pub const LOG_SUM: usize = 2;
+}
+
 impl Fused for CrossEntropy {
     fn name(&self) -> &'static str {
         "cross_entropy"
@@ -64,25 +79,27 @@ impl Fused for CrossEntropy {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let (x, y) = (ins[0], ins[1]);
+        let (x, y) = (ins[CrossEntropy::LOGITS], ins[CrossEntropy::TARGETS]);
         if !x.dtype.is_float() || y.dtype != DType::I64 {
             return Err(Error::dtype("cross_entropy", &[x.dtype, y.dtype], "needs floating logits and i64 classes"));
         }
         if x.shape.rank() != 2 || y.shape.dims() != [x.shape[0]] {
             return Err(Error::shape("cross_entropy", &[x.shape, y.shape], "needs logits [.., C] and classes [..]"));
         }
-        if ins.get(2).is_some_and(|w| w.shape.dims() != [x.shape[1]] || w.dtype != x.dtype) {
+        let weight = ins.get(CrossEntropy::WEIGHT);
+        if let Some(w) = weight.filter(|w| w.shape.dims() != [x.shape[1]] || w.dtype != x.dtype) {
             let why = format!("class weights must be [{}] of {}", x.shape[1], x.dtype);
-            return Err(Error::shape("cross_entropy", &[x.shape, ins[2].shape], why));
+            return Err(Error::shape("cross_entropy", &[x.shape, w.shape], why));
         }
         let row = |dtype| Spec { shape: y.shape, dtype };
         Ok(smallvec![row(x.dtype), row(x.dtype.compute()), row(x.dtype.compute())])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let (x, weight) = (ins[0], ins.get(2).copied());
-        let rows = self.rows(ins[1], weight)?;
-        let (shape, row) = (x.spec().shape, ins[1].spec().shape);
+        let (x, target) = (ins[CrossEntropy::LOGITS], ins[CrossEntropy::TARGETS]);
+        let weight = ins.get(CrossEntropy::WEIGHT).copied();
+        let rows = self.rows(target, weight)?;
+        let (shape, row) = (x.spec().shape, target.spec().shape);
         let top = finite_top(x, shape.with(1, 1))?;
         let shifted = x.sub(&top)?;
         let log_sum = shifted.exp()?.sum(&[-1], false)?.log()?;
@@ -102,18 +119,20 @@ impl Fused for CrossEntropy {
 
     fn saves(&self, wants: Bits) -> Option<Saves> {
         let inputs = Bits::of(if self.weighted { &[0, 1, 2] } else { &[0, 1] });
-        (!wants.has(2)).then_some(Saves { inputs, outputs: Bits::of(&[1, 2]) })
+        let outputs = Bits::of(&[CrossEntropy::TOP, CrossEntropy::LOG_SUM]);
+        (!wants.has(CrossEntropy::WEIGHT)).then_some(Saves { inputs, outputs })
     }
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
-        let (x, y, top, log_sum) = (cx.input(0)?, cx.input(1)?, cx.output(1)?, cx.output(2)?);
+        let (x, y) = (cx.input(CrossEntropy::LOGITS)?, cx.input(CrossEntropy::TARGETS)?);
+        let (top, log_sum) = (cx.output(CrossEntropy::TOP)?, cx.output(CrossEntropy::LOG_SUM)?);
         let op = CrossEntropyGrad(self.clone());
         if self.weighted {
-            let w = cx.input(2)?;
-            return cx.give(0, op.into(), &[&x, &y, &top, &log_sum, &g, &w]);
+            let w = cx.input(CrossEntropy::WEIGHT)?;
+            return cx.give(CrossEntropy::LOGITS, op.into(), &[&x, &y, &top, &log_sum, &g, &w]);
         }
-        cx.give(0, op.into(), &[&x, &y, &top, &log_sum, &g])
+        cx.give(CrossEntropy::LOGITS, op.into(), &[&x, &y, &top, &log_sum, &g])
     }
 }
 
@@ -125,27 +144,50 @@ pub struct CrossEntropyGrad(
     pub CrossEntropy,
 );
 
+impl CrossEntropyGrad {
+    /// Position of the logits among the inputs.
+    pub const LOGITS: usize = 0;
+    /// Position of the classes among the inputs.
+    pub const TARGETS: usize = 1;
+    /// Position of the largest finite logit of each row among the inputs.
+    pub const TOP: usize = 2;
+    /// Position of `ln Σ exp(x − top)` among the inputs.
+    pub const LOG_SUM: usize = 3;
+    /// Position of the upstream gradient among the inputs.
+    pub const GRAD: usize = 4;
+    /// Position of the weights of classes among the inputs, if given.
+    pub const WEIGHT: usize = 5;
+}
+
 impl Fused for CrossEntropyGrad {
     fn name(&self) -> &'static str {
         "cross_entropy_grad"
     }
 
     fn arity(&self) -> RangeInclusive<usize> {
-        let n = 5 + usize::from(self.0.weighted);
+        let n = CrossEntropyGrad::WEIGHT + usize::from(self.0.weighted);
         n..=n
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let forward: Specs = ins[..2].iter().chain(&ins[5..]).copied().collect();
+        let forward: Specs =
+            ins[..CrossEntropyGrad::TOP].iter().chain(&ins[CrossEntropyGrad::WEIGHT..]).copied().collect();
         let outs = self.0.infer(&forward)?;
-        let statistics = [("the largest logit", &ins[2], &outs[1]), ("the log-sum", &ins[3], &outs[2])];
-        as_forward(self.name(), statistics.into_iter().chain([("the gradient", &ins[4], &outs[0])]))?;
-        Ok(smallvec![ins[0]])
+        as_forward(
+            self.name(),
+            [
+                ("the largest logit", &ins[CrossEntropyGrad::TOP], &outs[CrossEntropy::TOP]),
+                ("the log-sum", &ins[CrossEntropyGrad::LOG_SUM], &outs[CrossEntropy::LOG_SUM]),
+                ("the gradient", &ins[CrossEntropyGrad::GRAD], &outs[CrossEntropy::LOSS]),
+            ],
+        )?;
+        Ok(smallvec![ins[CrossEntropyGrad::LOGITS]])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let (op, x, g, weight) = (&self.0, ins[0], ins[4], ins.get(5).copied());
-        let rows = op.rows(ins[1], weight)?;
+        let (op, x, g) = (&self.0, ins[CrossEntropyGrad::LOGITS], ins[CrossEntropyGrad::GRAD]);
+        let weight = ins.get(CrossEntropyGrad::WEIGHT).copied();
+        let rows = op.rows(ins[CrossEntropyGrad::TARGETS], weight)?;
         let p = x.log_softmax(-1)?.exp()?;
         let classes = x.spec().shape[1];
         let hot = rows.safe.one_hot(classes)?.to_dtype(x.spec().dtype)?;

@@ -22,9 +22,16 @@ pub struct Linear {
 }
 
 impl Linear {
+    /// Position of `x` among the inputs.
+    pub const X: usize = 0;
+    /// Position of `w` among the inputs.
+    pub const WEIGHT: usize = 1;
+    /// Position of `b` among the inputs, if given.
+    pub const BIAS: usize = 2;
+
     /// Position of the residual among the inputs.
     fn residual_at(&self) -> Option<usize> {
-        self.residual.then_some(2 + usize::from(self.bias))
+        self.residual.then_some(Linear::BIAS + usize::from(self.bias))
     }
 }
 
@@ -39,7 +46,7 @@ impl Fused for Linear {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let (x, w) = (ins[0], ins[1]);
+        let (x, w) = (ins[Linear::X], ins[Linear::WEIGHT]);
         if !x.dtype.is_float() || ins.iter().any(|s| s.dtype != x.dtype) {
             let dtypes: Vec<_> = ins.iter().map(|s| s.dtype).collect();
             return Err(Error::dtype(
@@ -60,7 +67,7 @@ impl Fused for Linear {
             return wrong(format!("inner sizes {} and {} differ", x.shape[rank - 1], w.shape[0]));
         }
         let out = Spec { shape: x.shape.with(rank - 1, w.shape[1]), dtype: x.dtype };
-        if self.bias && ins[2].shape.dims() != [w.shape[1]] {
+        if self.bias && ins[Linear::BIAS].shape.dims() != [w.shape[1]] {
             return wrong(format!("needs a bias [{}]", w.shape[1]));
         }
         if self.residual_at().is_some_and(|i| ins[i].shape != out.shape) {
@@ -70,8 +77,8 @@ impl Fused for Linear {
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let product = ins[0].matmul(ins[1])?;
-        Ok(smallvec![ins[2..].iter().try_fold(product, |y, x| y.add(*x))?])
+        let product = ins[Linear::X].matmul(ins[Linear::WEIGHT])?;
+        Ok(smallvec![ins[Linear::BIAS..].iter().try_fold(product, |y, x| y.add(*x))?])
     }
 
     fn computes_in_f32(&self) -> bool {
@@ -87,7 +94,10 @@ impl Fused for Linear {
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
         // In the order in which the decomposition's nodes would give them.
-        self.residual_at().into_iter().chain(self.bias.then_some(2)).try_for_each(|i| cx.give_sum_to(i, &g))?;
+        self.residual_at()
+            .into_iter()
+            .chain(self.bias.then_some(Linear::BIAS))
+            .try_for_each(|i| cx.give_sum_to(i, &g))?;
         matmul::gradient(cx, &g)
     }
 }

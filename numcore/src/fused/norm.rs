@@ -38,6 +38,21 @@ pub struct Norm {
     pub bias: bool,
 }
 
+impl Norm {
+    /// Position of `x` among the inputs.
+    pub const X: usize = 0;
+    /// Position of `w` among the inputs, if given.
+    pub const WEIGHT: usize = 1;
+    /// Position of `b` among the inputs, if given.
+    pub const BIAS: usize = 2;
+    /// Position of `y` among the outputs.
+    pub const Y: usize = 0;
+    /// Position of `rstd` among the outputs.
+    pub const RSTD: usize = 1;
+    /// Position of `mean` among the outputs of a layer norm.
+    pub const MEAN: usize = 2;
+}
+
 static SQUARES: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], [s]| [x * x * s]));
 static RSTD: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[v], [eps]| [(v + eps).rsqrt()]));
 
@@ -80,7 +95,7 @@ impl Fused for Norm {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let x = ins[0];
+        let x = ins[Norm::X];
         if self.bias && !(self.weight && self.kind == NormKind::Layer) {
             let shapes: Vec<Shape> = ins.iter().map(|s| s.shape).collect();
             return Err(Error::shape(
@@ -105,30 +120,31 @@ impl Fused for Norm {
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        let (mean, rstd) = self.statistics(ins[0])?;
-        let mut y = self.normalized(ins[0], mean.as_ref(), &rstd)?;
+        let x = ins[Norm::X];
+        let (mean, rstd) = self.statistics(x)?;
+        let mut y = self.normalized(x, mean.as_ref(), &rstd)?;
         if self.weight {
-            y = y.mul(ins[1])?;
+            y = y.mul(ins[Norm::WEIGHT])?;
         }
         if self.bias {
-            y = y.add(ins[2])?;
+            y = y.add(ins[Norm::BIAS])?;
         }
         Ok([Some(y), Some(rstd), mean].into_iter().flatten().collect())
     }
 
     fn saves(&self, _: Bits) -> Option<Saves> {
-        let inputs = Bits::of(if self.weight { &[0, 1] } else { &[0] });
-        let outputs = Bits::of(if self.kind == NormKind::Layer { &[1, 2] } else { &[1] });
+        let inputs = Bits::of(if self.weight { &[Norm::X, Norm::WEIGHT] } else { &[Norm::X] });
+        let outputs = Bits::of(if self.kind == NormKind::Layer { &[Norm::RSTD, Norm::MEAN] } else { &[Norm::RSTD] });
         Some(Saves { inputs, outputs })
     }
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
-        let mut ins: SmallVec<[T; 5]> = smallvec![cx.input(0)?, cx.grad()?, cx.output(1)?];
+        let mut ins: SmallVec<[T; 5]> = smallvec![cx.input(Norm::X)?, cx.grad()?, cx.output(Norm::RSTD)?];
         if self.kind == NormKind::Layer {
-            ins.push(cx.output(2)?);
+            ins.push(cx.output(Norm::MEAN)?);
         }
         if self.weight {
-            ins.push(cx.input(1)?);
+            ins.push(cx.input(Norm::WEIGHT)?);
         }
         let refs: SmallVec<[&T; 5]> = ins.iter().collect();
         cx.give_all(NormGrad(self.clone()).into(), &refs)
@@ -144,6 +160,15 @@ pub struct NormGrad(
 );
 
 impl NormGrad {
+    /// Position of `x` among the inputs.
+    pub const X: usize = 0;
+    /// Position of the upstream gradient among the inputs.
+    pub const GRAD: usize = 1;
+    /// Position of `rstd` among the inputs.
+    pub const RSTD: usize = 2;
+    /// Position of `mean` among the inputs, of a layer norm.
+    pub const MEAN: usize = 3;
+
     /// Position of the weight among the inputs.
     pub fn weight_at(&self) -> Option<usize> {
         self.0.weight.then_some(self.rows_end())
@@ -169,11 +194,11 @@ impl Fused for NormGrad {
     }
 
     fn infer(&self, ins: &[Spec]) -> Result<Specs> {
-        let x = ins[0];
+        let x = ins[NormGrad::X];
         let forward: Specs = std::iter::once(x).chain(self.weight_at().map(|i| ins[i])).collect();
         let outs = Norm { bias: false, ..self.0.clone() }.infer(&forward)?;
-        let statistics = (2..self.rows_end()).map(|i| ("a row's statistic", &ins[i], &outs[1]));
-        as_forward(self.name(), std::iter::once(("the gradient", &ins[1], &x)).chain(statistics))?;
+        let statistics = (NormGrad::RSTD..self.rows_end()).map(|i| ("a row's statistic", &ins[i], &outs[Norm::RSTD]));
+        as_forward(self.name(), std::iter::once(("the gradient", &ins[NormGrad::GRAD], &x)).chain(statistics))?;
         let parameter = Spec { shape: Shape::new(&[last(x.shape)])?, dtype: x.dtype };
         let count = usize::from(self.0.weight) + usize::from(self.0.weight && self.0.bias);
         Ok(std::iter::once(x).chain(std::iter::repeat_n(parameter, count)).collect())
@@ -182,7 +207,7 @@ impl Fused for NormGrad {
     /// With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         static DOT: LazyLock<Program> = LazyLock::new(|| Program::new("norm_grad", |[a, b], [s]| [a * b * s]));
-        let (x, g, weight) = (ins[0], ins[1], self.weight_at().map(|i| ins[i]));
+        let (x, g, weight) = (ins[NormGrad::X], ins[NormGrad::GRAD], self.weight_at().map(|i| ins[i]));
         let (mean, rstd) = self.0.statistics(x)?;
         let hat = self.0.normalized(x, mean.as_ref(), &rstd)?;
         let h = weight.map_or(Ok(g.clone()), |w| g.mul(w))?;

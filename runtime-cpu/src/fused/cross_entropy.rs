@@ -1,7 +1,10 @@
 //! Cross-entropy: a row's largest logit, the logarithm of its sum of exponentials and its loss while it is in cache,
 //! and its gradient straight from the logits.
 
-use numcore::{Error, Result, Support, fused::CrossEntropy};
+use numcore::{
+    Error, Result, Support,
+    fused::{CrossEntropy, CrossEntropyGrad},
+};
 
 use super::{Float, FusedCall, StoredFloat, grain, half_rows, one, row_reduce, softmax::finite};
 use crate::{Simd, math::Math, simd::multiversion};
@@ -58,8 +61,8 @@ struct Stats<T> {
 
 pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, loss) = (call.input::<S>(0), call.output::<S>(0));
-    let (tops, log_sums) = (call.output::<S::Lane>(1), call.output::<S::Lane>(2));
+    let (x, loss) = (call.input::<S>(CrossEntropy::LOGITS), call.output::<S>(CrossEntropy::LOSS));
+    let [tops, log_sums] = [CrossEntropy::TOP, CrossEntropy::LOG_SUM].map(|i| call.output::<S::Lane>(i));
     let targets = targets(call, op, classes)?;
     let mut buffer = None;
     let weight = op.weighted.then(|| call.parameter::<S>(2, classes, &mut buffer)).transpose()?;
@@ -94,8 +97,9 @@ pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -
 
 pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, g, d) = (call.input::<S>(0), call.input::<S>(4), call.output::<S>(0));
-    let (tops, log_sums) = (call.input::<S::Lane>(2), call.input::<S::Lane>(3));
+    let [x, g] = [CrossEntropyGrad::LOGITS, CrossEntropyGrad::GRAD].map(|i| call.input::<S>(i));
+    let d = call.output::<S>(0);
+    let [tops, log_sums] = [CrossEntropyGrad::TOP, CrossEntropyGrad::LOG_SUM].map(|i| call.input::<S::Lane>(i));
     let targets = targets(call, op, classes)?;
     let mut buffer = None;
     let weight = op.weighted.then(|| call.parameter::<S>(5, classes, &mut buffer)).transpose()?;
@@ -119,7 +123,8 @@ pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) 
 
 fn targets<'a>(call: &FusedCall<'a>, op: &CrossEntropy, classes: usize) -> Result<&'a [i64]> {
     // SAFETY: one class per row, contiguous.
-    let targets = unsafe { call.input::<i64>(1).slice(0, call.ins[1].layout.numel()) };
+    let targets =
+        unsafe { call.input::<i64>(CrossEntropy::TARGETS).slice(0, call.ins[CrossEntropy::TARGETS].layout.numel()) };
     match targets.iter().position(|&t| t != op.ignore_index && !(0..classes as i64).contains(&t)) {
         None => Ok(targets),
         Some(i) => {

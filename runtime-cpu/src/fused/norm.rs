@@ -16,8 +16,8 @@ const GROUPS: usize = 32;
 
 pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Norm) -> Result<Support> {
     let (rows, width) = call.rows(0);
-    let (x, y, rstd) = (call.input::<S>(0), call.output::<S>(0), call.output::<S::Lane>(1));
-    let mean = (op.kind == NormKind::Layer).then(|| call.output::<S::Lane>(2));
+    let (x, y, rstd) = (call.input::<S>(Norm::X), call.output::<S>(Norm::Y), call.output::<S::Lane>(Norm::RSTD));
+    let mean = (op.kind == NormKind::Layer).then(|| call.output::<S::Lane>(Norm::MEAN));
     let mut buffers = [None, None];
     let [for_weight, for_bias] = &mut buffers;
     let weight = op.weight.then(|| call.parameter::<S>(1, width, for_weight)).transpose()?;
@@ -45,8 +45,9 @@ pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Norm) -> Result
 
 pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &NormGrad) -> Result<Support> {
     let (rows, width) = call.rows(0);
-    let (x, g, rstd, d) = (call.input::<S>(0), call.input::<S>(1), call.input::<S::Lane>(2), call.output::<S>(0));
-    let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<S::Lane>(3));
+    let (x, g, d) = (call.input::<S>(NormGrad::X), call.input::<S>(NormGrad::GRAD), call.output::<S>(0));
+    let rstd = call.input::<S::Lane>(NormGrad::RSTD);
+    let mean = (op.0.kind == NormKind::Layer).then(|| call.input::<S::Lane>(NormGrad::MEAN));
     let mut buffer = None;
     let weight = op.weight_at().map(|i| call.parameter::<S>(i, width, &mut buffer)).transpose()?;
     let group = rows.div_ceil(GROUPS).max(1);

@@ -1,7 +1,10 @@
 //! Scaled dot-product attention in blocks (Dao 2023), and its gradients.
 
 use bytemuck::{NoUninit, Zeroable};
-use numcore::{DType, Result, Support, fused::Attention};
+use numcore::{
+    DType, Result, Support,
+    fused::{Attention, AttentionGrad},
+};
 
 use super::FusedCall;
 use crate::{
@@ -136,13 +139,13 @@ fn aligned(call: &mut FusedCall<'_>, i: usize) -> Result<Operand> {
 }
 
 pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
-    let [q, k, v] = [call.ins[0], call.ins[1], call.ins[2]];
+    let [q, k, v] = [Attention::QUERIES, Attention::KEYS, Attention::VALUES].map(|i| call.ins[i]);
     if k.dims()[2] == 0 {
         return Ok(Support::Decompose);
     }
-    let mask = op.masked.then(|| call.ins[3]);
+    let mask = op.masked.then(|| call.ins[Attention::MASK]);
     let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
-    let (o, lse) = (call.outs[0], call.outs[1]);
+    let (o, lse) = (call.outs[Attention::OUTPUT], call.outs[Attention::LSE]);
     if !o.address.is_multiple_of(16) {
         return Ok(Support::Decompose);
     }
@@ -162,12 +165,12 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppor
 
 /// From the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask (if given).
 pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Support> {
-    let [q, k, v] = [call.ins[3], call.ins[4], call.ins[5]];
+    let [q, k, v] = [AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| call.ins[i]);
     // No query heads: the number of them per key head would be 0, by which the kernels divide.
     if k.dims()[2] == 0 || q.dims()[1] == 0 {
         return Ok(Support::Decompose);
     }
-    let mask = op.masked.then(|| call.ins[6]);
+    let mask = op.masked.then(|| call.ins[AttentionGrad::MASK]);
     let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
     if call.outs.iter().any(|d| !d.address.is_multiple_of(16)) {
         return Ok(Support::Decompose);

@@ -50,14 +50,14 @@ pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Attention) -> Result<Suppor
     if !op.is_plain() {
         return Ok(Support::Decompose);
     }
-    let (q, k, v) = (call.ins[0], call.ins[1], call.ins[2]);
+    let (q, k, v) = (call.ins[Attention::QUERIES], call.ins[Attention::KEYS], call.ins[Attention::VALUES]);
     let &[b, h, t, d] = q.layout.dims() else { return Ok(Support::Decompose) };
     let (heads, keys, e) = (k.layout.dims()[1], k.layout.dims()[2], v.layout.dims()[3]);
     if !fits(call, d, e, keys) {
         return Ok(Support::Decompose);
     }
     let mut views: SmallVec<[OperandView<'_>; 8]> = smallvec![q, k, v];
-    if let Some(mask) = call.ins.get(3) {
+    if let Some(mask) = call.ins.get(Attention::MASK) {
         views.push(mask.seen(mask.layout.broadcast_to(Shape::from([b, h, t, keys]))?));
     }
     let outputs = views.len();

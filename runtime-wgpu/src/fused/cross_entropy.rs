@@ -1,6 +1,9 @@
 //! Cross-entropy of rows with integer classes, and its gradient. A class out of range is reported like an index.
 
-use numcore::{Result, Support, fused::CrossEntropy};
+use numcore::{
+    Result, Support,
+    fused::{CrossEntropy, CrossEntropyGrad},
+};
 use smallvec::{SmallVec, smallvec};
 
 use super::{
@@ -13,8 +16,8 @@ use crate::{bindings::OperandView, queue::IndexCheck};
 pub(super) fn forward(call: &FusedCall<'_, '_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> =
-        smallvec![(call.ins[0], Along::Both), (call.ins[1], Along::Rows)];
-    operands.extend(call.ins.get(2).map(|w| (*w, Along::Columns)));
+        smallvec![(call.ins[CrossEntropy::LOGITS], Along::Both), (call.ins[CrossEntropy::TARGETS], Along::Rows)];
+    operands.extend(call.ins.get(CrossEntropy::WEIGHT).map(|w| (*w, Along::Columns)));
     let loss = operands.len();
     operands.extend(call.outs.iter().map(|p| (*p, Along::Rows)));
     let numbers = numbers(call, op, width);
@@ -60,13 +63,13 @@ pub(super) fn forward(call: &FusedCall<'_, '_>, op: &CrossEntropy) -> Result<Sup
 pub(super) fn backward(call: &FusedCall<'_, '_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> = smallvec![
-        (call.ins[0], Along::Both),
-        (call.ins[1], Along::Rows),
-        (call.ins[2], Along::Rows),
-        (call.ins[3], Along::Rows),
-        (call.ins[4], Along::Rows)
+        (call.ins[CrossEntropyGrad::LOGITS], Along::Both),
+        (call.ins[CrossEntropyGrad::TARGETS], Along::Rows),
+        (call.ins[CrossEntropyGrad::TOP], Along::Rows),
+        (call.ins[CrossEntropyGrad::LOG_SUM], Along::Rows),
+        (call.ins[CrossEntropyGrad::GRAD], Along::Rows)
     ];
-    operands.extend(call.ins.get(5).map(|w| (*w, Along::Columns)));
+    operands.extend(call.ins.get(CrossEntropyGrad::WEIGHT).map(|w| (*w, Along::Columns)));
     let d = operands.len();
     operands.push((call.outs[0], Along::Both));
     let numbers = numbers(call, op, width);

@@ -18,7 +18,7 @@ use crate::{bindings::OperandView, reduce};
 pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Norm) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let layer = op.kind == NormKind::Layer;
-    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> = smallvec![(call.ins[0], Along::Both)];
+    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> = smallvec![(call.ins[Norm::X], Along::Both)];
     operands.extend(call.ins[1..].iter().map(|p| (*p, Along::Columns)));
     let y = operands.len();
     operands.push((call.outs[0], Along::Both));
@@ -75,8 +75,11 @@ pub(super) fn backward(call: &FusedCall<'_, '_>, op: &NormGrad) -> Result<Suppor
     let (rows, width) = call.rows(0);
     let layer = op.0.kind == NormKind::Layer;
     let (mean, weight) = (layer.then_some(3), op.weight_at());
-    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> =
-        smallvec![(call.ins[0], Along::Both), (call.ins[1], Along::Both), (call.ins[2], Along::Rows)];
+    let mut operands: SmallVec<[(OperandView<'_>, Along); 8]> = smallvec![
+        (call.ins[NormGrad::X], Along::Both),
+        (call.ins[NormGrad::GRAD], Along::Both),
+        (call.ins[NormGrad::RSTD], Along::Rows)
+    ];
     operands.extend(mean.map(|k| (call.ins[k], Along::Rows)));
     operands.extend(weight.map(|k| (call.ins[k], Along::Columns)));
     let d = operands.len();
@@ -121,7 +124,7 @@ fn parameters(call: &FusedCall<'_, '_>, op: &NormGrad, rows: usize, width: usize
     let seen = |p: OperandView<'_>, axes: [usize; 2]| -> Result<Layout> {
         Layout::contiguous(Shape::from(axes)).at(p.layout.offset()).broadcast_to(full)
     };
-    let (x, g) = (call.ins[0], call.ins[1]);
+    let (x, g) = (call.ins[NormGrad::X], call.ins[NormGrad::GRAD]);
     let (x, g) = (x.seen(seen(x, [rows, width])?), g.seen(seen(g, [rows, width])?));
     let to = |k: usize| call.outs[k].seen(Layout::contiguous(Shape::from([1, width])).at(call.outs[k].layout.offset()));
     let sum = |program: &Program, ins: &[OperandView<'_>], k: usize| {
@@ -136,10 +139,12 @@ fn parameters(call: &FusedCall<'_, '_>, op: &NormGrad, rows: usize, width: usize
         )
     };
     if op.0.weight {
-        let r = call.ins[2].seen(seen(call.ins[2], [rows, 1])?);
+        let rstd = call.ins[NormGrad::RSTD];
+        let r = rstd.seen(seen(rstd, [rows, 1])?);
         match op.0.kind {
             NormKind::Layer => {
-                let m = call.ins[3].seen(seen(call.ins[3], [rows, 1])?);
+                let mean = call.ins[NormGrad::MEAN];
+                let m = mean.seen(seen(mean, [rows, 1])?);
                 sum(&SLOPE, &[x, g, r, m], 1)?;
             }
             NormKind::Rms => sum(&SLOPE_RMS, &[x, g, r], 1)?,

@@ -7,7 +7,10 @@
 
 use std::ops::Range;
 
-use numcore::{Element as _, Result, Support, fused::Attention};
+use numcore::{
+    Element as _, Result, Support,
+    fused::{Attention, AttentionGrad},
+};
 
 use smallvec::SmallVec;
 
@@ -58,11 +61,12 @@ pub(super) fn tasks<S: StoredFloat>(
     rounds: bool,
     keys: impl Fn(&FusedCall<'_>, &AttentionProblem, &[BackwardHead<'_, S>], Range<usize>) -> Result<()> + Sync,
 ) -> Result<Support> {
-    let [g, o, lse, q, k, v] = [0, 1, 2, 3, 4, 5].map(|i| &call.ins[i]);
+    let [g, o, lse] = [AttentionGrad::GRAD, AttentionGrad::OUTPUT, AttentionGrad::LSE].map(|i| &call.ins[i]);
+    let [q, k, v] = [AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| &call.ins[i]);
     if !lse.layout.is_contiguous() {
         return Ok(Support::Decompose);
     }
-    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(6))?;
+    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(AttentionGrad::MASK))?;
     // Tasks write the contributions of their query heads to keys: without query heads, no task would write zeros.
     if p.group == 0 || lost::loses_weights::<S>(call, &p) {
         return Ok(Support::Decompose);
@@ -89,7 +93,7 @@ pub(super) fn tasks<S: StoredFloat>(
             let [g, o, q] = [g, o, q].map(|x| read(head(x, b, h)));
             let [k, v] = [k, v].map(|x| read(head(x, b, kv)));
             // SAFETY: the logsumexps of this head.
-            let lse = unsafe { call.input::<S::Lane>(2).slice(first as isize, p.queries) };
+            let lse = unsafe { call.input::<S::Lane>(AttentionGrad::LSE).slice(first as isize, p.queries) };
             BackwardHead { at: (b, h), g, o, lse, q, k, v, dq, rounded, dk, dv }
         });
         keys(call, &p, &heads.collect::<SmallVec<[_; 4]>>(), mine)

@@ -30,8 +30,8 @@ pub(super) fn tasks<S: StoredFloat>(
     op: &Attention,
     queries: impl Fn(&FusedCall<'_>, &AttentionProblem, &ForwardHead<S>, Range<usize>, &mut [S::Lane]) -> Result<()> + Sync,
 ) -> Result<Support> {
-    let [q, k, v] = [0, 1, 2].map(|i| &call.ins[i]);
-    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(3))?;
+    let [q, k, v] = [Attention::QUERIES, Attention::KEYS, Attention::VALUES].map(|i| &call.ins[i]);
+    let p = AttentionProblem::new(op, [q, k, v], call.ins.get(Attention::MASK))?;
     let heads = q.layout.dims()[0] * p.heads;
     let size = chunk_len(p.queries, (heads, TASKS), QUERIES);
     let groups = p.queries.div_ceil(size);
@@ -40,10 +40,12 @@ pub(super) fn tasks<S: StoredFloat>(
         let (i, group) = (task / groups, groups - 1 - task % groups);
         let (b, h) = (i / p.heads, i % p.heads);
         let [q, k, v] = [head(q, b, h), head(k, b, h / p.group), head(v, b, h / p.group)].map(read);
-        let h = ForwardHead { at: (b, h), q, k, v, o: head::<S>(&call.outs[0], b, h) };
+        let h = ForwardHead { at: (b, h), q, k, v, o: head::<S>(&call.outs[Attention::OUTPUT], b, h) };
         let rows = group * size..p.queries.min((group + 1) * size);
         // SAFETY: these queries' elements of the output, which no other task accesses.
-        let lse = unsafe { call.output::<S::Lane>(1).slice_mut((i * p.queries + rows.start) as isize, rows.len()) };
+        let lse = unsafe {
+            call.output::<S::Lane>(Attention::LSE).slice_mut((i * p.queries + rows.start) as isize, rows.len())
+        };
         queries(call, &p, &h, rows, lse)
     })?;
     Ok(Support::Done)

@@ -21,7 +21,7 @@ impl AttentionProblem {
 /// Where a mask shifts all scores of a query far away (every key is padding), the logarithm of the sum of weights is
 /// lost in rounding.
 pub(super) fn loses_weights<S: StoredFloat>(call: &FusedCall<'_>, p: &AttentionProblem) -> bool {
-    let (g, most) = (&call.ins[0], p.most::<S::Lane>());
+    let (g, most) = (&call.ins[AttentionGrad::GRAD], p.most::<S::Lane>());
     if p.mask.is_none() {
         return false;
     }
@@ -30,11 +30,11 @@ pub(super) fn loses_weights<S: StoredFloat>(call: &FusedCall<'_>, p: &AttentionP
         // SAFETY: this head's logsumexps and rows of the upstream gradient.
         let (lse, row) = unsafe {
             let row = move |at| std::slice::from_raw_parts(g.offset(at, 0).at, p.value_depth);
-            (call.input::<S::Lane>(2).slice((i * p.queries) as isize, p.queries), row)
+            (call.input::<S::Lane>(AttentionGrad::LSE).slice((i * p.queries) as isize, p.queries), row)
         };
         let lost = |&lse: &S::Lane| (lse > most || lse < -most) && lse != S::Lane::from_f64(f64::NEG_INFINITY);
         let moves = |at: usize| row(at).iter().any(|g| g.load() != S::Lane::default());
         lse.iter().enumerate().any(|(at, lse)| lost(lse) && moves(at))
     };
-    (0..call.ins[3].layout.dims()[0] * p.heads).any(head_loses)
+    (0..call.ins[AttentionGrad::QUERIES].layout.dims()[0] * p.heads).any(head_loses)
 }

@@ -19,7 +19,10 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use numcore::DType;
-use numcore::{Element as _, Layout, Result, Support, fused::Attention};
+use numcore::{
+    Element as _, Layout, Result, Support,
+    fused::{Attention, AttentionGrad},
+};
 
 use super::{Float, FusedCall, StoredFloat, half_rows, row_reduce};
 use crate::{
@@ -43,7 +46,7 @@ const ROWS: usize = 24;
 /// Computes outputs and logsumexps.
 pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
-    match tiled::takes(call, op, &call.ins[1]) {
+    match tiled::takes(call, op, &call.ins[Attention::KEYS]) {
         Some(DType::BF16) => return forward::tasks(call, op, tiled::queries::<half::bf16, 1>),
         Some(DType::F32) => return forward::tasks(call, op, tiled::queries::<f32, 3>),
         _ => {}
@@ -54,7 +57,7 @@ pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> R
 /// Gradients of queries, keys and values.
 pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &Attention) -> Result<Support> {
     #[cfg(target_arch = "x86_64")]
-    match tiled::takes(call, op, &call.ins[4]) {
+    match tiled::takes(call, op, &call.ins[AttentionGrad::KEYS]) {
         Some(DType::BF16) => return backward::tasks(call, op, true, tiled::keys::<half::bf16, 1>),
         Some(DType::F32) => return backward::tasks(call, op, true, tiled::keys::<f32, 3>),
         _ => {}

@@ -1,0 +1,226 @@
+#!/usr/bin/env python3
+"""Makes the reference files of this folder: random tiny models by transformers, what they compute, and adapters by peft.
+
+    python3 -m venv V && V/bin/pip install torch transformers peft
+    V/bin/python models/references/make.py [NAME ..]
+
+A folder holds config.json and the weights as transformers saves them, `reference.json` (versions, prompts, greedy text) and
+`reference.safetensors` (inputs, logits, the gradient of the mean cross-entropy by transformers' names).
+"""
+
+import json
+import os
+import shutil
+import sys
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+VOCAB = 43
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16,
+        "beta_fast": 32.0, "beta_slow": 1.0}
+SIZES = dict(vocab_size=VOCAB, hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
+
+
+def llama(**more):
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig(**{**SIZES, "head_dim": 6, **more})
+
+
+DECODERS = {
+    "gpt2": lambda: (transformers.GPT2LMHeadModel, transformers.GPT2Config(
+        vocab_size=VOCAB, n_embd=12, n_layer=2, n_head=4, n_positions=64, n_inner=28, bos_token_id=1, eos_token_id=2,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)),
+    "llama": lambda: llama(rope_parameters=LLAMA3),
+    "llama_yarn": lambda: llama(rope_parameters=YARN, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
+    "mistral": lambda: (transformers.MistralForCausalLM, transformers.MistralConfig(
+        **{**SIZES, "num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 4}, sliding_window=5)),
+    "qwen2": lambda: (transformers.Qwen2ForCausalLM, transformers.Qwen2Config(
+        **{**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1}, use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True)),
+    "qwen3": lambda: (transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**SIZES, head_dim=6)),
+}
+
+
+def randomize(model):
+    """Values large enough that a wrong formula shows, also in norms and biases."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() == 1:
+                norm = "weight" in name and ("norm" in name.lower() or "ln_" in name)
+                p.copy_((1.0 if norm else 0.0) + 0.2 * torch.randn_like(p))
+            else:
+                p.copy_(0.35 * torch.randn_like(p))
+
+
+def fresh(name):
+    folder = os.path.join(HERE, name)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    return folder
+
+
+def finish(folder, tensors, **facts):
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
+    tensors = {k: v.detach().clone().contiguous() for k, v in tensors.items()}
+    save_file(tensors, os.path.join(folder, "reference.safetensors"), metadata=versions)
+    with open(os.path.join(folder, "reference.json"), "w") as out:
+        json.dump({"made_by": versions, **facts}, out, indent=1)
+        out.write("\n")
+
+
+def greedy(model, prompts, new):
+    """Greedy text of a batch, padded on the left."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return out[:, width:].tolist()
+
+
+def decoder(name):
+    torch.manual_seed(sum(map(ord, name)))
+    kind, config = DECODERS[name]()
+    config._attn_implementation = "eager"
+    model = kind(config).eval()
+    randomize(model)
+    folder = fresh(name)
+    model.save_pretrained(folder, max_shard_size="8KB" if name == "qwen3" else "1GB")
+    os.path.exists(os.path.join(folder, "generation_config.json")) and os.remove(os.path.join(folder, "generation_config.json"))
+    ids = torch.randint(0, VOCAB, (2, 23))
+    logits = model(ids).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, VOCAB), ids[:, 1:].reshape(-1)).backward()
+    grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+    prompts = [ids[0, :9].tolist(), ids[1, :4].tolist(), ids[1, :15].tolist()]
+    finish(folder, {"ids": ids, "logits": logits, **grads}, prompts=prompts, greedy=greedy(model, prompts, 12))
+    return model, ids
+
+
+def adapter(name, base, **options):
+    """An adapter by peft of the model in `base`: its files, the logits with it, and the merged weights."""
+    import peft
+
+    kind, config = DECODERS[base]()
+    model = kind.from_pretrained(os.path.join(HERE, base), attn_implementation="eager").eval()
+    torch.manual_seed(3)
+    lora = peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **options)
+    wrapped = peft.get_peft_model(model, lora)
+    with torch.no_grad():
+        for n, p in wrapped.named_parameters():
+            if "lora_A" in n or "lora_B" in n:
+                p.copy_(0.3 * torch.randn_like(p))
+            elif "magnitude" in n:
+                p.copy_(p * (1 + 0.1 * torch.randn_like(p)))
+    folder = fresh(name)
+    wrapped.save_pretrained(folder)
+    for extra in ["README.md"]:
+        os.path.exists(os.path.join(folder, extra)) and os.remove(os.path.join(folder, extra))
+    path = os.path.join(folder, "adapter_config.json")
+    settings = json.load(open(path))
+    settings["base_model_name_or_path"] = base
+    json.dump(settings, open(path, "w"), indent=1)
+    ids = torch.randint(0, VOCAB, (2, 11))
+    wrapped.eval()
+    logits = wrapped(input_ids=ids).logits
+    torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, VOCAB), ids[:, 1:].reshape(-1)).backward()
+    grads = {f"grad/{n.replace('.default', '')}": p.grad for n, p in wrapped.named_parameters() if p.requires_grad}
+    merged = wrapped.merge_and_unload()
+    finish(folder, {"ids": ids, "logits": logits, "merged_logits": merged(ids).logits, **grads}, peft=peft.__version__, base=base)
+
+
+ADAPTERS = {
+    "lora_llama": ("llama", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"],
+                                 rank_pattern={"down_proj": 2}, alpha_pattern={"layers.1.self_attn.q_proj": 5})),
+    "lora_gpt2": ("gpt2", dict(r=2, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True, use_rslora=True)),
+    "dora_qwen3": ("qwen3", dict(r=2, lora_alpha=4, target_modules="all-linear", use_dora=True)),
+}
+
+
+def sampling():
+    """Scores after transformers' processors, for several options."""
+    from transformers.generation.logits_process import (
+        LogitsProcessorList, MinPLogitsWarper, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper,
+        TopKLogitsWarper, TopPLogitsWarper, TypicalLogitsWarper)
+    kinds = dict(repetition_penalty=RepetitionPenaltyLogitsProcessor, temperature=TemperatureLogitsWarper,
+                 top_k=TopKLogitsWarper, top_p=TopPLogitsWarper, min_p=MinPLogitsWarper, typical_p=TypicalLogitsWarper)
+    cases = [dict(temperature=0.7), dict(top_k=5), dict(top_p=0.8), dict(min_p=0.2), dict(typical_p=0.6),
+             dict(repetition_penalty=1.7), dict(top_p=0.0), dict(top_k=1), dict(typical_p=0.05),
+             dict(repetition_penalty=0.8, temperature=1.5, top_k=20, top_p=0.9, min_p=0.02, typical_p=0.95)]
+    torch.manual_seed(8)
+    scores, text = 2.5 * torch.randn(4, VOCAB), torch.randint(0, VOCAB, (4, 9))
+    tensors = {"scores": scores, "text": text}
+    for i, case in enumerate(cases):
+        chain = LogitsProcessorList(kind(case[name]) for name, kind in kinds.items() if name in case)
+        tensors[f"processed/{i}"] = chain(text, scores.clone())
+    finish(fresh("sampling"), tensors, cases=cases)
+
+
+def bert():
+    torch.manual_seed(5)
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=12, num_hidden_layers=2, num_attention_heads=4, intermediate_size=20,
+        max_position_embeddings=32, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3)
+    config._attn_implementation = "eager"
+    ids = torch.randint(3, VOCAB, (2, 13))
+    mask = torch.ones_like(ids)
+    mask[1, 9:] = 0
+    ids[1, 9:] = 0
+    types = (torch.arange(13) > 5).long()[None].expand(2, 13).contiguous()
+    for name, kind in [("bert_mlm", transformers.BertForMaskedLM), ("bert_classifier", transformers.BertForSequenceClassification),
+                       ("bert_tokens", transformers.BertForTokenClassification)]:
+        model = kind(config).eval()
+        randomize(model)
+        folder = fresh(name)
+        model.save_pretrained(folder)
+        logits = model(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+        target = {"bert_mlm": ids, "bert_tokens": ids % 3, "bert_classifier": torch.tensor([2, 0])}[name]
+        torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), target.reshape(-1)).backward()
+        grads = {f"grad/{n}": p.grad for n, p in model.named_parameters() if p.grad is not None}
+        finish(folder, {"ids": ids, "mask": mask, "types": types, "target": target, "logits": logits, **grads})
+
+
+def vit():
+    torch.manual_seed(6)
+    config = transformers.ViTConfig(
+        hidden_size=12, num_hidden_layers=2, num_attention_heads=4, intermediate_size=20, image_size=12, patch_size=4,
+        num_channels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_labels=3)
+    config._attn_implementation = "eager"
+    model = transformers.ViTForImageClassification(config).eval()
+    randomize(model)
+    folder = fresh("vit")
+    model.save_pretrained(folder)
+    pixels = torch.randn(2, 3, 12, 12)
+    target = torch.tensor([1, 2])
+    logits = model(pixel_values=pixels).logits
+    torch.nn.functional.cross_entropy(logits, target).backward()
+    # Files keep the names of older versions.
+    old = [("vit.layers.", "vit.encoder.layer."), ("attention.o_proj", "attention.output.dense"),
+           ("attention.q_proj", "attention.attention.query"), ("attention.k_proj", "attention.attention.key"),
+           ("attention.v_proj", "attention.attention.value"), ("mlp.fc1", "intermediate.dense"), ("mlp.fc2", "output.dense")]
+
+    def in_file(name):
+        for new, before in old:
+            name = name.replace(new, before)
+        return name
+    grads = {f"grad/{in_file(n)}": p.grad for n, p in model.named_parameters()}
+    finish(folder, {"pixels": pixels, "target": target, "logits": logits, **grads})
+
+
+def main(names):
+    def wants(name):
+        return not names or name in names
+    for name in filter(wants, DECODERS):
+        decoder(name)
+    wants("sampling") and sampling()
+    wants("bert") and bert()
+    wants("vit") and vit()
+    for name in filter(wants, ADAPTERS):
+        base, options = ADAPTERS[name]
+        adapter(name, base, **options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,254 @@
+//! The sizes and options of a decoder.
+
+use nn::Activation;
+use numcore::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use super::{ConfigFields, Family, RopeConfig, RopeScaling};
+
+/// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// The family, from which norms, gates and names follow.
+    pub family: Family,
+    /// The size of the vocabulary.
+    pub vocab: usize,
+    /// The number of channels.
+    pub width: usize,
+    /// The number of layers.
+    pub layers: usize,
+    /// The number of heads of queries.
+    pub heads: usize,
+    /// The number of heads of keys and values.
+    pub kv_heads: usize,
+    /// The width of a head.
+    pub head_dim: usize,
+    /// The width between the linear layers.
+    pub hidden: usize,
+    /// The longest sequence the model was made for.
+    pub context: usize,
+    /// The constant added to variances and mean squares.
+    pub norm_eps: f64,
+    /// The activation between the linear layers.
+    pub activation: Activation,
+    /// Rotary positions; learned ones if there are none.
+    pub rope: Option<RopeConfig>,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection of attention has a bias.
+    pub output_bias: bool,
+    /// Whether the other linear layers have biases.
+    pub mlp_bias: bool,
+    /// How many keys a query of each layer sees; all if not given.
+    pub windows: Vec<Option<usize>>,
+    /// Whether the head shares the weight of the token embedding.
+    pub tied: bool,
+    /// All fields of the file, which are written back.
+    pub fields: Map<String, Value>,
+}
+
+impl DecoderConfig {
+    /// Reads the fields of a `config.json`.
+    ///
+    /// # Errors
+    /// If the family is not known, a field is missing or malformed, or one is there that may change what the model computes and is not known.
+    pub fn read(fields: &ConfigFields) -> Result<Self> {
+        let family = Family::of(fields)?;
+        let config = if family == Family::Gpt2 { gpt2(fields)? } else { llama(fields, family)? };
+        fields.flag_or("tie_word_embeddings", false)?;
+        if fields.part("quantization_config")?.is_some() {
+            return Err(fields
+                .wrong("quantization_config", "is there: quantised weights are not read; use the unquantised model"));
+        }
+        fields.finish()?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The fields of a `config.json` that transformers loads: those that were read from one, brought up to date.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut fields = self.fields.clone();
+        fields.insert("model_type".into(), self.family.name().into());
+        fields.insert("architectures".into(), json!([self.family.architecture()]));
+        fields.insert("tie_word_embeddings".into(), self.tied.into());
+        fields.insert("vocab_size".into(), self.vocab.into());
+        if self.family == Family::Gpt2 {
+            for (name, value) in [
+                ("n_embd", self.width),
+                ("n_layer", self.layers),
+                ("n_head", self.heads),
+                ("n_positions", self.context),
+                ("n_inner", self.hidden),
+            ] {
+                fields.insert(name.into(), value.into());
+            }
+            fields.insert("layer_norm_epsilon".into(), json!(self.norm_eps));
+            fields.insert("activation_function".into(), activation_name(self.activation).into());
+            return fields;
+        }
+        for (name, value) in [
+            ("hidden_size", self.width),
+            ("intermediate_size", self.hidden),
+            ("num_hidden_layers", self.layers),
+            ("num_attention_heads", self.heads),
+            ("num_key_value_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_position_embeddings", self.context),
+        ] {
+            fields.insert(name.into(), value.into());
+        }
+        fields.insert("rms_norm_eps".into(), json!(self.norm_eps));
+        fields.insert("hidden_act".into(), activation_name(self.activation).into());
+        self.insert_options(&mut fields);
+        fields
+    }
+
+    /// The fields of positions, biases and windows.
+    fn insert_options(&self, fields: &mut Map<String, Value>) {
+        if let Some(rope) = &self.rope {
+            fields.remove("rope_scaling");
+            fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
+            // What versions before 5 read.
+            fields.insert("rope_theta".into(), json!(rope.theta));
+            if rope.scaling != RopeScaling::Default {
+                fields.insert("rope_scaling".into(), Value::Object(rope.to_json()));
+            }
+        }
+        if matches!(self.family, Family::Llama | Family::Qwen3) {
+            fields.insert("attention_bias".into(), self.qkv_bias.into());
+        }
+        if self.family == Family::Llama {
+            fields.insert("mlp_bias".into(), self.mlp_bias.into());
+        }
+        let window = self.windows.iter().flatten().next();
+        if self.family == Family::Mistral {
+            fields.insert("sliding_window".into(), json!(window));
+        }
+        if matches!(self.family, Family::Qwen2 | Family::Qwen3) {
+            let kind = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
+            fields.insert("use_sliding_window".into(), window.is_some().into());
+            fields.insert("sliding_window".into(), json!(window));
+            fields.insert("layer_types".into(), self.windows.iter().map(kind).collect());
+        }
+    }
+
+    /// An error unless the sizes fit each other.
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |field, why: String| Err(Error::config("decoder", field, why));
+        for (field, size) in [("vocab", self.vocab), ("width", self.width), ("context", self.context)] {
+            if size == 0 {
+                return wrong(field, format!("`{field}` is 0"));
+            }
+        }
+        if let Some(rope) = self.rope {
+            let rotated = rope.rotated(self.head_dim);
+            if rotated % 2 == 1 || rotated > self.head_dim {
+                return wrong("rope", format!("{rotated} of {} components of a head are no pairs", self.head_dim));
+            }
+        }
+        if self.windows.len() != self.layers {
+            return wrong("windows", format!("{} windows for {} layers", self.windows.len(), self.layers));
+        }
+        Ok(())
+    }
+}
+
+fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
+    let (width, heads) = (fields.size("n_embd")?, fields.size("n_head")?);
+    let layers = fields.layers("n_layer")?;
+    for (name, harmless) in [
+        ("scale_attn_weights", true),
+        ("scale_attn_by_inverse_layer_idx", false),
+        ("reorder_and_upcast_attn", false),
+        ("add_cross_attention", false),
+    ] {
+        fields.require(name, harmless)?;
+    }
+    Ok(DecoderConfig {
+        family: Family::Gpt2,
+        vocab: fields.size("vocab_size")?,
+        width,
+        layers,
+        heads,
+        kv_heads: heads,
+        head_dim: head_dim(fields, width, heads)?,
+        hidden: fields.size_or("n_inner", 4 * width)?,
+        context: fields.size("n_positions")?,
+        norm_eps: fields.number_or("layer_norm_epsilon", 1e-5)?,
+        activation: fields.activation("activation_function", Activation::GeluTanh)?,
+        rope: None,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        windows: vec![None; layers],
+        tied: fields.flag_or("tie_word_embeddings", true)?,
+        fields: fields.fields().clone(),
+    })
+}
+
+fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
+    let (width, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
+    let (layers, context) = (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
+    let has_biases = matches!(family, Family::Llama | Family::Qwen3);
+    let attention_bias = has_biases && fields.flag_or("attention_bias", false)?;
+    let own_dim = fields.maybe_size("head_dim")?;
+    Ok(DecoderConfig {
+        family,
+        vocab: fields.size("vocab_size")?,
+        width,
+        layers,
+        heads,
+        kv_heads: fields.size_or("num_key_value_heads", heads)?,
+        head_dim: own_dim.map_or_else(|| head_dim(fields, width, heads), Ok)?,
+        hidden: fields.size("intermediate_size")?,
+        context,
+        norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
+        activation: fields.activation("hidden_act", Activation::Silu)?,
+        rope: Some(RopeConfig::read(fields, 10_000.0, context)?),
+        qkv_bias: family == Family::Qwen2 || attention_bias,
+        output_bias: attention_bias,
+        mlp_bias: family == Family::Llama && fields.flag_or("mlp_bias", false)?,
+        windows: windows(fields, family, layers)?,
+        tied: fields.flag_or("tie_word_embeddings", false)?,
+        fields: fields.fields().clone(),
+    })
+}
+
+fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> {
+    if heads == 0 || !width.is_multiple_of(heads) {
+        return Err(
+            fields.wrong("head_dim", format_args!("is missing, and {heads} heads do not divide {width} channels"))
+        );
+    }
+    Ok(width / heads)
+}
+
+/// The window of each layer. Qwen has one only where a flag says so, from some layer on.
+fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
+    let window = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
+    let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
+    let first = if is_qwen { fields.size_or("max_window_layers", layers)? } else { 0 };
+    let used = !is_qwen || fields.flag_or("use_sliding_window", false)?;
+    let window = window.filter(|_| used);
+    let Some(types) = fields.list("layer_types")? else {
+        return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
+    };
+    if types.len() != layers {
+        return Err(fields.wrong("layer_types", format_args!("lists {} layers of {layers}", types.len())));
+    }
+    let of_type = |kind: &str| match kind {
+        "full_attention" => Ok(None),
+        "sliding_attention" if window.is_some() => Ok(window),
+        other => Err(fields.wrong("layer_types", format_args!("has `{other}`, which goes with no `sliding_window`"))),
+    };
+    types.into_iter().map(of_type).collect()
+}
+
+fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Relu => "relu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_new",
+        Activation::Silu => "silu",
+    }
+}

@@ -1,0 +1,65 @@
+//! The families of decoders.
+
+use numcore::Result;
+
+use super::ConfigFields;
+
+/// A family of decoders: what `model_type` names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// GPT-2: learned positions, layer norms, one projection for queries, keys and values.
+    Gpt2,
+    /// Llama 2 and 3: rotary positions, RMS norms, gated linear layers, grouped queries.
+    Llama,
+    /// Mistral: Llama with a sliding window.
+    Mistral,
+    /// Qwen 2 and 2.5: Llama with biases of queries, keys and values.
+    Qwen2,
+    /// Qwen 3: Llama with norms of queries' and keys' heads.
+    Qwen3,
+}
+
+impl Family {
+    /// Every family, with its name in `model_type` and the class that transformers loads it as.
+    const ALL: [(Family, &'static str, &'static str); 5] = [
+        (Family::Gpt2, "gpt2", "GPT2LMHeadModel"),
+        (Family::Llama, "llama", "LlamaForCausalLM"),
+        (Family::Mistral, "mistral", "MistralForCausalLM"),
+        (Family::Qwen2, "qwen2", "Qwen2ForCausalLM"),
+        (Family::Qwen3, "qwen3", "Qwen3ForCausalLM"),
+    ];
+
+    /// The family that a configuration names.
+    ///
+    /// # Errors
+    /// If it names none, or one that is not known.
+    pub fn of(fields: &ConfigFields) -> Result<Family> {
+        let name = fields.need("model_type", fields.text("model_type")?)?;
+        Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(family, ..)| *family).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|(_, known, _)| *known).collect();
+            fields.wrong("model_type", format_args!("is `{name}`; decoders are known of: {}", known.join(", ")))
+        })
+    }
+
+    /// The name in `model_type`.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+
+    /// The class that transformers loads a model as.
+    pub fn architecture(self) -> &'static str {
+        Self::ALL[self as usize].2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_the_order_of_the_enum() {
+        for (i, (family, ..)) in Family::ALL.iter().enumerate() {
+            assert_eq!(*family as usize, i);
+        }
+    }
+}

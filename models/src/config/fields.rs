@@ -1,0 +1,220 @@
+//! The fields of a `config.json`: those that are read, those that change nothing, and no others.
+
+use std::{cell::RefCell, collections::BTreeSet, ops::Deref, path::Path};
+
+use nn::Activation;
+use numcore::{Error, Result};
+use serde_json::Value;
+
+use crate::files::JsonObject;
+
+/// Fields of transformers' configurations that do not change what a model computes: names, tokens, training, generation, and what only
+/// encoders or decoders of pairs have.
+const HARMLESS: &[&str] = &[
+    "_attn_implementation",
+    "_commit_hash",
+    "_name_or_path",
+    "architectures",
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "attn_pdrop",
+    "auto_map",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "classifier_dropout",
+    "decoder_start_token_id",
+    "do_sample",
+    "dtype",
+    "embd_pdrop",
+    "encoder_stride",
+    "eos_token_id",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "hidden_dropout_prob",
+    "id2label",
+    "initializer_range",
+    "is_encoder_decoder",
+    "keys_to_ignore_at_inference",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "model_type",
+    "n_ctx",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pooler_act",
+    "pooler_output_size",
+    "prefix",
+    "pretraining_tp",
+    "problem_type",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "temperature",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
+    "use_return_dict",
+];
+
+/// A `config.json` that knows which of its fields were read. What nobody read, and is not known to change nothing, is an error in the end: it
+/// could change what the model computes.
+#[derive(Debug)]
+pub struct ConfigFields {
+    object: JsonObject,
+    read: RefCell<BTreeSet<&'static str>>,
+}
+
+impl Deref for ConfigFields {
+    type Target = JsonObject;
+
+    fn deref(&self) -> &JsonObject {
+        &self.object
+    }
+}
+
+impl ConfigFields {
+    /// Reads the `config.json` in a folder.
+    ///
+    /// # Errors
+    /// If there is none, or it holds no JSON object.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join("config.json");
+        if folder.is_dir() && !path.is_file() {
+            return Err(Error::format(
+                folder.display().to_string(),
+                "there is no config.json: it is no model's folder",
+            ));
+        }
+        JsonObject::open(&path).map(Self::of)
+    }
+
+    /// Fields that are in memory.
+    pub fn of(object: JsonObject) -> Self {
+        ConfigFields { object, read: RefCell::default() }
+    }
+
+    /// A count that must be there.
+    pub fn size(&self, name: &'static str) -> Result<usize> {
+        self.need(name, self.count(self.known(name))?)
+    }
+
+    /// A count, or this one.
+    pub fn size_or(&self, name: &'static str, default: usize) -> Result<usize> {
+        Ok(self.count(self.known(name))?.unwrap_or(default))
+    }
+
+    /// A count that may be absent.
+    pub fn maybe_size(&self, name: &'static str) -> Result<Option<usize>> {
+        self.count(self.known(name))
+    }
+
+    /// The number of layers. What is no model's would take memory before its weights are found missing.
+    pub fn layers(&self, name: &'static str) -> Result<usize> {
+        const MOST: usize = 10_000;
+        match self.size(name)? {
+            layers if layers <= MOST => Ok(layers),
+            layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
+        }
+    }
+
+    /// A number, or this one.
+    pub fn number_or(&self, name: &'static str, default: f64) -> Result<f64> {
+        Ok(self.number(self.known(name))?.unwrap_or(default))
+    }
+
+    /// A boolean, or this one.
+    pub fn flag_or(&self, name: &'static str, default: bool) -> Result<bool> {
+        Ok(self.flag(self.known(name))?.unwrap_or(default))
+    }
+
+    /// An object, if it is there.
+    pub fn part(&self, name: &'static str) -> Result<Option<JsonObject>> {
+        self.object.object(self.known(name))
+    }
+
+    /// A list of strings, if it is there.
+    pub fn list(&self, name: &'static str) -> Result<Option<Vec<&str>>> {
+        self.object.texts(self.known(name))
+    }
+
+    /// An activation by transformers' name.
+    pub fn activation(&self, name: &'static str, default: Activation) -> Result<Activation> {
+        Ok(match self.text(self.known(name))? {
+            None => default,
+            Some("relu") => Activation::Relu,
+            Some("gelu") => Activation::Gelu,
+            Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
+            Some("silu" | "swish") => Activation::Silu,
+            Some(other) => return Err(self.wrong(name, format_args!("is `{other}`, an activation that is not known"))),
+        })
+    }
+
+    /// An error unless a field is absent or has the one value that is supported.
+    pub fn expect(&self, name: &'static str, due: &str) -> Result<()> {
+        match self.text(self.known(name))? {
+            Some(other) if other != due => Err(self.wrong(name, format_args!("is `{other}`; only `{due}` is known"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error unless an option that is not supported has the value that changes nothing.
+    pub fn require(&self, name: &'static str, harmless: bool) -> Result<()> {
+        match self.flag_or(name, harmless)? {
+            value if value == harmless => Ok(()),
+            value => Err(self.wrong(name, format_args!("is {value}, which is not supported"))),
+        }
+    }
+
+    /// An error if a field is left that nobody read and that may change what is computed. A field of null or false is none.
+    pub fn finish(&self) -> Result<()> {
+        let read = self.read.borrow();
+        let unknown = |(name, value): &(&String, &Value)| {
+            let off = value.is_null() || **value == Value::Bool(false);
+            !off && !read.contains(name.as_str()) && HARMLESS.binary_search(&name.as_str()).is_err()
+        };
+        let unknown: Vec<String> = self.fields().iter().filter(unknown).map(|(name, _)| format!("`{name}`")).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let why = format!(
+            "has fields that may change what the model computes, and that are not known here: {}; delete those that change nothing",
+            unknown.join(", ")
+        );
+        Err(Error::format("config.json", why))
+    }
+
+    fn known(&self, name: &'static str) -> &'static str {
+        self.read.borrow_mut().insert(name);
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn harmless_fields_are_sorted() {
+        assert!(HARMLESS.is_sorted());
+    }
+}

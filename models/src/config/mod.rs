@@ -1,0 +1,11 @@
+//! What `config.json` says of a model.
+
+mod decoder;
+mod family;
+mod fields;
+mod rope;
+
+pub use decoder::DecoderConfig;
+pub use family::Family;
+pub use fields::ConfigFields;
+pub use rope::{RopeConfig, RopeScaling};

@@ -1,0 +1,259 @@
+//! Rotary positions as `config.json` describes them: the frequencies, and how they are stretched for longer contexts.
+
+use nn::Rotary;
+use numcore::Result;
+use serde_json::{Map, Value, json};
+
+use super::ConfigFields;
+use crate::files::JsonObject;
+
+/// Rotary positions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// The base of the frequencies, `rope_theta`.
+    pub theta: f64,
+    /// The part of a head that is rotated: its first components.
+    pub partial: f64,
+    /// How frequencies are stretched.
+    pub scaling: RopeScaling,
+}
+
+/// How frequencies are stretched for contexts longer than those a model was first trained on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    Default,
+    /// All alike: positions are divided by `factor` (Chen et al. 2023).
+    Linear {
+        /// How many times as long the context is.
+        factor: f64,
+    },
+    /// Low frequencies alone, with a linear transition (Llama 3.1).
+    Llama3 {
+        /// How many times as long the context is.
+        factor: f64,
+        /// Wavelengths above `original / low` are stretched whole.
+        low: f64,
+        /// Wavelengths below `original / high` are kept.
+        high: f64,
+        /// The context that the model was first trained on.
+        original: f64,
+    },
+    /// Low frequencies alone, by the turns they make in the first context; cosines and sines are scaled (Peng et al. 2023).
+    Yarn {
+        /// How many times as long the context is.
+        factor: f64,
+        /// Pairs that make more turns are kept.
+        fast: f64,
+        /// Pairs that make fewer turns are stretched whole.
+        slow: f64,
+        /// The context that the model was first trained on.
+        original: f64,
+        /// The factor of cosines and sines.
+        attention: f64,
+        /// Whether the transition begins and ends at whole pairs.
+        truncate: bool,
+    },
+}
+
+impl RopeConfig {
+    /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+    ///
+    /// # Errors
+    /// If the kind of scaling is not known, or one of its numbers is missing or out of range.
+    pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
+        let (new, old) = (fields.part("rope_parameters")?, fields.part("rope_scaling")?);
+        let plain = fields.number_or("rope_theta", default_theta)?;
+        let partial = fields.number_or("partial_rotary_factor", 1.0)?;
+        let nothing = JsonObject::of("config.json", Map::new());
+        let part = new.or(old).unwrap_or(nothing);
+        let theta = part.number("rope_theta")?.unwrap_or(plain);
+        let partial = part.number("partial_rotary_factor")?.unwrap_or(partial);
+        if theta <= 0.0 {
+            return Err(part.wrong("rope_theta", format_args!("is {theta}, and must be above 0")));
+        }
+        Ok(RopeConfig { theta, partial, scaling: RopeScaling::read(&part, context)? })
+    }
+
+    /// How many components of a head are rotated.
+    pub fn rotated(&self, head_dim: usize) -> usize {
+        (head_dim as f64 * self.partial) as usize
+    }
+
+    /// The frequencies of a head of this width.
+    pub fn rotary(&self, head_dim: usize) -> Rotary {
+        let rotated = self.rotated(head_dim);
+        let plain = Rotary::new(self.theta, rotated);
+        match self.scaling {
+            RopeScaling::Default => plain,
+            RopeScaling::Linear { factor } => each(plain, |_, f| f / factor),
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                each(plain, |_, f| llama3(f, factor, low, high, original))
+            }
+            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate } => {
+                let ramp = yarn_ramp(self.theta, rotated, [fast, slow], original, truncate);
+                let stretched = each(plain, |i, f| f / factor * ramp(i) + f * (1.0 - ramp(i)));
+                Rotary { scale: attention, ..stretched }
+            }
+        }
+    }
+
+    /// The fields as transformers 5 writes them.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut fields = Map::from_iter([("rope_theta".to_owned(), json!(self.theta))]);
+        if self.partial != 1.0 {
+            fields.insert("partial_rotary_factor".into(), json!(self.partial));
+        }
+        let more = match self.scaling {
+            RopeScaling::Default => json!({ "rope_type": "default" }),
+            RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
+            RopeScaling::Llama3 { factor, low, high, original } => json!({
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high,
+                "original_max_position_embeddings": original as u64
+            }),
+            RopeScaling::Yarn { factor, fast, slow, original, attention, truncate } => json!({
+                "rope_type": "yarn", "factor": factor, "beta_fast": fast, "beta_slow": slow,
+                "attention_factor": attention, "truncate": truncate,
+                "original_max_position_embeddings": original as u64
+            }),
+        };
+        fields.extend(more.as_object().cloned().unwrap_or_default());
+        fields
+    }
+}
+
+impl RopeScaling {
+    fn read(part: &JsonObject, context: usize) -> Result<Self> {
+        let kind = part.text("rope_type")?.or(part.text("type")?).unwrap_or("default");
+        let positive = |name: &str, default: Option<f64>| {
+            let value = part.need(name, part.number(name)?.or(default))?;
+            if value > 0.0 { Ok(value) } else { Err(part.wrong(name, format_args!("is {value}, and must be above 0"))) }
+        };
+        let original = || positive("original_max_position_embeddings", Some(context as f64));
+        Ok(match kind {
+            "default" => RopeScaling::Default,
+            "linear" => RopeScaling::Linear { factor: positive("factor", None)? },
+            "llama3" => RopeScaling::Llama3 {
+                factor: positive("factor", None)?,
+                low: positive("low_freq_factor", None)?,
+                high: positive("high_freq_factor", None)?,
+                original: original()?,
+            },
+            "yarn" => RopeScaling::Yarn {
+                factor: positive("factor", None)?,
+                fast: positive("beta_fast", Some(32.0))?,
+                slow: positive("beta_slow", Some(1.0))?,
+                original: original()?,
+                attention: yarn_attention(part, positive("factor", None)?)?,
+                truncate: part.flag("truncate")?.unwrap_or(true),
+            },
+            other => {
+                let why = format!("is `{other}`; default, linear, llama3 and yarn are known");
+                return Err(part.wrong("rope_type", why));
+            }
+        })
+    }
+}
+
+/// Frequencies, each changed by a function of its number and itself.
+fn each(rotary: Rotary, change: impl Fn(usize, f64) -> f64) -> Rotary {
+    let frequencies = rotary.frequencies.iter().enumerate().map(|(i, &f)| change(i, f)).collect();
+    Rotary { frequencies, ..rotary }
+}
+
+fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f64 {
+    let wavelength = 2.0 * std::f64::consts::PI / frequency;
+    if wavelength > original / low {
+        return frequency / factor;
+    }
+    if wavelength < original / high {
+        return frequency;
+    }
+    let part = (original / wavelength - low) / (high - low);
+    frequency * ((1.0 - part) / factor + part)
+}
+
+/// The part of each pair's frequency that is stretched: 0 for pairs that make many turns in the first context, 1 for those that make few.
+fn yarn_ramp(theta: f64, rotated: usize, turns: [f64; 2], original: f64, truncate: bool) -> impl Fn(usize) -> f64 {
+    let pair =
+        |turns: f64| rotated as f64 * (original / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
+    let [mut first, mut last] = turns.map(pair);
+    if truncate {
+        (first, last) = (first.floor(), last.ceil());
+    }
+    let (first, last) = (first.max(0.0), last.min(rotated as f64 - 1.0));
+    // Two equal ends would divide by 0.
+    let last = if first == last { last + 0.001 } else { last };
+    move |i| ((i as f64 - first) / (last - first)).clamp(0.0, 1.0)
+}
+
+fn yarn_attention(part: &JsonObject, factor: f64) -> Result<f64> {
+    let scale = |m: f64| if factor <= 1.0 { 1.0 } else { 0.1 * m * factor.ln() + 1.0 };
+    if let Some(given) = part.number("attention_factor")? {
+        return Ok(given);
+    }
+    let nonzero = |name| Ok::<_, numcore::Error>(part.number(name)?.filter(|m| *m != 0.0));
+    Ok(match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+        (Some(m), Some(all)) => scale(m) / scale(all),
+        _ => scale(1.0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(got: f64, due: f64) {
+        assert!((got - due).abs() <= due.abs() * 1e-9, "{got} is not {due}");
+    }
+
+    /// Frequencies of Llama 3.1, computed from the paper's formula apart from this code.
+    #[test]
+    fn the_frequencies_of_llama_3_1() {
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let rotary = RopeConfig { theta: 500_000.0, partial: 1.0, scaling }.rotary(128);
+        for (i, due) in [
+            (28, 3.211445995e-3),
+            (29, 2.166570764e-3),
+            (30, 1.371893568e-3),
+            (32, 5.248461610e-4),
+            (35, 9.556212354e-5),
+            (63, 3.068925989e-7),
+        ] {
+            assert!((rotary.frequencies[i] / due - 1.0).abs() < 1e-8, "{i}: {}", rotary.frequencies[i]);
+        }
+    }
+
+    #[test]
+    fn old_and_new_fields_say_the_same() {
+        let read = |json: &str| {
+            let fields = serde_json::from_str(json).unwrap();
+            RopeConfig::read(&ConfigFields::of(JsonObject::of("config.json", fields)), 10_000.0, 64)
+        };
+        let new = r#"{"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}"#;
+        let old = r#"{"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}"#;
+        let due = RopeConfig { theta: 500.0, partial: 1.0, scaling: RopeScaling::Linear { factor: 2.0 } };
+        assert_eq!(read(new).unwrap(), due);
+        assert_eq!(read(old).unwrap(), due);
+        close(due.rotary(4).frequencies[1], 0.5 / 500f64.sqrt());
+        let error = read(r#"{"rope_scaling": {"type": "longrope"}}"#).unwrap_err().to_string();
+        assert!(error.contains("longrope") && error.contains("yarn"), "{error}");
+        let error = read(r#"{"rope_scaling": {"type": "yarn"}}"#).unwrap_err().to_string();
+        assert!(error.contains("`factor` is missing"), "{error}");
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        for scaling in [
+            RopeScaling::Default,
+            RopeScaling::Linear { factor: 2.5 },
+            RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 },
+            RopeScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 16.0, attention: 1.25, truncate: false },
+        ] {
+            let config = RopeConfig { theta: 777.0, partial: 0.5, scaling };
+            let fields = Map::from_iter([("rope_parameters".to_owned(), Value::Object(config.to_json()))]);
+            let fields = ConfigFields::of(JsonObject::of("config.json", fields));
+            assert_eq!(RopeConfig::read(&fields, 1.0, 3).unwrap(), config);
+        }
+    }
+}

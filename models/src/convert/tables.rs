@@ -1,0 +1,110 @@
+//! The tables of the families there are.
+
+use super::{Change, ConversionRule, ConversionTable};
+
+const fn keep(theirs: &'static str, ours: &'static str) -> ConversionRule {
+    ConversionRule { theirs, ours, change: Change::Keep }
+}
+
+/// A module whose weight is `[I, O]` in files.
+const fn transposed(theirs: &'static str, ours: &'static str) -> ConversionRule {
+    ConversionRule { theirs, ours, change: Change::Transpose }
+}
+
+/// GPT-2: fused projections, with weights of `[I, O]`.
+pub const GPT2: ConversionTable = ConversionTable {
+    rules: &[
+        keep("transformer.wte", "embed_tokens"),
+        keep("transformer.wpe", "embed_positions"),
+        keep("transformer.h.{}.ln_1", "layers.{}.input_norm"),
+        transposed("transformer.h.{}.attn.c_attn", "layers.{}.self_attn.qkv_proj"),
+        transposed("transformer.h.{}.attn.c_proj", "layers.{}.self_attn.o_proj"),
+        keep("transformer.h.{}.ln_2", "layers.{}.mlp_norm"),
+        transposed("transformer.h.{}.mlp.c_fc", "layers.{}.mlp.up_proj"),
+        transposed("transformer.h.{}.mlp.c_proj", "layers.{}.mlp.down_proj"),
+        keep("transformer.ln_f", "norm"),
+        keep("lm_head", "lm_head"),
+    ],
+    prefix: "transformer.",
+    old_leaves: &[],
+    // The triangular mask and what stood in its place.
+    ignored: &["transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"],
+};
+
+/// Llama, Mistral, Qwen 2 and 3.
+pub const LLAMA: ConversionTable = ConversionTable {
+    rules: &[
+        keep("model.embed_tokens", "embed_tokens"),
+        keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
+        keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
+        keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
+        keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
+        keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
+        keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
+        keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
+        keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+        keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+        keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+        keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+        keep("model.norm", "norm"),
+        keep("lm_head", "lm_head"),
+    ],
+    prefix: "model.",
+    old_leaves: &[],
+    ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+};
+
+/// BERT and its heads.
+pub const BERT: ConversionTable = ConversionTable {
+    rules: &[
+        keep("bert.embeddings.word_embeddings", "embed_tokens"),
+        keep("bert.embeddings.position_embeddings", "embed_positions"),
+        keep("bert.embeddings.token_type_embeddings", "embed_types"),
+        keep("bert.embeddings.LayerNorm", "embed_norm"),
+        keep("bert.encoder.layer.{}.attention.self.query", "layers.{}.query"),
+        keep("bert.encoder.layer.{}.attention.self.key", "layers.{}.key"),
+        keep("bert.encoder.layer.{}.attention.self.value", "layers.{}.value"),
+        keep("bert.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
+        keep("bert.encoder.layer.{}.attention.output.LayerNorm", "layers.{}.norm1"),
+        keep("bert.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
+        keep("bert.encoder.layer.{}.output.dense", "layers.{}.fc2"),
+        keep("bert.encoder.layer.{}.output.LayerNorm", "layers.{}.norm2"),
+        keep("bert.pooler.dense", "pooler"),
+        keep("cls.predictions.transform.dense", "head.transform"),
+        keep("cls.predictions.transform.LayerNorm", "head.norm"),
+        keep("cls.predictions.bias", "head.bias"),
+        keep("classifier", "head.classifier"),
+    ],
+    prefix: "bert.",
+    old_leaves: &[("gamma", "weight"), ("beta", "bias")],
+    // Positions 0, 1, …, and copies of tied weights.
+    ignored: &[
+        "bert.embeddings.position_ids",
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+        "cls.seq_relationship.weight",
+        "cls.seq_relationship.bias",
+    ],
+};
+
+/// ViT with its classifier.
+pub const VIT: ConversionTable = ConversionTable {
+    rules: &[
+        keep("vit.embeddings.cls_token", "cls_token"),
+        keep("vit.embeddings.position_embeddings", "positions"),
+        keep("vit.embeddings.patch_embeddings.projection", "patches"),
+        keep("vit.encoder.layer.{}.layernorm_before", "layers.{}.norm1"),
+        keep("vit.encoder.layer.{}.attention.attention.query", "layers.{}.query"),
+        keep("vit.encoder.layer.{}.attention.attention.key", "layers.{}.key"),
+        keep("vit.encoder.layer.{}.attention.attention.value", "layers.{}.value"),
+        keep("vit.encoder.layer.{}.attention.output.dense", "layers.{}.output"),
+        keep("vit.encoder.layer.{}.layernorm_after", "layers.{}.norm2"),
+        keep("vit.encoder.layer.{}.intermediate.dense", "layers.{}.fc1"),
+        keep("vit.encoder.layer.{}.output.dense", "layers.{}.fc2"),
+        keep("vit.layernorm", "norm"),
+        keep("classifier", "classifier"),
+    ],
+    prefix: "vit.",
+    old_leaves: &[],
+    ignored: &["vit.pooler.dense.weight", "vit.pooler.dense.bias"],
+};

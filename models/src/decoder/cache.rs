@@ -1,0 +1,115 @@
+//! Keys and values of tokens that were read already.
+
+use autograd::{Var, is_grad_enabled};
+use numcore::{
+    Error, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{Apply, Op, ViewOp, ViewOps},
+};
+
+/// The keys and values of a batch in every layer, so that the next token costs one token's work: `2 · L · G · D` elements a token.
+///
+/// Memory is allocated at the first use. Rows of a batch end together: shorter prompts are padded on the left.
+pub struct KvCache<R: Runtime> {
+    layers: Vec<LayerCache<R>>,
+    padding: Vec<usize>,
+    capacity: usize,
+    len: usize,
+}
+
+/// Keys and values of one layer, `[B, G, S, D]` with room for `S` tokens.
+pub struct LayerCache<R: Runtime> {
+    memory: Option<[Tensor<R>; 2]>,
+    capacity: usize,
+    len: usize,
+}
+
+impl<R: Runtime> KvCache<R> {
+    /// An empty cache for up to `capacity` tokens of each row; `padding` says how many tokens at the beginning of each row are padding, and by
+    /// its length how many rows there are.
+    pub fn new(layers: usize, capacity: usize, padding: Vec<usize>) -> Self {
+        let empty = || LayerCache { memory: None, capacity, len: 0 };
+        KvCache { layers: (0..layers).map(|_| empty()).collect(), padding, capacity, len: 0 }
+    }
+
+    /// How many tokens of each row are in it, padding among them.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing was read yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// How many tokens at the beginning of each row are padding.
+    pub fn padding(&self) -> &[usize] {
+        &self.padding
+    }
+
+    pub(super) fn layer(&mut self, i: usize) -> &mut LayerCache<R> {
+        &mut self.layers[i]
+    }
+
+    pub(super) fn advance(&mut self, tokens: usize) {
+        self.len += tokens;
+        self.layers.iter_mut().for_each(|layer| layer.len = self.len);
+    }
+
+    /// An error unless so many tokens of so many rows can be added.
+    pub(super) fn check(&self, rows: usize, tokens: usize) -> Result<()> {
+        let wrong = |why: String| Err(Error::argument("KvCache", why));
+        if is_grad_enabled() {
+            return wrong("no gradient flows through a cache: compute within `no_grad`".into());
+        }
+        if rows != self.padding.len() {
+            return wrong(format!("is for {} rows, given {rows}", self.padding.len()));
+        }
+        if self.len + tokens > self.capacity {
+            let (len, room) = (self.len, self.capacity);
+            return wrong(format!("has room for {room} tokens and holds {len}; {tokens} more do not fit"));
+        }
+        Ok(())
+    }
+}
+
+impl<R: Runtime> LayerCache<R> {
+    /// Adds keys and values `[B, G, T, D]`; gives all there are now, `[B, G, S, D]`.
+    pub(super) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {
+        let new = [keys.value()?, values.value()?];
+        let old = match self.memory.take() {
+            Some(old) => old,
+            None => [self.empty(&new[0])?, self.empty(&new[1])?],
+        };
+        let end = self.len + new[0].shape()[2];
+        let [k, v] = old;
+        let memory = [self.written(k, &new[0])?, self.written(v, &new[1])?];
+        let seen = |x: &Tensor<R>| x.narrow(2, 0, end).map(Var::new);
+        let all = [seen(&memory[0])?, seen(&memory[1])?];
+        self.memory = Some(memory);
+        Ok(all)
+    }
+
+    fn empty(&self, like: &Tensor<R>) -> Result<Tensor<R>> {
+        let shape = like.shape();
+        Tensor::zeros(like.runtime(), [shape[0], shape[1], self.capacity, shape[3]], like.dtype())
+    }
+
+    /// The memory with new rows after those there are: in place, unless someone still holds what was given out before.
+    fn written(&self, memory: Tensor<R>, new: &Tensor<R>) -> Result<Tensor<R>> {
+        let mut memory = match memory.try_mut() {
+            Ok(memory) => memory,
+            Err(shared) => copied(&shared)?,
+        };
+        // What was not written yet is 0, to which the new rows are added.
+        let place = ViewOp::Slice { axis: 2, start: self.len, len: new.shape()[2], step: 1 };
+        memory.accumulate_view(&[place], &Op::identity(), &[new])?;
+        memory.freeze()
+    }
+}
+
+fn copied<R: Runtime>(shared: &Tensor<R>) -> Result<TensorMut<R>> {
+    let shape: Shape = shared.spec().shape;
+    let mut memory = TensorMut::alloc(shared.runtime(), shape, shared.dtype())?;
+    memory.accumulate(&Op::identity(), &[shared])?;
+    Ok(memory)
+}

@@ -1,0 +1,89 @@
+//! Where tokens stand: their positions, and which keys they may see.
+
+use autograd::Var;
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{Apply, PointwiseOps, ViewOps},
+};
+
+use super::KvCache;
+
+/// What a decoder is given besides tokens. By default positions are 0, 1, … and every token sees all before it.
+pub struct DecoderInputs<'a, R: Runtime> {
+    /// The position of each token, `[B, T]` or `[T]` (`i64`).
+    pub positions: Option<&'a Var<R>>,
+    /// Which document of its row each token is from, `[B, T]` (`i64`): tokens see no other. [`data::pack`] makes these, and positions.
+    pub segments: Option<&'a Var<R>>,
+    /// Keys and values of the tokens before, to which those of these tokens are added. There are neither positions nor segments then.
+    pub cache: Option<&'a mut KvCache<R>>,
+}
+
+impl<R: Runtime> Default for DecoderInputs<'_, R> {
+    fn default() -> Self {
+        DecoderInputs { positions: None, segments: None, cache: None }
+    }
+}
+
+/// Positions and mask of the tokens of one call.
+pub(super) struct Placement<R: Runtime> {
+    /// `[T]` or `[B, T]`, `i64`.
+    pub positions: Var<R>,
+    /// Which keys each query may see besides what causality hides: `bool`, broadcast to `[B, H, T, S]`.
+    pub mask: Option<Var<R>>,
+    /// One past the last position, where it is known on the host.
+    pub end: usize,
+    /// How many tokens of each row there are.
+    pub tokens: usize,
+}
+
+impl<R: Runtime> Placement<R> {
+    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Self> {
+        let shape = tokens.spec().shape;
+        let &[b, t] = &shape[..] else {
+            return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));
+        };
+        let range = |start: usize| {
+            Ok::<_, Error>(Var::new(Tensor::arange(tokens.runtime(), start as i64, 1i64, t, DType::I64)?))
+        };
+        if let Some(cache) = &inputs.cache {
+            if inputs.positions.is_some() || inputs.segments.is_some() {
+                let why = "a cache knows the positions of its tokens: give none, and no segments";
+                return Err(Error::argument("decoder", why));
+            }
+            cache.check(b, t)?;
+            return Placement::after(cache, range(cache.len())?, t);
+        }
+        let positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
+        let mask = inputs.segments.map(|segments| same_segment(segments)).transpose()?;
+        Ok(Placement { positions, mask, end: if inputs.positions.is_some() { 0 } else { t }, tokens: t })
+    }
+
+    /// The tokens that follow those in a cache.
+    fn after(cache: &KvCache<R>, range: Var<R>, tokens: usize) -> Result<Self> {
+        let end = cache.len() + tokens;
+        if cache.padding().iter().all(|&pad| pad == 0) {
+            return Ok(Placement { positions: range, mask: None, end, tokens });
+        }
+        let (rt, b) = (range.runtime(), cache.padding().len());
+        let padding: Vec<i64> = cache.padding().iter().map(|&pad| pad as i64).collect();
+        let padding = Var::new(Tensor::from_slice(rt, [b, 1], &padding)?);
+        // Padding has position 0: nothing sees it.
+        let positions = range.reshape([1, tokens])?.sub(&padding)?.maximum(&zero(rt)?)?;
+        let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, end, DType::I64)?).reshape([1, end])?;
+        let mask = keys.ge(&padding)?.reshape([b, 1, 1, end])?;
+        Ok(Placement { positions, mask: Some(mask), end, tokens })
+    }
+}
+
+fn zero<R: Runtime>(rt: &R) -> Result<Var<R>> {
+    Ok(Var::new(Tensor::zeros(rt, [1], DType::I64)?))
+}
+
+/// `[B, 1, T, T]`: whether two tokens are of one document.
+fn same_segment<R: Runtime>(segments: &Var<R>) -> Result<Var<R>> {
+    let shape = segments.spec().shape;
+    let &[b, t] = &shape[..] else {
+        return Err(Error::shape("decoder", &[shape], "segments must be [B, T]"));
+    };
+    segments.reshape([b, 1, t, 1])?.eq(&segments.reshape([b, 1, 1, t])?)
+}

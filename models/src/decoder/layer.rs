@@ -1,0 +1,143 @@
+//! One layer of a decoder.
+
+use autograd::{Var, recomputed};
+use nn::{
+    Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, LayerNorm, Linear, Module, RmsNorm,
+    RotaryTables, Visitor,
+};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
+
+use super::cache::LayerCache;
+use crate::config::{DecoderConfig, Family};
+
+/// A pre-norm layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+#[derive(Debug, Module)]
+pub struct DecoderLayer<R: Runtime> {
+    /// The norm before attention.
+    pub input_norm: DecoderNorm<R>,
+    /// Causal self-attention.
+    pub self_attn: GroupedQueryAttention<R>,
+    /// The norm before the linear layers.
+    pub mlp_norm: DecoderNorm<R>,
+    /// The linear layers.
+    pub mlp: DecoderMlp<R>,
+}
+
+impl<R: Runtime> DecoderLayer<R> {
+    pub(super) fn new(init: &Init<R>, config: &DecoderConfig, layer: usize) -> Result<Self> {
+        let attention = GroupedQueryConfig {
+            width: config.width,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            fused: config.family == Family::Gpt2,
+            bias: config.qkv_bias,
+            output_bias: config.output_bias,
+            head_norm: (config.family == Family::Qwen3).then_some(config.norm_eps),
+            window: config.windows[layer],
+        };
+        Ok(DecoderLayer {
+            input_norm: DecoderNorm::new(init, config)?,
+            self_attn: GroupedQueryAttention::new(init, attention)?,
+            mlp_norm: DecoderNorm::new(init, config)?,
+            mlp: DecoderMlp::new(init, config)?,
+        })
+    }
+
+    pub(super) fn forward(
+        &self,
+        x: &Var<R>,
+        tables: Option<&RotaryTables<R>>,
+        mask: Option<&Var<R>>,
+        cache: Option<&mut LayerCache<R>>,
+    ) -> Result<Var<R>> {
+        let h = self.input_norm.forward(x).within("input_norm")?;
+        let [q, mut k, mut v] = self.self_attn.project(&h, tables).within("self_attn")?;
+        if let Some(cache) = cache {
+            [k, v] = cache.extend(&k, &v)?;
+        }
+        let x = self.self_attn.attend([q, k, v], mask, x).within("self_attn")?;
+        self.mlp.forward_onto(&self.mlp_norm.forward(&x).within("mlp_norm")?, &x).within("mlp")
+    }
+}
+
+/// The linear layers of a decoder's layer: `down(act(up(x)))`, or `down(act(gate(x)) · up(x))`.
+#[derive(Debug, Module)]
+pub struct DecoderMlp<R: Runtime> {
+    /// The projection that goes through the activation, where there is a gate.
+    pub gate_proj: Option<Linear<R>>,
+    /// The projection to the hidden width.
+    pub up_proj: Linear<R>,
+    /// The projection back.
+    pub down_proj: Linear<R>,
+    #[module(skip)]
+    activation: Activation,
+}
+
+impl<R: Runtime> DecoderMlp<R> {
+    fn new(init: &Init<R>, config: &DecoderConfig) -> Result<Self> {
+        let linear =
+            |inputs, outputs| Ok::<_, Error>(Linear::new(init, inputs, outputs)?.with_bias_if(config.mlp_bias));
+        let (width, hidden) = (config.width, config.hidden);
+        let gated = config.family != Family::Gpt2;
+        Ok(DecoderMlp {
+            gate_proj: gated.then(|| linear(width, hidden)).transpose()?,
+            up_proj: linear(width, hidden)?,
+            down_proj: linear(hidden, width)?,
+            activation: config.activation,
+        })
+    }
+
+    /// The output, plus `residual`. What the activation gives is recomputed in backward.
+    fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
+        let (up, activation) = (self.up_proj.forward(x).within("up_proj")?, self.activation);
+        let active = match &self.gate_proj {
+            None => recomputed(&[&up], move |x| activation.apply(&x[0]))?,
+            Some(gate) => {
+                let gate = gate.forward(x).within("gate_proj")?;
+                recomputed(&[&gate, &up], move |x| match activation {
+                    Activation::Silu => x[0].swiglu(&x[1]),
+                    other => other.apply(&x[0])?.mul(&x[1]),
+                })?
+            }
+        };
+        self.down_proj.forward_onto(&active, residual).within("down_proj")
+    }
+}
+
+/// A layer norm (GPT-2), or an RMS norm.
+#[derive(Debug)]
+pub enum DecoderNorm<R: Runtime> {
+    /// Layer norm, with a bias.
+    Layer(LayerNorm<R>),
+    /// RMS norm.
+    Rms(RmsNorm<R>),
+}
+
+impl<R: Runtime> DecoderNorm<R> {
+    pub(super) fn new(init: &Init<R>, config: &DecoderConfig) -> Result<Self> {
+        let (width, eps) = (config.width, config.norm_eps);
+        Ok(match config.family {
+            Family::Gpt2 => DecoderNorm::Layer(LayerNorm { eps, ..LayerNorm::new(init, width)? }),
+            _ => DecoderNorm::Rms(RmsNorm { eps: Some(eps), ..RmsNorm::new(init, width)? }),
+        })
+    }
+}
+
+impl<R: Runtime> Module<R> for DecoderNorm<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        match self {
+            DecoderNorm::Layer(norm) => norm.visit(name, visitor),
+            DecoderNorm::Rms(norm) => norm.visit(name, visitor),
+        }
+    }
+}
+
+impl<R: Runtime> Forward<R> for DecoderNorm<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self {
+            DecoderNorm::Layer(norm) => norm.forward(x),
+            DecoderNorm::Rms(norm) => norm.forward(x),
+        }
+    }
+}

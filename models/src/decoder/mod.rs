@@ -1,0 +1,147 @@
+//! The decoder: one model with options for every family there is.
+
+mod cache;
+mod inputs;
+mod layer;
+
+use autograd::Var;
+use nn::{Embedding, Forward, Init, Initializer, Linear, Module, Rotary};
+use numcore::{
+    Error, Result, Runtime, Within,
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps},
+};
+use serde_json::{Map, Value};
+
+pub use cache::KvCache;
+pub use inputs::DecoderInputs;
+use inputs::Placement;
+pub use layer::{DecoderLayer, DecoderMlp, DecoderNorm};
+
+use crate::{
+    config::{ConfigFields, DecoderConfig, Family},
+    convert::{ConversionTable, GPT2, LLAMA},
+    pretrained::Pretrained,
+};
+
+/// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3. Tokens `[B, T]` (`i64`)
+/// give the logits of each next token, `[B, T, V]`.
+///
+/// Dropout is none: what `config.json` says of it is kept and written back.
+#[derive(Debug, Module)]
+pub struct Decoder<R: Runtime> {
+    /// The token embedding, `[V, C]`.
+    pub embed_tokens: Embedding<R>,
+    /// The position embedding, `[T, C]`, where positions are learned.
+    pub embed_positions: Option<Embedding<R>>,
+    /// The layers, in order.
+    pub layers: Vec<DecoderLayer<R>>,
+    /// The norm before the logits.
+    pub norm: DecoderNorm<R>,
+    /// The projection to logits; absent where it is the token embedding.
+    pub lm_head: Option<Linear<R>>,
+    #[module(skip)]
+    config: DecoderConfig,
+    #[module(skip)]
+    rotary: Option<Rotary>,
+}
+
+impl<R: Runtime> Decoder<R> {
+    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+    ///
+    /// # Errors
+    /// If sizes do not fit each other.
+    pub fn new(init: &Init<R>, config: DecoderConfig) -> Result<Self> {
+        config.check()?;
+        let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
+        let (vocab, width) = (config.vocab, config.width);
+        let learned = config.rope.is_none().then(|| Embedding::new(init, config.context, width));
+        let head = || Linear::new(init, width, vocab).map(Linear::without_bias);
+        Ok(Decoder {
+            embed_tokens: Embedding::new(init, vocab, width)?,
+            embed_positions: learned.transpose()?,
+            layers: (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>()?,
+            norm: DecoderNorm::new(init, &config)?,
+            lm_head: (!config.tied).then(head).transpose()?,
+            rotary: config.rope.map(|rope| rope.rotary(config.head_dim)),
+            config,
+        })
+    }
+
+    /// The sizes and options of this model.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// An empty cache for the keys and values of a batch; see [`KvCache::new`].
+    pub fn cache(&self, capacity: usize, padding: Vec<usize>) -> KvCache<R> {
+        KvCache::new(self.layers.len(), capacity, padding)
+    }
+
+    /// Logits `[B, T, V]` of tokens that are packed, or that follow those in a cache.
+    ///
+    /// # Errors
+    /// If shapes do not fit, a learned position is past the context, or the cache is full.
+    pub fn forward_with(&self, tokens: &Var<R>, inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
+        self.logits(&self.states(tokens, inputs)?)
+    }
+
+    /// What the head sees: the output of the last layer, `[B, T, C]`, normalized.
+    ///
+    /// # Errors
+    /// If [`forward_with`](Decoder::forward_with) would fail.
+    pub fn states(&self, tokens: &Var<R>, mut inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
+        let placement = Placement::of(tokens, &inputs)?;
+        let mut x = self.embed(tokens, &placement)?;
+        let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
+        let mask = placement.mask.as_ref();
+        for (i, layer) in self.layers.iter().enumerate() {
+            let cache = inputs.cache.as_deref_mut().map(|cache| cache.layer(i));
+            x = layer.forward(&x, tables.as_ref(), mask, cache).within(format_args!("layers.{i}"))?;
+        }
+        if let Some(cache) = inputs.cache {
+            cache.advance(placement.tokens);
+        }
+        self.norm.forward(&x).within("norm")
+    }
+
+    /// Logits of what [`states`](Decoder::states) gives, or of a part of it.
+    ///
+    /// # Errors
+    /// If the width is not the model's.
+    pub fn logits(&self, states: &Var<R>) -> Result<Var<R>> {
+        match &self.lm_head {
+            Some(head) => head.forward(states).within("lm_head"),
+            None => states.linear(&self.embed_tokens.weight.var(), None).within("embed_tokens"),
+        }
+    }
+
+    fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
+        let x = self.embed_tokens.weight.var().embedding(tokens).within("embed_tokens")?;
+        let Some(learned) = &self.embed_positions else { return Ok(x) };
+        if placement.end > self.config.context {
+            let why = format!("{} positions are more than the context of {}", placement.end, self.config.context);
+            return Err(Error::shape("decoder", &[tokens.spec().shape], why));
+        }
+        x.add(&learned.weight.var().embedding(&placement.positions).within("embed_positions")?)
+    }
+}
+
+impl<R: Runtime> Forward<R> for Decoder<R> {
+    fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
+        self.forward_with(tokens, DecoderInputs::default())
+    }
+}
+
+impl<R: Runtime> Pretrained<R> for Decoder<R> {
+    fn from_fields(init: &Init<R>, fields: &ConfigFields) -> Result<Self> {
+        Decoder::new(init, DecoderConfig::read(fields)?)
+    }
+
+    fn table(&self) -> ConversionTable {
+        if self.config.family == Family::Gpt2 { GPT2 } else { LLAMA }
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        self.config.to_json()
+    }
+}

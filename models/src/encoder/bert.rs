@@ -1,0 +1,214 @@
+//! BERT: an encoder of text.
+
+use autograd::Var;
+use nn::{Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, Param, Visitor};
+use numcore::{
+    DType, Error, Result, Runtime, Within,
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
+};
+use serde_json::{Map, Value};
+
+use super::{BertConfig, BertTask};
+use crate::{
+    config::ConfigFields,
+    convert::{BERT, ConversionTable},
+    pretrained::Pretrained,
+};
+
+/// An encoder of text (Devlin et al. 2019) as Hugging Face's files hold it, with the head for what it is used for.
+///
+/// Dropout is none: what `config.json` says of it is kept and written back.
+#[derive(Debug, Module)]
+pub struct Bert<R: Runtime> {
+    /// The token embedding, `[V, C]`.
+    pub embed_tokens: Embedding<R>,
+    /// The position embedding.
+    pub embed_positions: Embedding<R>,
+    /// The embedding of segments: the first text, the second.
+    pub embed_types: Embedding<R>,
+    /// The norm of the sum of embeddings.
+    pub embed_norm: LayerNorm<R>,
+    /// The layers, in order.
+    pub layers: Vec<EncoderBlock<R>>,
+    /// The linear layer and tanh for the first token, where the head sees it.
+    pub pooler: Option<Linear<R>>,
+    /// The head.
+    pub head: BertHead<R>,
+    #[module(skip)]
+    config: BertConfig,
+}
+
+/// The head of a [`Bert`].
+#[derive(Debug)]
+pub enum BertHead<R: Runtime> {
+    /// None.
+    States,
+    /// Logits of the vocabulary, whose weight is the token embedding.
+    MaskedLm {
+        /// The linear layer before the norm.
+        transform: Linear<R>,
+        /// The norm before the logits.
+        norm: LayerNorm<R>,
+        /// The bias of the logits, `[V]`.
+        bias: Param<R>,
+    },
+    /// Logits of classes, of the text or of each token.
+    Classifier(Linear<R>),
+}
+
+impl<R: Runtime> Module<R> for BertHead<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.enter(name);
+        match self {
+            BertHead::States => {}
+            BertHead::MaskedLm { transform, norm, bias } => {
+                transform.visit("transform", visitor);
+                norm.visit("norm", visitor);
+                bias.visit("bias", visitor);
+            }
+            BertHead::Classifier(linear) => linear.visit("classifier", visitor),
+        }
+        visitor.leave();
+    }
+}
+
+/// What a [`Bert`] is given besides tokens.
+pub struct BertInputs<'a, R: Runtime> {
+    /// Which tokens are there, `[B, T]`, `bool` or numbers: 0 is padding. All, if not given.
+    pub mask: Option<&'a Var<R>>,
+    /// The segment of each token, `[B, T]` (`i64`); 0 if not given.
+    pub types: Option<&'a Var<R>>,
+}
+
+impl<R: Runtime> Default for BertInputs<'_, R> {
+    fn default() -> Self {
+        BertInputs { mask: None, types: None }
+    }
+}
+
+impl<R: Runtime> Bert<R> {
+    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+    ///
+    /// # Errors
+    /// If sizes do not fit each other.
+    pub fn new(init: &Init<R>, config: BertConfig) -> Result<Self> {
+        let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
+        let (block, width) = (config.block, config.block.width);
+        let mut embed_tokens = Embedding::new(init, config.vocab, width)?;
+        if let Some(row) = config.padding {
+            embed_tokens = embed_tokens.with_frozen_row(row)?;
+        }
+        let pools = matches!(config.task, BertTask::States | BertTask::Sequence);
+        Ok(Bert {
+            embed_tokens,
+            embed_positions: Embedding::new(init, config.context, width)?,
+            embed_types: Embedding::new(init, config.types, width)?,
+            embed_norm: LayerNorm { eps: block.eps, ..LayerNorm::new(init, width)? },
+            layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>()?,
+            pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,
+            head: BertHead::new(init, &config)?,
+            config,
+        })
+    }
+
+    /// The sizes and options of this model.
+    pub fn config(&self) -> &BertConfig {
+        &self.config
+    }
+
+    /// The states of tokens `[B, T]` (`i64`), `[B, T, C]`.
+    ///
+    /// # Errors
+    /// If shapes do not fit, or a text is longer than the context.
+    pub fn states(&self, tokens: &Var<R>, inputs: &BertInputs<'_, R>) -> Result<Var<R>> {
+        let shape = tokens.spec().shape;
+        let &[b, t] = &shape[..] else { return Err(Error::shape("bert", &[shape], "tokens must be [B, T]")) };
+        if t > self.config.context {
+            let why = format!("{t} tokens are more than the context of {}", self.config.context);
+            return Err(Error::shape("bert", &[shape], why));
+        }
+        let positions = self.embed_positions.weight.var().narrow(0, 0, t)?;
+        let types = match inputs.types {
+            Some(types) => self.embed_types.weight.var().embedding(types).within("embed_types")?,
+            None => self.embed_types.weight.var().narrow(0, 0, 1)?,
+        };
+        let x = self.embed_tokens.forward(tokens).within("embed_tokens")?.add(&positions)?.add(&types)?;
+        let mut x = self.embed_norm.forward(&x).within("embed_norm")?;
+        let seen = |mask: &Var<R>| {
+            let mask = if mask.dtype() == DType::Bool { mask.clone() } else { mask.ne(0.0)? };
+            mask.reshape([b, 1, 1, t])
+        };
+        let mask = inputs.mask.map(seen).transpose()?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = layer.forward_masked(&x, mask.as_ref()).within(format_args!("layers.{i}"))?;
+        }
+        Ok(x)
+    }
+
+    /// The head's output: logits `[B, T, V]`, `[B, N]` or `[B, T, N]`; the states, where there is no head.
+    ///
+    /// # Errors
+    /// If [`states`](Bert::states) would fail.
+    pub fn forward_with(&self, tokens: &Var<R>, inputs: &BertInputs<'_, R>) -> Result<Var<R>> {
+        let states = self.states(tokens, inputs)?;
+        match &self.head {
+            BertHead::States => Ok(states),
+            BertHead::Classifier(classifier) if self.config.task == BertTask::Sequence => {
+                classifier.forward(&self.pooled(&states)?).within("head.classifier")
+            }
+            BertHead::Classifier(classifier) => classifier.forward(&states).within("head.classifier"),
+            BertHead::MaskedLm { transform, norm, bias } => {
+                let x = self.config.block.activation.apply(&transform.forward(&states).within("head.transform")?)?;
+                let x = norm.forward(&x).within("head.norm")?;
+                x.linear(&self.embed_tokens.weight.var(), Some(&bias.var())).within("head")
+            }
+        }
+    }
+
+    /// The first token's state after the pooler, `[B, C]`: what classifiers of texts see.
+    ///
+    /// # Errors
+    /// If the model has no pooler.
+    pub fn pooled(&self, states: &Var<R>) -> Result<Var<R>> {
+        let Some(pooler) = &self.pooler else {
+            return Err(Error::argument("bert", "a model for tokens has no pooler"));
+        };
+        pooler.forward(&states.select(1, 0)?).within("pooler")?.tanh()
+    }
+}
+
+impl<R: Runtime> BertHead<R> {
+    fn new(init: &Init<R>, config: &BertConfig) -> Result<Self> {
+        let width = config.block.width;
+        Ok(match config.task {
+            BertTask::States => BertHead::States,
+            BertTask::Sequence | BertTask::Tokens => BertHead::Classifier(Linear::new(init, width, config.labels)?),
+            BertTask::MaskedLm => BertHead::MaskedLm {
+                transform: Linear::new(init, width, width)?,
+                norm: LayerNorm { eps: config.block.eps, ..LayerNorm::new(init, width)? },
+                bias: init.bias([config.vocab], Initializer::Zeros)?,
+            },
+        })
+    }
+}
+
+/// Without padding, and of one segment.
+impl<R: Runtime> Forward<R> for Bert<R> {
+    fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
+        self.forward_with(tokens, &BertInputs::default())
+    }
+}
+
+impl<R: Runtime> Pretrained<R> for Bert<R> {
+    fn from_fields(init: &Init<R>, fields: &ConfigFields) -> Result<Self> {
+        Bert::new(init, BertConfig::read(fields)?)
+    }
+
+    fn table(&self) -> ConversionTable {
+        BERT
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        self.config.to_json()
+    }
+}

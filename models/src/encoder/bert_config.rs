@@ -1,0 +1,166 @@
+//! The sizes and options of a BERT.
+
+use nn::{Activation, EncoderBlockConfig};
+use numcore::Result;
+use serde_json::{Map, Value, json};
+
+use crate::config::ConfigFields;
+
+/// What a [`Bert`](super::Bert) is for, from which its head follows: `architectures` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BertTask {
+    /// None: states of tokens (`BertModel`).
+    States,
+    /// The token behind each mask (`BertForMaskedLM`).
+    MaskedLm,
+    /// A class of the whole text (`BertForSequenceClassification`).
+    Sequence,
+    /// A class of each token (`BertForTokenClassification`).
+    Tokens,
+}
+
+impl BertTask {
+    const ALL: [(BertTask, &'static str); 4] = [
+        (BertTask::States, "BertModel"),
+        (BertTask::MaskedLm, "BertForMaskedLM"),
+        (BertTask::Sequence, "BertForSequenceClassification"),
+        (BertTask::Tokens, "BertForTokenClassification"),
+    ];
+
+    fn of(fields: &ConfigFields) -> Result<BertTask> {
+        let named = fields.texts("architectures")?.and_then(|names| names.first().copied());
+        let Some(name) = named else { return Ok(BertTask::States) };
+        // What BERT was pretrained as: the head that is known is the first of both.
+        let name = if name == "BertForPreTraining" { "BertForMaskedLM" } else { name };
+        Self::ALL.iter().find(|(_, known)| *known == name).map(|(task, _)| *task).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|(_, known)| *known).collect();
+            fields.wrong("architectures", format_args!("is `{name}`; known are: {}", known.join(", ")))
+        })
+    }
+
+    /// The class that transformers loads a model as.
+    pub fn architecture(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// The sizes and options of a [`Bert`](super::Bert), as `config.json` gives them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BertConfig {
+    /// What the model is for.
+    pub task: BertTask,
+    /// The size of the vocabulary.
+    pub vocab: usize,
+    /// The longest text, in tokens.
+    pub context: usize,
+    /// How many kinds of segments there are.
+    pub types: usize,
+    /// The number of layers.
+    pub layers: usize,
+    /// The sizes and options of a layer.
+    pub block: EncoderBlockConfig,
+    /// The number of classes.
+    pub labels: usize,
+    /// The token that pads, whose embedding is not trained.
+    pub padding: Option<usize>,
+    /// All fields of the file, which are written back.
+    pub fields: Map<String, Value>,
+}
+
+impl BertConfig {
+    /// Reads the fields of a `config.json`.
+    ///
+    /// # Errors
+    /// If the task is not known, a field is missing or malformed, or one is there that may change what the model computes and is not known.
+    pub fn read(fields: &ConfigFields) -> Result<Self> {
+        expect_type(fields, "bert")?;
+        fields.require("is_decoder", false)?;
+        fields.require("add_cross_attention", false)?;
+        fields.require("tie_word_embeddings", true)?;
+        fields.expect("position_embedding_type", "absolute")?;
+        let config = BertConfig {
+            task: BertTask::of(fields)?,
+            vocab: fields.size("vocab_size")?,
+            context: fields.size("max_position_embeddings")?,
+            types: fields.size_or("type_vocab_size", 2)?,
+            layers: fields.layers("num_hidden_layers")?,
+            block: block(fields, false, true)?,
+            labels: labels(fields)?,
+            padding: fields.maybe_size("pad_token_id")?,
+            fields: fields.fields().clone(),
+        };
+        fields.finish()?;
+        Ok(config)
+    }
+
+    /// The fields of a `config.json` that transformers loads.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut fields = with_block(self.fields.clone(), "bert", &self.block, self.layers);
+        fields.insert("architectures".into(), json!([self.task.architecture()]));
+        fields.insert("vocab_size".into(), self.vocab.into());
+        fields.insert("max_position_embeddings".into(), self.context.into());
+        fields.insert("type_vocab_size".into(), self.types.into());
+        with_labels(fields, self.labels)
+    }
+}
+
+/// An error unless `model_type` is this.
+pub(super) fn expect_type(fields: &ConfigFields, due: &str) -> Result<()> {
+    match fields.need("model_type", fields.text("model_type")?)? {
+        name if name == due => Ok(()),
+        other => Err(fields.wrong("model_type", format_args!("is `{other}`, not `{due}`"))),
+    }
+}
+
+/// The layers of an encoder, whose fields BERT and ViT name alike.
+pub(super) fn block(fields: &ConfigFields, pre_norm: bool, qkv_bias: bool) -> Result<EncoderBlockConfig> {
+    Ok(EncoderBlockConfig {
+        width: fields.size("hidden_size")?,
+        heads: fields.size("num_attention_heads")?,
+        hidden: fields.size("intermediate_size")?,
+        activation: fields.activation("hidden_act", Activation::Gelu)?,
+        pre_norm,
+        qkv_bias,
+        eps: fields.number_or("layer_norm_eps", 1e-12)?,
+        dropout: 0.0,
+    })
+}
+
+/// The number of classes: what `id2label` lists, 2 where nothing does.
+pub(super) fn labels(fields: &ConfigFields) -> Result<usize> {
+    let listed = fields.part("id2label")?.map(|list| list.fields().len());
+    Ok(fields.maybe_size("num_labels")?.or(listed).unwrap_or(2))
+}
+
+/// Fields with those of an encoder's layers brought up to date.
+pub(super) fn with_block(
+    mut fields: Map<String, Value>,
+    kind: &str,
+    block: &EncoderBlockConfig,
+    layers: usize,
+) -> Map<String, Value> {
+    fields.insert("model_type".into(), kind.into());
+    for (name, value) in [
+        ("hidden_size", block.width),
+        ("num_attention_heads", block.heads),
+        ("intermediate_size", block.hidden),
+        ("num_hidden_layers", layers),
+    ] {
+        fields.insert(name.into(), value.into());
+    }
+    fields.insert("layer_norm_eps".into(), json!(block.eps));
+    fields
+}
+
+/// Fields with names for so many classes, unless they have as many.
+pub(super) fn with_labels(mut fields: Map<String, Value>, labels: usize) -> Map<String, Value> {
+    let has = |fields: &Map<String, Value>| fields.get("id2label").and_then(Value::as_object).map(Map::len);
+    if has(&fields).unwrap_or(2) != labels {
+        let name = |i: usize| format!("LABEL_{i}");
+        let names = (0..labels).map(|i| (i.to_string(), name(i).into())).collect();
+        let numbers = (0..labels).map(|i| (name(i), i.into())).collect();
+        fields.insert("id2label".into(), Value::Object(names));
+        fields.insert("label2id".into(), Value::Object(numbers));
+    }
+    fields
+}

@@ -1,0 +1,159 @@
+//! ViT: an encoder of images.
+
+use autograd::Var;
+use nn::{
+    Conv2d, ConvOptions, EncoderBlock, EncoderBlockConfig, Forward, Init, Initializer, LayerNorm, Linear, Module, Param,
+};
+use numcore::{
+    Error, Result, Runtime, Within,
+    ops::{Apply, PointwiseOps, ViewOps, cat},
+};
+use serde_json::{Map, Value, json};
+
+use super::bert_config::{block, expect_type, labels, with_block, with_labels};
+use crate::{
+    config::ConfigFields,
+    convert::{ConversionTable, VIT},
+    pretrained::Pretrained,
+};
+
+/// The sizes and options of a [`Vit`], as `config.json` gives them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VitConfig {
+    /// The height and width of an image.
+    pub image: usize,
+    /// The height and width of a patch, which divide those of the image.
+    pub patch: usize,
+    /// The number of colours.
+    pub colours: usize,
+    /// The number of layers.
+    pub layers: usize,
+    /// The sizes and options of a layer.
+    pub block: EncoderBlockConfig,
+    /// The number of classes.
+    pub labels: usize,
+    /// All fields of the file, which are written back.
+    pub fields: Map<String, Value>,
+}
+
+impl VitConfig {
+    /// Reads the fields of a `config.json`.
+    ///
+    /// # Errors
+    /// If a field is missing or malformed, or one is there that may change what the model computes and is not known.
+    pub fn read(fields: &ConfigFields) -> Result<Self> {
+        expect_type(fields, "vit")?;
+        let qkv_bias = fields.flag_or("qkv_bias", true)?;
+        let config = VitConfig {
+            image: fields.size_or("image_size", 224)?,
+            patch: fields.size_or("patch_size", 16)?,
+            colours: fields.size_or("num_channels", 3)?,
+            layers: fields.layers("num_hidden_layers")?,
+            block: block(fields, true, qkv_bias)?,
+            labels: labels(fields)?,
+            fields: fields.fields().clone(),
+        };
+        fields.finish()?;
+        if config.patch == 0 || !config.image.is_multiple_of(config.patch) {
+            let why = format!("is {}, which does not divide images of {}", config.patch, config.image);
+            return Err(fields.wrong("patch_size", why));
+        }
+        Ok(config)
+    }
+
+    /// The fields of a `config.json` that transformers loads.
+    pub fn to_json(&self) -> Map<String, Value> {
+        let mut fields = with_block(self.fields.clone(), "vit", &self.block, self.layers);
+        fields.insert("architectures".into(), json!(["ViTForImageClassification"]));
+        fields.insert("image_size".into(), self.image.into());
+        fields.insert("patch_size".into(), self.patch.into());
+        fields.insert("num_channels".into(), self.colours.into());
+        fields.insert("qkv_bias".into(), self.block.qkv_bias.into());
+        with_labels(fields, self.labels)
+    }
+}
+
+/// A classifier of images (Dosovitskiy et al. 2021): `[B, 3, H, W]` to logits `[B, N]`.
+#[derive(Debug, Module)]
+pub struct Vit<R: Runtime> {
+    /// What stands before the patches, `[1, 1, C]`: the classifier sees what becomes of it.
+    pub cls_token: Param<R>,
+    /// The position embedding, `[1, 1 + patches, C]`.
+    pub positions: Param<R>,
+    /// The projection of patches.
+    pub patches: Conv2d<R>,
+    /// The layers, in order.
+    pub layers: Vec<EncoderBlock<R>>,
+    /// The norm before the classifier.
+    pub norm: LayerNorm<R>,
+    /// The logits of classes.
+    pub classifier: Linear<R>,
+    #[module(skip)]
+    config: VitConfig,
+}
+
+impl<R: Runtime> Vit<R> {
+    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+    ///
+    /// # Errors
+    /// If sizes do not fit each other.
+    pub fn new(init: &Init<R>, config: VitConfig) -> Result<Self> {
+        let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
+        let (width, per_side) = (config.block.width, config.image / config.patch.max(1));
+        let small = Initializer::Normal { mean: 0.0, std: 0.02 };
+        let options = ConvOptions { stride: [config.patch; 2], ..Default::default() };
+        Ok(Vit {
+            cls_token: init.param([1, 1, width], small)?,
+            positions: init.param([1, 1 + per_side * per_side, width], small)?,
+            patches: Conv2d::new(init, config.colours, width, [config.patch; 2], options)?,
+            layers: (0..config.layers).map(|_| EncoderBlock::new(init, config.block)).collect::<Result<_>>()?,
+            norm: LayerNorm { eps: config.block.eps, ..LayerNorm::new(init, width)? },
+            classifier: Linear::new(init, width, config.labels)?,
+            config,
+        })
+    }
+
+    /// The sizes and options of this model.
+    pub fn config(&self) -> &VitConfig {
+        &self.config
+    }
+
+    /// The states of `[B, 3, H, W]`, `[B, 1 + patches, C]`, normalized.
+    ///
+    /// # Errors
+    /// If the image has another size than the model's.
+    pub fn states(&self, pixels: &Var<R>) -> Result<Var<R>> {
+        let (shape, size) = (pixels.spec().shape, self.config.image);
+        if shape.rank() != 4 || shape[1..] != [self.config.colours, size, size] {
+            let why = format!("images must be [B, {}, {size}, {size}]", self.config.colours);
+            return Err(Error::shape("vit", &[shape], why));
+        }
+        let patches = self.patches.forward(pixels).within("patches")?.flatten(2, 3)?.transpose(1, 2)?;
+        let first = self.cls_token.var().broadcast_to([shape[0], 1, self.config.block.width])?;
+        let mut x = cat(&[&first, &patches], 1)?.add(&self.positions.var())?;
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(&x).within(format_args!("layers.{i}"))?;
+        }
+        self.norm.forward(&x).within("norm")
+    }
+}
+
+impl<R: Runtime> Forward<R> for Vit<R> {
+    fn forward(&self, pixels: &Var<R>) -> Result<Var<R>> {
+        self.classifier.forward(&self.states(pixels)?.select(1, 0)?).within("classifier")
+    }
+}
+
+impl<R: Runtime> Pretrained<R> for Vit<R> {
+    fn from_fields(init: &Init<R>, fields: &ConfigFields) -> Result<Self> {
+        Vit::new(init, VitConfig::read(fields)?)
+    }
+
+    fn table(&self) -> ConversionTable {
+        VIT
+    }
+
+    fn fields(&self) -> Map<String, Value> {
+        self.config.to_json()
+    }
+}

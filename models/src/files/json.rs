@@ -1,0 +1,120 @@
+//! JSON files of other programs: read field by field, with errors that name file and field.
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use numcore::{Error, Result};
+use serde_json::{Map, Value};
+
+/// The longest JSON file that is read, in bytes: indices of the largest models have a few MB.
+const MAX_JSON: u64 = 64 << 20;
+
+/// An object of a JSON file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JsonObject {
+    what: String,
+    fields: Map<String, Value>,
+}
+
+impl JsonObject {
+    /// Reads a file that holds one object.
+    ///
+    /// # Errors
+    /// If it cannot be read, is longer than any such file is, or holds something else.
+    pub fn open(path: &Path) -> Result<Self> {
+        let text = read_bounded(path)?;
+        let what = path.display().to_string();
+        let value = serde_json::from_slice(&text).map_err(|e| Error::format(&*what, format!("it is no JSON: {e}")))?;
+        match value {
+            Value::Object(fields) => Ok(JsonObject { what, fields }),
+            _ => Err(Error::format(what, "it holds no JSON object")),
+        }
+    }
+
+    /// Fields that are in memory; `what` names them in errors.
+    pub fn of(what: impl Into<String>, fields: Map<String, Value>) -> Self {
+        JsonObject { what: what.into(), fields }
+    }
+
+    /// All fields.
+    pub fn fields(&self) -> &Map<String, Value> {
+        &self.fields
+    }
+
+    /// A field that is there and not null.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.fields.get(name).filter(|value| !value.is_null())
+    }
+
+    /// A count.
+    pub fn count(&self, name: &str) -> Result<Option<usize>> {
+        self.typed(name, "a count", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+    }
+
+    /// A number.
+    pub fn number(&self, name: &str) -> Result<Option<f64>> {
+        self.typed(name, "a number", |v| v.as_f64().filter(|x| x.is_finite()))
+    }
+
+    /// A boolean.
+    pub fn flag(&self, name: &str) -> Result<Option<bool>> {
+        self.typed(name, "true or false", Value::as_bool)
+    }
+
+    /// A string.
+    pub fn text(&self, name: &str) -> Result<Option<&str>> {
+        self.typed(name, "a string", Value::as_str)
+    }
+
+    /// A list of strings.
+    pub fn texts(&self, name: &str) -> Result<Option<Vec<&str>>> {
+        self.typed(name, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
+    }
+
+    /// An object within this one.
+    pub fn object(&self, name: &str) -> Result<Option<JsonObject>> {
+        let fields = self.typed(name, "an object", Value::as_object)?;
+        Ok(fields.map(|fields| JsonObject::of(format!("{}: `{name}`", self.what), fields.clone())))
+    }
+
+    /// A field that must be there.
+    pub fn need<T>(&self, name: &str, value: Option<T>) -> Result<T> {
+        value.ok_or_else(|| self.wrong(name, "is missing"))
+    }
+
+    /// An error about a field.
+    pub fn wrong(&self, name: &str, why: impl std::fmt::Display) -> Error {
+        Error::format(&*self.what, format!("`{name}` {why}"))
+    }
+
+    fn typed<'a, T>(&'a self, name: &str, kind: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        read(value).map(Some).ok_or_else(|| self.wrong(name, format_args!("is {}, not {kind}", shown(value))))
+    }
+}
+
+/// A whole file, unless it is longer than such files are.
+fn read_bounded(path: &Path) -> Result<Vec<u8>> {
+    let io = |e| Error::io(path, e);
+    let (file, mut bytes) = (File::open(path).map_err(io)?, Vec::new());
+    file.take(MAX_JSON + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > MAX_JSON {
+        return Err(Error::format(path.display().to_string(), format!("it is longer than {MAX_JSON} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// A value as errors show it, cut where it is long.
+fn shown(value: &Value) -> String {
+    let text = value.to_string();
+    if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }
+}
+
+/// Writes an object, all or nothing.
+pub fn save_json(path: &PathBuf, fields: &Map<String, Value>) -> Result<()> {
+    let text = serde_json::to_string_pretty(fields).map_err(Error::other)?;
+    numcore::safetensors::replace_file(path, (text + "\n").as_bytes())
+}

@@ -1,0 +1,110 @@
+//! The weights in a folder: one safetensors file, or several and their index.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
+};
+
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors::Reader};
+use serde_json::Value;
+
+use super::JsonObject;
+
+/// Tensors of a folder by name, read one at a time. Files are opened when a tensor of theirs is first asked for.
+pub struct Weights {
+    folder: PathBuf,
+    /// The file of each tensor.
+    places: BTreeMap<String, String>,
+    open: Mutex<BTreeMap<String, Reader>>,
+}
+
+impl Weights {
+    /// The weights in a folder that are named `NAME.safetensors`, or that `NAME.safetensors.index.json` lists.
+    ///
+    /// # Errors
+    /// If neither is there, or the index is malformed.
+    pub fn open(folder: &Path, name: &str) -> Result<Self> {
+        let single = format!("{name}.safetensors");
+        let index = folder.join(format!("{single}.index.json"));
+        if index.is_file() {
+            let places = indexed(&JsonObject::open(&index)?)?;
+            return Ok(Weights { folder: folder.into(), places, open: Mutex::default() });
+        }
+        let path = folder.join(&single);
+        if !path.is_file() {
+            return Err(missing(folder, &single));
+        }
+        let reader = Reader::open(&path)?;
+        let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
+        Ok(Weights { folder: folder.into(), places, open: Mutex::new(BTreeMap::from([(single, reader)])) })
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// The element type and shape of a tensor.
+    ///
+    /// # Errors
+    /// If it is not there, its file is malformed, or no tensor here can have its element type.
+    pub fn spec(&self, name: &str) -> Result<(DType, Shape)> {
+        self.with_reader(name, |reader| reader.tensor(name).map(|(dtype, shape)| (dtype, *shape)))
+    }
+
+    /// A tensor as the file holds it. Nothing else of the file is read.
+    ///
+    /// # Errors
+    /// If [`spec`](Weights::spec) would fail, or the bytes cannot be read.
+    pub fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
+        let ((dtype, shape), bytes) = self.with_reader(name, |reader| {
+            let (dtype, shape) = reader.tensor(name)?;
+            Ok(((dtype, *shape), reader.bytes(name)?))
+        })?;
+        Tensor::from_bytes(rt, shape, dtype, &bytes)
+    }
+
+    fn with_reader<T>(&self, name: &str, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<T> {
+        let Some(file) = self.places.get(name) else {
+            return Err(Error::state(name, format!("is not among the weights in {}", self.folder.display())));
+        };
+        // A panic between reads leaves a reader that seeks before it reads.
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        read(match open.entry(file.clone()) {
+            btree_map::Entry::Occupied(reader) => reader.into_mut(),
+            btree_map::Entry::Vacant(place) => place.insert(Reader::open(self.folder.join(file))?),
+        })
+    }
+}
+
+/// The file of each tensor, as an index lists them. Files are those of the folder: a path that leads out of it is an error.
+fn indexed(index: &JsonObject) -> Result<BTreeMap<String, String>> {
+    let map = index.need("weight_map", index.object("weight_map")?)?;
+    let place = |(tensor, file): (&String, &Value)| match file.as_str() {
+        Some(file) if is_plain(file) => Ok((tensor.clone(), file.to_owned())),
+        _ => Err(map.wrong(tensor, format_args!("is in {file}, which names no file of the folder"))),
+    };
+    map.fields().iter().map(place).collect()
+}
+
+fn is_plain(file: &str) -> bool {
+    !file.is_empty() && Path::new(file).file_name().is_some_and(|name| name == file) && !file.contains('\\')
+}
+
+fn missing(folder: &Path, single: &str) -> Error {
+    let listing = std::fs::read_dir(folder).map(|entries| {
+        let mut names: Vec<String> =
+            entries.flatten().take(64).map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    });
+    let why = match listing {
+        Err(e) => return Error::io(folder, e),
+        Ok(names) if names.iter().any(|name| name.ends_with(".bin")) => format!(
+            "there is no {single}; pickled weights (*.bin) are not read: load them in Python and save them with `safe_serialization=True`"
+        ),
+        Ok(names) => format!("there is neither {single} nor {single}.index.json among: {}", names.join(", ")),
+    };
+    Error::format(folder.display().to_string(), why)
+}

@@ -1,0 +1,119 @@
+//! Weights to a folder, in files of a limited size.
+
+use std::{collections::BTreeMap, path::Path};
+
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors};
+use serde_json::{Map, Value, json};
+
+use super::save_json;
+
+/// How weights are written.
+#[derive(Clone, Copy, Debug)]
+pub struct SaveOptions {
+    /// The element type in the files; that of the parameters if not given.
+    pub dtype: Option<DType>,
+    /// The largest size of a file in bytes, of which only a single tensor may be larger.
+    pub max_file: u64,
+    /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
+    pub writes: bool,
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        SaveOptions { dtype: None, max_file: 50 << 30, writes: true }
+    }
+}
+
+/// One weight that is to be written, and where its value comes from.
+pub struct WeightWriter<'a, R: Runtime> {
+    /// The name in the file.
+    pub name: String,
+    /// The shape in the file.
+    pub shape: Shape,
+    /// The element type in the file.
+    pub dtype: DType,
+    /// Gives the value.
+    pub value: Box<dyn Fn() -> Result<Tensor<R>> + 'a>,
+}
+
+impl<R: Runtime> WeightWriter<'_, R> {
+    fn size(&self) -> u64 {
+        self.shape.numel() as u64 * self.dtype.size() as u64
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let value = (self.value)()?;
+        if *value.shape() != self.shape || value.dtype() != self.dtype {
+            let why = format!("is {} {}, to be saved as {} {}", value.dtype(), value.shape(), self.dtype, self.shape);
+            return Err(Error::state(&*self.name, why));
+        }
+        value.to_bytes()
+    }
+
+    /// Writes weights as `NAME.safetensors`, or as several files and their index where they are larger than the limit. One at a time is in
+    /// memory beyond the model.
+    ///
+    /// # Errors
+    /// If a value cannot be had, or a file not be written.
+    pub fn save_all(folder: &Path, name: &str, weights: &[Self], options: &SaveOptions) -> Result<()> {
+        let files = divided(weights, options.max_file);
+        let count = files.len();
+        let file = |i: usize| match count {
+            1 => format!("{name}.safetensors"),
+            _ => format!("{name}-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        let mut places = BTreeMap::new();
+        for (i, part) in files.iter().enumerate() {
+            places.extend(part.iter().map(|&w| (weights[w].name.clone(), Value::from(file(i)))));
+            if options.writes {
+                write(&folder.join(file(i)), weights, part)?;
+            } else {
+                // Values are gathered on all ranks.
+                for w in stored_order(weights, part) {
+                    weights[w].bytes()?;
+                }
+            }
+        }
+        if options.writes && count > 1 {
+            let size: u64 = weights.iter().map(Self::size).sum();
+            let map: Map<String, Value> = places.into_iter().collect();
+            let index = json!({ "metadata": { "total_size": size }, "weight_map": map });
+            let index = index.as_object().cloned().unwrap_or_default();
+            save_json(&folder.join(format!("{name}.safetensors.index.json")), &index)?;
+        }
+        Ok(())
+    }
+}
+
+/// Which weights are in which file: in order, as many as are within the limit.
+fn divided<R: Runtime>(weights: &[WeightWriter<'_, R>], limit: u64) -> Vec<Vec<usize>> {
+    let (mut files, mut size) = (vec![Vec::new()], 0);
+    for (i, weight) in weights.iter().enumerate() {
+        let full = size + weight.size() > limit;
+        match files.last_mut() {
+            Some(file) if file.is_empty() || !full => file.push(i),
+            _ => {
+                files.push(vec![i]);
+                size = 0;
+            }
+        }
+        size += weight.size();
+    }
+    files
+}
+
+/// Weights of a file in the order in which they are written: ranks that do not write read them in that order too.
+fn stored_order<R: Runtime>(weights: &[WeightWriter<'_, R>], part: &[usize]) -> Vec<usize> {
+    let mut sorted = part.to_vec();
+    sorted.sort_by_key(|&i| (std::cmp::Reverse(weights[i].dtype.size()), &weights[i].name));
+    sorted
+}
+
+fn write<R: Runtime>(path: &Path, weights: &[WeightWriter<'_, R>], part: &[usize]) -> Result<()> {
+    let sorted = stored_order(weights, part);
+    let entries: Vec<_> =
+        sorted.iter().map(|&i| (weights[i].name.clone(), weights[i].dtype, weights[i].shape)).collect();
+    // Older versions of transformers demand it.
+    let notes = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::save_with(path, &entries, &notes, |i| weights[sorted[i]].bytes())
+}

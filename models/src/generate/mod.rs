@@ -1,0 +1,153 @@
+//! Text from a decoder: greedy or sampled, for samples during training and evaluation. It is no server: a batch begins and ends together.
+
+mod options;
+mod processors;
+mod stop;
+
+use autograd::{Var, no_grad};
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
+
+pub use options::{GenerationOptions, Sampling};
+use processors::{Draw, process};
+pub use stop::{FinishReason, StopTexts};
+
+use crate::{Decoder, DecoderInputs};
+
+/// Tokens that are to be continued.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// The tokens there are.
+    pub tokens: Vec<u32>,
+    /// Which stream of random numbers its continuation is drawn from. Equal prompts of one stream have one continuation, wherever in whichever
+    /// batch they stand.
+    pub stream: u64,
+}
+
+impl From<Vec<u32>> for Prompt {
+    fn from(tokens: Vec<u32>) -> Self {
+        Prompt { tokens, stream: 0 }
+    }
+}
+
+/// The continuation of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// The tokens after the prompt, with the one that ended it, if one did.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub reason: FinishReason,
+}
+
+/// Continues prompts, which may differ in length. The model is computed without gradients; its dropout, if it has any, is its own affair.
+///
+/// # Errors
+/// If there is an empty prompt, an option is out of range, or the text would be longer than learned positions reach.
+pub fn generate<R: Runtime>(
+    model: &Decoder<R>,
+    prompts: &[Prompt],
+    options: &GenerationOptions,
+    stop: Option<&StopTexts<'_>>,
+) -> Result<Vec<Generated>> {
+    options.check()?;
+    if let Some(at) = prompts.iter().position(|prompt| prompt.tokens.is_empty()) {
+        let why = format!("prompt {at} is empty: begin with the token that begins a text");
+        return Err(Error::argument("generate", why));
+    }
+    if prompts.is_empty() || options.max_new_tokens == 0 {
+        let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: FinishReason::Length };
+        return Ok(prompts.iter().map(nothing).collect());
+    }
+    no_grad(|| Batch::new(model, prompts, options, stop)?.run())
+}
+
+/// The rows that are being continued.
+struct Batch<'a, R: Runtime> {
+    model: &'a Decoder<R>,
+    options: &'a GenerationOptions,
+    stop: Option<&'a StopTexts<'a>>,
+    rows: Vec<Row<'a>>,
+    width: usize,
+}
+
+struct Row<'a> {
+    prompt: &'a Prompt,
+    new: Vec<u32>,
+    ended: Option<FinishReason>,
+}
+
+impl<'a, R: Runtime> Batch<'a, R> {
+    fn new(
+        model: &'a Decoder<R>,
+        prompts: &'a [Prompt],
+        options: &'a GenerationOptions,
+        stop: Option<&'a StopTexts<'a>>,
+    ) -> Result<Self> {
+        let row = |prompt: &'a Prompt| Row { prompt, new: Vec::new(), ended: None };
+        let width = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+        Ok(Batch { model, options, stop, rows: prompts.iter().map(row).collect(), width })
+    }
+
+    fn run(mut self) -> Result<Vec<Generated>> {
+        let padding = self.rows.iter().map(|row| self.width - row.prompt.tokens.len()).collect();
+        // The last token is not read again.
+        let mut cache = self.model.cache(self.width + self.options.max_new_tokens - 1, padding);
+        let mut tokens = self.prompts()?;
+        for step in 0..self.options.max_new_tokens {
+            let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+            let states = self.model.states(&tokens, inputs)?;
+            let last = states.narrow(1, states.dims()[1] - 1, 1)?;
+            let logits = self.model.logits(&last)?.value()?.to_dtype(DType::F32)?.to_vec::<f32>()?;
+            self.extend(step, logits)?;
+            if self.rows.iter().all(|row| row.ended.is_some()) {
+                break;
+            }
+            tokens = self.last_tokens()?;
+        }
+        let generated = |row: Row<'_>| Generated { tokens: row.new, reason: row.ended.unwrap_or(FinishReason::Length) };
+        Ok(self.rows.into_iter().map(generated).collect())
+    }
+
+    /// The prompts, padded on the left.
+    fn prompts(&self) -> Result<Var<R>> {
+        let padded = |row: &Row<'_>| {
+            let pad = std::iter::repeat_n(0, self.width - row.prompt.tokens.len());
+            pad.chain(row.prompt.tokens.iter().map(|&token| i64::from(token))).collect::<Vec<_>>()
+        };
+        self.tokens(&self.rows.iter().flat_map(padded).collect::<Vec<_>>())
+    }
+
+    /// The newest token of each row; rows that ended go on with their last.
+    fn last_tokens(&self) -> Result<Var<R>> {
+        let last = |row: &Row<'_>| i64::from(row.new.last().copied().unwrap_or(0));
+        self.tokens(&self.rows.iter().map(last).collect::<Vec<_>>())
+    }
+
+    fn tokens(&self, tokens: &[i64]) -> Result<Var<R>> {
+        let rows = self.rows.len();
+        let rt = self.model.embed_tokens.weight.leaf().runtime().clone();
+        Ok(Var::new(Tensor::from_slice(&rt, [rows, tokens.len() / rows], tokens)?))
+    }
+
+    /// Chooses the next token of each row that has not ended.
+    fn extend(&mut self, step: usize, mut logits: Vec<f32>) -> Result<()> {
+        let vocab = logits.len() / self.rows.len();
+        let (options, stop) = (self.options, self.stop);
+        for (row, scores) in self.rows.iter_mut().zip(logits.chunks_exact_mut(vocab)) {
+            if row.ended.is_some() {
+                continue;
+            }
+            process(scores, &[&row.prompt.tokens, &row.new], options);
+            let draw = Draw { seed: options.seed, stream: row.prompt.stream, step: step as u64 };
+            let token = draw.choose(scores, options.sampling.is_some())?;
+            row.new.push(token);
+            row.ended = match options.end.contains(&token) {
+                true => Some(FinishReason::End),
+                false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
+            };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+//! How text is continued.
+
+use std::path::Path;
+
+use numcore::{Error, Result};
+use serde_json::Value;
+
+use crate::files::JsonObject;
+
+/// How text is continued. By default greedily, 20 tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerationOptions {
+    /// The most tokens that are added.
+    pub max_new_tokens: usize,
+    /// Tokens that end a text, `eos_token_id`.
+    pub end: Vec<u32>,
+    /// How tokens are drawn; the likeliest is taken if not given.
+    pub sampling: Option<Sampling>,
+    /// What the logits of tokens that are in the text already are divided by (multiplied by, where negative); 1 changes nothing.
+    pub repetition_penalty: f64,
+    /// The seed of what is drawn.
+    pub seed: u64,
+}
+
+/// How tokens are drawn: scores are changed in this order, as transformers does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// What logits are divided by.
+    pub temperature: f64,
+    /// Only so many of the likeliest tokens are left.
+    pub top_k: Option<usize>,
+    /// Only the fewest tokens are left that have this probability together.
+    pub top_p: Option<f64>,
+    /// Only tokens are left that are at least this part as likely as the likeliest.
+    pub min_p: Option<f64>,
+    /// Only the tokens are left whose information is nearest to the expected, and which have this probability together.
+    pub typical_p: Option<f64>,
+}
+
+impl Default for GenerationOptions {
+    fn default() -> Self {
+        GenerationOptions { max_new_tokens: 20, end: Vec::new(), sampling: None, repetition_penalty: 1.0, seed: 0 }
+    }
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Sampling { temperature: 1.0, top_k: None, top_p: None, min_p: None, typical_p: None }
+    }
+}
+
+/// Options of transformers that change what is generated and that are not known here, with the values that change nothing.
+const UNKNOWN: &[(&str, &[f64])] = &[
+    ("num_beams", &[1.0]),
+    ("num_beam_groups", &[1.0]),
+    ("no_repeat_ngram_size", &[0.0]),
+    ("encoder_no_repeat_ngram_size", &[0.0]),
+    ("encoder_repetition_penalty", &[1.0]),
+    ("diversity_penalty", &[0.0]),
+    ("epsilon_cutoff", &[0.0]),
+    ("eta_cutoff", &[0.0]),
+    ("min_length", &[0.0]),
+    ("min_new_tokens", &[0.0]),
+    ("penalty_alpha", &[0.0]),
+    ("guidance_scale", &[1.0]),
+    ("top_h", &[]),
+    ("bad_words_ids", &[]),
+    ("force_words_ids", &[]),
+    ("forced_bos_token_id", &[]),
+    ("forced_eos_token_id", &[]),
+    ("suppress_tokens", &[]),
+    ("begin_suppress_tokens", &[]),
+    ("sequence_bias", &[]),
+    ("exponential_decay_length_penalty", &[]),
+];
+
+impl GenerationOptions {
+    /// What `generation_config.json` in a folder says; without that file, what `config.json` says of the token that ends a text.
+    ///
+    /// # Errors
+    /// If a field is malformed, or asks for what is not known here, such as beams.
+    pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
+        let path = folder.as_ref().join("generation_config.json");
+        if path.is_file() {
+            return Self::read(&JsonObject::open(&path)?);
+        }
+        let config = JsonObject::open(&folder.as_ref().join("config.json"))?;
+        Ok(GenerationOptions { end: end(&config)?, ..Default::default() })
+    }
+
+    fn read(fields: &JsonObject) -> Result<Self> {
+        for (name, harmless) in UNKNOWN {
+            let value = fields.get(name).filter(|v| **v != Value::Bool(false));
+            if let Some(value) = value.filter(|v| !v.as_f64().is_some_and(|x| harmless.contains(&x))) {
+                return Err(fields.wrong(name, format_args!("is {value}, which is not known here")));
+            }
+        }
+        let sampling = Sampling {
+            temperature: fields.number("temperature")?.unwrap_or(1.0),
+            // What transformers takes where nothing is said.
+            top_k: Some(fields.count("top_k")?.unwrap_or(50)).filter(|&k| k > 0),
+            top_p: fields.number("top_p")?.filter(|&p| p < 1.0),
+            min_p: fields.number("min_p")?,
+            typical_p: fields.number("typical_p")?.filter(|&p| p < 1.0),
+        };
+        let options = GenerationOptions {
+            max_new_tokens: fields.count("max_new_tokens")?.unwrap_or(20),
+            end: end(fields)?,
+            sampling: fields.flag("do_sample")?.unwrap_or(false).then_some(sampling),
+            repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
+            seed: 0,
+        };
+        options.check()?;
+        Ok(options)
+    }
+
+    /// Changes the logits of the token after `text` as sampling would before it draws; what is left out becomes −∞.
+    pub fn process(&self, logits: &mut [f32], text: &[u32]) {
+        super::processors::process(logits, &[text], self);
+    }
+
+    /// An error unless every option is in its range.
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |field, why: String| Err(Error::config("generate", field, why));
+        // Comparisons that NaN does not pass.
+        if !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()) {
+            return wrong("repetition_penalty", format!("a penalty of {} is not above 0", self.repetition_penalty));
+        }
+        let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = self.sampling else { return Ok(()) };
+        if !(temperature > 0.0 && temperature.is_finite()) {
+            let why = format!("a temperature of {temperature} is not above 0; leave `sampling` out for greedy text");
+            return wrong("temperature", why);
+        }
+        if top_k == Some(0) {
+            return wrong("top_k", "the 0 likeliest tokens are none".into());
+        }
+        for (field, p) in [("top_p", top_p), ("min_p", min_p), ("typical_p", typical_p)] {
+            if p.is_some_and(|p| !(0.0..=1.0).contains(&p)) {
+                return wrong(field, format!("`{field}` must be in [0, 1], and is {p:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `eos_token_id`: one token, or a list.
+fn end(fields: &JsonObject) -> Result<Vec<u32>> {
+    let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    let tokens = match fields.get("eos_token_id") {
+        None => Some(Vec::new()),
+        Some(Value::Array(list)) => list.iter().map(token).collect(),
+        Some(one) => token(one).map(|one| vec![one]),
+    };
+    tokens.ok_or_else(|| fields.wrong("eos_token_id", "is neither a token nor a list of them"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(json: &str) -> Result<GenerationOptions> {
+        GenerationOptions::read(&JsonObject::of("generation_config.json", serde_json::from_str(json).unwrap()))
+    }
+
+    #[test]
+    fn the_file_is_understood() {
+        let options =
+            read(r#"{"do_sample": true, "temperature": 0.5, "eos_token_id": [1, 2], "num_beams": 1}"#).unwrap();
+        assert_eq!(options.end, [1, 2]);
+        let sampling = options.sampling.unwrap();
+        assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.5, Some(50), None));
+        assert_eq!(read("{}").unwrap(), GenerationOptions::default());
+        assert_eq!(read(r#"{"eos_token_id": 7, "temperature": 2}"#).unwrap().sampling, None);
+    }
+
+    #[test]
+    fn what_is_not_known_or_out_of_range_is_an_error() {
+        for (json, due) in [
+            (r#"{"num_beams": 4}"#, "num_beams"),
+            (r#"{"bad_words_ids": [[1]]}"#, "bad_words_ids"),
+            (r#"{"eos_token_id": "x"}"#, "eos_token_id"),
+            (r#"{"do_sample": true, "temperature": 0}"#, "temperature"),
+            (r#"{"do_sample": true, "top_p": -0.5}"#, "top_p"),
+            (r#"{"repetition_penalty": 0}"#, "penalty"),
+        ] {
+            let error = read(json).unwrap_err().to_string();
+            assert!(error.contains(due), "{json}: {error}");
+        }
+    }
+}

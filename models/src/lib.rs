@@ -1,0 +1,37 @@
+//! Pretrained models: Hugging Face's folders in and out, generation, adapters, chat.
+//!
+//! A [`Decoder`] is GPT-2, Llama, Mistral or Qwen, by what `config.json` says. [`Pretrained`] reads a folder into a model and writes one that
+//! transformers loads:
+//!
+//! ```no_run
+//! use models::{Decoder, Pretrained};
+//! use nn::Init;
+//! use runtime_cpu::Cpu;
+//! # fn main() -> numcore::Result<()> {
+//! let model = Decoder::from_pretrained("Qwen2.5-0.5B", &Init::new(&Cpu::new(), 0))?;
+//! model.save_pretrained("mine")?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Invariant**: what would be computed otherwise than transformers computes it is refused, never ignored. A field, a weight or an option
+//! that is not known here is an error with its name.
+#![forbid(unsafe_code)]
+
+mod config;
+mod convert;
+mod decoder;
+mod encoder;
+mod files;
+mod generate;
+mod lora;
+mod pretrained;
+
+pub use config::{ConfigFields, DecoderConfig, Family, RopeConfig, RopeScaling};
+pub use convert::{Change, ConversionRule, ConversionTable, Converted};
+pub use decoder::{Decoder, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
+pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
+pub use files::{JsonObject, SaveOptions};
+pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
+pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
+pub use pretrained::{Pretrained, PretrainedReport};

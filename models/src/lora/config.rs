@@ -1,0 +1,270 @@
+//! Which layers have an adapter, and how large it is.
+
+use std::collections::BTreeMap;
+
+use numcore::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use crate::files::JsonObject;
+
+/// Which layers have an adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoraTargets {
+    /// Layers whose name is one of these, or ends with `.` and one of these.
+    Names(Vec<String>),
+    /// All linear layers but the head.
+    AllLinear,
+}
+
+/// How adapters are made. By default those of `q_proj` and `v_proj`, of rank 8.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// The rank of the matrices.
+    pub rank: usize,
+    /// What the update is scaled by: by `alpha / rank`.
+    pub alpha: f64,
+    /// The dropout probability of an adapter's input.
+    pub dropout: f64,
+    /// Which layers have an adapter.
+    pub targets: LoraTargets,
+    /// Layers that have none although they are targets, by the ends of their names.
+    pub exclude: Vec<String>,
+    /// Whether the update is scaled by `alpha / √rank` (rsLoRA, Kalajdzievski 2023).
+    pub rank_stabilized: bool,
+    /// Whether outputs have magnitudes (DoRA).
+    pub dora: bool,
+    /// Other ranks, by the ends of layers' names.
+    pub rank_pattern: BTreeMap<String, usize>,
+    /// Other alphas, by the ends of layers' names.
+    pub alpha_pattern: BTreeMap<String, f64>,
+    /// What `base_model_name_or_path` is to say in the adapter's files.
+    pub base: Option<String>,
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        LoraConfig {
+            rank: 8,
+            alpha: 8.0,
+            dropout: 0.0,
+            targets: LoraTargets::Names(vec!["q_proj".into(), "v_proj".into()]),
+            exclude: Vec::new(),
+            rank_stabilized: false,
+            dora: false,
+            rank_pattern: BTreeMap::new(),
+            alpha_pattern: BTreeMap::new(),
+            base: None,
+        }
+    }
+}
+
+/// Fields of `adapter_config.json` that say how an adapter was made or loaded, and change nothing of what it computes.
+const HARMLESS: &[&str] = &[
+    "auto_mapping",
+    "base_model_name_or_path",
+    "bias",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "fan_in_fan_out",
+    "inference_mode",
+    "init_lora_weights",
+    "layers_pattern",
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+];
+
+/// Heads, which `all-linear` leaves out.
+const HEADS: [&str; 3] = ["lm_head", "classifier", "score"];
+
+impl LoraConfig {
+    /// Reads an `adapter_config.json`.
+    ///
+    /// # Errors
+    /// If it describes no LoRA adapter, or one with something that is not known here.
+    pub(super) fn read(fields: &JsonObject) -> Result<Self> {
+        if fields.text("peft_type")? != Some("LORA") {
+            return Err(fields.wrong("peft_type", "is not `LORA`: only these adapters are known"));
+        }
+        if fields.text("bias")?.unwrap_or("none") != "none" {
+            return Err(fields.wrong("bias", "is not `none`: biases are not trained with adapters here"));
+        }
+        let known = [
+            "alpha_pattern",
+            "exclude_modules",
+            "lora_alpha",
+            "lora_dropout",
+            "peft_type",
+            "r",
+            "rank_pattern",
+            "target_modules",
+            "use_dora",
+            "use_rslora",
+        ];
+        let is_off = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            _ => false,
+        };
+        let unknown = fields.fields().iter().find(|(name, value)| {
+            !is_off(value) && !known.contains(&name.as_str()) && !HARMLESS.contains(&name.as_str())
+        });
+        if let Some((name, value)) = unknown {
+            return Err(fields.wrong(name, format_args!("is {value}, which is not known here")));
+        }
+        let config = LoraConfig {
+            rank: fields.need("r", fields.count("r")?)?,
+            alpha: fields.need("lora_alpha", fields.number("lora_alpha")?)?,
+            dropout: fields.number("lora_dropout")?.unwrap_or(0.0),
+            targets: targets(fields)?,
+            exclude: owned(fields.texts("exclude_modules")?.unwrap_or_default()),
+            rank_stabilized: fields.flag("use_rslora")?.unwrap_or(false),
+            dora: fields.flag("use_dora")?.unwrap_or(false),
+            rank_pattern: pattern(fields, "rank_pattern", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?,
+            alpha_pattern: pattern(fields, "alpha_pattern", Value::as_f64)?,
+            base: fields.text("base_model_name_or_path")?.map(str::to_owned),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The fields of an `adapter_config.json`.
+    pub(super) fn to_json(&self, fan_in_fan_out: bool) -> Map<String, Value> {
+        let targets = match &self.targets {
+            LoraTargets::Names(names) => json!(names),
+            LoraTargets::AllLinear => json!("all-linear"),
+        };
+        let value = json!({
+            "peft_type": "LORA", "task_type": null, "base_model_name_or_path": self.base, "r": self.rank,
+            "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
+            "exclude_modules": if self.exclude.is_empty() { Value::Null } else { json!(self.exclude) },
+            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
+            "alpha_pattern": self.alpha_pattern, "bias": "none", "fan_in_fan_out": fan_in_fan_out,
+            "inference_mode": true, "init_lora_weights": true, "modules_to_save": null
+        });
+        value.as_object().cloned().unwrap_or_default()
+    }
+
+    /// An error unless every option is in its range.
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |field, why: String| Err(Error::config("lora", field, why));
+        if self.rank == 0 || self.rank_pattern.values().any(|&rank| rank == 0) {
+            return wrong("rank", "an adapter of rank 0 has no matrices".into());
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return wrong("dropout", format!("a dropout of {} is not in [0, 1)", self.dropout));
+        }
+        let patterns = self.rank_pattern.keys().chain(self.alpha_pattern.keys());
+        let special = |name: &&String| name.contains(['*', '+', '?', '(', '[', '{', '|', '\\', '$']);
+        if let Some(name) = patterns.chain(&self.exclude).find(special) {
+            return wrong("pattern", format!("`{name}` is a regular expression: give ends of names"));
+        }
+        Ok(())
+    }
+
+    /// An error unless something is adapted, and every name that was given is one of a layer.
+    pub(super) fn check_names<'a>(&self, layers: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
+        let LoraTargets::Names(names) = &self.targets else { return Ok(()) };
+        let unused: Vec<&str> =
+            names.iter().filter(|name| !layers.clone().any(|layer| ends(layer, name))).map(String::as_str).collect();
+        if unused.is_empty() && !names.is_empty() {
+            return Ok(());
+        }
+        let mut last: Vec<&str> = layers.map(|layer| layer.rsplit_once('.').map_or(layer, |(_, last)| last)).collect();
+        last.sort_unstable();
+        last.dedup();
+        let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
+        Err(Error::config("lora", "targets", why))
+    }
+
+    /// Whether a layer has an adapter.
+    pub(super) fn adapts(&self, layer: &str) -> bool {
+        let excluded = self.exclude.iter().any(|name| ends(layer, name));
+        !excluded
+            && match &self.targets {
+                LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
+                LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
+            }
+    }
+
+    /// The rank of a layer's adapter.
+    pub(super) fn rank_of(&self, layer: &str) -> usize {
+        by_pattern(&self.rank_pattern, layer).unwrap_or(self.rank)
+    }
+
+    /// What a layer's update is scaled by.
+    pub(super) fn scale_of(&self, layer: &str) -> f64 {
+        let (rank, alpha) = (self.rank_of(layer) as f64, by_pattern(&self.alpha_pattern, layer).unwrap_or(self.alpha));
+        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+    }
+}
+
+/// Whether a layer's name is `end`, or ends with it as whole parts.
+fn ends(layer: &str, end: &str) -> bool {
+    layer.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
+    patterns.iter().find(|(name, _)| ends(layer, name.strip_prefix('^').unwrap_or(name))).map(|(_, value)| *value)
+}
+
+fn targets(fields: &JsonObject) -> Result<LoraTargets> {
+    match fields.need("target_modules", fields.get("target_modules"))? {
+        Value::String(all) if all == "all-linear" => Ok(LoraTargets::AllLinear),
+        Value::String(other) => {
+            Err(fields
+                .wrong("target_modules", format_args!("is the regular expression `{other}`: give a list of names")))
+        }
+        _ => Ok(LoraTargets::Names(owned(fields.texts("target_modules")?.unwrap_or_default()))),
+    }
+}
+
+fn owned(names: Vec<&str>) -> Vec<String> {
+    names.into_iter().map(String::from).collect()
+}
+
+fn pattern<T>(
+    fields: &JsonObject,
+    name: &'static str,
+    read: impl Fn(&Value) -> Option<T>,
+) -> Result<BTreeMap<String, T>> {
+    let Some(part) = fields.object(name)? else { return Ok(BTreeMap::new()) };
+    let entry = |(key, value): (&String, &Value)| Some((key.clone(), read(value)?));
+    let entries: Option<BTreeMap<_, _>> = part.fields().iter().map(entry).collect();
+    entries.ok_or_else(|| fields.wrong(name, "has what is no number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_matched_by_whole_parts() {
+        assert!(ends("model.layers.0.self_attn.q_proj", "q_proj") && ends("q_proj", "q_proj"));
+        assert!(!ends("model.layers.0.self_attn.xq_proj", "q_proj") && !ends("q_proj.x", "q_proj"));
+        let all = LoraConfig { targets: LoraTargets::AllLinear, exclude: vec!["up_proj".into()], ..Default::default() };
+        assert!(all.adapts("model.layers.0.mlp.down_proj"));
+        assert!(!all.adapts("lm_head") && !all.adapts("model.layers.0.mlp.up_proj"));
+    }
+
+    #[test]
+    fn scales_follow_rank_and_pattern() {
+        let patterns = BTreeMap::from([("layers.1.self_attn.q_proj".to_owned(), 5.0)]);
+        let ranks = BTreeMap::from([("down_proj".to_owned(), 2)]);
+        let config =
+            LoraConfig { rank: 4, alpha: 8.0, alpha_pattern: patterns, rank_pattern: ranks, ..Default::default() };
+        assert_eq!(config.scale_of("model.layers.1.self_attn.q_proj"), 1.25);
+        assert_eq!(config.scale_of("model.layers.0.self_attn.q_proj"), 2.0);
+        assert_eq!(config.scale_of("model.layers.0.mlp.down_proj"), 4.0);
+        let stable = LoraConfig { rank_stabilized: true, ..config };
+        assert_eq!(stable.scale_of("model.layers.0.self_attn.q_proj"), 4.0);
+    }
+}

@@ -1,0 +1,101 @@
+//! Adapters to and from peft's folders.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+use nn::{Init, ModuleExt, Param};
+use numcore::{Error, Result, Runtime, Shape, ops::PointwiseOps};
+
+use super::{AdaptedLayer, Lora, LoraConfig};
+use crate::{
+    files::{JsonObject, SaveOptions, WeightWriter, Weights, save_json},
+    pretrained::Pretrained,
+};
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model";
+/// What peft begins every name with.
+const PREFIX: &str = "base_model.model.";
+
+impl<R: Runtime> Lora<R> {
+    /// Writes a folder that peft loads: the adapters and how they are made, nothing of the model.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
+        self.save_with(folder, &SaveOptions::default())
+    }
+
+    /// Writes a folder, with options; see [`Pretrained::save_pretrained_with`].
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
+        let folder = folder.as_ref();
+        let weights: Vec<_> = self.layers.iter().flat_map(|layer| layer.weights(options)).collect();
+        if options.writes {
+            fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+            save_json(&folder.join(CONFIG), &self.config.to_json(self.transposed))?;
+        }
+        WeightWriter::save_all(folder, WEIGHTS, &weights, options)
+    }
+
+    /// Freezes a model and puts the adapters of a folder into it, which peft or [`save`](Lora::save) wrote.
+    ///
+    /// # Errors
+    /// If the folder holds no adapters for this model, or some of a kind that is not known. One error lists all names that do not fit.
+    pub fn load<M: Pretrained<R>>(model: &M, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        let config = LoraConfig::read(&JsonObject::open(&folder.join(CONFIG))?)?;
+        let weights = Weights::open(folder, WEIGHTS)?;
+        let lora = Lora::new(model, init, config)?;
+        match lora.fill(&weights) {
+            Ok(()) => Ok(lora),
+            Err(e) => {
+                lora.remove();
+                Err(e)
+            }
+        }
+    }
+
+    fn fill(&self, weights: &Weights) -> Result<()> {
+        let mut rest: BTreeSet<&str> = weights.names().collect();
+        let (mut wrong, mut fit) = (Vec::new(), Vec::new());
+        for (name, parameter) in self.layers.iter().flat_map(AdaptedLayer::named) {
+            if !rest.remove(&*name) {
+                wrong.push(format!("{name} is missing"));
+                continue;
+            }
+            let (due, (dtype, shape)) = (parameter.shape(), weights.spec(&name)?);
+            if shape != due || !dtype.is_float() {
+                wrong.push(format!("{name} is {dtype} {shape} in the file, and {due} here"));
+            }
+            fit.push((name, parameter));
+        }
+        wrong.extend(rest.iter().map(|name| format!("{name} is of no adapted layer")));
+        if !wrong.is_empty() {
+            return Err(Error::state("adapter weights", wrong.join("; ")));
+        }
+        fit.into_iter().try_for_each(|(name, parameter)| {
+            let value = weights.tensor(parameter.leaf().runtime(), &name)?;
+            parameter.leaf().put(value.to_dtype(parameter.dtype())?)
+        })
+    }
+}
+
+impl<R: Runtime> AdaptedLayer<R> {
+    /// The parameters of the adapter, by peft's names.
+    fn named(&self) -> Vec<(String, Param<R>)> {
+        let parameters = self.adapter.named_parameters();
+        // The walk names them as the adapter's own.
+        let renamed = parameters.into_iter().map(|(name, p)| (format!("{PREFIX}{}.{name}", self.theirs), p));
+        renamed.collect()
+    }
+
+    fn weights<'a>(&'a self, options: &SaveOptions) -> Vec<WeightWriter<'a, R>> {
+        let writer = |(name, p): (String, Param<R>)| {
+            let (shape, dtype): (Shape, _) = (p.shape(), options.dtype.unwrap_or(p.dtype()));
+            WeightWriter { name, shape, dtype, value: Box::new(move || p.value()?.to_dtype(dtype)) }
+        };
+        self.named().into_iter().map(writer).collect()
+    }
+}

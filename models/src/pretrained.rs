@@ -1,0 +1,266 @@
+//! Models from Hugging Face's folders, and back.
+
+use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc};
+
+use autograd::{Leaf, Residency};
+use nn::{Init, Module, ModuleExt, Param};
+use numcore::{
+    Error, Result, Runtime, Shape, Tensor,
+    ops::{PointwiseOps, Spec, ViewOps},
+};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    config::ConfigFields,
+    convert::{Change, ConversionTable},
+    files::{SaveOptions, WeightWriter, Weights, save_json},
+};
+
+/// The name of weights' files.
+const WEIGHTS: &str = "model";
+
+/// A model that Hugging Face's folders hold: `config.json` and safetensors.
+pub trait Pretrained<R: Runtime>: Module<R> + Sized {
+    /// A model as `config.json` describes it, with values that `init` draws.
+    ///
+    /// # Errors
+    /// If a field is missing, malformed, or not known and may change what the model computes.
+    fn from_fields(init: &Init<R>, fields: &ConfigFields) -> Result<Self>;
+
+    /// Which weight of the files is which parameter.
+    fn table(&self) -> ConversionTable;
+
+    /// The fields of a `config.json` that gives this model again.
+    fn fields(&self) -> Map<String, Value>;
+
+    /// The model in a folder, in the element type that `init` says.
+    ///
+    /// Nothing is allocated before all names and shapes were compared; then one weight at a time is read. With [`Init::lazily`] none is: a
+    /// weight is read when a trainer asks for it, which takes its rank's part of it, so no rank ever holds the model.
+    ///
+    /// # Errors
+    /// If the folder holds no such model. One error lists all that is missing, unexpected or of another shape, with the names of the file
+    /// and of the model.
+    fn from_pretrained(folder: impl AsRef<Path>, init: &Init<R>) -> Result<Self> {
+        let (model, report) = Self::from_pretrained_partly(folder, init)?;
+        report.strict()?;
+        Ok(model)
+    }
+
+    /// The model in a folder, of which parameters may be missing, and keep the values `init` draws: a new head on a pretrained model. What
+    /// was missing and what was left over is in the report.
+    ///
+    /// # Errors
+    /// If a weight has another shape, or a file is malformed.
+    fn from_pretrained_partly(folder: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
+        let folder = folder.as_ref();
+        let fields = ConfigFields::open(folder)?;
+        let model = Self::from_fields(&init.clone().lazily(), &fields)?;
+        let weights = Arc::new(Weights::open(folder, WEIGHTS)?);
+        let plan = Plan::of(&model, &weights)?;
+        plan.report.check_shapes()?;
+        let missing = model.named_parameters().into_iter().filter(|(name, _)| plan.report.missing.contains_key(name));
+        let drawn: Vec<Param<R>> = missing.map(|(_, p)| p).collect();
+        for (parameter, source) in plan.sources {
+            let leaf = parameter.leaf();
+            if init.is_lazy() {
+                leaf.set_residency(Arc::new(source));
+            } else {
+                leaf.put(source.fetch(&leaf)?)?;
+            }
+        }
+        if !init.is_lazy() {
+            drawn.iter().try_for_each(|p| p.leaf().put(p.value()?))?;
+        }
+        Ok((model, plan.report))
+    }
+
+    /// Writes a folder that transformers loads: `config.json` and the weights. Tied weights are written once.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    fn save_pretrained(&self, folder: impl AsRef<Path>) -> Result<()> {
+        self.save_pretrained_with(folder, &SaveOptions::default())
+    }
+
+    /// Writes a folder, with options. On many ranks whose parameters are sharded all call this, and one of them writes.
+    ///
+    /// # Errors
+    /// If a file cannot be written, or a parameter has no name in files.
+    fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
+        let (folder, table) = (folder.as_ref(), self.table());
+        let named = self.named_parameters();
+        let weights = named.iter().map(|(name, p)| weight(&table, name, p, options)).collect::<Result<Vec<_>>>()?;
+        if options.writes {
+            fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+            let mut fields = self.fields();
+            if let Some(first) = weights.first() {
+                fields.remove("torch_dtype");
+                fields.insert("dtype".into(), json!(torch_name(first.dtype)));
+            }
+            save_json(&folder.join("config.json"), &fields)?;
+        }
+        WeightWriter::save_all(folder, WEIGHTS, &weights, options)
+    }
+}
+
+/// What did not fit when a model was loaded. Names of the model, with those of the files where a rule gives one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PretrainedReport {
+    /// Parameters that no weight was found for, and the name it would have.
+    pub missing: BTreeMap<String, String>,
+    /// Weights that no parameter takes, and the parameter it would be, if a rule knows it.
+    pub unexpected: BTreeMap<String, Option<String>>,
+    /// Parameters whose weight has another shape or cannot be read, and why.
+    pub unfit: BTreeMap<String, String>,
+    /// Weights that a rule says are not needed.
+    pub ignored: Vec<String>,
+}
+
+impl PretrainedReport {
+    /// An error that lists everything, unless nothing is missing, unexpected or of another shape.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn strict(&self) -> Result<()> {
+        let mut why = String::new();
+        let mut list = |what: &str, names: Vec<String>| {
+            if !names.is_empty() {
+                // Writing to a string does not fail.
+                let _ = write!(why, "{}{} {what}: {}", if why.is_empty() { "" } else { "; " }, names.len(), cut(names));
+            }
+        };
+        list("missing", self.missing.iter().map(|(ours, theirs)| format!("{ours} (in files {theirs})")).collect());
+        let known = |(theirs, ours): (&String, &Option<String>)| match ours {
+            Some(ours) => format!("{theirs} (here {ours})"),
+            None => theirs.clone(),
+        };
+        list("unexpected", self.unexpected.iter().map(known).collect());
+        list("unfit", self.unfit.iter().map(|(ours, why)| format!("{ours} {why}")).collect());
+        if why.is_empty() { Ok(()) } else { Err(Error::state("pretrained weights", why)) }
+    }
+
+    fn check_shapes(&self) -> Result<()> {
+        PretrainedReport { unfit: self.unfit.clone(), ..Default::default() }.strict()
+    }
+}
+
+/// The names as one line: a wrong folder may have thousands.
+fn cut(names: Vec<String>) -> String {
+    const MOST: usize = 50;
+    let more = names.len().saturating_sub(MOST);
+    let shown = names[..names.len() - more].join(", ");
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
+}
+
+/// Where each parameter comes from.
+struct Plan<R: Runtime> {
+    sources: Vec<(Param<R>, Source)>,
+    report: PretrainedReport,
+}
+
+impl<R: Runtime> Plan<R> {
+    fn of(model: &impl Pretrained<R>, weights: &Arc<Weights>) -> Result<Self> {
+        let (table, mut report, mut sources) = (model.table(), PretrainedReport::default(), Vec::new());
+        // The files' names by ours: files may leave the prefix out.
+        let mut given = BTreeMap::new();
+        for theirs in weights.names() {
+            match table.ours(theirs) {
+                _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
+                Some(ours) => drop(given.insert(ours.name, (theirs.to_owned(), ours.change))),
+                None => drop(report.unexpected.insert(theirs.to_owned(), None)),
+            }
+        }
+        for (name, parameter) in model.named_parameters() {
+            let Some((theirs, change)) = given.remove(&name) else {
+                let theirs = table.theirs(&name).map_or_else(|| "no name".into(), |c| c.name);
+                report.missing.insert(name, theirs);
+                continue;
+            };
+            let source = Source { weights: weights.clone(), name: theirs, change };
+            match source.unfit(parameter.spec()) {
+                Some(why) => drop(report.unfit.insert(name, why)),
+                None => sources.push((parameter, source)),
+            }
+        }
+        report.unexpected.extend(given.into_iter().map(|(ours, (theirs, _))| (theirs, Some(ours))));
+        tied_copies(model, &mut report, weights)?;
+        Ok(Plan { sources, report })
+    }
+}
+
+/// A tied head that is in the files too is no surprise.
+fn tied_copies<R: Runtime>(model: &impl Pretrained<R>, report: &mut PretrainedReport, weights: &Weights) -> Result<()> {
+    let tied = model.fields().get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let head = report.unexpected.iter().find(|(_, ours)| ours.as_deref() == Some("lm_head.weight"));
+    if let Some(name) = head.filter(|_| tied).map(|(theirs, _)| theirs.clone()) {
+        weights.spec(&name)?;
+        report.unexpected.remove(&name);
+        report.ignored.push(name);
+    }
+    Ok(())
+}
+
+/// A weight of a file as a parameter's value: read whenever the parameter is, where it is in no memory.
+struct Source {
+    weights: Arc<Weights>,
+    name: String,
+    change: Change,
+}
+
+impl Source {
+    /// Why the weight does not fit a parameter, if it does not.
+    fn unfit(&self, due: Spec) -> Option<String> {
+        let (dtype, shape) = match self.weights.spec(&self.name) {
+            Ok(spec) => spec,
+            Err(e) => return Some(e.to_string()),
+        };
+        let here = changed_shape(self.change, due.shape);
+        if !dtype.is_float() {
+            return Some(format!("is {dtype} in files as {}, and no quantised weights are read", self.name));
+        }
+        (shape != here).then(|| format!("is {} here, {shape} in files as {}", due.shape, self.name))
+    }
+}
+
+impl<R: Runtime> Residency<R> for Source {
+    fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>> {
+        let value: Tensor<R> = self.weights.tensor(leaf.runtime(), &self.name)?;
+        changed(self.change, value.to_dtype(leaf.spec().dtype)?)
+    }
+}
+
+/// A weight that is to be written.
+fn weight<'a, R: Runtime>(
+    table: &ConversionTable,
+    name: &str,
+    parameter: &'a Param<R>,
+    options: &SaveOptions,
+) -> Result<WeightWriter<'a, R>> {
+    let theirs = table.theirs(name).ok_or_else(|| Error::state(name, "has no name in the family's files"))?;
+    let Spec { shape, dtype: own } = parameter.spec();
+    let dtype = options.dtype.unwrap_or(own);
+    let change = theirs.change;
+    let value = move || changed(change, parameter.value()?)?.to_dtype(dtype);
+    Ok(WeightWriter { name: theirs.name, shape: changed_shape(change, shape), dtype, value: Box::new(value) })
+}
+
+fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
+    if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
+}
+
+fn changed_shape(change: Change, shape: Shape) -> Shape {
+    match (change, &shape[..]) {
+        (Change::Transpose, &[a, b]) => [b, a].into(),
+        _ => shape,
+    }
+}
+
+fn torch_name(dtype: numcore::DType) -> &'static str {
+    match dtype {
+        numcore::DType::F16 => "float16",
+        numcore::DType::BF16 => "bfloat16",
+        numcore::DType::F64 => "float64",
+        _ => "float32",
+    }
+}

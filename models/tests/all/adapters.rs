@@ -1,0 +1,174 @@
+//! LoRA, rsLoRA and DoRA against peft: logits, gradients, files, merging.
+
+use autograd::backward;
+use models::{Decoder, Lora, LoraConfig, LoraTargets, Pretrained};
+use nn::{Forward, Gpt, GptConfig, ModuleExt};
+use numcore::{DType, Tensor};
+use optim::{AdamW, AdamWConfig, Optimizer};
+use runtime_cpu::Cpu;
+
+use crate::common::*;
+
+const ALL: [(&str, &str); 3] = [("lora_llama", "llama"), ("lora_gpt2", "gpt2"), ("dora_qwen3", "qwen3")];
+
+fn load(name: &str, base: &str) -> (Decoder<Cpu>, Lora<Cpu>) {
+    let model = decoder(base);
+    let lora = Lora::load(&model, &init(), reference(name)).unwrap();
+    (model, lora)
+}
+
+fn logits(model: &impl Forward<Cpu>, due: &Reference) -> Tensor<Cpu> {
+    model.forward(&due.var("ids")).unwrap().value().unwrap()
+}
+
+#[test]
+fn logits_and_gradients_are_those_of_peft() {
+    for (name, base) in ALL {
+        let ((model, lora), due) = (load(name, base), Reference::read(name));
+        close(name, &logits(&model, &due), &due.tensor("logits"), 2e-5);
+        let table = model.table();
+        let loss = next_token_loss(&model, &due.var("ids"));
+        check_grads(&lora, &loss, &due, |theirs| {
+            // In memory peft's magnitude is a module.
+            let own = theirs.strip_prefix("base_model.model.").unwrap().replace("vector.weight", "vector");
+            (table.ours(&own).unwrap().name, false)
+        });
+        // No gradient of the base is computed.
+        let grads = backward(&next_token_loss(&model, &due.var("ids"))).unwrap();
+        let adapters = lora.parameters().len();
+        let all = model.parameters().iter().filter(|p| grads.get(&p.leaf()).is_some()).count();
+        assert_eq!(all, adapters, "{name}");
+    }
+}
+
+#[test]
+fn saving_what_was_loaded_gives_the_same_bits() {
+    for (name, base) in ALL {
+        let ((_, lora), scratch) = (load(name, base), Scratch::new());
+        lora.save(&scratch.0).unwrap();
+        same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
+        let again = Lora::load(&decoder(base), &init(), &scratch.0).unwrap();
+        assert_eq!(again.config(), lora.config());
+        let text = std::fs::read_to_string(scratch.0.join("adapter_config.json")).unwrap();
+        assert_eq!(text.contains("\"fan_in_fan_out\": true"), base == "gpt2");
+    }
+}
+
+#[test]
+fn merged_weights_compute_the_same_and_come_apart_again() {
+    for (name, base) in ALL {
+        let ((model, mut lora), due) = (load(name, base), Reference::read(name));
+        let before = decoder(base);
+        lora.merge().unwrap();
+        close(name, &logits(&model, &due), &due.tensor("merged_logits"), 2e-5);
+        assert!(model.named_parameters().iter().all(|(n, _)| !n.contains("lora")));
+        assert!(lora.merge().is_err());
+        lora.unmerge().unwrap();
+        close(name, &logits(&model, &due), &due.tensor("logits"), 2e-5);
+        assert!(lora.unmerge().is_err());
+        lora.remove();
+        for ((name, a), (_, b)) in model.named_parameters().iter().zip(before.named_parameters()) {
+            close(name, &a.value().unwrap(), &b.value().unwrap(), 1e-6);
+        }
+    }
+}
+
+#[test]
+fn a_new_adapter_changes_nothing() {
+    let (plain, due) = (logits(&decoder("qwen3"), &Reference::read("qwen3")), Reference::read("qwen3"));
+    for dora in [false, true] {
+        let model = decoder("qwen3");
+        let config = LoraConfig { dora, targets: LoraTargets::AllLinear, ..LoraConfig::default() };
+        let lora = Lora::new(&model, &init(), config).unwrap();
+        assert_eq!(lora.layers().count(), 14);
+        let tolerance = if dora { 1e-6 } else { 0.0 };
+        close("adapted", &logits(&model, &due), &plain, tolerance);
+        close("without", &lora.without(|| logits(&model, &due)), &plain, 0.0);
+    }
+}
+
+/// An optimizer of the adapters holds and changes nothing else.
+#[test]
+fn only_adapters_are_trained() {
+    let (model, due) = (decoder("llama"), Reference::read("llama"));
+    let before = model.state_dict().unwrap();
+    let config = LoraConfig { rank: 2, alpha: 4.0, dropout: 0.1, ..LoraConfig::default() };
+    let lora = Lora::new(&model, &init(), config).unwrap();
+    assert_eq!(model.num_parameters().trainable, lora.num_parameters().total);
+    let mut optimizer = AdamW::new(&lora, AdamWConfig { lr: 1e-2, ..Default::default() }).unwrap();
+    let ids = due.var("ids");
+    let mut losses = Vec::new();
+    for _ in 0..8 {
+        let loss = next_token_loss(&model, &ids);
+        losses.push(loss.item().unwrap());
+        optimizer.backward(&loss).unwrap();
+        optimizer.step().unwrap();
+    }
+    assert!(losses[7] < losses[0] - 0.1, "{losses:?}");
+    lora.remove();
+    for ((name, a), (_, b)) in model.state_dict().unwrap().iter().zip(&before) {
+        close(name, a, b, 0.0);
+    }
+}
+
+#[test]
+fn adapters_of_a_model_of_ones_own() {
+    let config = GptConfig { vocab: 5, context: 4, layers: 2, heads: 1, width: 4, ..Default::default() };
+    let model = Gpt::new(&init(), config).unwrap();
+    let names = LoraTargets::Names(vec!["qkv".into(), "blocks.1.fc2".into()]);
+    let lora = Lora::on_module(&model, &init(), LoraConfig { targets: names, ..LoraConfig::default() }).unwrap();
+    assert_eq!(lora.layers().collect::<Vec<_>>(), ["blocks.0.qkv", "blocks.1.qkv", "blocks.1.fc2"]);
+    let names: Vec<String> = lora.named_parameters().into_iter().map(|(n, _)| n).take(2).collect();
+    assert_eq!(names, ["blocks.0.qkv.lora_A.weight", "blocks.0.qkv.lora_B.weight"]);
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let targets = |names: &[&str]| LoraConfig {
+        targets: LoraTargets::Names(names.iter().map(|n| n.to_string()).collect()),
+        ..LoraConfig::default()
+    };
+    let error = |config: LoraConfig| Lora::new(&decoder("gpt2"), &init(), config).map(|_| ()).unwrap_err().to_string();
+    assert!(error(targets(&["c_attn", "q_proj"])).contains("no linear layer is called q_proj; this model has: c_attn"));
+    assert!(error(targets(&[])).contains("this model has"));
+    assert!(error(LoraConfig { rank: 0, ..targets(&["c_attn"]) }).contains("rank 0"));
+    assert!(error(LoraConfig { dropout: 1.0, ..targets(&["c_attn"]) }).contains("dropout of 1"));
+    let model = decoder("gpt2");
+    let _first = Lora::new(&model, &init(), targets(&["c_attn"])).unwrap();
+    let second = Lora::new(&model, &init(), targets(&["c_attn"])).map(|_| ()).unwrap_err().to_string();
+    assert!(second.contains("has an adapter already"), "{second}");
+}
+
+#[test]
+fn folders_of_adapters_that_are_wrong() {
+    let error = |folder: &Scratch, base: &str| {
+        let model = decoder(base);
+        let error = Lora::load(&model, &init(), &folder.0).map(|_| ()).unwrap_err().to_string();
+        // Nothing is left in the model.
+        assert!(model.named_parameters().iter().all(|(n, _)| !n.contains("lora")));
+        error
+    };
+    let with = |field: &str, value: serde_json::Value| {
+        let folder = Scratch::copy_of("lora_llama");
+        let path = folder.0.join("adapter_config.json");
+        let mut fields: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        fields[field] = value;
+        std::fs::write(&path, fields.to_string()).unwrap();
+        folder
+    };
+    assert!(error(&with("peft_type", "IA3".into()), "llama").contains("`LORA`"));
+    assert!(error(&with("bias", "all".into()), "llama").contains("`bias`"));
+    assert!(error(&with("target_modules", ".*q_proj".into()), "llama").contains("regular expression"));
+    assert!(error(&with("modules_to_save", serde_json::json!(["lm_head"])), "llama").contains("`modules_to_save`"));
+    assert!(error(&with("layers_to_transform", serde_json::json!([1])), "llama").contains("`layers_to_transform`"));
+    let more = error(&with("r", 4.into()), "llama");
+    assert!(more.contains("q_proj.lora_A.weight is f32 [3, 12] in the file, and [4, 12] here"), "{more}");
+    let fewer = error(&with("target_modules", serde_json::json!(["q_proj"])), "llama");
+    assert!(fewer.contains("v_proj.lora_A.weight is of no adapted layer"), "{fewer}");
+    assert!(error(&Scratch::copy_of("lora_llama"), "gpt2").contains("no linear layer is called"));
+    let tensor = Tensor::zeros(&cpu(), [1], DType::F32).unwrap();
+    let folder = Scratch::copy_of("lora_llama");
+    let path = folder.0.join("adapter_model.safetensors");
+    numcore::safetensors::save(path, &[("x".into(), tensor)], &Default::default()).unwrap();
+    assert!(error(&folder, "llama").contains("down_proj.lora_B.weight is missing"));
+}

@@ -1,0 +1,203 @@
+//! Every family's decoder against transformers: logits, gradients, files.
+
+use autograd::{Var, no_grad};
+use models::{Decoder, DecoderInputs, Pretrained, SaveOptions};
+use nn::{Forward, Init, ModuleExt};
+use numcore::{
+    DType, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
+
+use crate::common::*;
+
+const ALL: [&str; 6] = ["gpt2", "llama", "llama_yarn", "mistral", "qwen2", "qwen3"];
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in ALL {
+        let (model, due) = (decoder(name), Reference::read(name));
+        let logits = model.forward(&due.var("ids")).unwrap().value().unwrap();
+        close(name, &logits, &due.tensor("logits"), 2e-5);
+    }
+}
+
+#[test]
+fn gradients_are_those_of_transformers() {
+    for name in ALL {
+        let (model, due) = (decoder(name), Reference::read(name));
+        let loss = next_token_loss(&model, &due.var("ids"));
+        check_grads(&model, &loss, &due, |theirs| {
+            let ours = model.table().ours(theirs).unwrap_or_else(|| panic!("no rule for {theirs}"));
+            (ours.name, ours.change == models::Change::Transpose)
+        });
+    }
+}
+
+#[test]
+fn saving_what_was_loaded_gives_the_same_bits() {
+    for name in ALL {
+        let scratch = Scratch::new();
+        decoder(name).save_pretrained(&scratch.0).unwrap();
+        same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
+        let again = Decoder::from_pretrained(&scratch.0, &init()).unwrap();
+        let mut due = decoder(name).config().clone();
+        due.fields = again.config().fields.clone();
+        assert_eq!(*again.config(), due);
+    }
+}
+
+#[test]
+fn files_are_divided_by_size_and_read_again() {
+    let (scratch, model) = (Scratch::new(), decoder("llama"));
+    let options = SaveOptions { max_file: 4000, ..Default::default() };
+    model.save_pretrained_with(&scratch.0, &options).unwrap();
+    let files = weight_files(&scratch.0);
+    assert!(files.len() > 3 && scratch.0.join("model.safetensors.index.json").is_file());
+    assert!(files.iter().all(|f| f.to_str().unwrap().ends_with(&format!("of-{:05}.safetensors", files.len()))));
+    same_tensors(&weight_files(&reference("llama")), &files);
+    Decoder::from_pretrained(&scratch.0, &init()).unwrap();
+    // A rank that does not write leaves nothing.
+    let other = Scratch::new();
+    model.save_pretrained_with(&other.0, &SaveOptions { writes: false, ..options }).unwrap();
+    assert_eq!(std::fs::read_dir(&other.0).unwrap().count(), 0);
+}
+
+#[test]
+fn element_types_are_converted_both_ways() {
+    let scratch = Scratch::new();
+    let narrow = Decoder::from_pretrained(reference("gpt2"), &init().dtype(DType::BF16)).unwrap();
+    assert!(narrow.parameters().iter().all(|p| p.dtype() == DType::BF16));
+    narrow.save_pretrained(&scratch.0).unwrap();
+    let wide = Decoder::from_pretrained(&scratch.0, &init()).unwrap();
+    for ((name, a), (_, b)) in wide.named_parameters().iter().zip(decoder("gpt2").named_parameters()) {
+        let due = b.value().unwrap().to_dtype(DType::BF16).unwrap().to_dtype(DType::F32).unwrap();
+        close(name, &a.value().unwrap(), &due, 0.0);
+    }
+    let half = SaveOptions { dtype: Some(DType::F16), ..Default::default() };
+    wide.save_pretrained_with(&scratch.0, &half).unwrap();
+    let text = std::fs::read_to_string(scratch.0.join("config.json")).unwrap();
+    assert!(text.contains("\"dtype\": \"float16\""), "{text}");
+}
+
+#[test]
+fn a_prefix_that_files_leave_out_is_understood() {
+    let scratch = Scratch::copy_of("gpt2");
+    let path = scratch.0.join("model.safetensors");
+    let tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    let mut bare: Vec<_> =
+        tensors.into_iter().map(|(n, t)| (n.strip_prefix("transformer.").unwrap().to_string(), t)).collect();
+    // What the hub's own file has besides.
+    bare.push(("h.0.attn.bias".into(), Tensor::ones(&cpu(), [1, 1, 4, 4], DType::F32).unwrap()));
+    numcore::safetensors::save(&path, &bare, &Default::default()).unwrap();
+    let (model, report) = Decoder::from_pretrained_partly(&scratch.0, &init()).unwrap();
+    assert_eq!(report.ignored, ["h.0.attn.bias"]);
+    report.strict().unwrap();
+    let due = Reference::read("gpt2");
+    close("gpt2", &model.forward(&due.var("ids")).unwrap().value().unwrap(), &due.tensor("logits"), 2e-5);
+}
+
+#[test]
+fn lazy_models_hold_nothing_and_read_the_same_values() {
+    for name in ["qwen3", "gpt2"] {
+        let lazy = Decoder::from_pretrained(reference(name), &init().lazily()).unwrap();
+        for ((name, a), (_, b)) in lazy.named_parameters().iter().zip(decoder(name).named_parameters()) {
+            assert!(!a.leaf().is_resident());
+            close(name, &a.value().unwrap(), &b.value().unwrap(), 0.0);
+        }
+    }
+}
+
+/// Packed documents give the logits that each gives alone.
+#[test]
+fn packed_documents_do_not_see_each_other() {
+    let ids = Reference::read("llama").tensor("ids").narrow(0, 0, 1).unwrap();
+    let numbers = |list: Vec<i64>| Var::new(Tensor::from_slice(&cpu(), [1, list.len()], &list).unwrap());
+    for name in ALL {
+        let model = decoder(name);
+        let positions = numbers((0..9).chain(0..14).collect());
+        let segments = numbers([1; 9].into_iter().chain([2; 14]).collect());
+        let inputs = DecoderInputs { positions: Some(&positions), segments: Some(&segments), cache: None };
+        let packed = model.forward_with(&Var::new(ids.clone()), inputs).unwrap().value().unwrap();
+        for (start, len) in [(0, 9), (9, 14)] {
+            let alone = Var::new(ids.narrow(1, start, len).unwrap());
+            let alone = model.forward(&alone).unwrap().value().unwrap();
+            close(name, &packed.narrow(1, start, len).unwrap(), &alone, 2e-5);
+        }
+    }
+}
+
+/// However a text is divided into calls with a cache, its logits are those of one call without.
+#[test]
+fn a_cache_changes_nothing() {
+    for name in ALL {
+        let (model, due) = (decoder(name), Reference::read(name));
+        let (ids, logits) = (due.tensor("ids"), due.tensor("logits"));
+        for parts in [vec![23], vec![1; 23], vec![7, 1, 1, 9, 5]] {
+            let (mut cache, mut at) = (model.cache(23, vec![0, 0]), 0);
+            for len in parts {
+                let tokens = Var::new(ids.narrow(1, at, len).unwrap());
+                let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+                let found = no_grad(|| model.forward_with(&tokens, inputs)).unwrap();
+                close(name, &found.value().unwrap(), &logits.narrow(1, at, len).unwrap(), 2e-5);
+                at += len;
+            }
+            assert_eq!(cache.len(), 23);
+        }
+    }
+}
+
+/// Rows that are padded on the left give what they give alone.
+#[test]
+fn padding_on_the_left_changes_nothing() {
+    for name in ALL {
+        let (model, due) = (decoder(name), Reference::read(name));
+        let (ids, logits) = (due.tensor("ids"), due.tensor("logits"));
+        let row = |i: usize, len: usize| ids.narrow(0, i, 1).unwrap().narrow(1, 0, len).unwrap();
+        let pad = Tensor::zeros(&cpu(), [1, 6], DType::I64).unwrap();
+        let short = numcore::ops::cat(&[&pad, &row(0, 10)], 1).unwrap();
+        let both = numcore::ops::cat(&[&short, &row(1, 16)], 0).unwrap();
+        let mut cache = model.cache(16, vec![6, 0]);
+        let mut found = Vec::new();
+        for (at, len) in [(0, 9), (9, 7)] {
+            let tokens = Var::new(both.narrow(1, at, len).unwrap());
+            let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+            found.push(no_grad(|| model.forward_with(&tokens, inputs)).unwrap().value().unwrap());
+        }
+        let found = numcore::ops::cat(&[&found[0], &found[1]], 1).unwrap();
+        let of =
+            |x: &Tensor<_>, i: usize, at: usize, len: usize| x.narrow(0, i, 1).unwrap().narrow(1, at, len).unwrap();
+        close(name, &of(&found, 0, 6, 10), &of(&logits, 0, 0, 10), 2e-5);
+        close(name, &of(&found, 1, 0, 16), &of(&logits, 1, 0, 16), 2e-5);
+    }
+}
+
+#[test]
+fn what_a_cache_cannot_do_is_an_error() {
+    let model = decoder("llama");
+    let tokens = |b: usize, t: usize| Var::new(Tensor::zeros(&cpu(), [b, t], DType::I64).unwrap());
+    let call = |b, t| {
+        let mut cache = model.cache(4, vec![0, 0]);
+        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+        no_grad(|| model.forward_with(&tokens(b, t), inputs)).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(call(2, 5).contains("room for 4 tokens"), "{}", call(2, 5));
+    assert!(call(1, 2).contains("is for 2 rows"), "{}", call(1, 2));
+    let mut cache = model.cache(4, vec![0]);
+    let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+    let error = model.forward_with(&tokens(1, 1), inputs).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("no_grad"), "{error}");
+    let long = decoder("gpt2").forward(&tokens(1, 65)).map(|_| ()).unwrap_err().to_string();
+    assert!(long.contains("context of 64"), "{long}");
+}
+
+#[test]
+fn a_model_can_be_made_without_a_file() {
+    let config = decoder("qwen3").config().clone();
+    let model = Decoder::new(&Init::new(&cpu(), 1), config).unwrap();
+    let scratch = Scratch::new();
+    model.save_pretrained(&scratch.0).unwrap();
+    let again = Decoder::from_pretrained(&scratch.0, &init()).unwrap();
+    let ids = Reference::read("qwen3").var("ids");
+    let logits = |m: &Decoder<_>| m.forward(&ids).unwrap().value().unwrap();
+    close("again", &logits(&again), &logits(&model), 0.0);
+}

@@ -1,0 +1,119 @@
+//! BERT and ViT against transformers: logits, gradients, files.
+
+use autograd::Var;
+use models::{Bert, BertInputs, Change, Pretrained, Vit};
+use nn::{Forward, ModuleExt, loss::cross_entropy};
+use numcore::{
+    DType, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
+
+use crate::common::*;
+
+const BERTS: [&str; 3] = ["bert_mlm", "bert_classifier", "bert_tokens"];
+
+fn bert(name: &str) -> Bert<runtime_cpu::Cpu> {
+    Bert::from_pretrained(reference(name), &init()).unwrap()
+}
+
+fn vit() -> Vit<runtime_cpu::Cpu> {
+    Vit::from_pretrained(reference("vit"), &init()).unwrap()
+}
+
+#[test]
+fn bert_is_that_of_transformers_with_every_head() {
+    for name in BERTS {
+        let (model, due) = (bert(name), Reference::read(name));
+        let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
+        let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), types: Some(&types) }).unwrap();
+        close(name, &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
+        let loss = cross_entropy(&logits, &due.var("target")).unwrap();
+        check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
+    }
+}
+
+#[test]
+fn a_mask_of_bool_and_no_mask() {
+    let (model, due) = (bert("bert_tokens"), Reference::read("bert_tokens"));
+    let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
+    let mask = Var::new(mask.value().unwrap().to_dtype(DType::Bool).unwrap());
+    let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), types: Some(&types) }).unwrap();
+    close("bool", &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
+    // The first row has no padding; without types all are the first.
+    let first = |x: &Var<_>| x.narrow(0, 0, 1).unwrap();
+    let zeros = Var::new(Tensor::zeros(&cpu(), [1, 13], DType::I64).unwrap());
+    let with = model.forward_with(&first(&ids), &BertInputs { mask: None, types: Some(&zeros) }).unwrap();
+    let without = model.forward(&first(&ids)).unwrap();
+    close("types", &without.value().unwrap(), &with.value().unwrap(), 1e-6);
+}
+
+#[test]
+fn vit_is_that_of_transformers() {
+    let (model, due) = (vit(), Reference::read("vit"));
+    let logits = model.forward(&due.var("pixels")).unwrap();
+    close("vit", &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
+    let loss = cross_entropy(&logits, &due.var("target")).unwrap();
+    check_grads(&model, &loss, &due, |theirs| {
+        let ours = model.table().ours(theirs).unwrap();
+        (ours.name, ours.change == Change::Transpose)
+    });
+}
+
+#[test]
+fn saving_what_was_loaded_gives_the_same_bits() {
+    let scratch = Scratch::new();
+    for name in BERTS {
+        let model = bert(name);
+        model.save_pretrained(&scratch.0).unwrap();
+        same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
+        assert_eq!(Bert::from_pretrained(&scratch.0, &init()).unwrap().config().task, model.config().task);
+    }
+    vit().save_pretrained(&scratch.0).unwrap();
+    same_tensors(&weight_files(&reference("vit")), &weight_files(&scratch.0));
+    Vit::from_pretrained(&scratch.0, &init()).unwrap();
+}
+
+/// A classifier on what was pretrained without one: the head is missing and drawn.
+#[test]
+fn a_new_head_on_a_pretrained_model() {
+    let folder = Scratch::copy_of("bert_mlm").with_config(|fields| {
+        fields.insert("architectures".into(), serde_json::json!(["BertForSequenceClassification"]));
+    });
+    let (model, report) = Bert::from_pretrained_partly(&folder.0, &init()).unwrap();
+    let missing: Vec<&str> = report.missing.keys().map(String::as_str).collect();
+    assert_eq!(missing, ["head.classifier.bias", "head.classifier.weight", "pooler.bias", "pooler.weight"]);
+    assert_eq!(report.unexpected.len(), 5);
+    let ids = Reference::read("bert_mlm").var("ids");
+    assert_eq!(model.forward(&ids).unwrap().dims(), [2, 3]);
+    let error = Bert::from_pretrained(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("pooler.weight (in files bert.pooler.dense.weight)"), "{error}");
+}
+
+#[test]
+fn files_of_old_versions_say_gamma_and_beta() {
+    let folder = Scratch::copy_of("bert_mlm");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    for (name, _) in &mut tensors {
+        *name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+    }
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let model = Bert::from_pretrained(&folder.0, &init()).unwrap();
+    for ((name, a), (_, b)) in model.named_parameters().iter().zip(bert("bert_mlm").named_parameters()) {
+        close(name, &a.value().unwrap(), &b.value().unwrap(), 0.0);
+    }
+}
+
+#[test]
+fn what_is_not_an_encoder_here_is_an_error() {
+    let error = |folder: &Scratch| Bert::from_pretrained(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    let with = |field: &str, value: serde_json::Value| {
+        Scratch::copy_of("bert_mlm").with_config(|fields| drop(fields.insert(field.into(), value)))
+    };
+    assert!(error(&Scratch::copy_of("llama")).contains("`llama`, not `bert`"));
+    assert!(error(&with("position_embedding_type", "relative_key".into())).contains("relative_key"));
+    assert!(error(&with("is_decoder", true.into())).contains("is_decoder"));
+    assert!(error(&with("architectures", serde_json::json!(["BertForQuestionAnswering"]))).contains("Question"));
+    let image = Var::new(Tensor::zeros(&cpu(), [1, 3, 8, 12], DType::F32).unwrap());
+    assert!(vit().forward(&image).map(|_| ()).unwrap_err().to_string().contains("[B, 3, 12, 12]"));
+}

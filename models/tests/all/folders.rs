@@ -1,0 +1,151 @@
+//! Folders that are wrong: every error says what to do, and nothing large is allocated.
+
+use std::fs;
+
+use models::{Decoder, Pretrained};
+use numcore::{DType, Tensor, safetensors};
+use serde_json::json;
+
+use crate::common::*;
+
+#[track_caller]
+fn expect(folder: &Scratch, due: &[&str]) {
+    expect_at(&folder.0, due);
+}
+
+#[track_caller]
+fn expect_at(folder: &std::path::Path, due: &[&str]) {
+    let error = Decoder::from_pretrained(folder, &init()).map(|_| ()).unwrap_err().to_string();
+    for part in due {
+        assert!(error.contains(part), "`{part}` is not in: {error}");
+    }
+}
+
+#[test]
+fn what_is_no_folder_of_a_model() {
+    expect_at(std::path::Path::new("no/such/folder"), &["no/such/folder"]);
+    expect(&Scratch::new(), &["no config.json"]);
+    let folder = Scratch::copy_of("llama");
+    fs::remove_file(folder.0.join("model.safetensors")).unwrap();
+    expect(&folder, &["neither model.safetensors nor model.safetensors.index.json", "config.json"]);
+    fs::write(folder.0.join("pytorch_model.bin"), "x").unwrap();
+    expect(&folder, &["pickled", "safe_serialization"]);
+}
+
+#[test]
+fn configurations_that_are_not_understood() {
+    let change = |field: &'static str, value: serde_json::Value| {
+        Scratch::copy_of("llama").with_config(|fields| drop(fields.insert(field.into(), value)))
+    };
+    expect(&change("final_logit_softcapping", json!(30.0)), &["`final_logit_softcapping`", "delete"]);
+    expect(&change("attention_multiplier", json!(0.5)), &["`attention_multiplier`"]);
+    expect(&change("hidden_act", json!("xielu")), &["`hidden_act` is `xielu`"]);
+    expect(&change("model_type", json!("gemma")), &["`gemma`", "qwen3"]);
+    expect(&change("model_type", json!(3)), &["`model_type` is 3, not a string"]);
+    expect(&change("hidden_size", json!("12")), &["`hidden_size` is \"12\", not a count"]);
+    expect(&change("hidden_size", json!(-1)), &["not a count"]);
+    expect(&change("num_key_value_heads", json!(3)), &["3 heads of keys do not divide 4"]);
+    expect(&change("num_hidden_layers", json!(1u64 << 40)), &["`num_hidden_layers`", "no model"]);
+    expect(&change("vocab_size", json!(1u64 << 60)), &[""]);
+    expect(&change("quantization_config", json!({"load_in_4bit": true})), &["`quantization_config`"]);
+    expect(&change("rope_parameters", json!({"rope_type": "dynamic", "factor": 2.0})), &["`dynamic`"]);
+    expect(&change("head_dim", json!(5)), &["no pairs"]);
+    let gpt2 = |field: &'static str, value: bool| {
+        Scratch::copy_of("gpt2").with_config(|fields| drop(fields.insert(field.into(), value.into())))
+    };
+    expect(&gpt2("scale_attn_by_inverse_layer_idx", true), &["`scale_attn_by_inverse_layer_idx` is true"]);
+    expect(&gpt2("scale_attn_weights", false), &["`scale_attn_weights` is false"]);
+    let missing = Scratch::copy_of("llama").with_config(|fields| drop(fields.remove("hidden_size")));
+    expect(&missing, &["`hidden_size` is missing"]);
+    for text in ["", "[1]", "{\"a\":", "{\"a\": 1}"] {
+        let folder = Scratch::copy_of("llama");
+        fs::write(folder.0.join("config.json"), text).unwrap();
+        expect(&folder, &["config.json"]);
+    }
+    let deep = Scratch::copy_of("llama");
+    fs::write(deep.0.join("config.json"), "[".repeat(1_000_000)).unwrap();
+    expect(&deep, &["no JSON"]);
+}
+
+#[test]
+fn weights_that_do_not_fit_are_all_listed_with_both_names() {
+    let folder = Scratch::copy_of("llama");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = safetensors::load(&path, &cpu()).unwrap();
+    tensors.retain(|(name, _)| name != "model.norm.weight");
+    for (name, value) in &mut tensors {
+        match &**name {
+            "lm_head.weight" => *value = Tensor::zeros(&cpu(), [3, 12], DType::F32).unwrap(),
+            "model.layers.1.mlp.up_proj.weight" => *name = "model.layers.7.mlp.up_proj.weight".into(),
+            "model.layers.0.mlp.up_proj.weight" => *value = Tensor::zeros(&cpu(), [20, 12], DType::U8).unwrap(),
+            _ => {}
+        }
+    }
+    tensors.push(("extra".into(), Tensor::zeros(&cpu(), [1], DType::F32).unwrap()));
+    safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let error = Decoder::from_pretrained_partly(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight is [43, 12] here, [3, 12] in files as lm_head.weight"), "{error}");
+    assert!(error.contains("layers.0.mlp.up_proj.weight is u8 in files"), "{error}");
+    tensors.retain(|(_, value)| value.dtype() == DType::F32 && value.dims() != [3, 12]);
+    safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    expect(
+        &folder,
+        &[
+            "4 missing",
+            "norm.weight (in files model.norm.weight)",
+            "layers.1.mlp.up_proj.weight (in files model.layers.1.mlp.up_proj.weight)",
+            "2 unexpected: extra, model.layers.7.mlp.up_proj.weight (here layers.7.mlp.up_proj.weight)",
+        ],
+    );
+    // What is missing keeps what `init` draws.
+    let (model, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
+    assert_eq!((report.missing.len(), report.unexpected.len()), (4, 2));
+    assert!(nn::ModuleExt::parameters(&model).iter().all(|p| p.leaf().is_resident()));
+}
+
+#[test]
+fn a_tensor_of_a_foreign_type_spoils_itself_alone() {
+    let folder = Scratch::copy_of("llama");
+    let path = folder.0.join("model.safetensors");
+    let tensors = safetensors::load(&path, &cpu()).unwrap();
+    let with = |name: &str| {
+        let mut more = tensors.clone();
+        more.retain(|(n, _)| n != name);
+        more.push((name.into(), Tensor::zeros(&cpu(), [4], DType::U8).unwrap()));
+        safetensors::save(&path, &more, &Default::default()).unwrap();
+        let bytes = fs::read(&path).unwrap();
+        // The header's length is kept.
+        let at = bytes.windows(6).position(|w| w == b"\"U8\",\"").unwrap();
+        let mut bytes = bytes;
+        bytes[at..at + 4].copy_from_slice(b"\"I8\"");
+        fs::write(&path, bytes).unwrap();
+    };
+    with("model.layers.0.self_attn.rotary_emb.inv_freq");
+    Decoder::from_pretrained(&folder.0, &init()).unwrap();
+    with("model.norm.weight");
+    expect(&folder, &["norm.weight", "element type I8"]);
+}
+
+#[test]
+fn shards_that_are_truncated_or_missing() {
+    let shard = "model-00002-of-00003.safetensors";
+    let folder = Scratch::copy_of("qwen3");
+    let bytes = fs::read(folder.0.join(shard)).unwrap();
+    for len in [0, 7, 100, bytes.len() - 1] {
+        fs::write(folder.0.join(shard), &bytes[..len]).unwrap();
+        expect(&folder, &[shard]);
+    }
+    fs::remove_file(folder.0.join(shard)).unwrap();
+    expect(&folder, &[shard]);
+    let index = folder.0.join("model.safetensors.index.json");
+    for (file, due) in [("\"../model.safetensors\"", "no file of the folder"), ("3", "no file of the folder")] {
+        fs::write(&index, format!("{{\"weight_map\": {{\"model.norm.weight\": {file}}}}}")).unwrap();
+        expect(&folder, &[due]);
+    }
+    fs::write(&index, "{}").unwrap();
+    expect(&folder, &["`weight_map` is missing"]);
+    // An index where weights should be.
+    let folder = Scratch::copy_of("qwen3");
+    fs::copy(folder.0.join("model.safetensors.index.json"), folder.0.join(shard)).unwrap();
+    expect(&folder, &["begins as JSON does"]);
+}

@@ -1,0 +1,125 @@
+//! Greedy text and processors against transformers; sampling that does not depend on the batch.
+
+use models::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
+use numcore::{Tensor, safetensors};
+use runtime_cpu::Cpu;
+use serde_json::Value;
+
+use crate::common::*;
+
+fn lists(value: &Value) -> Vec<Vec<u32>> {
+    let list = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as u32).collect();
+    value.as_array().unwrap().iter().map(list).collect()
+}
+
+fn prompts(name: &str) -> Vec<Prompt> {
+    lists(&facts(name)["prompts"]).into_iter().map(Prompt::from).collect()
+}
+
+fn greedy(new: usize) -> GenerationOptions {
+    GenerationOptions { max_new_tokens: new, ..Default::default() }
+}
+
+fn tokens(generated: Vec<Generated>) -> Vec<Vec<u32>> {
+    generated.into_iter().map(|g| g.tokens).collect()
+}
+
+#[test]
+fn greedy_text_is_that_of_transformers() {
+    for name in ["gpt2", "llama", "llama_yarn", "mistral", "qwen2", "qwen3"] {
+        let due = lists(&facts(name)["greedy"]);
+        let model = decoder(name);
+        assert_eq!(tokens(generate(&model, &prompts(name), &greedy(12), None).unwrap()), due, "{name}");
+        // One by one, and fewer.
+        for (prompt, due) in prompts(name).into_iter().zip(&due) {
+            let alone = generate(&model, &[prompt], &greedy(7), None).unwrap().remove(0);
+            assert_eq!((alone.tokens.as_slice(), alone.reason), (&due[..7], FinishReason::Length), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_text_ends_at_a_token_or_a_text_while_others_go_on() {
+    let (model, due) = (decoder("llama"), lists(&facts("llama")["greedy"]));
+    let end = due[1][4];
+    let options = GenerationOptions { end: vec![end], ..greedy(12) };
+    for (generated, due) in generate(&model, &prompts("llama"), &options, None).unwrap().into_iter().zip(&due) {
+        let at = due.iter().position(|&token| token == end);
+        assert_eq!(generated.tokens, due[..at.map_or(12, |at| at + 1)]);
+        assert_eq!(generated.reason, if at.is_some() { FinishReason::End } else { FinishReason::Length });
+    }
+    let decode = |tokens: &[u32]| Ok(tokens.iter().map(|t| format!("<{t}>")).collect());
+    let text = format!("<{}><{}>", due[0][2], due[0][3]);
+    let stop = StopTexts { texts: &[&text], decode: &decode };
+    let first = generate(&model, &prompts("llama")[..1], &greedy(12), Some(&stop)).unwrap().remove(0);
+    assert_eq!((first.tokens.as_slice(), first.reason), (&due[0][..4], FinishReason::Text));
+}
+
+#[test]
+fn processors_are_those_of_transformers() {
+    let path = reference("sampling").join("reference.safetensors");
+    let tensors: Vec<(String, Tensor<Cpu>)> = safetensors::load(path, &cpu()).unwrap();
+    let get = |name: &str| tensors.iter().find(|(n, _)| n == name).unwrap().1.clone();
+    let scores = get("scores").to_vec::<f32>().unwrap();
+    let text = get("text").to_vec::<i64>().unwrap();
+    for (i, case) in facts("sampling")["cases"].as_array().unwrap().iter().enumerate() {
+        let number = |name: &str| case.get(name).and_then(Value::as_f64);
+        let options = GenerationOptions {
+            sampling: Some(Sampling {
+                temperature: number("temperature").unwrap_or(1.0),
+                top_k: number("top_k").map(|k| k as usize),
+                top_p: number("top_p"),
+                min_p: number("min_p"),
+                typical_p: number("typical_p"),
+            }),
+            repetition_penalty: number("repetition_penalty").unwrap_or(1.0),
+            ..Default::default()
+        };
+        let due = get(&format!("processed/{i}")).to_vec::<f32>().unwrap();
+        for row in 0..4 {
+            let mut own = scores[43 * row..43 * (row + 1)].to_vec();
+            let text: Vec<u32> = text[9 * row..9 * (row + 1)].iter().map(|&t| t as u32).collect();
+            options.process(&mut own, &text);
+            let same = |(a, b): (&f32, &f32)| a == b || (a - b).abs() < 1e-5;
+            assert!(own.iter().zip(&due[43 * row..]).all(same), "{case}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn what_is_sampled_depends_on_seed_and_stream_alone() {
+    let model = decoder("qwen2");
+    let prompts = prompts("qwen2");
+    let options = |seed| GenerationOptions { sampling: Some(Sampling::default()), seed, ..greedy(10) };
+    let prompt = |i: usize, stream| Prompt { stream, ..prompts[i].clone() };
+    let sampled = |list: &[Prompt], seed| tokens(generate(&model, list, &options(seed), None).unwrap());
+    let alone = sampled(&[prompt(1, 5)], 3).remove(0);
+    let batch = sampled(&[prompt(0, 0), prompt(2, 9), prompt(1, 5), prompt(1, 6), prompt(1, 5)], 3);
+    assert_eq!((&batch[2], &batch[4]), (&alone, &alone));
+    assert_ne!(batch[3], alone);
+    assert_ne!(sampled(&[prompt(1, 5)], 4).remove(0), alone);
+}
+
+#[test]
+fn options_come_from_the_folder() {
+    assert_eq!(GenerationOptions::of_folder(reference("llama")).unwrap().end, [2]);
+    let folder = Scratch::copy_of("llama");
+    std::fs::write(folder.0.join("generation_config.json"), r#"{"do_sample": true, "eos_token_id": [4, 2]}"#).unwrap();
+    let options = GenerationOptions::of_folder(&folder.0).unwrap();
+    assert_eq!((options.end.as_slice(), options.sampling.unwrap().top_k), (&[4, 2][..], Some(50)));
+}
+
+#[test]
+fn what_cannot_be_continued_is_an_error() {
+    let model = decoder("gpt2");
+    let error = |prompt: Vec<u32>, options: &GenerationOptions| {
+        generate(&model, &[prompt.into()], options, None).unwrap_err().to_string()
+    };
+    assert!(error(vec![], &greedy(1)).contains("prompt 0 is empty"));
+    assert!(error(vec![1; 60], &greedy(6)).contains("context of 64"));
+    let cold = Sampling { temperature: 0.0, ..Default::default() };
+    assert!(error(vec![1], &GenerationOptions { sampling: Some(cold), ..greedy(1) }).contains("temperature"));
+    assert!(error(vec![99], &greedy(1)).contains("embed_tokens"));
+    assert!(generate(&model, &[], &greedy(3), None).unwrap().is_empty());
+    assert!(generate(&model, &[vec![1].into()], &greedy(0), None).unwrap()[0].tokens.is_empty());
+}

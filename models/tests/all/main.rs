@@ -1,0 +1,9 @@
+//! Models against transformers and peft, whose values are in `references/`; files that are malformed; many ranks.
+
+mod adapters;
+mod common;
+mod decoders;
+mod encoders;
+mod folders;
+mod generation;
+mod ranks;

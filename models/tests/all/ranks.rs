@@ -1,0 +1,85 @@
+//! Pretrained models on many ranks: read lazily, into each rank's pieces.
+
+use autograd::Var;
+use distributed::{
+    comm::{Communicator, Ranks},
+    train::{Loss, TrainStep},
+    zero::{UnitOf, ZeroOptions, ZeroStage},
+};
+use models::{Decoder, Pretrained, SaveOptions};
+use nn::{Init, Module, loss::cross_entropy_with};
+use numcore::{
+    Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, Reduction},
+    ops::ViewOps,
+};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+
+use crate::common::*;
+
+/// The summed loss of some rows of the reference's tokens.
+fn loss(model: &Decoder<Cpu>, ids: &Tensor<Cpu>, first: usize, rows: usize) -> Result<Loss<Cpu>> {
+    use nn::Forward;
+    let ids = Var::new(ids.narrow(0, first, rows)?);
+    let t = ids.dims()[1];
+    let logits = model.forward(&ids)?.narrow(1, 0, t - 1)?;
+    let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+    Loss::sum(cross_entropy_with(&logits, &ids.narrow(1, 1, t - 1)?, None, options)?, (rows * (t - 1)) as f64)
+}
+
+#[test]
+fn each_stage_trains_what_it_reads_lazily_and_saves_it_whole() {
+    for (name, stage) in
+        [("llama", ZeroStage::Parameters), ("gpt2", ZeroStage::Parameters), ("qwen2", ZeroStage::Gradients)]
+    {
+        let ids = Reference::read(name).tensor("ids");
+        let train = |ranks: usize, folder: &Scratch| {
+            let program = |comm: distributed::comm::Comm<Cpu>| {
+                let init = Init::new(comm.runtime(), 0).lazily();
+                let model = Decoder::from_pretrained(reference(name), &init)?;
+                assert_eq!(comm.runtime().memory().total.live, 0);
+                let options = ZeroOptions { stage, units: UnitOf::layers(), ..Default::default() };
+                let mut step = TrainStep::builder(&comm, &model)
+                    .optimizer(SgdConfig { lr: 0.1, ..Default::default() })
+                    .zero(options)
+                    .build()?;
+                let before = Scratch::new();
+                let options = SaveOptions { writes: comm.rank() == 0, ..Default::default() };
+                model.save_pretrained_with(&before.0, &options)?;
+                if comm.rank() == 0 {
+                    same_tensors(&weight_files(&reference(name)), &weight_files(&before.0));
+                }
+                let rows = 2 / comm.size();
+                step.step(|_| loss(&model, &ids.to_device(comm.runtime())?, comm.rank() * rows, rows))?;
+                model.save_pretrained_with(&folder.0, &options)
+            };
+            Ranks::new(ranks).run(|_| Ok(Cpu::with_threads(1)), program).unwrap();
+        };
+        let (one, two) = (Scratch::new(), Scratch::new());
+        train(1, &one);
+        train(2, &two);
+        let weights = |folder: &Scratch| nn::ModuleExt::state_dict(&from(&folder.0)).unwrap();
+        let (one, two, before) = (weights(&one), weights(&two), nn::ModuleExt::state_dict(&decoder(name)).unwrap());
+        for (((name, a), (_, b)), (_, old)) in one.iter().zip(&two).zip(&before) {
+            close(name, a, b, 1e-4);
+            assert_ne!(a.to_bytes().unwrap(), old.to_bytes().unwrap(), "{name} was not trained");
+        }
+    }
+}
+
+fn from(folder: &std::path::Path) -> Decoder<Cpu> {
+    Decoder::from_pretrained(folder, &init()).unwrap()
+}
+
+/// Loading keeps one weight in memory besides the model.
+#[test]
+fn loading_takes_one_weight_more_than_the_model() {
+    let rt = Cpu::with_threads(1);
+    let model = Decoder::from_pretrained(reference("llama"), &Init::new(&rt, 0)).unwrap();
+    let memory = rt.memory().total;
+    let largest = 43 * 12 * 4;
+    // Pools round sizes up.
+    assert!(memory.peak <= memory.live + 2 * largest, "{} at the most, {} stay", memory.peak, memory.live);
+    let _: &dyn Module<Cpu> = &model;
+}

@@ -1,0 +1,154 @@
+//! Causal attention with fewer heads of keys than of queries, rotary positions and a sliding window.
+
+use autograd::Var;
+use numcore::{
+    Error, Result, Runtime, Within,
+    fused::{NnOps, SdpaOptions},
+    ops::{Apply, ViewOps},
+};
+
+use super::{Linear, RmsNorm, RotaryTables, attention::merge_heads, attention::three};
+use crate::{Forward, Init, Module, Visitor};
+
+/// The sizes and options of a [`GroupedQueryAttention`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupedQueryConfig {
+    /// The number of channels, C.
+    pub width: usize,
+    /// The number of heads of queries, H.
+    pub heads: usize,
+    /// The number of heads of keys and values, G, which divides `heads`.
+    pub kv_heads: usize,
+    /// The width of a head, D; `H · D` need not be C.
+    pub head_dim: usize,
+    /// Whether queries, keys and values are one projection. `H` is `G` then.
+    pub fused: bool,
+    /// Whether the projections of queries, keys and values have biases.
+    pub bias: bool,
+    /// Whether the output projection has a bias.
+    pub output_bias: bool,
+    /// Normalizes each head of queries and keys by its root mean square, with this constant added, before it is rotated (Qwen 3).
+    pub head_norm: Option<f64>,
+    /// How many keys a query sees, its own among them; all before it if not given.
+    pub window: Option<usize>,
+}
+
+/// Causal self-attention of `x: [B, T, C]` in which groups of queries' heads share one head of keys and values (Ainslie et al. 2023).
+#[derive(Debug, Module)]
+pub struct GroupedQueryAttention<R: Runtime> {
+    /// The projections to queries, keys and values.
+    #[module(flatten)]
+    pub qkv: QkvProjection<R>,
+    /// The norm of each head of queries.
+    pub q_norm: Option<RmsNorm<R>>,
+    /// The norm of each head of keys.
+    pub k_norm: Option<RmsNorm<R>>,
+    /// The output projection, applied to the concatenated heads.
+    pub o_proj: Linear<R>,
+    #[module(skip)]
+    config: GroupedQueryConfig,
+}
+
+/// The projections to queries, keys and values: one (`qkv_proj`), or three (`q_proj`, `k_proj`, `v_proj`).
+#[derive(Debug)]
+pub enum QkvProjection<R: Runtime> {
+    /// One matmul for all three, whose outputs are concatenated.
+    Fused(Box<Linear<R>>),
+    /// Queries, keys and values.
+    Separate(Box<[Linear<R>; 3]>),
+}
+
+impl<R: Runtime> Module<R> for QkvProjection<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        visitor.enter(name);
+        match self {
+            QkvProjection::Fused(one) => one.visit("qkv_proj", visitor),
+            QkvProjection::Separate(three) => {
+                three.iter().zip(["q_proj", "k_proj", "v_proj"]).for_each(|(linear, name)| linear.visit(name, visitor));
+            }
+        }
+        visitor.leave();
+    }
+}
+
+impl<R: Runtime> GroupedQueryAttention<R> {
+    /// A layer of these sizes.
+    pub fn new(init: &Init<R>, config: GroupedQueryConfig) -> Result<Self> {
+        config.check()?;
+        let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;
+        let linear =
+            |outputs: usize| Ok::<_, Error>(Linear::new(init, width, outputs * head_dim)?.with_bias_if(config.bias));
+        let qkv = match config.fused {
+            true => QkvProjection::Fused(Box::new(linear(3 * heads)?)),
+            false => QkvProjection::Separate(Box::new([linear(heads)?, linear(kv_heads)?, linear(kv_heads)?])),
+        };
+        let norm = |eps| Ok::<_, Error>(RmsNorm { eps: Some(eps), ..RmsNorm::new(init, head_dim)? });
+        Ok(GroupedQueryAttention {
+            qkv,
+            q_norm: config.head_norm.map(norm).transpose()?,
+            k_norm: config.head_norm.map(norm).transpose()?,
+            o_proj: Linear::new(init, heads * head_dim, width)?.with_bias_if(config.output_bias),
+            config,
+        })
+    }
+
+    /// Queries `[B, H, T, D]`, keys and values `[B, G, T, D]` of `x: [B, T, C]`, normalized and rotated.
+    pub fn project(&self, x: &Var<R>, rotary: Option<&RotaryTables<R>>) -> Result<[Var<R>; 3]> {
+        let [q, k, v] = match &self.qkv {
+            QkvProjection::Fused(one) => three(one.forward(x).within("qkv_proj")?.chunk(-1, 3)?)?,
+            QkvProjection::Separate(three) => {
+                let [q, k, v] = &**three;
+                [q.forward(x).within("q_proj")?, k.forward(x).within("k_proj")?, v.forward(x).within("v_proj")?]
+            }
+        };
+        let q = self.placed(q, self.q_norm.as_ref(), rotary)?;
+        let k = self.placed(k, self.k_norm.as_ref(), rotary)?;
+        Ok([q, k, self.heads_of(&v)?.transpose(1, 2)?])
+    }
+
+    /// The output `[B, T, C]` of queries over keys and values, the queries being the last of the keys' positions, plus `residual`. A `bool`
+    /// mask that broadcasts to `[B, H, T, S]` is false where a query must not attend, besides what comes later.
+    pub fn attend(&self, [q, k, v]: [Var<R>; 3], mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
+        let window = (self.config.window.map(|keys| keys.saturating_sub(1)), None);
+        let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale: None, softcap: None };
+        let found = merge_heads(&q.attention_with(&k, &v, options)?)?;
+        self.o_proj.forward_onto(&found, residual).within("o_proj")
+    }
+
+    /// `[B, T, H · D]` as `[B, T, H, D]`.
+    fn heads_of(&self, x: &Var<R>) -> Result<Var<R>> {
+        let (shape, depth) = (x.spec().shape, self.config.head_dim);
+        let &[b, t, c] = &shape[..] else {
+            return Err(Error::shape("attention", &[shape], "needs [B, T, C]"));
+        };
+        x.reshape([b, t, c / depth, depth])
+    }
+
+    /// Queries or keys with their heads normalized, in front, and rotated.
+    fn placed(&self, x: Var<R>, norm: Option<&RmsNorm<R>>, rotary: Option<&RotaryTables<R>>) -> Result<Var<R>> {
+        let x = self.heads_of(&x)?;
+        let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?.transpose(1, 2)?;
+        rotary.map_or(Ok(x.clone()), |tables| tables.rotate(&x))
+    }
+}
+
+impl GroupedQueryConfig {
+    fn check(&self) -> Result<()> {
+        let GroupedQueryConfig { heads, kv_heads, head_dim, fused, window, .. } = *self;
+        let wrong = |field, why: String| Err(Error::config("attention", field, why));
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            return wrong("kv_heads", format!("{kv_heads} heads of keys do not divide {heads} heads of queries"));
+        }
+        if fused && heads != kv_heads {
+            let why = format!("one projection has as many heads of keys as of queries, not {kv_heads} and {heads}");
+            return wrong("fused", why);
+        }
+        if head_dim == 0 {
+            return wrong("head_dim", "a head is at least 1 wide".into());
+        }
+        if window == Some(0) {
+            return wrong("window", "a window of 0 keys leaves a query nothing to see".into());
+        }
+        Ok(())
+    }
+}
