@@ -201,8 +201,15 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
                 Ok(())
             }
             Event::Save(snapshot) => {
+                // Whether the one before failed is judged first: ranks learn of it at different steps, and all of them save now.
+                let before = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
+                self.judged(before, run)?;
                 let saved = self.save(snapshot);
                 self.judged(saved, run)
+            }
+            Event::WentBack => {
+                self.saved = Some(step);
+                Ok(())
             }
             _ => Ok(()),
         }

@@ -232,6 +232,10 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
                 run.control().evaluate_due();
                 Ok(())
             }
+            Event::WentBack => {
+                self.ran_at = None;
+                Ok(())
+            }
             Event::Evaluate { all } if *all || self.is_due => self.run(run),
             _ => Ok(()),
         }

@@ -75,6 +75,7 @@ where
         resumed.restore(&mut self.state, &mut self.callbacks)?;
         self.state.progress.elapsed = elapsed;
         self.state.progress.step = self.engine.step.global_step();
+        self.is_ending = false;
         self.fire(&Event::WentBack)
     }
 }
