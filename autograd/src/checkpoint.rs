@@ -13,6 +13,7 @@ use crate::{
     is_grad_enabled,
     mode::{ForwardContext, note_read, reading, with_grad},
     node::{Edge, NodeCall},
+    observe,
     step::NodeStep,
 };
 
@@ -51,7 +52,11 @@ pub fn checkpoint<R: Runtime>(
         return Ok(outs);
     }
     let call = NodeCall::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), context });
-    Ok(Var::recorded(call, &all.iter().collect::<Vec<_>>(), tensors)?.into_vec())
+    let outs = Var::recorded(call, &all.iter().collect::<Vec<_>>(), tensors)?.into_vec();
+    if observe::is_on() {
+        observe::note(None, inputs, outs.iter().map(|v| v.spec()).collect(), observe::number_of(outs.first()));
+    }
+    Ok(outs)
 }
 
 impl<R: Runtime> Segment<R> {

@@ -22,6 +22,7 @@ mod hook;
 mod leaf;
 mod mode;
 mod node;
+mod observe;
 mod operators;
 mod rematerialize;
 mod slots;
@@ -41,5 +42,6 @@ pub use leaf::{Leaf, LeafView, Residency};
 pub use mode::{
     RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
 };
+pub use observe::{ObservedOp, observe_ops, saved_bytes};
 pub use rematerialize::recomputed;
 pub use var::Var;

@@ -80,6 +80,11 @@ pub fn recomputed<R: Runtime>(
 }
 
 impl<R: Runtime> RematRecipe<R> {
+    /// What the value is recomputed from.
+    pub(crate) fn inputs(&self) -> &[SavedInput<R>] {
+        &self.inputs
+    }
+
     /// Recomputes the value in backward: leaves it reads must be unchanged since forward, and are announced to the
     /// hook.
     pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {

@@ -13,6 +13,7 @@ use crate::{
     Gradients, Leaf, LeafView, anomaly, autocast,
     mode::{is_grad_enabled, note_read},
     node::{Edge, Node, NodeCall, Saved, SavedInput, TapeValue, next_number},
+    observe,
 };
 
 /// A value of a computation. If it needs gradients, it holds the graph that computed it; dropping the last variable
@@ -245,8 +246,17 @@ impl<R: Runtime> Var<R> {
         if anomaly::looks_at_values() {
             anomaly::check_outputs(numcore::ops::Rule::name(&op), ins, &outs)?;
         }
+        let observed = observe::is_on().then(|| op.clone());
+        let note = |outs: &[Var<R>]| {
+            if let Some(op) = observed {
+                let specs = outs.iter().map(|v| v.spec()).collect();
+                observe::note(Some(op), ins, specs, observe::number_of(outs.first()));
+            }
+        };
         if wants == Bits::NONE || outs.iter().all(|t| !t.dtype().is_float()) {
-            return Ok(outs.into_iter().map(Var::new).collect());
+            let outs: Outs<Self> = outs.into_iter().map(Var::new).collect();
+            note(&outs);
+            return Ok(outs);
         }
         let rematerialized: Outs<TapeValue<R>> = match (&op, &ins[0].value) {
             (Op::View(view), TapeValue::Rematerialized(x)) => smallvec::smallvec![x.seen(view, &outs[0])],
@@ -256,6 +266,7 @@ impl<R: Runtime> Var<R> {
             _ => Outs::new(),
         };
         let mut outs = Var::recorded(NodeCall::Op(op), ins, outs)?;
+        note(&outs);
         outs.iter_mut().zip(rematerialized).for_each(|(out, seen)| out.value = seen);
         Ok(outs)
     }

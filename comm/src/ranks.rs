@@ -64,7 +64,10 @@ impl Ranks {
         let outcomes = sync::scope(|scope| {
             let start = |(rank, comm): (usize, Comm<R>)| {
                 let program = &program;
-                sync::spawn_in(scope, format!("rank-{rank}"), move || guarded(&comm, program))
+                sync::spawn_in(scope, format!("rank-{rank}"), move || {
+                    numcore::trace::set_rank(rank);
+                    guarded(&comm, program)
+                })
             };
             let threads: Vec<_> = comms.into_iter().enumerate().map(start).collect();
             threads.into_iter().enumerate().map(|(rank, thread)| outcome(rank, thread)).collect::<Vec<_>>()

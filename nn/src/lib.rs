@@ -89,4 +89,5 @@ pub use nn_derive::Module;
 pub use numcore::Runtime;
 pub use param::{Buffer, Mode, Param};
 pub use state::LoadReport;
+pub use summary::{ModuleRow, ModuleSummary};
 pub use walk::{ModuleEntry, walk};

@@ -5,12 +5,14 @@ use std::{
     path::Path,
 };
 
+use autograd::Var;
 use numcore::{DType, Result, Runtime, Tensor, safetensors::Notes};
 
 use crate::{
     Buffer, LoadReport, Module, ModuleEntry, Param,
     state::{self, ModelState},
-    summary, walk,
+    summary::{self, ModuleSummary},
+    walk,
 };
 
 /// The number of elements in a model's parameters.
@@ -116,6 +118,32 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// A table of the parameters: name, shape, dtype, whether trained, the number of elements, and the totals.
     fn summary(&self) -> String {
         summary::table(&self.named_parameters())
+    }
+
+    /// What a forward pass does, module by module: shapes, parameters, FLOPs, and the bytes that the tape keeps. `forward` runs it on
+    /// inputs of one's own; on a [`NullRuntime`](numcore::NullRuntime) nothing is computed.
+    ///
+    /// ```
+    /// # use autograd::Var;
+    /// # use nn::{Forward, Init, Linear, ModuleExt, Relu, Sequential};
+    /// # use numcore::{DType, NullRuntime, Tensor};
+    /// # fn main() -> numcore::Result<()> {
+    /// let rt = NullRuntime::new();
+    /// let init = Init::new(&rt, 0);
+    /// let model = Sequential::new().push(Linear::new(&init, 8, 16)?).push(Relu).push(Linear::new(&init, 16, 3)?);
+    /// let x = Var::new(Tensor::zeros(&rt, [32, 8], DType::F32)?);
+    /// let summary = model.summarize(|| model.forward(&x))?;
+    /// assert_eq!(summary.modules[0].flops, 2 * 32 * (8 * 16 + 16 * 3));
+    /// println!("{summary}");
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// What `forward` returns.
+    #[doc(alias = "torchinfo")]
+    fn summarize(&self, forward: impl FnOnce() -> Result<Var<R>>) -> Result<ModuleSummary> {
+        ModuleSummary::of(self, forward)
     }
 
     /// Casts the floating parameters and buffers of the model. Parameters get other leaves: cast before optimizers and

@@ -20,6 +20,7 @@ mod runtime;
 pub mod safetensors;
 mod shape;
 mod tensor;
+pub mod trace;
 
 pub use capabilities::Capabilities;
 pub use dtype::{DType, Element, Scalar};

@@ -1,7 +1,9 @@
 //! The pool that every runtime's memory uses: free blocks by size class, and the memory account. A block is of the
 //! runtime's own type.
 
-use crate::{MemoryCategory, MemoryStats};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::{MemoryCategory, MemoryStats, trace};
 
 /// Block sizes are multiples of this, in bytes.
 const ALIGN: usize = 256;
@@ -17,11 +19,15 @@ const SLACK: usize = 2;
 pub struct Pool<B> {
     free: Vec<Vec<B>>,
     stats: MemoryStats,
+    /// Tells its account from those of other pools in a recording.
+    number: u32,
 }
 
 impl<B> Default for Pool<B> {
     fn default() -> Self {
-        Pool { free: (0..CLASSES).map(|_| Vec::new()).collect(), stats: MemoryStats::default() }
+        static POOLS: AtomicU32 = AtomicU32::new(0);
+        let number = POOLS.fetch_add(1, Ordering::Relaxed);
+        Pool { free: (0..CLASSES).map(|_| Vec::new()).collect(), stats: MemoryStats::default(), number }
     }
 }
 
@@ -89,12 +95,18 @@ impl<B> Pool<B> {
             account.live += bytes;
             account.peak = account.peak.max(account.live);
         }
+        self.trace(use_);
     }
 
     /// Books `bytes` that are no longer in use.
     pub fn unbook(&mut self, bytes: usize, use_: MemoryCategory) {
         self.stats.by_use[use_ as usize].live -= bytes;
         self.stats.total.live -= bytes;
+        self.trace(use_);
+    }
+
+    fn trace(&self, use_: MemoryCategory) {
+        trace::counter(use_.name(), self.number, self.stats.of(use_).live as u64);
     }
 
     /// The memory account of this pool.

@@ -69,6 +69,17 @@ impl MemoryCategory {
         MemoryCategory::Optimizer,
         MemoryCategory::Communication,
     ];
+
+    /// The category's name in recordings and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryCategory::Activations => "activations",
+            MemoryCategory::Parameters => "parameters",
+            MemoryCategory::Gradients => "gradients",
+            MemoryCategory::Optimizer => "optimizer",
+            MemoryCategory::Communication => "communication",
+        }
+    }
 }
 
 /// The bytes of one category.

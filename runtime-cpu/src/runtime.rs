@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use numcore::{
     ArgOp, Capabilities, DeviceId, DeviceKind, MemoryCategory, MemoryStats, Out, ProgramOperand, ReduceKind, Result,
-    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
+    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut,
+    fused::FusedOp,
+    ops::Rule,
+    pointwise::Program,
+    trace::{self, SpanKind},
 };
 
 use crate::{Cpu, CpuBuffer, arg_reduce, fused, gemm, index, operand, pointwise, reduce, scan, sort};
@@ -92,6 +96,7 @@ impl Runtime for Cpu {
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, program.name());
         pointwise::run(self, program, ins, scalars, outs)
     }
 
@@ -104,19 +109,23 @@ impl Runtime for Cpu {
         op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "reduce");
         reduce::reduce(self, map, ins, scalars, full, op, out)
     }
 
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "arg_reduce");
         arg_reduce::arg_reduce(self, op, x, axis, out);
         Ok(())
     }
 
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "matmul");
         gemm::matmul(self, a, b, out)
     }
 
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "gather");
         index::gather(self, x, axis, index, out)
     }
 
@@ -127,6 +136,7 @@ impl Runtime for Cpu {
         index: View<'_, Self>,
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "scatter_add");
         index::scatter_add(self, src, axis, index, out)
     }
 
@@ -139,6 +149,7 @@ impl Runtime for Cpu {
         reverse: bool,
         out: ViewMut<'_, Self>,
     ) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "scan");
         scan::scan(self, op, x, a, axis, reverse, out);
         Ok(())
     }
@@ -151,6 +162,7 @@ impl Runtime for Cpu {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()> {
+        let _span = trace::span(SpanKind::Kernel, "sort");
         sort::sort(self, x, axis, descending, values, index);
         Ok(())
     }
@@ -164,6 +176,11 @@ impl Runtime for Cpu {
     }
 
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
-        fused::run(self, op, ins, outs)
+        let start = trace::is_recorded(SpanKind::Kernel).then(trace::now);
+        let support = fused::run(self, op, ins, outs)?;
+        if let Some(start) = start.filter(|_| support == Support::Done) {
+            trace::ended(SpanKind::Kernel, op.name(), None, start, 0);
+        }
+        Ok(support)
     }
 }

@@ -9,10 +9,13 @@
 mod callback;
 mod callbacks;
 mod control;
+mod escape;
 mod json;
 pub mod metrics;
 mod modes;
 mod progress;
+pub mod recorder;
+pub mod report;
 mod resume;
 mod run;
 mod scalars;

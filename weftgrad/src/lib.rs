@@ -75,7 +75,7 @@ pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
     MemoryStats, Result, Runtime, Scalar, Shape, Tensor, TensorMut, Within, fused, fused::NnOps, ops, pointwise, rng,
-    safetensors,
+    safetensors, trace,
 };
 pub use optim;
 #[cfg(feature = "cpu")]
@@ -125,3 +125,8 @@ pub mod guide_to_training {}
 #[cfg(all(doctest, feature = "cpu"))]
 #[doc = include_str!("../../docs/checkpoints-and-resuming.md")]
 pub mod guide_to_checkpoints {}
+
+/// The code of the guide runs as tests.
+#[cfg(all(doctest, feature = "cpu"))]
+#[doc = include_str!("../../docs/watching-a-run.md")]
+pub mod guide_to_watching_a_run {}

@@ -15,6 +15,7 @@ mod report;
 mod stages;
 mod tidy;
 mod tools;
+mod watched;
 
 use std::process::ExitCode;
 

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, isa, mpi, repo, tidy, tools};
+use crate::{cuda, downstream, isa, mpi, repo, tidy, tools, watched};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -42,6 +42,9 @@ enum Action {
     SystemMpi,
     /// A crate that depends on the facade.
     Downstream,
+    /// What a run writes, read by TensorBoard, or shown by a browser.
+    TensorBoard,
+    Browser,
 }
 
 /// One command of several.
@@ -180,6 +183,8 @@ pub static STAGES: &[Stage] = &[
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
+    long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),
+    long("browser", "a browser shows the report and the pictures of a run", Action::Browser),
     long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
 ];
 
@@ -224,7 +229,8 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Tests(targets) => run_cargo(&tests_args(targets), &[]),
         Action::AllTests => {
             run_cargo(&["test", "-p", "weftgrad-xtask", "--bins"], &[])?;
-            run_cargo(&tests_args(TESTS), &[])
+            // The tests of this one need Open MPI: they are the stage `mpi`.
+            run_cargo(&[&tests_args(TESTS)[..], &["--exclude", "weftgrad-engine-mpi"]].concat(), &[])
         }
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
@@ -233,6 +239,8 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Mpi => mpi::run(),
         Action::SystemMpi => mpi::run_system(),
         Action::Downstream => downstream::run(),
+        Action::TensorBoard => watched::run_tensorboard(),
+        Action::Browser => watched::run_browser(),
     }
 }
 
@@ -269,7 +277,7 @@ pub fn run_cargo(args: &[&str], env: &[(&str, &str)]) -> Result<(), String> {
     run_command(Command::new("cargo").args(args).envs(env.iter().copied()), &line)
 }
 
-fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
+pub fn run_command(command: &mut Command, shown: &str) -> Result<(), String> {
     match command.current_dir(repo::root()).status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("`{shown}` failed: {status}")),

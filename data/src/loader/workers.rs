@@ -14,7 +14,7 @@ use std::{
     thread::{Builder, JoinHandle},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, trace};
 
 /// What became of a batch; a panic is raised again where the batch is taken.
 type Made<T> = std::thread::Result<T>;
@@ -42,7 +42,13 @@ impl<T: Send + 'static> Workers<T> {
             // One finished batch is in the hands of the thread that cannot send it.
             let (send, receive) = sync_channel(ahead.saturating_sub(1));
             let (make, stop) = (Arc::clone(&make), Arc::clone(&workers.stop));
-            let work = move || work(worker as u64, count as u64, &*make, &stop, &send);
+            let rank = trace::rank();
+            let work = move || {
+                if let Some(rank) = rank {
+                    trace::set_rank(rank);
+                }
+                work(worker as u64, count as u64, &*make, &stop, &send);
+            };
             // If a thread cannot be started, dropping `workers` ends those before it.
             let thread = Builder::new().name(format!("loader-{worker}")).spawn(work);
             workers.threads.push(thread.map_err(|e| Error::io("worker thread of a loader", e))?);

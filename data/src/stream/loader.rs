@@ -6,7 +6,10 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 
-use numcore::{Error, Result, Runtime};
+use numcore::{
+    Error, Result, Runtime,
+    trace::{self, SpanKind},
+};
 
 use super::{Stream, StreamState};
 use crate::{Batch, Stack, ToDevice, loader::Workers};
@@ -168,6 +171,7 @@ impl<B: Send + 'static> StreamLoader<B> {
 impl Share {
     /// This rank's rows of the next examples.
     fn read<S: Stream>(&self, stream: &mut S, step: u64, stop: &AtomicBool) -> Option<Result<Batch<Vec<S::Example>>>> {
+        let _span = trace::span(SpanKind::Data, "make batch");
         let mut examples = Vec::with_capacity(self.batch.min(1 << 16));
         let mut failed = None;
         let mut read = 0;
@@ -219,6 +223,7 @@ impl<B: Send + 'static> Iterator for StreamBatches<B> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let begun = Instant::now();
+        let _span = trace::span(SpanKind::Data, "wait for batch");
         let next = self.workers.next();
         self.waited += begun.elapsed();
         let (batch, state) = next?;

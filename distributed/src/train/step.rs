@@ -3,7 +3,11 @@
 use std::panic::Location;
 
 use autograd::backward_with_hooks;
-use numcore::{Error, ErrorKind, Result, Runtime, ops::Apply};
+use numcore::{
+    Error, ErrorKind, Result, Runtime,
+    ops::Apply,
+    trace::{self, SpanKind},
+};
 use optim::LossScaler;
 
 use super::{GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates, observer::ObservedHook};
@@ -201,7 +205,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// A step of micro-batches, for some of which this rank may have nothing.
     fn step_of(&mut self, micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<TrainingMetrics<R>> {
         let runs = self.updates.config.accumulation;
-        let done = self.accumulate(runs, micro_batch).and_then(|losses| self.update(&losses));
+        let done = self.accumulate(runs, micro_batch).and_then(|losses| traced("update", || self.update(&losses)));
         abort_on_err(self.strategy.comm(), done)
     }
 
@@ -214,7 +218,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.strategy.prepare()?;
         let mut losses: Vec<Loss<R>> = Vec::with_capacity(runs);
         for k in 0..runs {
-            let loss = micro_batch(k)?;
+            let loss = traced("forward", || micro_batch(k))?;
             let last = k + 1 == runs;
             self.strategy.begin(last)?;
             if last {
@@ -224,7 +228,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             if let Some(loss) = loss {
                 let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
                 let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-                backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook)?;
+                traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
                 losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
             }
             self.strategy.end()?;
@@ -239,4 +243,10 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.strategy.sync_buffers(self.updates.config.buffers)?;
         Ok(metrics)
     }
+}
+
+/// A part of a step, as recordings show it.
+fn traced<T>(phase: &'static str, f: impl FnOnce() -> T) -> T {
+    let _span = trace::span(SpanKind::Phase, phase);
+    f()
 }

@@ -18,6 +18,7 @@ pub use mutable::TensorMut;
 use crate::{
     DType, DeviceId, Error, ErrorKind, Layout, MemoryCategory, Result, Runtime, Shape, Support, View,
     ops::{Apply, Op, Outs, Rule, Spec, ViewOp, one_device},
+    trace::{self, SpanKind},
 };
 
 /// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory; views
@@ -81,6 +82,18 @@ impl<R: Runtime> Tensor<R> {
     /// Whether two tensors share memory (they may still name different elements).
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.owner().0, &other.owner().0)
+    }
+
+    /// The identity of the memory, for look-up only, while the memory is alive: equal for tensors that
+    /// [share](Tensor::shares_memory_with) it.
+    pub fn memory_id(&self) -> usize {
+        Arc::as_ptr(&self.owner().0) as usize
+    }
+
+    /// The bytes of the whole memory, of which this tensor may be a part.
+    pub fn memory_bytes(&self) -> usize {
+        let owner = self.owner();
+        owner.shape().numel() * owner.dtype().size()
     }
 
     /// A row-major tensor of the same values: the tensor itself when it already is row-major, a copy otherwise.
@@ -204,6 +217,7 @@ impl<R: Runtime> Tensor<R> {
         {
             return Ok(smallvec::smallvec![whole]);
         }
+        let _span = trace::span(SpanKind::Op, op.name());
         if let Op::Pointwise(op) = op
             && let Some(outs) = op.compute_alike(ins)?
         {
@@ -233,6 +247,7 @@ impl<R: Runtime> Tensor<R> {
         slot: impl FnMut(usize) -> Option<TensorMut<R>>,
     ) -> Result<smallvec::SmallVec<[TensorMut<R>; 2]>> {
         check_operands(op, ins)?;
+        let _span = trace::span(SpanKind::Op, op.name());
         let mut outs = Self::make(op, ins, slot)?;
         let mut to: smallvec::SmallVec<[_; 2]> = outs.iter_mut().map(TensorMut::out).collect();
         op.run(ins, &mut to)?;

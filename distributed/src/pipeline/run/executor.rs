@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use autograd::{Deferred, RandomState, Var};
-use numcore::{Result, Runtime, Tensor};
+use numcore::{
+    Result, Runtime, Tensor,
+    trace::{self, SpanKind},
+};
 
 use super::{
     LossFn, MicroBatches, PipelineOptions, PipelineOutput, Stage, StageHooks, boundary::Boundary, transfers::Transfers,
@@ -124,7 +127,11 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
                 self.fetch(compute)?;
             }
             let start = self.clock.as_ref().map_or(0, ActionClock::now);
+            let traced = trace::is_recorded(SpanKind::Phase).then(trace::now);
             self.act(action)?;
+            if let Some(start) = traced {
+                trace::ended(SpanKind::Phase, "action", Some(&action.to_string()), start, 0);
+            }
             if let Some(clock) = &mut self.clock {
                 clock.note(action, start, self.job.comm.runtime())?;
             }

@@ -1,0 +1,122 @@
+//! What a forward pass is made of: the op calls that were applied to variables, and what the tape saves of them.
+
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
+
+use numcore::{
+    Runtime, Tensor,
+    ops::{Op, Spec},
+};
+
+use crate::{
+    Var,
+    address::ByAddress,
+    node::{Edge, Node, SavedInput, TapeValue},
+};
+
+thread_local! {
+    static ON: Cell<bool> = const { Cell::new(false) };
+    static SEEN: RefCell<Vec<ObservedOp>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An op call that was applied to variables.
+#[derive(Clone, Debug)]
+pub struct ObservedOp {
+    /// The op; none for a checkpointed segment or a function of one's own, which has come to an end.
+    pub op: Option<Op>,
+    /// What it was given.
+    pub inputs: Vec<Spec>,
+    /// What it gave.
+    pub outputs: Vec<Spec>,
+    /// The leaves among the inputs, by [`Leaf::id`](crate::Leaf::id).
+    pub leaves: Vec<usize>,
+    /// The number of its node, if the tape recorded it.
+    pub node: Option<u64>,
+}
+
+/// Runs `f`, and gives the op calls that it applied to variables on this thread, in order: also those that are not recorded, and those in
+/// checkpointed segments. Views of leaves are none.
+pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
+    struct Outer(bool, Vec<ObservedOp>);
+    impl Drop for Outer {
+        fn drop(&mut self) {
+            ON.set(self.0);
+            SEEN.set(std::mem::take(&mut self.1));
+        }
+    }
+    let outer = Outer(ON.replace(true), SEEN.take());
+    let result = f();
+    let seen = SEEN.take();
+    drop(outer);
+    (result, seen)
+}
+
+/// Whether op calls of this thread are observed.
+#[inline]
+pub(crate) fn is_on() -> bool {
+    ON.get()
+}
+
+/// Notes a call of `op`, or of something else that has inputs and outputs.
+#[cold]
+pub(crate) fn note<R: Runtime>(op: Option<Op>, ins: &[&Var<R>], outputs: Vec<Spec>, node: Option<u64>) {
+    use numcore::ops::Apply;
+    let leaf = |v: &&Var<R>| match &v.value {
+        TapeValue::Leaf(view) => Some(view.leaf().id()),
+        _ => None,
+    };
+    let (inputs, leaves) = (ins.iter().map(|v| v.spec()).collect(), ins.iter().filter_map(leaf).collect());
+    SEEN.with_borrow_mut(|seen| seen.push(ObservedOp { op, inputs, outputs, leaves, node }));
+}
+
+/// The number of the node that made a variable.
+pub(crate) fn number_of<R: Runtime>(var: Option<&Var<R>>) -> Option<u64> {
+    match &var?.edge {
+        Some(Edge::Node(node, _)) => Some(node.number),
+        _ => None,
+    }
+}
+
+/// Bytes that the tape keeps for the gradient of `root`, by the number of the node that keeps them, in ascending order. Memory that several
+/// nodes keep is the first one's; values of leaves are not counted, which are kept anyway.
+pub fn saved_bytes<R: Runtime>(root: &Var<R>) -> Vec<(u64, usize)> {
+    let mut counted: ByAddress<()> = ByAddress::default();
+    let mut bytes_of = |tensors: Vec<Tensor<R>>| -> usize {
+        let new = tensors.into_iter().filter(|t| counted.insert(t.memory_id(), ()).is_none());
+        new.map(|t| t.memory_bytes()).sum()
+    };
+    nodes(root).iter().map(|node| (node.number, bytes_of(saved(node)))).collect()
+}
+
+/// The nodes that a value depends on, by number.
+fn nodes<R: Runtime>(root: &Var<R>) -> Vec<Arc<Node<R>>> {
+    let (mut found, mut met): (Vec<Arc<Node<R>>>, ByAddress<()>) = (Vec::new(), ByAddress::default());
+    let mut stack: Vec<Edge<R>> = root.edge.iter().cloned().collect();
+    while let Some(edge) = stack.pop() {
+        let Edge::Node(node, _) = edge else { continue };
+        if met.insert(Arc::as_ptr(&node) as usize, ()).is_none() {
+            stack.extend(node.edges.iter().flatten().cloned());
+            found.push(node);
+        }
+    }
+    found.sort_by_key(|node| node.number);
+    found
+}
+
+fn saved<R: Runtime>(node: &Node<R>) -> Vec<Tensor<R>> {
+    fn add<R: Runtime>(input: &SavedInput<R>, tensors: &mut Vec<Tensor<R>>) {
+        match input {
+            SavedInput::Own(tensor) => tensors.push(tensor.clone()),
+            SavedInput::RematRecipe(recipe) => recipe.inputs().iter().for_each(|input| add(input, tensors)),
+            SavedInput::Leaf(..) => {}
+        }
+    }
+    let (guard, mut tensors) = (node.saved.lock(), Vec::new());
+    if let Some(saved) = &*guard {
+        saved.inputs.iter().flatten().for_each(|input| add(input, &mut tensors));
+        tensors.extend(saved.outputs.iter().flatten().cloned());
+    }
+    tensors
+}

@@ -1,0 +1,9 @@
+//! Model summaries: a table of parameters, and what a forward pass does by module.
+
+mod flops;
+mod forward;
+mod table;
+mod tree;
+
+pub use forward::{ModuleRow, ModuleSummary};
+pub(crate) use table::table;

@@ -1,0 +1,103 @@
+//! A thread's part of a recording: its ring, its clock, its rank.
+
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
+
+use super::{
+    SpanKind,
+    clock::{self, ReadClock},
+    names::NameCache,
+    recording::{self, COUNTER},
+    ring::Ring,
+};
+
+/// The rank of a thread that was told none.
+pub const NO_RANK: u64 = (1 << 24) - 1;
+
+thread_local! {
+    static LOCAL: RefCell<Local> = const { RefCell::new(Local { recording: 0, ring: None, read: clock::system, names: NameCache::new() }) };
+    static RANK: Cell<u64> = const { Cell::new(NO_RANK) };
+}
+
+struct Local {
+    /// The number of the recording that the ring belongs to.
+    recording: u64,
+    ring: Option<Arc<Ring>>,
+    read: ReadClock,
+    names: NameCache,
+}
+
+/// Sets the rank that this thread works for; what it records is shown there.
+pub fn set_rank(rank: usize) {
+    RANK.set((rank as u64).min(NO_RANK));
+}
+
+/// The rank that this thread works for, if it was set: for threads that are started on its behalf.
+pub fn rank() -> Option<usize> {
+    rank_of(RANK.get())
+}
+
+pub fn rank_of(rank: u64) -> Option<usize> {
+    (rank != NO_RANK).then_some(rank as usize)
+}
+
+/// The present moment of the clock of the recording.
+#[inline]
+pub fn now() -> u64 {
+    LOCAL.with_borrow_mut(|local| {
+        local.join();
+        (local.read)()
+    })
+}
+
+#[inline]
+pub fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes: u64) {
+    LOCAL.with_borrow_mut(|local| {
+        local.join();
+        let (end, name) = ((local.read)(), local.names.number(name));
+        local.push([start, end, meta(kind as u64, name), u64::from(of), bytes]);
+    });
+}
+
+#[inline]
+pub fn push_counter(name: &'static str, source: u32, value: u64) {
+    // Memory is returned while a thread ends too, when this may be gone.
+    let _ = LOCAL.try_with(|local| {
+        let mut local = local.borrow_mut();
+        local.join();
+        let (now, name) = ((local.read)(), local.names.number(name));
+        local.push([now, now, meta(COUNTER, name), u64::from(source), value]);
+    });
+}
+
+fn meta(kind: u64, name: u32) -> u64 {
+    kind << 56 | RANK.get() << 32 | u64::from(name)
+}
+
+impl Local {
+    /// Takes part in the present recording.
+    #[inline]
+    fn join(&mut self) {
+        let present = recording::number();
+        if self.recording != present {
+            self.join_anew(present);
+        }
+    }
+
+    #[cold]
+    fn join_anew(&mut self, present: u64) {
+        self.recording = present;
+        let joined = recording::join();
+        self.read = joined.as_ref().map_or(clock::system, |(_, read)| *read);
+        self.ring = joined.map(|(ring, _)| ring);
+    }
+
+    #[inline]
+    fn push(&self, record: [u64; 5]) {
+        if let Some(ring) = &self.ring {
+            ring.push(record);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! The memory of one thread's spans: a ring that the thread writes and the end of a recording reads, without a lock.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Words of a record.
+pub const WORDS: usize = 5;
+
+/// Records of one thread, the last ones where there were more than fit.
+#[derive(Debug)]
+pub struct Ring {
+    /// The name of its thread.
+    pub thread: String,
+    words: Box<[AtomicU64]>,
+    /// Records ever written.
+    written: AtomicU64,
+}
+
+impl Ring {
+    /// Of the thread of this name, for so many records, at least one.
+    pub fn new(thread: String, records: usize) -> Self {
+        let words = (0..records.max(1) * WORDS).map(|_| AtomicU64::new(0)).collect();
+        Ring { thread, words, written: AtomicU64::new(0) }
+    }
+
+    fn records(&self) -> u64 {
+        (self.words.len() / WORDS) as u64
+    }
+
+    /// Writes a record, over the oldest where all are used. Only the ring's own thread does.
+    #[inline]
+    pub fn push(&self, record: [u64; WORDS]) {
+        let n = self.written.load(Ordering::Relaxed);
+        let at = (n % self.records()) as usize * WORDS;
+        for (word, value) in self.words[at..at + WORDS].iter().zip(record) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.written.store(n + 1, Ordering::Release);
+    }
+
+    /// The records, oldest first, and how many were overwritten. A record that is overwritten meanwhile is one of those.
+    pub fn read(&self) -> (Vec<[u64; WORDS]>, u64) {
+        let written = self.written.load(Ordering::Acquire);
+        let first = written.saturating_sub(self.records());
+        let record = |n: u64| {
+            let at = (n % self.records()) as usize * WORDS;
+            std::array::from_fn(|k| self.words[at + k].load(Ordering::Relaxed))
+        };
+        let mut records: Vec<[u64; WORDS]> = (first..written).map(record).collect();
+        fence(Ordering::Acquire);
+        // The thread may be in the middle of one more.
+        let now = self.written.load(Ordering::Relaxed);
+        let busy = if now == written { 0 } else { 1 };
+        let sound = (now + busy).saturating_sub(self.records()).clamp(first, written);
+        records.drain(..(sound - first) as usize);
+        (records, sound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, thread};
+
+    use super::*;
+
+    #[test]
+    fn the_last_records_are_kept() {
+        let ring = Ring::new("t".into(), 3);
+        for n in 0..5 {
+            assert_eq!(ring.read().0.len() as u64, n.min(3));
+            ring.push([n; WORDS]);
+        }
+        assert_eq!(ring.read(), (vec![[2; WORDS], [3; WORDS], [4; WORDS]], 2));
+    }
+
+    #[test]
+    fn what_is_read_while_it_is_written_is_whole() {
+        let ring = Arc::new(Ring::new("t".into(), 8));
+        let own = Arc::clone(&ring);
+        let writer = thread::spawn(move || (0..200_000).for_each(|n| own.push([n; WORDS])));
+        while !writer.is_finished() {
+            let (records, lost) = ring.read();
+            for (n, record) in (lost..).zip(&records) {
+                assert_eq!(*record, [n; WORDS]);
+            }
+        }
+        writer.join().unwrap();
+        assert_eq!(ring.read().1, 200_000 - 8);
+    }
+}

@@ -1,0 +1,24 @@
+//! What happened in real steps, and when: [`RunTimeline`], from a [recording](numcore::trace) to Chrome's JSON, which Perfetto and
+//! `chrome://tracing` show, and to SVG.
+//!
+//! ```
+//! use numcore::trace::{Recording, RecordingOptions, SpanKind, span};
+//! use train::recorder::RunTimeline;
+//! # fn main() -> numcore::Result<()> {
+//! let recording = Recording::start(RecordingOptions::default())?;
+//! drop(span(SpanKind::Phase, "forward"));
+//! let timeline = RunTimeline::of(&recording.stop(), 0);
+//! assert!(timeline.to_chrome_json().contains("\"name\":\"forward\""));
+//! # Ok(())
+//! # }
+//! ```
+
+mod chrome;
+mod profile;
+mod svg;
+mod timeline;
+mod usage;
+
+pub use profile::Profile;
+pub use timeline::{CounterSeries, RankTimeline, RunTimeline, Track, TrackSpan};
+pub use usage::UsageSampler;

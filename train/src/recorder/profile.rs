@@ -1,0 +1,179 @@
+//! [`Profile`]: recordings of some steps of a run, as files.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use distributed::{checkpoint::Checkpointed, comm::Comm};
+use numcore::{
+    Error, Result, Runtime,
+    trace::{Recording, RecordingOptions},
+};
+
+use super::{RunTimeline, UsageSampler};
+use crate::{Callback, Event, Run};
+
+/// Records windows of steps, each after some steps that are not recorded, and writes what came of them: `trace.rank<r>.<n>.json` for
+/// Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
+///
+/// One per process in a loop of one's own. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, of every rank's: ranks that are threads of
+/// one process are in the recording of the one that comes first.
+///
+/// ```no_run
+/// use train::recorder::Profile;
+/// # fn main() -> numcore::Result<()> {
+/// let mut profile = Profile::in_folder("runs/a").wait(10).active(3);
+/// for _ in 0..100 {
+///     profile.step()?; // at the beginning of every step
+///     // train
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Profile {
+    folder: PathBuf,
+    options: RecordingOptions,
+    rank: usize,
+    ranks: usize,
+    wait: u64,
+    active: u64,
+    repeat: u64,
+    /// Steps begun so far.
+    begun: u64,
+    windows: u64,
+    recording: Option<(Recording, UsageSampler)>,
+}
+
+impl Profile {
+    /// One window of 3 steps, after 10 that are not recorded.
+    pub fn in_folder(folder: impl AsRef<Path>) -> Self {
+        Profile {
+            folder: folder.as_ref().into(),
+            options: RecordingOptions::default(),
+            rank: 0,
+            ranks: 1,
+            wait: 10,
+            active: 3,
+            repeat: 1,
+            begun: 0,
+            windows: 0,
+            recording: None,
+        }
+    }
+
+    /// Steps before each window. The first ones of a run are no measure: kernels are compiled, pools filled.
+    pub fn wait(mut self, steps: u64) -> Self {
+        self.wait = steps;
+        self
+    }
+
+    /// Steps of a window, at least one.
+    pub fn active(mut self, steps: u64) -> Self {
+        self.active = steps.max(1);
+        self
+    }
+
+    /// How many windows are recorded.
+    pub fn repeat(mut self, windows: u64) -> Self {
+        self.repeat = windows;
+        self
+    }
+
+    /// The rank of this process among others, for the names of files and for what compares them.
+    pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
+        (self.rank, self.ranks) = (rank, ranks);
+        self
+    }
+
+    /// What is recorded.
+    pub fn options(mut self, options: RecordingOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// A step begins.
+    ///
+    /// # Errors
+    /// If something else is recorded, or a file cannot be written.
+    pub fn step(&mut self) -> Result<()> {
+        if self.advance()? {
+            self.record(Recording::start(self.options)?)?;
+        }
+        Ok(())
+    }
+
+    /// Counts a step that begins, and ends the window that is over; whether another begins.
+    fn advance(&mut self) -> Result<bool> {
+        let within = self.begun % (self.wait + self.active);
+        if within == 0 {
+            self.finish()?;
+        }
+        self.begun += 1;
+        let begins = within == self.wait && self.windows < self.repeat;
+        self.windows += u64::from(begins);
+        Ok(begins)
+    }
+
+    fn record(&mut self, recording: Recording) -> Result<()> {
+        self.recording = Some((recording, UsageSampler::start(Duration::from_millis(50))?));
+        Ok(())
+    }
+
+    /// Ends the window in progress, if there is one, and writes its files.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn finish(&mut self) -> Result<()> {
+        let Some((recording, usage)) = self.recording.take() else { return Ok(()) };
+        drop(usage);
+        self.write(&RunTimeline::of(&recording.stop(), self.rank))
+    }
+
+    fn write(&self, timeline: &RunTimeline) -> Result<()> {
+        fs::create_dir_all(&self.folder).map_err(|e| Error::io(&self.folder, e))?;
+        let write = |name: String, text: String| {
+            let path = self.folder.join(name);
+            fs::write(&path, text).map_err(|e| Error::io(path, e))
+        };
+        let ranks = timeline.ranks.iter().map(|r| r.rank + 1).max().unwrap_or(0).max(self.ranks);
+        for rank in &timeline.ranks {
+            let json = timeline.to_chrome_json_of(rank.rank, ranks);
+            write(format!("trace.rank{}.{}.json", rank.rank, self.windows), json)?;
+        }
+        let of = if self.ranks > 1 { format!(".rank{}", self.rank) } else { String::new() };
+        write(format!("trace{of}.{}.svg", self.windows), timeline.to_svg())
+    }
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
+    fn attach(&mut self, _: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
+        (self.rank, self.ranks) = (comm.world_rank(), comm.size());
+        Ok(())
+    }
+
+    fn on(&mut self, event: &Event<'_, R>, _: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            Event::StepBegin => {
+                if self.advance()?
+                    // Another rank of this process may record already, and this one with it.
+                    && let Ok(recording) = Recording::start(self.options)
+                {
+                    self.record(recording)?;
+                }
+                Ok(())
+            }
+            Event::End(_) => self.finish(),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Profile {
+    fn drop(&mut self) {
+        // Who wants to know calls `finish`.
+        let _ = self.finish();
+    }
+}

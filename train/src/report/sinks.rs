@@ -1,0 +1,76 @@
+//! Sinks that write files for people: [`SvgCurves`] and [`HtmlReport`].
+
+use std::path::{Path, PathBuf};
+
+use numcore::Result;
+
+use super::{Report, chart, charts_of, page::replace};
+use crate::sink::{Record, Sink};
+
+/// Writes `curves.svg`, a chart for each number, whenever it is flushed: at checkpoints and at the end.
+#[derive(Debug)]
+pub struct SvgCurves {
+    path: PathBuf,
+    records: Vec<Record>,
+}
+
+impl SvgCurves {
+    /// Writes into a folder, which is made if it is not there.
+    pub fn in_folder(folder: impl AsRef<Path>) -> Self {
+        SvgCurves { path: folder.as_ref().join("curves.svg"), records: Vec::new() }
+    }
+
+    /// Charts in two columns.
+    fn to_svg(&self) -> String {
+        let charts = charts_of(&self.records);
+        let rows = charts.len().div_ceil(2).max(1);
+        let (width, height) = (2.0 * chart::WIDTH, rows as f64 * chart::HEIGHT);
+        let placed = |(k, chart): (usize, &super::Chart)| {
+            let (x, y) = ((k % 2) as f64 * chart::WIDTH, (k / 2) as f64 * chart::HEIGHT);
+            format!("<g transform=\"translate({x} {y})\">{}</g>\n", chart.to_svg())
+        };
+        let body: String = charts.iter().enumerate().map(placed).collect();
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" color=\"#222\">\n\
+             <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{body}</svg>\n"
+        )
+    }
+}
+
+impl Sink for SvgCurves {
+    fn write(&mut self, record: &Record) -> Result<()> {
+        // Curves are of numbers; pictures would fill the memory.
+        let values = record.values.iter().filter(|(_, value)| matches!(value, crate::sink::Value::Scalar(_)));
+        self.records.push(Record { values: values.cloned().collect(), ..*record });
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        replace(&self.path, &self.to_svg())
+    }
+}
+
+/// Writes a [`Report`] of everything it was given whenever it is flushed: at checkpoints and at the end.
+#[derive(Debug)]
+pub struct HtmlReport {
+    path: PathBuf,
+    report: Report,
+}
+
+impl HtmlReport {
+    /// Writes `report`, with what a run measures from now on, to a file.
+    pub fn at(path: impl AsRef<Path>, report: Report) -> Self {
+        HtmlReport { path: path.as_ref().into(), report }
+    }
+}
+
+impl Sink for HtmlReport {
+    fn write(&mut self, record: &Record) -> Result<()> {
+        self.report.push(record);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        self.report.write(&self.path)
+    }
+}
