@@ -115,6 +115,12 @@ pub trait Callback<R: Runtime, M, B> {
         None
     }
 
+    /// Saves what there was before a step that failed, here or on another rank: ranks cannot tell each other anything any more.
+    fn rescue(&mut self, snapshot: &RunSnapshot) -> Result<()> {
+        let _ = snapshot;
+        Ok(())
+    }
+
     /// Returns when nothing is being saved any more.
     fn finish_saves(&mut self) -> Result<()> {
         Ok(())

@@ -12,6 +12,7 @@ mod control;
 mod escape;
 mod json;
 pub mod metrics;
+mod modes;
 mod progress;
 pub mod recorder;
 pub mod report;
@@ -30,7 +31,7 @@ pub use resume::{Resume, parsed};
 pub use run::Run;
 pub use scalars::record_scalar;
 pub use sink::{Record, Sink};
-pub use step::LoopStep;
+pub use step::{InStep, LoopStep};
 pub use trainer::{
     RunReport, TrainConfig, TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
 };

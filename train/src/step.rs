@@ -3,13 +3,17 @@
 use distributed::{
     checkpoint::Checkpointed,
     comm::{Comm, Communicator},
-    train::{Loss, Strategy, TrainStep, TrainingMetrics},
+    pipeline::{MicroBatches, PipelineTrainStep},
+    train::{Loss, StageStrategy, Strategy, TrainStep, TrainingMetrics},
 };
-use numcore::{Result, Runtime};
+use nn::{Module, Visitor};
+use numcore::{Error, Result, Runtime};
+
+use crate::modes::Modes;
 
 /// A training step that a [`Trainer`](crate::Trainer) can loop over.
 pub trait LoopStep<R: Runtime>: Checkpointed<R> {
-    /// What a micro-batch becomes in the caller's function: a [`Loss`].
+    /// What a micro-batch becomes in the caller's function: a [`Loss`], or a pipeline's [`MicroBatches`].
     type Work;
 
     /// The ranks, which agree on what is done.
@@ -76,5 +80,67 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for TrainStep<R, 
 
     fn evaluate(&mut self, work: Loss<R>) -> Result<(f64, f64)> {
         Ok((work.total().item()?, work.weight()))
+    }
+}
+
+/// The model of a loop whose step has the model in itself, as a pipeline has its stages: `Trainer::new(&InStep, pipeline, loader)`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InStep;
+
+impl<R: Runtime> Module<R> for InStep {
+    fn visit(&self, _: &str, _: &mut dyn Visitor<R>) {}
+}
+
+/// Each replica of the pipeline reads its share of a batch, on all of its ranks.
+impl<R: Runtime, S: StageStrategy<R>> LoopStep<R> for PipelineTrainStep<R, S> {
+    type Work = MicroBatches<R>;
+
+    fn comm(&self) -> &Comm<R> {
+        &self.groups().world
+    }
+
+    fn share(&self) -> (usize, usize) {
+        (self.groups().data.rank(), self.groups().data.size())
+    }
+
+    fn accumulation(&self) -> usize {
+        PipelineTrainStep::accumulation(self)
+    }
+
+    fn global_step(&self) -> u64 {
+        PipelineTrainStep::global_step(self)
+    }
+
+    fn step(
+        &mut self,
+        micro_batches: usize,
+        work: &mut dyn FnMut(usize) -> Result<MicroBatches<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        self.step_with(micro_batches, work)
+    }
+
+    fn weightless(_: MicroBatches<R>) -> Result<MicroBatches<R>> {
+        let why = "a replica of the pipeline has no example in its share of a batch: drop the last batch (`Last::Drop`), \
+                   or make batches larger";
+        Err(Error::argument("Trainer::run", why))
+    }
+
+    fn into_mean(_: MicroBatches<R>) -> Result<MicroBatches<R>> {
+        let why =
+            "the loss of a pipeline belongs to its model: give it a mean there, in place of `Weighting::ByWorker`";
+        Err(Error::argument("Trainer::run", why))
+    }
+
+    /// The losses are those of the ranks that have the last stage; others have none.
+    fn evaluate(&mut self, work: MicroBatches<R>) -> Result<(f64, f64)> {
+        let modes: Vec<Modes> = self.pipeline().stages().values().map(|stage| Modes::evaluating(&**stage)).collect();
+        let output = PipelineTrainStep::evaluate(self, work);
+        for (stage, modes) in self.pipeline().stages().values().zip(modes) {
+            modes.restore(&**stage);
+        }
+        output?
+            .losses()
+            .iter()
+            .try_fold((0.0, 0.0), |all: (f64, f64), loss| Ok((all.0 + loss.total().item()?, all.1 + loss.weight())))
     }
 }

@@ -16,6 +16,8 @@ const LATEST: &str = "latest";
 const WHOLE: &str = "step-";
 const REPLACED: &str = "replaced-";
 const UNFINISHED: &str = "unfinished-";
+/// And of those that ranks write who cannot tell each other anything.
+const STRANDED: &str = "stranded-";
 
 /// Told of a change in the file system before it is made.
 type Watch = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
@@ -110,6 +112,31 @@ impl Folder {
         create_all(&path).map(|_| ())
     }
 
+    /// Where ranks that cannot tell each other anything write one.
+    pub(super) fn stranded(&self, step: u64, run: &str) -> PathBuf {
+        self.path.join(format!("{STRANDED}{step:010}-{run}"))
+    }
+
+    /// Removes what ranks of failed worlds have left: what was not published when they ended.
+    pub fn remove_stranded(&self) -> Result<()> {
+        let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(STRANDED)) {
+                self.remove("remove what was stranded", &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What ranks have written so is what is about to be published.
+    pub(super) fn adopt_stranded(&self, step: u64, run: &str) -> Result<()> {
+        let to = self.unfinished(step);
+        if to.exists() {
+            self.remove("remove what was left over", &to)?;
+        }
+        self.rename("move it to what is unfinished", &self.stranded(step, run), &to)
+    }
+
     pub(super) fn unfinished(&self, step: u64) -> PathBuf {
         self.at(UNFINISHED, step)
     }
@@ -193,7 +220,7 @@ impl fmt::Debug for Folder {
 }
 
 /// Makes a folder and its parents, so that they last through a loss of power; gives the folders in which something is new.
-fn create_all(path: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn create_all(path: &Path) -> Result<Vec<PathBuf>> {
     let parent = |path: &Path| path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p }.into());
     let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
     let changed: Vec<PathBuf> = path.ancestors().take_while(missing).filter_map(parent).collect();

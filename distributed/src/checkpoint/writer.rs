@@ -1,11 +1,19 @@
 //! Saving.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
 use serde_json::{Value, json};
 
-use super::{CheckpointPart, Checkpointed, Folder, Manifest, Region, Snapshot, folder::MANIFEST};
+use super::{
+    CheckpointPart, Checkpointed, Folder, Manifest, Region, Snapshot,
+    folder::{MANIFEST, create_all},
+};
 use crate::comm::{Comm, Communicator, all_ok, gather_bytes};
 
 impl Folder {
@@ -42,6 +50,49 @@ impl Folder {
         })
     }
 
+    /// Saves what [`Snapshot::of`] has copied on each rank of a world that has failed, whose ranks cannot tell each other anything any more: each writes its file, and
+    /// rank 0 publishes the checkpoint if the files of all are there in time. `run` is a name that the ranks of this run share, and no other run has.
+    ///
+    /// # Errors
+    /// On rank 0, if a rank did not come: it has failed in another step, or is gone.
+    pub fn save_stranded(
+        &self,
+        (rank, ranks): (usize, usize),
+        step: u64,
+        snapshot: &Snapshot,
+        notes: &BTreeMap<String, String>,
+        run: &str,
+        patience: Duration,
+    ) -> Result<()> {
+        let at = self.stranded(step, run);
+        self.will("make a folder")?;
+        create_all(&at)?;
+        self.will("write a rank's file")?;
+        let entries = snapshot.parts.iter().map(|part| part.entry()).collect::<Vec<_>>();
+        let own = write(&at, rank, &entries, |i| Ok(snapshot.parts[i].bytes.clone()), &snapshot.numbers)?;
+        self.will("write a rank's table")?;
+        safetensors::replace_file(table(&at, rank), own.as_bytes())?;
+        if rank > 0 {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        let missing = || (0..ranks).find(|&rank| !table(&at, rank).is_file());
+        while let Some(rank) = missing() {
+            if begun.elapsed() > patience {
+                let why = format!("rank {rank} saved nothing of step {step} within {patience:?}");
+                return Err(Error::argument("Folder::save_stranded", why));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let read = |rank| fs::read(table(&at, rank)).map_err(|e| Error::io(table(&at, rank), e));
+        let tables = (0..ranks).map(read).collect::<Result<Vec<_>>>()?;
+        for rank in 0..ranks {
+            fs::remove_file(table(&at, rank)).map_err(|e| Error::io(table(&at, rank), e))?;
+        }
+        self.adopt_stranded(step, run)?;
+        self.finish(step, &tables, notes)
+    }
+
     /// Saves what `written` writes into a folder on every rank, with its table of contents.
     fn save_written<R: Runtime>(
         &self,
@@ -65,6 +116,11 @@ impl Folder {
         safetensors::replace_file(self.unfinished(step).join(MANIFEST), manifest.to_json().as_bytes())?;
         self.publish(step)
     }
+}
+
+/// What a rank of a failed world says of its file.
+fn table(folder: &Path, rank: usize) -> std::path::PathBuf {
+    folder.join(format!("rank-{rank:05}.table"))
 }
 
 /// The file of a rank.

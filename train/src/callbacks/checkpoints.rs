@@ -1,8 +1,14 @@
 //! When checkpoints are saved, and which of them stay.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
-use distributed::checkpoint::Folder;
+use distributed::{
+    checkpoint::Folder,
+    comm::{Collectives, Comm, Communicator},
+};
 use numcore::{Error, Result, Runtime};
 
 use super::{
@@ -23,6 +29,7 @@ pub struct Checkpoints<R: Runtime> {
     best: Option<Monitor>,
     at_end: bool,
     on_signal: bool,
+    on_failure: bool,
     in_thread: bool,
     report_failures: bool,
     best_value: Option<f64>,
@@ -30,6 +37,8 @@ pub struct Checkpoints<R: Runtime> {
     /// The step that was saved last.
     saved: Option<u64>,
     writer: Option<CheckpointWriter<R>>,
+    /// This rank, of how many, and a name of this run.
+    here: (usize, usize, String),
 }
 
 impl<R: Runtime> Checkpoints<R> {
@@ -47,12 +56,14 @@ impl<R: Runtime> Checkpoints<R> {
             best: None,
             at_end: true,
             on_signal: true,
+            on_failure: true,
             in_thread: true,
             report_failures: false,
             best_value: None,
             best_step: None,
             saved: None,
             writer: None,
+            here: (0, 1, String::new()),
         }
     }
 
@@ -84,6 +95,13 @@ impl<R: Runtime> Checkpoints<R> {
     /// Whether one is saved, and the run ended, when the process is asked to end; at first it is.
     pub fn on_signal(mut self, yes: bool) -> Self {
         self.on_signal = yes;
+        self
+    }
+
+    /// Whether one is saved when a step ends by an error or a panic, on any rank: of what there was before that step, so that the run goes on there once the reason is
+    /// gone. At first it is. Ranks cannot tell each other anything then, so rank 0 waits some seconds for the files of the others.
+    pub fn on_failure(mut self, yes: bool) -> Self {
+        self.on_failure = yes;
         self
     }
 
@@ -130,6 +148,17 @@ impl<R: Runtime> Checkpoints<R> {
     }
 }
 
+/// How long rank 0 waits for the other ranks of a world that has failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A name that the ranks of this run share, and no other run has.
+fn name_of_run<R: Runtime>(comm: &Comm<R>) -> Result<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let own = format!("{now:x}-{:x}", std::process::id());
+    let first = comm.exchange(own.as_bytes())?.swap_remove(0);
+    Ok(String::from_utf8_lossy(&first).into_owned())
+}
+
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
 
@@ -142,7 +171,11 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
         match event {
             Event::Begin => {
                 self.writer = Some(CheckpointWriter::new(run.comm())?);
+                self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
                 self.saved = run.resumed();
+                if run.comm().rank() == 0 {
+                    self.folder.remove_stranded()?;
+                }
                 if self.on_signal { interrupt::listen() } else { Ok(()) }
             }
             Event::StepEnd(_) => {
@@ -168,8 +201,15 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
                 Ok(())
             }
             Event::Save(snapshot) => {
+                // Whether the one before failed is judged first: ranks learn of it at different steps, and all of them save now.
+                let before = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
+                self.judged(before, run)?;
                 let saved = self.save(snapshot);
                 self.judged(saved, run)
+            }
+            Event::WentBack => {
+                self.saved = Some(step);
+                Ok(())
             }
             _ => Ok(()),
         }
@@ -193,6 +233,18 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
 
     fn folder(&self) -> Option<&Folder> {
         Some(&self.folder)
+    }
+
+    fn rescue(&mut self, snapshot: &RunSnapshot) -> Result<()> {
+        // What was being written either is in place by now, or never will be.
+        let written = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
+        let is_there = self.saved == Some(snapshot.step) && written.is_ok();
+        if !self.on_failure || self.writer.is_none() || is_there {
+            return Ok(());
+        }
+        let (rank, ranks, run) = &self.here;
+        let RunSnapshot { step, state, notes } = snapshot;
+        self.folder.save_stranded((*rank, *ranks), *step, state, notes, run, PATIENCE)
     }
 
     fn finish_saves(&mut self) -> Result<()> {

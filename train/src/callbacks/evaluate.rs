@@ -3,10 +3,10 @@
 use autograd::no_grad;
 use data::{Batch, Loader};
 use distributed::comm::{Collectives, Communicator};
-use nn::{Mode, Module, ModuleEntry, walk};
+use nn::Module;
 use numcore::{Result, Runtime};
 
-use crate::{Callback, Event, Interval, Run, metrics::Metric, scalars};
+use crate::{Callback, Event, Interval, Run, metrics::Metric, modes::Modes, scalars};
 
 /// Sum and weight of what a batch measures.
 type Measure<'e, M, B> = Box<dyn FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e>;
@@ -217,34 +217,6 @@ fn all_sums<R: Runtime, M, B>(run: &Run<'_, R, M, B>, own: &[(f64, f64)]) -> Res
     Ok(all)
 }
 
-/// Which modules were in training mode.
-struct Modes(Vec<bool>);
-
-impl Modes {
-    /// Puts a model into evaluation mode.
-    fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
-        let mut were = Vec::new();
-        each_mode(model, |mode| {
-            were.push(mode.is_training());
-            mode.set_training(false);
-        });
-        Modes(were)
-    }
-
-    fn restore<R: Runtime>(self, model: &(impl Module<R> + ?Sized)) {
-        let mut were = self.0.into_iter();
-        each_mode(model, |mode| mode.set_training(were.next().unwrap_or(true)));
-    }
-}
-
-fn each_mode<R: Runtime>(model: &(impl Module<R> + ?Sized), mut see: impl FnMut(&Mode)) {
-    walk(model, |_, entry| {
-        if let ModuleEntry::Mode(mode) = entry {
-            see(mode);
-        }
-    });
-}
-
 impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate<'_, M, B> {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let ran = self.ran_at == Some(run.progress().step);
@@ -258,6 +230,10 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
             Event::Ending(_) if self.at_end && !ran => {
                 self.is_due = true;
                 run.control().evaluate_due();
+                Ok(())
+            }
+            Event::WentBack => {
+                self.ran_at = None;
                 Ok(())
             }
             Event::Evaluate { all } if *all || self.is_due => self.run(run),

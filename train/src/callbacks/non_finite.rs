@@ -9,6 +9,9 @@ use crate::{Callback, Event, Run};
 /// To leave out single updates, let the training step do so: [`skip_non_finite`](distributed::train::TrainStepBuilder::skip_non_finite) decides before
 /// the update is made. This callback looks after it.
 ///
+/// A loss shows what the update before it did. With [`max_norm`](distributed::train::TrainStepBuilder::max_norm) the norm of the gradients is known, and an update that is not
+/// finite is found at its own step, before it is saved.
+///
 /// ```
 /// use train::NonFinite;
 ///

@@ -1,9 +1,16 @@
 //! The loop itself.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    time::{Duration, Instant, SystemTime},
+};
 
+use autograd::{RandomState, random_state};
 use data::{Batch, Batches, Loader};
-use distributed::{comm::abort_on_err, train::TrainingMetrics};
+use distributed::{
+    comm::{Communicator, abort_on_err, panic_message},
+    train::TrainingMetrics,
+};
 use numcore::{Error, Result, Runtime};
 
 use super::{RunReport, engine::StepWithLoss};
@@ -34,6 +41,8 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) counts_tokens: bool,
     pub(super) left_out: u32,
     pub(super) is_ending: bool,
+    /// While a step is taken: the random state before it.
+    pub(super) before_step: Option<RandomState>,
 }
 
 /// How long the run has lasted, with what it was resumed from.
@@ -62,7 +71,19 @@ where
     /// Trains to the end.
     pub fn run(mut self) -> Result<RunReport<S>> {
         let comm = self.engine.step.comm().clone();
-        let reason = abort_on_err(&comm, self.all())?;
+        let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
+            Ok(Ok(reason)) => reason,
+            Ok(Err(error)) => {
+                let failed = abort_on_err(&comm, Err(error));
+                self.rescue();
+                return failed;
+            }
+            Err(panic) => {
+                comm.abort(&panic_message(&*panic));
+                self.rescue();
+                resume_unwind(panic);
+            }
+        };
         let RunState { progress, resumed, evaluated, .. } = self.state;
         Ok(RunReport { step: self.engine.step, reason, progress, resumed, evaluated })
     }
@@ -98,7 +119,9 @@ where
         let epoch = self.state.progress.epoch;
         let left = usize::try_from(self.batches.left_in_epoch()).unwrap_or(usize::MAX);
         let micro_batches = self.engine.step.accumulation().min(left);
+        self.before_step = Some(random_state());
         let (metrics, waited) = self.engine.take(self.model, &mut self.batches, micro_batches)?;
+        self.before_step = None;
         self.advance(&metrics, waited)?;
         self.fire(&Event::StepEnd(&metrics))?;
         let agreed = self.agree()?;

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use data::Batch;
+use autograd::set_random_state;
+use data::{Batch, State};
 use distributed::{
     checkpoint::{CheckpointReader, Checkpointed, Folder, Snapshot},
     comm::{Collectives, all_ok},
@@ -11,7 +12,7 @@ use numcore::{Error, Result, Runtime};
 
 use super::cycle::Cycle;
 use crate::{
-    Event, LoopStep,
+    Event, LoopStep, Progress,
     callback::RunSnapshot,
     resume::{Callbacks, ResumedNotes, Together, notes},
 };
@@ -36,6 +37,27 @@ where
         self.flush_sinks()
     }
 
+    /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; the random
+    /// state and the place in the data are those from before. What fails here changes nothing: the last checkpoint is there.
+    pub(super) fn rescue(&mut self) {
+        let Some(random) = self.before_step.take() else { return };
+        if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
+            return;
+        }
+        set_random_state(random);
+        let Progress { epoch, position, step, .. } = self.state.progress;
+        if self.engine.step.global_step() != step || self.count_tokens().is_err() {
+            return;
+        }
+        let notes = notes(&self.state, self.loader.note(State { epoch, position }), &self.callbacks);
+        let Ok(state) = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks)) else { return };
+        let snapshot = RunSnapshot { step, state, notes };
+        for callback in &mut self.callbacks {
+            let _ = callback.rescue(&snapshot);
+        }
+        let _ = self.flush_sinks();
+    }
+
     /// Goes back to the last checkpoint; the place in the data stays.
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())?;
@@ -53,6 +75,7 @@ where
         resumed.restore(&mut self.state, &mut self.callbacks)?;
         self.state.progress.elapsed = elapsed;
         self.state.progress.step = self.engine.step.global_step();
+        self.is_ending = false;
         self.fire(&Event::WentBack)
     }
 }

@@ -98,6 +98,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             counts_tokens,
             left_out: 0,
             is_ending: false,
+            before_step: None,
         })
     }
 

@@ -102,10 +102,10 @@ fn a_save_that_fails_on_one_rank_ends_all() {
 
 #[test]
 fn a_failure_can_be_reported_instead() {
-    for ranks in [1, 2] {
+    for (ranks, in_thread) in [(1, false), (2, false), (1, true), (2, true), (3, true)] {
         let (scratch, memory) = (Scratch::new("reported"), Memory::default());
         let policy = failing(&scratch, 1);
-        let steps = run(ranks, || policy().in_thread(false).report_failures(), &memory).unwrap();
+        let steps = run(ranks, || policy().in_thread(in_thread).report_failures(), &memory).unwrap();
         assert_eq!(steps, 6);
         assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [4, 6]);
         assert!(memory.text("checkpoint/failure").unwrap().contains("no space left"));

@@ -148,9 +148,39 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
     /// of all replicas.
     #[track_caller]
     pub fn step(&mut self, batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<TrainingMetrics<R>> {
-        let line = Location::caller();
-        let done = self.accumulate(batch).and_then(|losses| self.update(&losses));
+        let (line, runs) = (Location::caller(), self.updates.config.accumulation);
+        let done = self.accumulate(runs, batch).and_then(|losses| self.update(&losses));
         abort_on_err(&self.groups.world, done).map_err(|error| at_call(error, line))
+    }
+
+    /// One step of `runs` runs of the pipeline, as many on all ranks, in place of the configured number: the last step of an epoch, which takes what is left.
+    ///
+    /// # Errors
+    /// As [`step`](PipelineTrainStep::step); and if the number is 0, or more than configured.
+    #[track_caller]
+    pub fn step_with(
+        &mut self,
+        runs: usize,
+        batch: impl FnMut(usize) -> Result<MicroBatches<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        let (line, most) = (Location::caller(), self.updates.config.accumulation);
+        if runs == 0 || runs > most {
+            let why =
+                format!("a step has 1 to {most} runs of the pipeline by its configuration, it was asked for {runs}");
+            return abort_on_err(&self.groups.world, Err(Error::argument("PipelineTrainStep::step_with", why)));
+        }
+        let done = self.accumulate(runs, batch).and_then(|losses| self.update(&losses));
+        abort_on_err(&self.groups.world, done).map_err(|error| at_call(error, line))
+    }
+
+    /// Runs of the pipeline in a step.
+    pub fn accumulation(&self) -> usize {
+        self.updates.config.accumulation
+    }
+
+    /// The groups of this rank: all ranks, those of its replica, and those that have the same stages.
+    pub fn groups(&self) -> &PipelineGroups<R> {
+        &self.groups
     }
 
     /// Forwards alone: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are sharded, replicas
@@ -190,10 +220,14 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
         self.updates.scaler.as_mut()
     }
 
-    fn accumulate(&mut self, mut batch: impl FnMut(usize) -> Result<MicroBatches<R>>) -> Result<Vec<Loss<R>>> {
+    fn accumulate(
+        &mut self,
+        runs: usize,
+        mut batch: impl FnMut(usize) -> Result<MicroBatches<R>>,
+    ) -> Result<Vec<Loss<R>>> {
         self.stages.prepare()?;
         self.pipeline.set_loss_scale(self.updates.loss_scale());
-        let (mut losses, runs) = (Vec::new(), self.updates.config.accumulation);
+        let mut losses = Vec::new();
         for k in 0..runs {
             self.stages.begin(k + 1 == runs);
             let output = self.pipeline.run(batch(k)?, &mut self.stages)?;

@@ -1,0 +1,33 @@
+//! Training and evaluation modes of a model's parts, and putting them back.
+
+use nn::{Mode, Module, ModuleEntry, walk};
+use numcore::Runtime;
+
+/// Which modules were in training mode.
+pub(crate) struct Modes(Vec<bool>);
+
+impl Modes {
+    /// Puts a model into evaluation mode; gives what its parts were in before.
+    pub fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
+        let mut were = Vec::new();
+        each_mode(model, |mode| {
+            were.push(mode.is_training());
+            mode.set_training(false);
+        });
+        Modes(were)
+    }
+
+    /// Puts a model into the modes it was in.
+    pub fn restore<R: Runtime>(self, model: &(impl Module<R> + ?Sized)) {
+        let mut were = self.0.into_iter();
+        each_mode(model, |mode| mode.set_training(were.next().unwrap_or(true)));
+    }
+}
+
+fn each_mode<R: Runtime>(model: &(impl Module<R> + ?Sized), mut see: impl FnMut(&Mode)) {
+    walk(model, |_, entry| {
+        if let ModuleEntry::Mode(mode) = entry {
+            see(mode);
+        }
+    });
+}

@@ -1,0 +1,90 @@
+//! A step that fails, by an error or a panic, on one rank: what there was before it is saved, on all.
+
+use distributed::{checkpoint::Folder, comm::Ranks, zero::ZeroStage};
+use numcore::{Error, Result};
+use train::{Checkpoints, Interval, Length, LoopStep, Resume, Trainer};
+
+use crate::common::*;
+
+const LENGTH: u64 = 9;
+
+fn run<S: LoopStep<runtime_cpu::Cpu, Work = distributed::train::Loss<runtime_cpu::Cpu>>>(
+    comm: &distributed::comm::Comm<runtime_cpu::Cpu>,
+    model: &Mlp<runtime_cpu::Cpu>,
+    step: S,
+    folder: &Scratch,
+    memory: &Memory,
+    fails: impl Fn(usize, u64) -> Result<()>,
+) -> Result<u64> {
+    let rank = comm.rank();
+    let mut calls = step.global_step();
+    Trainer::new(model, step, loader(comm.runtime()))
+        .until(Length::Steps(LENGTH))
+        .record_every(Interval::Steps(1))
+        .with(Checkpoints::in_folder(&folder.0).every(Interval::Steps(3)).on_signal(false))
+        .sink(memory.clone())
+        .resume(Resume::IfThere)
+        .run(|model, batch| {
+            calls += 1;
+            let own = loss(model, batch)?;
+            fails(rank, calls).map(|()| own)
+        })
+        .map(|report| report.resumed.unwrap_or(0))
+}
+
+use distributed::comm::Communicator;
+
+/// Losses of a run of which the step after some fails on the last rank, and that is started again.
+fn failed(ranks: usize, stage: Option<ZeroStage>, at: u64, panics: bool) -> Vec<(u64, f64)> {
+    let (scratch, memory) = (Scratch::new("failed"), Memory::default());
+    let once = |fails: bool| {
+        Ranks::new(ranks).run(cpu, |comm| {
+            autograd::manual_seed(3);
+            let model = Mlp::new(comm.runtime(), 0.3)?;
+            let fails = |rank: usize, call: u64| match fails && rank + 1 == ranks && call == at {
+                true if panics => panic!("the tokenizer met what it did not expect"),
+                true => Err(Error::other("no such token")),
+                false => Ok(()),
+            };
+            match stage {
+                None => run(&comm, &model, ddp(&comm, &model, 1)?, &scratch, &memory, fails),
+                Some(stage) => run(&comm, &model, zero(&comm, &model, stage, 1)?, &scratch, &memory, fails),
+            }
+        })
+    };
+    let error = once(true).unwrap_err().to_string();
+    let said = if panics { "the tokenizer met" } else { "no such token" };
+    assert!(error.contains(said), "{error}");
+    assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(at - 1), "{ranks} ranks, {stage:?}");
+    assert_eq!(once(false).unwrap(), vec![at - 1; ranks]);
+    let leftover = std::fs::read_dir(&scratch.0).unwrap().filter_map(|e| e.ok()?.file_name().into_string().ok());
+    assert!(leftover.into_iter().all(|name| !name.contains("stranded")));
+    memory.of("loss")
+}
+
+#[test]
+fn a_step_that_fails_on_one_rank_loses_nothing() {
+    for ranks in [1, 2, 3] {
+        let whole = {
+            let (scratch, memory) = (Scratch::new("whole"), Memory::default());
+            on_ranks(ranks, |comm| {
+                autograd::manual_seed(3);
+                let model = Mlp::new(comm.runtime(), 0.3)?;
+                run(comm, &model, ddp(comm, &model, 1)?, &scratch, &memory, |_, _| Ok(()))
+            })
+            .unwrap();
+            memory.of("loss")
+        };
+        for panics in [false, true] {
+            assert_same(&failed(ranks, None, 6, panics), &whole, &format!("{ranks} ranks, panics: {panics}"));
+        }
+    }
+}
+
+#[test]
+fn with_sharded_parameters_too() {
+    for ranks in [1, 2] {
+        let losses = failed(ranks, Some(ZeroStage::Parameters), 5, true);
+        assert_eq!(losses.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=LENGTH).collect::<Vec<_>>());
+    }
+}

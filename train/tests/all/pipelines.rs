@@ -1,0 +1,110 @@
+//! The loop over a pipeline: the losses, evaluations and checkpoints of one rank.
+
+use autograd::Var;
+use data::Last;
+use distributed::{
+    comm::{Comm, Communicator, Ranks},
+    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineTrainer, ScheduleKind, split},
+    train::{Loss, TrainStep},
+};
+use nn::{Forward, Init, Linear, Module, Sequential};
+use numcore::{
+    DType, Result, Runtime,
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
+};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+use train::{Checkpoints, Evaluate, InStep, Interval, Length, Resume, Trainer};
+
+use crate::common::*;
+
+/// Two layers, whole or as two stages.
+fn layers(rt: &Cpu) -> (Linear<Cpu>, Linear<Cpu>) {
+    let init = Init::new(rt, 5).dtype(DType::F64);
+    (Linear::new(&init, 3, 8).unwrap(), Linear::new(&init, 8, 1).unwrap())
+}
+
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct First<R: Runtime>(Linear<R>);
+
+impl<R: Runtime> Forward<R> for First<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.0.forward(x)?.tanh()
+    }
+}
+
+fn parts(batch: &Rows) -> Result<(Rows, Rows)> {
+    Ok((batch.narrow(1, 0, 3)?.contiguous()?, batch.narrow(1, 3, 1)?.contiguous()?))
+}
+
+fn pipeline(comm: &Comm<Cpu>) -> Result<PipelineTrainer<Cpu>> {
+    let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
+    let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
+    let (a, b) = layers(comm.runtime());
+    let stages = split(Sequential::new().push(First(a)).push(b).into_layers(), &[1])?;
+    let model = PipelineModel::on(comm.rank() % 2, checked, stages).loss(|y, t| {
+        let error = y[0].sub(&t[0])?.square()?;
+        Loss::sum(error.sum(&[], false)?, error.spec().shape.numel() as f64)
+    });
+    TrainStep::builder(comm, model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build()
+}
+
+/// Losses and values of evaluations up to some steps, started again for each.
+fn piped(ranks: usize, untils: &[u64]) -> [Vec<(u64, f64)>; 2] {
+    let (memory, scratch) = (Memory::default(), Scratch::new("piped"));
+    for &until in untils {
+        Ranks::new(ranks)
+            .run(cpu, |comm| {
+                let split = |batch: &data::Batch<Rows>| {
+                    let (x, y) = parts(&batch.data)?;
+                    MicroBatches::split(&[x], &[y], 2)
+                };
+                let evaluate =
+                    Evaluate::on(held_out(comm.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4));
+                Trainer::new(&InStep, pipeline(&comm)?, loader(comm.runtime()).last(Last::Drop))
+                    .until(Length::Steps(until))
+                    .record_every(Interval::Steps(1))
+                    .with(evaluate.at_end(false))
+                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .sink(memory.clone())
+                    .resume(Resume::IfThere)
+                    .run(|_, batch| split(batch))
+                    .map(|_| ())
+            })
+            .unwrap();
+    }
+    [memory.of("loss"), memory.of("validation/loss")]
+}
+
+#[test]
+fn it_is_the_loop_of_one_rank_and_goes_on_to_the_bit() {
+    let one = one();
+    let (a, b) = layers(one.runtime());
+    let model = Sequential::new().push(First(a)).push(b);
+    let memory = Memory::default();
+    let step =
+        TrainStep::builder(&one, &model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build().unwrap();
+    let loss = |model: &Sequential<Cpu>, batch: &data::Batch<Rows>| {
+        let (x, y) = parts(&batch.data)?;
+        let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum(&[], false)?;
+        Loss::sum(sum, batch.rows as f64)
+    };
+    let evaluate =
+        Evaluate::on(held_out(one.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4)).at_end(false);
+    let trainer = Trainer::new(&model, step, loader(one.runtime()).last(Last::Drop)).until(Length::Steps(8));
+    trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).unwrap();
+    for ranks in [2, 4] {
+        let [losses, values] = piped(ranks, &[8]);
+        let expected = [memory.of("loss"), memory.of("validation/loss")];
+        for (found, expected) in [&losses, &values].into_iter().zip(&expected) {
+            assert_eq!(found.len(), expected.len());
+            for ((step, found), (_, expected)) in found.iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-12 * expected, "{ranks} ranks, step {step}: {found} {expected}");
+            }
+        }
+        let again = piped(ranks, &[3, 5, 8]);
+        assert_same(&again[0], &losses, "losses");
+        assert_same(&again[1], &values, "evaluations");
+    }
+}
