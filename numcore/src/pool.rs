@@ -21,13 +21,15 @@ pub struct Pool<B> {
     stats: MemoryStats,
     /// Tells its account from those of other pools in a recording.
     number: u32,
+    /// The recording that was told of all categories.
+    recorded: u64,
 }
 
 impl<B> Default for Pool<B> {
     fn default() -> Self {
         static POOLS: AtomicU32 = AtomicU32::new(0);
         let number = POOLS.fetch_add(1, Ordering::Relaxed);
-        Pool { free: (0..CLASSES).map(|_| Vec::new()).collect(), stats: MemoryStats::default(), number }
+        Pool { free: (0..CLASSES).map(|_| Vec::new()).collect(), stats: MemoryStats::default(), number, recorded: 0 }
     }
 }
 
@@ -105,8 +107,17 @@ impl<B> Pool<B> {
         self.trace(use_);
     }
 
-    fn trace(&self, use_: MemoryCategory) {
-        trace::counter(use_.name(), self.number, self.stats.of(use_).live as u64);
+    /// Records a change of one category. The first change in a recording tells of the others too, which may not change in it.
+    #[inline]
+    fn trace(&mut self, use_: MemoryCategory) {
+        let Some(recording) = trace::counted_in() else { return };
+        let note = |use_: MemoryCategory| trace::counter(use_.name(), self.number, self.stats.of(use_).live as u64);
+        if self.recorded == recording {
+            note(use_);
+        } else {
+            MemoryCategory::ALL.into_iter().for_each(note);
+            self.recorded = recording;
+        }
     }
 
     /// The memory account of this pool.

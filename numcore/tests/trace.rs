@@ -108,6 +108,7 @@ fn op_calls_are_spans_where_everything_is_recorded() {
 fn memory_is_a_counter_of_its_category_and_pool() {
     let _alone = alone();
     let (mut one, mut two) = (Pool::<()>::default(), Pool::<()>::default());
+    one.book(9, MemoryCategory::Parameters);
     let trace = record(RecordingOptions::default(), || {
         one.book(100, MemoryCategory::Gradients);
         two.book(7, MemoryCategory::Gradients);
@@ -117,10 +118,15 @@ fn memory_is_a_counter_of_its_category_and_pool() {
     let counters = &trace.threads[0].counters;
     let told: Vec<(&str, bool, u64)> =
         counters.iter().map(|c| (&*c.name, c.source == counters[0].source, c.value)).collect();
-    assert_eq!(
-        told,
-        [("gradients", true, 100), ("gradients", false, 7), ("optimizer", true, 50), ("gradients", true, 40)]
-    );
+    // What a pool has already is told with its first change.
+    let first = |own: bool, parameters: u64, gradients: u64| {
+        ["activations", "parameters", "gradients", "optimizer", "communication"]
+            .into_iter()
+            .zip([0, parameters, gradients, 0, 0])
+            .map(move |(name, value)| (name, own, value))
+    };
+    let changes = [("optimizer", true, 50), ("gradients", true, 40)];
+    assert_eq!(told, first(true, 9, 100).chain(first(false, 0, 7)).chain(changes).collect::<Vec<_>>());
     assert!(counters.is_sorted_by_key(|c| c.at));
 }
 

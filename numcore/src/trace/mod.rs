@@ -148,12 +148,16 @@ pub fn ended(kind: SpanKind, name: &'static str, of: Option<&str>, start: Moment
     }
 }
 
-/// Records a value that changed. Counters of one name and different sources are added up: memory pools for one.
+/// The number of the recording in which changes of memory are recorded now, if there is one.
 #[inline]
+pub(crate) fn counted_in() -> Option<u64> {
+    (LEVEL.load(Ordering::Relaxed) >= Detail::Operations as u8).then(recording::number)
+}
+
+/// Records a value that changed, where [`counted_in`] has said that such are recorded. Counters of one name and different sources are
+/// added up: memory pools for one.
 pub(crate) fn counter(name: &'static str, source: u32, value: u64) {
-    if LEVEL.load(Ordering::Relaxed) >= Detail::Operations as u8 {
-        local::push_counter(name, source, value);
-    }
+    local::push_counter(name, source, value);
 }
 
 /// Records a value that was looked at, such as how busy a device is.

@@ -1,6 +1,6 @@
 //! The memory of one thread's spans: a ring that the thread writes and the end of a recording reads, without a lock.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Words of a record.
 pub const WORDS: usize = 5;
@@ -13,13 +13,15 @@ pub struct Ring {
     words: Box<[AtomicU64]>,
     /// Records ever written.
     written: AtomicU64,
+    /// The word where the next record begins.
+    at: AtomicUsize,
 }
 
 impl Ring {
     /// Of the thread of this name, for so many records, at least one.
     pub fn new(thread: String, records: usize) -> Self {
         let words = (0..records.max(1) * WORDS).map(|_| AtomicU64::new(0)).collect();
-        Ring { thread, words, written: AtomicU64::new(0) }
+        Ring { thread, words, written: AtomicU64::new(0), at: AtomicUsize::new(0) }
     }
 
     fn records(&self) -> u64 {
@@ -29,12 +31,14 @@ impl Ring {
     /// Writes a record, over the oldest where all are used. Only the ring's own thread does.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) {
-        let n = self.written.load(Ordering::Relaxed);
-        let at = (n % self.records()) as usize * WORDS;
+        let at = self.at.load(Ordering::Relaxed);
         for (word, value) in self.words[at..at + WORDS].iter().zip(record) {
             word.store(value, Ordering::Relaxed);
         }
-        self.written.store(n + 1, Ordering::Release);
+        // No division, which would take as long as the rest.
+        let next = at + WORDS;
+        self.at.store(if next == self.words.len() { 0 } else { next }, Ordering::Relaxed);
+        self.written.store(self.written.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
     /// The records, oldest first, and how many were overwritten. A record that is overwritten meanwhile is one of those.
