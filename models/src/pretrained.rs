@@ -30,6 +30,12 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Which weight of the files is which parameter.
     fn table(&self) -> ConversionTable;
 
+    /// Whether a model of this kind may lack a parameter that files have: a copy of one that is tied, or a head that is not used.
+    fn does_without(&self, parameter: &str) -> bool {
+        let _ = parameter;
+        false
+    }
+
     /// The fields of a `config.json` that gives this model again.
     fn fields(&self) -> Map<String, Value>;
 
@@ -183,22 +189,15 @@ impl<R: Runtime> Plan<R> {
                 None => sources.push((parameter, source)),
             }
         }
-        report.unexpected.extend(given.into_iter().map(|(ours, (theirs, _))| (theirs, Some(ours))));
-        tied_copies(model, &mut report, weights)?;
+        for (ours, (theirs, _)) in given {
+            if model.does_without(&ours) {
+                report.ignored.push(theirs);
+            } else {
+                report.unexpected.insert(theirs, Some(ours));
+            }
+        }
         Ok(Plan { sources, report })
     }
-}
-
-/// A tied head that is in the files too is no surprise.
-fn tied_copies<R: Runtime>(model: &impl Pretrained<R>, report: &mut PretrainedReport, weights: &Weights) -> Result<()> {
-    let tied = model.fields().get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
-    let head = report.unexpected.iter().find(|(_, ours)| ours.as_deref() == Some("lm_head.weight"));
-    if let Some(name) = head.filter(|_| tied).map(|(theirs, _)| theirs.clone()) {
-        weights.spec(&name)?;
-        report.unexpected.remove(&name);
-        report.ignored.push(name);
-    }
-    Ok(())
 }
 
 /// A weight of a file as a parameter's value: read whenever the parameter is, where it is in no memory.

@@ -141,6 +141,10 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
         if self.config.family == Family::Gpt2 { GPT2 } else { LLAMA }
     }
 
+    fn does_without(&self, parameter: &str) -> bool {
+        self.config.tied && parameter == "lm_head.weight"
+    }
+
     fn fields(&self) -> Map<String, Value> {
         self.config.to_json()
     }

@@ -208,6 +208,10 @@ impl<R: Runtime> Pretrained<R> for Bert<R> {
         BERT
     }
 
+    fn does_without(&self, parameter: &str) -> bool {
+        self.pooler.is_none() && parameter.starts_with("pooler.")
+    }
+
     fn fields(&self) -> Map<String, Value> {
         self.config.to_json()
     }

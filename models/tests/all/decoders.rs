@@ -191,6 +191,19 @@ fn what_a_cache_cannot_do_is_an_error() {
 }
 
 #[test]
+fn a_copy_of_a_tied_weight_is_left_out() {
+    let folder = Scratch::copy_of("qwen2");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    let head = tensors.iter().find(|(name, _)| name == "model.embed_tokens.weight").unwrap().1.clone();
+    tensors.push(("lm_head.weight".into(), head));
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
+    report.strict().unwrap();
+    assert_eq!(report.ignored, ["lm_head.weight"]);
+}
+
+#[test]
 fn a_model_can_be_made_without_a_file() {
     let config = decoder("qwen3").config().clone();
     let model = Decoder::new(&Init::new(&cpu(), 1), config).unwrap();

@@ -89,6 +89,21 @@ fn a_new_head_on_a_pretrained_model() {
     assert!(error.contains("pooler.weight (in files bert.pooler.dense.weight)"), "{error}");
 }
 
+/// The hub's BERT has what it was pretrained with besides: a pooler and the prediction of the next sentence.
+#[test]
+fn heads_that_are_not_used_are_left_out() {
+    let folder = Scratch::copy_of("bert_mlm");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    let zeros = Tensor::zeros(&cpu(), [12, 12], DType::F32).unwrap();
+    let more = ["bert.pooler.dense.weight", "cls.seq_relationship.weight", "cls.predictions.decoder.weight"];
+    tensors.extend(more.map(|name| (name.to_string(), zeros.clone())));
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let (_, report) = Bert::from_pretrained_partly(&folder.0, &init()).unwrap();
+    report.strict().unwrap();
+    assert_eq!(report.ignored.len(), 3);
+}
+
 #[test]
 fn files_of_old_versions_say_gamma_and_beta() {
     let folder = Scratch::copy_of("bert_mlm");
