@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(says("step = 3"), "there is no key `step`; the nearest key there is is `steps`");
         assert_eq!(
             says("[optimizer]\nlearn = 1"),
-            "there is no key `optimizer.learn`; the nearest key there is is `optimizer`"
+            "there is no key `optimizer.learn`; the nearest key there is is `optimizer.lr`"
         );
         assert!(says("[optimiser]\nlr = 1").contains("no key `optimiser`; the nearest key there is is `optimizer`"));
     }
