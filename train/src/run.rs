@@ -32,7 +32,7 @@ pub(crate) struct RunState {
     pub is_record_due: bool,
     pub fast_dev_run: bool,
     pub resumed: Option<u64>,
-    /// The clock that intervals were checked against last.
+    /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// Time spent waiting for data, in seconds.
     pub data_wait: f64,
@@ -78,9 +78,9 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.fast_dev_run
     }
 
-    /// Whether the step that was taken last has completed an interval.
+    /// Whether the step that was taken last has completed an interval; in [`Skipped`](crate::Event::Skipped), whether the batches that were left out have.
     pub fn is_due(&self, interval: &Interval) -> bool {
-        interval.is_due(&self.state.before, &self.state.progress, &self.state.length)
+        self.state.is_due(interval)
     }
 
     /// Whether the measurements of the step that was taken last are given to sinks: what costs time to measure is measured then.
@@ -152,6 +152,12 @@ impl RunState {
             checked: Duration::ZERO,
             data_wait: 0.0,
         }
+    }
+
+    /// Whether an interval was completed since `before`.
+    pub fn is_due(&self, interval: &Interval) -> bool {
+        let now = Progress { elapsed: self.checked, ..self.progress };
+        interval.is_due(&self.before, &now, &self.length)
     }
 
     pub(crate) fn measure(&mut self, name: &str, value: Value) {

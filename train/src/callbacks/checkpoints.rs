@@ -200,7 +200,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
                 run.control().save();
                 Ok(())
             }
-            Event::Save(snapshot) => {
+            Event::Save { snapshot, .. } => {
                 // Whether the one before failed is judged first: ranks learn of it at different steps, and all of them save now.
                 let before = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
                 self.judged(before, run)?;

@@ -1,12 +1,12 @@
 //! Evaluation on data that is not trained on.
 
 use autograd::no_grad;
-use data::{Batch, Loader};
+use data::{Batch, Loader, State};
 use distributed::comm::{Collectives, Communicator};
 use nn::Module;
 use numcore::{Result, Runtime};
 
-use crate::{Callback, Event, Interval, Run, metrics::Metric, modes::Modes, scalars};
+use crate::{Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars};
 
 /// Sum and weight of what a batch measures.
 type Measure<'e, M, B> = Box<dyn FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e>;
@@ -147,6 +147,17 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         self
     }
 
+    /// Asks for itself alone.
+    fn ask<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) {
+        self.is_due = true;
+        run.control().evaluate_due();
+    }
+
+    /// What must be alike on all ranks.
+    fn data(&self) -> Result<String> {
+        Ok(format!("{} {} {:?}", self.loader.note(State::default()), self.loader.steps()?, self.batches))
+    }
+
     fn run<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()>
     where
         M: Module<R>,
@@ -221,24 +232,43 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let ran = self.ran_at == Some(run.progress().step);
         match event {
-            Event::Begin if self.at_start && run.resumed().is_none() => self.run(run),
-            Event::StepEnd(_) if run.is_due(&self.every) => {
-                self.is_due = true;
-                run.control().evaluate_due();
+            Event::Begin => {
+                run.comm().agree(&format!("the data of `{}`", self.name), self.data()?.as_bytes())?;
+                // It is due, too, where the run that goes on was interrupted before it ran.
+                if self.is_due || self.at_start && run.resumed().is_none() {
+                    self.ask(run);
+                }
                 Ok(())
             }
-            Event::Ending(_) if self.at_end && !ran => {
-                self.is_due = true;
-                run.control().evaluate_due();
+            Event::StepEnd(_) | Event::Skipped if run.is_due(&self.every) => {
+                self.ask(run);
+                Ok(())
+            }
+            // The checkpoint of a process that is asked to end comes first.
+            Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
+                self.ask(run);
                 Ok(())
             }
             Event::WentBack => {
-                self.ran_at = None;
+                (self.ran_at, self.is_due) = (None, false);
                 Ok(())
             }
             Event::Evaluate { all } if *all || self.is_due => self.run(run),
             _ => Ok(()),
         }
+    }
+
+    fn name(&self) -> &str {
+        "evaluate"
+    }
+
+    fn state(&self) -> CallbackState {
+        if self.is_due { CallbackState::from([("is_due".into(), self.name.clone())]) } else { CallbackState::new() }
+    }
+
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        self.is_due = state.contains_key("is_due");
+        Ok(())
     }
 
     fn counts_tokens(&self) -> bool {

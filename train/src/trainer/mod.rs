@@ -5,6 +5,7 @@ mod cycle;
 mod engine;
 mod evaluating;
 mod saving;
+mod settling;
 mod setup;
 mod start;
 

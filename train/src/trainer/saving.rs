@@ -14,6 +14,7 @@ use super::cycle::Cycle;
 use crate::{
     Event, LoopStep, Progress,
     callback::RunSnapshot,
+    control::{Agreed, Which},
     resume::{Callbacks, ResumedNotes, Together, notes},
 };
 
@@ -24,8 +25,13 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
     B: Send + 'static,
 {
+    /// Saves if that was agreed on.
+    pub(super) fn save_if_agreed(&mut self, agreed: &Agreed) -> Result<()> {
+        agreed.save.map_or(Ok(()), |which| self.save(which))
+    }
+
     /// Copies everything to the host, and gives it to whoever saves.
-    pub(super) fn save(&mut self) -> Result<()> {
+    fn save(&mut self, which: Which) -> Result<()> {
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return Ok(());
         }
@@ -33,7 +39,7 @@ where
         let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
         let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks))?;
         let snapshot = Arc::new(RunSnapshot { step: self.state.progress.step, state, notes });
-        self.fire(&Event::Save(&snapshot))?;
+        self.fire(&Event::Save { snapshot: &snapshot, all: which == Which::All })?;
         self.flush_sinks()
     }
 
