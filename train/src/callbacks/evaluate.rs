@@ -4,7 +4,7 @@ use autograd::no_grad;
 use data::{Batch, Loader, State};
 use distributed::comm::{Collectives, Communicator};
 use nn::Module;
-use numcore::{Result, Runtime};
+use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars};
 
@@ -163,17 +163,28 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         M: Module<R>,
     {
         self.is_due = false;
+        run.evaluation_ran(&self.name);
         self.ran_at = Some(run.progress().step);
         self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
         let modes = Modes::evaluating(run.model());
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
         let (sums, recorded) = measured?;
-        let all = all_sums(run, &sums)?;
+        let mut all = all_sums(run, &sums)?;
+        let examples = all.pop().map_or(0.0, |(examples, _)| examples);
+        if examples == 0.0 || self.loss && all[0].1 == 0.0 {
+            let why =
+                format!("`{}` has seen {examples} examples, whose losses weigh nothing: it has no mean", self.name);
+            return Err(Error::argument("Evaluate", why));
+        }
         let recorded = recorded.means(run.comm())?;
         let names = self.loss.then_some("loss").into_iter().chain(self.measures.iter().map(|(name, _)| &**name));
-        let values = names.map(str::to_string).zip(all.iter().map(|(sum, weight)| sum / weight)).chain(recorded);
-        for (name, value) in values.collect::<Vec<_>>() {
+        // What weighs nothing has no mean, and is left out.
+        let means = names
+            .zip(all)
+            .filter(|(_, (_, weight))| *weight != 0.0)
+            .map(|(name, (sum, w))| (name.to_string(), sum / w));
+        for (name, value) in means.chain(recorded).collect::<Vec<_>>() {
             run.evaluation_value(&format!("{}/{name}", self.name), value);
         }
         for (name, metric) in &self.metrics {
@@ -185,14 +196,24 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         Ok(())
     }
 
-    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured.
+    /// Names of what it gives, but for what is recorded while it runs.
+    fn names(&self) -> Vec<String> {
+        let metrics = self.metrics.iter().map(|(name, _)| &**name);
+        let measures = self.measures.iter().map(|(name, _)| &**name).chain(metrics);
+        self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.name)).collect()
+    }
+
+    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples.
     fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Vec<(f64, f64)>> {
         let (rank, ranks) = run.engine.share();
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
+        let mut examples = 0.0;
         let batches = self.loader.clone().rank(rank, ranks).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
             let (batch, mut sums) = (batch?, sums.iter_mut());
+            examples += batch.count as f64;
+            scalars::set_weight(batch.count as f64);
             let mut add = |(sum, weight): (f64, f64)| {
                 if let Some(all) = sums.next().filter(|_| batch.count > 0) {
                     *all = (all.0 + sum, all.1 + weight);
@@ -208,6 +229,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
                 no_grad(|| metric.update(run.model, &batch))?;
             }
         }
+        sums.push((examples, 1.0));
         Ok(sums)
     }
 }
@@ -233,6 +255,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
         let ran = self.ran_at == Some(run.progress().step);
         match event {
             Event::Begin => {
+                run.declare_evaluation(&self.name, self.names());
                 run.comm().agree(&format!("the data of `{}`", self.name), self.data()?.as_bytes())?;
                 // It is due, too, where the run that goes on was interrupted before it ran.
                 if self.is_due || self.at_start && run.resumed().is_none() {
