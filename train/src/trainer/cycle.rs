@@ -78,11 +78,13 @@ where
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
             Ok(Err(error)) => {
+                self.finish_saves_of_failed();
                 let failed = abort_on_err(&comm, Err(error));
                 self.rescue();
                 return failed;
             }
             Err(panic) => {
+                self.finish_saves_of_failed();
                 comm.abort(&panic_message(&*panic));
                 self.rescue();
                 resume_unwind(panic);
@@ -119,7 +121,7 @@ where
     }
 
     fn end(&mut self, reason: StopReason) -> Result<StopReason> {
-        self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())?;
+        self.finish_saves()?;
         self.count_tokens()?;
         self.fire(&Event::End(&reason))?;
         self.write_measured()?;
