@@ -31,7 +31,7 @@ pub struct Control {
 /// Which evaluations run at the end of a step, and which callbacks save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Which {
-    /// Those whose interval has passed, or that have another reason of their own.
+    /// Only those whose interval has passed, or that have another reason of their own.
     Due,
     All,
 }

@@ -13,7 +13,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime};
 
-use super::{RunReport, engine::StepWithLoss, settling::FollowUp};
+use super::{RunReport, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, LoopStep, Record, Run, Sink, StopReason,
     control::{Agreed, Control},
@@ -114,7 +114,7 @@ where
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.fire(&Event::Begin)?;
         let mut follow = FollowUp::new(self.agree()?, self.state.progress.epoch, None);
-        self.settle(&mut follow)?;
+        self.follow_up(&mut follow)?;
         self.write_measured()?;
         self.save_if_agreed(&follow.agreed)?;
         Ok(follow.agreed.stop)
@@ -153,7 +153,7 @@ where
         self.advance(&metrics, waited)?;
         self.fire(&Event::StepEnd(&metrics))?;
         let mut follow = FollowUp::new(self.agree()?, epoch, Some(&metrics));
-        self.settle(&mut follow)?;
+        self.follow_up(&mut follow)?;
         self.record(&metrics, &follow.agreed)?;
         self.save_if_agreed(&follow.agreed)?;
         Ok(follow.agreed.stop)

@@ -4,8 +4,8 @@ mod builder;
 mod cycle;
 mod engine;
 mod evaluating;
+mod follow_up;
 mod saving;
-mod settling;
 mod setup;
 mod start;
 

@@ -33,9 +33,9 @@ where
     B: Send + 'static,
 {
     /// Does what was agreed on, and what is asked for because of it. Records and saves come afterwards.
-    pub(super) fn settle(&mut self, follow: &mut FollowUp<'_, R>) -> Result<()> {
+    pub(super) fn follow_up(&mut self, follow: &mut FollowUp<'_, R>) -> Result<()> {
         for _ in 0..ROUNDS {
-            if !self.settle_one(follow)? {
+            if !self.follow_up_once(follow)? {
                 return Ok(());
             }
             let later = self.agree()?;
@@ -51,7 +51,7 @@ where
     ///
     /// Going back comes first: nothing may look at weights that are not finite. Batches are left out before the run may end, which that can bring about. An
     /// epoch is over when its evaluations have run.
-    fn settle_one(&mut self, follow: &mut FollowUp<'_, R>) -> Result<bool> {
+    fn follow_up_once(&mut self, follow: &mut FollowUp<'_, R>) -> Result<bool> {
         let agreed = &mut follow.agreed;
         // Who ends a process does not wait for evaluations: those that are due run when it goes on.
         if agreed.stop == Some(StopReason::Interrupted) {
