@@ -120,7 +120,8 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Whether a thread writes them while training goes on; at first it does. Otherwise the step waits until everything is in place.
+    /// Whether a thread writes them while training goes on; at first it does. Otherwise, and over an engine whose transfers are not independent, the step waits until
+    /// everything is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;
         self
@@ -234,6 +235,8 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
                 if run.state.begins_anew {
                     self.check_folder()?;
                 }
+                // Where transfers wait for each other, those of a thread could wait for those of the step, and the other way round.
+                self.in_thread &= run.comm().guarantees().independent_transfers;
                 self.writer = Some(CheckpointWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
                 self.saved = run.resumed();

@@ -6,7 +6,10 @@ use std::sync::{
 };
 
 use data::Batch;
-use distributed::{checkpoint::Folder, comm::Communicator};
+use distributed::{
+    checkpoint::Folder,
+    comm::{Comm, Communicator, InOrderCommunicator},
+};
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
 use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Monitor, NonFinite, Resume, Run, Trainer};
@@ -234,5 +237,30 @@ fn a_save_is_written_to_its_end_when_the_run_ends_by_an_error() {
         });
         assert!(error.unwrap_err().to_string().contains("the log is full"));
         assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(2), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn where_transfers_wait_for_each_other_no_thread_saves() {
+    for in_order in [false, true] {
+        let (scratch, threads) = (Scratch::new("in-order"), Arc::new(AtomicUsize::new(0)));
+        on_ranks(2, |comm| {
+            let comm: Comm<Cpu> =
+                if in_order { Arc::new(InOrderCommunicator::new(comm.clone())?) } else { comm.clone() };
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let seen = threads.clone();
+            let folder = Folder::new(&scratch.0).watched(move |_| {
+                let is_writer = std::thread::current().name() == Some("checkpoint");
+                seen.fetch_add(usize::from(is_writer), Ordering::SeqCst);
+                Ok(())
+            });
+            Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+                .until(Length::Steps(4))
+                .with(Checkpoints::at(folder).every(Interval::Steps(2)).on_signal(false))
+                .run(loss)
+        })
+        .unwrap();
+        assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [2, 4]);
+        assert_eq!(threads.load(Ordering::SeqCst) == 0, in_order);
     }
 }
