@@ -14,7 +14,7 @@ use crate::{Run, StopReason};
 /// Something that happens in a run. All ranks are told of all events, in one order.
 #[non_exhaustive]
 pub enum Event<'a, R: Runtime> {
-    /// The run is about to begin, or to go on from a checkpoint.
+    /// The run is about to begin, or to go on from a checkpoint. What is asked of [`Run::control`] now is done before the first step.
     Begin,
     /// The first batch of an epoch is about to be read.
     EpochBegin,
@@ -33,13 +33,20 @@ pub enum Event<'a, R: Runtime> {
     },
     /// Evaluations have run. What they measured, reduced over ranks, is in their order.
     Evaluated(&'a [(String, f64)]),
-    /// The last step of an epoch, and what followed from it, is done; the [progress](Run::progress) is at the start of the next epoch.
+    /// The last step of an epoch is done, and its evaluations have run; what is asked for now is done before the next step. The [progress](Run::progress) is at the start of the next epoch.
     EpochEnd,
     /// A checkpoint is to be saved.
-    Save(&'a Arc<RunSnapshot>),
+    Save {
+        /// What is saved.
+        snapshot: &'a Arc<RunSnapshot>,
+        /// Whether everybody is to save it who saves, or those who asked for it.
+        all: bool,
+    },
+    /// Batches were left out. An interval [is due](Run::is_due) now if these batches have completed it.
+    Skipped,
     /// The run went back to a checkpoint; everything has the state of that one, but the place in the data.
     WentBack,
-    /// The run is over.
+    /// The run is over. Nothing can be asked of it now.
     End(&'a StopReason),
 }
 

@@ -22,16 +22,16 @@ pub enum StopReason {
 pub struct Control {
     stop: Option<String>,
     interrupted: bool,
-    save: bool,
-    evaluate: Option<Evaluations>,
+    save: Option<Which>,
+    evaluate: Option<Which>,
     go_back: bool,
     skip: u64,
 }
 
-/// Which evaluations run at the end of a step.
+/// Which evaluations run at the end of a step, and which callbacks save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Evaluations {
-    /// Evaluations whose interval has passed.
+pub(crate) enum Which {
+    /// Only those whose interval has passed, or that have another reason of their own.
     Due,
     All,
 }
@@ -49,16 +49,20 @@ impl Control {
 
     /// Saves a checkpoint after this step, in every folder there is.
     pub fn save(&mut self) {
-        self.save = true;
+        self.save = Some(Which::All);
+    }
+
+    pub(crate) fn save_due(&mut self) {
+        self.save = self.save.max(Some(Which::Due));
     }
 
     /// Evaluates after this step, on all data to be evaluated on.
     pub fn evaluate(&mut self) {
-        self.evaluate = Some(Evaluations::All);
+        self.evaluate = Some(Which::All);
     }
 
     pub(crate) fn evaluate_due(&mut self) {
-        self.evaluate = self.evaluate.max(Some(Evaluations::Due));
+        self.evaluate = self.evaluate.max(Some(Which::Due));
     }
 
     /// Leaves out the next batches; where ranks ask for different numbers, the largest counts.
@@ -81,8 +85,8 @@ impl Control {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Agreed {
     pub stop: Option<StopReason>,
-    pub save: bool,
-    pub evaluate: Option<Evaluations>,
+    pub save: Option<Which>,
+    pub evaluate: Option<Which>,
     pub go_back: bool,
     /// Batches to leave out; `u64::MAX` is the rest of the epoch.
     pub skip: u64,
@@ -94,11 +98,12 @@ pub(crate) struct Agreed {
 
 const STOP: u8 = 1;
 const INTERRUPTED: u8 = 2;
-const SAVE: u8 = 4;
+const SAVE_ALL: u8 = 4;
 const EVALUATE_DUE: u8 = 8;
 const EVALUATE_ALL: u8 = 16;
 const GO_BACK: u8 = 32;
 const RECORDED: u8 = 64;
+const SAVE_DUE: u8 = 128;
 
 /// Flags, batches to skip, and a clock.
 type Word = [u8; 17];
@@ -109,9 +114,10 @@ impl Control {
         let mut word = [0; 17];
         word[0] = flag(STOP, self.stop.is_some())
             | flag(INTERRUPTED, self.interrupted)
-            | flag(SAVE, self.save)
-            | flag(EVALUATE_DUE, self.evaluate == Some(Evaluations::Due))
-            | flag(EVALUATE_ALL, self.evaluate == Some(Evaluations::All))
+            | flag(SAVE_DUE, self.save == Some(Which::Due))
+            | flag(SAVE_ALL, self.save == Some(Which::All))
+            | flag(EVALUATE_DUE, self.evaluate == Some(Which::Due))
+            | flag(EVALUATE_ALL, self.evaluate == Some(Which::All))
             | flag(GO_BACK, self.go_back)
             | flag(RECORDED, recorded);
         word[1..9].copy_from_slice(&self.skip.to_le_bytes());
@@ -146,7 +152,7 @@ impl Agreed {
     pub fn and(self, later: Agreed) -> Agreed {
         Agreed {
             stop: self.stop.or(later.stop),
-            save: self.save || later.save,
+            save: self.save.max(later.save),
             evaluate: self.evaluate.max(later.evaluate),
             go_back: self.go_back || later.go_back,
             skip: self.skip.max(later.skip),
@@ -162,15 +168,15 @@ impl Agreed {
             (true, _) => Some(StopReason::Interrupted),
             (false, reason) => reason.map(StopReason::Asked),
         };
-        let evaluate = match flags & (EVALUATE_DUE | EVALUATE_ALL) {
-            0 => None,
-            EVALUATE_DUE => Some(Evaluations::Due),
-            _ => Some(Evaluations::All),
+        let which = |due: u8, all: u8| match (flags & due != 0, flags & all != 0) {
+            (_, true) => Some(Which::All),
+            (true, false) => Some(Which::Due),
+            (false, false) => None,
         };
         Agreed {
             stop,
-            save: flags & SAVE != 0,
-            evaluate,
+            save: which(SAVE_DUE, SAVE_ALL),
+            evaluate: which(EVALUATE_DUE, EVALUATE_ALL),
             go_back: flags & GO_BACK != 0,
             skip: words.iter().map(|word| number(word, 1)).max().unwrap_or(0),
             recorded: flags & RECORDED != 0,
@@ -196,13 +202,13 @@ mod tests {
         asked[2].skip_batches(3);
         asked[0].skip_batches(2);
         asked[1].evaluate_due();
-        let some = Agreed { save: true, skip: 3, evaluate: Some(Evaluations::Due), ..none.clone() };
+        let some = Agreed { save: Some(Which::All), skip: 3, evaluate: Some(Which::Due), ..none.clone() };
         assert_eq!(Agreed::of(&words(&asked), None), some);
         asked[0].evaluate();
         asked[0].evaluate_due();
         asked[1].skip_epoch();
         asked[2].go_back();
-        let more = Agreed { skip: u64::MAX, evaluate: Some(Evaluations::All), go_back: true, ..some };
+        let more = Agreed { skip: u64::MAX, evaluate: Some(Which::All), go_back: true, ..some };
         assert_eq!(Agreed::of(&words(&asked), None), more);
         asked[2].interrupt();
         assert_eq!(Agreed::of(&words(&asked), Some("x".into())).stop, Some(StopReason::Interrupted));

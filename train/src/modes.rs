@@ -9,11 +9,10 @@ pub(crate) struct Modes(Vec<bool>);
 impl Modes {
     /// Puts a model into evaluation mode; gives what its parts were in before.
     pub fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
+        // All are read before one is changed: a part that is shared is visited more than once.
         let mut were = Vec::new();
-        each_mode(model, |mode| {
-            were.push(mode.is_training());
-            mode.set_training(false);
-        });
+        each_mode(model, |mode| were.push(mode.is_training()));
+        each_mode(model, |mode| mode.set_training(false));
         Modes(were)
     }
 

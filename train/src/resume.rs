@@ -47,6 +47,7 @@ pub(crate) fn notes<R: Runtime, M, B>(
     ]);
     notes.extend(state.evaluated.iter().map(|(name, value)| (format!("{EVALUATED}{name}"), value.to_string())));
     for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
+        notes.insert(prefix.clone(), String::new());
         notes.extend(callback.state().into_iter().map(|(key, value)| (format!("{prefix}{key}"), value)));
     }
     notes
@@ -88,8 +89,10 @@ impl ResumedNotes {
         state.evaluated = self.evaluated;
         for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
             let own = self.notes.iter().filter_map(|(k, v)| Some((k.strip_prefix(&prefix)?.to_string(), v.clone())));
-            let own: CallbackState = own.collect();
-            if !own.is_empty() {
+            let mut own: CallbackState = own.collect();
+            // A callback that was there and kept nothing has the name alone.
+            let was_there = own.remove("").is_some() || !own.is_empty();
+            if was_there {
                 callback.restore(&own)?;
             }
         }

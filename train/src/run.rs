@@ -1,6 +1,9 @@
 //! A run as its callbacks see it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use data::Batch;
 use distributed::{checkpoint::Checkpointed, comm::Comm};
@@ -27,12 +30,18 @@ pub(crate) struct RunState {
     pub measured: Vec<(String, Value)>,
     /// The last values of evaluations, by name.
     pub evaluated: BTreeMap<String, f64>,
+    /// Evaluations that have not run yet.
+    pub to_come: BTreeSet<String>,
+    /// Names that evaluations are known to give.
+    pub declared: BTreeSet<String>,
+    /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
+    pub begins_anew: bool,
     /// Values of the evaluations that run now.
     pub fresh: Vec<(String, f64)>,
     pub is_record_due: bool,
     pub fast_dev_run: bool,
     pub resumed: Option<u64>,
-    /// The clock that intervals were checked against last.
+    /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// Time spent waiting for data, in seconds.
     pub data_wait: f64,
@@ -78,9 +87,9 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.fast_dev_run
     }
 
-    /// Whether the step that was taken last has completed an interval.
+    /// Whether the step that was taken last has completed an interval; in [`Skipped`](crate::Event::Skipped), whether the batches that were left out have.
     pub fn is_due(&self, interval: &Interval) -> bool {
-        interval.is_due(&self.state.before, &self.state.progress, &self.state.length)
+        self.state.is_due(interval)
     }
 
     /// Whether the measurements of the step that was taken last are given to sinks: what costs time to measure is measured then.
@@ -111,6 +120,24 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// The last value of an evaluation's measurement, such as `validation/loss`.
     pub fn evaluated(&self, name: &str) -> Option<f64> {
         self.state.evaluated.get(name).copied()
+    }
+
+    /// Says in [`Begin`](crate::Event::Begin) that an evaluation will run, and the names of what it will give, as far as they are known: a
+    /// [`Monitor`](crate::Monitor) whose name none of them gives is an error once all have run.
+    pub fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
+        self.state.to_come.insert(evaluation.into());
+        self.state.declared.extend(names);
+    }
+
+    /// Says that a declared evaluation has run.
+    pub fn evaluation_ran(&mut self, evaluation: &str) {
+        self.state.to_come.remove(evaluation);
+    }
+
+    /// Whether an evaluation gives a value of this name, or may do so when it runs for the first time.
+    pub(crate) fn may_be_evaluated(&self, name: &str) -> bool {
+        let RunState { evaluated, declared, to_come, .. } = &*self.state;
+        evaluated.contains_key(name) || declared.contains(name) || !to_come.is_empty()
     }
 
     /// How long the step that was taken last waited for data, in seconds.
@@ -145,6 +172,9 @@ impl RunState {
             control: Control::default(),
             measured: Vec::new(),
             evaluated: BTreeMap::new(),
+            to_come: BTreeSet::new(),
+            declared: BTreeSet::new(),
+            begins_anew: true,
             fresh: Vec::new(),
             is_record_due: false,
             fast_dev_run,
@@ -152,6 +182,12 @@ impl RunState {
             checked: Duration::ZERO,
             data_wait: 0.0,
         }
+    }
+
+    /// Whether an interval was completed since `before`.
+    pub fn is_due(&self, interval: &Interval) -> bool {
+        let now = Progress { elapsed: self.checked, ..self.progress };
+        interval.is_due(&self.before, &now, &self.length)
     }
 
     pub(crate) fn measure(&mut self, name: &str, value: Value) {

@@ -12,10 +12,11 @@ use distributed::{
 use numcore::{Error, Result, Runtime};
 
 use super::{
-    Monitor, interrupt,
+    Monitor,
+    interrupt::{self, Listening},
     writer::{CheckpointWriter, WriteJob},
 };
-use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, parsed};
+use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
 
 /// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and when the process is asked to end (SIGTERM, Ctrl-C), which
 /// ends the run. The training step is held up by a copy to host memory; a thread writes that.
@@ -34,8 +35,17 @@ pub struct Checkpoints<R: Runtime> {
     report_failures: bool,
     best_value: Option<f64>,
     best_step: Option<u64>,
-    /// The step that was saved last.
+    /// Value and step of the best one before, until the checkpoint of the best one is in place.
+    best_before: Option<(Option<f64>, Option<u64>)>,
+    /// The step that is in place, as the last one.
     saved: Option<u64>,
+    /// The step that is being written.
+    writing: Option<u64>,
+    /// What failed, until it is recorded.
+    failure: Option<String>,
+    /// Whether the next save is its own, too.
+    is_due: bool,
+    listening: Option<Listening>,
     writer: Option<CheckpointWriter<R>>,
     /// This rank, of how many, and a name of this run.
     here: (usize, usize, String),
@@ -61,7 +71,12 @@ impl<R: Runtime> Checkpoints<R> {
             report_failures: false,
             best_value: None,
             best_step: None,
+            best_before: None,
             saved: None,
+            writing: None,
+            failure: None,
+            is_due: false,
+            listening: None,
             writer: None,
             here: (0, 1, String::new()),
         }
@@ -105,7 +120,8 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Whether a thread writes them while training goes on; at first it does. Otherwise the step waits until everything is in place.
+    /// Whether a thread writes them while training goes on; at first it does. Otherwise, and over an engine whose transfers are not independent, the step waits until
+    /// everything is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;
         self
@@ -120,31 +136,77 @@ impl<R: Runtime> Checkpoints<R> {
     /// Whether a value makes this step the best one; it is kept if so.
     fn is_best(&mut self, fresh: &[(String, f64)], run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
         let Some(monitor) = &self.best else { return Ok(false) };
-        let value = monitor.value(fresh, run.evaluated(monitor.name()))?;
+        let value = monitor.value(fresh, run)?;
         let Some(value) = value.filter(|value| monitor.is_better(*value, self.best_value)) else { return Ok(false) };
+        self.best_before.get_or_insert((self.best_value, self.best_step));
         (self.best_value, self.best_step) = (Some(value), Some(run.progress().step));
         Ok(true)
     }
 
+    /// Asks for a checkpoint in this folder alone.
+    fn ask(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
+        self.is_due = true;
+        run.control().save_due();
+    }
+
     fn save(&mut self, snapshot: &std::sync::Arc<RunSnapshot>) -> Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        self.saved = Some(snapshot.step);
+        self.writing = Some(snapshot.step);
         let also: Vec<u64> = self.best_step.into_iter().collect();
         let mark = self.best_step.filter(|_| self.best.is_some()).map(|step| (BEST, step));
         let keep = self.keep.map(|keep| (keep, also));
         let job = WriteJob { folder: self.folder.clone(), snapshot: snapshot.clone(), keep, mark };
-        if self.in_thread { writer.start(job) } else { writer.write(&job) }
+        if self.in_thread {
+            return writer.start(job);
+        }
+        let written = writer.write(&job);
+        self.judge(written)
     }
 
-    /// What failed is an error, or is recorded.
-    fn judged(&self, saved: Result<()>, run: &mut Run<'_, R, impl Sized, impl Sized>) -> Result<()> {
-        match saved {
+    /// Waits for what is being written. All ranks do so at one point of the run, and know the same of it afterwards.
+    fn finish(&mut self) -> Result<()> {
+        let written = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
+        self.judge(written)
+    }
+
+    /// Takes note of what became of a save: what failed is an error, or is kept to be recorded.
+    fn judge(&mut self, written: Result<()>) -> Result<()> {
+        let Some(step) = self.writing.take() else { return written };
+        match written {
+            Ok(()) => {
+                self.saved = Some(step);
+                self.best_before = None;
+            }
+            // A checkpoint that is not there is not the best one.
+            Err(_) => {
+                if let Some(before) = self.best_before.take() {
+                    (self.best_value, self.best_step) = before;
+                }
+            }
+        }
+        match written {
             Err(error) if self.report_failures => {
-                run.record_text("checkpoint/failure", error.to_string());
+                self.failure = Some(error.to_string());
                 Ok(())
             }
-            saved => saved,
+            written => written,
         }
+    }
+
+    fn record_failure(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
+        if let Some(failure) = self.failure.take() {
+            run.record_text("checkpoint/failure", failure);
+        }
+    }
+
+    /// A run that begins anew begins in an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
+    fn check_folder(&self) -> Result<()> {
+        let Some(last) = self.folder.latest()? else { return Ok(()) };
+        let why = format!(
+            "{} has checkpoints of another run, the last of step {last}: go on from it with `Resume::IfThere`, or save in another folder",
+            self.folder.path().display()
+        );
+        Err(Error::argument("Checkpoints", why))
     }
 }
 
@@ -170,45 +232,70 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
         let step = run.progress().step;
         match event {
             Event::Begin => {
+                if run.state.begins_anew {
+                    self.check_folder()?;
+                }
+                // Where transfers wait for each other, those of a thread could wait for those of the step, and the other way round.
+                self.in_thread &= run.comm().guarantees().independent_transfers;
                 self.writer = Some(CheckpointWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
                 self.saved = run.resumed();
                 if run.comm().rank() == 0 {
                     self.folder.remove_stranded()?;
                 }
-                if self.on_signal { interrupt::listen() } else { Ok(()) }
+                self.listening = if self.on_signal { Some(Listening::start()?) } else { None };
+                Ok(())
             }
             Event::StepEnd(_) => {
-                let polled = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::poll);
-                self.judged(polled, run)?;
+                // Ranks learn of a failure at different steps. One that ends the run may do so at any; one that is reported waits for the next save.
+                if let (false, Some(writer)) = (self.report_failures, &mut self.writer) {
+                    writer.poll().inspect_err(|_| self.writing = None)?;
+                }
                 if self.on_signal && interrupt::is_asked() {
                     run.control().interrupt();
-                    run.control().save();
                 }
                 if run.is_due(&self.every) {
-                    run.control().save();
+                    self.ask(run);
                 }
+                Ok(())
+            }
+            Event::Skipped if run.is_due(&self.every) => {
+                self.ask(run);
                 Ok(())
             }
             Event::Evaluated(fresh) => {
+                // A checkpoint that could not be written was not the best one.
+                if self.best.is_some() && self.report_failures {
+                    self.finish()?;
+                }
                 if self.is_best(fresh, run)? {
-                    run.control().save();
+                    self.ask(run);
                 }
                 Ok(())
             }
-            Event::Ending(_) if self.at_end && self.saved != Some(step) => {
-                run.control().save();
+            Event::Ending(reason) => {
+                let interrupted = self.on_signal && **reason == StopReason::Interrupted;
+                if self.at_end || interrupted {
+                    self.finish()?;
+                    if self.saved != Some(step) {
+                        self.ask(run);
+                    }
+                }
                 Ok(())
             }
-            Event::Save(snapshot) => {
-                // Whether the one before failed is judged first: ranks learn of it at different steps, and all of them save now.
-                let before = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
-                self.judged(before, run)?;
-                let saved = self.save(snapshot);
-                self.judged(saved, run)
+            Event::Save { snapshot, all } => {
+                let saved = if std::mem::take(&mut self.is_due) || *all { self.save(snapshot) } else { Ok(()) };
+                self.record_failure(run);
+                saved
             }
             Event::WentBack => {
-                self.saved = Some(step);
+                (self.saved, self.is_due, self.best_before) = (Some(step), false, None);
+                self.record_failure(run);
+                Ok(())
+            }
+            Event::End(_) => {
+                self.record_failure(run);
+                self.listening = None;
                 Ok(())
             }
             _ => Ok(()),
@@ -237,8 +324,8 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
 
     fn rescue(&mut self, snapshot: &RunSnapshot) -> Result<()> {
         // What was being written either is in place by now, or never will be.
-        let written = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
-        let is_there = self.saved == Some(snapshot.step) && written.is_ok();
+        let _ = self.finish();
+        let is_there = self.saved == Some(snapshot.step);
         if !self.on_failure || self.writer.is_none() || is_there {
             return Ok(());
         }
@@ -248,8 +335,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
     }
 
     fn finish_saves(&mut self) -> Result<()> {
-        let finished = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
-        if self.report_failures { Ok(()) } else { finished }
+        self.finish()
     }
 
     fn counts_tokens(&self) -> bool {

@@ -60,7 +60,7 @@ impl EarlyStop {
 impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let Event::Evaluated(fresh) = event else { return Ok(()) };
-        let value = self.monitor.value(fresh, run.evaluated(self.monitor.name()))?;
+        let value = self.monitor.value(fresh, run)?;
         if let Some(why) = value.and_then(|value| self.judge(value)) {
             run.control().stop(why);
         }

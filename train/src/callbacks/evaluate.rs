@@ -1,12 +1,12 @@
 //! Evaluation on data that is not trained on.
 
 use autograd::no_grad;
-use data::{Batch, Loader};
+use data::{Batch, Loader, State};
 use distributed::comm::{Collectives, Communicator};
 use nn::Module;
-use numcore::{Result, Runtime};
+use numcore::{Error, Result, Runtime};
 
-use crate::{Callback, Event, Interval, Run, metrics::Metric, modes::Modes, scalars};
+use crate::{Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars};
 
 /// Sum and weight of what a batch measures.
 type Measure<'e, M, B> = Box<dyn FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e>;
@@ -147,22 +147,44 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         self
     }
 
+    /// Asks for itself alone.
+    fn ask<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) {
+        self.is_due = true;
+        run.control().evaluate_due();
+    }
+
+    /// What must be alike on all ranks.
+    fn data(&self) -> Result<String> {
+        Ok(format!("{} {} {:?}", self.loader.note(State::default()), self.loader.steps()?, self.batches))
+    }
+
     fn run<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()>
     where
         M: Module<R>,
     {
         self.is_due = false;
+        run.evaluation_ran(&self.name);
         self.ran_at = Some(run.progress().step);
         self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
         let modes = Modes::evaluating(run.model());
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
         let (sums, recorded) = measured?;
-        let all = all_sums(run, &sums)?;
+        let mut all = all_sums(run, &sums)?;
+        let examples = all.pop().map_or(0.0, |(examples, _)| examples);
+        if examples == 0.0 || self.loss && all[0].1 == 0.0 {
+            let why =
+                format!("`{}` has seen {examples} examples, whose losses weigh nothing: it has no mean", self.name);
+            return Err(Error::argument("Evaluate", why));
+        }
         let recorded = recorded.means(run.comm())?;
         let names = self.loss.then_some("loss").into_iter().chain(self.measures.iter().map(|(name, _)| &**name));
-        let values = names.map(str::to_string).zip(all.iter().map(|(sum, weight)| sum / weight)).chain(recorded);
-        for (name, value) in values.collect::<Vec<_>>() {
+        // What weighs nothing has no mean, and is left out.
+        let means = names
+            .zip(all)
+            .filter(|(_, (_, weight))| *weight != 0.0)
+            .map(|(name, (sum, w))| (name.to_string(), sum / w));
+        for (name, value) in means.chain(recorded).collect::<Vec<_>>() {
             run.evaluation_value(&format!("{}/{name}", self.name), value);
         }
         for (name, metric) in &self.metrics {
@@ -174,14 +196,24 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         Ok(())
     }
 
-    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured.
+    /// Names of what it gives, but for what is recorded while it runs.
+    fn names(&self) -> Vec<String> {
+        let metrics = self.metrics.iter().map(|(name, _)| &**name);
+        let measures = self.measures.iter().map(|(name, _)| &**name).chain(metrics);
+        self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.name)).collect()
+    }
+
+    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples.
     fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Vec<(f64, f64)>> {
         let (rank, ranks) = run.engine.share();
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
+        let mut examples = 0.0;
         let batches = self.loader.clone().rank(rank, ranks).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
             let (batch, mut sums) = (batch?, sums.iter_mut());
+            examples += batch.count as f64;
+            scalars::set_weight(batch.count as f64);
             let mut add = |(sum, weight): (f64, f64)| {
                 if let Some(all) = sums.next().filter(|_| batch.count > 0) {
                     *all = (all.0 + sum, all.1 + weight);
@@ -197,6 +229,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
                 no_grad(|| metric.update(run.model, &batch))?;
             }
         }
+        sums.push((examples, 1.0));
         Ok(sums)
     }
 }
@@ -221,24 +254,44 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let ran = self.ran_at == Some(run.progress().step);
         match event {
-            Event::Begin if self.at_start && run.resumed().is_none() => self.run(run),
-            Event::StepEnd(_) if run.is_due(&self.every) => {
-                self.is_due = true;
-                run.control().evaluate_due();
+            Event::Begin => {
+                run.declare_evaluation(&self.name, self.names());
+                run.comm().agree(&format!("the data of `{}`", self.name), self.data()?.as_bytes())?;
+                // It is due, too, where the run that goes on was interrupted before it ran.
+                if self.is_due || self.at_start && run.resumed().is_none() {
+                    self.ask(run);
+                }
                 Ok(())
             }
-            Event::Ending(_) if self.at_end && !ran => {
-                self.is_due = true;
-                run.control().evaluate_due();
+            Event::StepEnd(_) | Event::Skipped if run.is_due(&self.every) => {
+                self.ask(run);
+                Ok(())
+            }
+            // The checkpoint of a process that is asked to end comes first.
+            Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
+                self.ask(run);
                 Ok(())
             }
             Event::WentBack => {
-                self.ran_at = None;
+                (self.ran_at, self.is_due) = (None, false);
                 Ok(())
             }
             Event::Evaluate { all } if *all || self.is_due => self.run(run),
             _ => Ok(()),
         }
+    }
+
+    fn name(&self) -> &str {
+        "evaluate"
+    }
+
+    fn state(&self) -> CallbackState {
+        if self.is_due { CallbackState::from([("is_due".into(), self.name.clone())]) } else { CallbackState::new() }
+    }
+
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        self.is_due = state.contains_key("is_due");
+        Ok(())
     }
 
     fn counts_tokens(&self) -> bool {

@@ -1,6 +1,8 @@
 //! A measurement that decides: which is better, and by how much.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Runtime};
+
+use crate::Run;
 
 /// A value of an evaluation that a decision looks at, and which way it gets better. It is the value reduced over all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,10 +43,14 @@ impl Monitor {
     /// The value among those that evaluations gave just now. None if an evaluation that has it did not run now.
     ///
     /// # Errors
-    /// If no evaluation ever gave it: the name is wrong.
-    pub fn value(&self, fresh: &[(String, f64)], known: Option<f64>) -> Result<Option<f64>> {
+    /// If every evaluation of the run has run, and none has given it: the name is wrong.
+    pub fn value<R: Runtime, M, B>(&self, fresh: &[(String, f64)], run: &Run<'_, R, M, B>) -> Result<Option<f64>> {
+        self.value_among(fresh, run.may_be_evaluated(&self.name))
+    }
+
+    fn value_among(&self, fresh: &[(String, f64)], may_come: bool) -> Result<Option<f64>> {
         let now = fresh.iter().find(|(name, _)| *name == self.name).map(|(_, value)| *value);
-        if now.is_some() || known.is_some() {
+        if now.is_some() || may_come {
             return Ok(now);
         }
         let names: Vec<&str> = fresh.iter().map(|(name, _)| &**name).collect();
@@ -87,9 +93,9 @@ mod tests {
     #[test]
     fn a_wrong_name_is_told_with_those_there_are() {
         let fresh = [("validation/loss".to_string(), 1.0), ("validation/accuracy".to_string(), 0.5)];
-        let error = Monitor::min("validation/los").value(&fresh, None).unwrap_err().to_string();
+        let error = Monitor::min("validation/los").value_among(&fresh, false).unwrap_err().to_string();
         assert!(error.contains("`validation/los`; this one gave validation/loss, validation/accuracy"), "{error}");
-        assert_eq!(Monitor::min("test/loss").value(&fresh, Some(2.0)).unwrap(), None);
-        assert_eq!(Monitor::min("validation/loss").value(&fresh, None).unwrap(), Some(1.0));
+        assert_eq!(Monitor::min("test/loss").value_among(&fresh, true).unwrap(), None);
+        assert_eq!(Monitor::min("validation/loss").value_among(&fresh, false).unwrap(), Some(1.0));
     }
 }

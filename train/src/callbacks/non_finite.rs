@@ -10,7 +10,8 @@ use crate::{Callback, Event, Run};
 /// the update is made. This callback looks after it.
 ///
 /// A loss shows what the update before it did. With [`max_norm`](distributed::train::TrainStepBuilder::max_norm) the norm of the gradients is known, and an update that is not
-/// finite is found at its own step, before it is saved.
+/// finite is found at its own step, before it is saved. Without it, gradients that are not finite after a loss that is can be saved, and found one step later:
+/// give `max_norm` where a run is to go back.
 ///
 /// ```
 /// use train::NonFinite;

@@ -7,7 +7,7 @@ use std::{
 
 use distributed::{
     checkpoint::Folder,
-    comm::{Collectives, Comm, Communicator},
+    comm::{Collectives, Comm, Communicator, all_ok},
 };
 use numcore::{Error, Result, Runtime};
 
@@ -28,9 +28,12 @@ impl WriteJob {
     fn run<R: Runtime>(&self, comm: &Comm<R>) -> Result<()> {
         let RunSnapshot { step, state, notes } = &*self.snapshot;
         self.folder.save_snapshot(comm, *step, state, notes)?;
-        if comm.rank() != 0 {
-            return Ok(());
-        }
+        // What fails on rank 0 alone fails on all, which must know the same of what is in place.
+        all_ok(comm, "Checkpoints", if comm.rank() == 0 { self.tidy() } else { Ok(()) })
+    }
+
+    /// Gives the best one its mark, and removes what does not stay.
+    fn tidy(&self) -> Result<()> {
         if let Some((name, step)) = self.mark {
             self.folder.mark(name, step)?;
         }
@@ -80,5 +83,12 @@ impl<R: Runtime> CheckpointWriter<R> {
             let why = distributed::comm::panic_message(&*panic);
             Err(Error::internal("Checkpoints", format!("the thread that saves {why}")))
         })
+    }
+}
+
+/// A save is written to its end, whatever ends the run.
+impl<R: Runtime> Drop for CheckpointWriter<R> {
+    fn drop(&mut self) {
+        let _ = self.finish();
     }
 }

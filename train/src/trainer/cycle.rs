@@ -13,10 +13,14 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime};
 
-use super::{RunReport, engine::StepWithLoss};
+use super::{RunReport, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
-    Event, Interval, LoopStep, Record, Run, Sink, StopReason, control::Agreed, resume::Callbacks, run::RunState,
-    scalars, sink::Value,
+    Event, Interval, LoopStep, Record, Run, Sink, StopReason,
+    control::{Agreed, Control},
+    resume::Callbacks,
+    run::RunState,
+    scalars,
+    sink::Value,
 };
 
 /// Steps in a row that are left out, their gradients not being finite, before the run ends with an error: a loss scale has found its place long
@@ -74,11 +78,13 @@ where
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
             Ok(Err(error)) => {
+                self.finish_saves_of_failed();
                 let failed = abort_on_err(&comm, Err(error));
                 self.rescue();
                 return failed;
             }
             Err(panic) => {
+                self.finish_saves_of_failed();
                 comm.abort(&panic_message(&*panic));
                 self.rescue();
                 resume_unwind(panic);
@@ -90,7 +96,9 @@ where
 
     fn all(&mut self) -> Result<StopReason> {
         scalars::clear();
-        self.fire(&Event::Begin)?;
+        if let Some(reason) = self.before_first()? {
+            return self.end(reason);
+        }
         let reason = loop {
             if self.state.length.is_reached(&self.state.progress) {
                 break StopReason::Finished;
@@ -99,7 +107,21 @@ where
                 break reason;
             }
         };
-        self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())?;
+        self.end(reason)
+    }
+
+    /// What callbacks ask for before the first step; the reason, if one asks to stop.
+    fn before_first(&mut self) -> Result<Option<StopReason>> {
+        self.fire(&Event::Begin)?;
+        let mut follow = FollowUp::new(self.agree()?, self.state.progress.epoch, None);
+        self.follow_up(&mut follow)?;
+        self.write_measured()?;
+        self.save_if_agreed(&follow.agreed)?;
+        Ok(follow.agreed.stop)
+    }
+
+    fn end(&mut self, reason: StopReason) -> Result<StopReason> {
+        self.finish_saves()?;
         self.count_tokens()?;
         self.fire(&Event::End(&reason))?;
         self.write_measured()?;
@@ -110,7 +132,13 @@ where
     /// Tells all callbacks, in order.
     pub(super) fn fire(&mut self, event: &Event<'_, R>) -> Result<()> {
         let mut run = Run { model: self.model, engine: &mut self.engine, state: &mut self.state };
-        self.callbacks.iter_mut().try_for_each(|callback| callback.on(event, &mut run))
+        self.callbacks.iter_mut().try_for_each(|callback| callback.on(event, &mut run))?;
+        let nothing_follows = matches!(event, Event::Save { .. } | Event::WentBack | Event::End(_));
+        if nothing_follows && self.state.control != Control::default() {
+            let why = "nothing can be asked of a run while it saves, goes back or is over: ask in `StepEnd`, `Evaluated` or `Ending`";
+            return Err(Error::argument("Run::control", why));
+        }
+        Ok(())
     }
 
     /// A step, and what follows from it; the reason if it was the last.
@@ -124,30 +152,17 @@ where
         self.before_step = None;
         self.advance(&metrics, waited)?;
         self.fire(&Event::StepEnd(&metrics))?;
-        let agreed = self.agree()?;
-        let mut agreed = self.ending(agreed)?;
-        if let Some(which) = agreed.evaluate {
-            self.evaluate(which)?;
-            let later = self.agree()?;
-            agreed = self.ending(agreed.and(later))?;
-        }
-        self.record(&metrics, &agreed)?;
-        if agreed.go_back {
-            self.go_back()?;
-        }
-        self.skip(agreed.skip)?;
-        if self.state.progress.epoch > epoch {
-            self.fire(&Event::EpochEnd)?;
-        }
-        if agreed.save && !agreed.go_back {
-            self.save()?;
-        }
-        Ok(agreed.stop)
+        let mut follow = FollowUp::new(self.agree()?, epoch, Some(&metrics));
+        self.follow_up(&mut follow)?;
+        self.record(&metrics, &follow.agreed)?;
+        self.save_if_agreed(&follow.agreed)?;
+        Ok(follow.agreed.stop)
     }
 
     fn begin_step(&mut self) -> Result<()> {
         let state = &mut self.state;
         state.before = crate::Progress { elapsed: state.checked, ..state.progress };
+        state.checked = state.progress.elapsed;
         if state.progress.position == 0 {
             self.fire(&Event::EpochBegin)?;
         }
@@ -171,9 +186,8 @@ where
             );
             return Err(Error::argument("Trainer::run", why));
         }
-        let RunState { before, progress, length, .. } = &self.state;
-        let due = self.record_every.is_due(before, progress, length) || length.is_reached(progress);
-        self.state.is_record_due = due;
+        let RunState { progress, length, .. } = &self.state;
+        self.state.is_record_due = self.state.is_due(&self.record_every) || length.is_reached(progress);
         Ok(())
     }
 
@@ -191,26 +205,16 @@ where
     }
 
     /// Agrees with the other ranks on what is to be done now, and on the time.
-    fn agree(&mut self) -> Result<Agreed> {
+    pub(super) fn agree(&mut self) -> Result<Agreed> {
         let (comm, elapsed) = (self.engine.step.comm().clone(), self.clock.elapsed());
         let agreed = self.state.control.agree(&comm, scalars::any_recorded(), elapsed)?;
-        self.state.checked = self.state.progress.elapsed;
         self.state.progress.elapsed = agreed.elapsed;
         Ok(agreed)
     }
 
-    /// Tells callbacks once if the run is about to end, and adds what they ask for.
-    fn ending(&mut self, agreed: Agreed) -> Result<Agreed> {
-        let finished = || self.state.length.is_reached(&self.state.progress).then_some(StopReason::Finished);
-        let Some(reason) = agreed.stop.clone().or_else(finished).filter(|_| !self.is_ending) else { return Ok(agreed) };
-        self.is_ending = true;
-        self.fire(&Event::Ending(&reason))?;
-        Ok(agreed.and(self.agree()?))
-    }
-
-    /// Gives sinks what was measured, where that is due.
-    fn record(&mut self, metrics: &TrainingMetrics<R>, agreed: &Agreed) -> Result<()> {
-        if self.state.is_record_due {
+    /// Gives sinks what was measured, where that is due: once in a step.
+    pub(super) fn record(&mut self, metrics: &TrainingMetrics<R>, agreed: &Agreed) -> Result<()> {
+        if std::mem::take(&mut self.state.is_record_due) {
             let comm = self.engine.step.comm().clone();
             let means = if agreed.recorded { scalars::take_means(&comm)? } else { Vec::new() };
             if !self.sinks.is_empty() {
@@ -241,21 +245,5 @@ where
 
     pub(super) fn flush_sinks(&mut self) -> Result<()> {
         self.sinks.iter_mut().try_for_each(|sink| sink.flush())
-    }
-
-    /// Leaves out batches; `u64::MAX` is the rest of the epoch.
-    fn skip(&mut self, batches: u64) -> Result<()> {
-        let at = self.batches.state();
-        let to = match batches {
-            0 => return Ok(()),
-            u64::MAX if at.position == 0 => return Ok(()),
-            u64::MAX => data::State { epoch: at.epoch + 1, position: 0 },
-            n => self.batches.state_after(n).ok_or_else(|| {
-                Error::argument("Control::skip_batches", format!("{n} batches after {at} there is nothing"))
-            })?,
-        };
-        self.batches = self.loader.endless(to)?;
-        self.take_position();
-        Ok(())
     }
 }

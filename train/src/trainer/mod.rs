@@ -4,6 +4,7 @@ mod builder;
 mod cycle;
 mod engine;
 mod evaluating;
+mod follow_up;
 mod saving;
 mod setup;
 mod start;

@@ -14,6 +14,7 @@ use super::cycle::Cycle;
 use crate::{
     Event, LoopStep, Progress,
     callback::RunSnapshot,
+    control::{Agreed, Which},
     resume::{Callbacks, ResumedNotes, Together, notes},
 };
 
@@ -24,17 +25,36 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
     B: Send + 'static,
 {
+    /// Saves if that was agreed on.
+    pub(super) fn save_if_agreed(&mut self, agreed: &Agreed) -> Result<()> {
+        agreed.save.map_or(Ok(()), |which| self.save(which))
+    }
+
     /// Copies everything to the host, and gives it to whoever saves.
-    pub(super) fn save(&mut self) -> Result<()> {
+    fn save(&mut self, which: Which) -> Result<()> {
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return Ok(());
         }
         self.count_tokens()?;
+        // What became of the save before is known, to all ranks, before callbacks say what they keep.
+        self.finish_saves()?;
         let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
         let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks))?;
         let snapshot = Arc::new(RunSnapshot { step: self.state.progress.step, state, notes });
-        self.fire(&Event::Save(&snapshot))?;
+        self.fire(&Event::Save { snapshot: &snapshot, all: which == Which::All })?;
         self.flush_sinks()
+    }
+
+    pub(super) fn finish_saves(&mut self) -> Result<()> {
+        self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())
+    }
+
+    /// Before this rank tells the others that it has failed: what is being written is written to its end, as other ranks wait for this one and write their parts
+    /// meanwhile. Where another rank has failed, there is no waiting.
+    pub(super) fn finish_saves_of_failed(&mut self) {
+        for callback in &mut self.callbacks {
+            let _ = callback.finish_saves();
+        }
     }
 
     /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; the random
@@ -60,8 +80,10 @@ where
 
     /// Goes back to the last checkpoint; the place in the data stays.
     pub(super) fn go_back(&mut self) -> Result<()> {
-        self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())?;
+        self.finish_saves()?;
+        // Everything in it is of this run: one that begins anew begins with an empty folder. A run that only tries has none.
         let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
+        let folder = folder.filter(|_| !self.state.fast_dev_run);
         let went = match &folder {
             Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks)?,
             None => None,

@@ -7,7 +7,7 @@ use distributed::{
     train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
 };
 use nn::{Module, ModuleExt};
-use numcore::{NullRuntime, Result, Runtime};
+use numcore::{Error, NullRuntime, Result, Runtime};
 use optim::IntoOptimizer;
 
 use super::{Trainer, Weighting};
@@ -115,13 +115,20 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     /// A step of one batch, on all ranks together.
     ///
     /// # Errors
-    /// On every rank what fails on one.
+    /// On every rank what fails on one; and if the configuration asks for more than one micro-batch in a step.
     #[track_caller]
     pub fn step<B>(
         &mut self,
         batch: &Batch<B>,
         loss: impl Fn(&M, &Batch<B>) -> Result<Loss<R>>,
     ) -> Result<TrainingMetrics<R>> {
+        let accumulation = LoopStep::accumulation(&self.step);
+        if accumulation != 1 {
+            let why = format!(
+                "a step here is one batch, and `accumulation` is {accumulation}: give several to `train_step().step_with`, or train with `with_loader`"
+            );
+            return Err(Error::config("TrainSetup::step", "accumulation", why));
+        }
         let (model, weighting) = (self.model, self.weighting);
         self.step.step_with(1, |_| match (loss(model, batch)?, weighting) {
             (own, _) if batch.count == 0 => own.weightless(),

@@ -1,5 +1,7 @@
 //! How a run begins: what was asked for is checked, ranks agree on it, and a checkpoint is taken over.
 
+use std::path::Path;
+
 use data::{Batch, State};
 use distributed::{
     checkpoint::Folder,
@@ -43,6 +45,9 @@ where
         }
         let (rank, ranks) = trainer.step.share();
         trainer.loader = trainer.loader.rank(rank, ranks);
+        let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;
+        let data = format!("{} {steps}", trainer.loader.note(State::default()));
+        comm.agree("the data to train on", data.as_bytes())?;
         trainer.resumed(loss)
     }
 }
@@ -68,6 +73,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
                     at = all_ok(&comm, "resume", self.loader.state_of(&notes.data))?;
                     notes.restore(&mut state, &mut self.callbacks)?;
                     state.resumed = Some(self.step.global_step());
+                    state.begins_anew = !self.saves_in(&folder);
                 }
                 None if required => {
                     let why = format!("there is no checkpoint in {} to resume from", folder.path().display());
@@ -100,6 +106,15 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             is_ending: false,
             before_step: None,
         })
+    }
+
+    /// Whether a callback saves in a folder.
+    fn saves_in(&self, folder: &Folder) -> bool {
+        let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        self.callbacks
+            .iter()
+            .filter_map(|callback| callback.folder())
+            .any(|own| whole(own.path()) == whole(folder.path()))
     }
 
     /// The folder to resume from, and whether there must be a checkpoint in it.

@@ -113,3 +113,14 @@ fn a_function_that_fails_on_one_rank_is_told_by_the_handle() {
         assert!(error.contains("no such token"), "{error}");
     }
 }
+
+#[test]
+fn a_loop_of_ones_own_does_not_leave_out_accumulation_silently() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let config = TrainConfig { step: TrainingConfig { accumulation: 2, ..CONFIG }, ..Default::default() };
+    let mut trainer = Trainer::setup_with(&comm, &model, adamw(), config).unwrap();
+    let batch = trainer.epoch(&loader(comm.runtime()), 0).unwrap().next().unwrap().unwrap();
+    let error = trainer.step(&batch, loss).unwrap_err().to_string();
+    assert!(error.contains("`accumulation` is 2"), "{error}");
+}

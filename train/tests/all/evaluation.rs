@@ -1,6 +1,7 @@
 //! Evaluations: exact over ranks, and without a trace in the training.
 
 use data::Batch;
+use distributed::comm::Communicator;
 use numcore::{Result, ops::ViewOps};
 use runtime_cpu::Cpu;
 use train::{EarlyStop, Evaluate, Interval, Length, Monitor, StopReason, Trainer};
@@ -159,4 +160,106 @@ fn metrics_are_counted_over_all_ranks_to_the_bit() {
     for ranks in 2..=8 {
         assert_eq!(scored(ranks), one, "{ranks} ranks");
     }
+}
+
+#[test]
+fn what_is_evaluated_rarely_can_be_monitored() {
+    let run = |name: &str| {
+        let comm = one();
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let rare = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false).name("rare");
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(6))
+            .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)))
+            .with(rare)
+            .with(EarlyStop::on(name))
+            .run(loss)
+    };
+    assert_eq!(run("rare/loss").unwrap().progress.step, 6);
+    let error = run("rare/los").unwrap_err().to_string();
+    assert!(error.contains("no evaluation gives `rare/los`"), "{error}");
+}
+
+#[test]
+fn a_part_that_is_shared_is_in_training_mode_afterwards() {
+    #[derive(nn::Module)]
+    #[module(crate = "::nn")]
+    struct Shares<R: numcore::Runtime> {
+        body: Mlp<R>,
+        drop: std::sync::Arc<nn::Dropout>,
+        again: std::sync::Arc<nn::Dropout>,
+    }
+    let comm = one();
+    let drop = std::sync::Arc::new(nn::Dropout::new(0.5).unwrap());
+    let model = Shares { body: Mlp::new(comm.runtime(), 0.0).unwrap(), drop: drop.clone(), again: drop };
+    let step = distributed::train::TrainStep::builder(&comm, &model).optimizer(adamw()).build().unwrap();
+    Trainer::new(&model, step, loader(comm.runtime()))
+        .until(Length::Steps(1))
+        .with(Evaluate::on(held_out(comm.runtime())))
+        .run(|model: &Shares<Cpu>, batch| loss(&model.body, batch))
+        .unwrap();
+    nn::walk(&model, |_, entry| {
+        if let nn::ModuleEntry::Mode(mode) = entry {
+            assert!(mode.is_training());
+        }
+    });
+}
+
+#[test]
+fn what_is_recorded_without_a_loss_is_weighted_by_examples() {
+    let value = |ranks: usize| {
+        let memory = Memory::default();
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let mean = |model: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let (sum, count) = counted(model, batch)?;
+                train::record_scalar("mean", if count > 0.0 { sum / count } else { f64::NAN });
+                Ok((0.0, 1.0))
+            };
+            let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).without_loss();
+            Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                .until(Length::Steps(0))
+                .with(evaluate.measure("x", mean))
+                .sink(memory.clone())
+                .run(loss)
+        })
+        .unwrap();
+        memory.of("validation/mean")[0].1
+    };
+    let targets: Vec<f64> = examples(60).split_off(37).iter().map(|row| row[3]).collect();
+    let expected = targets.iter().sum::<f64>() / targets.len() as f64;
+    for ranks in [1, 2, 5, 8] {
+        assert!((value(ranks) - expected).abs() < 1e-12, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn an_evaluation_of_no_example_is_an_error() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let evaluate = Evaluate::on(held_out(comm.runtime()).batch(50).last(data::Last::Drop));
+    let error = trainer.with(evaluate).run(loss).unwrap_err().to_string();
+    assert!(error.contains("`validation` has seen 0 examples"), "{error}");
+}
+
+#[test]
+fn ranks_must_have_the_same_data() {
+    let run = |other_training: bool| {
+        let outcomes = distributed::comm::Ranks::new(2).outcomes(cpu, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let (train, held_out) = (loader(comm.runtime()), held_out(comm.runtime()));
+            let (train, held_out) = match (comm.rank(), other_training) {
+                (0, _) => (train, held_out),
+                (_, true) => (train.shuffle(4), held_out),
+                (_, false) => (train, held_out.batch(8)),
+            };
+            let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, train).until(Length::Steps(1));
+            trainer.with(Evaluate::on(held_out)).run(loss).map(|_| ())
+        });
+        outcomes.unwrap().swap_remove(0).unwrap_err().to_string()
+    };
+    let (train, evaluate) = (run(true), run(false));
+    assert!(train.contains("the data to train on of rank 0"), "{train}");
+    assert!(evaluate.contains("the data of `validation` of rank 0"), "{evaluate}");
 }

@@ -93,6 +93,12 @@ fn child() {
     });
     let reason = reason.unwrap();
     assert_eq!(reason == StopReason::Interrupted, steps > LENGTH as usize, "{reason:?}");
+    // What ended that run does not end the next one of the process.
+    let (comm, next) = (one(), Scratch::new("next"));
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime())).until(Length::Steps(2));
+    let report = trainer.with(Checkpoints::in_folder(&next.0)).run(loss).unwrap();
+    assert_eq!((report.reason, report.progress.step), (StopReason::Finished, 2));
 }
 
 fn start(folder: &Path, ranks: usize, change: Option<usize>, steps: u64) -> Child {

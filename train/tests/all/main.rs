@@ -8,6 +8,7 @@ mod evaluation;
 mod failures;
 mod intervals;
 mod kills;
+mod order;
 mod pipelines;
 mod policies;
 mod resuming;

@@ -168,3 +168,37 @@ fn other_data_is_refused() {
     assert!(error.contains("is of another order than this loader's"), "{error}");
     assert_eq!(run(1).unwrap().resumed, Some(2));
 }
+
+/// Keeps nothing, and remembers what it was given back.
+struct KeepsNothing(std::rc::Rc<std::cell::RefCell<Vec<usize>>>);
+
+impl<M, B> train::Callback<Cpu, M, B> for KeepsNothing {
+    fn on(&mut self, _: &train::Event<'_, Cpu>, _: &mut train::Run<'_, Cpu, M, B>) -> Result<()> {
+        Ok(())
+    }
+
+    fn name(&self) -> &str {
+        "keeps-nothing"
+    }
+
+    fn restore(&mut self, state: &train::CallbackState) -> Result<()> {
+        self.0.borrow_mut().push(state.len());
+        Ok(())
+    }
+}
+
+#[test]
+fn a_callback_that_kept_nothing_is_told_so() {
+    let (comm, scratch, told) = (one(), Scratch::new("keeps-nothing"), std::rc::Rc::default());
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    for (with, until) in [(false, 1), (true, 2), (true, 3)] {
+        let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+        if with {
+            trainer = trainer.with(KeepsNothing(std::rc::Rc::clone(&told)));
+        }
+        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+        trainer.until(Length::Steps(until)).with(checkpoints).resume(Resume::IfThere).run(loss).unwrap();
+    }
+    // The first time it was not there when the checkpoint was saved.
+    assert_eq!(*told.borrow(), [0]);
+}

@@ -6,10 +6,13 @@ use std::sync::{
 };
 
 use data::Batch;
-use distributed::checkpoint::Folder;
+use distributed::{
+    checkpoint::Folder,
+    comm::{Comm, Communicator, InOrderCommunicator},
+};
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
-use train::{Checkpoints, Evaluate, Interval, Length, Monitor, Trainer};
+use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Monitor, NonFinite, Resume, Run, Trainer};
 
 use crate::common::*;
 
@@ -117,4 +120,147 @@ fn keeping_none_is_refused() {
     let scratch = Scratch::new("none");
     let error = run(1, || Checkpoints::in_folder(&scratch.0).keep(0), &Memory::default()).unwrap_err().to_string();
     assert!(error.contains("at least one checkpoint stays"), "{error}");
+}
+
+#[test]
+fn checkpoints_of_another_run_are_left_alone() {
+    let (scratch, other) = (Scratch::new("another"), Scratch::new("from"));
+    let run = |folder: &Scratch, resume: Resume, dry: bool| {
+        let comm = one();
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(2));
+        if dry {
+            trainer = trainer.fast_dev_run(1).with(NonFinite::go_back(1));
+        }
+        let factor = if dry { f64::NAN } else { 1.0 };
+        trainer.with(Checkpoints::in_folder(&folder.0).on_signal(false)).resume(resume).run(|model, batch| {
+            let own = loss(model, batch)?;
+            distributed::train::Loss::sum(numcore::ops::PointwiseOps::mul(own.total(), factor)?, own.weight())
+        })
+    };
+    run(&scratch, Resume::No, false).unwrap();
+    run(&other, Resume::No, false).unwrap();
+    for resume in [Resume::No, Resume::From(other.0.clone())] {
+        let error = run(&scratch, resume, false).unwrap_err().to_string();
+        assert!(error.contains("has checkpoints of another run, the last of step 2"), "{error}");
+    }
+    for resume in [Resume::IfThere, Resume::From(scratch.0.clone())] {
+        assert_eq!(run(&scratch, resume, false).unwrap().resumed, Some(2));
+    }
+    let error = run(&scratch, Resume::No, true).unwrap_err().to_string();
+    assert!(error.contains("there is no checkpoint to go back to"), "{error}");
+}
+
+#[test]
+fn a_failure_of_the_last_save_is_reported_too() {
+    for (ranks, in_thread) in [(1, true), (1, false), (2, true)] {
+        let (scratch, memory) = (Scratch::new("last-fails"), Memory::default());
+        let policy = failing(&scratch, 1);
+        run(ranks, || policy().every(Interval::Never).in_thread(in_thread).report_failures(), &memory).unwrap();
+        assert!(memory.text("checkpoint/failure").is_some_and(|text| text.contains("no space left")), "{ranks}");
+    }
+}
+
+#[test]
+fn a_checkpoint_that_could_not_be_written_is_not_the_best() {
+    for in_thread in [true, false] {
+        let (scratch, saves) = (Scratch::new("not-best"), Arc::new(AtomicUsize::new(0)));
+        let policy = || {
+            let saves = saves.clone();
+            let folder = Folder::new(&scratch.0).watched(move |change| {
+                match change == "make a folder" && saves.fetch_add(1, Ordering::SeqCst) == 1 {
+                    true => Err(Error::argument("test", "no space left")),
+                    false => Ok(()),
+                }
+            });
+            Checkpoints::at(folder).best("validation/value").at_end(false).in_thread(in_thread).report_failures()
+        };
+        run(1, policy, &Memory::default()).unwrap();
+        let folder = Folder::new(&scratch.0);
+        // The value of step 2, which is not there, would have been the best of all.
+        assert_eq!(folder.steps().unwrap(), [1, 3, 5], "in a thread: {in_thread}");
+        assert_eq!(folder.marked("best").unwrap(), Some(5));
+    }
+}
+
+/// Does something when a step has ended.
+struct After<F>(u64, F);
+
+impl<F: FnMut(&mut Run<'_, Cpu, Mlp<Cpu>, Rows>) -> Result<()>> Callback<Cpu, Mlp<Cpu>, Rows> for After<F> {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, Mlp<Cpu>, Rows>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) && run.progress().step == self.0 { (self.1)(run) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn each_folder_has_an_interval_of_its_own() {
+    let (often, rarely) = (Scratch::new("often"), Scratch::new("rarely"));
+    on_ranks(2, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let saves = |folder: &Scratch, steps| {
+            Checkpoints::in_folder(&folder.0).every(Interval::Steps(steps)).at_end(false).on_signal(false)
+        };
+        Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(9))
+            .with(saves(&often, 2))
+            .with(saves(&rarely, 3))
+            .with(After(7, |run: &mut Run<'_, _, _, _>| {
+                run.control().save();
+                Ok(())
+            }))
+            .run(loss)
+    })
+    .unwrap();
+    assert_eq!(Folder::new(&often.0).steps().unwrap(), [2, 4, 6, 7, 8]);
+    assert_eq!(Folder::new(&rarely.0).steps().unwrap(), [3, 6, 7, 9]);
+}
+
+#[test]
+fn a_save_is_written_to_its_end_when_the_run_ends_by_an_error() {
+    for ranks in [1, 2] {
+        let scratch = Scratch::new("in-flight");
+        let error = on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let slow = Folder::new(&scratch.0).watched(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(60));
+                Ok(())
+            });
+            let rank = comm.rank();
+            Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                .until(Length::Steps(9))
+                .with(Checkpoints::at(slow).every(Interval::Steps(2)).on_signal(false))
+                .with(After(3, |_: &mut Run<'_, _, _, _>| match rank + 1 == ranks {
+                    true => Err(Error::other("the log is full")),
+                    false => Ok(()),
+                }))
+                .run(loss)
+        });
+        assert!(error.unwrap_err().to_string().contains("the log is full"));
+        assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(2), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn where_transfers_wait_for_each_other_no_thread_saves() {
+    for in_order in [false, true] {
+        let (scratch, threads) = (Scratch::new("in-order"), Arc::new(AtomicUsize::new(0)));
+        on_ranks(2, |comm| {
+            let comm: Comm<Cpu> =
+                if in_order { Arc::new(InOrderCommunicator::new(comm.clone())?) } else { comm.clone() };
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let seen = threads.clone();
+            let folder = Folder::new(&scratch.0).watched(move |_| {
+                let is_writer = std::thread::current().name() == Some("checkpoint");
+                seen.fetch_add(usize::from(is_writer), Ordering::SeqCst);
+                Ok(())
+            });
+            Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+                .until(Length::Steps(4))
+                .with(Checkpoints::at(folder).every(Interval::Steps(2)).on_signal(false))
+                .run(loss)
+        })
+        .unwrap();
+        assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [2, 4]);
+        assert_eq!(threads.load(Ordering::SeqCst) == 0, in_order);
+    }
 }

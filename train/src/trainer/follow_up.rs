@@ -1,0 +1,110 @@
+//! What follows from a step: what callbacks ask for, in one order, until nothing more is asked for.
+
+use data::{Batch, State};
+use distributed::train::TrainingMetrics;
+use numcore::{Error, Result, Runtime};
+
+use super::cycle::Cycle;
+use crate::{Event, LoopStep, Progress, StopReason, control::Agreed};
+
+/// How often callbacks may ask for more after one step: one that asks for an evaluation after each evaluation would never end.
+const ROUNDS: usize = 1000;
+
+/// What is to be done after a step, or before the first one.
+pub(super) struct FollowUp<'m, R: Runtime> {
+    pub agreed: Agreed,
+    /// The epoch of the step.
+    epoch: u64,
+    /// None before the first step.
+    metrics: Option<&'m TrainingMetrics<R>>,
+}
+
+impl<'m, R: Runtime> FollowUp<'m, R> {
+    pub fn new(agreed: Agreed, epoch: u64, metrics: Option<&'m TrainingMetrics<R>>) -> Self {
+        FollowUp { agreed, epoch, metrics }
+    }
+}
+
+impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+where
+    R: Runtime,
+    S: LoopStep<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    B: Send + 'static,
+{
+    /// Does what was agreed on, and what is asked for because of it. Records and saves come afterwards.
+    pub(super) fn follow_up(&mut self, follow: &mut FollowUp<'_, R>) -> Result<()> {
+        for _ in 0..ROUNDS {
+            if !self.follow_up_once(follow)? {
+                return Ok(());
+            }
+            let later = self.agree()?;
+            follow.agreed = std::mem::take(&mut follow.agreed).and(later);
+        }
+        let why = format!(
+            "callbacks have asked for something {ROUNDS} times after one step: look for one that asks in every event"
+        );
+        Err(Error::argument("Run::control", why))
+    }
+
+    /// Does the first thing that is to be done. False if there is none.
+    ///
+    /// Going back comes first: nothing may look at weights that are not finite. Batches are left out before the run may end, which that can bring about. An
+    /// epoch is over when its evaluations have run.
+    fn follow_up_once(&mut self, follow: &mut FollowUp<'_, R>) -> Result<bool> {
+        let agreed = &mut follow.agreed;
+        // Who ends a process does not wait for evaluations: those that are due run when it goes on.
+        if agreed.stop == Some(StopReason::Interrupted) {
+            agreed.evaluate = None;
+        }
+        if std::mem::take(&mut agreed.go_back) {
+            if let Some(metrics) = follow.metrics {
+                self.record(metrics, agreed)?;
+            }
+            (agreed.evaluate, agreed.save) = (None, None);
+            self.go_back()?;
+        } else if agreed.skip > 0 {
+            let batches = std::mem::take(&mut agreed.skip);
+            self.skip(batches)?;
+        } else if let Some(which) = agreed.evaluate.take() {
+            self.evaluate(which)?;
+        } else if let Some(reason) = self.about_to_end(follow) {
+            self.is_ending = true;
+            self.fire(&Event::Ending(&reason))?;
+        } else if self.state.progress.epoch > follow.epoch {
+            follow.epoch = self.state.progress.epoch;
+            self.fire(&Event::EpochEnd)?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Why the run ends after this step, if it does and callbacks do not know yet.
+    fn about_to_end(&self, follow: &FollowUp<'_, R>) -> Option<StopReason> {
+        // A run that had its length before it began takes no step, so there is nothing to evaluate or to save.
+        let is_finished = || follow.metrics.is_some() && self.state.length.is_reached(&self.state.progress);
+        let reason = follow.agreed.stop.clone().or_else(|| is_finished().then_some(StopReason::Finished));
+        reason.filter(|_| !self.is_ending)
+    }
+
+    /// Leaves out batches; `u64::MAX` is the rest of the epoch.
+    fn skip(&mut self, batches: u64) -> Result<()> {
+        let at = self.batches.state();
+        let to = match batches {
+            u64::MAX if at.position == 0 => return Ok(()),
+            u64::MAX => State { epoch: at.epoch + 1, position: 0 },
+            n => self.batches.state_after(n).ok_or_else(|| {
+                Error::argument("Control::skip_batches", format!("{n} batches after {at} there is nothing"))
+            })?,
+        };
+        self.batches = self.loader.endless(to)?;
+        // What callbacks find due now is what these batches would have completed.
+        let here = Progress { elapsed: self.state.checked, ..self.state.progress };
+        let start = std::mem::replace(&mut self.state.before, here);
+        self.take_position();
+        self.fire(&Event::Skipped)?;
+        self.state.before = start;
+        Ok(())
+    }
+}
