@@ -1,6 +1,6 @@
 //! Models from Hugging Face's folders, and back.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path, sync::Arc};
 
 use autograd::{Leaf, Residency};
 use nn::{Init, Module, ModuleExt, Param};
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     config::ConfigFields,
     convert::{Change, ConversionTable},
-    files::{SaveOptions, WeightWriter, Weights, save_json},
+    files::{SaveOptions, WeightWriter, Weights},
 };
 
 /// The name of weights' files.
@@ -97,16 +97,12 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         let (folder, table) = (folder.as_ref(), self.table());
         let named = self.named_parameters();
         let weights = named.iter().map(|(name, p)| weight(&table, name, p, options)).collect::<Result<Vec<_>>>()?;
-        if options.writes {
-            fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-            let mut fields = self.fields();
-            if let Some(first) = weights.first() {
-                fields.remove("torch_dtype");
-                fields.insert("dtype".into(), json!(torch_name(first.dtype)));
-            }
-            save_json(&folder.join("config.json"), &fields)?;
+        let mut fields = self.fields();
+        if let Some(first) = weights.first() {
+            fields.remove("torch_dtype");
+            fields.insert("dtype".into(), json!(torch_name(first.dtype)));
         }
-        WeightWriter::save_all(folder, WEIGHTS, &weights, options)
+        WeightWriter::save_all(folder, WEIGHTS, &weights, ("config.json", &fields), options)
     }
 }
 

@@ -20,24 +20,24 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// The weights in a folder that are named `NAME.safetensors`, or that `NAME.safetensors.index.json` lists.
+    /// The weights in a folder that are named `NAME.safetensors`, or that `NAME.safetensors.index.json` lists. The single
+    /// file goes first, as in transformers.
     ///
     /// # Errors
     /// If neither is there, or the index is malformed.
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
         let single = format!("{name}.safetensors");
-        let index = folder.join(format!("{single}.index.json"));
+        let (path, index) = (folder.join(&single), folder.join(format!("{single}.index.json")));
+        if path.is_file() {
+            let reader = Reader::open(&path)?;
+            let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
+            return Ok(Weights { folder: folder.into(), places, open: Mutex::new(BTreeMap::from([(single, reader)])) });
+        }
         if index.is_file() {
             let places = indexed(&JsonObject::open(&index)?)?;
             return Ok(Weights { folder: folder.into(), places, open: Mutex::default() });
         }
-        let path = folder.join(&single);
-        if !path.is_file() {
-            return Err(missing(folder, &single));
-        }
-        let reader = Reader::open(&path)?;
-        let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
-        Ok(Weights { folder: folder.into(), places, open: Mutex::new(BTreeMap::from([(single, reader)])) })
+        Err(missing(folder, &single))
     }
 
     /// All names, sorted.

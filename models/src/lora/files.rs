@@ -1,13 +1,13 @@
 //! Adapters to and from peft's folders.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, path::Path};
 
 use nn::{Init, ModuleExt, Param};
 use numcore::{Error, Result, Runtime, Shape, ops::PointwiseOps};
 
 use super::{AdaptedLayer, Lora, LoraConfig};
 use crate::{
-    files::{JsonObject, SaveOptions, WeightWriter, Weights, save_json},
+    files::{JsonObject, SaveOptions, WeightWriter, Weights},
     pretrained::Pretrained,
 };
 
@@ -32,11 +32,8 @@ impl<R: Runtime> Lora<R> {
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
         let weights: Vec<_> = self.layers.iter().flat_map(|layer| layer.weights(options)).collect();
-        if options.writes {
-            fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-            save_json(&folder.join(CONFIG), &self.config.to_json(self.transposed))?;
-        }
-        WeightWriter::save_all(folder, WEIGHTS, &weights, options)
+        let fields = self.config.to_json(self.transposed);
+        WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
     }
 
     /// Freezes a model and puts the adapters of a folder into it, which peft or [`save`](Lora::save) wrote.
