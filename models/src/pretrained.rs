@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _, path::Path, sync::Arc};
 
 use autograd::{Leaf, Residency};
-use nn::{Init, Module, ModuleExt, Param};
+use nn::{Init, Module, ModuleEntry, ModuleExt, Param, walk};
 use numcore::{
     Error, Result, Runtime, Shape, Tensor,
     ops::{PointwiseOps, Spec, ViewOps},
@@ -92,9 +92,10 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Writes a folder, with options. On many ranks whose parameters are sharded all call this, and one of them writes.
     ///
     /// # Errors
-    /// If a file cannot be written, or a parameter has no name in files.
+    /// If a file cannot be written, a parameter has no name in files, or a layer has an adapter, which these files have no place for.
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
+        without_adapters(self)?;
         let named = self.named_parameters();
         let weights = named.iter().map(|(name, p)| weight(&table, name, p, options)).collect::<Result<Vec<_>>>()?;
         let mut fields = self.fields();
@@ -223,6 +224,17 @@ impl<R: Runtime> Residency<R> for Source {
         let value: Tensor<R> = self.weights.tensor(leaf.runtime(), &self.name)?;
         changed(self.change, value.to_dtype(leaf.spec().dtype)?)
     }
+}
+
+/// An error if a layer has an adapter: whoever loads such a file without peft would get the model as it was before training.
+fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+    let mut adapted = None;
+    walk(model, |name, entry| match entry {
+        ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some() => adapted = Some(name.to_owned()),
+        _ => {}
+    });
+    let why = "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`";
+    adapted.map_or(Ok(()), |name| Err(Error::state(name, why)))
 }
 
 /// A weight that is to be written.

@@ -172,3 +172,16 @@ fn folders_of_adapters_that_are_wrong() {
     numcore::safetensors::save(path, &[("x".into(), tensor)], &Default::default()).unwrap();
     assert!(error(&folder, "llama").contains("down_proj.lora_B.weight is missing"));
 }
+
+/// Whoever loads the files of a model without peft would get the base model.
+#[test]
+fn a_model_with_adapters_is_not_saved_as_if_it_had_none() {
+    let ((model, mut lora), scratch) = (load("lora_llama", "llama"), Scratch::new());
+    let error = model.save_pretrained(&scratch.0).unwrap_err().to_string();
+    assert!(error.contains("merge the adapters, or save the `Lora`"), "{error}");
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+    lora.merge().unwrap();
+    model.save_pretrained(&scratch.0).unwrap();
+    let (due, again) = (Reference::read("lora_llama"), Decoder::from_pretrained(&scratch.0, &init()).unwrap());
+    close("merged", &logits(&again, &due), &due.tensor("merged_logits"), 2e-5);
+}
