@@ -96,6 +96,7 @@ impl LoraConfig {
         if fields.text("bias")?.unwrap_or("none") != "none" {
             return Err(fields.wrong("bias", "is not `none`: biases are not trained with adapters here"));
         }
+        check_start(fields)?;
         let known = [
             "alpha_pattern",
             "exclude_modules",
@@ -214,6 +215,22 @@ fn ends(layer: &str, end: &str) -> bool {
 
 fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
     patterns.iter().find(|(name, _)| ends(layer, name.strip_prefix('^').unwrap_or(name))).map(|(_, value)| *value)
+}
+
+/// An error if the weights of the base model were changed when the adapter was made: with those of its files the adapter computes something
+/// else. Of all that is done at the start these values alone leave the base model as it is.
+fn check_start(fields: &JsonObject) -> Result<()> {
+    let harmless = match fields.get("init_lora_weights") {
+        None | Some(Value::Bool(_)) => true,
+        Some(Value::String(how)) => ["gaussian", "eva", "orthogonal"].contains(&how.to_lowercase().as_str()),
+        Some(_) => false,
+    };
+    if harmless {
+        return Ok(());
+    }
+    let why = "changes the base model's weights: convert the adapter in peft with \
+               `save_pretrained(..., path_initial_model_for_weight_conversion=...)`";
+    Err(fields.wrong("init_lora_weights", why))
 }
 
 fn targets(fields: &JsonObject) -> Result<LoraTargets> {

@@ -161,6 +161,13 @@ fn folders_of_adapters_that_are_wrong() {
     assert!(error(&with("target_modules", ".*q_proj".into()), "llama").contains("regular expression"));
     assert!(error(&with("modules_to_save", serde_json::json!(["lm_head"])), "llama").contains("`modules_to_save`"));
     assert!(error(&with("layers_to_transform", serde_json::json!([1])), "llama").contains("`layers_to_transform`"));
+    for start in ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga"] {
+        let why = error(&with("init_lora_weights", start.into()), "llama");
+        assert!(why.contains("`init_lora_weights`") && why.contains("convert"), "{why}");
+    }
+    for start in ["gaussian", "eva", "orthogonal"] {
+        Lora::load(&decoder("llama"), &init(), &with("init_lora_weights", start.into()).0).unwrap();
+    }
     let more = error(&with("r", 4.into()), "llama");
     assert!(more.contains("q_proj.lora_A.weight is f32 [3, 12] in the file, and [4, 12] here"), "{more}");
     let fewer = error(&with("target_modules", serde_json::json!(["q_proj"])), "llama");
