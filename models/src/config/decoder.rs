@@ -56,6 +56,7 @@ impl DecoderConfig {
         let family = Family::of(fields)?;
         let config = if family == Family::Gpt2 { gpt2(fields)? } else { llama(fields, family)? };
         fields.flag_or("tie_word_embeddings", false)?;
+        fields.require("is_causal", true)?;
         if fields.part("quantization_config")?.is_some() {
             return Err(fields
                 .wrong("quantization_config", "is there: quantised weights are not read; use the unquantised model"));

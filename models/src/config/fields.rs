@@ -86,6 +86,24 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
+/// Fields that are known to change nothing where they are false: every other field must be read or be harmless, whatever its value, since
+/// `false` may be what changes the model.
+const OFF: &[&str] = &[
+    "add_cross_attention",
+    "attention_bias",
+    "early_stopping",
+    "is_decoder",
+    "mlp_bias",
+    "output_scores",
+    "remove_invalid_values",
+    "rope_interleaved",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "use_bfloat16",
+    "use_mrope",
+    "use_sliding_window",
+];
+
 /// A `config.json` that knows which of its fields were read. What nobody read, and is not known to change nothing, is an error in the end: it
 /// could change what the model computes.
 #[derive(Debug)]
@@ -195,12 +213,14 @@ impl ConfigFields {
         }
     }
 
-    /// An error if a field is left that nobody read and that may change what is computed. A field of null or false is none.
+    /// An error if a field is left that nobody read and that may change what is computed. A field of null, `{}` or `[]` is
+    /// none.
     pub fn finish(&self) -> Result<()> {
         let read = self.read.borrow();
         let unknown = |(name, value): &(&String, &Value)| {
-            let off = value.is_null() || **value == Value::Bool(false);
-            !off && !read.contains(name.as_str()) && HARMLESS.binary_search(&name.as_str()).is_err()
+            let is_known = |list: &[&str]| list.binary_search(&name.as_str()).is_ok();
+            let off = is_empty(value) || **value == Value::Bool(false) && is_known(OFF);
+            !off && !read.contains(name.as_str()) && !is_known(HARMLESS)
         };
         let unknown: Vec<String> = self.fields().iter().filter(unknown).map(|(name, _)| format!("`{name}`")).collect();
         if unknown.is_empty() {
@@ -219,12 +239,22 @@ impl ConfigFields {
     }
 }
 
+/// Whether a value says nothing.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn harmless_fields_are_sorted() {
-        assert!(HARMLESS.is_sorted());
+    fn lists_of_fields_are_sorted() {
+        assert!(HARMLESS.is_sorted() && OFF.is_sorted());
     }
 }

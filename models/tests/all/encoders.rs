@@ -104,6 +104,23 @@ fn heads_that_are_not_used_are_left_out() {
     assert_eq!(report.ignored.len(), 3);
 }
 
+/// The fields of `bert-base-uncased` and `bert-base-multilingual-cased`.
+#[test]
+fn configurations_of_the_first_bert_are_read() {
+    let folder = Scratch::copy_of("bert_mlm").with_config(|fields| {
+        let more = serde_json::json!({
+            "gradient_checkpointing": false, "position_embedding_type": "absolute", "pruned_heads": {},
+            "directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12,
+            "pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "pooler_type": "first_token_transform"
+        });
+        fields.extend(more.as_object().cloned().unwrap());
+    });
+    Bert::from_pretrained(&folder.0, &init()).unwrap();
+    let pruned = folder.with_config(|fields| drop(fields.insert("pruned_heads".into(), serde_json::json!({"0": [1]}))));
+    let error = Bert::from_pretrained(&pruned.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("`pruned_heads`"), "{error}");
+}
+
 #[test]
 fn files_of_old_versions_say_gamma_and_beta() {
     let folder = Scratch::copy_of("bert_mlm");

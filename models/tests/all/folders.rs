@@ -39,6 +39,11 @@ fn configurations_that_are_not_understood() {
     };
     expect(&change("final_logit_softcapping", json!(30.0)), &["`final_logit_softcapping`", "delete"]);
     expect(&change("attention_multiplier", json!(0.5)), &["`attention_multiplier`"]);
+    expect(&change("use_attention_scale", json!(false)), &["`use_attention_scale`", "delete"]);
+    expect(&change("is_causal", json!(false)), &["`is_causal` is false"]);
+    for (field, value) in [("is_causal", json!(true)), ("use_bfloat16", json!(false)), ("pruned_heads", json!({}))] {
+        Decoder::from_pretrained(&change(field, value).0, &init()).unwrap();
+    }
     expect(&change("hidden_act", json!("xielu")), &["`hidden_act` is `xielu`"]);
     expect(&change("model_type", json!("gemma")), &["`gemma`", "qwen3"]);
     expect(&change("model_type", json!(3)), &["`model_type` is 3, not a string"]);
