@@ -36,6 +36,13 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         false
     }
 
+    /// The parameter that a weight is a copy of, by the name it would have here. A file in which they differ is of a model that does not tie
+    /// them, and is an error.
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        let _ = parameter;
+        None
+    }
+
     /// The fields of a `config.json` that gives this model again.
     fn fields(&self) -> Map<String, Value>;
 
@@ -156,6 +163,25 @@ fn cut(names: Vec<String>) -> String {
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
+/// Weights that should be copies of others and are not, and why.
+fn untied<R: Runtime>(
+    model: &impl Pretrained<R>,
+    weights: &Weights,
+    given: &BTreeMap<String, (String, Change)>,
+) -> Result<Vec<(String, String)>> {
+    let mut untied = Vec::new();
+    for (ours, (theirs, _)) in given {
+        let Some((of, _)) = model.tied_to(ours).and_then(|of| given.get(of)) else { continue };
+        if !weights.same(theirs, of)? {
+            let why = format!(
+                "is no copy of {of} in files, and is tied to it here: set `tie_word_embeddings` to false, or remove {theirs}"
+            );
+            untied.push((ours.clone(), why));
+        }
+    }
+    Ok(untied)
+}
+
 /// Where each parameter comes from.
 struct Plan<R: Runtime> {
     sources: Vec<(Param<R>, Source)>,
@@ -170,9 +196,16 @@ impl<R: Runtime> Plan<R> {
         for theirs in weights.names() {
             match table.ours(theirs) {
                 _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
+                // Of two weights of one meaning the first is taken.
+                Some(ours) if given.contains_key(&ours.name) => {
+                    drop(report.unexpected.insert(theirs.to_owned(), Some(ours.name)));
+                }
                 Some(ours) => drop(given.insert(ours.name, (theirs.to_owned(), ours.change))),
                 None => drop(report.unexpected.insert(theirs.to_owned(), None)),
             }
+        }
+        for (copy, why) in untied(model, weights, &given)? {
+            report.unfit.insert(copy, why);
         }
         for (name, parameter) in model.named_parameters() {
             let Some((theirs, change)) = given.remove(&name) else {

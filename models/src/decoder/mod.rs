@@ -145,6 +145,10 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
         self.config.tied && parameter == "lm_head.weight"
     }
 
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        (self.config.tied && parameter == "lm_head.weight").then_some("embed_tokens.weight")
+    }
+
     fn fields(&self) -> Map<String, Value> {
         self.config.to_json()
     }

@@ -209,7 +209,16 @@ impl<R: Runtime> Pretrained<R> for Bert<R> {
     }
 
     fn does_without(&self, parameter: &str) -> bool {
-        self.pooler.is_none() && parameter.starts_with("pooler.")
+        let is_tied = parameter.starts_with("head.decoder.");
+        is_tied || self.pooler.is_none() && parameter.starts_with("pooler.")
+    }
+
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        match parameter {
+            "head.decoder.weight" if self.config.task == BertTask::MaskedLm => Some("embed_tokens.weight"),
+            "head.decoder.bias" if self.config.task == BertTask::MaskedLm => Some("head.bias"),
+            _ => None,
+        }
     }
 
     fn fields(&self) -> Map<String, Value> {

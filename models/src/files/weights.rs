@@ -65,6 +65,18 @@ impl Weights {
         Tensor::from_bytes(rt, shape, dtype, &bytes)
     }
 
+    /// Whether two tensors have one element type, shape and value, bit by bit.
+    ///
+    /// # Errors
+    /// If one of them is not there, or cannot be read.
+    pub fn same(&self, a: &str, b: &str) -> Result<bool> {
+        if self.spec(a)? != self.spec(b)? {
+            return Ok(false);
+        }
+        let bytes = |name| self.with_reader(name, |reader| reader.bytes(name));
+        Ok(bytes(a)? == bytes(b)?)
+    }
+
     fn with_reader<T>(&self, name: &str, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<T> {
         let Some(file) = self.places.get(name) else {
             return Err(Error::state(name, format!("is not among the weights in {}", self.folder.display())));

@@ -201,6 +201,24 @@ fn a_copy_of_a_tied_weight_is_left_out() {
     let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
     report.strict().unwrap();
     assert_eq!(report.ignored, ["lm_head.weight"]);
+    let head = &mut tensors.last_mut().unwrap().1;
+    *head = head.add(1e-3).unwrap();
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let error = Decoder::from_pretrained_partly(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight is no copy") && error.contains("tie_word_embeddings"), "{error}");
+}
+
+/// A name with the prefix and one without it mean one parameter.
+#[test]
+fn of_two_weights_of_one_meaning_the_second_is_unexpected() {
+    let folder = Scratch::copy_of("llama");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    let norm = tensors.iter().find(|(name, _)| name == "model.norm.weight").unwrap().1.clone();
+    tensors.push(("norm.weight".into(), norm));
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
+    assert_eq!(report.unexpected.into_iter().collect::<Vec<_>>(), [("norm.weight".into(), Some("norm.weight".into()))]);
 }
 
 #[test]

@@ -96,12 +96,19 @@ fn heads_that_are_not_used_are_left_out() {
     let path = folder.0.join("model.safetensors");
     let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
     let zeros = Tensor::zeros(&cpu(), [12, 12], DType::F32).unwrap();
-    let more = ["bert.pooler.dense.weight", "cls.seq_relationship.weight", "cls.predictions.decoder.weight"];
+    let more = ["bert.pooler.dense.weight", "cls.seq_relationship.weight"];
     tensors.extend(more.map(|name| (name.to_string(), zeros.clone())));
+    let embedding = tensors.iter().find(|(name, _)| name.ends_with("word_embeddings.weight")).unwrap().1.clone();
+    tensors.push(("cls.predictions.decoder.weight".into(), embedding));
     numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
     let (_, report) = Bert::from_pretrained_partly(&folder.0, &init()).unwrap();
     report.strict().unwrap();
     assert_eq!(report.ignored.len(), 3);
+    // A head of its own is none that may be left out.
+    tensors.last_mut().unwrap().1 = zeros;
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let error = Bert::from_pretrained(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("head.decoder.weight is no copy of bert.embeddings.word_embeddings.weight"), "{error}");
 }
 
 /// The fields of `bert-base-uncased` and `bert-base-multilingual-cased`.
