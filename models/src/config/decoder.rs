@@ -4,7 +4,7 @@ use nn::Activation;
 use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, Family, RopeConfig, RopeScaling};
+use super::{ConfigFields, Family, RopeConfig, RopeScaling, check_sizes};
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
 #[derive(Clone, Debug, PartialEq)]
@@ -136,6 +136,18 @@ impl DecoderConfig {
     /// An error unless the sizes fit each other.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("decoder", field, why));
+        check_sizes(
+            "decoder",
+            &[
+                ("vocab", self.vocab),
+                ("width", self.width),
+                ("heads", self.heads),
+                ("kv_heads", self.kv_heads),
+                ("head_dim", self.head_dim),
+                ("hidden", self.hidden),
+                ("context", self.context),
+            ],
+        )?;
         for (field, size) in [("vocab", self.vocab), ("width", self.width), ("context", self.context)] {
             if size == 0 {
                 return wrong(field, format!("`{field}` is 0"));

@@ -86,6 +86,22 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
+/// The largest size of a model: products of three sizes are counts still.
+const LARGEST: usize = i32::MAX as usize;
+
+/// An error if one of a model's sizes is larger than that of any model: products of sizes would overflow.
+///
+/// # Errors
+/// See above.
+pub fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Result<()> {
+    let Some((field, size)) = sizes.iter().find(|(_, size)| *size > LARGEST) else { return Ok(()) };
+    Err(Error::config(
+        model,
+        field,
+        format!("`{field}` is {size}, which is larger than any model's: the most is {LARGEST}"),
+    ))
+}
+
 /// Fields that are known to change nothing where they are false: every other field must be read or be harmless, whatever its value, since
 /// `false` may be what changes the model.
 const OFF: &[&str] = &[
@@ -143,17 +159,23 @@ impl ConfigFields {
 
     /// A count that must be there.
     pub fn size(&self, name: &'static str) -> Result<usize> {
-        self.need(name, self.count(self.known(name))?)
+        self.need(name, self.maybe_size(name)?)
     }
 
     /// A count, or this one.
     pub fn size_or(&self, name: &'static str, default: usize) -> Result<usize> {
-        Ok(self.count(self.known(name))?.unwrap_or(default))
+        Ok(self.maybe_size(name)?.unwrap_or(default))
     }
 
     /// A count that may be absent.
     pub fn maybe_size(&self, name: &'static str) -> Result<Option<usize>> {
-        self.count(self.known(name))
+        match self.count(self.known(name))? {
+            Some(size) if size > LARGEST => {
+                Err(self
+                    .wrong(name, format_args!("is {size}, which is larger than any model's: the most is {LARGEST}")))
+            }
+            size => Ok(size),
+        }
     }
 
     /// The number of layers. What is no model's would take memory before its weights are found missing.

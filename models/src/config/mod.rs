@@ -7,5 +7,5 @@ mod rope;
 
 pub use decoder::DecoderConfig;
 pub use family::Family;
-pub use fields::ConfigFields;
+pub use fields::{ConfigFields, check_sizes};
 pub use rope::{RopeConfig, RopeScaling};

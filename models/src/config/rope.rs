@@ -140,14 +140,15 @@ const COMMON: [&str; 5] =
     ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
 
 impl RopeScaling {
-    /// The fields of a kind besides [`COMMON`]. An unknown kind is refused by itself.
-    fn own_fields(kind: &str) -> &'static [&'static str] {
-        match kind {
+    /// The fields of a kind besides [`COMMON`]; none if the kind is not known.
+    fn own_fields(kind: &str) -> Option<&'static [&'static str]> {
+        Some(match kind {
+            "default" => &[],
             "linear" => &["factor"],
             "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
             "yarn" => &["factor", "beta_fast", "beta_slow", "attention_factor", "truncate", "mscale", "mscale_all_dim"],
-            _ => &[],
-        }
+            _ => return None,
+        })
     }
 
     fn read(part: &JsonObject, context: usize) -> Result<Self> {
@@ -157,7 +158,7 @@ impl RopeScaling {
             if value > 0.0 { Ok(value) } else { Err(part.wrong(name, format_args!("is {value}, and must be above 0"))) }
         };
         let own = RopeScaling::own_fields(kind);
-        let known = |name: &str| COMMON.contains(&name) || own.contains(&name);
+        let known = |name: &str| COMMON.contains(&name) || own.is_none_or(|own| own.contains(&name));
         if let Some(name) = part.fields().keys().find(|name| part.get(name).is_some() && !known(name)) {
             return Err(part.wrong(name, format_args!("is no field of rotary positions of type `{kind}`")));
         }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::bert_config::{block, expect_type, labels, with_block, with_labels};
 use crate::{
-    config::ConfigFields,
+    config::{ConfigFields, check_sizes},
     convert::{ConversionTable, VIT},
     pretrained::Pretrained,
 };
@@ -98,6 +98,7 @@ impl<R: Runtime> Vit<R> {
     /// # Errors
     /// If sizes do not fit each other.
     pub fn new(init: &Init<R>, config: VitConfig) -> Result<Self> {
+        check_sizes("vit", &[("image", config.image), ("width", config.block.width), ("labels", config.labels)])?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (width, per_side) = (config.block.width, config.image / config.patch.max(1));
         let small = Initializer::Normal { mean: 0.0, std: 0.02 };

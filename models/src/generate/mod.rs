@@ -6,7 +6,7 @@ mod stop;
 
 use autograd::{Var, no_grad};
 use numcore::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor, Within,
     ops::{PointwiseOps, ViewOps},
 };
 
@@ -93,7 +93,8 @@ impl<'a, R: Runtime> Batch<'a, R> {
     fn run(mut self) -> Result<Vec<Generated>> {
         let padding = self.rows.iter().map(|row| self.width - row.prompt.tokens.len()).collect();
         // The last token is not read again.
-        let mut cache = self.model.cache(self.width + self.options.max_new_tokens - 1, padding);
+        let capacity = self.width.saturating_add(self.options.max_new_tokens - 1);
+        let mut cache = self.model.cache(capacity, padding);
         let mut tokens = self.prompts()?;
         for step in 0..self.options.max_new_tokens {
             let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
@@ -139,7 +140,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
             if row.ended.is_some() {
                 continue;
             }
-            process(scores, &[&row.prompt.tokens, &row.new], options);
+            process(scores, &[&row.prompt.tokens, &row.new], options).within(format_args!("new token {step}"))?;
             let draw = Draw { seed: options.seed, stream: row.prompt.stream, step: step as u64 };
             let token = draw.choose(scores, options.sampling.is_some())?;
             row.new.push(token);

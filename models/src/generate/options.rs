@@ -115,8 +115,12 @@ impl GenerationOptions {
     }
 
     /// Changes the logits of the token after `text` as sampling would before it draws; what is left out becomes −∞.
-    pub fn process(&self, logits: &mut [f32], text: &[u32]) {
-        super::processors::process(logits, &[text], self);
+    ///
+    /// # Errors
+    /// If an option is out of range, there is no logit, or one is NaN or infinite.
+    pub fn process(&self, logits: &mut [f32], text: &[u32]) -> Result<()> {
+        self.check()?;
+        super::processors::process(logits, &[text], self)
     }
 
     /// An error unless every option is in its range.
@@ -127,7 +131,9 @@ impl GenerationOptions {
             return wrong("repetition_penalty", format!("a penalty of {} is not above 0", self.repetition_penalty));
         }
         let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = self.sampling else { return Ok(()) };
-        if !(temperature > 0.0 && temperature.is_finite()) {
+        // Logits are divided as f32.
+        let divisor = temperature as f32;
+        if !(divisor.is_normal() && divisor > 0.0) {
             let why = format!("a temperature of {temperature} is not above 0; leave `sampling` out for greedy text");
             return wrong("temperature", why);
         }

@@ -153,6 +153,10 @@ fn what_is_not_an_encoder_here_is_an_error() {
     assert!(error(&with("position_embedding_type", "relative_key".into())).contains("relative_key"));
     assert!(error(&with("is_decoder", true.into())).contains("is_decoder"));
     assert!(error(&with("architectures", serde_json::json!(["BertForQuestionAnswering"]))).contains("Question"));
+    let large =
+        Scratch::copy_of("vit").with_config(|fields| drop(fields.insert("image_size".into(), (1u64 << 40).into())));
+    let error = Vit::from_pretrained(&large.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("`image_size`"), "{error}");
     let image = Var::new(Tensor::zeros(&cpu(), [1, 3, 8, 12], DType::F32).unwrap());
     assert!(vit().forward(&image).map(|_| ()).unwrap_err().to_string().contains("[B, 3, 12, 12]"));
 }
