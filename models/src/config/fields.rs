@@ -181,7 +181,7 @@ impl ConfigFields {
     /// The number of layers. What is no model's would take memory before its weights are found missing.
     pub fn layers(&self, name: &'static str) -> Result<usize> {
         const MOST: usize = 10_000;
-        match self.size(name)? {
+        match self.need(name, self.count(self.known(name))?)? {
             layers if layers <= MOST => Ok(layers),
             layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
         }

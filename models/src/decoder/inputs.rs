@@ -37,7 +37,7 @@ pub(super) struct Placement<R: Runtime> {
 }
 
 impl<R: Runtime> Placement<R> {
-    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Self> {
+    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>, layers: usize) -> Result<Self> {
         let shape = tokens.spec().shape;
         let &[b, t] = &shape[..] else {
             return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));
@@ -50,7 +50,7 @@ impl<R: Runtime> Placement<R> {
                 let why = "a cache knows the positions of its tokens: give none, and no segments";
                 return Err(Error::argument("decoder", why));
             }
-            cache.check(b, t)?;
+            cache.check(b, t, layers)?;
             return Placement::after(cache, range(cache.len())?, t);
         }
         let positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;

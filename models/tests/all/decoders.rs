@@ -171,9 +171,67 @@ fn padding_on_the_left_changes_nothing() {
     }
 }
 
+/// A layer that fails, after others have added to the cache.
+struct Failing;
+
+impl nn::Adapter<runtime_cpu::Cpu> for Failing {
+    fn forward(&self, _: &nn::Linear<runtime_cpu::Cpu>, _: &V) -> numcore::Result<V> {
+        Err(numcore::Error::state("layer", "fails"))
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl nn::Module<runtime_cpu::Cpu> for Failing {
+    fn visit(&self, _: &str, _: &mut dyn nn::Visitor<runtime_cpu::Cpu>) {}
+}
+
+#[test]
+fn a_call_that_fails_adds_nothing_to_a_cache() {
+    let (model, due) = (decoder("llama"), Reference::read("llama"));
+    let (ids, logits) = (due.tensor("ids"), due.tensor("logits"));
+    let mut cache = model.cache(23, vec![0, 0]);
+    let mut call = |at: usize, len: usize| {
+        let tokens = Var::new(ids.narrow(1, at, len).unwrap());
+        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+        no_grad(|| model.forward_with(&tokens, inputs)).and_then(|logits| logits.value())
+    };
+    let slot = &model.layers[1].mlp.down_proj.adapter;
+    for (at, len) in [(0, 9), (9, 14)] {
+        slot.replace(Some(std::sync::Arc::new(Failing)));
+        call(at, len).unwrap_err();
+        call(at, len - 3).unwrap_err();
+        slot.replace(None);
+        close("again", &call(at, len).unwrap(), &logits.narrow(1, at, len).unwrap(), 2e-5);
+    }
+}
+
+/// Nothing is allocated for tokens that never come.
+#[test]
+fn a_cache_grows_with_its_tokens() {
+    let model = decoder("llama");
+    let ids = Reference::read("llama").tensor("ids");
+    let mut cache = model.cache(usize::MAX, vec![0]);
+    let step = ids.narrow(0, 0, 1).unwrap();
+    let all = numcore::ops::cat(&[&step; 8], 1).unwrap();
+    let due = model.forward(&Var::new(all.clone())).unwrap().value().unwrap();
+    for i in 0..8 {
+        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+        let found = no_grad(|| model.forward_with(&Var::new(step.clone()), inputs)).unwrap().value().unwrap();
+        close("grown", &found, &due.narrow(1, 23 * i, 23).unwrap(), 5e-5);
+    }
+}
+
 #[test]
 fn what_a_cache_cannot_do_is_an_error() {
     let model = decoder("llama");
+    let mut small = models::KvCache::new(1, 4, vec![0]);
+    let inputs = DecoderInputs { cache: Some(&mut small), ..Default::default() };
+    let one = Var::new(Tensor::zeros(&cpu(), [1, 1], DType::I64).unwrap());
+    let error = no_grad(|| model.forward_with(&one, inputs)).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("is for 1 layers, and the model has 2"), "{error}");
     let tokens = |b: usize, t: usize| Var::new(Tensor::zeros(&cpu(), [b, t], DType::I64).unwrap());
     let call = |b, t| {
         let mut cache = model.cache(4, vec![0, 0]);

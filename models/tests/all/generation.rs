@@ -120,6 +120,10 @@ fn what_cannot_be_continued_is_an_error() {
     let cold = Sampling { temperature: 0.0, ..Default::default() };
     assert!(error(vec![1], &GenerationOptions { sampling: Some(cold), ..greedy(1) }).contains("temperature"));
     assert!(error(vec![99], &greedy(1)).contains("embed_tokens"));
+    // Room for as many is not taken before they come.
+    let endless = GenerationOptions { end: vec![lists(&facts("llama")["greedy"])[1][4]], ..greedy(usize::MAX) };
+    let ended = generate(&decoder("llama"), &prompts("llama")[1..2], &endless, None).unwrap().remove(0);
+    assert_eq!((ended.tokens.last(), ended.reason), (endless.end.last(), FinishReason::End));
     assert!(generate(&model, &[], &greedy(3), None).unwrap().is_empty());
     assert!(generate(&model, &[vec![1].into()], &greedy(0), None).unwrap()[0].tokens.is_empty());
 }
