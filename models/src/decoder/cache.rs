@@ -13,6 +13,8 @@ use numcore::{
 pub struct KvCache<R: Runtime> {
     layers: Vec<LayerCache<R>>,
     padding: Vec<usize>,
+    /// Rows whose text has ended: what is read of them no longer matters.
+    ended: Vec<bool>,
     capacity: usize,
     len: usize,
 }
@@ -35,7 +37,8 @@ impl<R: Runtime> KvCache<R> {
     /// its length how many rows there are.
     pub fn new(layers: usize, capacity: usize, padding: Vec<usize>) -> Self {
         let empty = || LayerCache { memory: None, capacity, len: 0, written: 0 };
-        KvCache { layers: (0..layers).map(|_| empty()).collect(), padding, capacity, len: 0 }
+        let ended = vec![false; padding.len()];
+        KvCache { layers: (0..layers).map(|_| empty()).collect(), padding, ended, capacity, len: 0 }
     }
 
     /// How many tokens of each row are in it, padding among them.
@@ -51,6 +54,16 @@ impl<R: Runtime> KvCache<R> {
     /// How many tokens at the beginning of each row are padding.
     pub fn padding(&self) -> &[usize] {
         &self.padding
+    }
+
+    /// Says that a row's text has ended. Its tokens have no positions any more, so that none is past the context.
+    pub(crate) fn end(&mut self, row: usize) {
+        self.ended[row] = true;
+    }
+
+    /// What is subtracted from the columns of each row to get positions; `end`, past all columns, for rows that ended.
+    pub(super) fn shifts(&self, end: usize) -> impl Iterator<Item = usize> {
+        self.padding.iter().zip(&self.ended).map(move |(&padding, &ended)| if ended { end } else { padding })
     }
 
     pub(super) fn layer(&mut self, i: usize) -> &mut LayerCache<R> {

@@ -44,7 +44,7 @@ pub struct Generated {
 /// Continues prompts, which may differ in length. The model is computed without gradients; its dropout, if it has any, is its own affair.
 ///
 /// # Errors
-/// If there is an empty prompt, an option is out of range, or the text would be longer than learned positions reach.
+/// If there is an empty prompt, an option is out of range, or a prompt is longer than learned positions reach.
 pub fn generate<R: Runtime>(
     model: &Decoder<R>,
     prompts: &[Prompt],
@@ -102,6 +102,9 @@ impl<'a, R: Runtime> Batch<'a, R> {
             let last = states.narrow(1, states.dims()[1] - 1, 1)?;
             let logits = self.model.logits(&last)?.value()?.to_dtype(DType::F32)?.to_vec::<f32>()?;
             self.extend(step, logits)?;
+            for (i, _) in self.rows.iter().enumerate().filter(|(_, row)| row.ended.is_some()) {
+                cache.end(i);
+            }
             if self.rows.iter().all(|row| row.ended.is_some()) {
                 break;
             }
@@ -132,10 +135,17 @@ impl<'a, R: Runtime> Batch<'a, R> {
         Ok(Var::new(Tensor::from_slice(&rt, [rows, tokens.len() / rows], tokens)?))
     }
 
+    /// The longest text of a row: what follows the last learned position can be chosen, and not be read.
+    fn most(&self) -> usize {
+        let config = self.model.config();
+        let learned = config.rope.is_none().then_some(config.context + 1);
+        learned.unwrap_or(usize::MAX)
+    }
+
     /// Chooses the next token of each row that has not ended.
     fn extend(&mut self, step: usize, mut logits: Vec<f32>) -> Result<()> {
         let vocab = logits.len() / self.rows.len();
-        let (options, stop) = (self.options, self.stop);
+        let (options, stop, most) = (self.options, self.stop, self.most());
         for (row, scores) in self.rows.iter_mut().zip(logits.chunks_exact_mut(vocab)) {
             if row.ended.is_some() {
                 continue;
@@ -148,6 +158,8 @@ impl<'a, R: Runtime> Batch<'a, R> {
                 true => Some(FinishReason::End),
                 false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
             };
+            let len = row.prompt.tokens.len() + row.new.len();
+            row.ended = row.ended.or((len >= most).then_some(FinishReason::Length));
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use numcore::Result;
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// It has as many tokens as were allowed.
+    /// It has as many tokens as were allowed, or as the model has positions for.
     Length,
     /// A token ended it.
     End,

@@ -100,6 +100,21 @@ fn what_is_sampled_depends_on_seed_and_stream_alone() {
     assert_ne!(sampled(&[prompt(1, 5)], 4).remove(0), alone);
 }
 
+/// Each row goes on to where its own text meets the end of learned positions, whatever the others are.
+#[test]
+fn a_text_ends_where_learned_positions_do() {
+    let model = decoder("gpt2");
+    let prompts: Vec<Prompt> = [60, 3, 64].map(|len| vec![1; len].into()).into();
+    let alone = |i: usize, new| generate(&model, &prompts[i..i + 1], &greedy(new), None).unwrap().remove(0);
+    let batch = generate(&model, &prompts, &greedy(20), None).unwrap();
+    let lengths: Vec<_> = batch.iter().map(|g| (g.tokens.len(), g.reason)).collect();
+    assert_eq!(lengths, [(5, FinishReason::Length), (20, FinishReason::Length), (1, FinishReason::Length)]);
+    for (i, (found, new)) in batch.into_iter().zip([4, 20, 1]).enumerate() {
+        assert_eq!(found.tokens[..new], alone(i, new).tokens);
+    }
+    assert_eq!(alone(1, usize::MAX).tokens.len(), 62);
+}
+
 #[test]
 fn options_come_from_the_folder() {
     assert_eq!(GenerationOptions::of_folder(reference("llama")).unwrap().end, [2]);
@@ -116,7 +131,7 @@ fn what_cannot_be_continued_is_an_error() {
         generate(&model, &[prompt.into()], options, None).unwrap_err().to_string()
     };
     assert!(error(vec![], &greedy(1)).contains("prompt 0 is empty"));
-    assert!(error(vec![1; 60], &greedy(6)).contains("context of 64"));
+    assert!(error(vec![1; 65], &greedy(1)).contains("context of 64"));
     let cold = Sampling { temperature: 0.0, ..Default::default() };
     assert!(error(vec![1], &GenerationOptions { sampling: Some(cold), ..greedy(1) }).contains("temperature"));
     assert!(error(vec![99], &greedy(1)).contains("embed_tokens"));
