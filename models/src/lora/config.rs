@@ -39,6 +39,8 @@ pub struct LoraConfig {
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What `base_model_name_or_path` is to say in the adapter's files.
     pub base: Option<String>,
+    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, by which peft chooses the class of the model.
+    pub task_type: Option<String>,
 }
 
 impl Default for LoraConfig {
@@ -54,6 +56,7 @@ impl Default for LoraConfig {
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             base: None,
+            task_type: None,
         }
     }
 }
@@ -78,7 +81,6 @@ const HARMLESS: &[&str] = &[
     "qalora_group_size",
     "revision",
     "runtime_config",
-    "task_type",
 ];
 
 /// Heads, which `all-linear` leaves out.
@@ -106,6 +108,7 @@ impl LoraConfig {
             "r",
             "rank_pattern",
             "target_modules",
+            "task_type",
             "use_dora",
             "use_rslora",
         ];
@@ -132,6 +135,7 @@ impl LoraConfig {
             rank_pattern: pattern(fields, "rank_pattern", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?,
             alpha_pattern: pattern(fields, "alpha_pattern", Value::as_f64)?,
             base: fields.text("base_model_name_or_path")?.map(str::to_owned),
+            task_type: fields.text("task_type")?.map(str::to_owned),
         };
         config.check()?;
         Ok(config)
@@ -144,7 +148,7 @@ impl LoraConfig {
             LoraTargets::AllLinear => json!("all-linear"),
         };
         let value = json!({
-            "peft_type": "LORA", "task_type": null, "base_model_name_or_path": self.base, "r": self.rank,
+            "peft_type": "LORA", "task_type": self.task_type, "base_model_name_or_path": self.base, "r": self.rank,
             "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
             "exclude_modules": if self.exclude.is_empty() { Value::Null } else { json!(self.exclude) },
             "use_rslora": self.rank_stabilized, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
