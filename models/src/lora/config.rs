@@ -33,9 +33,9 @@ pub struct LoraConfig {
     pub rank_stabilized: bool,
     /// Whether outputs have magnitudes (DoRA).
     pub dora: bool,
-    /// Other ranks, by the ends of layers' names.
+    /// Other ranks, by the ends of layers' names, or by a whole name after `^`.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Other alphas, by the ends of layers' names.
+    /// Other alphas, by the ends of layers' names, or by a whole name after `^`.
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What `base_model_name_or_path` is to say in the adapter's files.
     pub base: Option<String>,
@@ -167,6 +167,9 @@ impl LoraConfig {
         if !(0.0..1.0).contains(&self.dropout) {
             return wrong("dropout", format!("a dropout of {} is not in [0, 1)", self.dropout));
         }
+        if let Some(name) = self.exclude.iter().find(|name| name.contains('^')) {
+            return wrong("exclude", format!("`{name}` is a regular expression: give ends of names"));
+        }
         let patterns = self.rank_pattern.keys().chain(self.alpha_pattern.keys());
         let special = |name: &&String| name.contains(['*', '+', '?', '(', '[', '{', '|', '\\', '$']);
         if let Some(name) = patterns.chain(&self.exclude).find(special) {
@@ -188,6 +191,14 @@ impl LoraConfig {
         last.dedup();
         let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
         Err(Error::config("lora", "targets", why))
+    }
+
+    /// An error if two patterns give a layer different values: which of them peft takes depends on their order in the file.
+    pub(super) fn check_patterns(&self, layer: &str) -> Result<()> {
+        let ranks = differing(&self.rank_pattern, layer);
+        let Some([a, b]) = ranks.or_else(|| differing(&self.alpha_pattern, layer)) else { return Ok(()) };
+        let why = format!("`{a}` and `{b}` both match {layer} and give it different values");
+        Err(Error::config("lora", "pattern", why))
     }
 
     /// Whether a layer has an adapter.
@@ -218,7 +229,19 @@ fn ends(layer: &str, end: &str) -> bool {
 }
 
 fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
-    patterns.iter().find(|(name, _)| ends(layer, name.strip_prefix('^').unwrap_or(name))).map(|(_, value)| *value)
+    patterns.iter().find(|(name, _)| matches(layer, name)).map(|(_, value)| *value)
+}
+
+/// Whether a pattern means a layer: by the end of its name, or the whole of it after `^`.
+fn matches(layer: &str, pattern: &str) -> bool {
+    pattern.strip_prefix('^').map_or_else(|| ends(layer, pattern), |whole| layer == whole)
+}
+
+/// Two patterns that match a layer and give it different values.
+fn differing<'a, T: PartialEq>(patterns: &'a BTreeMap<String, T>, layer: &str) -> Option<[&'a str; 2]> {
+    let mut matching = patterns.iter().filter(|(name, _)| matches(layer, name));
+    let (first, value) = matching.next()?;
+    matching.find(|(_, other)| *other != value).map(|(other, _)| [&**first, &**other])
 }
 
 /// An error if the weights of the base model were changed when the adapter was made: with those of its files the adapter computes something
@@ -274,6 +297,25 @@ mod tests {
         let all = LoraConfig { targets: LoraTargets::AllLinear, exclude: vec!["up_proj".into()], ..Default::default() };
         assert!(all.adapts("model.layers.0.mlp.down_proj"));
         assert!(!all.adapts("lm_head") && !all.adapts("model.layers.0.mlp.up_proj"));
+    }
+
+    #[test]
+    fn patterns_that_contradict_are_an_error() {
+        let alphas = |list: &[(&str, f64)]| LoraConfig {
+            alpha_pattern: list.iter().map(|(name, alpha)| ((*name).to_owned(), *alpha)).collect(),
+            ..Default::default()
+        };
+        let two = alphas(&[("q_proj", 2.0), ("layers.1.q_proj", 3.0)]);
+        assert!(
+            two.check_patterns("layers.1.q_proj").unwrap_err().to_string().contains("`layers.1.q_proj` and `q_proj`")
+        );
+        two.check_patterns("layers.0.q_proj").unwrap();
+        alphas(&[("q_proj", 2.0), ("layers.1.q_proj", 2.0)]).check_patterns("layers.1.q_proj").unwrap();
+        // A caret means the whole name.
+        let whole = alphas(&[("^layers.1.q_proj", 16.0)]);
+        assert_eq!((whole.scale_of("layers.1.q_proj"), whole.scale_of("model.layers.1.q_proj")), (2.0, 1.0));
+        let excluded = LoraConfig { exclude: vec!["^q_proj".into()], ..Default::default() };
+        assert!(excluded.check().unwrap_err().to_string().contains("`^q_proj`"));
     }
 
     #[test]

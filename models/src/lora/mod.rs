@@ -87,6 +87,7 @@ impl<R: Runtime> Lora<R> {
         if chosen.is_empty() {
             return Err(Error::config("lora", "targets", "no layer of this model is chosen: all are left out"));
         }
+        chosen.iter().try_for_each(|layer| config.check_patterns(&layer.theirs))?;
         if let Some(taken) = chosen.iter().find(|layer| layer.slot.get().is_some()) {
             return Err(Error::state(&*taken.ours, "has an adapter already: merge it or remove it first"));
         }

@@ -245,3 +245,18 @@ fn adapters_go_back_after_a_panic() {
     assert!(caught.is_err());
     close("back", &logits(&model, &due), &due.tensor("logits"), 2e-5);
 }
+
+/// Norms of a half-precision base are those of its values, not rounded to its type.
+#[test]
+fn magnitudes_have_the_precision_of_the_adapter() {
+    use numcore::ops::{PointwiseOps, ReduceOps};
+    let model = Decoder::from_pretrained(reference("llama"), &init().dtype(DType::BF16)).unwrap();
+    let config = LoraConfig { dora: true, ..LoraConfig::default() };
+    let lora = Lora::new(&model, &init(), config).unwrap();
+    for (name, magnitude) in lora.named_parameters().iter().filter(|(name, _)| name.ends_with("magnitude_vector")) {
+        let of = name.replace("lora_magnitude_vector", "weight");
+        let weight = model.named_parameters().into_iter().find(|(n, _)| *n == of).unwrap().1.value().unwrap();
+        let norms = weight.to_dtype(DType::F32).unwrap().square().unwrap().sum(&[1], false).unwrap().sqrt().unwrap();
+        close(name, &magnitude.value().unwrap(), &norms, 1e-6);
+    }
+}
