@@ -238,9 +238,12 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
 
 /// The window of each layer. Qwen has one only where a flag says so, from some layer on.
 fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
+    // What is absent has a default, and null says that there is none.
+    let is_absent = family != Family::Llama && !fields.fields().contains_key("sliding_window");
+    let given = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
+    let window = given.or(is_absent.then_some(4096));
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
-    let first = if is_qwen { fields.size_or("max_window_layers", layers)? } else { 0 };
+    let first = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
     let used = !is_qwen || fields.flag_or("use_sliding_window", false)?;
     let window = window.filter(|_| used);
     let Some(types) = fields.list("layer_types")? else {
@@ -257,7 +260,8 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
     types.into_iter().map(of_type).collect()
 }
 
-fn activation_name(activation: Activation) -> &'static str {
+/// The name that transformers has for an activation.
+pub(crate) fn activation_name(activation: Activation) -> &'static str {
     match activation {
         Activation::Relu => "relu",
         Activation::Gelu => "gelu",

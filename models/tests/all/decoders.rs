@@ -279,6 +279,26 @@ fn of_two_weights_of_one_meaning_the_second_is_unexpected() {
     assert_eq!(report.unexpected.into_iter().collect::<Vec<_>>(), [("norm.weight".into(), Some("norm.weight".into()))]);
 }
 
+/// Transformers' defaults of what a file leaves out; null is no default.
+#[test]
+fn windows_that_are_not_given_are_those_of_transformers() {
+    let windows = |name: &str, change: fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let folder = Scratch::copy_of(name).with_config(change);
+        Decoder::from_pretrained(&folder.0, &init()).unwrap().config().windows.clone()
+    };
+    assert_eq!(windows("mistral", |fields| drop(fields.remove("sliding_window"))), [Some(4096); 2]);
+    assert_eq!(windows("mistral", |fields| drop(fields.insert("sliding_window".into(), ().into()))), [None; 2]);
+    let qwen = |fields: &mut serde_json::Map<String, serde_json::Value>| {
+        fields.retain(|name, _| !["layer_types", "sliding_window"].contains(&&**name));
+    };
+    assert_eq!(windows("qwen2", qwen), [None, Some(4096)]);
+    let neither: fn(&mut serde_json::Map<String, serde_json::Value>) = |fields| {
+        fields.retain(|name, _| !["layer_types", "sliding_window", "max_window_layers"].contains(&&**name));
+        fields.insert("use_sliding_window".into(), true.into());
+    };
+    assert_eq!(windows("qwen2", neither), [None; 2]);
+}
+
 #[test]
 fn a_model_can_be_made_without_a_file() {
     let config = decoder("qwen3").config().clone();

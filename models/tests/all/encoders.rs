@@ -143,6 +143,21 @@ fn files_of_old_versions_say_gamma_and_beta() {
     }
 }
 
+/// What is written is what is computed, not what the file once said.
+#[test]
+fn configurations_say_what_is_computed() {
+    let mut config = bert("bert_classifier").config().clone();
+    (config.block.activation, config.padding, config.labels) = (nn::Activation::Relu, Some(3), 5);
+    config.fields.insert("num_labels".into(), 3.into());
+    let (model, scratch) = (Bert::new(&init(), config.clone()).unwrap(), Scratch::new());
+    model.save_pretrained(&scratch.0).unwrap();
+    let again = Bert::from_pretrained(&scratch.0, &init()).unwrap().config().clone();
+    assert_eq!((again.block, again.padding, again.labels), (config.block, config.padding, config.labels));
+    let both = Scratch::copy_of("bert_mlm").with_config(|fields| drop(fields.insert("num_labels".into(), 7.into())));
+    let error = Bert::from_pretrained(&both.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("`num_labels` is 7, and `id2label` names 3"), "{error}");
+}
+
 #[test]
 fn what_is_not_an_encoder_here_is_an_error() {
     let error = |folder: &Scratch| Bert::from_pretrained(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
