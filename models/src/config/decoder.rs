@@ -5,6 +5,7 @@ use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::{ConfigFields, Family, RopeConfig, RopeScaling, check_sizes};
+use crate::files::JsonObject;
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +54,12 @@ impl DecoderConfig {
     /// # Errors
     /// If the family is not known, a field is missing or malformed, or one is there that may change what the model computes and is not known.
     pub fn read(fields: &ConfigFields) -> Result<Self> {
+        let config = Self::parsed(fields)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn parsed(fields: &ConfigFields) -> Result<Self> {
         let family = Family::of(fields)?;
         let config = if family == Family::Gpt2 { gpt2(fields)? } else { llama(fields, family)? };
         fields.flag_or("tie_word_embeddings", false)?;
@@ -62,7 +69,6 @@ impl DecoderConfig {
                 .wrong("quantization_config", "is there: quantised weights are not read; use the unquantised model"));
         }
         fields.finish()?;
-        config.check()?;
         Ok(config)
     }
 
@@ -108,6 +114,7 @@ impl DecoderConfig {
     fn insert_options(&self, fields: &mut Map<String, Value>) {
         if let Some(rope) = &self.rope {
             fields.remove("rope_scaling");
+            fields.remove("partial_rotary_factor");
             fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
             // What versions before 5 read.
             fields.insert("rope_theta".into(), json!(rope.theta));
@@ -122,6 +129,7 @@ impl DecoderConfig {
             fields.insert("mlp_bias".into(), self.mlp_bias.into());
         }
         let window = self.windows.iter().flatten().next();
+        fields.remove("layer_types");
         if self.family == Family::Mistral {
             fields.insert("sliding_window".into(), json!(window));
         }
@@ -162,7 +170,24 @@ impl DecoderConfig {
         if self.windows.len() != self.layers {
             return wrong("windows", format!("{} windows for {} layers", self.windows.len(), self.layers));
         }
-        Ok(())
+        self.check_family()
+    }
+
+    /// An error unless the fields that would be written mean this very model: a family has not every option.
+    fn check_family(&self) -> Result<()> {
+        let fields = ConfigFields::of(JsonObject::of("config.json of this model", self.to_json()));
+        let again = DecoderConfig { fields: self.fields.clone(), ..Self::parsed(&fields)? };
+        if again == *self {
+            return Ok(());
+        }
+        let options = |config: &Self| {
+            let sizes = (config.vocab, config.width, config.heads, config.kv_heads, config.head_dim, config.hidden);
+            let biases = (config.qkv_bias, config.output_bias, config.mlp_bias);
+            format!("sizes {sizes:?}, {:?}, biases {biases:?}, windows {:?}", config.rope, config.windows)
+        };
+        let (family, own, theirs) = (self.family.name(), options(self), options(&again));
+        let why = format!("a `{family}` cannot be so: given {own}; transformers would make it {theirs}");
+        Err(Error::config("decoder", "family", why))
     }
 }
 

@@ -299,6 +299,21 @@ fn windows_that_are_not_given_are_those_of_transformers() {
     assert_eq!(windows("qwen2", neither), [None; 2]);
 }
 
+/// Such a model could be computed, and would be another one after saving and loading.
+#[test]
+fn what_a_family_cannot_be_is_an_error() {
+    let error = |name: &str, change: fn(&mut models::DecoderConfig)| {
+        let mut config = decoder(name).config().clone();
+        change(&mut config);
+        Decoder::new(&init(), config).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(error("llama", |config| config.windows = vec![Some(4); 2]).contains("`llama` cannot be so"));
+    assert!(error("qwen3", |config| config.windows = vec![Some(4), Some(5)]).contains("`qwen3` cannot be so"));
+    assert!(error("qwen2", |config| config.qkv_bias = false).contains("`qwen2` cannot be so"));
+    assert!(error("gpt2", |config| config.head_dim = 5).contains("`gpt2` cannot be so"));
+    assert!(error("llama", |config| config.rope = None).contains("`llama` cannot be so"));
+}
+
 #[test]
 fn a_model_can_be_made_without_a_file() {
     let config = decoder("qwen3").config().clone();
