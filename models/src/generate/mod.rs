@@ -56,6 +56,11 @@ pub fn generate<R: Runtime>(
         let why = format!("prompt {at} is empty: begin with the token that begins a text");
         return Err(Error::argument("generate", why));
     }
+    let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+    if let Some(most) = options.max_length.filter(|&most| longest >= most) {
+        let why = format!("a prompt has {longest} tokens, and `max_length` of {most} leaves no room");
+        return Err(Error::argument("generate", why));
+    }
     if prompts.is_empty() || options.max_new_tokens == 0 {
         let nothing = |_: &Prompt| Generated { tokens: Vec::new(), reason: FinishReason::Length };
         return Ok(prompts.iter().map(nothing).collect());
@@ -139,7 +144,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
     fn most(&self) -> usize {
         let config = self.model.config();
         let learned = config.rope.is_none().then_some(config.context + 1);
-        learned.unwrap_or(usize::MAX)
+        learned.into_iter().chain(self.options.max_length).min().unwrap_or(usize::MAX)
     }
 
     /// Chooses the next token of each row that has not ended.

@@ -113,6 +113,13 @@ fn a_text_ends_where_learned_positions_do() {
         assert_eq!(found.tokens[..new], alone(i, new).tokens);
     }
     assert_eq!(alone(1, usize::MAX).tokens.len(), 62);
+    // A limit of the whole text is each row's own too.
+    let short = GenerationOptions { max_length: Some(62), ..greedy(100) };
+    let lengths = |list: &[Prompt]| {
+        generate(&model, list, &short, None).map(|all| all.iter().map(|g| g.tokens.len()).collect::<Vec<_>>())
+    };
+    assert_eq!(lengths(&prompts[..2]).unwrap(), [2, 59]);
+    assert!(lengths(&prompts).unwrap_err().to_string().contains("leaves no room"));
 }
 
 #[test]
