@@ -9,7 +9,7 @@ use numcore::{
 /// The keys and values of a batch in every layer, so that the next token costs one token's work: `2 · L · G · D` elements a token.
 ///
 /// Memory grows with the tokens that are read. Rows of a batch end together: shorter prompts are padded on the left. A call that fails adds
-/// nothing: it can be made again.
+/// nothing: it can be repeated.
 pub struct KvCache<R: Runtime> {
     layers: Vec<LayerCache<R>>,
     padding: Vec<usize>,

@@ -54,7 +54,7 @@ pub struct BertConfig {
     /// The longest text, in tokens.
     pub context: usize,
     /// How many kinds of segments there are.
-    pub types: usize,
+    pub token_types: usize,
     /// The number of layers.
     pub layers: usize,
     /// The sizes and options of a layer.
@@ -82,7 +82,7 @@ impl BertConfig {
             task: BertTask::of(fields)?,
             vocab: fields.size("vocab_size")?,
             context: fields.size("max_position_embeddings")?,
-            types: fields.size_or("type_vocab_size", 2)?,
+            token_types: fields.size_or("type_vocab_size", 2)?,
             layers: fields.layers("num_hidden_layers")?,
             block: block(fields, false, true)?,
             labels: labels(fields)?,
@@ -100,7 +100,7 @@ impl BertConfig {
         fields.insert("pad_token_id".into(), json!(self.padding));
         fields.insert("vocab_size".into(), self.vocab.into());
         fields.insert("max_position_embeddings".into(), self.context.into());
-        fields.insert("type_vocab_size".into(), self.types.into());
+        fields.insert("type_vocab_size".into(), self.token_types.into());
         with_labels(fields, self.labels)
     }
 }

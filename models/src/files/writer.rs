@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{save_json, staged::Staged};
 
 /// The name and the fields of the JSON file beside weights.
-pub type Config<'a> = (&'a str, &'a Map<String, Value>);
+pub type ConfigFile<'a> = (&'a str, &'a Map<String, Value>);
 
 /// How weights are written.
 #[derive(Clone, Copy, Debug)]
@@ -16,14 +16,14 @@ pub struct SaveOptions {
     /// The element type in the files; that of the parameters if not given.
     pub dtype: Option<DType>,
     /// The largest size of a file in bytes, of which only a single tensor may be larger.
-    pub max_file: u64,
+    pub max_shard_size: u64,
     /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
     pub writes: bool,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { dtype: None, max_file: 50 << 30, writes: true }
+        SaveOptions { dtype: None, max_shard_size: 50 << 30, writes: true }
     }
 }
 
@@ -64,14 +64,14 @@ impl<R: Runtime> WeightWriter<'_, R> {
         folder: &Path,
         name: &str,
         weights: &[Self],
-        config: Config<'_>,
+        config: ConfigFile<'_>,
         options: &SaveOptions,
     ) -> Result<()> {
         if let Some(dtype) = options.dtype.filter(|dtype| !dtype.is_float()) {
             let why = format!("weights cannot be saved as {dtype}: give a floating-point type, or none");
             return Err(Error::config("save", "dtype", why));
         }
-        let files = divided(weights, options.max_file);
+        let files = divided(weights, options.max_shard_size);
         if !options.writes {
             // Values are gathered on all ranks.
             let order = files.iter().flat_map(|part| stored_order(weights, part));

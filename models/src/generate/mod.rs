@@ -21,8 +21,8 @@ use crate::{Decoder, DecoderInputs};
 pub struct Prompt {
     /// The tokens there are.
     pub tokens: Vec<u32>,
-    /// Which stream of random numbers its continuation is drawn from. Equal prompts of one stream have one continuation, wherever in whichever
-    /// batch they stand.
+    /// Which stream of random numbers its continuation is drawn from. Prompts of one stream are given the same random numbers, wherever in
+    /// whichever batch they stand: give each prompt a stream of its own where their samples should not depend on each other.
     pub stream: u64,
 }
 
@@ -159,7 +159,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
             let draw = Draw { seed: options.seed, stream: row.prompt.stream, step: step as u64 };
             let token = draw.choose(scores, options.sampling.is_some())?;
             row.new.push(token);
-            row.ended = match options.end.contains(&token) {
+            row.ended = match options.eos_token_ids.contains(&token) {
                 true => Some(FinishReason::End),
                 false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
             };

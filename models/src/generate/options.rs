@@ -15,7 +15,7 @@ pub struct GenerationOptions {
     /// The most tokens of a text with its prompt; no limit besides that of new tokens if not given.
     pub max_length: Option<usize>,
     /// Tokens that end a text, `eos_token_id`.
-    pub end: Vec<u32>,
+    pub eos_token_ids: Vec<u32>,
     /// How tokens are drawn; the likeliest is taken if not given.
     pub sampling: Option<Sampling>,
     /// What the logits of tokens that are in the text already are divided by (multiplied by, where negative); 1 changes nothing.
@@ -44,7 +44,7 @@ impl Default for GenerationOptions {
         GenerationOptions {
             max_new_tokens: 20,
             max_length: None,
-            end: Vec::new(),
+            eos_token_ids: Vec::new(),
             sampling: None,
             repetition_penalty: 1.0,
             seed: 0,
@@ -123,7 +123,7 @@ impl GenerationOptions {
             return Self::read(&JsonObject::open(&path)?);
         }
         let config = JsonObject::open(&folder.as_ref().join("config.json"))?;
-        Ok(GenerationOptions { end: end(&config)?, ..Default::default() })
+        Ok(GenerationOptions { eos_token_ids: eos_token_ids(&config)?, ..Default::default() })
     }
 
     fn read(fields: &JsonObject) -> Result<Self> {
@@ -151,7 +151,7 @@ impl GenerationOptions {
             // Where both are given transformers takes the new tokens.
             max_new_tokens: fields.count("max_new_tokens")?.or(max_length).unwrap_or(20),
             max_length: max_length.filter(|_| fields.get("max_new_tokens").is_none()),
-            end: end(fields)?,
+            eos_token_ids: eos_token_ids(fields)?,
             sampling: fields.flag("do_sample")?.unwrap_or(false).then_some(sampling),
             repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
             seed: 0,
@@ -196,7 +196,7 @@ impl GenerationOptions {
 }
 
 /// `eos_token_id`: one token, or a list.
-fn end(fields: &JsonObject) -> Result<Vec<u32>> {
+fn eos_token_ids(fields: &JsonObject) -> Result<Vec<u32>> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     let tokens = match fields.get("eos_token_id") {
         None => Some(Vec::new()),
@@ -218,7 +218,7 @@ mod tests {
     fn the_file_is_understood() {
         let options =
             read(r#"{"do_sample": true, "temperature": 0.5, "eos_token_id": [1, 2], "num_beams": 1}"#).unwrap();
-        assert_eq!(options.end, [1, 2]);
+        assert_eq!(options.eos_token_ids, [1, 2]);
         let sampling = options.sampling.unwrap();
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.5, Some(50), None));
         let length = |json: &str| read(json).map(|options| (options.max_new_tokens, options.max_length)).unwrap();

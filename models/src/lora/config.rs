@@ -26,11 +26,11 @@ pub struct LoraConfig {
     /// The dropout probability of an adapter's input.
     pub dropout: f64,
     /// Which layers have an adapter.
-    pub targets: LoraTargets,
+    pub target_modules: LoraTargets,
     /// Layers that have none although they are targets, by the ends of their names.
-    pub exclude: Vec<String>,
+    pub exclude_modules: Vec<String>,
     /// Whether the update is scaled by `alpha / √rank` (rsLoRA, Kalajdzievski 2023).
-    pub rank_stabilized: bool,
+    pub use_rslora: bool,
     /// Whether outputs have magnitudes (DoRA).
     pub dora: bool,
     /// Other ranks, by the ends of layers' names, or by a whole name after `^`.
@@ -38,7 +38,7 @@ pub struct LoraConfig {
     /// Other alphas, by the ends of layers' names, or by a whole name after `^`.
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What `base_model_name_or_path` is to say in the adapter's files.
-    pub base: Option<String>,
+    pub base_model_name_or_path: Option<String>,
     /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, by which peft chooses the class of the model.
     pub task_type: Option<String>,
 }
@@ -49,13 +49,13 @@ impl Default for LoraConfig {
             rank: 8,
             alpha: 8.0,
             dropout: 0.0,
-            targets: LoraTargets::Names(vec!["q_proj".into(), "v_proj".into()]),
-            exclude: Vec::new(),
-            rank_stabilized: false,
+            target_modules: LoraTargets::Names(vec!["q_proj".into(), "v_proj".into()]),
+            exclude_modules: Vec::new(),
+            use_rslora: false,
             dora: false,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
-            base: None,
+            base_model_name_or_path: None,
             task_type: None,
         }
     }
@@ -128,13 +128,13 @@ impl LoraConfig {
             rank: fields.need("r", fields.count("r")?)?,
             alpha: fields.need("lora_alpha", fields.number("lora_alpha")?)?,
             dropout: fields.number("lora_dropout")?.unwrap_or(0.0),
-            targets: targets(fields)?,
-            exclude: owned(fields.texts("exclude_modules")?.unwrap_or_default()),
-            rank_stabilized: fields.flag("use_rslora")?.unwrap_or(false),
+            target_modules: targets(fields)?,
+            exclude_modules: owned(fields.texts("exclude_modules")?.unwrap_or_default()),
+            use_rslora: fields.flag("use_rslora")?.unwrap_or(false),
             dora: fields.flag("use_dora")?.unwrap_or(false),
             rank_pattern: pattern(fields, "rank_pattern", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?,
             alpha_pattern: pattern(fields, "alpha_pattern", Value::as_f64)?,
-            base: fields.text("base_model_name_or_path")?.map(str::to_owned),
+            base_model_name_or_path: fields.text("base_model_name_or_path")?.map(str::to_owned),
             task_type: fields.text("task_type")?.map(str::to_owned),
         };
         config.check()?;
@@ -143,15 +143,15 @@ impl LoraConfig {
 
     /// The fields of an `adapter_config.json`.
     pub(super) fn to_json(&self, fan_in_fan_out: bool) -> Map<String, Value> {
-        let targets = match &self.targets {
+        let targets = match &self.target_modules {
             LoraTargets::Names(names) => json!(names),
             LoraTargets::AllLinear => json!("all-linear"),
         };
         let value = json!({
-            "peft_type": "LORA", "task_type": self.task_type, "base_model_name_or_path": self.base, "r": self.rank,
-            "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
-            "exclude_modules": if self.exclude.is_empty() { Value::Null } else { json!(self.exclude) },
-            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
+            "peft_type": "LORA", "task_type": self.task_type, "r": self.rank,
+            "base_model_name_or_path": self.base_model_name_or_path, "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
+            "exclude_modules": if self.exclude_modules.is_empty() { Value::Null } else { json!(self.exclude_modules) },
+            "use_rslora": self.use_rslora, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern, "bias": "none", "fan_in_fan_out": fan_in_fan_out,
             "inference_mode": true, "init_lora_weights": true, "modules_to_save": null
         });
@@ -167,12 +167,12 @@ impl LoraConfig {
         if !(0.0..1.0).contains(&self.dropout) {
             return wrong("dropout", format!("a dropout of {} is not in [0, 1)", self.dropout));
         }
-        if let Some(name) = self.exclude.iter().find(|name| name.contains('^')) {
-            return wrong("exclude", format!("`{name}` is a regular expression: give ends of names"));
+        if let Some(name) = self.exclude_modules.iter().find(|name| name.contains('^')) {
+            return wrong("exclude_modules", format!("`{name}` is a regular expression: give ends of names"));
         }
         let patterns = self.rank_pattern.keys().chain(self.alpha_pattern.keys());
         let special = |name: &&String| name.contains(['*', '+', '?', '(', '[', '{', '|', '\\', '$']);
-        if let Some(name) = patterns.chain(&self.exclude).find(special) {
+        if let Some(name) = patterns.chain(&self.exclude_modules).find(special) {
             return wrong("pattern", format!("`{name}` is a regular expression: give ends of names"));
         }
         Ok(())
@@ -180,7 +180,7 @@ impl LoraConfig {
 
     /// An error unless something is adapted, and every name that was given is one of a layer.
     pub(super) fn check_names<'a>(&self, layers: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
-        let LoraTargets::Names(names) = &self.targets else { return Ok(()) };
+        let LoraTargets::Names(names) = &self.target_modules else { return Ok(()) };
         let unused: Vec<&str> =
             names.iter().filter(|name| !layers.clone().any(|layer| ends(layer, name))).map(String::as_str).collect();
         if unused.is_empty() && !names.is_empty() {
@@ -190,7 +190,7 @@ impl LoraConfig {
         last.sort_unstable();
         last.dedup();
         let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
-        Err(Error::config("lora", "targets", why))
+        Err(Error::config("lora", "target_modules", why))
     }
 
     /// An error if two patterns give a layer different values: which of them peft takes depends on their order in the file.
@@ -203,9 +203,9 @@ impl LoraConfig {
 
     /// Whether a layer has an adapter.
     pub(super) fn adapts(&self, layer: &str) -> bool {
-        let excluded = self.exclude.iter().any(|name| ends(layer, name));
+        let excluded = self.exclude_modules.iter().any(|name| ends(layer, name));
         !excluded
-            && match &self.targets {
+            && match &self.target_modules {
                 LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
                 LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
             }
@@ -219,7 +219,7 @@ impl LoraConfig {
     /// What a layer's update is scaled by.
     pub(super) fn scale_of(&self, layer: &str) -> f64 {
         let (rank, alpha) = (self.rank_of(layer) as f64, by_pattern(&self.alpha_pattern, layer).unwrap_or(self.alpha));
-        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+        alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 }
 
@@ -294,7 +294,11 @@ mod tests {
     fn names_are_matched_by_whole_parts() {
         assert!(ends("model.layers.0.self_attn.q_proj", "q_proj") && ends("q_proj", "q_proj"));
         assert!(!ends("model.layers.0.self_attn.xq_proj", "q_proj") && !ends("q_proj.x", "q_proj"));
-        let all = LoraConfig { targets: LoraTargets::AllLinear, exclude: vec!["up_proj".into()], ..Default::default() };
+        let all = LoraConfig {
+            target_modules: LoraTargets::AllLinear,
+            exclude_modules: vec!["up_proj".into()],
+            ..Default::default()
+        };
         assert!(all.adapts("model.layers.0.mlp.down_proj"));
         assert!(!all.adapts("lm_head") && !all.adapts("model.layers.0.mlp.up_proj"));
     }
@@ -314,7 +318,7 @@ mod tests {
         // A caret means the whole name.
         let whole = alphas(&[("^layers.1.q_proj", 16.0)]);
         assert_eq!((whole.scale_of("layers.1.q_proj"), whole.scale_of("model.layers.1.q_proj")), (2.0, 1.0));
-        let excluded = LoraConfig { exclude: vec!["^q_proj".into()], ..Default::default() };
+        let excluded = LoraConfig { exclude_modules: vec!["^q_proj".into()], ..Default::default() };
         assert!(excluded.check().unwrap_err().to_string().contains("`^q_proj`"));
     }
 
@@ -327,7 +331,7 @@ mod tests {
         assert_eq!(config.scale_of("model.layers.1.self_attn.q_proj"), 1.25);
         assert_eq!(config.scale_of("model.layers.0.self_attn.q_proj"), 2.0);
         assert_eq!(config.scale_of("model.layers.0.mlp.down_proj"), 4.0);
-        let stable = LoraConfig { rank_stabilized: true, ..config };
+        let stable = LoraConfig { use_rslora: true, ..config };
         assert_eq!(stable.scale_of("model.layers.0.self_attn.q_proj"), 4.0);
     }
 }

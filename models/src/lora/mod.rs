@@ -85,7 +85,7 @@ impl<R: Runtime> Lora<R> {
         config.check_names(candidates.iter().map(|layer| &*layer.theirs))?;
         let chosen: Vec<Candidate<R>> = candidates.into_iter().filter(|layer| config.adapts(&layer.theirs)).collect();
         if chosen.is_empty() {
-            return Err(Error::config("lora", "targets", "no layer of this model is chosen: all are left out"));
+            return Err(Error::config("lora", "target_modules", "no layer of this model is chosen: all are left out"));
         }
         chosen.iter().try_for_each(|layer| config.check_patterns(&layer.theirs))?;
         if let Some(taken) = chosen.iter().find(|layer| layer.slot.get().is_some()) {

@@ -79,7 +79,7 @@ fn a_new_adapter_changes_nothing() {
     let (plain, due) = (logits(&decoder("qwen3"), &Reference::read("qwen3")), Reference::read("qwen3"));
     for dora in [false, true] {
         let model = decoder("qwen3");
-        let config = LoraConfig { dora, targets: LoraTargets::AllLinear, ..LoraConfig::default() };
+        let config = LoraConfig { dora, target_modules: LoraTargets::AllLinear, ..LoraConfig::default() };
         let lora = Lora::new(&model, &init(), config).unwrap();
         assert_eq!(lora.layers().count(), 14);
         let tolerance = if dora { 1e-6 } else { 0.0 };
@@ -117,7 +117,7 @@ fn adapters_of_a_model_of_ones_own() {
     let config = GptConfig { vocab: 5, context: 4, layers: 2, heads: 1, width: 4, ..Default::default() };
     let model = Gpt::new(&init(), config).unwrap();
     let names = LoraTargets::Names(vec!["qkv".into(), "blocks.1.fc2".into()]);
-    let lora = Lora::on_module(&model, &init(), LoraConfig { targets: names, ..LoraConfig::default() }).unwrap();
+    let lora = Lora::on_module(&model, &init(), LoraConfig { target_modules: names, ..LoraConfig::default() }).unwrap();
     assert_eq!(lora.layers().collect::<Vec<_>>(), ["blocks.0.qkv", "blocks.1.qkv", "blocks.1.fc2"]);
     let names: Vec<String> = lora.named_parameters().into_iter().map(|(n, _)| n).take(2).collect();
     assert_eq!(names, ["blocks.0.qkv.lora_A.weight", "blocks.0.qkv.lora_B.weight"]);
@@ -134,14 +134,14 @@ fn adapters_of_a_model_of_ones_own() {
 #[test]
 fn what_does_not_fit_is_an_error() {
     let targets = |names: &[&str]| LoraConfig {
-        targets: LoraTargets::Names(names.iter().map(|n| n.to_string()).collect()),
+        target_modules: LoraTargets::Names(names.iter().map(|n| n.to_string()).collect()),
         ..LoraConfig::default()
     };
     let error = |config: LoraConfig| Lora::new(&decoder("gpt2"), &init(), config).map(|_| ()).unwrap_err().to_string();
     assert!(error(targets(&["c_attn", "q_proj"])).contains("no linear layer is called q_proj; this model has: c_attn"));
     assert!(error(targets(&[])).contains("this model has"));
     let all = ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec();
-    let none = LoraConfig { targets: LoraTargets::AllLinear, exclude: all, ..LoraConfig::default() };
+    let none = LoraConfig { target_modules: LoraTargets::AllLinear, exclude_modules: all, ..LoraConfig::default() };
     assert!(error(none).contains("no layer of this model is chosen"));
     assert!(error(LoraConfig { rank: 0, ..targets(&["c_attn"]) }).contains("rank 0"));
     assert!(error(LoraConfig { dropout: 1.0, ..targets(&["c_attn"]) }).contains("dropout of 1"));

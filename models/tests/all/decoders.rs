@@ -49,7 +49,7 @@ fn saving_what_was_loaded_gives_the_same_bits() {
 #[test]
 fn files_are_divided_by_size_and_read_again() {
     let (scratch, model) = (Scratch::new(), decoder("llama"));
-    let options = SaveOptions { max_file: 4000, ..Default::default() };
+    let options = SaveOptions { max_shard_size: 4000, ..Default::default() };
     model.save_pretrained_with(&scratch.0, &options).unwrap();
     let files = weight_files(&scratch.0);
     assert!(files.len() > 3 && scratch.0.join("model.safetensors.index.json").is_file());

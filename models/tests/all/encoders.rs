@@ -25,7 +25,7 @@ fn bert_is_that_of_transformers_with_every_head() {
     for name in BERTS {
         let (model, due) = (bert(name), Reference::read(name));
         let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
-        let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), types: Some(&types) }).unwrap();
+        let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), token_types: Some(&types) }).unwrap();
         close(name, &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
         let loss = cross_entropy(&logits, &due.var("target")).unwrap();
         check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
@@ -37,12 +37,12 @@ fn a_mask_of_bool_and_no_mask() {
     let (model, due) = (bert("bert_tokens"), Reference::read("bert_tokens"));
     let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
     let mask = Var::new(mask.value().unwrap().to_dtype(DType::Bool).unwrap());
-    let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), types: Some(&types) }).unwrap();
+    let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), token_types: Some(&types) }).unwrap();
     close("bool", &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
     // The first row has no padding; without types all are the first.
     let first = |x: &Var<_>| x.narrow(0, 0, 1).unwrap();
     let zeros = Var::new(Tensor::zeros(&cpu(), [1, 13], DType::I64).unwrap());
-    let with = model.forward_with(&first(&ids), &BertInputs { mask: None, types: Some(&zeros) }).unwrap();
+    let with = model.forward_with(&first(&ids), &BertInputs { mask: None, token_types: Some(&zeros) }).unwrap();
     let without = model.forward(&first(&ids)).unwrap();
     close("types", &without.value().unwrap(), &with.value().unwrap(), 1e-6);
 }

@@ -42,7 +42,7 @@ fn greedy_text_is_that_of_transformers() {
 fn a_text_ends_at_a_token_or_a_text_while_others_go_on() {
     let (model, due) = (decoder("llama"), lists(&facts("llama")["greedy"]));
     let end = due[1][4];
-    let options = GenerationOptions { end: vec![end], ..greedy(12) };
+    let options = GenerationOptions { eos_token_ids: vec![end], ..greedy(12) };
     for (generated, due) in generate(&model, &prompts("llama"), &options, None).unwrap().into_iter().zip(&due) {
         let at = due.iter().position(|&token| token == end);
         assert_eq!(generated.tokens, due[..at.map_or(12, |at| at + 1)]);
@@ -50,7 +50,7 @@ fn a_text_ends_at_a_token_or_a_text_while_others_go_on() {
     }
     let decode = |tokens: &[u32]| Ok(tokens.iter().map(|t| format!("<{t}>")).collect());
     let text = format!("<{}><{}>", due[0][2], due[0][3]);
-    let stop = StopTexts { texts: &[&text], decode: &decode };
+    let stop = StopTexts { stop_strings: &[&text], decode: &decode };
     let first = generate(&model, &prompts("llama")[..1], &greedy(12), Some(&stop)).unwrap().remove(0);
     assert_eq!((first.tokens.as_slice(), first.reason), (&due[0][..4], FinishReason::Text));
 }
@@ -124,11 +124,11 @@ fn a_text_ends_where_learned_positions_do() {
 
 #[test]
 fn options_come_from_the_folder() {
-    assert_eq!(GenerationOptions::of_folder(reference("llama")).unwrap().end, [2]);
+    assert_eq!(GenerationOptions::of_folder(reference("llama")).unwrap().eos_token_ids, [2]);
     let folder = Scratch::copy_of("llama");
     std::fs::write(folder.0.join("generation_config.json"), r#"{"do_sample": true, "eos_token_id": [4, 2]}"#).unwrap();
     let options = GenerationOptions::of_folder(&folder.0).unwrap();
-    assert_eq!((options.end.as_slice(), options.sampling.unwrap().top_k), (&[4, 2][..], Some(50)));
+    assert_eq!((options.eos_token_ids.as_slice(), options.sampling.unwrap().top_k), (&[4, 2][..], Some(50)));
 }
 
 #[test]
@@ -143,9 +143,10 @@ fn what_cannot_be_continued_is_an_error() {
     assert!(error(vec![1], &GenerationOptions { sampling: Some(cold), ..greedy(1) }).contains("temperature"));
     assert!(error(vec![99], &greedy(1)).contains("embed_tokens"));
     // Room for as many is not taken before they come.
-    let endless = GenerationOptions { end: vec![lists(&facts("llama")["greedy"])[1][4]], ..greedy(usize::MAX) };
+    let endless =
+        GenerationOptions { eos_token_ids: vec![lists(&facts("llama")["greedy"])[1][4]], ..greedy(usize::MAX) };
     let ended = generate(&decoder("llama"), &prompts("llama")[1..2], &endless, None).unwrap().remove(0);
-    assert_eq!((ended.tokens.last(), ended.reason), (endless.end.last(), FinishReason::End));
+    assert_eq!((ended.tokens.last(), ended.reason), (endless.eos_token_ids.last(), FinishReason::End));
     assert!(generate(&model, &[], &greedy(3), None).unwrap().is_empty());
     assert!(generate(&model, &[vec![1].into()], &greedy(0), None).unwrap()[0].tokens.is_empty());
 }

@@ -25,7 +25,7 @@ fn listing(folder: &Scratch) -> Vec<String> {
 #[test]
 fn what_is_saved_last_is_what_is_read() {
     let model = decoder("llama");
-    let (scratch, sharded) = (Scratch::new(), SaveOptions { max_file: 4000, ..Default::default() });
+    let (scratch, sharded) = (Scratch::new(), SaveOptions { max_shard_size: 4000, ..Default::default() });
     model.save_pretrained_with(&scratch.0, &sharded).unwrap();
     let many = listing(&scratch);
     // Names that no save gives are kept.
@@ -72,7 +72,7 @@ fn a_failed_save_leaves_the_folder_as_it_was() {
     let error = model.save_pretrained_with(&scratch.0, &options).unwrap_err().to_string();
     assert!(error.contains("i64") && error.contains("floating-point"), "{error}");
     // The second of two files cannot be begun: the first does not take its place either.
-    let options = SaveOptions { max_file: 4000, ..Default::default() };
+    let options = SaveOptions { max_shard_size: 4000, ..Default::default() };
     let count = {
         let other = Scratch::new();
         model.save_pretrained_with(&other.0, &options).unwrap();
