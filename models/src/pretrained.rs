@@ -1,9 +1,9 @@
 //! Models from Hugging Face's folders, and back.
 
-use std::{collections::BTreeMap, fmt::Write as _, fs, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fmt::Write as _, path::Path, sync::Arc};
 
 use autograd::{Leaf, Residency};
-use nn::{Init, Module, ModuleExt, Param};
+use nn::{Init, Module, ModuleEntry, ModuleExt, Param, walk};
 use numcore::{
     Error, Result, Runtime, Shape, Tensor,
     ops::{PointwiseOps, Spec, ViewOps},
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     config::ConfigFields,
     convert::{Change, ConversionTable},
-    files::{SaveOptions, WeightWriter, Weights, save_json},
+    files::{SaveOptions, WeightWriter, Weights},
 };
 
 /// The name of weights' files.
@@ -34,6 +34,13 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     fn does_without(&self, parameter: &str) -> bool {
         let _ = parameter;
         false
+    }
+
+    /// The parameter that a weight is a copy of, by the name it would have here. A file in which they differ is of a model that does not tie
+    /// them, and is an error.
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        let _ = parameter;
+        None
     }
 
     /// The fields of a `config.json` that gives this model again.
@@ -92,21 +99,18 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Writes a folder, with options. On many ranks whose parameters are sharded all call this, and one of them writes.
     ///
     /// # Errors
-    /// If a file cannot be written, or a parameter has no name in files.
+    /// If a file cannot be written, a parameter has no name in files, or a layer has an adapter, which these files have no place for.
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
+        without_adapters(self)?;
         let named = self.named_parameters();
         let weights = named.iter().map(|(name, p)| weight(&table, name, p, options)).collect::<Result<Vec<_>>>()?;
-        if options.writes {
-            fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-            let mut fields = self.fields();
-            if let Some(first) = weights.first() {
-                fields.remove("torch_dtype");
-                fields.insert("dtype".into(), json!(torch_name(first.dtype)));
-            }
-            save_json(&folder.join("config.json"), &fields)?;
+        let mut fields = self.fields();
+        if let Some(first) = weights.first() {
+            fields.remove("torch_dtype");
+            fields.insert("dtype".into(), json!(torch_name(first.dtype)));
         }
-        WeightWriter::save_all(folder, WEIGHTS, &weights, options)
+        WeightWriter::save_all(folder, WEIGHTS, &weights, ("config.json", &fields), options)
     }
 }
 
@@ -159,6 +163,25 @@ fn cut(names: Vec<String>) -> String {
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
+/// Weights that should be copies of others and are not, and why.
+fn untied<R: Runtime>(
+    model: &impl Pretrained<R>,
+    weights: &Weights,
+    given: &BTreeMap<String, (String, Change)>,
+) -> Result<Vec<(String, String)>> {
+    let mut untied = Vec::new();
+    for (ours, (theirs, _)) in given {
+        let Some((of, _)) = model.tied_to(ours).and_then(|of| given.get(of)) else { continue };
+        if !weights.same(theirs, of)? {
+            let why = format!(
+                "is no copy of {of} in files, and is tied to it here: set `tie_word_embeddings` to false, or remove {theirs}"
+            );
+            untied.push((ours.clone(), why));
+        }
+    }
+    Ok(untied)
+}
+
 /// Where each parameter comes from.
 struct Plan<R: Runtime> {
     sources: Vec<(Param<R>, Source)>,
@@ -173,9 +196,16 @@ impl<R: Runtime> Plan<R> {
         for theirs in weights.names() {
             match table.ours(theirs) {
                 _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
+                // Of two weights of one meaning the first is taken.
+                Some(ours) if given.contains_key(&ours.name) => {
+                    drop(report.unexpected.insert(theirs.to_owned(), Some(ours.name)));
+                }
                 Some(ours) => drop(given.insert(ours.name, (theirs.to_owned(), ours.change))),
                 None => drop(report.unexpected.insert(theirs.to_owned(), None)),
             }
+        }
+        for (copy, why) in untied(model, weights, &given)? {
+            report.unfit.insert(copy, why);
         }
         for (name, parameter) in model.named_parameters() {
             let Some((theirs, change)) = given.remove(&name) else {
@@ -227,6 +257,17 @@ impl<R: Runtime> Residency<R> for Source {
         let value: Tensor<R> = self.weights.tensor(leaf.runtime(), &self.name)?;
         changed(self.change, value.to_dtype(leaf.spec().dtype)?)
     }
+}
+
+/// An error if a layer has an adapter: whoever loads such a file without peft would get the model as it was before training.
+fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+    let mut adapted = None;
+    walk(model, |name, entry| match entry {
+        ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some() => adapted = Some(name.to_owned()),
+        _ => {}
+    });
+    let why = "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`";
+    adapted.map_or(Ok(()), |name| Err(Error::state(name, why)))
 }
 
 /// A weight that is to be written.

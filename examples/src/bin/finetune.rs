@@ -105,8 +105,8 @@ fn train(comm: &Comm<AnyRuntime>, options: &Options, rows: &[PackedRow]) -> Resu
     let config = LoraConfig {
         rank: options.rank,
         alpha: 2.0 * options.rank as f64,
-        targets: LoraTargets::AllLinear,
-        base: Some(options.folder.display().to_string()),
+        target_modules: LoraTargets::AllLinear,
+        base_model_name_or_path: Some(options.folder.display().to_string()),
         ..LoraConfig::default()
     };
     let lora = Lora::new(&model, &init, config)?;

@@ -70,7 +70,7 @@ fn run(options: &Options) -> Outcome<()> {
     let settings = GenerationOptions { max_new_tokens: options.tokens, sampling, seed: options.seed, ..own };
     let texts: Vec<&str> = options.stop.iter().map(String::as_str).collect();
     let decode = |tokens: &[u32]| tokenizer.decode(tokens);
-    let stop = StopTexts { texts: &texts, decode: &decode };
+    let stop = StopTexts { stop_strings: &texts, decode: &decode };
     let found = generate(&model, &[Prompt::from(prompt)], &settings, Some(&stop))?.remove(0);
     println!("{}", tokenizer.decode(&found.tokens)?);
     Ok(())

@@ -4,7 +4,8 @@ use nn::Activation;
 use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, Family, RopeConfig, RopeScaling};
+use super::{ConfigFields, Family, RopeConfig, RopeScaling, check_sizes};
+use crate::files::JsonObject;
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,15 +54,21 @@ impl DecoderConfig {
     /// # Errors
     /// If the family is not known, a field is missing or malformed, or one is there that may change what the model computes and is not known.
     pub fn read(fields: &ConfigFields) -> Result<Self> {
+        let config = Self::parsed(fields)?;
+        config.check()?;
+        Ok(config)
+    }
+
+    fn parsed(fields: &ConfigFields) -> Result<Self> {
         let family = Family::of(fields)?;
         let config = if family == Family::Gpt2 { gpt2(fields)? } else { llama(fields, family)? };
         fields.flag_or("tie_word_embeddings", false)?;
+        fields.require("is_causal", true)?;
         if fields.part("quantization_config")?.is_some() {
             return Err(fields
                 .wrong("quantization_config", "is there: quantised weights are not read; use the unquantised model"));
         }
         fields.finish()?;
-        config.check()?;
         Ok(config)
     }
 
@@ -107,6 +114,7 @@ impl DecoderConfig {
     fn insert_options(&self, fields: &mut Map<String, Value>) {
         if let Some(rope) = &self.rope {
             fields.remove("rope_scaling");
+            fields.remove("partial_rotary_factor");
             fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
             // What versions before 5 read.
             fields.insert("rope_theta".into(), json!(rope.theta));
@@ -121,6 +129,7 @@ impl DecoderConfig {
             fields.insert("mlp_bias".into(), self.mlp_bias.into());
         }
         let window = self.windows.iter().flatten().next();
+        fields.remove("layer_types");
         if self.family == Family::Mistral {
             fields.insert("sliding_window".into(), json!(window));
         }
@@ -135,6 +144,18 @@ impl DecoderConfig {
     /// An error unless the sizes fit each other.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("decoder", field, why));
+        check_sizes(
+            "decoder",
+            &[
+                ("vocab", self.vocab),
+                ("width", self.width),
+                ("heads", self.heads),
+                ("kv_heads", self.kv_heads),
+                ("head_dim", self.head_dim),
+                ("hidden", self.hidden),
+                ("context", self.context),
+            ],
+        )?;
         for (field, size) in [("vocab", self.vocab), ("width", self.width), ("context", self.context)] {
             if size == 0 {
                 return wrong(field, format!("`{field}` is 0"));
@@ -149,7 +170,24 @@ impl DecoderConfig {
         if self.windows.len() != self.layers {
             return wrong("windows", format!("{} windows for {} layers", self.windows.len(), self.layers));
         }
-        Ok(())
+        self.check_family()
+    }
+
+    /// An error unless the fields that would be written mean this very model: a family has not every option.
+    fn check_family(&self) -> Result<()> {
+        let fields = ConfigFields::of(JsonObject::of("config.json of this model", self.to_json()));
+        let again = DecoderConfig { fields: self.fields.clone(), ..Self::parsed(&fields)? };
+        if again == *self {
+            return Ok(());
+        }
+        let options = |config: &Self| {
+            let sizes = (config.vocab, config.width, config.heads, config.kv_heads, config.head_dim, config.hidden);
+            let biases = (config.qkv_bias, config.output_bias, config.mlp_bias);
+            format!("sizes {sizes:?}, {:?}, biases {biases:?}, windows {:?}", config.rope, config.windows)
+        };
+        let (family, own, theirs) = (self.family.name(), options(self), options(&again));
+        let why = format!("a `{family}` cannot be so: given {own}; transformers would make it {theirs}");
+        Err(Error::config("decoder", "family", why))
     }
 }
 
@@ -225,9 +263,12 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
 
 /// The window of each layer. Qwen has one only where a flag says so, from some layer on.
 fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
-    let window = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
+    // What is absent has a default, and null says that there is none.
+    let is_absent = family != Family::Llama && !fields.fields().contains_key("sliding_window");
+    let given = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
+    let window = given.or(is_absent.then_some(4096));
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
-    let first = if is_qwen { fields.size_or("max_window_layers", layers)? } else { 0 };
+    let first = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
     let used = !is_qwen || fields.flag_or("use_sliding_window", false)?;
     let window = window.filter(|_| used);
     let Some(types) = fields.list("layer_types")? else {
@@ -244,7 +285,8 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
     types.into_iter().map(of_type).collect()
 }
 
-fn activation_name(activation: Activation) -> &'static str {
+/// The name that transformers has for an activation.
+pub(crate) fn activation_name(activation: Activation) -> &'static str {
     match activation {
         Activation::Relu => "relu",
         Activation::Gelu => "gelu",

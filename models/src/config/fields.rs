@@ -86,6 +86,40 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
+/// The largest size of a model: products of three sizes are counts still.
+const LARGEST: usize = i32::MAX as usize;
+
+/// An error if one of a model's sizes is larger than that of any model: products of sizes would overflow.
+///
+/// # Errors
+/// See above.
+pub fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Result<()> {
+    let Some((field, size)) = sizes.iter().find(|(_, size)| *size > LARGEST) else { return Ok(()) };
+    Err(Error::config(
+        model,
+        field,
+        format!("`{field}` is {size}, which is larger than any model's: the most is {LARGEST}"),
+    ))
+}
+
+/// Fields that are known to change nothing where they are false: every other field must be read or be harmless, whatever its value, since
+/// `false` may be what changes the model.
+const OFF: &[&str] = &[
+    "add_cross_attention",
+    "attention_bias",
+    "early_stopping",
+    "is_decoder",
+    "mlp_bias",
+    "output_scores",
+    "remove_invalid_values",
+    "rope_interleaved",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "use_bfloat16",
+    "use_mrope",
+    "use_sliding_window",
+];
+
 /// A `config.json` that knows which of its fields were read. What nobody read, and is not known to change nothing, is an error in the end: it
 /// could change what the model computes.
 #[derive(Debug)]
@@ -125,23 +159,29 @@ impl ConfigFields {
 
     /// A count that must be there.
     pub fn size(&self, name: &'static str) -> Result<usize> {
-        self.need(name, self.count(self.known(name))?)
+        self.need(name, self.maybe_size(name)?)
     }
 
     /// A count, or this one.
     pub fn size_or(&self, name: &'static str, default: usize) -> Result<usize> {
-        Ok(self.count(self.known(name))?.unwrap_or(default))
+        Ok(self.maybe_size(name)?.unwrap_or(default))
     }
 
     /// A count that may be absent.
     pub fn maybe_size(&self, name: &'static str) -> Result<Option<usize>> {
-        self.count(self.known(name))
+        match self.count(self.known(name))? {
+            Some(size) if size > LARGEST => {
+                Err(self
+                    .wrong(name, format_args!("is {size}, which is larger than any model's: the most is {LARGEST}")))
+            }
+            size => Ok(size),
+        }
     }
 
     /// The number of layers. What is no model's would take memory before its weights are found missing.
     pub fn layers(&self, name: &'static str) -> Result<usize> {
         const MOST: usize = 10_000;
-        match self.size(name)? {
+        match self.need(name, self.count(self.known(name))?)? {
             layers if layers <= MOST => Ok(layers),
             layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
         }
@@ -195,12 +235,14 @@ impl ConfigFields {
         }
     }
 
-    /// An error if a field is left that nobody read and that may change what is computed. A field of null or false is none.
+    /// An error if a field is left that nobody read and that may change what is computed. A field of null, `{}` or `[]` is
+    /// none.
     pub fn finish(&self) -> Result<()> {
         let read = self.read.borrow();
         let unknown = |(name, value): &(&String, &Value)| {
-            let off = value.is_null() || **value == Value::Bool(false);
-            !off && !read.contains(name.as_str()) && HARMLESS.binary_search(&name.as_str()).is_err()
+            let is_known = |list: &[&str]| list.binary_search(&name.as_str()).is_ok();
+            let off = is_empty(value) || **value == Value::Bool(false) && is_known(OFF);
+            !off && !read.contains(name.as_str()) && !is_known(HARMLESS)
         };
         let unknown: Vec<String> = self.fields().iter().filter(unknown).map(|(name, _)| format!("`{name}`")).collect();
         if unknown.is_empty() {
@@ -219,12 +261,22 @@ impl ConfigFields {
     }
 }
 
+/// Whether a value says nothing.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn harmless_fields_are_sorted() {
-        assert!(HARMLESS.is_sorted());
+    fn lists_of_fields_are_sorted() {
+        assert!(HARMLESS.is_sorted() && OFF.is_sorted());
     }
 }

@@ -6,6 +6,7 @@ mod fields;
 mod rope;
 
 pub use decoder::DecoderConfig;
+pub(crate) use decoder::activation_name;
 pub use family::Family;
-pub use fields::ConfigFields;
+pub use fields::{ConfigFields, check_sizes};
 pub use rope::{RopeConfig, RopeScaling};

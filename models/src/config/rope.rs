@@ -60,19 +60,32 @@ impl RopeConfig {
     /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
     ///
     /// # Errors
-    /// If the kind of scaling is not known, or one of its numbers is missing or out of range.
+    /// If the kind of scaling is not known, one of its numbers is missing or out of range, a field is not of that kind, or the two differ.
     pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
         let (new, old) = (fields.part("rope_parameters")?, fields.part("rope_scaling")?);
         let plain = fields.number_or("rope_theta", default_theta)?;
         let partial = fields.number_or("partial_rotary_factor", 1.0)?;
-        let nothing = JsonObject::of("config.json", Map::new());
-        let part = new.or(old).unwrap_or(nothing);
-        let theta = part.number("rope_theta")?.unwrap_or(plain);
-        let partial = part.number("partial_rotary_factor")?.unwrap_or(partial);
-        if theta <= 0.0 {
-            return Err(part.wrong("rope_theta", format_args!("is {theta}, and must be above 0")));
+        let read = |part: &JsonObject| Self::of(part, plain, partial, context);
+        match (new.as_ref().map(read).transpose()?, old.as_ref().map(read).transpose()?) {
+            (Some(new), Some(old)) if new != old => {
+                Err(fields.wrong("rope_parameters", "says something else than `rope_scaling`: remove the wrong one"))
+            }
+            (Some(found), _) | (None, Some(found)) => Ok(found),
+            (None, None) => read(&JsonObject::of("config.json", Map::new())),
         }
-        Ok(RopeConfig { theta, partial, scaling: RopeScaling::read(&part, context)? })
+    }
+
+    fn of(part: &JsonObject, theta: f64, partial: f64, context: usize) -> Result<Self> {
+        let theta = part.number("rope_theta")?.unwrap_or(theta);
+        let partial = part.number("partial_rotary_factor")?.unwrap_or(partial);
+        // Frequencies must fall.
+        if theta <= 1.0 {
+            return Err(part.wrong("rope_theta", format_args!("is {theta}, and must be above 1")));
+        }
+        if !(0.0..=1.0).contains(&partial) {
+            return Err(part.wrong("partial_rotary_factor", format_args!("is {partial}, and must be in [0, 1]")));
+        }
+        Ok(RopeConfig { theta, partial, scaling: RopeScaling::read(part, context)? })
     }
 
     /// How many components of a head are rotated.
@@ -122,13 +135,33 @@ impl RopeConfig {
     }
 }
 
+/// The fields that every kind of scaling may have.
+const COMMON: [&str; 5] =
+    ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
+
 impl RopeScaling {
+    /// The fields of a kind besides [`COMMON`]; none if the kind is not known.
+    fn own_fields(kind: &str) -> Option<&'static [&'static str]> {
+        Some(match kind {
+            "default" => &[],
+            "linear" => &["factor"],
+            "llama3" => &["factor", "low_freq_factor", "high_freq_factor"],
+            "yarn" => &["factor", "beta_fast", "beta_slow", "attention_factor", "truncate", "mscale", "mscale_all_dim"],
+            _ => return None,
+        })
+    }
+
     fn read(part: &JsonObject, context: usize) -> Result<Self> {
         let kind = part.text("rope_type")?.or(part.text("type")?).unwrap_or("default");
         let positive = |name: &str, default: Option<f64>| {
             let value = part.need(name, part.number(name)?.or(default))?;
             if value > 0.0 { Ok(value) } else { Err(part.wrong(name, format_args!("is {value}, and must be above 0"))) }
         };
+        let own = RopeScaling::own_fields(kind);
+        let known = |name: &str| COMMON.contains(&name) || own.is_none_or(|own| own.contains(&name));
+        if let Some(name) = part.fields().keys().find(|name| part.get(name).is_some() && !known(name)) {
+            return Err(part.wrong(name, format_args!("is no field of rotary positions of type `{kind}`")));
+        }
         let original = || positive("original_max_position_embeddings", Some(context as f64));
         Ok(match kind {
             "default" => RopeScaling::Default,
@@ -240,6 +273,33 @@ mod tests {
         assert!(error.contains("longrope") && error.contains("yarn"), "{error}");
         let error = read(r#"{"rope_scaling": {"type": "yarn"}}"#).unwrap_err().to_string();
         assert!(error.contains("`factor` is missing"), "{error}");
+    }
+
+    #[test]
+    fn what_may_mean_something_else_is_refused() {
+        let error = |json: &str| {
+            let fields = serde_json::from_str(json).unwrap();
+            let fields = ConfigFields::of(JsonObject::of("config.json", fields));
+            RopeConfig::read(&fields, 10_000.0, 64).unwrap_err().to_string()
+        };
+        let linear = r#"{"rope_type": "linear", "factor": 2.0}"#;
+        for (json, due) in [
+            (
+                format!(r#"{{"rope_parameters": {{"rope_type": "default"}}, "rope_scaling": {linear}}}"#),
+                "`rope_scaling`",
+            ),
+            (r#"{"rope_scaling": {"factor": 2.0}}"#.into(), "`factor`"),
+            (format!(r#"{{"rope_parameters": {{"full_attention": {linear}}}}}"#), "`full_attention`"),
+            (r#"{"rope_scaling": {"type": "linear", "factor": 2.0, "low_freq_factor": 1}}"#.into(), "low_freq_factor"),
+            (r#"{"rope_theta": 1.0}"#.into(), "above 1"),
+            (r#"{"partial_rotary_factor": -0.5}"#.into(), "partial_rotary_factor"),
+        ] {
+            assert!(error(&json).contains(due), "{json}: {}", error(&json));
+        }
+        // Equal ones are no contradiction: both are written for old and new readers.
+        let json = format!(r#"{{"rope_parameters": {linear}, "rope_scaling": {linear}}}"#);
+        let fields = ConfigFields::of(JsonObject::of("config.json", serde_json::from_str(&json).unwrap()));
+        assert_eq!(RopeConfig::read(&fields, 9.0, 64).unwrap().scaling, RopeScaling::Linear { factor: 2.0 });
     }
 
     #[test]

@@ -73,18 +73,14 @@ pub const BERT: ConversionTable = ConversionTable {
         keep("cls.predictions.transform.dense", "head.transform"),
         keep("cls.predictions.transform.LayerNorm", "head.norm"),
         keep("cls.predictions.bias", "head.bias"),
+        // Copies of the token embedding and of the bias above.
+        keep("cls.predictions.decoder", "head.decoder"),
         keep("classifier", "head.classifier"),
     ],
     prefix: "bert.",
     old_leaves: &[("gamma", "weight"), ("beta", "bias")],
-    // Positions 0, 1, …, and copies of tied weights.
-    ignored: &[
-        "bert.embeddings.position_ids",
-        "cls.predictions.decoder.weight",
-        "cls.predictions.decoder.bias",
-        "cls.seq_relationship.weight",
-        "cls.seq_relationship.bias",
-    ],
+    // Positions 0, 1, …, and the prediction of the next sentence.
+    ignored: &["bert.embeddings.position_ids", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
 };
 
 /// ViT with its classifier.

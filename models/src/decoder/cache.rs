@@ -8,10 +8,13 @@ use numcore::{
 
 /// The keys and values of a batch in every layer, so that the next token costs one token's work: `2 · L · G · D` elements a token.
 ///
-/// Memory is allocated at the first use. Rows of a batch end together: shorter prompts are padded on the left.
+/// Memory grows with the tokens that are read. Rows of a batch end together: shorter prompts are padded on the left. A call that fails adds
+/// nothing: it can be repeated.
 pub struct KvCache<R: Runtime> {
     layers: Vec<LayerCache<R>>,
     padding: Vec<usize>,
+    /// Rows whose text has ended: what is read of them no longer matters.
+    ended: Vec<bool>,
     capacity: usize,
     len: usize,
 }
@@ -20,15 +23,22 @@ pub struct KvCache<R: Runtime> {
 pub struct LayerCache<R: Runtime> {
     memory: Option<[Tensor<R>; 2]>,
     capacity: usize,
+    /// The tokens of calls that went through.
     len: usize,
+    /// Where the memory has been written to: further than `len` after a call that failed.
+    written: usize,
 }
+
+/// The tokens that memory has room for at first.
+const LEAST: usize = 64;
 
 impl<R: Runtime> KvCache<R> {
     /// An empty cache for up to `capacity` tokens of each row; `padding` says how many tokens at the beginning of each row are padding, and by
     /// its length how many rows there are.
     pub fn new(layers: usize, capacity: usize, padding: Vec<usize>) -> Self {
-        let empty = || LayerCache { memory: None, capacity, len: 0 };
-        KvCache { layers: (0..layers).map(|_| empty()).collect(), padding, capacity, len: 0 }
+        let empty = || LayerCache { memory: None, capacity, len: 0, written: 0 };
+        let ended = vec![false; padding.len()];
+        KvCache { layers: (0..layers).map(|_| empty()).collect(), padding, ended, capacity, len: 0 }
     }
 
     /// How many tokens of each row are in it, padding among them.
@@ -46,6 +56,16 @@ impl<R: Runtime> KvCache<R> {
         &self.padding
     }
 
+    /// Says that a row's text has ended. Its tokens have no positions any more, so that none is past the context.
+    pub(crate) fn end(&mut self, row: usize) {
+        self.ended[row] = true;
+    }
+
+    /// What is subtracted from the columns of each row to get positions; `end`, past all columns, for rows that ended.
+    pub(super) fn shifts(&self, end: usize) -> impl Iterator<Item = usize> {
+        self.padding.iter().zip(&self.ended).map(move |(&padding, &ended)| if ended { end } else { padding })
+    }
+
     pub(super) fn layer(&mut self, i: usize) -> &mut LayerCache<R> {
         &mut self.layers[i]
     }
@@ -55,16 +75,19 @@ impl<R: Runtime> KvCache<R> {
         self.layers.iter_mut().for_each(|layer| layer.len = self.len);
     }
 
-    /// An error unless so many tokens of so many rows can be added.
-    pub(super) fn check(&self, rows: usize, tokens: usize) -> Result<()> {
+    /// An error unless so many tokens of so many rows can be added, in a model of so many layers.
+    pub(super) fn check(&self, rows: usize, tokens: usize, layers: usize) -> Result<()> {
         let wrong = |why: String| Err(Error::argument("KvCache", why));
+        if layers != self.layers.len() {
+            return wrong(format!("is for {} layers, and the model has {layers}", self.layers.len()));
+        }
         if is_grad_enabled() {
             return wrong("no gradient flows through a cache: compute within `no_grad`".into());
         }
         if rows != self.padding.len() {
             return wrong(format!("is for {} rows, given {rows}", self.padding.len()));
         }
-        if self.len + tokens > self.capacity {
+        if tokens > self.capacity - self.len {
             let (len, room) = (self.len, self.capacity);
             return wrong(format!("has room for {room} tokens and holds {len}; {tokens} more do not fit"));
         }
@@ -76,35 +99,44 @@ impl<R: Runtime> LayerCache<R> {
     /// Adds keys and values `[B, G, T, D]`; gives all there are now, `[B, G, S, D]`.
     pub(super) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {
         let new = [keys.value()?, values.value()?];
-        let old = match self.memory.take() {
-            Some(old) => old,
-            None => [self.empty(&new[0])?, self.empty(&new[1])?],
-        };
         let end = self.len + new[0].shape()[2];
-        let [k, v] = old;
-        let memory = [self.written(k, &new[0])?, self.written(v, &new[1])?];
+        let [k, v] = match self.memory.take() {
+            Some([k, v]) if self.written == self.len && end <= k.shape()[2] => [k, v],
+            Some([k, v]) => [self.moved(&k, end)?, self.moved(&v, end)?],
+            None if self.len == 0 => [self.empty(&new[0], end)?, self.empty(&new[1], end)?],
+            None => return Err(Error::state("KvCache", "a call that failed lost what was read: begin a new cache")),
+        };
+        self.written = end;
+        let memory = [added(k, self.len, &new[0])?, added(v, self.len, &new[1])?];
         let seen = |x: &Tensor<R>| x.narrow(2, 0, end).map(Var::new);
         let all = [seen(&memory[0])?, seen(&memory[1])?];
         self.memory = Some(memory);
         Ok(all)
     }
 
-    fn empty(&self, like: &Tensor<R>) -> Result<Tensor<R>> {
-        let shape = like.shape();
-        Tensor::zeros(like.runtime(), [shape[0], shape[1], self.capacity, shape[3]], like.dtype())
+    /// Memory with room for at least `tokens`, twice what they need.
+    fn empty(&self, like: &Tensor<R>, tokens: usize) -> Result<Tensor<R>> {
+        let (shape, room) = (like.shape(), tokens.saturating_mul(2).max(LEAST).min(self.capacity));
+        Tensor::zeros(like.runtime(), [shape[0], shape[1], room, shape[3]], like.dtype())
     }
 
-    /// The memory with new rows after those there are: in place, unless someone still holds what was given out before.
-    fn written(&self, memory: Tensor<R>, new: &Tensor<R>) -> Result<Tensor<R>> {
-        let mut memory = match memory.try_mut() {
-            Ok(memory) => memory,
-            Err(shared) => copied(&shared)?,
-        };
-        // What was not written yet is 0, to which the new rows are added.
-        let place = ViewOp::Slice { axis: 2, start: self.len, len: new.shape()[2], step: 1 };
-        memory.accumulate_view(&[place], &Op::identity(), &[new])?;
-        memory.freeze()
+    /// What calls that went through have written, in memory with more room.
+    fn moved(&self, memory: &Tensor<R>, tokens: usize) -> Result<Tensor<R>> {
+        let empty = self.empty(memory, tokens)?;
+        if self.len == 0 { Ok(empty) } else { added(empty, 0, &memory.narrow(2, 0, self.len)?) }
     }
+}
+
+/// The memory with new rows from `start` on: in place, unless someone still holds what was given out before.
+fn added<R: Runtime>(memory: Tensor<R>, start: usize, new: &Tensor<R>) -> Result<Tensor<R>> {
+    let mut memory = match memory.try_mut() {
+        Ok(memory) => memory,
+        Err(shared) => copied(&shared)?,
+    };
+    // What was not written yet is 0, to which the new rows are added.
+    let place = ViewOp::Slice { axis: 2, start, len: new.shape()[2], step: 1 };
+    memory.accumulate_view(&[place], &Op::identity(), &[new])?;
+    memory.freeze()
 }
 
 fn copied<R: Runtime>(shared: &Tensor<R>) -> Result<TensorMut<R>> {

@@ -37,7 +37,7 @@ pub(super) struct Placement<R: Runtime> {
 }
 
 impl<R: Runtime> Placement<R> {
-    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Self> {
+    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>, layers: usize) -> Result<Self> {
         let shape = tokens.spec().shape;
         let &[b, t] = &shape[..] else {
             return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));
@@ -50,7 +50,7 @@ impl<R: Runtime> Placement<R> {
                 let why = "a cache knows the positions of its tokens: give none, and no segments";
                 return Err(Error::argument("decoder", why));
             }
-            cache.check(b, t)?;
+            cache.check(b, t, layers)?;
             return Placement::after(cache, range(cache.len())?, t);
         }
         let positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
@@ -60,17 +60,20 @@ impl<R: Runtime> Placement<R> {
 
     /// The tokens that follow those in a cache.
     fn after(cache: &KvCache<R>, range: Var<R>, tokens: usize) -> Result<Self> {
-        let end = cache.len() + tokens;
-        if cache.padding().iter().all(|&pad| pad == 0) {
+        let columns = cache.len() + tokens;
+        // One past the last position of the row that has most.
+        let end = columns - cache.shifts(columns).min().unwrap_or(0);
+        if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
             return Ok(Placement { positions: range, mask: None, end, tokens });
         }
         let (rt, b) = (range.runtime(), cache.padding().len());
-        let padding: Vec<i64> = cache.padding().iter().map(|&pad| pad as i64).collect();
-        let padding = Var::new(Tensor::from_slice(rt, [b, 1], &padding)?);
+        let column = |list: Vec<i64>| Ok::<_, Error>(Var::new(Tensor::from_slice(rt, [b, 1], &list)?));
+        let shifts = column(cache.shifts(columns).map(|shift| shift as i64).collect())?;
         // Padding has position 0: nothing sees it.
-        let positions = range.reshape([1, tokens])?.sub(&padding)?.maximum(&zero(rt)?)?;
-        let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, end, DType::I64)?).reshape([1, end])?;
-        let mask = keys.ge(&padding)?.reshape([b, 1, 1, end])?;
+        let positions = range.reshape([1, tokens])?.sub(&shifts)?.maximum(&zero(rt)?)?;
+        let padding = column(cache.padding().iter().map(|&pad| pad as i64).collect())?;
+        let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, columns, DType::I64)?).reshape([1, columns])?;
+        let mask = keys.ge(&padding)?.reshape([b, 1, 1, columns])?;
         Ok(Placement { positions, mask: Some(mask), end, tokens })
     }
 }

@@ -90,7 +90,7 @@ impl<R: Runtime> Decoder<R> {
     /// # Errors
     /// If [`forward_with`](Decoder::forward_with) would fail.
     pub fn states(&self, tokens: &Var<R>, mut inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
-        let placement = Placement::of(tokens, &inputs)?;
+        let placement = Placement::of(tokens, &inputs, self.layers.len())?;
         let mut x = self.embed(tokens, &placement)?;
         let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
         let mask = placement.mask.as_ref();
@@ -143,6 +143,10 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
 
     fn does_without(&self, parameter: &str) -> bool {
         self.config.tied && parameter == "lm_head.weight"
+    }
+
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        (self.config.tied && parameter == "lm_head.weight").then_some("embed_tokens.weight")
     }
 
     fn fields(&self) -> Map<String, Value> {

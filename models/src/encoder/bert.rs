@@ -77,12 +77,12 @@ pub struct BertInputs<'a, R: Runtime> {
     /// Which tokens are there, `[B, T]`, `bool` or numbers: 0 is padding. All, if not given.
     pub mask: Option<&'a Var<R>>,
     /// The segment of each token, `[B, T]` (`i64`); 0 if not given.
-    pub types: Option<&'a Var<R>>,
+    pub token_types: Option<&'a Var<R>>,
 }
 
 impl<R: Runtime> Default for BertInputs<'_, R> {
     fn default() -> Self {
-        BertInputs { mask: None, types: None }
+        BertInputs { mask: None, token_types: None }
     }
 }
 
@@ -102,7 +102,7 @@ impl<R: Runtime> Bert<R> {
         Ok(Bert {
             embed_tokens,
             embed_positions: Embedding::new(init, config.context, width)?,
-            embed_types: Embedding::new(init, config.types, width)?,
+            embed_types: Embedding::new(init, config.token_types, width)?,
             embed_norm: LayerNorm { eps: block.eps, ..LayerNorm::new(init, width)? },
             layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>()?,
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,
@@ -128,7 +128,7 @@ impl<R: Runtime> Bert<R> {
             return Err(Error::shape("bert", &[shape], why));
         }
         let positions = self.embed_positions.weight.var().narrow(0, 0, t)?;
-        let types = match inputs.types {
+        let types = match inputs.token_types {
             Some(types) => self.embed_types.weight.var().embedding(types).within("embed_types")?,
             None => self.embed_types.weight.var().narrow(0, 0, 1)?,
         };
@@ -209,7 +209,16 @@ impl<R: Runtime> Pretrained<R> for Bert<R> {
     }
 
     fn does_without(&self, parameter: &str) -> bool {
-        self.pooler.is_none() && parameter.starts_with("pooler.")
+        let is_tied = parameter.starts_with("head.decoder.");
+        is_tied || self.pooler.is_none() && parameter.starts_with("pooler.")
+    }
+
+    fn tied_to(&self, parameter: &str) -> Option<&'static str> {
+        match parameter {
+            "head.decoder.weight" if self.config.task == BertTask::MaskedLm => Some("embed_tokens.weight"),
+            "head.decoder.bias" if self.config.task == BertTask::MaskedLm => Some("head.bias"),
+            _ => None,
+        }
     }
 
     fn fields(&self) -> Map<String, Value> {

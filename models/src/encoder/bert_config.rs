@@ -4,7 +4,7 @@ use nn::{Activation, EncoderBlockConfig};
 use numcore::Result;
 use serde_json::{Map, Value, json};
 
-use crate::config::ConfigFields;
+use crate::config::{ConfigFields, activation_name};
 
 /// What a [`Bert`](super::Bert) is for, from which its head follows: `architectures` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub struct BertConfig {
     /// The longest text, in tokens.
     pub context: usize,
     /// How many kinds of segments there are.
-    pub types: usize,
+    pub token_types: usize,
     /// The number of layers.
     pub layers: usize,
     /// The sizes and options of a layer.
@@ -82,7 +82,7 @@ impl BertConfig {
             task: BertTask::of(fields)?,
             vocab: fields.size("vocab_size")?,
             context: fields.size("max_position_embeddings")?,
-            types: fields.size_or("type_vocab_size", 2)?,
+            token_types: fields.size_or("type_vocab_size", 2)?,
             layers: fields.layers("num_hidden_layers")?,
             block: block(fields, false, true)?,
             labels: labels(fields)?,
@@ -97,9 +97,10 @@ impl BertConfig {
     pub fn to_json(&self) -> Map<String, Value> {
         let mut fields = with_block(self.fields.clone(), "bert", &self.block, self.layers);
         fields.insert("architectures".into(), json!([self.task.architecture()]));
+        fields.insert("pad_token_id".into(), json!(self.padding));
         fields.insert("vocab_size".into(), self.vocab.into());
         fields.insert("max_position_embeddings".into(), self.context.into());
-        fields.insert("type_vocab_size".into(), self.types.into());
+        fields.insert("type_vocab_size".into(), self.token_types.into());
         with_labels(fields, self.labels)
     }
 }
@@ -129,7 +130,14 @@ pub(super) fn block(fields: &ConfigFields, pre_norm: bool, qkv_bias: bool) -> Re
 /// The number of classes: what `id2label` lists, 2 where nothing does.
 pub(super) fn labels(fields: &ConfigFields) -> Result<usize> {
     let listed = fields.part("id2label")?.map(|list| list.fields().len());
-    Ok(fields.maybe_size("num_labels")?.or(listed).unwrap_or(2))
+    let given = fields.maybe_size("num_labels")?;
+    match (given, listed) {
+        (Some(given), Some(listed)) if given != listed => {
+            Err(fields
+                .wrong("num_labels", format_args!("is {given}, and `id2label` names {listed}: remove one of them")))
+        }
+        _ => Ok(given.or(listed).unwrap_or(2)),
+    }
 }
 
 /// Fields with those of an encoder's layers brought up to date.
@@ -149,11 +157,14 @@ pub(super) fn with_block(
         fields.insert(name.into(), value.into());
     }
     fields.insert("layer_norm_eps".into(), json!(block.eps));
+    fields.insert("hidden_act".into(), activation_name(block.activation).into());
     fields
 }
 
 /// Fields with names for so many classes, unless they have as many.
 pub(super) fn with_labels(mut fields: Map<String, Value>, labels: usize) -> Map<String, Value> {
+    // `id2label` says it.
+    fields.remove("num_labels");
     let has = |fields: &Map<String, Value>| fields.get("id2label").and_then(Value::as_object).map(Map::len);
     if has(&fields).unwrap_or(2) != labels {
         let name = |i: usize| format!("LABEL_{i}");

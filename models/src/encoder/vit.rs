@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::bert_config::{block, expect_type, labels, with_block, with_labels};
 use crate::{
-    config::ConfigFields,
+    config::{ConfigFields, check_sizes},
     convert::{ConversionTable, VIT},
     pretrained::Pretrained,
 };
@@ -24,8 +24,8 @@ pub struct VitConfig {
     pub image: usize,
     /// The height and width of a patch, which divide those of the image.
     pub patch: usize,
-    /// The number of colours.
-    pub colours: usize,
+    /// The number of channels.
+    pub channels: usize,
     /// The number of layers.
     pub layers: usize,
     /// The sizes and options of a layer.
@@ -47,7 +47,7 @@ impl VitConfig {
         let config = VitConfig {
             image: fields.size_or("image_size", 224)?,
             patch: fields.size_or("patch_size", 16)?,
-            colours: fields.size_or("num_channels", 3)?,
+            channels: fields.size_or("num_channels", 3)?,
             layers: fields.layers("num_hidden_layers")?,
             block: block(fields, true, qkv_bias)?,
             labels: labels(fields)?,
@@ -67,7 +67,7 @@ impl VitConfig {
         fields.insert("architectures".into(), json!(["ViTForImageClassification"]));
         fields.insert("image_size".into(), self.image.into());
         fields.insert("patch_size".into(), self.patch.into());
-        fields.insert("num_channels".into(), self.colours.into());
+        fields.insert("num_channels".into(), self.channels.into());
         fields.insert("qkv_bias".into(), self.block.qkv_bias.into());
         with_labels(fields, self.labels)
     }
@@ -98,6 +98,7 @@ impl<R: Runtime> Vit<R> {
     /// # Errors
     /// If sizes do not fit each other.
     pub fn new(init: &Init<R>, config: VitConfig) -> Result<Self> {
+        check_sizes("vit", &[("image", config.image), ("width", config.block.width), ("labels", config.labels)])?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (width, per_side) = (config.block.width, config.image / config.patch.max(1));
         let small = Initializer::Normal { mean: 0.0, std: 0.02 };
@@ -105,7 +106,7 @@ impl<R: Runtime> Vit<R> {
         Ok(Vit {
             cls_token: init.param([1, 1, width], small)?,
             positions: init.param([1, 1 + per_side * per_side, width], small)?,
-            patches: Conv2d::new(init, config.colours, width, [config.patch; 2], options)?,
+            patches: Conv2d::new(init, config.channels, width, [config.patch; 2], options)?,
             layers: (0..config.layers).map(|_| EncoderBlock::new(init, config.block)).collect::<Result<_>>()?,
             norm: LayerNorm { eps: config.block.eps, ..LayerNorm::new(init, width)? },
             classifier: Linear::new(init, width, config.labels)?,
@@ -124,8 +125,8 @@ impl<R: Runtime> Vit<R> {
     /// If the image has another size than the model's.
     pub fn states(&self, pixels: &Var<R>) -> Result<Var<R>> {
         let (shape, size) = (pixels.spec().shape, self.config.image);
-        if shape.rank() != 4 || shape[1..] != [self.config.colours, size, size] {
-            let why = format!("images must be [B, {}, {size}, {size}]", self.config.colours);
+        if shape.rank() != 4 || shape[1..] != [self.config.channels, size, size] {
+            let why = format!("images must be [B, {}, {size}, {size}]", self.config.channels);
             return Err(Error::shape("vit", &[shape], why));
         }
         let patches = self.patches.forward(pixels).within("patches")?.flatten(2, 3)?.transpose(1, 2)?;

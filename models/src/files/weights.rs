@@ -20,24 +20,24 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// The weights in a folder that are named `NAME.safetensors`, or that `NAME.safetensors.index.json` lists.
+    /// The weights in a folder that are named `NAME.safetensors`, or that `NAME.safetensors.index.json` lists. The single
+    /// file goes first, as in transformers.
     ///
     /// # Errors
     /// If neither is there, or the index is malformed.
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
         let single = format!("{name}.safetensors");
-        let index = folder.join(format!("{single}.index.json"));
+        let (path, index) = (folder.join(&single), folder.join(format!("{single}.index.json")));
+        if path.is_file() {
+            let reader = Reader::open(&path)?;
+            let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
+            return Ok(Weights { folder: folder.into(), places, open: Mutex::new(BTreeMap::from([(single, reader)])) });
+        }
         if index.is_file() {
             let places = indexed(&JsonObject::open(&index)?)?;
             return Ok(Weights { folder: folder.into(), places, open: Mutex::default() });
         }
-        let path = folder.join(&single);
-        if !path.is_file() {
-            return Err(missing(folder, &single));
-        }
-        let reader = Reader::open(&path)?;
-        let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
-        Ok(Weights { folder: folder.into(), places, open: Mutex::new(BTreeMap::from([(single, reader)])) })
+        Err(missing(folder, &single))
     }
 
     /// All names, sorted.
@@ -63,6 +63,18 @@ impl Weights {
             Ok(((dtype, *shape), reader.bytes(name)?))
         })?;
         Tensor::from_bytes(rt, shape, dtype, &bytes)
+    }
+
+    /// Whether two tensors have one element type, shape and value, bit by bit.
+    ///
+    /// # Errors
+    /// If one of them is not there, or cannot be read.
+    pub fn same(&self, a: &str, b: &str) -> Result<bool> {
+        if self.spec(a)? != self.spec(b)? {
+            return Ok(false);
+        }
+        let bytes = |name| self.with_reader(name, |reader| reader.bytes(name));
+        Ok(bytes(a)? == bytes(b)?)
     }
 
     fn with_reader<T>(&self, name: &str, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<T> {

@@ -1,11 +1,14 @@
 //! Weights to a folder, in files of a limited size.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors};
 use serde_json::{Map, Value, json};
 
-use super::save_json;
+use super::{save_json, staged::Staged};
+
+/// The name and the fields of the JSON file beside weights.
+pub type ConfigFile<'a> = (&'a str, &'a Map<String, Value>);
 
 /// How weights are written.
 #[derive(Clone, Copy, Debug)]
@@ -13,14 +16,14 @@ pub struct SaveOptions {
     /// The element type in the files; that of the parameters if not given.
     pub dtype: Option<DType>,
     /// The largest size of a file in bytes, of which only a single tensor may be larger.
-    pub max_file: u64,
+    pub max_shard_size: u64,
     /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
     pub writes: bool,
 }
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        SaveOptions { dtype: None, max_file: 50 << 30, writes: true }
+        SaveOptions { dtype: None, max_shard_size: 50 << 30, writes: true }
     }
 }
 
@@ -50,31 +53,40 @@ impl<R: Runtime> WeightWriter<'_, R> {
         value.to_bytes()
     }
 
-    /// Writes weights as `NAME.safetensors`, or as several files and their index where they are larger than the limit. One at a time is in
-    /// memory beyond the model.
+    /// Writes weights as `NAME.safetensors`, or as several files and their index where they are larger than the limit, and `config` beside
+    /// them. One weight at a time is in memory beyond the model.
+    ///
+    /// Files of the folder are replaced once all weights are on disk; what an earlier save left there of other names is removed.
     ///
     /// # Errors
-    /// If a value cannot be had, or a file not be written.
-    pub fn save_all(folder: &Path, name: &str, weights: &[Self], options: &SaveOptions) -> Result<()> {
-        let files = divided(weights, options.max_file);
-        let count = files.len();
-        let file = |i: usize| match count {
-            1 => format!("{name}.safetensors"),
-            _ => format!("{name}-{:05}-of-{count:05}.safetensors", i + 1),
-        };
+    /// If the element type is none of weights, a value cannot be had, or a file not be written.
+    pub fn save_all(
+        folder: &Path,
+        name: &str,
+        weights: &[Self],
+        config: ConfigFile<'_>,
+        options: &SaveOptions,
+    ) -> Result<()> {
+        if let Some(dtype) = options.dtype.filter(|dtype| !dtype.is_float()) {
+            let why = format!("weights cannot be saved as {dtype}: give a floating-point type, or none");
+            return Err(Error::config("save", "dtype", why));
+        }
+        let files = divided(weights, options.max_shard_size);
+        if !options.writes {
+            // Values are gathered on all ranks.
+            let order = files.iter().flat_map(|part| stored_order(weights, part));
+            return order.into_iter().try_for_each(|w| weights[w].bytes().map(drop));
+        }
+        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+        let mut staged = Staged::new(folder, name, files.len());
         let mut places = BTreeMap::new();
         for (i, part) in files.iter().enumerate() {
-            places.extend(part.iter().map(|&w| (weights[w].name.clone(), Value::from(file(i)))));
-            if options.writes {
-                write(&folder.join(file(i)), weights, part)?;
-            } else {
-                // Values are gathered on all ranks.
-                for w in stored_order(weights, part) {
-                    weights[w].bytes()?;
-                }
-            }
+            places.extend(part.iter().map(|&w| (weights[w].name.clone(), Value::from(staged.file(i)))));
+            write(&staged.add(i), weights, part)?;
         }
-        if options.writes && count > 1 {
+        staged.commit()?;
+        save_json(&folder.join(config.0), config.1)?;
+        if files.len() > 1 {
             let size: u64 = weights.iter().map(Self::size).sum();
             let map: Map<String, Value> = places.into_iter().collect();
             let index = json!({ "metadata": { "total_size": size }, "weight_map": map });

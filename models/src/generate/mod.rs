@@ -6,7 +6,7 @@ mod stop;
 
 use autograd::{Var, no_grad};
 use numcore::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor, Within,
     ops::{PointwiseOps, ViewOps},
 };
 
@@ -21,8 +21,8 @@ use crate::{Decoder, DecoderInputs};
 pub struct Prompt {
     /// The tokens there are.
     pub tokens: Vec<u32>,
-    /// Which stream of random numbers its continuation is drawn from. Equal prompts of one stream have one continuation, wherever in whichever
-    /// batch they stand.
+    /// Which stream of random numbers its continuation is drawn from. Prompts of one stream are given the same random numbers, wherever in
+    /// whichever batch they stand: give each prompt a stream of its own where their samples should not depend on each other.
     pub stream: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct Generated {
 /// Continues prompts, which may differ in length. The model is computed without gradients; its dropout, if it has any, is its own affair.
 ///
 /// # Errors
-/// If there is an empty prompt, an option is out of range, or the text would be longer than learned positions reach.
+/// If there is an empty prompt, an option is out of range, or a prompt is longer than learned positions reach.
 pub fn generate<R: Runtime>(
     model: &Decoder<R>,
     prompts: &[Prompt],
@@ -54,6 +54,11 @@ pub fn generate<R: Runtime>(
     options.check()?;
     if let Some(at) = prompts.iter().position(|prompt| prompt.tokens.is_empty()) {
         let why = format!("prompt {at} is empty: begin with the token that begins a text");
+        return Err(Error::argument("generate", why));
+    }
+    let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(0);
+    if let Some(most) = options.max_length.filter(|&most| longest >= most) {
+        let why = format!("a prompt has {longest} tokens, and `max_length` of {most} leaves no room");
         return Err(Error::argument("generate", why));
     }
     if prompts.is_empty() || options.max_new_tokens == 0 {
@@ -93,7 +98,8 @@ impl<'a, R: Runtime> Batch<'a, R> {
     fn run(mut self) -> Result<Vec<Generated>> {
         let padding = self.rows.iter().map(|row| self.width - row.prompt.tokens.len()).collect();
         // The last token is not read again.
-        let mut cache = self.model.cache(self.width + self.options.max_new_tokens - 1, padding);
+        let capacity = self.width.saturating_add(self.options.max_new_tokens - 1);
+        let mut cache = self.model.cache(capacity, padding);
         let mut tokens = self.prompts()?;
         for step in 0..self.options.max_new_tokens {
             let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
@@ -101,6 +107,9 @@ impl<'a, R: Runtime> Batch<'a, R> {
             let last = states.narrow(1, states.dims()[1] - 1, 1)?;
             let logits = self.model.logits(&last)?.value()?.to_dtype(DType::F32)?.to_vec::<f32>()?;
             self.extend(step, logits)?;
+            for (i, _) in self.rows.iter().enumerate().filter(|(_, row)| row.ended.is_some()) {
+                cache.end(i);
+            }
             if self.rows.iter().all(|row| row.ended.is_some()) {
                 break;
             }
@@ -131,22 +140,31 @@ impl<'a, R: Runtime> Batch<'a, R> {
         Ok(Var::new(Tensor::from_slice(&rt, [rows, tokens.len() / rows], tokens)?))
     }
 
+    /// The longest text of a row: what follows the last learned position can be chosen, and not be read.
+    fn most(&self) -> usize {
+        let config = self.model.config();
+        let learned = config.rope.is_none().then_some(config.context + 1);
+        learned.into_iter().chain(self.options.max_length).min().unwrap_or(usize::MAX)
+    }
+
     /// Chooses the next token of each row that has not ended.
     fn extend(&mut self, step: usize, mut logits: Vec<f32>) -> Result<()> {
         let vocab = logits.len() / self.rows.len();
-        let (options, stop) = (self.options, self.stop);
+        let (options, stop, most) = (self.options, self.stop, self.most());
         for (row, scores) in self.rows.iter_mut().zip(logits.chunks_exact_mut(vocab)) {
             if row.ended.is_some() {
                 continue;
             }
-            process(scores, &[&row.prompt.tokens, &row.new], options);
+            process(scores, &[&row.prompt.tokens, &row.new], options).within(format_args!("new token {step}"))?;
             let draw = Draw { seed: options.seed, stream: row.prompt.stream, step: step as u64 };
             let token = draw.choose(scores, options.sampling.is_some())?;
             row.new.push(token);
-            row.ended = match options.end.contains(&token) {
+            row.ended = match options.eos_token_ids.contains(&token) {
                 true => Some(FinishReason::End),
                 false => stop.map_or(Ok(None), |stop| stop.reached(&row.new))?,
             };
+            let len = row.prompt.tokens.len() + row.new.len();
+            row.ended = row.ended.or((len >= most).then_some(FinishReason::Length));
         }
         Ok(())
     }

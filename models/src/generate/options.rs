@@ -12,8 +12,10 @@ use crate::files::JsonObject;
 pub struct GenerationOptions {
     /// The most tokens that are added.
     pub max_new_tokens: usize,
+    /// The most tokens of a text with its prompt; no limit besides that of new tokens if not given.
+    pub max_length: Option<usize>,
     /// Tokens that end a text, `eos_token_id`.
-    pub end: Vec<u32>,
+    pub eos_token_ids: Vec<u32>,
     /// How tokens are drawn; the likeliest is taken if not given.
     pub sampling: Option<Sampling>,
     /// What the logits of tokens that are in the text already are divided by (multiplied by, where negative); 1 changes nothing.
@@ -39,7 +41,14 @@ pub struct Sampling {
 
 impl Default for GenerationOptions {
     fn default() -> Self {
-        GenerationOptions { max_new_tokens: 20, end: Vec::new(), sampling: None, repetition_penalty: 1.0, seed: 0 }
+        GenerationOptions {
+            max_new_tokens: 20,
+            max_length: None,
+            eos_token_ids: Vec::new(),
+            sampling: None,
+            repetition_penalty: 1.0,
+            seed: 0,
+        }
     }
 }
 
@@ -72,6 +81,35 @@ const UNKNOWN: &[(&str, &[f64])] = &[
     ("begin_suppress_tokens", &[]),
     ("sequence_bias", &[]),
     ("exponential_decay_length_penalty", &[]),
+    ("num_return_sequences", &[1.0]),
+];
+
+/// Options that are read, and those that change nothing of the tokens of one text: what is given out, memory, and how beams are compared.
+const KNOWN: &[&str] = &[
+    "_from_model_config",
+    "bos_token_id",
+    "cache_implementation",
+    "decoder_start_token_id",
+    "do_sample",
+    "early_stopping",
+    "eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_p",
+    "output_attentions",
+    "output_hidden_states",
+    "output_logits",
+    "output_scores",
+    "pad_token_id",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "temperature",
+    "top_k",
+    "top_p",
+    "transformers_version",
+    "typical_p",
+    "use_cache",
 ];
 
 impl GenerationOptions {
@@ -85,7 +123,7 @@ impl GenerationOptions {
             return Self::read(&JsonObject::open(&path)?);
         }
         let config = JsonObject::open(&folder.as_ref().join("config.json"))?;
-        Ok(GenerationOptions { end: end(&config)?, ..Default::default() })
+        Ok(GenerationOptions { eos_token_ids: eos_token_ids(&config)?, ..Default::default() })
     }
 
     fn read(fields: &JsonObject) -> Result<Self> {
@@ -95,6 +133,12 @@ impl GenerationOptions {
                 return Err(fields.wrong(name, format_args!("is {value}, which is not known here")));
             }
         }
+        let is_known = |name: &str| KNOWN.contains(&name) || UNKNOWN.iter().any(|(known, _)| *known == name);
+        if let Some(name) = fields.fields().keys().find(|name| fields.get(name).is_some() && !is_known(name)) {
+            let why = "is not known here, and may change what is generated; delete it if it does not";
+            return Err(fields.wrong(name, why));
+        }
+        let max_length = fields.count("max_length")?;
         let sampling = Sampling {
             temperature: fields.number("temperature")?.unwrap_or(1.0),
             // What transformers takes where nothing is said.
@@ -104,8 +148,10 @@ impl GenerationOptions {
             typical_p: fields.number("typical_p")?.filter(|&p| p < 1.0),
         };
         let options = GenerationOptions {
-            max_new_tokens: fields.count("max_new_tokens")?.unwrap_or(20),
-            end: end(fields)?,
+            // Where both are given transformers takes the new tokens.
+            max_new_tokens: fields.count("max_new_tokens")?.or(max_length).unwrap_or(20),
+            max_length: max_length.filter(|_| fields.get("max_new_tokens").is_none()),
+            eos_token_ids: eos_token_ids(fields)?,
             sampling: fields.flag("do_sample")?.unwrap_or(false).then_some(sampling),
             repetition_penalty: fields.number("repetition_penalty")?.unwrap_or(1.0),
             seed: 0,
@@ -115,8 +161,12 @@ impl GenerationOptions {
     }
 
     /// Changes the logits of the token after `text` as sampling would before it draws; what is left out becomes −∞.
-    pub fn process(&self, logits: &mut [f32], text: &[u32]) {
-        super::processors::process(logits, &[text], self);
+    ///
+    /// # Errors
+    /// If an option is out of range, there is no logit, or one is NaN or infinite.
+    pub fn process(&self, logits: &mut [f32], text: &[u32]) -> Result<()> {
+        self.check()?;
+        super::processors::process(logits, &[text], self)
     }
 
     /// An error unless every option is in its range.
@@ -127,7 +177,9 @@ impl GenerationOptions {
             return wrong("repetition_penalty", format!("a penalty of {} is not above 0", self.repetition_penalty));
         }
         let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = self.sampling else { return Ok(()) };
-        if !(temperature > 0.0 && temperature.is_finite()) {
+        // Logits are divided as f32.
+        let divisor = temperature as f32;
+        if !(divisor.is_normal() && divisor > 0.0) {
             let why = format!("a temperature of {temperature} is not above 0; leave `sampling` out for greedy text");
             return wrong("temperature", why);
         }
@@ -144,7 +196,7 @@ impl GenerationOptions {
 }
 
 /// `eos_token_id`: one token, or a list.
-fn end(fields: &JsonObject) -> Result<Vec<u32>> {
+fn eos_token_ids(fields: &JsonObject) -> Result<Vec<u32>> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     let tokens = match fields.get("eos_token_id") {
         None => Some(Vec::new()),
@@ -166,9 +218,12 @@ mod tests {
     fn the_file_is_understood() {
         let options =
             read(r#"{"do_sample": true, "temperature": 0.5, "eos_token_id": [1, 2], "num_beams": 1}"#).unwrap();
-        assert_eq!(options.end, [1, 2]);
+        assert_eq!(options.eos_token_ids, [1, 2]);
         let sampling = options.sampling.unwrap();
         assert_eq!((sampling.temperature, sampling.top_k, sampling.top_p), (0.5, Some(50), None));
+        let length = |json: &str| read(json).map(|options| (options.max_new_tokens, options.max_length)).unwrap();
+        assert_eq!(length(r#"{"max_length": 64}"#), (64, Some(64)));
+        assert_eq!(length(r#"{"max_length": 64, "max_new_tokens": 9}"#), (9, None));
         assert_eq!(read("{}").unwrap(), GenerationOptions::default());
         assert_eq!(read(r#"{"eos_token_id": 7, "temperature": 2}"#).unwrap().sampling, None);
     }
@@ -179,6 +234,9 @@ mod tests {
             (r#"{"num_beams": 4}"#, "num_beams"),
             (r#"{"bad_words_ids": [[1]]}"#, "bad_words_ids"),
             (r#"{"eos_token_id": "x"}"#, "eos_token_id"),
+            (r#"{"some_new_processor": false}"#, "some_new_processor"),
+            (r#"{"watermarking_config": {"bias": 2.5}}"#, "watermarking_config"),
+            (r#"{"num_return_sequences": 2}"#, "num_return_sequences"),
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature"),
             (r#"{"do_sample": true, "top_p": -0.5}"#, "top_p"),
             (r#"{"repetition_penalty": 0}"#, "penalty"),

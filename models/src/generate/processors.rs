@@ -1,14 +1,17 @@
 //! What is done to logits before a token is chosen, in transformers' order, and the choice.
 
-use numcore::{Error, Result, rng::philox4x32_10};
+use numcore::{Error, Result, Within, rng::philox4x32_10};
 
 use super::{GenerationOptions, Sampling};
 
-/// Changes the scores of the next token after `text`; what is left out becomes −∞.
-pub fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions) {
+/// Changes the scores of the next token after `text`; what is left out becomes −∞. Options are in their ranges.
+pub fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions) -> Result<()> {
+    // Before anything compares them: what is left out of NaN depends on where it stands.
+    expect_numbers(scores, "the model gave")?;
     penalize(scores, text, options.repetition_penalty as f32);
-    let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = options.sampling else { return };
+    let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = options.sampling else { return Ok(()) };
     scores.iter_mut().for_each(|score| *score /= temperature as f32);
+    expect_numbers(scores, "the temperature is so low that there are")?;
     if let Some(k) = top_k.filter(|&k| k < scores.len()) {
         keep_top_k(scores, k);
     }
@@ -21,6 +24,18 @@ pub fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions)
     if let Some(p) = typical_p {
         keep_typical(scores, p);
     }
+    Ok(())
+}
+
+/// An error unless there are scores, and each is a number or −∞.
+fn expect_numbers(scores: &[f32], whence: &str) -> Result<()> {
+    let why = match scores.iter().position(|score| score.is_nan() || *score == f32::INFINITY) {
+        _ if scores.is_empty() => "there are no logits".into(),
+        None if scores.iter().all(|score| *score == f32::NEG_INFINITY) => "no logit is a number".into(),
+        None => return Ok(()),
+        Some(token) => format!("{whence} a logit of {} for token {token}", scores[token]),
+    };
+    Err(Error::argument("generate", why))
 }
 
 /// Each token of the text once, however often it is there.
@@ -111,10 +126,7 @@ pub struct Draw {
 impl Draw {
     /// The likeliest token, the first of equals; or one drawn by probability.
     pub fn choose(self, scores: &[f32], sample: bool) -> Result<u32> {
-        if scores.iter().any(|score| score.is_nan()) || scores.iter().all(|score| *score == f32::NEG_INFINITY) {
-            let why = format!("the logits of new token {} have NaN, or no number at all", self.step);
-            return Err(Error::argument("generate", why));
-        }
+        expect_numbers(scores, "there is").within(format_args!("new token {}", self.step))?;
         let likeliest = || {
             let best = |best: usize, i: usize| if scores[i] > scores[best] { i } else { best };
             (0..scores.len()).fold(0, best)
@@ -155,6 +167,33 @@ mod tests {
         for (count, p) in counts.iter().zip([0.2, 0.5, 0.3]) {
             assert!((f64::from(*count) / 20_000.0 - p).abs() < 0.015, "{counts:?}");
         }
+    }
+
+    #[test]
+    fn nan_is_found_before_it_is_left_out() {
+        let sampling = Sampling { top_k: Some(1), top_p: Some(0.5), ..Default::default() };
+        let options = GenerationOptions { sampling: Some(sampling), ..Default::default() };
+        for bad in [f32::NAN, -f32::NAN, f32::INFINITY] {
+            let error = options.process(&mut [1.0, bad, 3.0], &[]).unwrap_err().to_string();
+            assert!(error.contains("for token 1"), "{error}");
+        }
+        assert!(options.process(&mut [], &[]).unwrap_err().to_string().contains("no logits"));
+        assert!(options.process(&mut [f32::NEG_INFINITY], &[]).is_err());
+        options.process(&mut [1.0, f32::NEG_INFINITY], &[]).unwrap();
+    }
+
+    #[test]
+    fn options_out_of_range_are_found_without_a_model() {
+        let of = |sampling| GenerationOptions { sampling: Some(sampling), ..Default::default() };
+        let error = |sampling: Sampling| of(sampling).process(&mut [1.0, 30.0], &[]).unwrap_err().to_string();
+        assert!(error(Sampling { top_k: Some(0), ..Default::default() }).contains("0 likeliest"));
+        for temperature in [0.0, 1e-46, 1e-40, 1e39, f64::NAN] {
+            assert!(error(Sampling { temperature, ..Default::default() }).contains("temperature of"), "{temperature}");
+        }
+        assert!(error(Sampling { temperature: 1.2e-38, ..Default::default() }).contains("so low"));
+        let mut none = [];
+        let typical = Sampling { typical_p: Some(0.5), ..Default::default() };
+        assert!(of(typical).process(&mut none, &[]).is_err());
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl<R: Runtime> LoraAdapter<R> {
         }
         // B is 0: the norms are the weight's own.
         let magnitude = init.param([outputs], Initializer::Ones)?;
-        magnitude.leaf().put(row_norms(&weight.value()?)?.to_dtype(magnitude.dtype())?)?;
+        magnitude.leaf().put(row_norms(&weight.value()?.to_dtype(magnitude.dtype())?)?)?;
         Ok(LoraAdapter { magnitude: Some(magnitude), ..adapter })
     }
 
@@ -86,7 +86,11 @@ impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
         let Some(magnitude) = &self.magnitude else { return plain.add(&update) };
         let gains = self.gains(magnitude, &layer.weight)?.to_dtype(x.dtype())?;
         // The bias has no magnitude. With dropout, so has the part that is always there: peft's definition.
-        let base = dropped.linear(&layer.weight.var(), None)?;
+        let base = match &layer.bias {
+            _ if !self.dropout.is_identity() => dropped.linear(&layer.weight.var(), None)?,
+            Some(bias) => plain.sub(&bias.var())?,
+            None => plain.clone(),
+        };
         plain.add(&gains.sub(1.0)?.mul(&base)?)?.add(&gains.mul(&update)?)
     }
 

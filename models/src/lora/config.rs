@@ -26,19 +26,21 @@ pub struct LoraConfig {
     /// The dropout probability of an adapter's input.
     pub dropout: f64,
     /// Which layers have an adapter.
-    pub targets: LoraTargets,
+    pub target_modules: LoraTargets,
     /// Layers that have none although they are targets, by the ends of their names.
-    pub exclude: Vec<String>,
+    pub exclude_modules: Vec<String>,
     /// Whether the update is scaled by `alpha / √rank` (rsLoRA, Kalajdzievski 2023).
-    pub rank_stabilized: bool,
+    pub use_rslora: bool,
     /// Whether outputs have magnitudes (DoRA).
     pub dora: bool,
-    /// Other ranks, by the ends of layers' names.
+    /// Other ranks, by the ends of layers' names, or by a whole name after `^`.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Other alphas, by the ends of layers' names.
+    /// Other alphas, by the ends of layers' names, or by a whole name after `^`.
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What `base_model_name_or_path` is to say in the adapter's files.
-    pub base: Option<String>,
+    pub base_model_name_or_path: Option<String>,
+    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, by which peft chooses the class of the model.
+    pub task_type: Option<String>,
 }
 
 impl Default for LoraConfig {
@@ -47,13 +49,14 @@ impl Default for LoraConfig {
             rank: 8,
             alpha: 8.0,
             dropout: 0.0,
-            targets: LoraTargets::Names(vec!["q_proj".into(), "v_proj".into()]),
-            exclude: Vec::new(),
-            rank_stabilized: false,
+            target_modules: LoraTargets::Names(vec!["q_proj".into(), "v_proj".into()]),
+            exclude_modules: Vec::new(),
+            use_rslora: false,
             dora: false,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
-            base: None,
+            base_model_name_or_path: None,
+            task_type: None,
         }
     }
 }
@@ -78,7 +81,6 @@ const HARMLESS: &[&str] = &[
     "qalora_group_size",
     "revision",
     "runtime_config",
-    "task_type",
 ];
 
 /// Heads, which `all-linear` leaves out.
@@ -96,6 +98,7 @@ impl LoraConfig {
         if fields.text("bias")?.unwrap_or("none") != "none" {
             return Err(fields.wrong("bias", "is not `none`: biases are not trained with adapters here"));
         }
+        check_start(fields)?;
         let known = [
             "alpha_pattern",
             "exclude_modules",
@@ -105,6 +108,7 @@ impl LoraConfig {
             "r",
             "rank_pattern",
             "target_modules",
+            "task_type",
             "use_dora",
             "use_rslora",
         ];
@@ -124,13 +128,14 @@ impl LoraConfig {
             rank: fields.need("r", fields.count("r")?)?,
             alpha: fields.need("lora_alpha", fields.number("lora_alpha")?)?,
             dropout: fields.number("lora_dropout")?.unwrap_or(0.0),
-            targets: targets(fields)?,
-            exclude: owned(fields.texts("exclude_modules")?.unwrap_or_default()),
-            rank_stabilized: fields.flag("use_rslora")?.unwrap_or(false),
+            target_modules: targets(fields)?,
+            exclude_modules: owned(fields.texts("exclude_modules")?.unwrap_or_default()),
+            use_rslora: fields.flag("use_rslora")?.unwrap_or(false),
             dora: fields.flag("use_dora")?.unwrap_or(false),
             rank_pattern: pattern(fields, "rank_pattern", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?,
             alpha_pattern: pattern(fields, "alpha_pattern", Value::as_f64)?,
-            base: fields.text("base_model_name_or_path")?.map(str::to_owned),
+            base_model_name_or_path: fields.text("base_model_name_or_path")?.map(str::to_owned),
+            task_type: fields.text("task_type")?.map(str::to_owned),
         };
         config.check()?;
         Ok(config)
@@ -138,15 +143,15 @@ impl LoraConfig {
 
     /// The fields of an `adapter_config.json`.
     pub(super) fn to_json(&self, fan_in_fan_out: bool) -> Map<String, Value> {
-        let targets = match &self.targets {
+        let targets = match &self.target_modules {
             LoraTargets::Names(names) => json!(names),
             LoraTargets::AllLinear => json!("all-linear"),
         };
         let value = json!({
-            "peft_type": "LORA", "task_type": null, "base_model_name_or_path": self.base, "r": self.rank,
-            "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
-            "exclude_modules": if self.exclude.is_empty() { Value::Null } else { json!(self.exclude) },
-            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
+            "peft_type": "LORA", "task_type": self.task_type, "r": self.rank,
+            "base_model_name_or_path": self.base_model_name_or_path, "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
+            "exclude_modules": if self.exclude_modules.is_empty() { Value::Null } else { json!(self.exclude_modules) },
+            "use_rslora": self.use_rslora, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern, "bias": "none", "fan_in_fan_out": fan_in_fan_out,
             "inference_mode": true, "init_lora_weights": true, "modules_to_save": null
         });
@@ -162,9 +167,12 @@ impl LoraConfig {
         if !(0.0..1.0).contains(&self.dropout) {
             return wrong("dropout", format!("a dropout of {} is not in [0, 1)", self.dropout));
         }
+        if let Some(name) = self.exclude_modules.iter().find(|name| name.contains('^')) {
+            return wrong("exclude_modules", format!("`{name}` is a regular expression: give ends of names"));
+        }
         let patterns = self.rank_pattern.keys().chain(self.alpha_pattern.keys());
         let special = |name: &&String| name.contains(['*', '+', '?', '(', '[', '{', '|', '\\', '$']);
-        if let Some(name) = patterns.chain(&self.exclude).find(special) {
+        if let Some(name) = patterns.chain(&self.exclude_modules).find(special) {
             return wrong("pattern", format!("`{name}` is a regular expression: give ends of names"));
         }
         Ok(())
@@ -172,7 +180,7 @@ impl LoraConfig {
 
     /// An error unless something is adapted, and every name that was given is one of a layer.
     pub(super) fn check_names<'a>(&self, layers: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
-        let LoraTargets::Names(names) = &self.targets else { return Ok(()) };
+        let LoraTargets::Names(names) = &self.target_modules else { return Ok(()) };
         let unused: Vec<&str> =
             names.iter().filter(|name| !layers.clone().any(|layer| ends(layer, name))).map(String::as_str).collect();
         if unused.is_empty() && !names.is_empty() {
@@ -182,14 +190,22 @@ impl LoraConfig {
         last.sort_unstable();
         last.dedup();
         let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
-        Err(Error::config("lora", "targets", why))
+        Err(Error::config("lora", "target_modules", why))
+    }
+
+    /// An error if two patterns give a layer different values: which of them peft takes depends on their order in the file.
+    pub(super) fn check_patterns(&self, layer: &str) -> Result<()> {
+        let ranks = differing(&self.rank_pattern, layer);
+        let Some([a, b]) = ranks.or_else(|| differing(&self.alpha_pattern, layer)) else { return Ok(()) };
+        let why = format!("`{a}` and `{b}` both match {layer} and give it different values");
+        Err(Error::config("lora", "pattern", why))
     }
 
     /// Whether a layer has an adapter.
     pub(super) fn adapts(&self, layer: &str) -> bool {
-        let excluded = self.exclude.iter().any(|name| ends(layer, name));
+        let excluded = self.exclude_modules.iter().any(|name| ends(layer, name));
         !excluded
-            && match &self.targets {
+            && match &self.target_modules {
                 LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
                 LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
             }
@@ -203,7 +219,7 @@ impl LoraConfig {
     /// What a layer's update is scaled by.
     pub(super) fn scale_of(&self, layer: &str) -> f64 {
         let (rank, alpha) = (self.rank_of(layer) as f64, by_pattern(&self.alpha_pattern, layer).unwrap_or(self.alpha));
-        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+        alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 }
 
@@ -213,7 +229,35 @@ fn ends(layer: &str, end: &str) -> bool {
 }
 
 fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
-    patterns.iter().find(|(name, _)| ends(layer, name.strip_prefix('^').unwrap_or(name))).map(|(_, value)| *value)
+    patterns.iter().find(|(name, _)| matches(layer, name)).map(|(_, value)| *value)
+}
+
+/// Whether a pattern means a layer: by the end of its name, or the whole of it after `^`.
+fn matches(layer: &str, pattern: &str) -> bool {
+    pattern.strip_prefix('^').map_or_else(|| ends(layer, pattern), |whole| layer == whole)
+}
+
+/// Two patterns that match a layer and give it different values.
+fn differing<'a, T: PartialEq>(patterns: &'a BTreeMap<String, T>, layer: &str) -> Option<[&'a str; 2]> {
+    let mut matching = patterns.iter().filter(|(name, _)| matches(layer, name));
+    let (first, value) = matching.next()?;
+    matching.find(|(_, other)| *other != value).map(|(other, _)| [&**first, &**other])
+}
+
+/// An error if the weights of the base model were changed when the adapter was made: with those of its files the adapter computes something
+/// else. Of all that is done at the start these values alone leave the base model as it is.
+fn check_start(fields: &JsonObject) -> Result<()> {
+    let harmless = match fields.get("init_lora_weights") {
+        None | Some(Value::Bool(_)) => true,
+        Some(Value::String(how)) => ["gaussian", "eva", "orthogonal"].contains(&how.to_lowercase().as_str()),
+        Some(_) => false,
+    };
+    if harmless {
+        return Ok(());
+    }
+    let why = "changes the base model's weights: convert the adapter in peft with \
+               `save_pretrained(..., path_initial_model_for_weight_conversion=...)`";
+    Err(fields.wrong("init_lora_weights", why))
 }
 
 fn targets(fields: &JsonObject) -> Result<LoraTargets> {
@@ -250,9 +294,32 @@ mod tests {
     fn names_are_matched_by_whole_parts() {
         assert!(ends("model.layers.0.self_attn.q_proj", "q_proj") && ends("q_proj", "q_proj"));
         assert!(!ends("model.layers.0.self_attn.xq_proj", "q_proj") && !ends("q_proj.x", "q_proj"));
-        let all = LoraConfig { targets: LoraTargets::AllLinear, exclude: vec!["up_proj".into()], ..Default::default() };
+        let all = LoraConfig {
+            target_modules: LoraTargets::AllLinear,
+            exclude_modules: vec!["up_proj".into()],
+            ..Default::default()
+        };
         assert!(all.adapts("model.layers.0.mlp.down_proj"));
         assert!(!all.adapts("lm_head") && !all.adapts("model.layers.0.mlp.up_proj"));
+    }
+
+    #[test]
+    fn patterns_that_contradict_are_an_error() {
+        let alphas = |list: &[(&str, f64)]| LoraConfig {
+            alpha_pattern: list.iter().map(|(name, alpha)| ((*name).to_owned(), *alpha)).collect(),
+            ..Default::default()
+        };
+        let two = alphas(&[("q_proj", 2.0), ("layers.1.q_proj", 3.0)]);
+        assert!(
+            two.check_patterns("layers.1.q_proj").unwrap_err().to_string().contains("`layers.1.q_proj` and `q_proj`")
+        );
+        two.check_patterns("layers.0.q_proj").unwrap();
+        alphas(&[("q_proj", 2.0), ("layers.1.q_proj", 2.0)]).check_patterns("layers.1.q_proj").unwrap();
+        // A caret means the whole name.
+        let whole = alphas(&[("^layers.1.q_proj", 16.0)]);
+        assert_eq!((whole.scale_of("layers.1.q_proj"), whole.scale_of("model.layers.1.q_proj")), (2.0, 1.0));
+        let excluded = LoraConfig { exclude_modules: vec!["^q_proj".into()], ..Default::default() };
+        assert!(excluded.check().unwrap_err().to_string().contains("`^q_proj`"));
     }
 
     #[test]
@@ -264,7 +331,7 @@ mod tests {
         assert_eq!(config.scale_of("model.layers.1.self_attn.q_proj"), 1.25);
         assert_eq!(config.scale_of("model.layers.0.self_attn.q_proj"), 2.0);
         assert_eq!(config.scale_of("model.layers.0.mlp.down_proj"), 4.0);
-        let stable = LoraConfig { rank_stabilized: true, ..config };
+        let stable = LoraConfig { use_rslora: true, ..config };
         assert_eq!(stable.scale_of("model.layers.0.self_attn.q_proj"), 4.0);
     }
 }

@@ -1,13 +1,14 @@
 //! Adapters to and from peft's folders.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, path::Path};
 
-use nn::{Init, ModuleExt, Param};
+use nn::{Init, Module, ModuleExt, Param};
 use numcore::{Error, Result, Runtime, Shape, ops::PointwiseOps};
 
 use super::{AdaptedLayer, Lora, LoraConfig};
 use crate::{
-    files::{JsonObject, SaveOptions, WeightWriter, Weights, save_json},
+    convert::ConversionTable,
+    files::{JsonObject, SaveOptions, WeightWriter, Weights},
     pretrained::Pretrained,
 };
 
@@ -32,11 +33,8 @@ impl<R: Runtime> Lora<R> {
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
         let weights: Vec<_> = self.layers.iter().flat_map(|layer| layer.weights(options)).collect();
-        if options.writes {
-            fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-            save_json(&folder.join(CONFIG), &self.config.to_json(self.transposed))?;
-        }
-        WeightWriter::save_all(folder, WEIGHTS, &weights, options)
+        let fields = self.config.to_json(self.transposed);
+        WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
     }
 
     /// Freezes a model and puts the adapters of a folder into it, which peft or [`save`](Lora::save) wrote.
@@ -44,17 +42,34 @@ impl<R: Runtime> Lora<R> {
     /// # Errors
     /// If the folder holds no adapters for this model, or some of a kind that is not known. One error lists all names that do not fit.
     pub fn load<M: Pretrained<R>>(model: &M, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
+        Self::load_named(model, init, folder.as_ref(), Some(&model.table()))
+    }
+
+    /// Freezes any model and puts adapters into it that were made with [`on_module`](Lora::on_module).
+    ///
+    /// # Errors
+    /// If [`load`](Lora::load) would fail.
+    pub fn load_on_module(model: &impl Module<R>, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
+        Self::load_named(model, init, folder.as_ref(), None)
+    }
+
+    fn load_named(
+        model: &impl Module<R>,
+        init: &Init<R>,
+        folder: &Path,
+        table: Option<&ConversionTable>,
+    ) -> Result<Self> {
         let config = LoraConfig::read(&JsonObject::open(&folder.join(CONFIG))?)?;
         let weights = Weights::open(folder, WEIGHTS)?;
-        let lora = Lora::new(model, init, config)?;
-        match lora.fill(&weights) {
-            Ok(()) => Ok(lora),
-            Err(e) => {
-                lora.remove();
-                Err(e)
-            }
+        let trained: Vec<Param<R>> = model.parameters().into_iter().filter(Param::requires_grad).collect();
+        // Nothing is drawn: shapes are compared before there is memory for values.
+        let lora = Lora::with_names(model, &init.clone().lazily(), config, table)?;
+        if let Err(e) = lora.fill(&weights) {
+            lora.remove()?;
+            trained.iter().for_each(|p| p.set_requires_grad(true));
+            return Err(e);
         }
+        Ok(lora)
     }
 
     fn fill(&self, weights: &Weights) -> Result<()> {

@@ -8,36 +8,32 @@ use numcore::{
 use super::{AdaptedLayer, Lora, adapter::row_norms};
 
 impl<R: Runtime> Lora<R> {
-    /// Adds the updates to the model's weights and takes the adapters out of it: the model computes the same, without what adapters cost.
+    /// Adds the updates to the model's weights and takes the adapters out of it: the model computes the same, without what adapters cost. After
+    /// an error some layers may be merged and others not, each computing the same still; another call merges the rest.
     ///
     /// # Errors
-    /// If they are merged already, or a weight is shared with tensors that someone holds.
+    /// If all are merged already, or a weight is shared with tensors that someone holds.
     pub fn merge(&mut self) -> Result<()> {
-        self.expect_merged(false)?;
-        self.layers.iter_mut().try_for_each(AdaptedLayer::merge)?;
-        self.merged = true;
-        Ok(())
+        if self.layers.iter().all(|layer| layer.merged) {
+            return Err(Error::argument("lora", "the adapters are merged already"));
+        }
+        self.layers.iter_mut().filter(|layer| !layer.merged).try_for_each(AdaptedLayer::merge)
     }
 
     /// Takes the updates out of the weights again, up to rounding, and puts the adapters back.
     ///
     /// # Errors
-    /// If they are not merged.
+    /// If none is merged, or a weight is shared with tensors that someone holds.
     pub fn unmerge(&mut self) -> Result<()> {
-        self.expect_merged(true)?;
-        self.layers.iter_mut().try_for_each(AdaptedLayer::unmerge)?;
-        self.merged = false;
-        Ok(())
+        if !self.is_merged() {
+            return Err(Error::argument("lora", "the adapters are not merged"));
+        }
+        self.layers.iter_mut().filter(|layer| layer.merged).try_for_each(AdaptedLayer::unmerge)
     }
 
-    fn expect_merged(&self, due: bool) -> Result<()> {
-        if self.merged == due {
-            return Ok(());
-        }
-        Err(Error::argument(
-            "lora",
-            if due { "the adapters are not merged" } else { "the adapters are merged already" },
-        ))
+    /// Whether the update of some layer is in its weight.
+    pub(super) fn is_merged(&self) -> bool {
+        self.layers.iter().any(|layer| layer.merged)
     }
 }
 
@@ -45,29 +41,30 @@ impl<R: Runtime> AdaptedLayer<R> {
     fn merge(&mut self) -> Result<()> {
         let (update, own) = (self.adapter.update()?, self.weight.dtype());
         let sum = self.weight.value()?.to_dtype(update.dtype())?.add(&update)?;
-        let merged = match &self.adapter.magnitude {
-            None => sum,
+        let (merged, norms) = match &self.adapter.magnitude {
+            None => (sum, None),
             Some(magnitude) => {
                 let norms = row_norms(&sum)?;
                 let gains = magnitude.value()?.div(&norms)?;
-                self.norms = Some(norms);
-                sum.mul(&gains.unsqueeze(1)?)?
+                (sum.mul(&gains.unsqueeze(1)?)?, Some(norms))
             }
         };
         self.weight.set(merged.to_dtype(own)?)?;
         self.slot.replace(None);
+        (self.norms, self.merged) = (norms, true);
         Ok(())
     }
 
     fn unmerge(&mut self) -> Result<()> {
         let (update, own) = (self.adapter.update()?, self.weight.dtype());
         let merged = self.weight.value()?.to_dtype(update.dtype())?;
-        let sum = match (&self.adapter.magnitude, self.norms.take()) {
-            (Some(magnitude), Some(norms)) => without_gains(&merged, &magnitude.value()?, &norms)?,
+        let sum = match (&self.adapter.magnitude, &self.norms) {
+            (Some(magnitude), Some(norms)) => without_gains(&merged, &magnitude.value()?, norms)?,
             _ => merged,
         };
         self.weight.set(sum.sub(&update)?.to_dtype(own)?)?;
         self.slot.replace(Some(self.adapter.clone()));
+        (self.norms, self.merged) = (None, false);
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 pub use adapter::{LoraAdapter, LowRank};
 pub use config::{LoraConfig, LoraTargets};
-use nn::{AdapterSlot, Init, Module, ModuleEntry, ModuleExt, Param, Visitor, walk};
+use nn::{Adapter, AdapterSlot, Init, Module, ModuleEntry, ModuleExt, Param, Visitor, walk};
 use numcore::{Error, Result, Runtime, Tensor};
 
 use crate::{
@@ -40,7 +40,6 @@ pub struct Lora<R: Runtime> {
     config: LoraConfig,
     /// Whether files have these layers' weights transposed, which peft wants to know.
     transposed: bool,
-    merged: bool,
 }
 
 /// A linear layer with an adapter.
@@ -53,6 +52,8 @@ struct AdaptedLayer<R: Runtime> {
     adapter: Arc<LoraAdapter<R>>,
     /// The row norms that a merge divided by, for DoRA.
     norms: Option<Tensor<R>>,
+    /// Whether the update is in the weight, and the adapter not in its place.
+    merged: bool,
 }
 
 impl<R: Runtime> Lora<R> {
@@ -83,6 +84,10 @@ impl<R: Runtime> Lora<R> {
         let candidates = candidates(model, table);
         config.check_names(candidates.iter().map(|layer| &*layer.theirs))?;
         let chosen: Vec<Candidate<R>> = candidates.into_iter().filter(|layer| config.adapts(&layer.theirs)).collect();
+        if chosen.is_empty() {
+            return Err(Error::config("lora", "target_modules", "no layer of this model is chosen: all are left out"));
+        }
+        chosen.iter().try_for_each(|layer| config.check_patterns(&layer.theirs))?;
         if let Some(taken) = chosen.iter().find(|layer| layer.slot.get().is_some()) {
             return Err(Error::state(&*taken.ours, "has an adapter already: merge it or remove it first"));
         }
@@ -93,9 +98,9 @@ impl<R: Runtime> Lora<R> {
         let layers = chosen.into_iter().zip(adapters).map(|(layer, adapter)| {
             let (adapter, Candidate { ours, theirs, slot, weight, .. }) = (Arc::new(adapter), layer);
             slot.replace(Some(adapter.clone()));
-            AdaptedLayer { ours, theirs, slot, weight, adapter, norms: None }
+            AdaptedLayer { ours, theirs, slot, weight, adapter, norms: None, merged: false }
         });
-        let lora = Lora { layers: layers.collect(), config, transposed, merged: false };
+        let lora = Lora { layers: layers.collect(), config, transposed };
         // Leaves get their full names.
         model.named_parameters();
         Ok(lora)
@@ -111,17 +116,43 @@ impl<R: Runtime> Lora<R> {
         self.layers.iter().map(|layer| &*layer.ours)
     }
 
-    /// Takes the adapters out: the model computes what it did before. Its parameters stay frozen.
-    pub fn remove(self) {
+    /// Takes the adapters out: the model computes what it did before. Those that are merged are taken out of the weights first, up to rounding.
+    /// Its parameters stay frozen.
+    ///
+    /// # Errors
+    /// If a weight that an adapter was merged into is shared with tensors that someone holds.
+    pub fn remove(mut self) -> Result<()> {
+        if self.is_merged() {
+            self.unmerge()?;
+        }
         self.layers.iter().for_each(|layer| drop(layer.slot.replace(None)));
+        Ok(())
     }
 
     /// Computes something as the model without its adapters does: the reference of preference optimization.
-    pub fn without<T>(&self, compute: impl FnOnce() -> T) -> T {
-        let taken: Vec<_> = self.layers.iter().map(|layer| layer.slot.replace(None)).collect();
-        let found = compute();
-        self.layers.iter().zip(taken).for_each(|(layer, adapter)| drop(layer.slot.replace(adapter)));
-        found
+    ///
+    /// # Errors
+    /// If adapters are merged: the weights are not those of the model without them.
+    pub fn without<T>(&self, compute: impl FnOnce() -> T) -> Result<T> {
+        if self.is_merged() {
+            let why = "the adapters are merged: unmerge them to compute without them";
+            return Err(Error::argument("lora", why));
+        }
+        let taken = |layer: &AdaptedLayer<R>| Taken { slot: layer.slot.clone(), adapter: layer.slot.replace(None) };
+        let _back: Vec<Taken<R>> = self.layers.iter().map(taken).collect();
+        Ok(compute())
+    }
+}
+
+/// An adapter that was taken out, and goes back when this is dropped: after a panic too.
+struct Taken<R: Runtime> {
+    slot: AdapterSlot<R>,
+    adapter: Option<Arc<dyn Adapter<R>>>,
+}
+
+impl<R: Runtime> Drop for Taken<R> {
+    fn drop(&mut self) {
+        self.slot.replace(self.adapter.take());
     }
 }
 

@@ -51,6 +51,7 @@ fn saving_what_was_loaded_gives_the_same_bits() {
         assert_eq!(again.config(), lora.config());
         let text = std::fs::read_to_string(scratch.0.join("adapter_config.json")).unwrap();
         assert_eq!(text.contains("\"fan_in_fan_out\": true"), base == "gpt2");
+        assert!(text.contains("\"task_type\": \"CAUSAL_LM\""), "{text}");
     }
 }
 
@@ -66,7 +67,7 @@ fn merged_weights_compute_the_same_and_come_apart_again() {
         lora.unmerge().unwrap();
         close(name, &logits(&model, &due), &due.tensor("logits"), 2e-5);
         assert!(lora.unmerge().is_err());
-        lora.remove();
+        lora.remove().unwrap();
         for ((name, a), (_, b)) in model.named_parameters().iter().zip(before.named_parameters()) {
             close(name, &a.value().unwrap(), &b.value().unwrap(), 1e-6);
         }
@@ -78,12 +79,12 @@ fn a_new_adapter_changes_nothing() {
     let (plain, due) = (logits(&decoder("qwen3"), &Reference::read("qwen3")), Reference::read("qwen3"));
     for dora in [false, true] {
         let model = decoder("qwen3");
-        let config = LoraConfig { dora, targets: LoraTargets::AllLinear, ..LoraConfig::default() };
+        let config = LoraConfig { dora, target_modules: LoraTargets::AllLinear, ..LoraConfig::default() };
         let lora = Lora::new(&model, &init(), config).unwrap();
         assert_eq!(lora.layers().count(), 14);
         let tolerance = if dora { 1e-6 } else { 0.0 };
         close("adapted", &logits(&model, &due), &plain, tolerance);
-        close("without", &lora.without(|| logits(&model, &due)), &plain, 0.0);
+        close("without", &lora.without(|| logits(&model, &due)).unwrap(), &plain, 0.0);
     }
 }
 
@@ -105,7 +106,7 @@ fn only_adapters_are_trained() {
         optimizer.step().unwrap();
     }
     assert!(losses[7] < losses[0] - 0.1, "{losses:?}");
-    lora.remove();
+    lora.remove().unwrap();
     for ((name, a), (_, b)) in model.state_dict().unwrap().iter().zip(&before) {
         close(name, a, b, 0.0);
     }
@@ -116,21 +117,32 @@ fn adapters_of_a_model_of_ones_own() {
     let config = GptConfig { vocab: 5, context: 4, layers: 2, heads: 1, width: 4, ..Default::default() };
     let model = Gpt::new(&init(), config).unwrap();
     let names = LoraTargets::Names(vec!["qkv".into(), "blocks.1.fc2".into()]);
-    let lora = Lora::on_module(&model, &init(), LoraConfig { targets: names, ..LoraConfig::default() }).unwrap();
+    let lora = Lora::on_module(&model, &init(), LoraConfig { target_modules: names, ..LoraConfig::default() }).unwrap();
     assert_eq!(lora.layers().collect::<Vec<_>>(), ["blocks.0.qkv", "blocks.1.qkv", "blocks.1.fc2"]);
     let names: Vec<String> = lora.named_parameters().into_iter().map(|(n, _)| n).take(2).collect();
     assert_eq!(names, ["blocks.0.qkv.lora_A.weight", "blocks.0.qkv.lora_B.weight"]);
+    let scratch = Scratch::new();
+    lora.save(&scratch.0).unwrap();
+    let saved = lora.state_dict().unwrap();
+    lora.remove().unwrap();
+    let again = Lora::load_on_module(&model, &init(), &scratch.0).unwrap();
+    for ((name, a), (_, b)) in again.state_dict().unwrap().iter().zip(&saved) {
+        close(name, a, b, 0.0);
+    }
 }
 
 #[test]
 fn what_does_not_fit_is_an_error() {
     let targets = |names: &[&str]| LoraConfig {
-        targets: LoraTargets::Names(names.iter().map(|n| n.to_string()).collect()),
+        target_modules: LoraTargets::Names(names.iter().map(|n| n.to_string()).collect()),
         ..LoraConfig::default()
     };
     let error = |config: LoraConfig| Lora::new(&decoder("gpt2"), &init(), config).map(|_| ()).unwrap_err().to_string();
     assert!(error(targets(&["c_attn", "q_proj"])).contains("no linear layer is called q_proj; this model has: c_attn"));
     assert!(error(targets(&[])).contains("this model has"));
+    let all = ["c_attn", "c_proj", "c_fc"].map(String::from).to_vec();
+    let none = LoraConfig { target_modules: LoraTargets::AllLinear, exclude_modules: all, ..LoraConfig::default() };
+    assert!(error(none).contains("no layer of this model is chosen"));
     assert!(error(LoraConfig { rank: 0, ..targets(&["c_attn"]) }).contains("rank 0"));
     assert!(error(LoraConfig { dropout: 1.0, ..targets(&["c_attn"]) }).contains("dropout of 1"));
     let model = decoder("gpt2");
@@ -145,7 +157,7 @@ fn folders_of_adapters_that_are_wrong() {
         let model = decoder(base);
         let error = Lora::load(&model, &init(), &folder.0).map(|_| ()).unwrap_err().to_string();
         // Nothing is left in the model.
-        assert!(model.named_parameters().iter().all(|(n, _)| !n.contains("lora")));
+        assert!(model.named_parameters().iter().all(|(n, p)| !n.contains("lora") && p.requires_grad()));
         error
     };
     let with = |field: &str, value: serde_json::Value| {
@@ -161,6 +173,15 @@ fn folders_of_adapters_that_are_wrong() {
     assert!(error(&with("target_modules", ".*q_proj".into()), "llama").contains("regular expression"));
     assert!(error(&with("modules_to_save", serde_json::json!(["lm_head"])), "llama").contains("`modules_to_save`"));
     assert!(error(&with("layers_to_transform", serde_json::json!([1])), "llama").contains("`layers_to_transform`"));
+    for start in ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga"] {
+        let why = error(&with("init_lora_weights", start.into()), "llama");
+        assert!(why.contains("`init_lora_weights`") && why.contains("convert"), "{why}");
+    }
+    for start in ["gaussian", "eva", "orthogonal"] {
+        Lora::load(&decoder("llama"), &init(), &with("init_lora_weights", start.into()).0).unwrap();
+    }
+    let huge = error(&with("r", (1u64 << 40).into()), "llama");
+    assert!(huge.contains("q_proj.lora_A.weight is f32 [3, 12] in the file, and [1099511627776, 12] here"), "{huge}");
     let more = error(&with("r", 4.into()), "llama");
     assert!(more.contains("q_proj.lora_A.weight is f32 [3, 12] in the file, and [4, 12] here"), "{more}");
     let fewer = error(&with("target_modules", serde_json::json!(["q_proj"])), "llama");
@@ -171,4 +192,71 @@ fn folders_of_adapters_that_are_wrong() {
     let path = folder.0.join("adapter_model.safetensors");
     numcore::safetensors::save(path, &[("x".into(), tensor)], &Default::default()).unwrap();
     assert!(error(&folder, "llama").contains("down_proj.lora_B.weight is missing"));
+}
+
+/// Whoever loads the files of a model without peft would get the base model.
+#[test]
+fn a_model_with_adapters_is_not_saved_as_if_it_had_none() {
+    let ((model, mut lora), scratch) = (load("lora_llama", "llama"), Scratch::new());
+    let error = model.save_pretrained(&scratch.0).unwrap_err().to_string();
+    assert!(error.contains("merge the adapters, or save the `Lora`"), "{error}");
+    assert_eq!(std::fs::read_dir(&scratch.0).unwrap().count(), 0);
+    lora.merge().unwrap();
+    model.save_pretrained(&scratch.0).unwrap();
+    let (due, again) = (Reference::read("lora_llama"), Decoder::from_pretrained(&scratch.0, &init()).unwrap());
+    close("merged", &logits(&again, &due), &due.tensor("merged_logits"), 2e-5);
+}
+
+#[test]
+fn merged_adapters_are_not_passed_over() {
+    for (name, base) in ALL {
+        let ((model, mut lora), due) = (load(name, base), Reference::read(name));
+        let plain = logits(&decoder(base), &due);
+        lora.merge().unwrap();
+        assert!(lora.without(|| ()).unwrap_err().to_string().contains("unmerge"));
+        lora.remove().unwrap();
+        close(name, &logits(&model, &due), &plain, 2e-5);
+    }
+}
+
+/// What stops a merge half way leaves no layer with its update twice or never.
+#[test]
+fn a_merge_that_fails_goes_on_where_it_stopped() {
+    for (name, base) in ALL {
+        let ((model, mut lora), due) = (load(name, base), Reference::read(name));
+        let bad = lora.layers().last().unwrap().to_owned() + ".lora_A.weight";
+        let bad = lora.named_parameters().into_iter().find(|(n, _)| *n == bad).unwrap().1;
+        bad.to_dtype(DType::F64).unwrap();
+        lora.merge().unwrap_err();
+        bad.to_dtype(DType::F32).unwrap();
+        close(name, &logits(&model, &due), &due.tensor("logits"), 2e-5);
+        lora.merge().unwrap();
+        close(name, &logits(&model, &due), &due.tensor("merged_logits"), 2e-5);
+        lora.unmerge().unwrap();
+        close(name, &logits(&model, &due), &due.tensor("logits"), 2e-5);
+    }
+}
+
+#[test]
+fn adapters_go_back_after_a_panic() {
+    let (model, lora) = load("lora_llama", "llama");
+    let due = Reference::read("lora_llama");
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| lora.without(|| panic!("within"))));
+    assert!(caught.is_err());
+    close("back", &logits(&model, &due), &due.tensor("logits"), 2e-5);
+}
+
+/// Norms of a half-precision base are those of its values, not rounded to its type.
+#[test]
+fn magnitudes_have_the_precision_of_the_adapter() {
+    use numcore::ops::{PointwiseOps, ReduceOps};
+    let model = Decoder::from_pretrained(reference("llama"), &init().dtype(DType::BF16)).unwrap();
+    let config = LoraConfig { dora: true, ..LoraConfig::default() };
+    let lora = Lora::new(&model, &init(), config).unwrap();
+    for (name, magnitude) in lora.named_parameters().iter().filter(|(name, _)| name.ends_with("magnitude_vector")) {
+        let of = name.replace("lora_magnitude_vector", "weight");
+        let weight = model.named_parameters().into_iter().find(|(n, _)| *n == of).unwrap().1.value().unwrap();
+        let norms = weight.to_dtype(DType::F32).unwrap().square().unwrap().sum(&[1], false).unwrap().sqrt().unwrap();
+        close(name, &magnitude.value().unwrap(), &norms, 1e-6);
+    }
 }

@@ -49,7 +49,7 @@ fn saving_what_was_loaded_gives_the_same_bits() {
 #[test]
 fn files_are_divided_by_size_and_read_again() {
     let (scratch, model) = (Scratch::new(), decoder("llama"));
-    let options = SaveOptions { max_file: 4000, ..Default::default() };
+    let options = SaveOptions { max_shard_size: 4000, ..Default::default() };
     model.save_pretrained_with(&scratch.0, &options).unwrap();
     let files = weight_files(&scratch.0);
     assert!(files.len() > 3 && scratch.0.join("model.safetensors.index.json").is_file());
@@ -171,9 +171,67 @@ fn padding_on_the_left_changes_nothing() {
     }
 }
 
+/// A layer that fails, after others have added to the cache.
+struct Failing;
+
+impl nn::Adapter<runtime_cpu::Cpu> for Failing {
+    fn forward(&self, _: &nn::Linear<runtime_cpu::Cpu>, _: &V) -> numcore::Result<V> {
+        Err(numcore::Error::state("layer", "fails"))
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}
+
+impl nn::Module<runtime_cpu::Cpu> for Failing {
+    fn visit(&self, _: &str, _: &mut dyn nn::Visitor<runtime_cpu::Cpu>) {}
+}
+
+#[test]
+fn a_call_that_fails_adds_nothing_to_a_cache() {
+    let (model, due) = (decoder("llama"), Reference::read("llama"));
+    let (ids, logits) = (due.tensor("ids"), due.tensor("logits"));
+    let mut cache = model.cache(23, vec![0, 0]);
+    let mut call = |at: usize, len: usize| {
+        let tokens = Var::new(ids.narrow(1, at, len).unwrap());
+        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+        no_grad(|| model.forward_with(&tokens, inputs)).and_then(|logits| logits.value())
+    };
+    let slot = &model.layers[1].mlp.down_proj.adapter;
+    for (at, len) in [(0, 9), (9, 14)] {
+        slot.replace(Some(std::sync::Arc::new(Failing)));
+        call(at, len).unwrap_err();
+        call(at, len - 3).unwrap_err();
+        slot.replace(None);
+        close("again", &call(at, len).unwrap(), &logits.narrow(1, at, len).unwrap(), 2e-5);
+    }
+}
+
+/// Nothing is allocated for tokens that never come.
+#[test]
+fn a_cache_grows_with_its_tokens() {
+    let model = decoder("llama");
+    let ids = Reference::read("llama").tensor("ids");
+    let mut cache = model.cache(usize::MAX, vec![0]);
+    let step = ids.narrow(0, 0, 1).unwrap();
+    let all = numcore::ops::cat(&[&step; 8], 1).unwrap();
+    let due = model.forward(&Var::new(all.clone())).unwrap().value().unwrap();
+    for i in 0..8 {
+        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+        let found = no_grad(|| model.forward_with(&Var::new(step.clone()), inputs)).unwrap().value().unwrap();
+        close("grown", &found, &due.narrow(1, 23 * i, 23).unwrap(), 5e-5);
+    }
+}
+
 #[test]
 fn what_a_cache_cannot_do_is_an_error() {
     let model = decoder("llama");
+    let mut small = models::KvCache::new(1, 4, vec![0]);
+    let inputs = DecoderInputs { cache: Some(&mut small), ..Default::default() };
+    let one = Var::new(Tensor::zeros(&cpu(), [1, 1], DType::I64).unwrap());
+    let error = no_grad(|| model.forward_with(&one, inputs)).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("is for 1 layers, and the model has 2"), "{error}");
     let tokens = |b: usize, t: usize| Var::new(Tensor::zeros(&cpu(), [b, t], DType::I64).unwrap());
     let call = |b, t| {
         let mut cache = model.cache(4, vec![0, 0]);
@@ -201,6 +259,59 @@ fn a_copy_of_a_tied_weight_is_left_out() {
     let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
     report.strict().unwrap();
     assert_eq!(report.ignored, ["lm_head.weight"]);
+    let head = &mut tensors.last_mut().unwrap().1;
+    *head = head.add(1e-3).unwrap();
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let error = Decoder::from_pretrained_partly(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight is no copy") && error.contains("tie_word_embeddings"), "{error}");
+}
+
+/// A name with the prefix and one without it mean one parameter.
+#[test]
+fn of_two_weights_of_one_meaning_the_second_is_unexpected() {
+    let folder = Scratch::copy_of("llama");
+    let path = folder.0.join("model.safetensors");
+    let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
+    let norm = tensors.iter().find(|(name, _)| name == "model.norm.weight").unwrap().1.clone();
+    tensors.push(("norm.weight".into(), norm));
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
+    assert_eq!(report.unexpected.into_iter().collect::<Vec<_>>(), [("norm.weight".into(), Some("norm.weight".into()))]);
+}
+
+/// Transformers' defaults of what a file leaves out; null is no default.
+#[test]
+fn windows_that_are_not_given_are_those_of_transformers() {
+    let windows = |name: &str, change: fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let folder = Scratch::copy_of(name).with_config(change);
+        Decoder::from_pretrained(&folder.0, &init()).unwrap().config().windows.clone()
+    };
+    assert_eq!(windows("mistral", |fields| drop(fields.remove("sliding_window"))), [Some(4096); 2]);
+    assert_eq!(windows("mistral", |fields| drop(fields.insert("sliding_window".into(), ().into()))), [None; 2]);
+    let qwen = |fields: &mut serde_json::Map<String, serde_json::Value>| {
+        fields.retain(|name, _| !["layer_types", "sliding_window"].contains(&&**name));
+    };
+    assert_eq!(windows("qwen2", qwen), [None, Some(4096)]);
+    let neither: fn(&mut serde_json::Map<String, serde_json::Value>) = |fields| {
+        fields.retain(|name, _| !["layer_types", "sliding_window", "max_window_layers"].contains(&&**name));
+        fields.insert("use_sliding_window".into(), true.into());
+    };
+    assert_eq!(windows("qwen2", neither), [None; 2]);
+}
+
+/// Such a model could be computed, and would be another one after saving and loading.
+#[test]
+fn what_a_family_cannot_be_is_an_error() {
+    let error = |name: &str, change: fn(&mut models::DecoderConfig)| {
+        let mut config = decoder(name).config().clone();
+        change(&mut config);
+        Decoder::new(&init(), config).map(|_| ()).unwrap_err().to_string()
+    };
+    assert!(error("llama", |config| config.windows = vec![Some(4); 2]).contains("`llama` cannot be so"));
+    assert!(error("qwen3", |config| config.windows = vec![Some(4), Some(5)]).contains("`qwen3` cannot be so"));
+    assert!(error("qwen2", |config| config.qkv_bias = false).contains("`qwen2` cannot be so"));
+    assert!(error("gpt2", |config| config.head_dim = 5).contains("`gpt2` cannot be so"));
+    assert!(error("llama", |config| config.rope = None).contains("`llama` cannot be so"));
 }
 
 #[test]

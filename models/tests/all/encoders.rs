@@ -25,7 +25,7 @@ fn bert_is_that_of_transformers_with_every_head() {
     for name in BERTS {
         let (model, due) = (bert(name), Reference::read(name));
         let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
-        let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), types: Some(&types) }).unwrap();
+        let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), token_types: Some(&types) }).unwrap();
         close(name, &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
         let loss = cross_entropy(&logits, &due.var("target")).unwrap();
         check_grads(&model, &loss, &due, |theirs| (model.table().ours(theirs).unwrap().name, false));
@@ -37,12 +37,12 @@ fn a_mask_of_bool_and_no_mask() {
     let (model, due) = (bert("bert_tokens"), Reference::read("bert_tokens"));
     let (ids, mask, types) = (due.var("ids"), due.var("mask"), due.var("types"));
     let mask = Var::new(mask.value().unwrap().to_dtype(DType::Bool).unwrap());
-    let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), types: Some(&types) }).unwrap();
+    let logits = model.forward_with(&ids, &BertInputs { mask: Some(&mask), token_types: Some(&types) }).unwrap();
     close("bool", &logits.value().unwrap(), &due.tensor("logits"), 2e-5);
     // The first row has no padding; without types all are the first.
     let first = |x: &Var<_>| x.narrow(0, 0, 1).unwrap();
     let zeros = Var::new(Tensor::zeros(&cpu(), [1, 13], DType::I64).unwrap());
-    let with = model.forward_with(&first(&ids), &BertInputs { mask: None, types: Some(&zeros) }).unwrap();
+    let with = model.forward_with(&first(&ids), &BertInputs { mask: None, token_types: Some(&zeros) }).unwrap();
     let without = model.forward(&first(&ids)).unwrap();
     close("types", &without.value().unwrap(), &with.value().unwrap(), 1e-6);
 }
@@ -96,12 +96,36 @@ fn heads_that_are_not_used_are_left_out() {
     let path = folder.0.join("model.safetensors");
     let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
     let zeros = Tensor::zeros(&cpu(), [12, 12], DType::F32).unwrap();
-    let more = ["bert.pooler.dense.weight", "cls.seq_relationship.weight", "cls.predictions.decoder.weight"];
+    let more = ["bert.pooler.dense.weight", "cls.seq_relationship.weight"];
     tensors.extend(more.map(|name| (name.to_string(), zeros.clone())));
+    let embedding = tensors.iter().find(|(name, _)| name.ends_with("word_embeddings.weight")).unwrap().1.clone();
+    tensors.push(("cls.predictions.decoder.weight".into(), embedding));
     numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
     let (_, report) = Bert::from_pretrained_partly(&folder.0, &init()).unwrap();
     report.strict().unwrap();
     assert_eq!(report.ignored.len(), 3);
+    // A head of its own is none that may be left out.
+    tensors.last_mut().unwrap().1 = zeros;
+    numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
+    let error = Bert::from_pretrained(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("head.decoder.weight is no copy of bert.embeddings.word_embeddings.weight"), "{error}");
+}
+
+/// The fields of `bert-base-uncased` and `bert-base-multilingual-cased`.
+#[test]
+fn configurations_of_the_first_bert_are_read() {
+    let folder = Scratch::copy_of("bert_mlm").with_config(|fields| {
+        let more = serde_json::json!({
+            "gradient_checkpointing": false, "position_embedding_type": "absolute", "pruned_heads": {},
+            "directionality": "bidi", "pooler_fc_size": 768, "pooler_num_attention_heads": 12,
+            "pooler_num_fc_layers": 3, "pooler_size_per_head": 128, "pooler_type": "first_token_transform"
+        });
+        fields.extend(more.as_object().cloned().unwrap());
+    });
+    Bert::from_pretrained(&folder.0, &init()).unwrap();
+    let pruned = folder.with_config(|fields| drop(fields.insert("pruned_heads".into(), serde_json::json!({"0": [1]}))));
+    let error = Bert::from_pretrained(&pruned.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("`pruned_heads`"), "{error}");
 }
 
 #[test]
@@ -119,6 +143,21 @@ fn files_of_old_versions_say_gamma_and_beta() {
     }
 }
 
+/// What is written is what is computed, not what the file once said.
+#[test]
+fn configurations_say_what_is_computed() {
+    let mut config = bert("bert_classifier").config().clone();
+    (config.block.activation, config.padding, config.labels) = (nn::Activation::Relu, Some(3), 5);
+    config.fields.insert("num_labels".into(), 3.into());
+    let (model, scratch) = (Bert::new(&init(), config.clone()).unwrap(), Scratch::new());
+    model.save_pretrained(&scratch.0).unwrap();
+    let again = Bert::from_pretrained(&scratch.0, &init()).unwrap().config().clone();
+    assert_eq!((again.block, again.padding, again.labels), (config.block, config.padding, config.labels));
+    let both = Scratch::copy_of("bert_mlm").with_config(|fields| drop(fields.insert("num_labels".into(), 7.into())));
+    let error = Bert::from_pretrained(&both.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("`num_labels` is 7, and `id2label` names 3"), "{error}");
+}
+
 #[test]
 fn what_is_not_an_encoder_here_is_an_error() {
     let error = |folder: &Scratch| Bert::from_pretrained(&folder.0, &init()).map(|_| ()).unwrap_err().to_string();
@@ -129,6 +168,10 @@ fn what_is_not_an_encoder_here_is_an_error() {
     assert!(error(&with("position_embedding_type", "relative_key".into())).contains("relative_key"));
     assert!(error(&with("is_decoder", true.into())).contains("is_decoder"));
     assert!(error(&with("architectures", serde_json::json!(["BertForQuestionAnswering"]))).contains("Question"));
+    let large =
+        Scratch::copy_of("vit").with_config(|fields| drop(fields.insert("image_size".into(), (1u64 << 40).into())));
+    let error = Vit::from_pretrained(&large.0, &init()).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("`image_size`"), "{error}");
     let image = Var::new(Tensor::zeros(&cpu(), [1, 3, 8, 12], DType::F32).unwrap());
     assert!(vit().forward(&image).map(|_| ()).unwrap_err().to_string().contains("[B, 3, 12, 12]"));
 }

@@ -39,6 +39,11 @@ fn configurations_that_are_not_understood() {
     };
     expect(&change("final_logit_softcapping", json!(30.0)), &["`final_logit_softcapping`", "delete"]);
     expect(&change("attention_multiplier", json!(0.5)), &["`attention_multiplier`"]);
+    expect(&change("use_attention_scale", json!(false)), &["`use_attention_scale`", "delete"]);
+    expect(&change("is_causal", json!(false)), &["`is_causal` is false"]);
+    for (field, value) in [("is_causal", json!(true)), ("use_bfloat16", json!(false)), ("pruned_heads", json!({}))] {
+        Decoder::from_pretrained(&change(field, value).0, &init()).unwrap();
+    }
     expect(&change("hidden_act", json!("xielu")), &["`hidden_act` is `xielu`"]);
     expect(&change("model_type", json!("gemma")), &["`gemma`", "qwen3"]);
     expect(&change("model_type", json!(3)), &["`model_type` is 3, not a string"]);
@@ -46,10 +51,18 @@ fn configurations_that_are_not_understood() {
     expect(&change("hidden_size", json!(-1)), &["not a count"]);
     expect(&change("num_key_value_heads", json!(3)), &["3 heads of keys do not divide 4"]);
     expect(&change("num_hidden_layers", json!(1u64 << 40)), &["`num_hidden_layers`", "no model"]);
-    expect(&change("vocab_size", json!(1u64 << 60)), &[""]);
+    for field in ["vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"] {
+        expect(&change(field, json!(1u64 << 62)), &[field, "larger than any model's"]);
+    }
+    expect(&change("head_dim", json!(u64::MAX / 2)), &["`head_dim`", "larger than any model's"]);
     expect(&change("quantization_config", json!({"load_in_4bit": true})), &["`quantization_config`"]);
     expect(&change("rope_parameters", json!({"rope_type": "dynamic", "factor": 2.0})), &["`dynamic`"]);
     expect(&change("head_dim", json!(5)), &["no pairs"]);
+    let wide = Scratch::copy_of("gpt2").with_config(|fields| drop(fields.insert("n_embd".into(), json!(1u64 << 62))));
+    expect(&wide, &["`n_embd`", "larger than any model's"]);
+    let mut config = decoder("llama").config().clone();
+    config.head_dim = 1 << 62;
+    assert!(Decoder::new(&init(), config).map(|_| ()).unwrap_err().to_string().contains("larger than any"));
     let gpt2 = |field: &'static str, value: bool| {
         Scratch::copy_of("gpt2").with_config(|fields| drop(fields.insert(field.into(), value.into())))
     };

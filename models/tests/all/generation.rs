@@ -42,7 +42,7 @@ fn greedy_text_is_that_of_transformers() {
 fn a_text_ends_at_a_token_or_a_text_while_others_go_on() {
     let (model, due) = (decoder("llama"), lists(&facts("llama")["greedy"]));
     let end = due[1][4];
-    let options = GenerationOptions { end: vec![end], ..greedy(12) };
+    let options = GenerationOptions { eos_token_ids: vec![end], ..greedy(12) };
     for (generated, due) in generate(&model, &prompts("llama"), &options, None).unwrap().into_iter().zip(&due) {
         let at = due.iter().position(|&token| token == end);
         assert_eq!(generated.tokens, due[..at.map_or(12, |at| at + 1)]);
@@ -50,7 +50,7 @@ fn a_text_ends_at_a_token_or_a_text_while_others_go_on() {
     }
     let decode = |tokens: &[u32]| Ok(tokens.iter().map(|t| format!("<{t}>")).collect());
     let text = format!("<{}><{}>", due[0][2], due[0][3]);
-    let stop = StopTexts { texts: &[&text], decode: &decode };
+    let stop = StopTexts { stop_strings: &[&text], decode: &decode };
     let first = generate(&model, &prompts("llama")[..1], &greedy(12), Some(&stop)).unwrap().remove(0);
     assert_eq!((first.tokens.as_slice(), first.reason), (&due[0][..4], FinishReason::Text));
 }
@@ -79,7 +79,7 @@ fn processors_are_those_of_transformers() {
         for row in 0..4 {
             let mut own = scores[43 * row..43 * (row + 1)].to_vec();
             let text: Vec<u32> = text[9 * row..9 * (row + 1)].iter().map(|&t| t as u32).collect();
-            options.process(&mut own, &text);
+            options.process(&mut own, &text).unwrap();
             let same = |(a, b): (&f32, &f32)| a == b || (a - b).abs() < 1e-5;
             assert!(own.iter().zip(&due[43 * row..]).all(same), "{case}, row {row}");
         }
@@ -100,13 +100,35 @@ fn what_is_sampled_depends_on_seed_and_stream_alone() {
     assert_ne!(sampled(&[prompt(1, 5)], 4).remove(0), alone);
 }
 
+/// Each row goes on to where its own text meets the end of learned positions, whatever the others are.
+#[test]
+fn a_text_ends_where_learned_positions_do() {
+    let model = decoder("gpt2");
+    let prompts: Vec<Prompt> = [60, 3, 64].map(|len| vec![1; len].into()).into();
+    let alone = |i: usize, new| generate(&model, &prompts[i..i + 1], &greedy(new), None).unwrap().remove(0);
+    let batch = generate(&model, &prompts, &greedy(20), None).unwrap();
+    let lengths: Vec<_> = batch.iter().map(|g| (g.tokens.len(), g.reason)).collect();
+    assert_eq!(lengths, [(5, FinishReason::Length), (20, FinishReason::Length), (1, FinishReason::Length)]);
+    for (i, (found, new)) in batch.into_iter().zip([4, 20, 1]).enumerate() {
+        assert_eq!(found.tokens[..new], alone(i, new).tokens);
+    }
+    assert_eq!(alone(1, usize::MAX).tokens.len(), 62);
+    // A limit of the whole text is each row's own too.
+    let short = GenerationOptions { max_length: Some(62), ..greedy(100) };
+    let lengths = |list: &[Prompt]| {
+        generate(&model, list, &short, None).map(|all| all.iter().map(|g| g.tokens.len()).collect::<Vec<_>>())
+    };
+    assert_eq!(lengths(&prompts[..2]).unwrap(), [2, 59]);
+    assert!(lengths(&prompts).unwrap_err().to_string().contains("leaves no room"));
+}
+
 #[test]
 fn options_come_from_the_folder() {
-    assert_eq!(GenerationOptions::of_folder(reference("llama")).unwrap().end, [2]);
+    assert_eq!(GenerationOptions::of_folder(reference("llama")).unwrap().eos_token_ids, [2]);
     let folder = Scratch::copy_of("llama");
     std::fs::write(folder.0.join("generation_config.json"), r#"{"do_sample": true, "eos_token_id": [4, 2]}"#).unwrap();
     let options = GenerationOptions::of_folder(&folder.0).unwrap();
-    assert_eq!((options.end.as_slice(), options.sampling.unwrap().top_k), (&[4, 2][..], Some(50)));
+    assert_eq!((options.eos_token_ids.as_slice(), options.sampling.unwrap().top_k), (&[4, 2][..], Some(50)));
 }
 
 #[test]
@@ -116,10 +138,15 @@ fn what_cannot_be_continued_is_an_error() {
         generate(&model, &[prompt.into()], options, None).unwrap_err().to_string()
     };
     assert!(error(vec![], &greedy(1)).contains("prompt 0 is empty"));
-    assert!(error(vec![1; 60], &greedy(6)).contains("context of 64"));
+    assert!(error(vec![1; 65], &greedy(1)).contains("context of 64"));
     let cold = Sampling { temperature: 0.0, ..Default::default() };
     assert!(error(vec![1], &GenerationOptions { sampling: Some(cold), ..greedy(1) }).contains("temperature"));
     assert!(error(vec![99], &greedy(1)).contains("embed_tokens"));
+    // Room for as many is not taken before they come.
+    let endless =
+        GenerationOptions { eos_token_ids: vec![lists(&facts("llama")["greedy"])[1][4]], ..greedy(usize::MAX) };
+    let ended = generate(&decoder("llama"), &prompts("llama")[1..2], &endless, None).unwrap().remove(0);
+    assert_eq!((ended.tokens.last(), ended.reason), (endless.eos_token_ids.last(), FinishReason::End));
     assert!(generate(&model, &[], &greedy(3), None).unwrap().is_empty());
     assert!(generate(&model, &[vec![1].into()], &greedy(0), None).unwrap()[0].tokens.is_empty());
 }

@@ -9,3 +9,4 @@ mod encoders;
 mod folders;
 mod generation;
 mod ranks;
+mod saving;
