@@ -4,7 +4,7 @@ use std::{panic::Location, sync::Arc};
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps};
 
-use super::{Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, work::given};
+use super::{ByteExchange, Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, work::given};
 
 /// The collectives. Memory may have any shape: it is one row here. `n` is the number of ranks, `k` the elements of one part.
 ///
@@ -148,7 +148,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// The bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange_bytes(bytes, None, Location::caller())
+        self.exchange_bytes(ByteExchange { own: bytes, of: None, at: Location::caller() })
     }
 
     /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank, by rank: ranks meet once, and on one rank nothing is done.
@@ -278,12 +278,8 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         Ok(self.start(call)?.map(given))
     }
 
-    fn exchange_by_gathers(
-        &self,
-        bytes: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn exchange_by_gathers(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        let ByteExchange { own: bytes, of, at } = exchange;
         let (rt, n) = (self.runtime(), self.size());
         if n == 1 {
             return Ok(vec![bytes.to_vec()]);
@@ -311,6 +307,12 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         let (rt, n) = (self.runtime(), self.size());
         if n == 1 {
             return Ok(vec![bytes]);
+        }
+        if self.guarantees().exchanges_on_host {
+            let all = self.exchange_bytes(ByteExchange { own: &bytes, of: None, at })?;
+            let other =
+                || Error::argument("exchange", "a rank gave another number of bytes").on_rank(self.world_rank());
+            return all.into_iter().map(|bytes| bytes.try_into().map_err(|_| other())).collect();
         }
         let own = Tensor::from_slice(rt, [K], &bytes)?;
         let out = TensorMut::alloc(rt, Shape::new(&[n * K])?, DType::U8)?;

@@ -4,7 +4,7 @@ use std::{fmt::Debug, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Error, Result, Runtime, TensorMut};
 
-use super::{Call, Group, Guarantees, Work, collectives::MakeCall};
+use super::{ByteExchange, Call, Group, Guarantees, Work, collectives::MakeCall};
 
 /// Any communicator, as those who use it hold it.
 pub type Comm<R> = Arc<dyn Communicator<R>>;
@@ -52,15 +52,9 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
         calls.into_iter().map(|call| self.start(call)).collect()
     }
 
-    /// The bytes of every rank, by rank; they may differ in length. Exchanges of different names (`of`) do not meet, like
-    /// [calls](Call::of). Blocks.
-    fn exchange_bytes(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
-        self.exchange_by_gathers(own, of, at)
+    /// The bytes of every rank, by rank. Blocks.
+    fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        self.exchange_by_gathers(exchange)
     }
 
     /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
@@ -116,16 +110,11 @@ macro_rules! of_inner {
             super::communicator::start_one(self, call)
         }
 
-        fn exchange_bytes(
-            &self,
-            own: &[u8],
-            of: Option<&Arc<str>>,
-            at: &'static Location<'static>,
-        ) -> Result<Vec<Vec<u8>>> {
+        fn exchange_bytes(&self, exchange: super::ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
             if !self.guarantees().exchanges_on_host || self.size() == 1 {
-                return super::collectives::MakeCall::exchange_by_gathers(self, own, of, at);
+                return super::collectives::MakeCall::exchange_by_gathers(self, exchange);
             }
-            self.exchange_on_host(own, of, at)
+            self.exchange_on_host(exchange)
         }
 
         fn abort_for(&self, world_rank: usize, cause: &str) {
@@ -157,13 +146,8 @@ impl<R: Runtime, C: Communicator<R> + ?Sized> Communicator<R> for Arc<C> {
     fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         (**self).start_all(calls)
     }
-    fn exchange_bytes(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
-        (**self).exchange_bytes(own, of, at)
+    fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        (**self).exchange_bytes(exchange)
     }
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         (**self).split_at(color, key, at)

@@ -11,7 +11,7 @@ use std::{
 use numcore::{Result, Runtime, TensorMut};
 use parking_lot::Mutex;
 
-use super::{Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
+use super::{ByteExchange, Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
 
 /// What one rank exchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,16 +93,11 @@ impl<R: Runtime> CountingCommunicator<R> {
 }
 
 impl<R: Runtime> CountingCommunicator<R> {
-    fn exchange_on_host(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
         let begun = Instant::now();
-        let all = self.inner.exchange_bytes(own, of, at)?;
+        let all = self.inner.exchange_bytes(exchange)?;
         let payload = all.iter().map(Vec::len).sum::<usize>() as u64;
-        let sent = ((self.size() - 1) * own.len()) as u64;
+        let sent = ((self.size() - 1) * exchange.own.len()) as u64;
         add(&self.counts, &("all_gather", None), Traffic { calls: 1, payload, sent, exposed: begun.elapsed() });
         Ok(all)
     }

@@ -7,7 +7,7 @@
 pub use super::{
     combine::{Combiner, cuts},
     failure::{Failure, LEFT, Why},
-    meeting::{disagreement, split_bytes, split_ranks},
+    meeting::{SplitPlace, disagreement, split_place},
     portable::Portable,
     ranks::{all_or_first_error, guarded, panic_message, with_causes},
     recorder::Recorder,

@@ -11,7 +11,7 @@ use std::{
 
 use numcore::{Error, Result, Runtime, TensorMut, rng::Philox};
 
-use super::{Call, Comm, Communicator, Work, communicator::of_inner};
+use super::{ByteExchange, Call, Comm, Communicator, Work, communicator::of_inner};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,15 +74,10 @@ impl<R: Runtime> FaultyCommunicator<R> {
         }
     }
 
-    fn exchange_on_host(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
         match self.befall("all_gather")? {
             true => Ok(vec![Vec::new(); self.size()]),
-            false => self.inner.exchange_bytes(own, of, at),
+            false => self.inner.exchange_bytes(exchange),
         }
     }
 }

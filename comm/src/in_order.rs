@@ -5,7 +5,9 @@ use std::{collections::VecDeque, fmt, panic::Location, sync::Arc, thread, time::
 use numcore::{Error, Result, Runtime, TensorMut};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Call, Comm, Communicator, Guarantees, Pending, Work, communicator::of_inner, ranks::guarded};
+use super::{
+    ByteExchange, Call, Comm, Communicator, Guarantees, Pending, Work, communicator::of_inner, ranks::guarded,
+};
 
 /// A communicator on which a rank's calls, those of groups split from it included, run one after another in the order they were started:
 /// a transfer begins when everything before it has ended, as on an engine that works on one queue of a device. Calls of one
@@ -55,14 +57,9 @@ impl<R: Runtime> InOrderCommunicator<R> {
         Ok(InOrderCommunicator { inner, queue })
     }
 
-    fn exchange_on_host(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
         self.queue.drain();
-        self.inner.exchange_bytes(own, of, at)
+        self.inner.exchange_bytes(exchange)
     }
 }
 

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod agreement;
+mod byte_exchange;
 mod call;
 mod collectives;
 mod combine;
@@ -39,6 +40,7 @@ mod wire;
 mod work;
 
 pub use agreement::{abort_on_err, abort_with, all_gather_bool, all_ok, gather_bytes};
+pub use byte_exchange::ByteExchange;
 pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};

@@ -1,6 +1,10 @@
 //! Whether calls can meet, and who belongs to a group that is split off: the same rules for every engine.
 
-use super::{Fingerprint, Places};
+use std::panic::Location;
+
+use numcore::{Error, Result, Runtime};
+
+use super::{ByteExchange, Communicator, Fingerprint, Places};
 
 /// Why two calls that meet are not one collective, if they are not: of two ranks of a group with these world ranks.
 pub fn disagreement(
@@ -24,13 +28,37 @@ pub fn disagreement(
     Some(format!("rank {first} called {}, rank {second} {}{hint}", a.in_world(members), b.in_world(members)))
 }
 
-/// What a rank tells the others of a split. One that stays out tells nothing.
-pub fn split_bytes(color: Option<usize>, key: usize) -> Vec<u8> {
-    color.iter().flat_map(|&color| [color, key]).flat_map(usize::to_le_bytes).collect()
+/// A rank's place in a group that is split off.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitPlace {
+    /// What the group's ranks have named.
+    pub color: usize,
+    /// This rank in the group.
+    pub rank: usize,
+    /// The world ranks of the group, in its order.
+    pub members: Vec<usize>,
 }
 
-/// The ranks of the group of this color, in its order, from what all ranks have told.
-pub fn split_ranks(all: &[Vec<u8>], color: usize) -> Vec<usize> {
+/// Tells the other ranks of a split, and gives this rank's place; none where it stays out.
+pub fn split_place<R: Runtime>(
+    comm: &impl Communicator<R>,
+    color: Option<usize>,
+    key: usize,
+    at: &'static Location<'static>,
+) -> Result<Option<SplitPlace>> {
+    let own: Vec<u8> = color.iter().flat_map(|&color| [color, key]).flat_map(usize::to_le_bytes).collect();
+    let all = comm.exchange_bytes(ByteExchange { own: &own, of: None, at })?;
+    let Some(color) = color else { return Ok(None) };
+    let ranks = ranks_of(&all, color);
+    let rank = ranks.iter().position(|&rank| rank == comm.rank()).ok_or_else(|| {
+        Error::internal("split", "the exchange of colors lost this rank's own").on_rank(comm.world_rank())
+    })?;
+    let members = ranks.into_iter().map(|rank| comm.members()[rank]).collect();
+    Ok(Some(SplitPlace { color, rank, members }))
+}
+
+/// The ranks that have named a color, in the order of their keys, from what all have told: nothing, or color and key.
+fn ranks_of(all: &[Vec<u8>], color: usize) -> Vec<usize> {
     let key = |rank: &usize| {
         let (of, key) = all[*rank].split_first_chunk()?;
         (usize::from_le_bytes(*of) == color).then_some(usize::from_le_bytes(key.try_into().ok()?))

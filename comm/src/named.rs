@@ -4,7 +4,7 @@ use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
 use numcore::{Result, Runtime, TensorMut};
 
-use super::{Call, Comm, Communicator, Work, communicator::of_inner};
+use super::{ByteExchange, Call, Comm, Communicator, Work, communicator::of_inner};
 
 /// A communicator whose calls are all of something that has a name, a unit of parameters for one. Calls of different names do not
 /// meet, though they have the same place and size: ranks that come to things in different orders disagree, and do not mix them.
@@ -21,14 +21,9 @@ impl<R: Runtime> Named<R> {
 }
 
 impl<R: Runtime> Named<R> {
-    fn exchange_on_host(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
         // The innermost name says most.
-        self.inner.exchange_bytes(own, Some(of.unwrap_or(&self.name)), at)
+        self.inner.exchange_bytes(ByteExchange { of: exchange.of.or(Some(&self.name)), ..exchange })
     }
 }
 

@@ -10,7 +10,9 @@ use std::{
 use numcore::{Error, Result, Runtime, TensorMut};
 use parking_lot::Mutex;
 
-use super::{Call, Collective, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
+use super::{
+    ByteExchange, Call, Collective, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume,
+};
 
 /// What joins a rank to the others: bytes go both ways at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,13 +99,8 @@ impl<R: Runtime> SlowCommunicator<R> {
 
 impl<R: Runtime> SlowCommunicator<R> {
     /// Not over the link: agreements are no part of a step.
-    fn exchange_on_host(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
-        self.inner.exchange_bytes(own, of, at)
+    fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        self.inner.exchange_bytes(exchange)
     }
 }
 

@@ -7,7 +7,7 @@ use numcore::{
     trace::{self, Moment, SpanKind},
 };
 
-use super::{Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
+use super::{ByteExchange, Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
 
 /// A communicator whose calls are spans of a [recording](numcore::trace::Recording): one from the start of a call until its result was
 /// waited for, with its bucket or unit and the bytes this rank sends, and one for the time the host spent waiting. A call of which
@@ -24,14 +24,9 @@ impl<R: Runtime> TracedCommunicator<R> {
         Arc::new(TracedCommunicator { inner: inner.clone() })
     }
 
-    fn exchange_on_host(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
-        let _span = trace::span_of(SpanKind::Wait, "exchange", of.map(|of| &**of));
-        self.inner.exchange_bytes(own, of, at)
+    fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        let _span = trace::span_of(SpanKind::Wait, "exchange", exchange.of.map(|of| &**of));
+        self.inner.exchange_bytes(exchange)
     }
 }
 

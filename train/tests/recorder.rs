@@ -1,5 +1,6 @@
 //! Timelines of real steps: valid for the tools that read them, and complete.
 
+#[path = "../../data/tests/common/mod.rs"]
 mod common;
 
 use std::{

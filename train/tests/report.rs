@@ -1,5 +1,6 @@
 //! Reports hold what was measured, need nothing else, and obey nothing that they show.
 
+#[path = "../../data/tests/common/mod.rs"]
 mod common;
 
 use std::fs;

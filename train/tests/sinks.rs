@@ -1,5 +1,6 @@
 //! What is written can be read, again after a restart, and what cannot be written is an error with the path.
 
+#[path = "../../data/tests/common/mod.rs"]
 mod common;
 
 use std::{

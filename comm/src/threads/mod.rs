@@ -26,7 +26,7 @@ use numcore::{DeviceId, Error, Result, Runtime, TensorMut};
 use super::{Call, Comm, Communicator, Group, Guarantees, Pending, Places, Work};
 use super::{
     failure::Why,
-    meeting::{split_bytes, split_ranks},
+    meeting::{SplitPlace, split_place},
 };
 use crate::sync::{self, Instant, mpsc};
 use round::{RankCall, ResultSlot};
@@ -128,16 +128,11 @@ impl<R: Runtime> Communicator<R> for ThreadCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let all = self.exchange_bytes(&split_bytes(color, key), None, at)?;
+        let place = split_place(self, color, key, at)?;
         let number = self.world.splits(self.group, self.rank);
-        let Some(color) = color else { return Ok(None) };
-        let ranks = split_ranks(&all, color);
-        let lost =
-            || Error::argument("split", "the exchange of colors lost this rank's own").on_rank(self.world_rank());
-        let rank = ranks.iter().position(|&rank| rank == self.rank).ok_or_else(lost)?;
-        let seats = ranks.into_iter().map(|rank| self.members()[rank]).collect();
+        let Some(SplitPlace { color, rank, members }) = place else { return Ok(None) };
         let name = Some((self.group, number, color));
-        Ok(Some(Arc::new(Self::join(&self.world, name, &seats, rank, self.rt.clone())?)))
+        Ok(Some(Arc::new(Self::join(&self.world, name, &members.into(), rank, self.rt.clone())?)))
     }
 
     fn poll(&self) -> Result<()> {

@@ -169,13 +169,13 @@ impl<B: Send + 'static> Loader<B> {
         self
     }
 
-    /// Ends every epoch after so many batches. To be said after what decides the order and the size of batches.
+    /// Ends every epoch after `batches` batches. Call it after what decides the order and the size of batches.
     pub fn limit(mut self, batches: u64) -> Self {
         self.order = Arc::new(FirstPositions::new(self.order, batches.saturating_mul(self.batch)));
         self
     }
 
-    /// Gives the first batches of epoch 0, so many, in every epoch: a model that learns at all learns these by heart. To be said after what decides the
+    /// Gives the first `batches` batches of epoch 0 in every epoch: a model that learns at all learns these by heart. Call it after what decides the
     /// order and the size of batches.
     pub fn overfit(mut self, batches: u64) -> Self {
         self.order = Arc::new(FirstPositions::of_epoch_0(self.order, batches.saturating_mul(self.batch)));

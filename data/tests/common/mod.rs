@@ -10,7 +10,7 @@ pub struct Folder(PathBuf);
 
 impl Folder {
     pub fn new(name: &str) -> Folder {
-        let path = std::env::temp_dir().join(format!("weftgrad-data-{}-{name}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("{}-{}-{name}", env!("CARGO_PKG_NAME"), std::process::id()));
         fs::create_dir_all(&path).expect("a folder for temporary files");
         Folder(path)
     }

@@ -13,8 +13,8 @@ use std::{
 };
 
 use comm::{
-    Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Work,
-    engine::{Combiner, Why, split_bytes, split_ranks},
+    ByteExchange, Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Work,
+    engine::{Combiner, SplitPlace, Why, split_place},
 };
 use numcore::{DType, Error, Result, Runtime, TensorMut};
 use parking_lot::Mutex;
@@ -171,12 +171,8 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
         Ok(Work::pending(Posted { world, rt, op, world_rank, slot, wake: Box::new(self.wake()) }))
     }
 
-    fn exchange_bytes(
-        &self,
-        own: &[u8],
-        of: Option<&Arc<str>>,
-        at: &'static Location<'static>,
-    ) -> Result<Vec<Vec<u8>>> {
+    fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        let ByteExchange { own, of, at } = exchange;
         if self.size() == 1 {
             return Ok(vec![own.to_vec()]);
         }
@@ -197,19 +193,14 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let all = self.exchange_bytes(&split_bytes(color, key), None, at)?;
+        let place = split_place(self, color, key, at)?;
         let number = {
             let mut counts = self.counts.lock();
             counts.splits += 1;
             counts.splits - 1
         };
-        let Some(color) = color else { return Ok(None) };
-        let ranks = split_ranks(&all, color);
-        let lost =
-            || Error::argument("split", "the exchange of colors lost this rank's own").on_rank(self.world_rank());
-        let rank = ranks.iter().position(|&rank| rank == self.rank()).ok_or_else(lost)?;
-        let members = ranks.into_iter().map(|rank| self.members()[rank]).collect();
-        let of = Group::new(&format!("split {number}, color {color}"), rank, members);
+        let Some(SplitPlace { color, rank, members }) = place else { return Ok(None) };
+        let of = Group::new(&format!("split {number}, color {color}"), rank, members.into());
         let id = self.id.iter().copied().chain([number, color as u64]).collect();
         let (world, combiner) = (self.world.clone(), self.combiner.clone());
         let group = Self::join(self.link.clone(), world, of, id, self.rt.clone(), combiner, self.limits);

@@ -10,7 +10,7 @@ use std::{
 use engine_mpi::{
     Mpi,
     comm::{
-        Collectives, Comm, Communicator, Places, Ranks as Threads,
+        Collectives, Comm, Places, Ranks as Threads,
         engine::{Portable, all_or_first_error, guarded, with_causes},
     },
 };
@@ -78,7 +78,7 @@ impl Ranks {
 
 /// What every process tells the others. Where they do not run the same tests any more, one having failed alone, all end.
 fn tell(own: &[u8]) -> Vec<Vec<u8>> {
-    all().1.exchange_bytes(own, None, std::panic::Location::caller()).unwrap_or_else(|error| diverged(&error))
+    all().1.exchange(own).unwrap_or_else(|error| diverged(&error))
 }
 
 fn diverged(error: &numcore::Error) -> ! {

@@ -31,7 +31,7 @@ pub use exact_sum::ExactSum;
 pub use f1::{Average, F1};
 pub use mean::{Mean, Perplexity};
 
-use comm::Communicator;
+use comm::{Collectives, Communicator};
 use numcore::{Result, Runtime};
 
 /// The target of a row that does not count: PyTorch's `ignore_index`.
@@ -61,7 +61,7 @@ pub trait Metric {
 /// If the communicator fails, or a rank counts something else.
 #[track_caller]
 pub fn over_ranks<M: Metric + Clone, R: Runtime>(metric: &M, comm: &(impl Communicator<R> + ?Sized)) -> Result<M> {
-    let all = comm.exchange_bytes(&metric.counted(), None, std::panic::Location::caller())?;
+    let all = comm.exchange(&metric.counted())?;
     let mut sum = metric.clone();
     sum.reset();
     all.iter().try_for_each(|counted| sum.absorb(counted))?;

@@ -108,7 +108,7 @@ impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, F
         self
     }
 
-    /// Everything else that a [`Trainer`] can be told: its length, callbacks, sinks, from where it goes on.
+    /// Everything else that a [`Trainer`] can be given: its length, callbacks, sinks, from where it goes on.
     pub fn trainer<F>(self, change: F) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, F>
     where
         F: for<'t> Fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>,

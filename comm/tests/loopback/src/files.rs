@@ -16,7 +16,7 @@ use std::{
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Input, ops::ViewOps};
 use real_comm::{
     Call, Collective, Comm, Communicator, Fingerprint, Group, Guarantees, Pending, Places, ReduceOp, Work,
-    engine::{Combiner, Failure, LEFT, WireReader, Recorder, Why, Writer, disagreement, split_bytes, split_ranks},
+    engine::{Combiner, Failure, LEFT, Recorder, SplitPlace, Why, WireReader, Writer, disagreement, split_place},
 };
 
 /// What the ranks of a world share beside the folder: the first failure and what was called last.
@@ -66,7 +66,6 @@ struct Part<R: Runtime> {
     send: Vec<usize>,
     recv: Vec<usize>,
     peers: Vec<usize>,
-    number: u64,
 }
 
 type Slot<R> = Arc<(Mutex<Option<Result<Option<TensorMut<R>>, Failure>>>, Condvar)>;
@@ -126,7 +125,6 @@ impl<R: Runtime> Communicator<R> for FileCommunicator<R> {
             send: call.send_parts().to_vec(),
             recv: call.recv_parts().to_vec(),
             peers,
-            number,
         };
         self.world.recorder.lock().unwrap().note(
             self.world_rank(),
@@ -147,12 +145,10 @@ impl<R: Runtime> Communicator<R> for FileCommunicator<R> {
     }
 
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
-        let all = self.exchange_bytes(&split_bytes(color, key), None, at)?;
+        let place = split_place(self, color, key, at)?;
         let number = self.next("split");
-        let Some(color) = color else { return Ok(None) };
-        let ranks = split_ranks(&all, color);
-        let rank = ranks.iter().position(|&r| r == self.rank()).unwrap_or(0);
-        let of = Group::new("split", rank, ranks.into_iter().map(|r| self.members()[r]).collect());
+        let Some(SplitPlace { color, rank, members }) = place else { return Ok(None) };
+        let of = Group::new("split", rank, members.into());
         let name = format!("{}-{number}.{color}", self.name);
         Ok(Some(Arc::new(FileCommunicator::join(&self.world, of, name, self.rt.clone()))))
     }
