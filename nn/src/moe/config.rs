@@ -1,0 +1,83 @@
+//! What a mixture of experts is made by.
+
+use numcore::{Error, Result};
+
+use super::{Capacity, RouterScores};
+
+/// The sizes of a [`MixtureOfExperts`](super::MixtureOfExperts), and how it routes.
+///
+/// ```
+/// use nn::moe::{MoeConfig, RouterScores};
+/// // As in DeepSeek-V3, but small.
+/// let config = MoeConfig {
+///     scores: RouterScores::Sigmoid,
+///     weight_scale: 2.5,
+///     balance_bias: true,
+///     shared_hidden: 32,
+///     ..MoeConfig::new(16, 32, 8, 2)
+/// };
+/// assert_eq!((config.experts, config.top_k), (8, 2));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeConfig {
+    /// The channels of a token, `C`.
+    pub width: usize,
+    /// The hidden channels of an expert, `F`.
+    pub hidden: usize,
+    /// The number of experts, `E`.
+    pub experts: usize,
+    /// How many experts a token uses, `k`.
+    pub top_k: usize,
+    /// The hidden channels of the expert that every token uses besides; 0 for none. At first 0.
+    pub shared_hidden: usize,
+    /// What scores are made of the router's logits; softmax at first.
+    pub scores: RouterScores,
+    /// Whether the weights of a token's experts are divided by their sum; at first they are.
+    pub normalize_weights: bool,
+    /// The factor on all weights; at first 1.
+    pub weight_scale: f64,
+    /// How many tokens an expert takes at most; at first all that pick it.
+    pub capacity: Option<Capacity>,
+    /// Whether experts are picked by score plus a bias that [`update_balance_bias`](super::MixtureOfExperts::update_balance_bias) moves; at
+    /// first not.
+    pub balance_bias: bool,
+}
+
+impl MoeConfig {
+    /// `experts` networks of `hidden` channels, of which a token of `width` channels uses `top_k`; softmax scores, no token dropped.
+    pub fn new(width: usize, hidden: usize, experts: usize, top_k: usize) -> Self {
+        MoeConfig {
+            width,
+            hidden,
+            experts,
+            top_k,
+            shared_hidden: 0,
+            scores: RouterScores::Softmax,
+            normalize_weights: true,
+            weight_scale: 1.0,
+            capacity: None,
+            balance_bias: false,
+        }
+    }
+
+    /// An error unless a layer can be made of this.
+    pub fn check(&self) -> Result<()> {
+        let MoeConfig { width, hidden, experts, top_k, .. } = *self;
+        let wrong = |field, why: String| Err(Error::config("MoeConfig", field, why));
+        if width == 0 || hidden == 0 {
+            return wrong("width", format!("{width} channels and {hidden} hidden ones: both must be at least 1"));
+        }
+        if top_k == 0 || top_k > experts {
+            return wrong("top_k", format!("a token cannot use {top_k} of {experts} experts: give 1 to {experts}"));
+        }
+        if !self.weight_scale.is_finite() {
+            return wrong("weight_scale", format!("{} is not finite", self.weight_scale));
+        }
+        match self.capacity {
+            Some(Capacity { factor, .. }) if !(factor > 0.0 && factor.is_finite()) => {
+                wrong("capacity", format!("a factor of {factor} is not positive and finite"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Mixtures of experts: a layer of many feed-forward networks, of which each token uses a few.
+//!
+//! A [`Router`] scores the experts for every token and picks `k` of them; the tokens are ordered by expert (a [`TokenOrder`]), each of the
+//! [`Experts`] computes its tokens, and a token's output is the sum of its experts' outputs by weight, in the order in which they were picked.
+//! Nothing is dropped unless a [`Capacity`] says so.
+//!
+//! | | picks by | weighs by | keeps experts busy by |
+//! |---|---|---|---|
+//! | Mixtral, Qwen3-MoE | softmax | softmax, divided by the sum over the picked | [`Routing::balance_loss`] |
+//! | DeepSeek-V3 | sigmoid + bias | sigmoid, divided by the sum over the picked, times a factor | [`MixtureOfExperts::update_balance_bias`] |
+//!
+//! Sources: Shazeer et al. 2017 (the layer), Fedus et al. 2021 (balance loss, capacity), Zoph et al. 2022 (z-loss), DeepSeek-AI 2024 (shared
+//! experts, bias).
+
+mod capacity;
+mod config;
+mod experts;
+mod layer;
+mod order;
+mod router;
+mod routing;
+
+pub use capacity::{Capacity, DropBy};
+pub use config::MoeConfig;
+pub use experts::{Experts, GatedMlp};
+pub use layer::{MixtureOfExperts, MoeOutput};
+pub use order::TokenOrder;
+pub use router::{Router, RouterScores};
+pub use routing::Routing;

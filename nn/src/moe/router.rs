@@ -1,0 +1,90 @@
+//! The router: which experts a token uses.
+
+use autograd::{Var, no_grad};
+use numcore::{
+    Result, Runtime,
+    fused::NnOps,
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps},
+};
+
+use super::{MoeConfig, Routing, TokenOrder};
+use crate::{Buffer, Init, Initializer, Module, Param};
+
+/// What scores of experts are made of a router's logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RouterScores {
+    /// The softmax over all experts.
+    Softmax,
+    /// The logistic function of each.
+    Sigmoid,
+}
+
+/// Scores the experts for each token and picks some. Logits and scores are computed in `f32` where the model's type is narrower.
+#[derive(Debug, Module)]
+pub struct Router<R: Runtime> {
+    /// The projection to logits, `[E, C]`.
+    pub weight: Param<R>,
+    /// What is added to scores when experts are picked, and not when they are weighed: `[E]`, `f32`. It has no gradient.
+    pub e_score_correction_bias: Option<Buffer<R>>,
+    #[module(skip)]
+    config: MoeConfig,
+}
+
+impl<R: Runtime> Router<R> {
+    pub(super) fn new(init: &Init<R>, config: &MoeConfig) -> Result<Self> {
+        let (experts, width) = (config.experts, config.width);
+        let bias = config.balance_bias.then(|| init.buffer([experts], numcore::DType::F32, 0.0));
+        Ok(Router {
+            weight: init.weight([experts, width], Initializer::by_fan(width))?,
+            e_score_correction_bias: bias.transpose()?,
+            config: config.clone(),
+        })
+    }
+
+    /// The routing of tokens `x: [T, C]`. Which experts were picked is read back to the host. Of equal scores the expert of the lowest number
+    /// is picked.
+    pub fn route(&self, x: &Var<R>) -> Result<Routing<R>> {
+        let MoeConfig { experts: count, top_k, .. } = self.config;
+        let logits = wide(x)?.linear(&wide(&self.weight.var())?, None)?;
+        let scores = match self.config.scores {
+            RouterScores::Softmax => logits.softmax(-1)?,
+            RouterScores::Sigmoid => logits.sigmoid()?,
+        };
+        let experts = no_grad(|| Ok::<_, numcore::Error>(self.ranked(&scores)?.topk(top_k, -1)?.1))?;
+        let picked = scores.gather(-1, &experts)?;
+        let order = TokenOrder::new(&experts.value()?.to_vec::<i64>()?, top_k, count)?;
+        let weights = self.weights(&picked)?;
+        let order = match self.config.capacity {
+            None => order,
+            Some(capacity) => {
+                let limit = capacity.limit(x.spec().shape[0], top_k, count);
+                order.limited(limit, capacity.drop, &weights.value()?.to_f64s()?)
+            }
+        };
+        Ok(Routing { logits, scores, weights, experts, order })
+    }
+
+    /// What experts are picked by.
+    fn ranked(&self, scores: &Var<R>) -> Result<Var<R>> {
+        match &self.e_score_correction_bias {
+            None => Ok(scores.detach()),
+            Some(bias) => scores.detach().add(&bias.var().to_dtype(scores.dtype())?),
+        }
+    }
+
+    /// The weights of the picked experts, `[T, k]`.
+    fn weights(&self, picked: &Var<R>) -> Result<Var<R>> {
+        let weights = if self.config.normalize_weights {
+            // As in DeepSeek-V3's: scores that are all 0 weigh nothing.
+            picked.div(&picked.sum(&[-1], true)?.add(1e-20)?)?
+        } else {
+            picked.clone()
+        };
+        if self.config.weight_scale == 1.0 { Ok(weights) } else { weights.mul(self.config.weight_scale) }
+    }
+}
+
+/// In `f32` at least.
+fn wide<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
+    if x.dtype().is_half() { x.to_dtype(numcore::DType::F32) } else { Ok(x.clone()) }
+}
