@@ -1,0 +1,302 @@
+//! Checkpointed segments: the gradients of the plain model, in less memory.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use crate::common::{self, Log, blank, cpu, grad_of, leaf, of, values};
+use autograd::{
+    Backward, BackwardHook, Leaf, LeafGrad, Var, backward, backward_with_hooks, checkpoint, grad, manual_seed,
+    next_seed, no_grad, random_state,
+};
+use numcore::{
+    DType, ErrorKind, Flat, FlatLayout, NullRuntime, Result, Runtime, TensorMut,
+    fused::NnOps,
+    ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
+};
+use runtime_cpu::Cpu;
+
+fn numbers(n: usize) -> Vec<f64> {
+    (0..n).map(|i| ((i * 11 + 5) % 19) as f64 / 19.0 - 0.4).collect()
+}
+
+struct Layer {
+    w: Var<Cpu>,
+    b: Var<Cpu>,
+}
+
+impl Layer {
+    fn new(rt: &Cpu, i: usize) -> Layer {
+        let b = numbers(4).iter().map(|v| v * 0.1 * (1.0 + i as f64)).collect::<Vec<_>>();
+        Layer { w: leaf(rt, &format!("w{i}"), [4, 4], &numbers(16)), b: leaf(rt, &format!("b{i}"), [4], &b) }
+    }
+
+    fn forward(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
+        x.linear(&self.w, Some(&self.b))?.tanh()?.dropout(0.3, next_seed())
+    }
+}
+
+/// The gradients of all leaves, and where the random stream ended.
+fn train(checkpointed: bool) -> (Vec<Vec<f64>>, Vec<String>, u64) {
+    let rt = cpu();
+    manual_seed(17);
+    let layers: Arc<Vec<Layer>> = Arc::new((0..4).map(|i| Layer::new(&rt, i)).collect());
+    let x = leaf(&rt, "x", [3, 4], &numbers(12));
+    let mut h = x.clone();
+    for pair in [0..2, 2..4] {
+        let (inner, range) = (layers.clone(), pair.clone());
+        let segment = move |ins: &[Var<Cpu>]| {
+            let y = range.clone().try_fold(ins[0].clone(), |h, i| inner[i].forward(&h))?;
+            Ok(vec![y])
+        };
+        h = if checkpointed { checkpoint(&[&h], segment).unwrap().remove(0) } else { segment(&[h]).unwrap().remove(0) };
+    }
+    let mut log = Log::default();
+    backward_with_hooks(&h.square().unwrap().sum(&[], false).unwrap(), &mut log).unwrap();
+    let leaves = std::iter::once(&x).chain(layers.iter().flat_map(|l| [&l.w, &l.b]));
+    let grads = leaves.map(|v| grad_of(&log.gradients, v)).collect();
+    let mut ready: Vec<String> = log.ready().iter().map(|s| s.to_string()).collect();
+    ready.sort();
+    (grads, ready, random_state().drawn)
+}
+
+#[test]
+fn gradients_are_the_same_bit_for_bit_with_the_same_dropout_masks() {
+    let (plain, recomputed) = (train(false), train(true));
+    assert_eq!(recomputed.0, plain.0);
+    assert_eq!(recomputed.1, plain.1, "every leaf fires once");
+    assert_eq!(recomputed.2, plain.2, "recomputation leaves the random stream where it was");
+}
+
+#[test]
+fn a_variable_that_is_captured_and_not_passed_is_an_error() {
+    let rt = cpu();
+    let (x, other) = (leaf(&rt, "x", [], &[1.0]), leaf(&rt, "y", [], &[2.0]).exp().unwrap());
+    let error = checkpoint(&[&x], move |ins| Ok(vec![ins[0].mul(&other)?])).map(|_| ()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::NoGradient { op: "checkpoint", .. }), "{error}");
+    assert!(error.to_string().contains("pass it as an input"));
+}
+
+#[test]
+fn only_inputs_are_kept_and_outputs_live_until_they_are_used() {
+    let rt = NullRuntime::new();
+    let w = blank(&rt, "w", [64, 64]);
+    let x = blank(&rt, "x", [64, 64]);
+    let one = 64 * 64 * 4;
+    let forward = |checkpointed: bool| {
+        let inner = w.clone();
+        let deep =
+            move |ins: &[Var<NullRuntime>]| Ok(vec![(0..8).try_fold(ins[0].clone(), |h, _| h.matmul(&inner)?.tanh())?]);
+        let before = rt.memory().total.live;
+        let y = if checkpointed { checkpoint(&[&x], deep) } else { deep(std::slice::from_ref(&x)) };
+        (y.unwrap().remove(0), rt.memory().total.live - before)
+    };
+    let ((plain, kept), (recomputed, little)) = (forward(false), forward(true));
+    assert!(kept >= 8 * one && little == one, "{kept} and {little}");
+    // And after backward nothing is left of either.
+    for y in [plain, recomputed] {
+        backward(&y.sum(&[], false).unwrap()).unwrap();
+    }
+    assert_eq!(rt.memory().total.live, 2 * one);
+}
+
+#[test]
+fn several_inputs_and_outputs_some_of_which_are_not_used() {
+    let rt = cpu();
+    let (x, y) = (leaf(&rt, "x", [2], &[1.0, 2.0]), leaf(&rt, "y", [2], &[3.0, 5.0]));
+    let constant = common::constant(&rt, [2], &[10.0, 100.0]);
+    let outs =
+        checkpoint(&[&x, &constant, &y], |ins| Ok(vec![ins[0].mul(&ins[1])?, ins[0].mul(&ins[2])?, ins[2].exp()?]));
+    let outs = outs.unwrap();
+    assert_eq!(values(&outs[1]), [3.0, 10.0]);
+    let loss = outs[0].add(&outs[1].mul(2.0).unwrap()).unwrap().sum(&[], false).unwrap();
+    let gradients = backward(&loss).unwrap();
+    assert_eq!((grad_of(&gradients, &x), grad_of(&gradients, &y)), (vec![16.0, 110.0], vec![2.0, 4.0]));
+}
+
+#[test]
+fn an_input_given_twice_gets_both_parts() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [], &[3.0]);
+    let h = x.mul(2.0).unwrap();
+    let y = checkpoint(&[&h, &h], |ins| Ok(vec![ins[0].mul(&ins[1])?])).unwrap().remove(0);
+    assert_eq!(grad_of(&backward(&y).unwrap(), &x), [24.0]);
+}
+
+#[test]
+fn a_segment_may_read_the_leaf_it_is_given() {
+    let rt = cpu();
+    let w = leaf(&rt, "w", [], &[3.0]);
+    let inner = w.clone();
+    let y = checkpoint(&[&w], move |ins| Ok(vec![ins[0].mul(&inner)?])).unwrap().remove(0);
+    let mut log = Log::default();
+    backward_with_hooks(&y, &mut log).unwrap();
+    assert_eq!((grad_of(&log.gradients, &w), log.ready()), (vec![6.0], vec!["w"]));
+}
+
+#[test]
+fn segments_nest() {
+    let rt = cpu();
+    let (x, w) = (leaf(&rt, "x", [2], &[0.5, -0.25]), leaf(&rt, "w", [2], &[1.5, 2.0]));
+    let plain = {
+        let h = x.mul(&w).unwrap().tanh().unwrap().mul(&w).unwrap();
+        backward(&h.sum(&[], false).unwrap()).unwrap()
+    };
+    let outer_w = w.clone();
+    let y = checkpoint(&[&x], move |ins| {
+        let inner_w = outer_w.clone();
+        let h = checkpoint(&[&ins[0]], move |ins| Ok(vec![ins[0].mul(&inner_w)?.tanh()?]))?.remove(0);
+        Ok(vec![h.mul(&outer_w)?])
+    });
+    let mut log = Log::default();
+    backward_with_hooks(&y.unwrap()[0].sum(&[], false).unwrap(), &mut log).unwrap();
+    for leaf in [&x, &w] {
+        assert_eq!(grad_of(&log.gradients, leaf), grad_of(&plain, leaf));
+    }
+    assert_eq!(log.ready().len(), 2, "{:?}", log.ready());
+}
+
+#[test]
+fn a_segment_runs_once_forward_and_once_backward_and_not_at_all_twice_without_gradients() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [], &[1.0]);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let segment = |runs: Arc<AtomicUsize>| {
+        move |ins: &[Var<Cpu>]| {
+            runs.fetch_add(1, Ordering::Relaxed);
+            Ok(vec![ins[0].exp()?])
+        }
+    };
+    let y = checkpoint(&[&x], segment(runs.clone())).unwrap().remove(0);
+    backward(&y).unwrap();
+    assert_eq!(runs.load(Ordering::Relaxed), 2);
+    let y = no_grad(|| checkpoint(&[&x], segment(runs.clone()))).unwrap().remove(0);
+    assert!(!y.requires_grad() && runs.load(Ordering::Relaxed) == 3);
+}
+
+/// Whole models are checkpointed in parts of many layers: more leaves than an op has inputs.
+#[test]
+fn a_segment_may_read_any_number_of_leaves() {
+    let rt = cpu();
+    let weights: Vec<Var<Cpu>> = (0..150).map(|i| leaf(&rt, &format!("w{i}"), [], &[1.0 + i as f64 / 1e3])).collect();
+    let x = leaf(&rt, "x", [], &[0.5]);
+    let inner = weights.clone();
+    let segment = move |ins: &[Var<Cpu>]| Ok(vec![inner.iter().try_fold(ins[0].clone(), |h, w| h.mul(w)?.add(w))?]);
+    let plain = backward(&segment(std::slice::from_ref(&x)).unwrap()[0]).unwrap();
+    let mut log = Log::default();
+    backward_with_hooks(&checkpoint(&[&x], segment).unwrap()[0], &mut log).unwrap();
+    assert_eq!(log.ready().len(), 151);
+    for v in weights.iter().chain([&x]) {
+        assert_eq!(grad_of(&log.gradients, v), grad_of(&plain, v));
+    }
+}
+
+struct Slots {
+    flat: Flat<Cpu>,
+    leaves: Vec<Arc<Leaf<Cpu>>>,
+    fired: Vec<String>,
+}
+
+impl BackwardHook<Cpu> for Slots {
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<Cpu>>) -> Result<Option<TensorMut<Cpu>>> {
+        let at = self.leaves.iter().position(|l| Arc::ptr_eq(l, leaf));
+        at.map(|i| self.flat.lend(i)).transpose()
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<Cpu>>, grad: LeafGrad<Cpu>) -> Result<()> {
+        self.fired.push(leaf.name().to_string());
+        match grad {
+            LeafGrad::Slot(slot) => self.flat.restore(slot),
+            LeafGrad::Own(_) => Ok(()),
+        }
+    }
+}
+
+/// Inside and outside of segments, through views, into one slot.
+#[test]
+fn slots_reach_into_segments() {
+    let rt = cpu();
+    let w = leaf(&rt, "w", [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let x = leaf(&rt, "x", [1, 2], &[0.5, -1.0]);
+    let forward = |checkpointed: bool| {
+        let inner = w.clone();
+        let segment = move |ins: &[Var<Cpu>]| Ok(vec![ins[0].matmul(&inner.t()?)?.matmul(&inner)?]);
+        let h = if checkpointed { checkpoint(&[&x], segment) } else { segment(std::slice::from_ref(&x)) };
+        h.unwrap()[0].matmul(&w).unwrap().sum(&[], false).unwrap()
+    };
+    let plain = backward(&forward(false)).unwrap();
+    let layout = FlatLayout::new(DType::F64, [("w".to_string(), [2, 2].into())]);
+    let mut slots = Slots { flat: Flat::zeros(&rt, layout).unwrap(), leaves: vec![of(&w)], fired: Vec::new() };
+    for times in 1..=2 {
+        backward_with_hooks(&forward(true), &mut slots).unwrap();
+        let expected: Vec<f64> = grad_of(&plain, &w).iter().map(|g| g * times as f64).collect();
+        assert_eq!(slots.flat.tensor(0).unwrap().to_f64s().unwrap(), expected);
+    }
+    assert_eq!(slots.fired.iter().filter(|n| *n == "w").count(), 2);
+}
+
+#[test]
+fn deferred_weight_gradients_of_a_segment() {
+    let rt = cpu();
+    let (x, w) = (leaf(&rt, "x", [2], &[1.0, 2.0]), leaf(&rt, "w", [2], &[3.0, 4.0]));
+    let inner = w.clone();
+    let y = checkpoint(&[&x], move |ins| Ok(vec![ins[0].mul(&inner)?.square()?])).unwrap().remove(0);
+    let mut log = Log::default();
+    let rest = Backward::of(&y.sum(&[], false).unwrap()).unwrap().inputs_only(&[&x], &mut log).unwrap();
+    rest.run(&mut log).unwrap();
+    assert_eq!((grad_of(&log.gradients, &x), grad_of(&log.gradients, &w)), (vec![18.0, 64.0], vec![6.0, 32.0]));
+    let mut fired = log.ready();
+    fired.sort_unstable();
+    assert_eq!(fired, ["w", "x"]);
+}
+
+/// First gradients by `grad` do not run a segment twice: only a graph of its gradients is refused.
+#[test]
+fn gradients_as_variables_go_through_segments_once() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [2], &[1.0, 2.0]);
+    let y = checkpoint(&[&x], |ins| Ok(vec![ins[0].square()?])).unwrap().remove(0);
+    let first = grad(&[&y], &[&x], false).unwrap();
+    assert_eq!(values(first[0].as_ref().unwrap()), [2.0, 4.0]);
+    let error = grad(&[&y], &[&x], true).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("twice"), "{error}");
+}
+
+#[test]
+fn a_segment_whose_inputs_need_no_gradient_still_gives_its_leaves_theirs() {
+    let rt = cpu();
+    let w = leaf(&rt, "w", [], &[3.0]);
+    let x = common::constant(&rt, [], &[2.0]);
+    let inner = w.clone();
+    let y = checkpoint(&[&x], move |ins| Ok(vec![ins[0].mul(&inner)?])).unwrap().remove(0);
+    assert_eq!(grad_of(&backward(&y).unwrap(), &w), [2.0]);
+    // And one that reads nothing that needs gradients is no node.
+    let y = checkpoint(&[&x], |ins| Ok(vec![ins[0].exp()?])).unwrap().remove(0);
+    assert!(!y.requires_grad());
+}
+
+#[test]
+fn views_of_leaves_inside_and_views_as_inputs() {
+    let rt = cpu();
+    let w = leaf(&rt, "w", [2, 3], &numbers(6));
+    let plain = backward(&w.t().unwrap().exp().unwrap().matmul(&w).unwrap().sum(&[], false).unwrap()).unwrap();
+    let inner = w.clone();
+    let y = checkpoint(&[&w.t().unwrap()], move |ins| Ok(vec![ins[0].exp()?.matmul(&inner)?])).unwrap().remove(0);
+    let gradients = backward(&y.sum(&[], false).unwrap()).unwrap();
+    assert_eq!(grad_of(&gradients, &w), grad_of(&plain, &w));
+}
+
+/// A parameter that an inner segment is given as an input, captured by the outer one, has its gradient.
+#[test]
+fn parameters_given_to_an_inner_segment_are_known_to_the_outer() {
+    let (h, w) = (leaf(&cpu(), "h", [2], &[1.0, 2.0]), leaf(&cpu(), "w", [2], &[3.0, 4.0]));
+    let loss = |h: &Var<_>, w: &Var<_>| h.mul(w).and_then(|y| y.square()).and_then(|y| y.sum_all());
+    let captured = w.clone();
+    let outer = checkpoint(&[&h], move |v| {
+        checkpoint(&[&v[0], &captured], move |u| Ok(vec![u[0].mul(&u[1])?.square()?.sum_all()?]))
+    });
+    let (nested, plain) = (backward(&outer.unwrap()[0]).unwrap(), backward(&loss(&h, &w).unwrap()).unwrap());
+    assert_eq!(grad_of(&nested, &w), grad_of(&plain, &w));
+    assert_eq!(grad_of(&nested, &h), grad_of(&plain, &h));
+}

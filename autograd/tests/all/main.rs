@@ -1,0 +1,17 @@
+//! The tape: what is recorded, what flows back, what is kept.
+
+mod anomaly;
+mod autocast;
+mod checkpoints;
+#[path = "../common/mod.rs"]
+mod common;
+mod deferred;
+mod graph;
+mod higher;
+mod indexing;
+mod operators;
+mod order;
+mod recomputed;
+mod residency;
+mod slots;
+mod threads;

@@ -1,0 +1,251 @@
+//! Formats behind features: images, Parquet, tokenizers. Without the features there is nothing to test.
+
+#[cfg(feature = "image")]
+mod images {
+    use data::{
+        Dataset, Loader,
+        sources::image::{Image, ImageFolder},
+    };
+    use numcore::rng::Philox;
+
+    use crate::common::Folder;
+
+    /// Pixels that say where they are.
+    fn gradient(width: u32, height: u32) -> Image {
+        let pixel = |i: u32| [(i % width) as u8, (i / width) as u8, 7];
+        Image::new(width, height, (0..width * height).flat_map(pixel).collect()).unwrap()
+    }
+
+    fn png(image: &Image) -> Vec<u8> {
+        let (width, height) = image.size();
+        let mut bytes = std::io::Cursor::new(Vec::new());
+        let color = image::ExtendedColorType::Rgb8;
+        image::write_buffer_with_format(&mut bytes, image.bytes(), width, height, color, image::ImageFormat::Png)
+            .unwrap();
+        bytes.into_inner()
+    }
+
+    #[test]
+    fn folders_are_classes() {
+        let folder = Folder::new("images");
+        folder.file("warp/b.PNG", png(&gradient(4, 3)));
+        folder.file("warp/deep/a.png", png(&gradient(2, 2)));
+        folder.file("aft/x.png", b"no image");
+        folder.file("top.png", png(&gradient(2, 2)));
+        folder.file("warp/notes.txt", "no image");
+        let images = ImageFolder::open(&folder).unwrap();
+        assert_eq!((images.classes(), images.len()), (&["aft", "warp"].map(String::from)[..], 3));
+        let error = images.get(0).unwrap_err().to_string();
+        assert!(error.contains("x.png: it is no image"), "{error}");
+        assert_eq!(images.get(1).unwrap(), (gradient(4, 3), 1));
+        assert_eq!(images.get(2).unwrap().0.size(), (2, 2));
+        assert!(ImageFolder::open(folder.path("aft")).unwrap_err().to_string().contains("no folder with an image"));
+    }
+
+    #[test]
+    fn pieces_are_where_they_should_be() {
+        let image = gradient(10, 6);
+        assert_eq!(image.crop(2, 1, 2, 1).unwrap().bytes(), [2, 1, 7, 3, 1, 7]);
+        assert_eq!(image.center_crop(2, 2).unwrap().bytes()[..3], [4, 2, 7]);
+        assert_eq!(image.crop(0, 0, 2, 1).unwrap().flipped().bytes(), [1, 0, 7, 0, 0, 7]);
+        assert!(image.crop(9, 0, 2, 1).unwrap_err().to_string().contains("2×1 from (9, 0) is not within 10×6"));
+        assert!(image.crop(u32::MAX, 0, 2, 1).is_err() && image.center_crop(11, 1).is_err());
+        assert_eq!(image.resize(10, 6).unwrap(), image);
+        assert_eq!(image.resize_shorter(3).unwrap().size(), (5, 3));
+        assert!(image.resize(0, 3).is_err() && Image::new(2, 2, vec![0; 11]).is_err());
+        // Two pixels in one are their mean.
+        let halved = Image::new(2, 1, vec![10, 20, 30, 20, 40, 60]).unwrap().resize(1, 1).unwrap();
+        assert_eq!(halved.bytes(), [15, 30, 45]);
+    }
+
+    #[test]
+    fn values_are_normalised_by_channel() {
+        let image = Image::new(2, 1, vec![0, 51, 102, 255, 204, 153]).unwrap();
+        let values = image.normalized([0.5, 0.0, 0.2], [0.5, 1.0, 0.2]).unwrap();
+        let expect = [-1.0, 1.0, 0.2, 0.8, 1.0, 2.0];
+        assert_eq!(values.dims(), [3, 1, 2]);
+        for (x, y) in values.to_vec::<f32>().unwrap().into_iter().zip(expect) {
+            assert!((x - y).abs() < 1e-6, "{x} {y}");
+        }
+        assert!(image.normalized([0.0; 3], [1.0, 0.0, 1.0]).is_err());
+    }
+
+    #[test]
+    fn random_pieces_cover_the_image() {
+        let image = gradient(9, 7);
+        let mut rng = Philox::new(3, 0);
+        let (mut places, mut flips) = (std::collections::BTreeSet::new(), 0);
+        for _ in 0..500 {
+            let piece = image.random_crop(7, 6, &mut rng).unwrap();
+            places.insert((piece.bytes()[0], piece.bytes()[1]));
+            flips += u32::from(piece.clone().random_flip(&mut rng) != piece);
+            assert_eq!(image.random_resized_crop(4, 5, &mut rng).unwrap().size(), (4, 5));
+        }
+        assert_eq!(places.len(), 6);
+        assert!((200..300).contains(&flips), "{flips}");
+    }
+
+    #[test]
+    fn augmentation_is_keyed_by_example() {
+        let folder = Folder::new("augmented");
+        for i in 0..12u8 {
+            folder.file(&format!("c/{i:02}.png"), png(&Image::new(8, 8, vec![i; 192]).unwrap()));
+        }
+        let images = ImageFolder::open(&folder).unwrap();
+        let pixels = |workers: usize, ranks: usize| -> Vec<Vec<u8>> {
+            let one = |rank| {
+                let loader = Loader::new(images.clone()).batch(6).shuffle(1).workers(workers).rank(rank, ranks);
+                let loader = loader.augment(5, |(image, _), rng| {
+                    Ok(image
+                        .random_crop(3, 3, rng)?
+                        .bytes()
+                        .iter()
+                        .map(|x| x ^ rng.next_u32() as u8)
+                        .collect::<Vec<u8>>())
+                });
+                loader.epoch(1).unwrap().flat_map(|batch| batch.unwrap().data).collect::<Vec<_>>()
+            };
+            let mut all: Vec<Vec<u8>> = (0..ranks).flat_map(one).collect();
+            all.sort();
+            all
+        };
+        let alone = pixels(0, 1);
+        assert!(alone == pixels(3, 1) && alone == pixels(1, 3) && alone == pixels(2, 2));
+    }
+}
+
+#[cfg(feature = "parquet")]
+mod parquet_files {
+    use std::{fs::File, path::Path, sync::Arc};
+
+    use data::{Dataset, Loader, sources::Parquet};
+    use parquet::{
+        data_type::{ByteArray, ByteArrayType, DoubleType},
+        file::{properties::WriterProperties, writer::SerializedFileWriter},
+        schema::parser::parse_message_type,
+    };
+
+    use crate::common::Folder;
+
+    /// Row groups of these sizes; `text` is `row i`, `score` is `i / 2`, missing where `i` is divisible by 5.
+    fn write(path: &Path, groups: &[usize]) {
+        let schema = "message rows { REQUIRED BYTE_ARRAY text (UTF8); OPTIONAL DOUBLE score; }";
+        let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
+        let schema = Arc::new(parse_message_type(schema).unwrap());
+        let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::new(properties)).unwrap();
+        let mut next = 0;
+        for &size in groups {
+            let rows: Vec<usize> = (next..next + size).collect();
+            next += size;
+            let mut group = writer.next_row_group().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            let texts: Vec<ByteArray> = rows.iter().map(|i| format!("row {i}").into_bytes().into()).collect();
+            column.typed::<ByteArrayType>().write_batch(&texts, None, None).unwrap();
+            column.close().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            let levels: Vec<i16> = rows.iter().map(|i| i16::from(i % 5 != 0)).collect();
+            let scores: Vec<f64> = rows.iter().filter(|&i| i % 5 != 0).map(|&i| i as f64 / 2.0).collect();
+            column.typed::<DoubleType>().write_batch(&scores, Some(&levels), None).unwrap();
+            column.close().unwrap();
+            group.close().unwrap();
+        }
+        writer.close().unwrap();
+    }
+
+    #[test]
+    fn rows_are_read_over_row_groups() {
+        let folder = Folder::new("parquet");
+        let path = folder.path("rows.parquet");
+        write(&path, &[3, 4, 1, 2, 5, 6]);
+        let rows = Parquet::open(&path).unwrap();
+        assert_eq!(rows.len(), 21);
+        for i in (0..21).rev().chain(0..21) {
+            let row = rows.get(i).unwrap();
+            assert_eq!(row.text("text").unwrap(), format!("row {i}"));
+            match row.number("score") {
+                Ok(score) => assert_eq!(score, i as f64 / 2.0),
+                Err(error) => {
+                    assert_eq!(i % 5, 0);
+                    assert!(
+                        error.to_string().contains(&format!("row {i}: column `score` is null, no number")),
+                        "{error}"
+                    );
+                }
+            }
+        }
+        assert!(rows.get(21).is_err());
+        let texts = Parquet::open(&path).unwrap().texts("text").unwrap();
+        let read: Vec<String> =
+            Loader::new(texts).batch(4).workers(3).epoch(0).unwrap().flat_map(|batch| batch.unwrap().data).collect();
+        assert!(read.into_iter().eq((0..21).map(|i| format!("row {i}"))));
+    }
+
+    #[test]
+    fn columns_are_chosen_by_name() {
+        let folder = Folder::new("parquet-columns");
+        let path = folder.path("rows.parquet");
+        write(&path, &[3]);
+        let row = Parquet::open(&path).unwrap().columns(&["score"]).unwrap().get(1).unwrap();
+        assert_eq!(row.values.len(), 1);
+        assert!(row.text("text").unwrap_err().to_string().contains("row 1: column `text` is missing, no string"));
+        let error = Parquet::open(&path).unwrap().columns(&["txt"]).err().unwrap().to_string();
+        assert!(error.contains("no column `txt` among text, score"), "{error}");
+    }
+
+    #[test]
+    fn a_damaged_row_group_leaves_the_others() {
+        let folder = Folder::new("parquet-damaged");
+        let path = folder.path("rows.parquet");
+        write(&path, &[3, 4]);
+        let mut bytes = std::fs::read(&path).unwrap();
+        // The first group's pages begin after the magic bytes.
+        bytes[4..24].fill(0xff);
+        let rows = Parquet::open(folder.file("damaged.parquet", &bytes)).unwrap();
+        let error = rows.get(0).unwrap_err().to_string();
+        assert!(error.contains("damaged.parquet: row group 0"), "{error}");
+        assert_eq!(rows.get(5).unwrap().text("text").unwrap(), "row 5");
+        let error = Parquet::open(folder.file("none.parquet", "no file of this kind")).err().unwrap().to_string();
+        assert!(error.contains("none.parquet"), "{error}");
+        assert!(Parquet::open(folder.file("cut.parquet", &bytes[..bytes.len() - 9])).is_err());
+    }
+}
+
+#[cfg(feature = "text")]
+mod tokenizers {
+    use data::{Dataset, InMemory, Loader, sources::Tokenizer};
+
+    use crate::common::Folder;
+
+    /// Byte pairs of four letters, with the merges `ab` and `abc`, and a special token.
+    const JSON: &str = r#"{
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "added_tokens": [{"id": 6, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+        "post_processor": null, "decoder": null,
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null, "end_of_word_suffix": null,
+            "fuse_unk": false, "byte_fallback": false, "vocab": {"a": 0, "b": 1, "c": 2, "d": 3, "ab": 4, "abc": 5},
+            "merges": [["a", "b"], ["ab", "c"]]}
+    }"#;
+
+    #[test]
+    fn texts_become_tokens() {
+        let folder = Folder::new("tokenizer");
+        let tokenizer = Tokenizer::open(folder.file("tokenizer.json", JSON)).unwrap();
+        assert_eq!((tokenizer.len(), tokenizer.token("<end>"), tokenizer.token("x")), (7, Some(6), None));
+        assert_eq!(tokenizer.encode("ABC abd").unwrap(), [5, 4, 3]);
+        assert_eq!(tokenizer.encode("ab<end>").unwrap(), [4, 6]);
+        assert_eq!(tokenizer.decode(&[5, 3]).unwrap(), "abc d");
+        let texts = InMemory::new(vec!["ab", "dd"]).map(move |text: &str| tokenizer.encode(text));
+        let batch = Loader::new(texts).batch(2).epoch(0).unwrap().next().unwrap().unwrap();
+        assert_eq!(batch.data, [vec![4], vec![3, 3]]);
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_is_an_error() {
+        let folder = Folder::new("no-tokenizer");
+        for (name, text) in [("a.json", "{"), ("b.json", "{\"model\": 3}")] {
+            let error = Tokenizer::open(folder.file(name, text)).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("describes no tokenizer"), "{error}");
+        }
+        assert!(Tokenizer::open(folder.path("none.json")).unwrap_err().to_string().contains("none.json"));
+    }
+}

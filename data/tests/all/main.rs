@@ -1,0 +1,10 @@
+//! Datasets, loaders and formats of files.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod formats;
+mod loader;
+mod pack;
+mod sources;
+mod stream;
+mod tokens;

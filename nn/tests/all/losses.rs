@@ -1,0 +1,138 @@
+//! Losses against PyTorch's values and gradients.
+
+use crate::common::{Case, Goldens, T, V, cpu, f64s};
+use nn::loss::{self, CrossEntropyOptions, NllOptions, Reduction};
+use numcore::{
+    DType, Result,
+    ops::{ReduceOps, ViewOps},
+};
+
+fn reduction(case: &Case) -> Reduction {
+    match case.attr("reduction").as_str() {
+        None | Some("mean") => Reduction::Mean,
+        Some("sum") => Reduction::Sum,
+        Some(_) => Reduction::None,
+    }
+}
+
+fn elementwise(op: &str, f: impl Fn(&Case, &V, &V) -> Result<V>) {
+    for case in Goldens::read(&cpu(), "loss").of(op) {
+        let x = case.input(0);
+        let y = V::new(case.get("in1"));
+        case.check(&f(&case, &x, &y).unwrap(), &[(0, &x)]);
+    }
+}
+
+#[test]
+fn elementwise_losses() {
+    elementwise("mse", |c, x, y| loss::mse(x, y, reduction(c)));
+    elementwise("l1", |c, x, y| loss::l1(x, y, reduction(c)));
+    elementwise("smooth_l1", |c, x, y| loss::smooth_l1(x, y, c.number("beta"), reduction(c)));
+    elementwise("huber", |c, x, y| loss::huber(x, y, c.number("delta"), reduction(c)));
+    elementwise("bce_with_logits", |c, x, y| loss::bce_with_logits(x, y, reduction(c)));
+    elementwise("kl_div", |_, x, y| loss::kl_div_batchmean(x, y));
+}
+
+fn column(values: &[f32]) -> T {
+    numcore::Tensor::from_slice(&cpu(), [values.len()], values).unwrap()
+}
+
+fn values_and_slopes(f: impl Fn(&V, &V) -> Result<V>, x: &[f32], y: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let x = V::leaf("x", column(x)).unwrap();
+    let losses = f(&x, &V::new(column(y))).unwrap();
+    let gradients = losses.sum(&[], false).unwrap().backward().unwrap();
+    (f64s(&losses), gradients.of(&x).unwrap().to_f64s().unwrap())
+}
+
+/// The slope of a logit is `sigmoid(x) − y` everywhere, also at the kink of the stable formula and where `exp` would
+/// overflow.
+#[test]
+fn bce_with_logits_is_smooth_and_finite() {
+    let (x, y) = ([0.0, 0.0, 200.0, -200.0, 200.0, -200.0], [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]);
+    let (losses, slopes) = values_and_slopes(|x, y| loss::bce_with_logits(x, y, Reduction::None), &x, &y);
+    let ln2 = f64::from(std::f32::consts::LN_2);
+    let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
+    assert!(close(&losses, &[ln2, ln2, 0.0, 0.0, 200.0, 200.0]), "{losses:?}");
+    assert!(close(&slopes, &[0.5, -0.5, 0.0, 0.0, 1.0, -1.0]), "{slopes:?}");
+}
+
+#[test]
+fn bce_ends_at_a_hundred() {
+    let (x, y) = ([0.0, 1.0, 0.0, 1.0, 0.25], [0.0, 1.0, 1.0, 0.0, 1.0]);
+    let (losses, slopes) = values_and_slopes(|x, y| loss::bce(x, y, Reduction::None), &x, &y);
+    let want = [0.0, 0.0, 100.0, 100.0, 4f64.ln()];
+    assert!(losses.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-6), "{losses:?}");
+    assert!(slopes.iter().all(|s| s.is_finite()) && (slopes[4] + 4.0).abs() < 1e-5, "{slopes:?}");
+}
+
+#[test]
+fn kl_div_of_a_zero_probability_is_zero() {
+    let (losses, slopes) = values_and_slopes(|x, y| loss::kl_div(x, y, Reduction::None), &[-1.0, -2.0], &[0.0, 0.5]);
+    assert_eq!((losses[0], slopes[0], slopes[1]), (0.0, 0.0, -0.5));
+    assert!((losses[1] - 0.5 * (0.5f64.ln() + 2.0)).abs() < 1e-6);
+}
+
+#[test]
+fn smooth_l1_without_a_bend_is_l1() {
+    let (losses, slopes) =
+        values_and_slopes(|x, y| loss::smooth_l1(x, y, 0.0, Reduction::None), &[2.0, 1.0], &[1.0, 1.0]);
+    assert_eq!((losses, slopes), (vec![1.0, 0.0], vec![1.0, 0.0]));
+}
+
+/// Formulas, with an ignored row whose value would be infinite, and class weights.
+#[test]
+fn nll_with_weights_and_ignored_rows() {
+    let rt = cpu();
+    let x =
+        numcore::Tensor::from_slice(&rt, [2, 2, 2], &[-0.1f32, -2.0, -1.0, -0.5, f32::NEG_INFINITY, -1.0, -3.0, -0.2])
+            .unwrap();
+    let y = numcore::Tensor::from_slice(&rt, [2, 2], &[0i64, 1, -7, 0]).unwrap();
+    let w = column(&[2.0, 3.0]);
+    let of = |reduction| {
+        let options = NllOptions { ignore_index: -7, reduction };
+        loss::nll(&x, &y, Some(&w), options).unwrap().to_f64s().unwrap()
+    };
+    let (none, mean) = (of(Reduction::None), of(Reduction::Mean)[0]);
+    assert!(none.iter().zip([0.2, 1.5, 0.0, 6.0]).all(|(a, b)| (a - b).abs() < 1e-6), "{none:?}");
+    assert!((mean - 7.7 / 7.0).abs() < 1e-6 && (of(Reduction::Sum)[0] - 7.7).abs() < 1e-5);
+}
+
+#[test]
+fn shapes_that_would_broadcast_are_refused() {
+    let rt = cpu();
+    let (x, y) = (numcore::Tensor::zeros(&rt, [3, 1], DType::F32).unwrap(), column(&[0.0; 3]));
+    let e = loss::mse(&x, &y, Reduction::Mean).unwrap_err().to_string();
+    assert!(e.contains("mse: shapes [3, 1], [3]"), "{e}");
+    assert!(loss::cross_entropy(&x, &x).unwrap_err().to_string().contains("[.., C]"));
+}
+
+/// A loss of a sequence model: classes on the last axis, after any number of axes.
+#[test]
+fn cross_entropy_of_more_axes() {
+    let rt = cpu();
+    let x = numcore::Tensor::uniform(&rt, [2, 3, 5], DType::F32, -1.0, 1.0, 1).unwrap();
+    let y = numcore::Tensor::from_slice(&rt, [2, 3], &[0i64, 1, 2, 3, 4, 0]).unwrap();
+    let flat = loss::cross_entropy(&x.reshape([6, 5]).unwrap(), &y.reshape([6]).unwrap()).unwrap();
+    assert_eq!(loss::cross_entropy(&x, &y).unwrap().item().unwrap(), flat.item().unwrap());
+    let none = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
+    assert_eq!(loss::cross_entropy_with(&x, &y, None, none).unwrap().dims(), [2, 3]);
+}
+
+#[test]
+fn losses_of_classes() {
+    let goldens = Goldens::read(&cpu(), "loss");
+    for case in goldens.of("cross_entropy") {
+        let (x, y) = (case.input(0), case.input(1));
+        let weight = (case.case["inputs"] == 3).then(|| V::new(case.get("in2")));
+        let options = CrossEntropyOptions {
+            ignore_index: case.attr("ignore_index").as_i64().unwrap_or(-100),
+            label_smoothing: case.attr("label_smoothing").as_f64().unwrap_or(0.0),
+            reduction: reduction(&case),
+        };
+        case.check(&loss::cross_entropy_with(&x, &y, weight.as_ref(), options).unwrap(), &[(0, &x)]);
+    }
+    for case in goldens.of("nll") {
+        let (x, y) = (case.input(0), case.input(1));
+        case.check(&loss::nll(&x, &y, None, NllOptions::default()).unwrap(), &[(0, &x)]);
+    }
+}

@@ -1,0 +1,15 @@
+//! Layers, losses, initialization, modules and their states.
+
+mod attention;
+#[path = "../common/mod.rs"]
+mod common;
+mod devices;
+mod errors;
+mod golden_layers;
+mod golden_models;
+mod init;
+mod layers;
+mod losses;
+mod module;
+mod safetensors;
+mod summary;

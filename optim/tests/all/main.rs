@@ -1,0 +1,11 @@
+//! Optimizers: their formulas, states and schedules.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod engine;
+mod extras;
+mod goldens;
+mod gradients;
+mod own;
+mod resume;
+mod schedules;
