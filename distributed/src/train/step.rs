@@ -44,13 +44,10 @@ pub struct TrainStep<R: Runtime, S: Strategy<R>> {
     observer: Option<GradientObserver<R>>,
 }
 
-/// An error of ranks that waited for each other says at which line of the caller's this rank's step was: the collectives within are the
-/// library's.
+/// An error within a step says at which line of the caller's the step was, unless it knows a line of the caller's own closure: collectives
+/// and updates within are the library's. An error of the caller's own comes out as it went in.
 pub(crate) fn at_call(error: Error, line: &'static Location<'static>) -> Error {
-    match error.kind() {
-        ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } | ErrorKind::Peer { .. } => error.at(line),
-        _ => error,
-    }
+    if matches!(error.kind(), ErrorKind::Other { .. }) { error } else { error.at(line) }
 }
 
 impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {

@@ -205,12 +205,14 @@ fn parameters<R: Runtime>(
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for Conv<R, N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.conv(&self.weight.var(), optional(&self.bias).as_ref(), &self.options)
     }
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for ConvTranspose<R, N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let bias = optional(&self.bias);
         x.conv_transpose(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding)

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, LazyLock},
+    sync::Arc,
 };
 
 use autograd::Leaf;
@@ -10,7 +10,7 @@ use nn::ModuleExt;
 use numcore::{
     Error, Result, Runtime, TensorMut,
     ops::{Input, compute},
-    pointwise::Program,
+    pointwise::standard::{ADD, COPY},
 };
 
 use super::Stage;
@@ -96,7 +96,6 @@ impl<R: Runtime> Tied<R> {
 
     /// Starts the sum: of the copies here, by stage, then of all ranks. Nothing to do where it is frozen.
     pub(super) fn start<S: StageStrategy<R>>(&self, parts: &mut BTreeMap<usize, S>) -> Result<Option<Summing<R>>> {
-        static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[x, y], []| [x + y]));
         let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
         let lend = |(stage, leaf): &TiedCopy<R>| part(parts, *stage, leaf)?.lend_grad(leaf);
         let mut lent = trained.map(lend).collect::<Result<Vec<_>>>()?;
@@ -117,7 +116,6 @@ impl<R: Runtime> Tied<R> {
         summing: Summing<R>,
         parts: &mut BTreeMap<usize, S>,
     ) -> Result<()> {
-        static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
         let Summing { lent, mut others, work } = summing;
         let sum = work.wait()?;
         let rt = sum.runtime().clone();
