@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use numcore::{
     DType,
-    ops::{IndexOps as _, MatmulOps, PointwiseOps, ViewOps},
+    ops::{MatmulOps, PointwiseOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 

@@ -47,7 +47,8 @@ fn the_same_bits_whoever_computes() {
 
 /// The largest error against `f64` of equal operands, relative to the largest value.
 fn errors(cpu: &Cpu, geometry: Geometry) -> Vec<f64> {
-    let of = |prepare: fn(&T) -> T| outputs(cpu, DType::F32, geometry, prepare).into_iter().map(|x| x.to_f64s().unwrap());
+    let of =
+        |prepare: fn(&T) -> T| outputs(cpu, DType::F32, geometry, prepare).into_iter().map(|x| x.to_f64s().unwrap());
     let pairs = of(T::clone).zip(of(|x| x.to_dtype(DType::F64).unwrap()));
     pairs
         .map(|(got, want)| {

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use autograd::backward_with_hooks;
 use numcore::{
-    Error, ErrorKind, Result, Runtime,
+    Error, ErrorKind, Result, Runtime, Within,
     ops::Apply,
     trace::{self, SpanKind},
 };
@@ -104,13 +104,14 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     }
 
     /// Takes part in a step of the others when this rank has no examples left.
+    #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         if !self.strategy.may_idle() {
             let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
                        allow unused parameters (`Unused::Allow`)";
             return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::idle", why)));
         }
-        self.step_of(|_| Ok(None))
+        self.step_of(|_| Ok(None)).at_caller()
     }
 
     /// Whether any rank has examples left; this one has if `own`. Blocks.

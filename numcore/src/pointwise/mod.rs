@@ -312,7 +312,8 @@ impl Program {
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
         let typed = types::TypingCache::default();
-        let inner = ProgramData { name, insts, outputs, inputs, scalars, hash: hash.finish(), reads, typed, derivatives };
+        let inner =
+            ProgramData { name, insts, outputs, inputs, scalars, hash: hash.finish(), reads, typed, derivatives };
         Program(Handle::Counted(Arc::new(inner)))
     }
 }

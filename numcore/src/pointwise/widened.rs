@@ -39,6 +39,9 @@ mod tests {
     fn half_precision_alone_is_upcast() {
         let twice = Widened::new(|wide| Program::new("twice", |[x], []| [wide.of(x) + wide.of(x)]));
         let out = |dtype| twice.of(dtype).resolve(&[dtype], &[]).unwrap().dtypes[twice.of(dtype).outputs()[0] as usize];
-        assert_eq!([DType::F16, DType::BF16, DType::F32, DType::F64].map(out), [DType::F32, DType::F32, DType::F32, DType::F64]);
+        assert_eq!(
+            [DType::F16, DType::BF16, DType::F32, DType::F64].map(out),
+            [DType::F32, DType::F32, DType::F32, DType::F64]
+        );
     }
 }

@@ -1,9 +1,6 @@
 //! Values that move: copies and sums in every layout, casts, selection, fills.
 
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    ops::PointwiseOps,
-};
+use numcore::{DType, Result, Runtime, Tensor, ops::PointwiseOps};
 
 use super::known::{InMemory, Known, SHAPES, close, round_to};
 use crate::suite::{
@@ -102,7 +99,9 @@ fn read_exactly<R: Runtime>(rt: &R) -> Result<Verdict> {
     let wrong_type = one(1)?.item_as::<f32>().map_or_else(|e| e.to_string(), |x| x.to_string());
     let names = wrong_type.contains("item_as") && wrong_type.contains("i64");
     let several = Tensor::ones(rt, [2], DType::I64)?.item_as::<i64>().is_err();
-    Verdict::all(items.into_iter().chain(shown).chain([Ok(names), Ok(several)]).enumerate().map(
-        |(i, right): (usize, Result<bool>)| Ok(Verdict::when(right?, || format!("reading {i}; {wrong_type}"))),
-    ))
+    Verdict::all(
+        items.into_iter().chain(shown).chain([Ok(names), Ok(several)]).enumerate().map(
+            |(i, right): (usize, Result<bool>)| Ok(Verdict::when(right?, || format!("reading {i}; {wrong_type}"))),
+        ),
+    )
 }

@@ -129,10 +129,14 @@ fn integers<R: Runtime>() -> [IntegerRow<R>; 10] {
         ("sub", |a, b| a.sub(b), i32::wrapping_sub),
         ("mul", |a, b| a.mul(b), i32::wrapping_mul),
         ("div", |a, b| a.div(b), |a, b| if b == 0 { 0 } else { a.wrapping_div(b) }),
-        ("rem", |a, b| a.rem(b), |a, b| {
-            let r = a.checked_rem(b).unwrap_or(0);
-            if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
-        }),
+        (
+            "rem",
+            |a, b| a.rem(b),
+            |a, b| {
+                let r = a.checked_rem(b).unwrap_or(0);
+                if r != 0 && (r < 0) != (b < 0) { r + b } else { r }
+            },
+        ),
         ("maximum", |a, b| a.maximum(b), i32::max),
         ("neg", |a, _| a.neg(), |a, _| a.wrapping_neg()),
         ("abs", |a, _| a.abs(), |a, _| a.wrapping_abs()),

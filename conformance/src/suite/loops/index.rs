@@ -84,7 +84,8 @@ fn rows<R: Runtime>(rt: &R, dtype: DType, width: usize) -> Result<Verdict> {
     let ids = [3i64, 0, 3, 6, 1, 1, 5];
     let index = Tensor::from_slice(rt, [ids.len()], &ids)?;
     Verdict::all(Known::all(rt, dtype, &[7, width], 3)?.iter().map(|table| {
-        let picked: Vec<f64> = ids.iter().flat_map(|&i| &table.values[i as usize * width..][..width]).copied().collect();
+        let picked: Vec<f64> =
+            ids.iter().flat_map(|&i| &table.values[i as usize * width..][..width]).copied().collect();
         let columns = table.tensor.t()?.index_select(1, &index)?;
         let rows = table.expect("embedding", &table.tensor.embedding(&index)?, &picked, 0.0)?;
         Ok(rows.and(table.expect("columns", &columns.t()?, &picked, 0.0)?))

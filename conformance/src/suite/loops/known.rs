@@ -8,16 +8,8 @@ use crate::suite::{close::near_each, report::Verdict};
 pub(super) const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
 pub(super) const INTS: [DType; 4] = [DType::I32, DType::I64, DType::U32, DType::U8];
 /// All types that have sums.
-pub(super) const NUMBERS: [DType; 8] = [
-    DType::F32,
-    DType::F64,
-    DType::F16,
-    DType::BF16,
-    DType::I32,
-    DType::I64,
-    DType::U32,
-    DType::U8,
-];
+pub(super) const NUMBERS: [DType; 8] =
+    [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U32, DType::U8];
 /// Empty, tiny, odd, longer than a block, short rows, tall and wide, many axes.
 pub(super) const SHAPES: [&[usize]; 12] = [
     &[],

@@ -71,7 +71,12 @@ fn unit(dtype: DType) -> f64 {
 
 fn product<R: Runtime>(a: &Known<R>, b: &Known<R>, sizes: Sizes) -> Result<Verdict> {
     let (want, size) = multiply(&a.values, &b.values, sizes);
-    a.expect(&format!("the product with {}", b.what), &a.tensor.matmul(&b.tensor)?, &want, unit(a.tensor.dtype()) * size)
+    a.expect(
+        &format!("the product with {}", b.what),
+        &a.tensor.matmul(&b.tensor)?,
+        &want,
+        unit(a.tensor.dtype()) * size,
+    )
 }
 
 fn sizes<R: Runtime>(rt: &R, [m, n]: [usize; 2]) -> Result<Verdict> {
@@ -136,7 +141,8 @@ fn linear<R: Runtime>(rt: &R, dtype: DType, sizes: Sizes) -> Result<Verdict> {
     Verdict::all(inputs.iter().flat_map(|x| {
         let (product, size) = multiply(&x.values, &turned, sizes);
         // In half precision all is added in `f32` and rounded once.
-        let bound = if dtype.is_half() { dtype.epsilon() * (k as f64).sqrt().max(1.0) } else { unit(dtype) * (size + 8.0) };
+        let bound =
+            if dtype.is_half() { dtype.epsilon() * (k as f64).sqrt().max(1.0) } else { unit(dtype) * (size + 8.0) };
         others.iter().map({
             let w = &w.tensor;
             move |(bias, r)| {

@@ -78,21 +78,25 @@ fn subsets(rank: usize) -> impl Iterator<Item = (u32, Vec<isize>)> {
 
 fn sums<R: Runtime>(rt: &R, shape: &[usize]) -> Result<Verdict> {
     let operands = Known::all(rt, DType::F32, shape, 1)?;
-    Verdict::all(operands.iter().flat_map(|x| subsets(shape.len()).map(move |axes| (x, axes))).map(|(x, (set, axes))| {
-        let want = naive(shape, set, &x.values, 0.0, |a, b| a + b);
-        let size = naive(shape, set, &x.values, 0.0, |a, b| a + b.abs()).into_iter().fold(1.0, f64::max);
-        x.expect(&format!("sum over {axes:?}"), &x.tensor.sum(&axes, false)?, &want, 3e-7 * size)
-    }))
+    Verdict::all(operands.iter().flat_map(|x| subsets(shape.len()).map(move |axes| (x, axes))).map(
+        |(x, (set, axes))| {
+            let want = naive(shape, set, &x.values, 0.0, |a, b| a + b);
+            let size = naive(shape, set, &x.values, 0.0, |a, b| a + b.abs()).into_iter().fold(1.0, f64::max);
+            x.expect(&format!("sum over {axes:?}"), &x.tensor.sum(&axes, false)?, &want, 3e-7 * size)
+        },
+    ))
 }
 
 fn extremes<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verdict> {
     let operands = Known::all(rt, dtype, shape, 2)?;
-    Verdict::all(operands.iter().flat_map(|x| subsets(shape.len()).map(move |axes| (x, axes))).map(|(x, (set, axes))| {
-        let most = naive(shape, set, &x.values, f64::NEG_INFINITY, f64::max);
-        let least = naive(shape, set, &x.values, f64::INFINITY, f64::min);
-        let largest = x.expect(&format!("amax over {axes:?}"), &x.tensor.amax(&axes, true)?, &most, 0.0)?;
-        Ok(largest.and(x.expect(&format!("amin over {axes:?}"), &x.tensor.amin(&axes, true)?, &least, 0.0)?))
-    }))
+    Verdict::all(operands.iter().flat_map(|x| subsets(shape.len()).map(move |axes| (x, axes))).map(
+        |(x, (set, axes))| {
+            let most = naive(shape, set, &x.values, f64::NEG_INFINITY, f64::max);
+            let least = naive(shape, set, &x.values, f64::INFINITY, f64::min);
+            let largest = x.expect(&format!("amax over {axes:?}"), &x.tensor.amax(&axes, true)?, &most, 0.0)?;
+            Ok(largest.and(x.expect(&format!("amin over {axes:?}"), &x.tensor.amin(&axes, true)?, &least, 0.0)?))
+        },
+    ))
 }
 
 fn sums_of_type<R: Runtime>(rt: &R, dtype: DType, shape: &[usize]) -> Result<Verdict> {
@@ -195,9 +199,12 @@ fn identities<R: Runtime>(rt: &R) -> Result<Verdict> {
         let n = if shape[axis] == 0 { shape[1 - axis] } else { 0 };
         let sums = none.sum(&[axis as isize], false)?;
         let products = none.prod(&[axis as isize], false)?;
-        verdict = verdict
-            .and(close("the sum of no elements", &sums, &vec![0.0; n], 0.0)?)
-            .and(close("the product of no elements", &products, &vec![1.0; n], 0.0)?);
+        verdict = verdict.and(close("the sum of no elements", &sums, &vec![0.0; n], 0.0)?).and(close(
+            "the product of no elements",
+            &products,
+            &vec![1.0; n],
+            0.0,
+        )?);
     }
     let none = Tensor::ones(rt, [0], DType::F32)?;
     let of_none = |kind: ReduceKind| reduced(Reduce::new(kind, [1].into()), &[1], &[&none], 1);

@@ -85,8 +85,7 @@ fn not_finite<R: Runtime>(rt: &R, geometry: Geometry) -> Result<Verdict> {
         let first = spoil(rt, &known[0], [f64::INFINITY, f64::NAN, f64::from(f32::MAX), f64::NEG_INFINITY])?;
         // Finite: zeros around an image meet weights, too.
         let second = spoil(rt, &known[1], [0.0, 1.0, 0.0, 0.0])?;
-        let ins: Vec<&Tensor<R>> =
-            [&first, &second].into_iter().chain(known[2..].iter().map(|k| &k.tensor)).collect();
+        let ins: Vec<&Tensor<R>> = [&first, &second].into_iter().chain(known[2..].iter().map(|k| &k.tensor)).collect();
         let got = Tensor::apply1(FusedOp::Conv(call.0.clone()), &ins)?.to_f64s()?;
         let want = decomposed(&call.0, &ins)?.to_f64s()?;
         let size = want.iter().filter(|x| x.abs() < 1e30).fold(1.0, |m: f64, x| m.max(x.abs()));

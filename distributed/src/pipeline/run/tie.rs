@@ -1,9 +1,6 @@
 //! One parameter in several stages: copies that are trained as one.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::Leaf;
 use nn::ModuleExt;
