@@ -24,7 +24,7 @@ pub(crate) fn lacks(dtype: DType) -> String {
     format!("{dtype} is not in capabilities.compute")
 }
 
-/// Those of `dtypes` that a runtime stores and computes in. For the others, `what` is skipped.
+/// The types among `dtypes` that a runtime stores and computes in. For the others, `what` is skipped.
 pub(crate) fn computed<R: Runtime>(
     rt: &R,
     section: &mut Section,
@@ -41,7 +41,7 @@ pub(crate) fn computed<R: Runtime>(
     usable
 }
 
-/// Those of `dtypes` that a runtime stores. For the others, `what` is skipped.
+/// The types among `dtypes` that a runtime stores. For the others, `what` is skipped.
 pub(crate) fn stored<R: Runtime>(
     rt: &R,
     section: &mut Section,

@@ -25,7 +25,7 @@ pub(crate) fn program_layouts<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("program layouts");
     let s = &mut section;
     let types = computed(rt, s, "programs", NUMBERS);
-    let kinds: [(&str, fn(&mut Random<R>) -> Result<Verdict>); 3] =
+    let kinds: [(&str, RandomCheck<R>); 3] =
         [("fresh outputs", fresh), ("outputs in place", in_place), ("outputs that are added to", added)];
     for (what, check) in kinds {
         for &dtype in &types {
@@ -36,6 +36,9 @@ pub(crate) fn program_layouts<R: Runtime>(rt: &R) -> Section {
     }
     section
 }
+
+/// A check of one random program.
+type RandomCheck<R> = fn(&mut Random<R>) -> Result<Verdict>;
 
 /// What is random about a check.
 struct Random<'a, R: Runtime> {
