@@ -16,6 +16,7 @@ macro_rules! activations {
             pub struct $name;
 
             impl<R: Runtime> Forward<R> for $name {
+                #[track_caller]
                 fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
                     x.$method()
                 }
@@ -30,6 +31,7 @@ macro_rules! activations {
             }
 
             impl<R: Runtime> Forward<R> for $with {
+                #[track_caller]
                 fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
                     x.$with_method(self.$field)
                 }
@@ -131,6 +133,7 @@ impl<R: Runtime> PRelu<R> {
 }
 
 impl<R: Runtime> Forward<R> for PRelu<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.prelu(&self.weight.var())
     }
@@ -152,6 +155,7 @@ pub enum Activation {
 
 impl Activation {
     /// The activation of each element.
+    #[track_caller]
     pub fn apply<R: Runtime>(self, x: &Var<R>) -> Result<Var<R>> {
         match self {
             Activation::Relu => x.relu(),

@@ -61,6 +61,7 @@ impl<R: Runtime> BatchNorm<R> {
 
     /// Updates the running statistics with a batch's, by the momentum, and counts the batch: its mean and its unbiased
     /// variance, `[C]` each, of the buffers' dtype.
+    #[track_caller]
     pub fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
         static TOWARDS: LazyLock<Program> =
             LazyLock::new(|| Program::new("towards", |[old, new], [by]| [old + by * (new - old)]));
@@ -75,6 +76,7 @@ impl<R: Runtime> BatchNorm<R> {
 }
 
 impl<R: Runtime> Forward<R> for BatchNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
         if !self.mode.is_training() {

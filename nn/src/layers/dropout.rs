@@ -32,6 +32,7 @@ impl Dropout {
 }
 
 impl<R: Runtime> Forward<R> for Dropout {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         if self.is_identity() {
             return Ok(x.clone());

@@ -53,6 +53,7 @@ fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Resul
 }
 
 impl<R: Runtime> Forward<R> for Embedding<R> {
+    #[track_caller]
     fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
         let rows = self.weight.var().embedding(indices)?;
         match self.frozen_row {

@@ -19,6 +19,7 @@ pub struct Upsample {
 }
 
 impl<R: Runtime> Forward<R> for Upsample {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.interpolate(Resize::Scale(&self.factors), self.options)
     }
@@ -32,6 +33,7 @@ pub struct PixelShuffle {
 }
 
 impl<R: Runtime> Forward<R> for PixelShuffle {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.pixel_shuffle(self.factor)
     }
@@ -45,6 +47,7 @@ pub struct PixelUnshuffle {
 }
 
 impl<R: Runtime> Forward<R> for PixelUnshuffle {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.pixel_unshuffle(self.factor)
     }
@@ -63,6 +66,7 @@ pub struct Pad {
 }
 
 impl<R: Runtime> Forward<R> for Pad {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let shape = x.spec().shape;
         let Some(lead) = shape.rank().checked_sub(self.pads.len()) else {
@@ -82,6 +86,7 @@ pub struct Unfold<const N: usize> {
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for Unfold<N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.im2col(&self.options)
     }
@@ -99,6 +104,7 @@ pub struct Fold<const N: usize> {
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for Fold<N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.col2im(self.size, &self.options)
     }

@@ -48,6 +48,7 @@ impl<R: Runtime> LayerNorm<R> {
     }
 
     /// The forward pass, recomputed in backward by the ops that would save its result.
+    #[track_caller]
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);
         let inputs: Vec<&Var<R>> = [x, &weight].into_iter().chain(&bias).collect();
@@ -75,18 +76,21 @@ impl<R: Runtime> GroupNorm<R> {
 }
 
 impl<R: Runtime> Forward<R> for LayerNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.layer_norm(Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps)
     }
 }
 
 impl<R: Runtime> Forward<R> for RmsNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.rms_norm(Some(&self.weight.var()), self.eps.unwrap_or(x.dtype().epsilon()))
     }
 }
 
 impl<R: Runtime> Forward<R> for GroupNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.group_norm(self.groups, Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps)
     }

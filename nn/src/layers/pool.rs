@@ -57,6 +57,7 @@ macro_rules! window_pools {
         }
 
         impl<R: Runtime, const N: usize> Forward<R> for $name<N> {
+            #[track_caller]
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
                 x.$method(&self.options)
             }
@@ -92,6 +93,7 @@ pub struct LpPool<const N: usize> {
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for LpPool<N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.lp_pool(self.p, &self.options)
     }
@@ -115,6 +117,7 @@ macro_rules! adaptive_pools {
         pub type $three = $name<3>;
 
         impl<R: Runtime, const N: usize> Forward<R> for $name<N> {
+            #[track_caller]
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
                 x.$method(self.size)
             }

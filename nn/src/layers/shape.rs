@@ -10,6 +10,7 @@ use crate::{Forward, Module};
 pub struct Identity;
 
 impl<R: Runtime> Forward<R> for Identity {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         Ok(x.clone())
     }
@@ -31,6 +32,7 @@ impl Default for Flatten {
 }
 
 impl<R: Runtime> Forward<R> for Flatten {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.flatten(self.start, self.end)
     }

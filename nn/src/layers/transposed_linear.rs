@@ -32,6 +32,7 @@ impl<R: Runtime> TransposedLinear<R> {
 }
 
 impl<R: Runtime> Forward<R> for TransposedLinear<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         x.linear(&self.weight.var().t()?, optional(&self.bias).as_ref())
     }

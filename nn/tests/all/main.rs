@@ -11,5 +11,6 @@ mod init;
 mod layers;
 mod losses;
 mod module;
+mod moe;
 mod safetensors;
 mod summary;
