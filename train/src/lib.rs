@@ -24,7 +24,9 @@ mod step;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
-pub use callbacks::{Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, Throughput, WeightAveraging};
+pub use callbacks::{
+    Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, StopOnSignal, Throughput, WeightAveraging,
+};
 pub use control::{Control, StopReason};
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
@@ -33,5 +35,6 @@ pub use scalars::record_scalar;
 pub use sink::{Record, Sink};
 pub use step::{InStep, LoopStep};
 pub use trainer::{
-    RunReport, TrainConfig, TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
+    DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, RunReport, TrainConfig,
+    TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
 };

@@ -6,10 +6,13 @@ use std::{
 };
 
 use data::Batch;
-use distributed::{checkpoint::Checkpointed, comm::Comm};
-use numcore::{Result, Runtime};
+use distributed::{
+    checkpoint::Checkpointed,
+    comm::{Collectives, Comm},
+};
+use numcore::{Error, Result, Runtime};
 
-use crate::{Control, Interval, Length, Progress, sink::Value};
+use crate::{Control, Interval, Length, Progress, callbacks::interrupt, sink::Value};
 
 /// A run as its callbacks see it: how far it is, what was measured, and what they can ask of it.
 pub struct Run<'r, R: Runtime, M, B> {
@@ -41,6 +44,8 @@ pub(crate) struct RunState {
     pub is_record_due: bool,
     pub fast_dev_run: bool,
     pub resumed: Option<u64>,
+    /// Whether all evaluations were asked for in the step after which the process was asked to end: they run when it goes on.
+    pub owes_evaluation: bool,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// Time spent waiting for data, in seconds.
@@ -75,6 +80,22 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// How long it is to be.
     pub fn length(&self) -> &Length {
         &self.state.length
+    }
+
+    /// Makes the run of another length, from the end of this step on. All ranks must ask for the same length, so what decides it must be equal on all of them:
+    /// the [progress](Run::progress) is. Checkpoints do not keep the length; a callback that has chosen one keeps it, and sets it again in
+    /// [`Begin`](crate::Event::Begin).
+    ///
+    /// # Errors
+    /// If no run can have this length, or the length is in tokens and nothing has counted them so far.
+    pub fn set_length(&mut self, length: Length) -> Result<()> {
+        length.check()?;
+        if length.counts_tokens() && !self.state.length.counts_tokens() {
+            let why = "a length in tokens must be given to `Trainer::until`, so that tokens are counted from the first step on";
+            return Err(Error::config("Run", "set_length", why));
+        }
+        self.state.length = length;
+        Ok(())
     }
 
     /// The step it was resumed at, if it was.
@@ -140,6 +161,13 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         evaluated.contains_key(name) || declared.contains(name) || !to_come.is_empty()
     }
 
+    /// Whether the process of a rank was asked to end, of which the run is told at the end of the step: for what takes long within one. All ranks ask at the same point,
+    /// as they tell each other.
+    pub(crate) fn is_interrupted(&self) -> Result<bool> {
+        let all = self.comm().exchange_equal([u8::from(interrupt::is_asked())])?;
+        Ok(all.iter().any(|[asked]| *asked != 0))
+    }
+
     /// How long the step that was taken last waited for data, in seconds.
     pub fn data_wait(&self) -> f64 {
         self.state.data_wait
@@ -179,6 +207,7 @@ impl RunState {
             is_record_due: false,
             fast_dev_run,
             resumed: None,
+            owes_evaluation: false,
             checked: Duration::ZERO,
             data_wait: 0.0,
         }

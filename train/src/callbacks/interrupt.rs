@@ -36,8 +36,10 @@ impl Listening {
         };
         let installed = HANDLER.get_or_init(|| ctrlc::set_handler(handler).map_err(|e| e.to_string()));
         if let Err(e) = installed {
-            let why = format!("signals cannot be listened for: {e}; turn it off with `Checkpoints::on_signal(false)`");
-            return Err(Error::argument("Checkpoints", why));
+            let why = format!(
+                "signals cannot be listened for: {e}; leave `StopOnSignal` out, and give `Checkpoints::on_signal(false)`"
+            );
+            return Err(Error::argument("Trainer::run", why));
         }
         signals().listeners += 1;
         Ok(Listening(()))
@@ -55,6 +57,6 @@ impl Drop for Listening {
 }
 
 /// Whether the process was asked to end.
-pub(super) fn is_asked() -> bool {
+pub(crate) fn is_asked() -> bool {
     signals().asked
 }

@@ -5,7 +5,10 @@ use distributed::train::TrainingMetrics;
 use numcore::{Error, Result, Runtime};
 
 use super::cycle::Cycle;
-use crate::{Event, LoopStep, Progress, StopReason, control::Agreed};
+use crate::{
+    Event, LoopStep, Progress, StopReason,
+    control::{Agreed, Which},
+};
 
 /// How often callbacks may ask for more after one step: one that asks for an evaluation after each evaluation would never end.
 const ROUNDS: usize = 1000;
@@ -55,7 +58,7 @@ where
         let agreed = &mut follow.agreed;
         // Who ends a process does not wait for evaluations: those that are due run when it goes on.
         if agreed.stop == Some(StopReason::Interrupted) {
-            agreed.evaluate = None;
+            self.state.owes_evaluation |= agreed.evaluate.take() == Some(Which::All);
         }
         if std::mem::take(&mut agreed.go_back) {
             if let Some(metrics) = follow.metrics {

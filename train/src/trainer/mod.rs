@@ -1,7 +1,9 @@
 //! The loop over training steps: [`Trainer`].
 
+mod before_step;
 mod builder;
 mod cycle;
+mod distributed;
 mod engine;
 mod evaluating;
 mod follow_up;
@@ -10,11 +12,13 @@ mod setup;
 mod start;
 
 pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
+pub use distributed::{DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess};
 pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};
 
 use data::{Batch, Loader};
+use nn::ModuleExt;
 use numcore::{Result, Runtime};
 
 use crate::{
@@ -188,6 +192,8 @@ where
     /// # Errors
     /// On every rank what fails on one, with its words. The last checkpoint is there.
     pub fn run(self, loss: impl FnMut(&M, &Batch<B>) -> Result<S::Work>) -> Result<RunReport<S>> {
-        Cycle::new(self, loss)?.run()
+        let mut buffers: Vec<_> = self.model.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
+        buffers.extend(self.step.buffers());
+        Cycle::new(self, loss, buffers)?.run()
     }
 }

@@ -57,14 +57,17 @@ where
         }
     }
 
-    /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; the random
-    /// state and the place in the data are those from before. What fails here changes nothing: the last checkpoint is there.
+    /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; buffers,
+    /// the random state and the place in the data are put back to what they were before. What fails here changes nothing: the last checkpoint is there.
     pub(super) fn rescue(&mut self) {
-        let Some(random) = self.before_step.take() else { return };
+        let Some(before) = self.before_step.take() else { return };
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return;
         }
-        set_random_state(random);
+        set_random_state(before.random);
+        if before.restore_buffers(&self.buffers).is_err() {
+            return;
+        }
         let Progress { epoch, position, step, .. } = self.state.progress;
         if self.engine.step.global_step() != step || self.count_tokens().is_err() {
             return;
