@@ -1,7 +1,7 @@
 //! A GPT cut into stages, trained on threads, or processes, by any pipeline schedule; prints the schedule and draws what every rank did when.
 #![forbid(unsafe_code)]
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, slice::from_ref, time::Duration};
 
 use clap::Parser;
 use weftgrad::{
@@ -142,7 +142,7 @@ fn steps<S: StageStrategy<AnyRuntime>>(
         .record_every(Interval::Steps(10))
         .sink(Terminal::lines_to(std::io::stdout()).every(Duration::ZERO).show(["loss"]))
         .run(|_, batch: &Batch<Sequences>| {
-            MicroBatches::split(&[batch.data.0.clone()], &[batch.data.1.clone()], micros)
+            MicroBatches::split(from_ref(&batch.data.0), from_ref(&batch.data.1), micros)
         })?;
     let trained = report.step;
     trained.last_run().map_or_else(|| Ok(Timeline::default()), |last| trained.pipeline().timeline(last))

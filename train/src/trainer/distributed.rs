@@ -69,11 +69,11 @@ pub enum EngineKind {
 /// What a launcher such as `mpirun` says of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchedProcess {
-    /// Its rank.
+    /// The rank of the process.
     pub rank: usize,
     /// How many processes there are.
     pub world_size: usize,
-    /// Its rank among those on its machine.
+    /// The rank among the processes of this machine.
     pub local_rank: usize,
 }
 
