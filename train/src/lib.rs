@@ -1,8 +1,8 @@
 //! The layer above the training step: a loop with evaluation, checkpoints and exact resuming, and what people look at while it
 //! runs.
 //!
-//! [`Trainer`] loops over any training step. What happens in it is an [`Event`], told to [callbacks](Callback), of which the usual ones are here:
-//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they ask for is agreed on by all ranks once a step ([`Control`]). What is measured goes to
+//! [`Trainer`] loops over any training step. What happens in it is an [`Event`], which [callbacks](Callback) receive; the usual ones are here:
+//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they request is agreed on by all ranks once a step ([`Control`]). What is measured goes to
 //! [sinks](sink).
 #![forbid(unsafe_code)]
 

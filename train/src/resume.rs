@@ -13,7 +13,7 @@ use crate::{Callback, CallbackState, callback::RunSnapshot, run::RunState};
 /// From where a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// It begins anew.
+    /// It starts from scratch.
     #[default]
     No,
     /// It goes on from the last checkpoint of the first callback that saves some, if there is one.
@@ -88,7 +88,7 @@ impl ResumedNotes {
         })
     }
 
-    /// Gives the loop and the callbacks what is theirs. A callback that was not there when the checkpoint was saved begins anew.
+    /// Gives the loop and the callbacks what is theirs. A callback that was not there when the checkpoint was saved has its first state.
     pub fn restore<R: Runtime, M, B>(self, state: &mut RunState, callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
         state.progress.tokens = self.tokens;
         state.progress.elapsed = self.elapsed;

@@ -14,7 +14,7 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{Control, Interval, Length, Progress, callbacks::interrupt, sink::Value};
 
-/// A run as its callbacks see it: how far it is, what was measured, and what they can ask of it.
+/// A run as its callbacks see it: how far it is, what was measured, and what they can request.
 pub struct Run<'r, R: Runtime, M, B> {
     pub(crate) model: &'r M,
     pub(crate) engine: &'r mut dyn RunEngine<R, M, B>,
@@ -38,13 +38,13 @@ pub(crate) struct RunState {
     /// Names that evaluations are known to give.
     pub declared: BTreeSet<String>,
     /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
-    pub begins_anew: bool,
+    pub from_scratch: bool,
     /// Values of the evaluations that run now.
     pub fresh: Vec<(String, f64)>,
     pub is_record_due: bool,
     pub fast_dev_run: bool,
     pub resumed: Option<u64>,
-    /// Whether all evaluations were asked for in the step after which the process was asked to end: they run when it goes on.
+    /// Whether all evaluations were requested in the step in which a signal came: they run when the run is resumed.
     pub owes_evaluation: bool,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
@@ -118,7 +118,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.is_record_due
     }
 
-    /// What this rank asks for: to stop, to save, to evaluate, to skip. All ranks do what one asks for.
+    /// What this rank requests: to stop, to save, to evaluate, to skip. All ranks do what one requests.
     pub fn control(&mut self) -> &mut Control {
         &mut self.state.control
     }
@@ -161,8 +161,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         evaluated.contains_key(name) || declared.contains(name) || !to_come.is_empty()
     }
 
-    /// Whether the process of a rank was asked to end, of which the run is told at the end of the step: for what takes long within one. All ranks ask at the same point,
-    /// as they tell each other.
+    /// Whether a signal came on any rank; the run looks for it at the end of each step, and this is for what takes long within one. All ranks call it at the same point.
     pub(crate) fn is_interrupted(&self) -> Result<bool> {
         let all = self.comm().exchange_equal([u8::from(interrupt::is_asked())])?;
         Ok(all.iter().any(|[asked]| *asked != 0))
@@ -202,7 +201,7 @@ impl RunState {
             evaluated: BTreeMap::new(),
             to_come: BTreeSet::new(),
             declared: BTreeSet::new(),
-            begins_anew: true,
+            from_scratch: true,
             fresh: Vec::new(),
             is_record_due: false,
             fast_dev_run,

@@ -1,4 +1,4 @@
-//! What the loop asks of a training step, of whatever kind.
+//! What the loop needs of a training step, of whatever kind.
 
 use distributed::{
     checkpoint::Checkpointed,

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
 
-/// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and when the process is asked to end (SIGTERM, Ctrl-C), which
+/// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and on a signal (SIGTERM, Ctrl-C), which
 /// ends the run. The training step is held up by a copy to host memory; a thread writes that.
 ///
 /// A checkpoint is there whole or not at all, and an old one is removed only after a new one is in place. A save that fails ends the run with its
@@ -55,7 +55,7 @@ pub struct Checkpoints<R: Runtime> {
 }
 
 impl<R: Runtime> Checkpoints<R> {
-    /// Checkpoints in a folder, which all ranks must see: at the end of the run, and when the process is asked to end. All of them stay.
+    /// Checkpoints in a folder, which all ranks must see: at the end of the run, and on a signal. All of them stay.
     pub fn in_folder(path: impl Into<PathBuf>) -> Self {
         Checkpoints::at(Folder::new(path))
     }
@@ -112,14 +112,14 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Whether one is saved, and the run ended, when the process is asked to end; at first it is.
+    /// Whether one is saved, and the run ended, on SIGTERM and Ctrl-C; at first it is.
     pub fn on_signal(mut self, yes: bool) -> Self {
         self.on_signal = yes;
         self
     }
 
     /// Whether one is saved when a step ends by an error or a panic, on any rank: of what there was before that step, so that the run goes on there once the reason is
-    /// gone. At first it is. Ranks cannot tell each other anything then, so rank 0 waits some seconds for the files of the others.
+    /// gone. At first it is. The communicator is aborted then, so rank 0 waits some seconds for the files of the others.
     pub fn on_failure(mut self, yes: bool) -> Self {
         self.on_failure = yes;
         self
@@ -231,7 +231,7 @@ impl<R: Runtime> Checkpoints<R> {
         }
     }
 
-    /// A run that begins anew begins in an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
+    /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
     fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
         if self.overwrite {
             let removed = if comm.rank() == 0 { self.folder.clear() } else { Ok(()) };
@@ -268,7 +268,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         let step = run.progress().step;
         match event {
             Event::Begin => {
-                if run.state.begins_anew {
+                if run.state.from_scratch {
                     self.check_folder(run.comm())?;
                 }
                 // Where transfers wait for each other, those of a thread could wait for those of the step, and the other way round.

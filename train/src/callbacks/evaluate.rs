@@ -167,7 +167,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
         let (sums, recorded) = measured?;
-        // Who ends the process does not wait for the rest: it runs from its beginning when the process goes on.
+        // A signal does not wait for the rest: the evaluation runs from its beginning when the run is resumed.
         self.is_due = sums.is_none();
         let Some(sums) = sums else {
             run.control().interrupt();
@@ -208,7 +208,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.name)).collect()
     }
 
-    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples. None where the process was asked to end before
+    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples. None where a signal came before
     /// the last batch.
     fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Option<Vec<(f64, f64)>>> {
         let (rank, ranks) = run.engine.share();
@@ -276,7 +276,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
                 self.ask(run);
                 Ok(())
             }
-            // The checkpoint of a process that is asked to end comes first.
+            // After a signal the checkpoint comes first.
             Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
                 self.ask(run);
                 Ok(())

@@ -20,7 +20,7 @@ fn signals() -> MutexGuard<'static, Signals> {
 }
 
 /// While it lives, SIGTERM, SIGINT and SIGHUP (on Windows: Ctrl-C and what closes a console) are noted; the second one ends the process at once. When
-/// the last one is gone, what was asked for is forgotten, and a signal ends the process again.
+/// the last one is gone, the signal is forgotten, and the next one ends the process again.
 #[derive(Debug)]
 pub(super) struct Listening(());
 
@@ -56,7 +56,7 @@ impl Drop for Listening {
     }
 }
 
-/// Whether the process was asked to end.
+/// Whether a signal came.
 pub(crate) fn is_asked() -> bool {
     signals().asked
 }

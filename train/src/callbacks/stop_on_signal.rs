@@ -1,11 +1,11 @@
-//! Ending a run when the process is asked to end.
+//! Ending a run on a signal.
 
 use numcore::{Result, Runtime};
 
 use super::interrupt::{self, Listening};
 use crate::{Callback, Event, Run};
 
-/// Ends a run after the step it is in when the process is asked to end, by SIGTERM, SIGINT (Ctrl-C) or SIGHUP: for runs that save nothing.
+/// Ends a run after the step it is in on SIGTERM, SIGINT (Ctrl-C) or SIGHUP: for runs that save nothing.
 /// [`Checkpoints`](crate::Checkpoints) do so by themselves, and save.
 ///
 /// The run ends with [`StopReason::Interrupted`](crate::StopReason::Interrupted), on all ranks at one step. A second signal ends the process at once, with status
@@ -28,7 +28,7 @@ use crate::{Callback, Event, Run};
 /// #     Loss::sum(model.forward(&Var::new(batch.data.clone()))?.sum(&[], false)?, batch.count as f64)
 /// # };
 /// let report = Trainer::new(&model, step, loader).with(StopOnSignal::new()).run(loss)?;
-/// assert_eq!(report.reason, StopReason::Finished); // nobody has asked
+/// assert_eq!(report.reason, StopReason::Finished); // there was no signal
 /// # Ok(())
 /// # }
 /// ```

@@ -39,7 +39,7 @@ use crate::{Callback, Event, Run};
 pub struct Profile {
     folder: PathBuf,
     options: RecordingOptions,
-    /// The clock that was asked for, or the runtime's.
+    /// The clock of the recordings: the one that was set, or the runtime's.
     clock: Option<ClockSource>,
     rank: usize,
     ranks: usize,

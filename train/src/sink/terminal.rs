@@ -11,8 +11,8 @@ use numcore::{Error, Result};
 use super::{Record, Sink, Value};
 
 /// A progress bar with the time left and the numbers of the last step. Where there is no terminal (a file, a batch system) it writes a
-/// plain line now and then instead: for the first step, the last, and whenever ten seconds have passed. How much is left a
-/// [`Trainer`](crate::Trainer) tells with each record; in a loop of one's own [`steps`](Terminal::steps) does.
+/// plain line now and then instead: for the first step, the last, and whenever ten seconds have passed. The length of the run
+/// comes with each record of a [`Trainer`](crate::Trainer); in a loop of one's own [`steps`](Terminal::steps) sets it.
 ///
 /// ```
 /// use train::sink::{Record, Sink, Terminal};

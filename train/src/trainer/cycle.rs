@@ -26,7 +26,7 @@ use crate::{
 /// Steps in a row that are left out, their gradients not being finite, before the run ends with an error: a loss scale has found its place long
 /// before.
 const LEFT_OUT: u32 = 100;
-/// Steps whose weights may be asked of the device later.
+/// Steps whose weights may be read from the device later.
 const PENDING: usize = 32;
 
 /// A run in progress.
@@ -112,7 +112,7 @@ where
         self.end(reason)
     }
 
-    /// What callbacks ask for before the first step; the reason, if one asks to stop.
+    /// What callbacks request before the first step; the reason, if one stops the run.
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.fire(&Event::Begin)?;
         if std::mem::take(&mut self.state.owes_evaluation) {
@@ -191,7 +191,7 @@ where
             );
             return Err(Error::argument("Trainer::run", why));
         }
-        // A record asks the device anyway; whoever measures tokens by the second looks at them then.
+        // A record reads the device anyway; whoever measures tokens by the second looks at them then.
         if self.counts_tokens || self.pending.len() == PENDING || self.is_record_due() {
             self.count_tokens()?;
         }

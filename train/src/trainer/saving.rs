@@ -49,7 +49,7 @@ where
         self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())
     }
 
-    /// Before this rank tells the others that it has failed: what is being written is written to its end, as other ranks wait for this one and write their parts
+    /// Before this rank aborts the communicator: what is being written is written to its end, as other ranks wait for this one and write their parts
     /// meanwhile. Where another rank has failed, there is no waiting.
     pub(super) fn finish_saves_of_failed(&mut self) {
         for callback in &mut self.callbacks {
@@ -84,7 +84,7 @@ where
     /// Goes back to the last checkpoint; the place in the data stays.
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
-        // Everything in it is of this run: one that begins anew begins with an empty folder. A run that only tries has none.
+        // Everything in it is of this run: one that starts from scratch starts with an empty folder. A dry run has none.
         let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
         let folder = folder.filter(|_| !self.state.fast_dev_run);
         let went = match &folder {

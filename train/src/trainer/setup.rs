@@ -118,7 +118,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     /// A step of one batch, on all ranks together.
     ///
     /// # Errors
-    /// On every rank what fails on one; and if the configuration asks for more than one micro-batch in a step.
+    /// On every rank what fails on one; and if the configuration has more than one micro-batch in a step.
     #[track_caller]
     pub fn step<B>(
         &mut self,

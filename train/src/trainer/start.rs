@@ -1,4 +1,4 @@
-//! How a run begins: what was asked for is checked, ranks agree on it, and a checkpoint is taken over.
+//! How a run begins: its options are checked, ranks agree on them, and a checkpoint is loaded.
 
 use std::path::Path;
 
@@ -35,8 +35,8 @@ where
         all_ok(comm, "Trainer", trainer.check())?;
         let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
         let Trainer { length, record_every, resume, weighting, fast_dev_run, .. } = &trainer;
-        let asked = format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {names:?}");
-        comm.agree("what the trainer was told", asked.as_bytes())?;
+        let options = format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {names:?}");
+        comm.agree("the options of the trainer", options.as_bytes())?;
         if let Some(steps) = trainer.fast_dev_run {
             trainer.length = Length::Steps(steps);
             trainer.resume = Resume::No;
@@ -90,7 +90,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
                     at = all_ok(&comm, "resume", self.loader.state_of(&notes.data))?;
                     notes.restore(&mut state, &mut self.callbacks)?;
                     state.resumed = Some(self.step.global_step());
-                    state.begins_anew = !self.saves_in(&folder);
+                    state.from_scratch = !self.saves_in(&folder);
                 }
                 None if required => {
                     let why = format!("there is no checkpoint in {} to resume from", folder.path().display());

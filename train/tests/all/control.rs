@@ -135,7 +135,7 @@ fn ranks_that_were_told_different_things_say_so() {
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("what the trainer was told"), "{error}");
+        assert!(error.contains("the options of the trainer"), "{error}");
     }
 }
 
