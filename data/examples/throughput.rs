@@ -1,7 +1,7 @@
 //! How fast a loader reads tokens: `cargo run --release -p weftgrad-data --example throughput -- FILE [CONTEXT]`.
 //!
 //! FILE is of `u16` tokens; 20 MB are enough. It is read once so that it lies in the page cache, then by windows in order, and by a loader that makes batches of
-//! inputs and targets on this thread, in order and at random: what each thread of a loader does.
+//! inputs and targets on this thread, in order and at random: what each thread of a loader does. Then the same from memory.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -23,7 +23,14 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let path = arguments.next().ok_or_else(|| Error::argument("throughput", "give a file of u16 tokens"))?;
     let context = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(1024);
-    let file = Arc::new(TokenFile::open(&path, TokenType::U16)?);
+    let open = || TokenFile::open(&path, TokenType::U16);
+    for file in [open()?, open()?.in_memory()?].map(Arc::new) {
+        measured(&path, file, context)?;
+    }
+    Ok(())
+}
+
+fn measured(path: &str, file: Arc<TokenFile>, context: usize) -> Result<()> {
     let windows = TokenWindows::new(Arc::clone(&file), context)?;
     println!("{path}: {} tokens, windows of {context}", TokenSource::len(&*file));
     for start in (0..TokenSource::len(&*file)).step_by(1 << 20) {

@@ -5,7 +5,8 @@ use numcore::rng::{Philox, philox4x32_10};
 /// The last word of a counter in this file; other counters end in other words.
 const DOMAIN: u32 = 0x4558_0000;
 
-/// The generator of one example in one epoch: what [`Loader::augment`](crate::Loader::augment) draws from.
+/// The generator of one example in one epoch, or in one of the [readings](crate::order::Order::readings) of it: what [`Loader::augment`](crate::Loader::augment) draws
+/// from.
 ///
 /// ```
 /// let mut one = data::random::keyed(7, 0, 41);

@@ -5,7 +5,11 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use weftgrad::optim::{Cooldown, LrSchedule, Wsd};
+use weftgrad::{
+    Result, Runtime,
+    optim::{Cooldown, LrSchedule, Wsd},
+    train::{Callback, CallbackState, Event, Length, Run, parsed},
+};
 
 /// Steps over which the learning rate rises.
 const WARMUP: u64 = 40;
@@ -18,6 +22,8 @@ const END: f64 = 0.05;
 /// which needs no number; once seven tenths of the time are gone, the steps taken are seven tenths of the run. So it is
 /// measured over most of the run, whatever else the machine does, and the same number given at the beginning trains the
 /// same model.
+///
+/// It is a callback of the run, whose length it sets, and gives the run its schedule.
 #[derive(Clone, Debug)]
 pub struct Budget {
     seconds: f64,
@@ -36,26 +42,19 @@ impl Budget {
         Budget { seconds, total: Arc::default() }
     }
 
-    /// The time, for a run that has not chosen its number of steps.
-    pub fn time(&self) -> Option<f64> {
-        self.total().is_none().then_some(self.seconds)
+    /// The length of the run, as far as it is known at its beginning.
+    pub fn length(&self) -> Length {
+        self.total().map_or(Length::Seconds(self.seconds), Length::Steps)
     }
 
     /// The number of steps, once it is known.
-    pub fn total(&self) -> Option<u64> {
+    fn total(&self) -> Option<u64> {
         Some(self.total.load(Ordering::Relaxed)).filter(|&n| n > 0)
-    }
-
-    /// The number of steps; before it is known, what it would be if the rest went as fast as these `step` steps in
-    /// `elapsed` seconds.
-    pub fn estimate(&self, step: u64, elapsed: f64) -> u64 {
-        let fits = || (step as f64 * self.seconds / elapsed.max(1e-9)) as u64;
-        self.total().unwrap_or_else(|| fits().max(step + 1))
     }
 
     /// Chooses the number of steps if it is time to, after `step` of them in `elapsed` seconds: the number, when it is
     /// chosen.
-    pub fn choose(&self, step: u64, elapsed: f64) -> Option<u64> {
+    fn choose(&self, step: u64, elapsed: f64) -> Option<u64> {
         let due = self.total().is_none() && step > 0 && elapsed >= self.seconds * STABLE as f64 / 10.0;
         // The smallest total of which `step` is seven tenths, rounded down as in `schedule`.
         let total = due.then(|| (10 * step).div_ceil(STABLE))?;
@@ -73,6 +72,39 @@ impl Budget {
             let stable = falls_at.saturating_sub(WARMUP);
             Wsd { warmup: WARMUP, stable, decay, end: END, cooldown: Cooldown::Linear }.lr(base, step)
         }
+    }
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            // A resumed run has chosen before, perhaps.
+            Event::Begin => run.set_length(self.length()),
+            // The time is the clock's of rank 0, as of the end of the last step: all ranks choose the same.
+            Event::StepBegin => {
+                let (step, elapsed) = (run.progress().step, run.progress().elapsed.as_secs_f64());
+                let Some(total) = self.choose(step, elapsed) else { return Ok(()) };
+                run.record_text("budget", format!("{total} steps fit; --steps {total} repeats this run"));
+                run.set_length(Length::Steps(total))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn name(&self) -> &str {
+        "budget"
+    }
+
+    fn state(&self) -> CallbackState {
+        self.total().map(|total| ("total".into(), total.to_string())).into_iter().collect()
+    }
+
+    /// A number that was given anew counts more than the one that was chosen before.
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        if self.total().is_none() && state.contains_key("total") {
+            self.total.store(parsed(state, "total")?, Ordering::Relaxed);
+        }
+        Ok(())
     }
 }
 
@@ -133,13 +165,5 @@ mod tests {
             let (_, total) = run(40.0, ends);
             assert!(ends(total) <= 1.3 * 40.0 + 0.2, "{total} steps end at {} s", ends(total));
         }
-    }
-
-    #[test]
-    fn an_estimate_is_never_behind() {
-        let budget = Budget::seconds(10.0);
-        assert_eq!(budget.estimate(5, 1.0), 50);
-        assert_eq!(budget.estimate(5, 60.0), 6);
-        assert_eq!(Budget::steps(7).estimate(3, 1.0), 7);
     }
 }

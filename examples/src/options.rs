@@ -35,22 +35,6 @@ impl OnThreads {
     }
 }
 
-/// Where each rank of an example runs: a processor's rank has one thread.
-#[derive(Args, Clone, Copy, Debug)]
-pub struct OnRanks {
-    /// Where each rank runs: cpu (one thread a rank), or, if built in, wgpu:N or cuda:N; processes of one machine take the devices
-    /// from this one on.
-    #[arg(long, default_value_t)]
-    device: Device,
-}
-
-impl OnRanks {
-    /// The runtime of a rank: of the process with this number on its machine, from 0.
-    pub fn open(&self, local_rank: usize) -> Result<AnyRuntime> {
-        self.device.after(local_rank).open_with(Some(1))
-    }
-}
-
 /// A program that Ctrl-C ended, and what became of its work.
 #[derive(Debug)]
 pub struct Interrupted(pub String);

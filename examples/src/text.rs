@@ -1,8 +1,19 @@
-//! Text as numbers: its characters, and batches of it.
+//! Text as sequences of characters, and a GPT's loss on them.
 
 use std::path::Path;
 
-use weftgrad::{AnyRuntime, Result, Tensor, Var, rng::Philox};
+use weftgrad::{
+    AnyRuntime,
+    data::{
+        Batch, Loader,
+        sources::Characters,
+        tokens::{TokenWindows, next_tokens},
+    },
+    distributed::train::Loss,
+    fused::{CrossEntropyOptions, Reduction},
+    nn::Gpt,
+    prelude::*,
+};
 
 use crate::{Outcome, prose};
 
@@ -40,11 +51,11 @@ const SOURCES: &[&str] = &[
     include_str!("../../optim/src/params.rs"),
 ];
 
-/// A text as numbers of its vocabulary, nine tenths to train on and one to validate.
+/// A text as tokens of its characters, nine tenths to train on and one to validate.
 pub struct Corpus {
-    /// The characters of the text, in order.
-    pub vocabulary: Vec<char>,
-    tokens: Vec<i64>,
+    /// The characters that occur in the text.
+    pub characters: Characters,
+    tokens: Vec<u32>,
 }
 
 /// Which part of the text.
@@ -56,19 +67,20 @@ pub enum Part {
     Validation,
 }
 
+/// Inputs `[B, T]` and targets `[B, T]`, each the character after.
+pub type Sequences = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
+
 impl Corpus {
     /// The text of a file, or the workspace's own prose.
     pub fn read(path: Option<&Path>) -> Outcome<Corpus> {
         let text = read(path)?;
-        let mut vocabulary: Vec<char> = text.chars().collect();
-        vocabulary.sort_unstable();
-        vocabulary.dedup();
-        let tokens = text.chars().filter_map(|c| vocabulary.binary_search(&c).ok()).map(|i| i as i64).collect();
-        Ok(Corpus { vocabulary, tokens })
+        let characters = Characters::of(&text);
+        let tokens = characters.encode(&text)?;
+        Ok(Corpus { characters, tokens })
     }
 
     /// The tokens of a part; an error if it is too short for one sequence.
-    pub fn part(&self, part: Part, context: usize) -> Outcome<&[i64]> {
+    pub fn part(&self, part: Part, context: usize) -> Outcome<&[u32]> {
         let (train, validation) = self.tokens.split_at(self.tokens.len() / 10 * 9);
         let tokens = if part == Part::Train { train } else { validation };
         if tokens.len() < context + 2 {
@@ -80,11 +92,21 @@ impl Corpus {
         }
         Ok(tokens)
     }
+}
 
-    /// The number of a character.
-    pub fn token(&self, c: char) -> Option<i64> {
-        self.vocabulary.binary_search(&c).ok().map(|i| i as i64)
-    }
+/// Batches of the sequences of `context` tokens that begin every `stride` tokens.
+pub fn sequences(rt: &AnyRuntime, tokens: &[u32], context: usize, stride: usize) -> Result<Loader<Sequences>> {
+    let windows = TokenWindows::new(tokens.to_vec(), context)?.stride(stride)?;
+    Ok(Loader::new(windows).collate(next_tokens).on(rt))
+}
+
+/// The loss of a share of a batch: a sum, and the tokens it is the sum over.
+pub fn loss(model: &Gpt<AnyRuntime>, batch: &Batch<Sequences>) -> Result<Loss<AnyRuntime>> {
+    let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
+    let logits = model.forward(&x)?;
+    let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+    let loss = logits.to_dtype(logits.dtype().compute())?.cross_entropy_with(&y, None, sum)?;
+    Loss::sum(loss, x.spec().shape.numel() as f64)
 }
 
 /// The text of a file, or the workspace's own prose.
@@ -100,42 +122,6 @@ fn own() -> String {
     documents.chain(SOURCES.iter().map(|text| prose::of_rust(text))).collect()
 }
 
-/// Inputs `[B, T]` and the characters that follow each, `[B · T]`.
-pub struct Batch {
-    /// Inputs.
-    pub x: Var<AnyRuntime>,
-    /// What follows.
-    pub y: Var<AnyRuntime>,
-}
-
-impl Batch {
-    /// The sequences that begin at these places.
-    pub fn at(rt: &AnyRuntime, tokens: &[i64], starts: &[usize], context: usize) -> Result<Batch> {
-        let take = |shift: usize| -> Vec<i64> {
-            starts.iter().flat_map(|&s| &tokens[s + shift..s + shift + context]).copied().collect()
-        };
-        Ok(Batch {
-            x: Var::new(Tensor::from_slice(rt, [starts.len(), context], &take(0))?),
-            y: Var::new(Tensor::from_slice(rt, [starts.len() * context], &take(1))?),
-        })
-    }
-
-    /// The batch of a step: a function of the seed and the step alone, so that a resumed run sees the same.
-    pub fn random(
-        rt: &AnyRuntime,
-        tokens: &[i64],
-        batch: usize,
-        context: usize,
-        seed: u64,
-        step: u64,
-    ) -> Result<Batch> {
-        let mut rng = Philox::new(seed.wrapping_add(step.wrapping_mul(0x9E37_79B9_7F4A_7C15)), 7);
-        let last = (tokens.len() - context - 1) as u64;
-        let starts: Vec<usize> = (0..batch).map(|_| rng.below(last) as usize).collect();
-        Self::at(rt, tokens, &starts, context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,6 +134,6 @@ mod tests {
         assert!(share(|c| c.is_ascii_lowercase()) > 0.7);
         assert!(share(|c| *c == ' ') < 0.2);
         assert!(!text.contains("  ") && !text.contains("\n\n") && !text.contains(['|', '`']));
-        assert!(Corpus::read(None).unwrap().vocabulary.len() < 80);
+        assert!(Corpus::read(None).unwrap().characters.len() < 80);
     }
 }

@@ -69,7 +69,8 @@ fn mlp() {
 
 #[test]
 fn mnist() {
-    runs(program!("mnist"), "--images 160 --batch 32 --epochs 1");
+    let said = runs(program!("mnist"), "--images 160 --batch 32 --epochs 1");
+    assert!(said.contains("% of the test images"), "{said}");
     refuses(program!("mnist"), "--images 0", COUNT);
     refuses(program!("mnist"), "--batch 0", COUNT);
     refuses(program!("mnist"), "--images 100 --batch 1000", "--batch 1000 is more than the 80 images");
@@ -84,11 +85,48 @@ fn char_gpt() {
     let tiny = "--layers 1 --width 48 --context 32 --batch 4 --sample 40 --out";
     runs(gpt, &format!("--steps 3 {tiny} {out}"));
     runs(gpt, &format!("--resume --steps 5 --sample 40 --out {out}"));
+    // The curve of a run that went on is that of the whole.
+    let steps = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics").lines().count();
+    assert_eq!(steps, 5, "a record for each step");
+    assert!(PathBuf::from(format!("{out}/curves.svg")).is_file());
+    // More steps on more ranks; and a new run in the folder of another.
+    runs(gpt, &format!("--resume --steps 6 --ranks 2 --sample 40 --out {out}"));
+    runs(gpt, &format!("--steps 2 --ranks 3 {tiny} {out}"));
     refuses(gpt, &format!("--resume --lr 0.1 --out {out}"), "leave those options out");
     runs(gpt, &format!("--seconds 0.5 {tiny} {}", folder("char-gpt-timed")));
     refuses(gpt, &format!("--resume --out {}", folder("char-gpt-none")), "no checkpoint to resume");
     refuses(gpt, "--lr nan", NUMBER);
+    refuses(gpt, "--ranks 0", COUNT);
+    if !cfg!(feature = "mpi") {
+        refuses(gpt, &format!("--engine mpi --steps 1 --out {out}"), "--features mpi");
+    }
     refuses(gpt, "--steps 5 --seconds 1", "cannot be used with");
+}
+
+/// A signal ends a run where it is whole, with status 130, and the same command with `--resume` goes on.
+#[test]
+#[cfg(unix)]
+fn char_gpt_interrupted() {
+    let out = folder("char-gpt-signal");
+    let tiny = "--layers 1 --width 48 --context 32 --batch 4 --sample 40 --steps 1000000 --out";
+    let mut command = Command::new(program!("char-gpt"));
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("examples lie in the workspace").to_owned();
+    command.args(format!("{tiny} {out}").split_whitespace()).current_dir(root);
+    let running = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn();
+    let mut running = running.expect("the program starts");
+    let metrics = PathBuf::from(format!("{out}/metrics.jsonl"));
+    while std::fs::read_to_string(&metrics).map_or(0, |text| text.lines().count()) < 3 {
+        assert!(running.try_wait().expect("a child").is_none(), "it ended by itself");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(Command::new("kill").args(["-INT", &running.id().to_string()]).status().expect("kill").success());
+    let ended = running.wait_with_output().expect("a child");
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(130), "{said}");
+    let step: u64 =
+        said.split("stopped at step ").nth(1).and_then(|rest| rest.split(';').next()?.parse().ok()).expect("a step");
+    let said = runs(program!("char-gpt"), &format!("--resume --steps {} --sample 40 --out {out}", step + 2));
+    assert!(said.contains(&format!("after {} steps", step + 2)), "{said}");
 }
 
 #[test]
@@ -126,6 +164,9 @@ fn ddp() {
     runs(program!("ddp"), "--ranks 3 --steps 4");
     // A world of one is a `NoOpCommunicator`.
     runs(program!("ddp"), "--ranks 1 --steps 4");
+    // More ranks than examples of a batch, on devices that they take in turn.
+    runs(program!("ddp"), "--ranks 3 --steps 2 --batch 2 --device cpu,cpu --threads 1");
+    refuses(program!("ddp"), "--device cpu,abacus", "none of cpu");
     refuses(program!("ddp"), "--ranks 0", COUNT);
 }
 

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::{
     ArgOp, Capabilities, DeviceId, ErrorKind, MemoryCategory, MemoryStats, Out, ProgramOperand, ReduceKind, Result,
-    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
+    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program, trace::ClockSource,
 };
 
 /// One of two runtimes; every call is forwarded to the variant that is present.
@@ -128,6 +128,10 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
 
     fn capabilities(&self) -> &Capabilities {
         either!(self, |rt| rt.capabilities())
+    }
+
+    fn clock(&self) -> ClockSource {
+        either!(self, |rt| rt.clock())
     }
 
     fn fork(&self) -> Result<Self> {

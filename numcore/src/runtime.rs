@@ -8,7 +8,9 @@
 
 use std::fmt::{self, Debug};
 
-use crate::{Capabilities, DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program};
+use crate::{
+    Capabilities, DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program, trace::ClockSource,
+};
 
 /// The kinds of devices that runtimes drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -179,6 +181,10 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     fn device(&self) -> DeviceId;
     /// The capabilities of the device.
     fn capabilities(&self) -> &Capabilities;
+    /// The clock of recordings that take place beside this runtime: the system's, unless it may read a counter in less time.
+    fn clock(&self) -> ClockSource {
+        ClockSource::default()
+    }
     /// Another queue on the same device, with its own memory account.
     fn fork(&self) -> Result<Self>;
     /// A handle on this queue that books memory under another category.

@@ -20,6 +20,7 @@
 //! ```
 
 mod arg_reduce;
+mod clock;
 mod element;
 mod fused;
 mod gemm;

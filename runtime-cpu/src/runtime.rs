@@ -25,6 +25,10 @@ impl Runtime for Cpu {
         &self.queue.engine.capabilities
     }
 
+    fn clock(&self) -> numcore::trace::ClockSource {
+        crate::clock::source()
+    }
+
     fn fork(&self) -> Result<Self> {
         Ok(Cpu { use_: self.use_, ..Cpu::on(self.queue.engine.clone()) })
     }

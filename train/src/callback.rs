@@ -1,4 +1,4 @@
-//! What happens in a run, and who is told.
+//! Events of a run, and callbacks that receive them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,18 +11,18 @@ use numcore::{Result, Runtime};
 
 use crate::{Run, StopReason};
 
-/// Something that happens in a run. All ranks are told of all events, in one order.
+/// Something that happens in a run. Callbacks of all ranks receive all events, in one order.
 #[non_exhaustive]
 pub enum Event<'a, R: Runtime> {
-    /// The run is about to begin, or to go on from a checkpoint. What is asked of [`Run::control`] now is done before the first step.
+    /// The run is about to begin, or to go on from a checkpoint. What is requested of [`Run::control`] now is done before the first step.
     Begin,
     /// The first batch of an epoch is about to be read.
     EpochBegin,
     /// A step is about to begin.
     StepBegin,
-    /// A step was taken. What is asked of [`Run::control`] now is done before the next one.
+    /// A step was taken. What is requested of [`Run::control`] now is done before the next one.
     StepEnd(&'a TrainingMetrics<R>),
-    /// The run is about to end after this step. Evaluations and a checkpoint that are asked for now are made before.
+    /// The run is about to end after this step. Evaluations and a checkpoint that are requested now are made before.
     Ending(&'a StopReason),
     /// Evaluations are about to run.
     BeforeEvaluate,
@@ -33,20 +33,20 @@ pub enum Event<'a, R: Runtime> {
     },
     /// Evaluations have run. What they measured, reduced over ranks, is in their order.
     Evaluated(&'a [(String, f64)]),
-    /// The last step of an epoch is done, and its evaluations have run; what is asked for now is done before the next step. The [progress](Run::progress) is at the start of the next epoch.
+    /// The last step of an epoch is done, and its evaluations have run; what is requested now is done before the next step. The [progress](Run::progress) is at the start of the next epoch.
     EpochEnd,
     /// A checkpoint is to be saved.
     Save {
         /// What is saved.
         snapshot: &'a Arc<RunSnapshot>,
-        /// Whether everybody is to save it who saves, or those who asked for it.
+        /// Whether every callback that saves is to save it, or those that requested it.
         all: bool,
     },
     /// Batches were left out. An interval [is due](Run::is_due) now if these batches have completed it.
     Skipped,
     /// The run went back to a checkpoint; everything has the state of that one, but the place in the data.
     WentBack,
-    /// The run is over. Nothing can be asked of it now.
+    /// The run is over. Nothing can be requested any more.
     End(&'a StopReason),
 }
 
@@ -64,7 +64,7 @@ pub struct RunSnapshot {
 /// What a callback keeps in checkpoints: names and values as text. It must be equal on all ranks, as all it may depend on is.
 pub type CallbackState = BTreeMap<String, String>;
 
-/// Is told what happens in a run, and may change what happens next.
+/// Receives the events of a run, and may change what happens next.
 ///
 /// An error of it on one rank ends the run on all ranks, with its words.
 ///
@@ -93,7 +93,7 @@ pub trait Callback<R: Runtime, M, B> {
         Ok(())
     }
 
-    /// Is told of an event.
+    /// Receives an event.
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()>;
 
     /// A name for what it keeps in checkpoints: empty if it keeps nothing there.
@@ -122,7 +122,7 @@ pub trait Callback<R: Runtime, M, B> {
         None
     }
 
-    /// Saves what there was before a step that failed, here or on another rank: ranks cannot tell each other anything any more.
+    /// Saves what there was before a step that failed, here or on another rank: the communicator is aborted.
     fn rescue(&mut self, snapshot: &RunSnapshot) -> Result<()> {
         let _ = snapshot;
         Ok(())
@@ -133,12 +133,12 @@ pub trait Callback<R: Runtime, M, B> {
         Ok(())
     }
 
-    /// Whether it asks how many tokens there were, which costs a look at the device in every step.
+    /// Whether it reads how many tokens there were after every step, which waits for the device each time.
     fn counts_tokens(&self) -> bool {
         false
     }
 
-    /// An error if it was told to do what makes no sense.
+    /// An error if its options make no sense.
     fn check(&self) -> Result<()> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What callbacks ask of a run, and how the ranks agree on it.
+//! What callbacks request of a run, and how the ranks agree on it.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use numcore::{Result, Runtime};
 pub enum StopReason {
     /// It has the length it was to have.
     Finished,
-    /// A callback asked for it, and says why.
+    /// A callback stopped it, and says why.
     Asked(String),
-    /// The process was asked to end: SIGTERM, or Ctrl-C.
+    /// The process received a signal: SIGTERM, or SIGINT (Ctrl-C).
     Interrupted,
 }
 
-/// What callbacks of this rank ask for. What one rank asks for, all ranks do, at the end of the same step.
+/// What callbacks of this rank request. What one rank requests, all ranks do, at the end of the same step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Control {
     stop: Option<String>,
@@ -42,7 +42,7 @@ impl Control {
         self.stop.get_or_insert_with(|| why.into());
     }
 
-    /// Ends the run after this step because the process was asked to end.
+    /// Ends the run after this step as a signal does: checkpoints are saved before evaluations, which run when the run is resumed.
     pub fn interrupt(&mut self) {
         self.interrupted = true;
     }
@@ -125,8 +125,8 @@ impl Control {
         word
     }
 
-    /// Agrees with the other ranks, in one exchange of a few bytes, and in one more where a run ends by a callback's wish; on one rank in
-    /// none. Nothing is asked for afterwards.
+    /// Agrees with the other ranks, in one exchange of a few bytes, and in one more where a callback stops the run; on one rank in
+    /// none. No request is left afterwards.
     pub(crate) fn agree<R: Runtime>(&mut self, comm: &Comm<R>, recorded: bool, elapsed: Duration) -> Result<Agreed> {
         let asked = std::mem::take(self);
         if comm.size() == 1 {

@@ -1,8 +1,8 @@
 //! The layer above the training step: a loop with evaluation, checkpoints and exact resuming, and what people look at while it
 //! runs.
 //!
-//! [`Trainer`] loops over any training step. What happens in it is an [`Event`], told to [callbacks](Callback), of which the usual ones are here:
-//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they ask for is agreed on by all ranks once a step ([`Control`]). What is measured goes to
+//! [`Trainer`] loops over any training step. What happens in it is an [`Event`], which [callbacks](Callback) receive; the usual ones are here:
+//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they request is agreed on by all ranks once a step ([`Control`]). What is measured goes to
 //! [sinks](sink).
 #![forbid(unsafe_code)]
 
@@ -24,7 +24,9 @@ mod step;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
-pub use callbacks::{Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, Throughput, WeightAveraging};
+pub use callbacks::{
+    Checkpoints, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, StopOnSignal, Throughput, WeightAveraging,
+};
 pub use control::{Control, StopReason};
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
@@ -33,5 +35,6 @@ pub use scalars::record_scalar;
 pub use sink::{Record, Sink};
 pub use step::{InStep, LoopStep};
 pub use trainer::{
-    RunReport, TrainConfig, TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
+    DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, RunReport, TrainConfig,
+    TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
 };

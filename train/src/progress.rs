@@ -18,7 +18,7 @@ pub struct Progress {
     /// What the losses weighed so far: tokens, where losses are sums over tokens, and examples, where they are sums over examples.
     pub tokens: f64,
     /// How long the run has trained by the clock of rank 0, resumed parts included. It is read once a step, at the step's end, so within the
-    /// callbacks of a step it tells when the step before was done.
+    /// callbacks of a step it is the time at which the step before was done.
     pub elapsed: Duration,
 }
 

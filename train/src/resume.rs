@@ -13,7 +13,7 @@ use crate::{Callback, CallbackState, callback::RunSnapshot, run::RunState};
 /// From where a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// It begins anew.
+    /// It starts from scratch.
     #[default]
     No,
     /// It goes on from the last checkpoint of the first callback that saves some, if there is one.
@@ -28,6 +28,7 @@ pub enum Resume {
 const DATA: &str = "trainer/data";
 const TOKENS: &str = "trainer/tokens";
 const ELAPSED: &str = "trainer/elapsed";
+const OWES_EVALUATION: &str = "trainer/owes_evaluation";
 const EVALUATED: &str = "trainer/evaluated/";
 const CALLBACK: &str = "callback/";
 
@@ -45,6 +46,9 @@ pub(crate) fn notes<R: Runtime, M, B>(
         (TOKENS.into(), state.progress.tokens.to_string()),
         (ELAPSED.into(), state.progress.elapsed.as_nanos().to_string()),
     ]);
+    if state.owes_evaluation {
+        notes.insert(OWES_EVALUATION.into(), String::new());
+    }
     notes.extend(state.evaluated.iter().map(|(name, value)| (format!("{EVALUATED}{name}"), value.to_string())));
     for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
         notes.insert(prefix.clone(), String::new());
@@ -58,6 +62,7 @@ pub(crate) struct ResumedNotes {
     pub data: String,
     tokens: f64,
     pub elapsed: Duration,
+    pub owes_evaluation: bool,
     evaluated: BTreeMap<String, f64>,
     notes: CheckpointNotes,
 }
@@ -77,12 +82,13 @@ impl ResumedNotes {
             data: text(DATA)?.clone(),
             tokens: number(TOKENS, text(TOKENS)?)?,
             elapsed: Duration::from_nanos(nanos),
+            owes_evaluation: notes.contains_key(OWES_EVALUATION),
             evaluated: evaluated.collect::<Result<_>>()?,
             notes: notes.clone(),
         })
     }
 
-    /// Gives the loop and the callbacks what is theirs. A callback that was not there when the checkpoint was saved begins anew.
+    /// Gives the loop and the callbacks what is theirs. A callback that was not there when the checkpoint was saved has its first state.
     pub fn restore<R: Runtime, M, B>(self, state: &mut RunState, callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
         state.progress.tokens = self.tokens;
         state.progress.elapsed = self.elapsed;
@@ -123,6 +129,10 @@ impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let parts = self.0.iter().map(|each| each.parts()).collect::<Result<Vec<_>>>()?;
         Ok(parts.into_iter().flatten().collect())
+    }
+
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        self.0.first().map_or_else(|| Ok(Vec::new()), |step| step.parameter_parts())
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {

@@ -6,12 +6,15 @@ use std::{
 };
 
 use data::Batch;
-use distributed::{checkpoint::Checkpointed, comm::Comm};
-use numcore::{Result, Runtime};
+use distributed::{
+    checkpoint::Checkpointed,
+    comm::{Collectives, Comm},
+};
+use numcore::{Error, Result, Runtime};
 
-use crate::{Control, Interval, Length, Progress, sink::Value};
+use crate::{Control, Interval, Length, Progress, callbacks::interrupt, sink::Value};
 
-/// A run as its callbacks see it: how far it is, what was measured, and what they can ask of it.
+/// A run as its callbacks see it: how far it is, what was measured, and what they can request.
 pub struct Run<'r, R: Runtime, M, B> {
     pub(crate) model: &'r M,
     pub(crate) engine: &'r mut dyn RunEngine<R, M, B>,
@@ -35,12 +38,14 @@ pub(crate) struct RunState {
     /// Names that evaluations are known to give.
     pub declared: BTreeSet<String>,
     /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
-    pub begins_anew: bool,
+    pub from_scratch: bool,
     /// Values of the evaluations that run now.
     pub fresh: Vec<(String, f64)>,
     pub is_record_due: bool,
     pub fast_dev_run: bool,
     pub resumed: Option<u64>,
+    /// Whether all evaluations were requested in the step in which a signal came: they run when the run is resumed.
+    pub owes_evaluation: bool,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// Time spent waiting for data, in seconds.
@@ -77,6 +82,22 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         &self.state.length
     }
 
+    /// Makes the run of another length, from the end of this step on. All ranks must ask for the same length, so what decides it must be equal on all of them:
+    /// the [progress](Run::progress) is. Checkpoints do not keep the length; a callback that has chosen one keeps it, and sets it again in
+    /// [`Begin`](crate::Event::Begin).
+    ///
+    /// # Errors
+    /// If no run can have this length, or the length is in tokens and nothing has counted them so far.
+    pub fn set_length(&mut self, length: Length) -> Result<()> {
+        length.check()?;
+        if length.counts_tokens() && !self.state.length.counts_tokens() {
+            let why = "a length in tokens must be given to `Trainer::until`, so that tokens are counted from the first step on";
+            return Err(Error::config("Run", "set_length", why));
+        }
+        self.state.length = length;
+        Ok(())
+    }
+
     /// The step it was resumed at, if it was.
     pub fn resumed(&self) -> Option<u64> {
         self.state.resumed
@@ -97,7 +118,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.is_record_due
     }
 
-    /// What this rank asks for: to stop, to save, to evaluate, to skip. All ranks do what one asks for.
+    /// What this rank requests: to stop, to save, to evaluate, to skip. All ranks do what one requests.
     pub fn control(&mut self) -> &mut Control {
         &mut self.state.control
     }
@@ -140,6 +161,12 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         evaluated.contains_key(name) || declared.contains(name) || !to_come.is_empty()
     }
 
+    /// Whether a signal came on any rank; the run looks for it at the end of each step, and this is for what takes long within one. All ranks call it at the same point.
+    pub(crate) fn is_interrupted(&self) -> Result<bool> {
+        let all = self.comm().exchange_equal([u8::from(interrupt::is_asked())])?;
+        Ok(all.iter().any(|[asked]| *asked != 0))
+    }
+
     /// How long the step that was taken last waited for data, in seconds.
     pub fn data_wait(&self) -> f64 {
         self.state.data_wait
@@ -174,11 +201,12 @@ impl RunState {
             evaluated: BTreeMap::new(),
             to_come: BTreeSet::new(),
             declared: BTreeSet::new(),
-            begins_anew: true,
+            from_scratch: true,
             fresh: Vec::new(),
             is_record_due: false,
             fast_dev_run,
             resumed: None,
+            owes_evaluation: false,
             checked: Duration::ZERO,
             data_wait: 0.0,
         }

@@ -1,4 +1,4 @@
-//! What the loop asks of a training step, of whatever kind.
+//! What the loop needs of a training step, of whatever kind.
 
 use distributed::{
     checkpoint::Checkpointed,
@@ -6,7 +6,7 @@ use distributed::{
     pipeline::{MicroBatches, PipelineTrainStep},
     train::{Loss, StageStrategy, Strategy, TrainStep, TrainingMetrics},
 };
-use nn::{Module, Visitor};
+use nn::{Buffer, Module, ModuleExt, Visitor};
 use numcore::{Error, Result, Runtime};
 
 use crate::modes::Modes;
@@ -42,6 +42,11 @@ pub trait LoopStep<R: Runtime>: Checkpointed<R> {
 
     /// What counts as much as any other micro-batch's.
     fn into_mean(work: Self::Work) -> Result<Self::Work>;
+
+    /// Buffers of a model that the step has in itself.
+    fn buffers(&self) -> Vec<Buffer<R>> {
+        Vec::new()
+    }
 
     /// Sum and weight of this rank's losses, without gradients.
     fn evaluate(&mut self, work: Self::Work) -> Result<(f64, f64)>;
@@ -129,6 +134,11 @@ impl<R: Runtime, S: StageStrategy<R>> LoopStep<R> for PipelineTrainStep<R, S> {
         let why =
             "the loss of a pipeline belongs to its model: give it a mean there, in place of `Weighting::ByWorker`";
         Err(Error::argument("Trainer::run", why))
+    }
+
+    fn buffers(&self) -> Vec<Buffer<R>> {
+        let stages = self.pipeline().stages().values();
+        stages.flat_map(|stage| stage.named_buffers()).map(|(_, buffer)| buffer).collect()
     }
 
     /// The losses are those of the ranks that have the last stage; others have none.

@@ -134,3 +134,24 @@ fn sinks_write_files_that_are_replaced() {
         assert!(error.to_string().contains("occupied"), "{error}");
     }
 }
+
+#[test]
+fn steps_that_were_measured_again_take_the_place_of_the_first_ones() {
+    let loss = |step: u64, x: f64| Record::new(step, 0).scalar("loss", x);
+    let before: Vec<Record> = (1..=6).map(|step| loss(step, 9.0)).collect();
+    let again: Vec<Record> = (4..=7).map(|step| loss(step, 1.0)).collect();
+    let charts = charts_of(&[before.clone(), again.clone()].concat());
+    let points = &charts[0].lines[0].points;
+    assert_eq!(points[..], [(1.0, 9.0), (2.0, 9.0), (3.0, 9.0), (4.0, 1.0), (5.0, 1.0), (6.0, 1.0), (7.0, 1.0)]);
+    // A run that goes on has the curves of the whole.
+    let folder = Folder::new("curves-again");
+    let mut whole = SvgCurves::in_folder(folder.path("whole"));
+    [&before[..3], &again].concat().iter().for_each(|record| whole.write(record).unwrap());
+    let mut resumed = SvgCurves::in_folder(folder.path("resumed")).records(&before);
+    again.iter().for_each(|record| resumed.write(record).unwrap());
+    whole.flush().unwrap();
+    resumed.flush().unwrap();
+    let [whole, resumed] =
+        ["whole", "resumed"].map(|name| fs::read_to_string(folder.path(name).join("curves.svg")).unwrap());
+    assert_eq!(resumed, whole);
+}

@@ -206,3 +206,34 @@ fn a_name_appears_once() {
     let twice = record(1, 1.0).scalar("a", 1.0).scalar("b", 2.0).scalar("a", 3.0);
     assert_eq!(twice.scalars().collect::<Vec<_>>(), [("a", 3.0), ("b", 2.0)]);
 }
+
+/// Lines that a terminal of a file wrote of some records.
+fn lines_of(terminal: impl FnOnce(Terminal) -> Terminal, records: &[Record]) -> Vec<String> {
+    let text = Shared::default();
+    let mut sink = terminal(Terminal::lines_to(text.clone()).every(Duration::from_secs(1000)));
+    records.iter().for_each(|record| sink.write(record).unwrap());
+    sink.flush().unwrap();
+    let written = text.0.lock().unwrap().clone();
+    String::from_utf8(written).unwrap().lines().map(String::from).collect()
+}
+
+#[test]
+fn values_that_are_announced_have_lines_of_their_own() {
+    let evaluated = |step: u64| record(step, step as f64).scalar("loss", 2.0).scalar("validation/loss", 1.5);
+    let all = [record(1, 1.0).scalar("loss", 3.0), evaluated(2), record(3, 3.0).scalar("loss", 1.0), evaluated(4)];
+    let announced = lines_of(|terminal| terminal.announce(["validation/loss"]), &all);
+    assert_eq!(announced.len(), 3, "{announced:?}");
+    assert!(announced[1].starts_with("step 2") && announced[1].contains("validation/loss 1.5000"), "{announced:?}");
+    assert_eq!(lines_of(|terminal| terminal, &all).len(), 2);
+}
+
+#[test]
+fn how_much_is_left_is_told_with_a_record() {
+    let at = |step: u64, fraction: f64| Record { fraction: Some(fraction), ..record(step, 10.0 * step as f64) };
+    let all = [at(1, 0.1), at(2, 0.2).scalar("validation/loss", 1.0)];
+    let lines = lines_of(|terminal| terminal.announce(["validation/loss"]), &all);
+    // A tenth took ten seconds, and eight are left.
+    assert_eq!(lines[1], "step 2 (20 %)  1m20s left  validation/loss 1.0000");
+    let lines = lines_of(|terminal| terminal.steps(4).announce(["validation/loss"]), &all);
+    assert_eq!(lines[1], "step 2/4  20s left  validation/loss 1.0000", "steps that were told count more");
+}

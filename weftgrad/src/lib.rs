@@ -62,6 +62,8 @@
 
 #[cfg(feature = "cpu")]
 mod device;
+#[cfg(feature = "cpu")]
+mod launcher;
 
 pub use autograd::{self, *};
 pub use data;
@@ -70,6 +72,8 @@ pub use device::{AnyRuntime, Device, ListedDevice, devices};
 pub use distributed;
 #[cfg(feature = "mpi")]
 pub use engine_mpi as mpi;
+#[cfg(feature = "cpu")]
+pub use launcher::Launcher;
 pub use models;
 pub use nn;
 pub use numcore::{

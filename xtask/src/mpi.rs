@@ -19,6 +19,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("ddp", "--steps 4"),
     ("zero", "--width 32 --layers 2"),
     ("pipeline", "--ranks 2 --steps 2 --out target/smoke/pipeline-mpi"),
+    ("char-gpt", "--steps 3 --layers 1 --width 48 --context 32 --batch 4 --sample 40 --out target/smoke/char-gpt-mpi"),
 ];
 
 /// With Open MPI 5, from [`FOLDER`].

@@ -109,7 +109,7 @@ fn made<B>(plan: &Plan, make: &Make<B>, k: u64, stop: &AtomicBool) -> Option<Res
     Some(plan.rows(at).and_then(|rows| {
         let _span = trace::span(SpanKind::Data, "make batch");
         let data = make(&Request { rows: &rows, epoch: at.epoch, stop })?;
-        let Rows { indices, count, total } = rows;
+        let Rows { indices, count, total, .. } = rows;
         Ok(Batch { data, epoch: at.epoch, step: plan.step(at), count, rows: indices.len(), total })
     }))
 }

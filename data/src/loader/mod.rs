@@ -32,7 +32,8 @@ pub(crate) const MOST_AHEAD: usize = 1 << 12;
 /// Makes the value of a batch out of the examples it reads.
 type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
 
-/// Batches of a dataset: PyTorch's `DataLoader` and `DistributedSampler`.
+/// Batches of a dataset: PyTorch's `DataLoader` and `DistributedSampler`. [`rank`](Loader::rank) makes it read one rank's share, [`Last`] says what becomes of a
+/// batch that is not whole, [`Batches::state`] and [`resume`](Loader::resume) go on at any number of ranks.
 ///
 /// Which examples a batch holds is a function of seed, epoch and step. Numbers of ranks and workers, how far workers are ahead, and where a run was
 /// resumed change no batch. [`batch`](Loader::batch) is the **global** batch, of which every rank reads its share.
@@ -50,6 +51,8 @@ type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("DataLoader"))]
+#[doc(alias("DistributedSampler"))]
 pub struct Loader<B> {
     make: Make<B>,
     order: Arc<dyn Order>,
@@ -90,14 +93,15 @@ impl<E: Send + 'static> Loader<Vec<E>> {
         }
     }
 
-    /// Passes each example through `f` with a random generator of its own, keyed by (seed, epoch, example): augmentation that no number
-    /// of workers or ranks changes. Two of these steps draw different numbers where their seeds differ.
+    /// Passes each example through `f` with a random generator of its own, keyed by seed, example and which [reading](Order::readings) of the example it is, the
+    /// epoch for most orders: augmentation that no number of workers or ranks changes, and that differs where a mixture repeats an example. Two of these steps
+    /// draw different numbers where their seeds differ.
     pub fn augment<T: Send + 'static>(
         self,
         seed: u64,
         f: impl Fn(E, &mut Philox) -> Result<T> + Send + Sync + 'static,
     ) -> Loader<Vec<T>> {
-        self.one_by_one("Loader::augment", move |example, epoch, index| f(example, &mut keyed(seed, epoch, index)))
+        self.one_by_one("Loader::augment", move |example, reading, index| f(example, &mut keyed(seed, reading, index)))
     }
 
     /// Passes each example through `f`.
@@ -105,7 +109,7 @@ impl<E: Send + 'static> Loader<Vec<E>> {
         self.one_by_one("Loader::map", move |example, _, _| f(example))
     }
 
-    /// Passes each example through `f`, with its epoch and its number.
+    /// Passes each example through `f`, with which reading of it this is and its number.
     fn one_by_one<T: Send + 'static>(
         self,
         op: &'static str,
@@ -118,8 +122,12 @@ impl<E: Send + 'static> Loader<Vec<E>> {
                     format!("{given} values where the batch has {rows} examples: change their number after this step");
                 return Err(Error::argument(op, why));
             }
-            let one = |(example, &index)| f(example, request.epoch, index).map_err(|e| request.located(e, index));
-            examples.into_iter().zip(&request.rows.indices).map(one).collect()
+            let Rows { indices, readings, .. } = request.rows;
+            let one = |(k, example): (usize, E)| {
+                let reading = readings.as_ref().map_or(request.epoch, |readings| readings[k]);
+                f(example, reading, indices[k]).map_err(|e| request.located(e, indices[k]))
+            };
+            examples.into_iter().enumerate().map(one).collect()
         })
     }
 
@@ -210,6 +218,11 @@ impl<B: Send + 'static> Loader<B> {
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self
+    }
+
+    /// The number of examples in a step of all ranks together: what [`batch`](Loader::batch) set.
+    pub fn batch_size(&self) -> usize {
+        self.batch as usize
     }
 
     /// Steps in an epoch.

@@ -34,6 +34,8 @@ pub enum Share {
 pub(crate) struct Rows {
     /// Examples; those that do not count come last.
     pub indices: Vec<u64>,
+    /// For each of them, which [reading](Order::readings) of the example it is, where that is not the epoch.
+    pub readings: Option<Vec<u64>>,
     /// How many of them count.
     pub count: usize,
     /// How many count on all ranks.
@@ -125,15 +127,19 @@ impl Plan {
         let (first, stride, len) = self.own(rows);
         // Positions past the step's examples do not count.
         let count = (0..len).take_while(|i| first + i * stride < total).count();
-        let all = self.order.indices(at.epoch, at.position..end);
-        if all.len() as u64 != total {
-            let why =
-                format!("`{}` gave {} examples for {total} positions from {at} on", self.order.describe(), all.len());
-            return Err(Error::argument("Order::indices", why));
-        }
-        let mut indices: Vec<u64> = (0..count as u64).map(|i| all[(first + i * stride) as usize]).collect();
-        indices.resize(len.max(1) as usize, all[0]);
-        Ok(Rows { indices, count, total: total as usize })
+        let own = |all: Vec<u64>| {
+            if all.len() as u64 != total {
+                let order = self.order.describe();
+                let why = format!("`{order}` gave {} examples for {total} positions from {at} on", all.len());
+                return Err(Error::argument("Order::indices", why));
+            }
+            let mut own: Vec<u64> = (0..count as u64).map(|i| all[(first + i * stride) as usize]).collect();
+            own.resize(len.max(1) as usize, all[0]);
+            Ok(own)
+        };
+        let indices = own(self.order.indices(at.epoch, at.position..end))?;
+        let readings = self.order.readings(at.epoch, at.position..end).map(own).transpose()?;
+        Ok(Rows { indices, readings, count, total: total as usize })
     }
 
     /// This rank's of so many rows: the first, the distance to the next, and how many.
@@ -198,7 +204,7 @@ mod tests {
         assert_eq!(rows(Last::Pad, 1), [(2, 2), (2, 2), (2, 0)]);
         // Rank 1 of 2 has no row of a step of one example.
         let plan = plan(1, 4, Last::Keep, Share::Contiguous, 1, 2);
-        assert_eq!(plan.rows(State::default()).unwrap(), Rows { indices: vec![0], count: 0, total: 1 });
+        assert_eq!(plan.rows(State::default()).unwrap(), Rows { indices: vec![0], readings: None, count: 0, total: 1 });
     }
 
     #[test]

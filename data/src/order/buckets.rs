@@ -29,7 +29,12 @@ pub struct LengthBuckets<O> {
     window: u64,
     seed: u64,
     lengths: Arc<dyn Fn(u64) -> usize + Send + Sync>,
+    /// Of the lengths of some examples.
+    digest: u64,
 }
+
+/// Examples whose lengths tell one order from another.
+const SAMPLED: u64 = 1 << 10;
 
 impl<O: Order> LengthBuckets<O> {
     /// `inner`, with windows of `window` batches of `batch` examples; `lengths` gives an example's length.
@@ -48,30 +53,28 @@ impl<O: Order> LengthBuckets<O> {
                 let why = format!("windows of {window} batches of {batch} examples: both must be at least 1");
                 Err(Error::argument("LengthBuckets", why))
             }
-            Some(window) => Ok(LengthBuckets { inner, batch, window, seed, lengths: Arc::new(lengths) }),
+            Some(window) => {
+                let digest = digest_of(&inner, &lengths);
+                Ok(LengthBuckets { inner, batch, window, seed, lengths: Arc::new(lengths), digest })
+            }
         }
     }
 
-    /// The window that begins at `start`, in order.
-    fn sorted(&self, epoch: u64, start: u64) -> Vec<u64> {
+    /// The window that begins at `start`, in order: examples, and which reading of each it is.
+    fn sorted(&self, epoch: u64, start: u64) -> Vec<(u64, u64)> {
         let end = start.saturating_add(self.window).min(self.inner.len());
-        let mut indices = self.inner.indices(epoch, start..end);
+        let readings = self.inner.readings(epoch, start..end).unwrap_or_else(|| vec![epoch; (end - start) as usize]);
+        let mut read: Vec<(u64, u64)> = self.inner.indices(epoch, start..end).into_iter().zip(readings).collect();
         // Stable: equal lengths stay in the random order they had.
-        indices.sort_by_key(|&index| (self.lengths)(index));
-        let mut batches: Vec<&[u64]> = indices.chunks(self.batch as usize).collect();
+        read.sort_by_key(|&(index, _)| (self.lengths)(index));
+        let mut batches: Vec<&[(u64, u64)]> = read.chunks(self.batch as usize).collect();
         // A short last batch stays last: before others it would shift their boundaries.
-        let whole = indices.len() / self.batch as usize;
+        let whole = read.len() / self.batch as usize;
         keyed(self.seed, epoch, start).shuffle(&mut batches[..whole]);
         batches.concat()
     }
-}
 
-impl<O: Order> Order for LengthBuckets<O> {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64> {
+    fn read(&self, epoch: u64, positions: Range<u64>) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
         let mut at = positions.start;
         while at < positions.end {
@@ -83,9 +86,35 @@ impl<O: Order> Order for LengthBuckets<O> {
         }
         found
     }
+}
+
+/// A digest of the lengths of examples that are spread over the order: two orders by other lengths are told apart without looking at all of them.
+fn digest_of(inner: &impl Order, lengths: &impl Fn(u64) -> usize) -> u64 {
+    let sampled = inner.len().min(SAMPLED);
+    (0..sampled).fold(0xcbf2_9ce4_8422_2325, |digest: u64, k| {
+        let at = (u128::from(k) * u128::from(inner.len()) / u128::from(sampled)) as u64;
+        let length = inner.indices(0, at..at + 1).first().map_or(0, |&index| lengths(index));
+        (digest ^ length as u64).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+impl<O: Order> Order for LengthBuckets<O> {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64> {
+        self.read(epoch, positions).into_iter().map(|(index, _)| index).collect()
+    }
+
+    fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
+        self.inner.readings(epoch, 0..0)?;
+        Some(self.read(epoch, positions).into_iter().map(|(_, reading)| reading).collect())
+    }
 
     fn describe(&self) -> String {
-        format!("{} bucketed by {} in {} seed {}", self.inner.describe(), self.batch, self.window, self.seed)
+        let LengthBuckets { inner, batch, window, seed, digest, .. } = self;
+        format!("{} bucketed by {batch} in {window} seed {seed} lengths {digest:016x}", inner.describe())
     }
 }
 
@@ -142,6 +171,27 @@ mod tests {
             |epoch, start| order.indices(epoch, start..start + 40).into_iter().map(|i| i % 40).collect::<Vec<_>>();
         let (first, second, next) = (lengths(0, 0), lengths(0, 40), lengths(1, 0));
         assert!(first != second && first != next && second != next);
+    }
+
+    #[test]
+    fn other_lengths_are_another_order() {
+        let of = |lengths: fn(u64) -> usize| LengthBuckets::new(Shuffled::new(5000, 1), 4, 10, 1, lengths).unwrap();
+        assert_eq!(of(length).describe(), of(length).describe());
+        assert_ne!(of(length).describe(), of(|example| length(example) + 1).describe());
+        assert!(LengthBuckets::new(Shuffled::new(0, 1), 4, 10, 1, length).is_ok());
+    }
+
+    #[test]
+    fn readings_go_with_their_examples() {
+        let mixture = crate::order::Mixture::new(&[(90, 1.0), (10, 1.0)], 7).unwrap().epoch_of(60);
+        let order = LengthBuckets::new(mixture.clone(), 4, 5, 1, length).unwrap();
+        let pairs = |order: &dyn Order| {
+            let mut pairs: Vec<(u64, u64)> =
+                order.indices(1, 0..60).into_iter().zip(order.readings(1, 0..60).unwrap()).collect();
+            pairs.sort_unstable();
+            pairs
+        };
+        assert_eq!(pairs(&order), pairs(&mixture));
     }
 
     #[test]

@@ -33,6 +33,10 @@ impl Order for FirstPositions {
         self.of.indices(self.epoch.unwrap_or(epoch), positions)
     }
 
+    fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
+        self.of.readings(self.epoch.unwrap_or(epoch), positions)
+    }
+
     fn describe(&self) -> String {
         let always = if self.epoch.is_some() { " in every epoch the same" } else { "" };
         format!("first {}{always} of {}", self.len, self.of.describe())

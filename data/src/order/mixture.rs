@@ -79,15 +79,22 @@ impl Mixture {
         self.sources.partition_point(|source| source.start + source.len <= example)
     }
 
-    fn index(&self, count: u128) -> u64 {
+    /// The source of a position, counted over all epochs, how often that source was read whole before, and the place in this pass.
+    fn place(&self, count: u128) -> (usize, u64, u64) {
         let (round, at) = (count / PERIOD as u128, (count % PERIOD as u128) as usize);
         let (number, before) = self.pattern[at];
         let source = &self.sources[number as usize];
         let drawn = round * u128::from(source.per_period) + u128::from(before);
         let (pass, place) = (drawn / u128::from(source.len), drawn % u128::from(source.len));
+        (number as usize, pass as u64, place as u64)
+    }
+
+    fn index(&self, count: u128) -> u64 {
+        let (number, pass, place) = self.place(count);
+        let source = &self.sources[number];
         // Sources of one length must not be read in one order: the source is part of the key.
-        let pass = (pass as u64).wrapping_mul(self.sources.len() as u64).wrapping_add(u64::from(number));
-        source.start + KeyedPermutation::new(source.len, self.seed, pass).number(place as u64)
+        let key = pass.wrapping_mul(self.sources.len() as u64).wrapping_add(number as u64);
+        source.start + KeyedPermutation::new(source.len, self.seed, key).number(place)
     }
 }
 
@@ -99,6 +106,12 @@ impl Order for Mixture {
     fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64> {
         let before = u128::from(epoch) * u128::from(self.epoch);
         positions.map(|position| self.index(before + u128::from(position))).collect()
+    }
+
+    /// An example is read once in each pass over its source.
+    fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
+        let before = u128::from(epoch) * u128::from(self.epoch);
+        Some(positions.map(|position| self.place(before + u128::from(position)).1).collect())
     }
 
     fn describe(&self) -> String {
@@ -178,6 +191,18 @@ mod tests {
         let mut large: Vec<u64> = (0..5).flat_map(|e| order.indices(e, 0..40)).filter(|&i| i < 90).take(90).collect();
         large.sort_unstable();
         assert!(large.into_iter().eq(0..90));
+    }
+
+    #[test]
+    fn no_reading_of_an_example_comes_twice() {
+        let order = Mixture::new(&[(90, 1.0), (10, 1.0)], 7).unwrap().epoch_of(40);
+        let mut all = Vec::new();
+        for epoch in 0..6 {
+            all.extend(order.indices(epoch, 0..40).into_iter().zip(order.readings(epoch, 0..40).unwrap()));
+        }
+        assert!(all.iter().any(|(_, reading)| *reading == 11), "the small source is read twice in each of six epochs");
+        all.sort_unstable();
+        assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
     }
 
     #[test]

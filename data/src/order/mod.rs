@@ -28,6 +28,13 @@ pub trait Order: Send + Sync {
     /// The examples at these positions of an epoch. The positions are below [`len`](Order::len).
     fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64>;
 
+    /// For each of these positions, which reading of its example it is: together with the example, the key of its random values, as those of
+    /// [`augment`](crate::Loader::augment). None, as at first, is the epoch for all of them; an order must say more if an epoch can hold an example twice.
+    fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
+        let _ = (epoch, positions);
+        None
+    }
+
     /// The order in a few words, for the note in a checkpoint: equal words, equal order.
     fn describe(&self) -> String;
 }
@@ -95,6 +102,10 @@ impl<O: Order + ?Sized> Order for std::sync::Arc<O> {
 
     fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64> {
         (**self).indices(epoch, positions)
+    }
+
+    fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
+        (**self).readings(epoch, positions)
     }
 
     fn describe(&self) -> String {

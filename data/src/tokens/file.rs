@@ -2,9 +2,10 @@
 
 use std::{fmt, path::Path};
 
+use bytemuck::{cast_slice, cast_slice_mut};
 use numcore::{Error, Result, safetensors::replace_file};
 
-use super::{TokenSource, past_the_end, read};
+use super::{TokenSource, decode, past_the_end, read};
 use crate::files::PositionedFile;
 
 /// How a token is stored, little endian.
@@ -96,6 +97,8 @@ impl fmt::Display for TokenType {
 pub struct TokenFile {
     file: PositionedFile,
     kind: TokenType,
+    /// The whole file as it is stored, in words, if it was read into memory.
+    stored: Option<Vec<u64>>,
 }
 
 impl TokenFile {
@@ -112,7 +115,19 @@ impl TokenFile {
             );
             return Err(file.malformed(why));
         }
-        Ok(TokenFile { file, kind })
+        Ok(TokenFile { file, kind, stored: None })
+    }
+
+    /// Reads the whole file into memory, as it is stored: for files that fit. Short windows are then read many times as fast, as none is a call of the operating
+    /// system.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn in_memory(self) -> Result<Self> {
+        let bytes = self.file.len() as usize;
+        let mut words = vec![0; bytes.div_ceil(8)];
+        self.file.read(0, &mut cast_slice_mut::<u64, u8>(&mut words)[..bytes])?;
+        Ok(TokenFile { stored: Some(words), ..self })
     }
 }
 
@@ -125,7 +140,10 @@ impl TokenSource for TokenFile {
         if start.checked_add(count as u64).is_none_or(|end| end > self.len()) {
             return Err(past_the_end(start, count, self.len()));
         }
-        read(&self.file, self.kind, start * self.kind.size() as u64, count)
+        let offset = start * self.kind.size() as u64;
+        let Some(words) = &self.stored else { return read(&self.file, self.kind, offset, count) };
+        let stored = &cast_slice::<u64, u8>(words)[offset as usize..][..count * self.kind.size()];
+        decode(&self.file, self.kind, offset, stored)
     }
 }
 

@@ -6,7 +6,7 @@ mod windows;
 
 use std::{fmt, sync::Arc};
 
-use bytemuck::Pod;
+use bytemuck::{Pod, cast_slice};
 
 pub use file::{TokenFile, TokenType, write_tokens};
 pub use indexed::{IndexedTokens, IndexedTokensWriter};
@@ -69,33 +69,36 @@ fn read(file: &PositionedFile, kind: TokenType, offset: u64, count: usize) -> Re
         let why = format!("{count} tokens of {kind} from byte {offset} on are past its end at {}", file.len());
         return Err(file.malformed(why));
     }
+    // Words, so that numbers of any type lie in them as in memory of their own.
+    let bytes = count * kind.size();
+    let mut words = vec![0; bytes.div_ceil(8)];
+    let stored = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
+    file.read(offset, stored)?;
+    decode(file, kind, offset, stored)
+}
+
+/// Tokens of bytes as they are stored at `offset` of a file: little endian, as every host is that this workspace builds for. The bytes are aligned for the type.
+fn decode(file: &PositionedFile, kind: TokenType, offset: u64, stored: &[u8]) -> Result<Vec<u32>> {
     match kind {
         // Every value is a token, and the loops without a test are vectors.
-        TokenType::U8 => Ok(file.bytes(offset, count as u64)?.into_iter().map(u32::from).collect()),
-        TokenType::U16 => Ok(stored::<u16>(file, offset, count)?.into_iter().map(u32::from).collect()),
-        TokenType::U32 => stored(file, offset, count),
-        TokenType::I8 => checked::<i8>(file, offset, count),
-        TokenType::I16 => checked::<i16>(file, offset, count),
-        TokenType::I32 => checked::<i32>(file, offset, count),
-        TokenType::I64 => checked::<i64>(file, offset, count),
+        TokenType::U8 => Ok(stored.iter().map(|&x| x.into()).collect()),
+        TokenType::U16 => Ok(cast_slice::<_, u16>(stored).iter().map(|&x| x.into()).collect()),
+        TokenType::U32 => Ok(cast_slice(stored).to_vec()),
+        TokenType::I8 => checked::<i8>(file, offset, stored),
+        TokenType::I16 => checked::<i16>(file, offset, stored),
+        TokenType::I32 => checked::<i32>(file, offset, stored),
+        TokenType::I64 => checked::<i64>(file, offset, stored),
     }
 }
 
-/// Numbers as they are stored: little endian, as every host is that this workspace builds for.
-fn stored<T: Pod>(file: &PositionedFile, offset: u64, count: usize) -> Result<Vec<T>> {
-    let mut numbers = vec![T::zeroed(); count];
-    file.read(offset, bytemuck::cast_slice_mut(&mut numbers))?;
-    Ok(numbers)
-}
-
 /// Tokens of a type that also holds numbers that are none.
-fn checked<T>(file: &PositionedFile, offset: u64, count: usize) -> Result<Vec<u32>>
+fn checked<T>(file: &PositionedFile, offset: u64, stored: &[u8]) -> Result<Vec<u32>>
 where
     T: Pod + fmt::Display,
     u32: TryFrom<T>,
 {
     let wrong =
         |at: usize, x: T| file.malformed(format!("byte {}: {x} is no token", offset + (at * size_of::<T>()) as u64));
-    let numbers = stored::<T>(file, offset, count)?.into_iter().enumerate();
-    numbers.map(|(at, x)| u32::try_from(x).map_err(|_| wrong(at, x))).collect()
+    let numbers = cast_slice::<_, T>(stored).iter().enumerate();
+    numbers.map(|(at, &x)| u32::try_from(x).map_err(|_| wrong(at, x))).collect()
 }

@@ -214,6 +214,23 @@ fn augmentation_is_keyed_by_seed_epoch_and_example() {
     }
 }
 
+#[test]
+fn a_mixture_augments_an_example_that_it_repeats_in_another_way() {
+    use data::order::Mixture;
+    for workers in [0, 2] {
+        let loader = Loader::new(InMemory::new((0..10u64).collect::<Vec<_>>())).batch(8).workers(workers);
+        let mixture = Mixture::new(&[(8, 0.5), (2, 0.5)], 1).unwrap().epoch_of(24);
+        let loader = loader.order(mixture).augment(3, |example, rng| Ok((example, rng.next_u32())));
+        let mut drawn = Vec::new();
+        for batch in (0..2).flat_map(|epoch| loader.epoch(epoch).unwrap()) {
+            drawn.extend(batch.unwrap().data);
+        }
+        assert_eq!(drawn.iter().filter(|(example, _)| *example >= 8).count(), 24, "each of two, twelve times");
+        drawn.sort_unstable();
+        assert!(drawn.windows(2).all(|pair| pair[0] != pair[1]), "{drawn:?}");
+    }
+}
+
 /// Takes its time over every example.
 struct Slow(Arc<AtomicUsize>);
 

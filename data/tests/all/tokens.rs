@@ -19,13 +19,16 @@ fn every_type_is_read_as_it_was_written() {
         let tokens = [0, 1, 100, kind.largest() - 1, kind.largest()];
         write_tokens(&path, kind, &tokens).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), (5 * kind.size()) as u64);
-        let file = TokenFile::open(&path, kind).unwrap();
-        assert_eq!(file.tokens(0, 5).unwrap(), tokens, "{kind}");
-        assert_eq!(file.tokens(2, 2).unwrap(), tokens[2..4]);
-        assert!(file.tokens(5, 0).unwrap().is_empty());
-        let error = file.tokens(3, 3).unwrap_err().to_string();
-        assert!(error.contains("3 tokens from 3 on are past the end: there are 5"), "{error}");
-        assert!(file.tokens(u64::MAX, 2).is_err());
+        let open = || TokenFile::open(&path, kind).unwrap();
+        for file in [open(), open().in_memory().unwrap()] {
+            assert_eq!(file.tokens(0, 5).unwrap(), tokens, "{kind}");
+            assert_eq!(file.tokens(2, 2).unwrap(), tokens[2..4]);
+            assert_eq!(file.tokens(3, 1).unwrap(), tokens[3..4]);
+            assert!(file.tokens(5, 0).unwrap().is_empty());
+            let error = file.tokens(3, 3).unwrap_err().to_string();
+            assert!(error.contains("3 tokens from 3 on are past the end: there are 5"), "{error}");
+            assert!(file.tokens(u64::MAX, 2).is_err());
+        }
         if kind.largest() < u32::MAX {
             let error = write_tokens(&path, kind, &[3, kind.largest() + 1]).unwrap_err().to_string();
             assert!(error.contains(&format!("token 1 is {}, and {kind} holds up to", kind.largest() + 1)), "{error}");
@@ -49,10 +52,13 @@ fn malformed_files_of_tokens_are_errors() {
     assert!(TokenFile::open(folder.path("none"), TokenType::U16).unwrap_err().to_string().contains("none"));
     // A negative token: what is before and after it stays readable.
     let path = folder.file("negative", [5i32, -1, 7].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
-    let file = TokenFile::open(path, TokenType::I32).unwrap();
-    let error = file.tokens(0, 3).unwrap_err().to_string();
-    assert!(error.contains("negative: byte 4: -1 is no token"), "{error}");
-    assert_eq!([file.tokens(0, 1).unwrap(), file.tokens(2, 1).unwrap()], [[5], [7]]);
+    let open = || TokenFile::open(&path, TokenType::I32).unwrap();
+    for file in [open(), open().in_memory().unwrap()] {
+        let error = file.tokens(0, 3).unwrap_err().to_string();
+        assert!(error.contains("negative: byte 4: -1 is no token"), "{error}");
+        assert_eq!([file.tokens(0, 1).unwrap(), file.tokens(2, 1).unwrap()], [[5], [7]]);
+    }
+    assert!(TokenFile::open(folder.file("empty", []), TokenType::U16).unwrap().in_memory().unwrap().is_empty());
     // A file that shrinks after it was opened.
     let path = folder.file("shrinks", [0; 8]);
     let file = TokenFile::open(&path, TokenType::U16).unwrap();

@@ -177,17 +177,27 @@ impl Folder {
         let (steps, latest) = (self.steps()?, self.latest()?);
         let old = steps.len().saturating_sub(keep.max(1));
         for step in steps[..old].iter().filter(|s| Some(**s) != latest && !also.contains(s)) {
-            // What a save replaced, and could not remove, would be the checkpoint of this step again if the new one went before it.
-            let there = [REPLACED, WHOLE].map(|prefix| self.at(prefix, *step));
-            for path in there.iter().filter(|path| path.is_dir()) {
-                // First, so that what is left of an interrupted removal is no checkpoint.
-                let manifest = path.join(MANIFEST);
-                if manifest.exists() {
-                    self.will("remove a manifest")?;
-                    fs::remove_file(&manifest).map_err(|e| Error::io(&manifest, e))?;
-                }
-                self.remove("remove a checkpoint", path)?;
+            self.remove_step(*step)?;
+        }
+        Ok(())
+    }
+
+    /// Removes all checkpoints.
+    pub fn clear(&self) -> Result<()> {
+        self.steps()?.into_iter().try_for_each(|step| self.remove_step(step))
+    }
+
+    fn remove_step(&self, step: u64) -> Result<()> {
+        // What a save replaced, and could not remove, would be the checkpoint of this step again if the new one went before it.
+        let there = [REPLACED, WHOLE].map(|prefix| self.at(prefix, step));
+        for path in there.iter().filter(|path| path.is_dir()) {
+            // First, so that what is left of an interrupted removal is no checkpoint.
+            let manifest = path.join(MANIFEST);
+            if manifest.exists() {
+                self.will("remove a manifest")?;
+                fs::remove_file(&manifest).map_err(|e| Error::io(&manifest, e))?;
             }
+            self.remove("remove a checkpoint", path)?;
         }
         Ok(())
     }

@@ -62,7 +62,7 @@ impl Manifest {
         &self.numbers
     }
 
-    /// What the caller saved with it: positions of samplers, a description.
+    /// What the caller saved with it: where its data goes on, a description.
     pub fn notes(&self) -> &BTreeMap<String, String> {
         &self.notes
     }

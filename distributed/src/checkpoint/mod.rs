@@ -54,6 +54,17 @@ impl<R: Runtime> CheckpointPart<R> {
 pub trait Checkpointed<R: Runtime> {
     /// The parts this rank saves; together the ranks save everything, once.
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>>;
+    /// Parts of parameters alone, which together the ranks have once: for what follows weights from step to step. They need not be cut as
+    /// [`parts`](Checkpointed::parts) are, and are cut in the same way every time.
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        Ok(self.parts()?.into_iter().filter(|part| names::is_parameter(&part.name)).collect())
+    }
+    /// Puts other values in place of this rank's [`parameter_parts`](Checkpointed::parameter_parts), where a rank keeps no more of parameters than these; for a while,
+    /// as the optimizer does not learn of it. False where ranks keep whole parameters, on all ranks: nothing is changed then.
+    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+        let _ = rows;
+        Ok(false)
+    }
     /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/`, of tensors too, are one rank's own:
     /// they need not be there when another number of ranks loads, where such a tensor reads as zeros.
     fn numbers(&self) -> BTreeMap<String, u64>;

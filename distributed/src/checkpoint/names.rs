@@ -14,6 +14,11 @@ pub(crate) fn parameter(name: &str) -> String {
     format!("parameter/{name}")
 }
 
+/// Whether a tensor is a parameter's value.
+pub(crate) fn is_parameter(name: &str) -> bool {
+    name.starts_with("parameter/")
+}
+
 /// A buffer's value.
 pub(crate) fn buffer(name: &str) -> String {
     format!("buffer/{name}")

@@ -85,6 +85,20 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         Ok(parts)
     }
 
+    /// Each parameter is one rank's: that with the fewest elements so far.
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let (n, rank) = (self.comm.size(), self.comm.rank());
+        let (mut elements, mut parts) = (vec![0; n], Vec::new());
+        for leaf in self.saved() {
+            let to = (0..n).min_by_key(|&r| elements[r]).unwrap_or(0);
+            elements[to] += leaf.spec().shape.numel();
+            if to == rank {
+                parts.push(CheckpointPart::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
+            }
+        }
+        Ok(parts)
+    }
+
     fn numbers(&self) -> BTreeMap<String, u64> {
         let (mut numbers, without) = (BTreeMap::new(), self.without_state());
         // A state that cannot be read is reported by `parts`.

@@ -12,7 +12,7 @@ use crate::{
     comm::Communicator,
 };
 
-/// Notes of the caller: how far [samplers](crate::sampler::DistributedSampler::progress) have come, a description.
+/// Notes of the caller: where its data goes on (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;
 
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> TrainStep<R, S> {
@@ -74,6 +74,14 @@ impl Updates {
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep<R, S> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         self.strategy.parts()
+    }
+
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        self.strategy.parameter_parts()
+    }
+
+    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+        self.strategy.put_parameter_parts(rows)
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {

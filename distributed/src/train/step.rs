@@ -172,8 +172,8 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             return Ok(());
         }
         let why = format!(
-            "no batch at all on rank {}, and this strategy needs a sweep on every rank: give each rank at least one (as \
-             `DistributedSampler` does where there are as many examples as ranks), or allow unused parameters \
+            "no batch at all on rank {}, and this strategy needs a sweep on every rank: give each rank at least one (a \
+             loader's share is one, `Loader::rank`), or allow unused parameters \
              (`Unused::Allow`)",
             without.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
         );

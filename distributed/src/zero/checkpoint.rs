@@ -23,6 +23,28 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         Ok(parts)
     }
 
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let (mut engine, mut parts) = (self.engine.lock(), Vec::new());
+        for unit in &mut engine.units {
+            unit.ready_values()?;
+            if self.groups.saves() {
+                parts.extend(unit.parameter_parts()?);
+            }
+        }
+        Ok(parts)
+    }
+
+    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+        let mut engine = self.engine.lock();
+        // Replicas of shards have no parts; ranks that keep whole values would have to be told each other's.
+        if self.groups.replicas.is_some() || engine.units.iter().any(|unit| !unit.is_sharded()) {
+            return Ok(false);
+        }
+        let mut rows = rows.iter();
+        engine.units.iter_mut().try_for_each(|unit| unit.put_values(&mut rows))?;
+        Ok(true)
+    }
+
     fn numbers(&self) -> BTreeMap<String, u64> {
         let engine = self.engine.lock();
         let mut numbers: BTreeMap<String, u64> = engine.units.iter().flat_map(Unit::updates).collect();
@@ -54,8 +76,7 @@ impl<R: Runtime> Unit<R> {
         for (k, piece) in self.pieces.iter().enumerate() {
             let leaf = &self.leaves[piece.parameter];
             let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
-            let values = self.values.whole()?.narrow(0, at + layout.range(k).offset(), piece.elements.len())?;
-            parts.push(CheckpointPart { name: names::parameter(&name), shape, start, row: values.into() });
+            parts.push(self.parameter_part(k, at + layout.range(k).offset())?);
             if let Some(own) = self.own_of(piece.parameter) {
                 for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
                     parts.push(CheckpointPart {
@@ -68,6 +89,30 @@ impl<R: Runtime> Unit<R> {
             }
         }
         Ok(parts)
+    }
+
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
+        (0..self.pieces.len()).map(|k| self.parameter_part(k, at + layout.range(k).offset())).collect()
+    }
+
+    /// Piece `k`, which begins at `at` in the values that are kept.
+    fn parameter_part(&self, k: usize, at: usize) -> Result<CheckpointPart<R>> {
+        let piece = &self.pieces[k];
+        let leaf = &self.leaves[piece.parameter];
+        let values = self.values.whole()?.narrow(0, at, piece.elements.len())?;
+        let (name, shape) = (names::parameter(&leaf.name()), leaf.spec().shape);
+        Ok(CheckpointPart { name, shape, start: piece.elements.start, row: values.into() })
+    }
+
+    /// Puts other values in place of this rank's pieces.
+    fn put_values<'r>(&mut self, rows: &mut impl Iterator<Item = &'r Tensor<R>>) -> Result<()> {
+        self.take_values()?;
+        let put = (0..self.pieces.len()).try_for_each(|k| {
+            let row = rows.next().ok_or_else(|| Error::state("parameters", "have more parts than there are values"))?;
+            overwrite(&mut self.values, k, row)
+        });
+        put.and(self.values_changed())
     }
 
     /// What optimizes parameter `i`, if it is not frozen: frozen parameters have no state in checkpoints.

@@ -4,12 +4,12 @@ use crate::checkpoint_common::*;
 use crate::common::simple;
 use crate::common::{Mlp, Task, config, cpu, own, single, weights};
 use autograd::Var;
+use data::{InMemory, Loader, State};
 use distributed::{
     checkpoint::CheckpointReader,
     comm::{Communicator, Ranks},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
-    sampler::DistributedSampler,
     train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
     zero::{ZeroOptions, ZeroStage},
 };
@@ -191,24 +191,27 @@ fn scaler_and_counts_go_on() {
 #[test]
 fn other_ranks_read_what_was_left_of_the_epoch() {
     const EXAMPLES: usize = 13;
-    let scratch = Scratch::new("sampler");
+    let scratch = Scratch::new("loader");
     let folder = scratch.folder();
     let run = |n: usize, how: How, resumed: bool, batches: usize| {
         let ranks = Ranks::new(n).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let mut trainer = Any::new(&comm, &model, how, config())?;
-            let mut sampler = DistributedSampler::new(EXAMPLES, comm.rank(), n)?.seed(8);
+            let examples = InMemory::new((0..EXAMPLES).collect::<Vec<_>>());
+            let loader = Loader::new(examples).batch(2 * n).shuffle(8).rank(comm.rank(), n);
+            let mut at = State::default();
             if resumed {
                 let manifest = trainer.load(&folder)?.expect("a checkpoint");
-                sampler.resume(&manifest.notes()["sampler"])?;
+                at = loader.state_of(&manifest.notes()["data"])?;
             }
+            let mut epoch = loader.resume(at)?;
             let mut read = Vec::new();
             for _ in 0..batches {
-                let batch: Vec<usize> = sampler.next_batch(2).collect();
+                let batch = epoch.next().expect("not the end of the epoch")?.data;
                 trainer.step_with(|_| model.loss(comm.runtime(), 0, &batch))?;
                 read.extend(batch);
             }
-            trainer.save_with(&folder, CheckpointNotes::from([("sampler".into(), sampler.progress())]))?;
+            trainer.save_with(&folder, CheckpointNotes::from([("data".into(), loader.note(epoch.state()))]))?;
             Ok(read)
         });
         ranks.unwrap().concat()

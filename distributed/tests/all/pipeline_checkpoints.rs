@@ -10,11 +10,11 @@ use crate::{
     pipeline_staged::*,
 };
 use autograd::{Leaf, Var};
+use data::{InMemory, Loader, State};
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
     pipeline::{Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Tie, split},
-    sampler::DistributedSampler,
     train::{CheckpointNotes, StageStrategy, TrainStep, TrainingConfig},
     zero::ZeroStage,
 };
@@ -286,7 +286,7 @@ fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
 /// Examples that are read in a random order.
 const EXAMPLES: usize = 60;
 
-/// Training with everything that has a state of its own: dropout, a schedule, a loss scale that grows, a sampler.
+/// Training with everything that has a state of its own: dropout, a schedule, a loss scale that grows, a loader.
 fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
     let checked = how.checked(ScheduleKind::OneFOneB, 2, 1, 2).unwrap();
     let gpt = GptConfig { dropout: 0.3, ..GPT };
@@ -319,17 +319,21 @@ fn sampled<S: StageStrategy<Cpu>>(
     mut trainer: PipelineTrainStep<Cpu, S>,
 ) -> Result<Told> {
     let (p, m) = (2, trainer.pipeline().schedule().micro_batches());
-    let mut sampler = DistributedSampler::new(EXAMPLES, comm.rank() / p, comm.size() / p)?.seed(4);
+    let (replica, replicas) = (comm.rank() / p, comm.size() / p);
+    let examples = InMemory::new((0..EXAMPLES as i64).collect::<Vec<_>>());
+    let loader = Loader::new(examples).batch(m * ROWS * replicas).shuffle(4).rank(replica, replicas);
+    let mut at = State::default();
     if going.steps.start > 0 {
         let manifest = trainer.load(going.folder)?.expect("a checkpoint");
-        sampler.resume(&manifest.notes()["sampler"])?;
+        at = loader.state_of(&manifest.notes()["data"])?;
     } else {
         autograd::manual_seed(9);
     }
+    let mut batches = loader.endless(at)?;
     let (all, _) = Model::Gpt.batch(comm.runtime(), 0, EXAMPLES / ROWS)?;
     let mut told = Told::default();
     for _ in going.steps.clone() {
-        let index: Vec<i64> = sampler.next_batch(m * ROWS).map(|k| k as i64).collect();
+        let index = batches.next().expect("epochs without end")?.data;
         let x = [all.index_select(0, &Tensor::from_slice(comm.runtime(), [index.len()], &index)?)?];
         let metrics = trainer.step(|_| MicroBatches::split(&x, &x, m))?;
         assert!(metrics.stepped());
@@ -337,13 +341,13 @@ fn sampled<S: StageStrategy<Cpu>>(
         told.norms.extend([metrics.learning_rate(), trainer.scaler().map_or(0.0, |scaler| scaler.factor())]);
     }
     if going.save {
-        trainer.save(going.folder, &CheckpointNotes::from([("sampler".into(), sampler.progress())]))?;
+        trainer.save(going.folder, &CheckpointNotes::from([("data".into(), loader.note(batches.state()))]))?;
     }
     Ok(told)
 }
 
 #[test]
-fn sampler_schedule_scaler_and_random_numbers_go_on() {
+fn loader_schedule_scaler_and_random_numbers_go_on() {
     for how in HOWS {
         let scratch = Scratch::new("staged-everything");
         let folder = &scratch.folder();

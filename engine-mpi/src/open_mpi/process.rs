@@ -183,6 +183,8 @@ impl Mpi {
         runtime: impl FnOnce(usize) -> Result<R>,
         program: impl FnOnce(Comm<R>) -> Result<T>,
     ) -> Result<T> {
+        // Spans of this thread, and of those that are started on its behalf, are this rank's.
+        numcore::trace::set_rank(self.rank);
         let rt = runtime(self.local_rank());
         let outcome = match rt {
             Ok(rt) => guarded(&self.world(&rt)?, program),

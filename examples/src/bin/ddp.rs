@@ -2,26 +2,25 @@
 //! rank: the losses are the same.
 #![forbid(unsafe_code)]
 
-use std::{process::ExitCode, sync::Arc};
+use std::process::ExitCode;
 
 use clap::Parser;
 use weftgrad::{
     AnyRuntime,
     distributed::{
-        comm::{Comm, Communicator, NoOpCommunicator},
-        sampler::shard_batches,
-        train::{Loss, TrainStep},
+        comm::{Comm, Communicator},
+        train::TrainStep,
     },
-    fused::{CrossEntropyOptions, Reduction},
     nn::{Gpt, GptConfig, Init},
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
+    train::{Interval, Length, Trainer, sink::MemorySink},
 };
 use weftgrad_examples::{
     Outcome,
     options::{self, positive},
     ranks::Joined,
-    text::{Batch, Corpus, Part},
+    text::{self, Corpus, Part},
 };
 
 /// Train a small GPT data-parallel and compare its first 500 losses with those of one rank.
@@ -55,12 +54,12 @@ fn run(options: &Options) -> Outcome<()> {
     let corpus = Corpus::read(None)?;
     let tokens = corpus.part(Part::Train, CONTEXT)?;
     let ranks = options.joined.ranks(options.ranks)?;
-    let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.vocabulary.len(), tokens);
+    let rank = |comm: Comm<AnyRuntime>| losses(&comm, options, corpus.characters.len(), tokens);
     let many = ranks.run(rank)?;
     if !ranks.leads() {
         return Ok(());
     }
-    let one = rank(Arc::new(NoOpCommunicator::new(&options.joined.open()?)))?;
+    let one = ranks.run_alone(rank)?;
     println!("step   1 rank     {} ranks    difference", ranks.size());
     for (step, (a, b)) in one.iter().zip(&many).enumerate() {
         println!("{step:4}   {a:.6}   {b:.6}   {:.1e}", (a - b).abs());
@@ -74,26 +73,19 @@ fn run(options: &Options) -> Outcome<()> {
     }
 }
 
-/// The losses of a run on this communicator.
-fn losses(comm: &Comm<AnyRuntime>, options: &Options, vocab: usize, tokens: &[i64]) -> Result<Vec<f64>> {
-    let rt = comm.runtime();
+/// The losses of a run on this communicator, on rank 0.
+fn losses(comm: &Comm<AnyRuntime>, options: &Options, vocab: usize, tokens: &[u32]) -> Result<Vec<f64>> {
     let config = GptConfig { vocab, context: CONTEXT, layers: 2, heads: 4, width: 64, ..Default::default() };
-    let model = Gpt::new(&Init::new(rt, 1), config)?;
+    let model = Gpt::new(&Init::new(comm.runtime(), 1), config)?;
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 2e-3, ..Default::default() });
-    let mut trainer = TrainStep::builder(comm, &model).optimizer(adamw).max_norm(1.0).build()?;
-    let own = shard_batches(options.batch, comm.rank(), comm.size());
-    let mut losses = Vec::new();
-    for step in 0..options.steps {
-        let starts: Vec<usize> =
-            own.iter().map(|i| (step * options.batch + i) * 97 % (tokens.len() - CONTEXT - 1)).collect();
-        let batch = Batch::at(rt, tokens, &starts, CONTEXT)?;
-        let metrics = trainer.step(|_| {
-            let logits = model.forward(&batch.x)?.flatten(0, 1)?;
-            let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-            // A sum and its weight: ranks with fewer tokens count for less.
-            Loss::sum(logits.cross_entropy_with(&batch.y, None, sum)?, (starts.len() * CONTEXT) as f64)
-        })?;
-        losses.push(metrics.loss()?);
-    }
-    Ok(losses)
+    let step = TrainStep::builder(comm, &model).optimizer(adamw).max_norm(1.0).build()?;
+    // The batches of all ranks together, of which the trainer gives each rank its share.
+    let batches = text::sequences(comm.runtime(), tokens, CONTEXT, 1)?.batch(options.batch).shuffle(1);
+    let losses = MemorySink::new();
+    Trainer::new(&model, step, batches)
+        .until(Length::Steps(options.steps as u64))
+        .record_every(Interval::Steps(1))
+        .sink(losses.clone())
+        .run(text::loss)?;
+    Ok(losses.scalars("loss").into_iter().map(|(_, loss)| loss).collect())
 }

@@ -1,13 +1,14 @@
 //! A GPT cut into stages, trained on threads, or processes, by any pipeline schedule; prints the schedule and draws what every rank did when.
 #![forbid(unsafe_code)]
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, slice::from_ref, time::Duration};
 
 use clap::Parser;
 use weftgrad::{
     AnyRuntime,
+    data::{Batch, Last},
     distributed::{
-        comm::{Comm, NoOpCommunicator},
+        comm::Comm,
         pipeline::{
             Checked, GptStage, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions,
             PipelineTrainStep, ScheduleKind, Timeline,
@@ -21,12 +22,13 @@ use weftgrad::{
     },
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
+    train::{InStep, Interval, Length, Trainer, sink::Terminal},
 };
 use weftgrad_examples::{
     Outcome,
     options::{self, positive},
-    ranks::{Engine, Joined},
-    text::{Batch, Corpus, Part},
+    ranks::Joined,
+    text::{self, Corpus, Part, Sequences},
 };
 
 /// Train a small character model through a pipeline of threads.
@@ -84,13 +86,8 @@ fn run(options: &Options) -> Outcome<()> {
         println!("rank {rank}: {}", row.join(" "));
     }
     let corpus = Corpus::read(None)?;
-    let (vocabulary, text) = (corpus.vocabulary.len(), corpus.part(Part::Train, CONTEXT)?);
-    let rank = |comm: Comm<AnyRuntime>| train(comm, &checked, options, vocabulary, text);
-    // Transfers need somebody to meet: a single rank has all stages, and does without.
-    let timeline = match (needed, options.joined.engine) {
-        (1, Engine::Threads) => rank(std::sync::Arc::new(NoOpCommunicator::new(&options.joined.open()?)))?,
-        _ => ranks.run(rank)?,
-    };
+    let (vocabulary, text) = (corpus.characters.len(), corpus.part(Part::Train, CONTEXT)?);
+    let timeline = ranks.run(|comm| train(comm, &checked, options, vocabulary, text))?;
     if !ranks.leads() {
         return Ok(());
     }
@@ -113,7 +110,7 @@ fn schedule(options: &Options) -> Result<Checked> {
 }
 
 /// One rank's program: the same on all of them.
-fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[i64]) -> Result<Timeline> {
+fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[u32]) -> Result<Timeline> {
     let config =
         GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
     // Every rank makes the whole model from the same seed and keeps its stages.
@@ -132,29 +129,28 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
 
 /// Trains, whatever is sharded; gives the timeline of the last step of this rank's replica.
 fn steps<S: StageStrategy<AnyRuntime>>(
-    mut trainer: PipelineTrainStep<AnyRuntime, S>,
+    step: PipelineTrainStep<AnyRuntime, S>,
     comm: &Comm<AnyRuntime>,
     options: &Options,
-    text: &[i64],
+    text: &[u32],
 ) -> Result<Timeline> {
-    let (micros, replica) = (options.micro_batches, comm.rank() / options.ranks);
-    for step in 0..options.steps {
-        let batch = |_| {
-            let seed = 7 + replica as u64;
-            let Batch { x, y } = Batch::random(comm.runtime(), text, micros * ROWS, CONTEXT, seed, step as u64)?;
-            MicroBatches::split(&[x.value()?], &[y.value()?], micros)
-        };
-        let metrics = trainer.step(batch)?;
-        if comm.rank() == 0 && (step % 10 == 0 || step + 1 == options.steps) {
-            println!("step {step}: loss {:.4}", metrics.loss()?);
-        }
-    }
-    trainer.last_run().map_or_else(|| Ok(Timeline::default()), |last| trainer.pipeline().timeline(last))
+    let micros = options.micro_batches;
+    let batch = micros * ROWS * options.replicas;
+    let batches = text::sequences(comm.runtime(), text, CONTEXT, 1)?.batch(batch).shuffle(7).last(Last::Drop);
+    let report = Trainer::new(&InStep, step, batches)
+        .until(Length::Steps(options.steps as u64))
+        .record_every(Interval::Steps(10))
+        .sink(Terminal::lines_to(std::io::stdout()).every(Duration::ZERO).show(["loss"]))
+        .run(|_, batch: &Batch<Sequences>| {
+            MicroBatches::split(from_ref(&batch.data.0), from_ref(&batch.data.1), micros)
+        })?;
+    let trained = report.step;
+    trained.last_run().map_or_else(|| Ok(Timeline::default()), |last| trained.pipeline().timeline(last))
 }
 
 /// The sum over all characters: the trainer divides by how many there are in the whole step.
 fn loss(outputs: &[Var<AnyRuntime>], targets: &[Var<AnyRuntime>]) -> Result<Loss<AnyRuntime>> {
     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
     let characters = targets[0].dims().iter().product::<usize>();
-    Loss::sum(cross_entropy_with(&outputs[0].flatten(0, 1)?, &targets[0], None, options)?, characters as f64)
+    Loss::sum(cross_entropy_with(&outputs[0], &targets[0], None, options)?, characters as f64)
 }

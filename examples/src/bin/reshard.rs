@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use weftgrad::{
-    AnyRuntime,
+    AnyRuntime, Launcher,
     distributed::{
         checkpoint::Folder,
-        comm::{Comm, Communicator, Ranks},
+        comm::{Comm, Communicator},
         sampler::shard_batches,
         train::{CheckpointNotes, Loss, TrainStep},
         zero::ZeroStage,
@@ -20,7 +20,7 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
-    options::{self, OnRanks, positive},
+    options::{self, On, positive},
 };
 
 /// Save on some ranks, load on others.
@@ -37,7 +37,7 @@ struct Options {
     #[arg(long, default_value = "reshard-out", value_name = "DIR")]
     out: std::path::PathBuf,
     #[command(flatten)]
-    on: OnRanks,
+    on: On,
 }
 
 type Model = Vec<Linear<AnyRuntime>>;
@@ -52,9 +52,9 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> Outcome<()> {
     let folder = Folder::new(&options.out);
-    let open = |_| options.on.open(0);
-    let through = Ranks::new(options.from).run(open, |comm| sharded(&comm, &folder))?.remove(0);
-    let resumed = Ranks::new(options.to).run(open, |comm| whole(&comm, &folder))?.remove(0);
+    let ranks = |size| Launcher::threads(size).devices([options.on.device]);
+    let through = ranks(options.from).run(|comm| sharded(&comm, &folder))?;
+    let resumed = ranks(options.to).run(|comm| whole(&comm, &folder))?;
     println!("step   {} ranks, sharded   {} ranks, resumed", options.from, options.to);
     for (k, (a, b)) in through.iter().zip(&resumed).enumerate() {
         println!("{:4}   {a:<17.8}   {b:<.8}", STEPS + k);

@@ -6,9 +6,10 @@ use std::{
 };
 
 use distributed::{
-    checkpoint::Folder,
-    comm::{Collectives, Comm, Communicator},
+    checkpoint::{CheckpointReader, Folder},
+    comm::{Collectives, Comm, Communicator, all_ok},
 };
+use nn::Module;
 use numcore::{Error, Result, Runtime};
 
 use super::{
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
 
-/// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and when the process is asked to end (SIGTERM, Ctrl-C), which
+/// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and on a signal (SIGTERM, Ctrl-C), which
 /// ends the run. The training step is held up by a copy to host memory; a thread writes that.
 ///
 /// A checkpoint is there whole or not at all, and an old one is removed only after a new one is in place. A save that fails ends the run with its
@@ -33,6 +34,8 @@ pub struct Checkpoints<R: Runtime> {
     on_failure: bool,
     in_thread: bool,
     report_failures: bool,
+    overwrite: bool,
+    restore_best: bool,
     best_value: Option<f64>,
     best_step: Option<u64>,
     /// Value and step of the best one before, until the checkpoint of the best one is in place.
@@ -52,7 +55,7 @@ pub struct Checkpoints<R: Runtime> {
 }
 
 impl<R: Runtime> Checkpoints<R> {
-    /// Checkpoints in a folder, which all ranks must see: at the end of the run, and when the process is asked to end. All of them stay.
+    /// Checkpoints in a folder, which all ranks must see: at the end of the run, and on a signal. All of them stay.
     pub fn in_folder(path: impl Into<PathBuf>) -> Self {
         Checkpoints::at(Folder::new(path))
     }
@@ -69,6 +72,8 @@ impl<R: Runtime> Checkpoints<R> {
             on_failure: true,
             in_thread: true,
             report_failures: false,
+            overwrite: false,
+            restore_best: false,
             best_value: None,
             best_step: None,
             best_before: None,
@@ -107,14 +112,14 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Whether one is saved, and the run ended, when the process is asked to end; at first it is.
+    /// Whether one is saved, and the run ended, on SIGTERM and Ctrl-C; at first it is.
     pub fn on_signal(mut self, yes: bool) -> Self {
         self.on_signal = yes;
         self
     }
 
     /// Whether one is saved when a step ends by an error or a panic, on any rank: of what there was before that step, so that the run goes on there once the reason is
-    /// gone. At first it is. Ranks cannot tell each other anything then, so rank 0 waits some seconds for the files of the others.
+    /// gone. At first it is. The communicator is aborted then, so rank 0 waits some seconds for the files of the others.
     pub fn on_failure(mut self, yes: bool) -> Self {
         self.on_failure = yes;
         self
@@ -124,6 +129,23 @@ impl<R: Runtime> Checkpoints<R> {
     /// everything is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;
+        self
+    }
+
+    /// Whether a run that starts from nothing removes the checkpoints of an earlier run from the folder; at first it does not, and a folder that has some is an error.
+    #[doc(alias("overwrite_output_dir"))]
+    pub fn overwrite(mut self, yes: bool) -> Self {
+        self.overwrite = yes;
+        self
+    }
+
+    /// Whether the model has the weights of the [best](Checkpoints::best) checkpoint when the run is over, after early stopping or at its full length; at first it has the
+    /// last ones. A run that was interrupted, or that has no best checkpoint, keeps the last ones. Buffers are restored with the parameters; the optimizer is not: the last
+    /// checkpoint, from which a run can go on, stays the last one.
+    #[doc(alias("load_best_model_at_end"))]
+    #[doc(alias("restore_best_weights"))]
+    pub fn restore_best(mut self, yes: bool) -> Self {
+        self.restore_best = yes;
         self
     }
 
@@ -193,14 +215,28 @@ impl<R: Runtime> Checkpoints<R> {
         }
     }
 
+    /// Puts the weights of the best checkpoint into the model.
+    fn put_best<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>) -> Result<()> {
+        let comm = run.comm();
+        let best = all_ok(comm, "Checkpoints", self.folder.marked(BEST))?.filter(|best| *best != run.progress().step);
+        let Some(best) = best else { return Ok(()) };
+        let read = CheckpointReader::open(self.folder.step(best))
+            .and_then(|mut reader| reader.load_parameters(run.model(), |name| Some(name.into())));
+        all_ok(comm, "Checkpoints", read)
+    }
+
     fn record_failure(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
         if let Some(failure) = self.failure.take() {
             run.record_text("checkpoint/failure", failure);
         }
     }
 
-    /// A run that begins anew begins in an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
-    fn check_folder(&self) -> Result<()> {
+    /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
+    fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
+        if self.overwrite {
+            let removed = if comm.rank() == 0 { self.folder.clear() } else { Ok(()) };
+            return all_ok(comm, "Checkpoints", removed);
+        }
         let Some(last) = self.folder.latest()? else { return Ok(()) };
         let why = format!(
             "{} has checkpoints of another run, the last of step {last}: go on from it with `Resume::IfThere`, or save in another folder",
@@ -224,7 +260,7 @@ fn name_of_run<R: Runtime>(comm: &Comm<R>) -> Result<String> {
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
 
-impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
+impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         if run.is_fast_dev_run() {
             return Ok(());
@@ -232,8 +268,8 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
         let step = run.progress().step;
         match event {
             Event::Begin => {
-                if run.state.begins_anew {
-                    self.check_folder()?;
+                if run.state.from_scratch {
+                    self.check_folder(run.comm())?;
                 }
                 // Where transfers wait for each other, those of a thread could wait for those of the step, and the other way round.
                 self.in_thread &= run.comm().guarantees().independent_transfers;
@@ -293,10 +329,10 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
                 self.record_failure(run);
                 Ok(())
             }
-            Event::End(_) => {
+            Event::End(reason) => {
                 self.record_failure(run);
                 self.listening = None;
-                Ok(())
+                if self.restore_best && **reason != StopReason::Interrupted { self.put_best(run) } else { Ok(()) }
             }
             _ => Ok(()),
         }
@@ -345,6 +381,11 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Checkpoints<R> {
     fn check(&self) -> Result<()> {
         self.every.check("Checkpoints")?;
         self.best.iter().try_for_each(Monitor::check)?;
+        if self.restore_best && self.best.is_none() {
+            let why =
+                "nothing says which checkpoint is the best: give `best` the name of a value, such as `validation/loss`";
+            return Err(Error::config("Checkpoints", "restore_best", why));
+        }
         if self.keep == Some(0) {
             return Err(Error::config("Checkpoints", "keep", "at least one checkpoint stays: give `keep` 1 or more"));
         }

@@ -162,14 +162,19 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
     where
         M: Module<R>,
     {
-        self.is_due = false;
-        run.evaluation_ran(&self.name);
-        self.ran_at = Some(run.progress().step);
         self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
         let modes = Modes::evaluating(run.model());
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
         let (sums, recorded) = measured?;
+        // A signal does not wait for the rest: the evaluation runs from its beginning when the run is resumed.
+        self.is_due = sums.is_none();
+        let Some(sums) = sums else {
+            run.control().interrupt();
+            return Ok(());
+        };
+        run.evaluation_ran(&self.name);
+        self.ran_at = Some(run.progress().step);
         let mut all = all_sums(run, &sums)?;
         let examples = all.pop().map_or(0.0, |(examples, _)| examples);
         if examples == 0.0 || self.loss && all[0].1 == 0.0 {
@@ -203,14 +208,18 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.name)).collect()
     }
 
-    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples.
-    fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Vec<(f64, f64)>> {
+    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples. None where a signal came before
+    /// the last batch.
+    fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Option<Vec<(f64, f64)>>> {
         let (rank, ranks) = run.engine.share();
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
         let mut examples = 0.0;
         let batches = self.loader.clone().rank(rank, ranks).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
+            if run.is_interrupted()? {
+                return Ok(None);
+            }
             let (batch, mut sums) = (batch?, sums.iter_mut());
             examples += batch.count as f64;
             scalars::set_weight(batch.count as f64);
@@ -230,7 +239,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
             }
         }
         sums.push((examples, 1.0));
-        Ok(sums)
+        Ok(Some(sums))
     }
 }
 
@@ -267,7 +276,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
                 self.ask(run);
                 Ok(())
             }
-            // The checkpoint of a process that is asked to end comes first.
+            // After a signal the checkpoint comes first.
             Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
                 self.ask(run);
                 Ok(())

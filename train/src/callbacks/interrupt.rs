@@ -20,7 +20,7 @@ fn signals() -> MutexGuard<'static, Signals> {
 }
 
 /// While it lives, SIGTERM, SIGINT and SIGHUP (on Windows: Ctrl-C and what closes a console) are noted; the second one ends the process at once. When
-/// the last one is gone, what was asked for is forgotten, and a signal ends the process again.
+/// the last one is gone, the signal is forgotten, and the next one ends the process again.
 #[derive(Debug)]
 pub(super) struct Listening(());
 
@@ -36,8 +36,10 @@ impl Listening {
         };
         let installed = HANDLER.get_or_init(|| ctrlc::set_handler(handler).map_err(|e| e.to_string()));
         if let Err(e) = installed {
-            let why = format!("signals cannot be listened for: {e}; turn it off with `Checkpoints::on_signal(false)`");
-            return Err(Error::argument("Checkpoints", why));
+            let why = format!(
+                "signals cannot be listened for: {e}; leave `StopOnSignal` out, and give `Checkpoints::on_signal(false)`"
+            );
+            return Err(Error::argument("Trainer::run", why));
         }
         signals().listeners += 1;
         Ok(Listening(()))
@@ -54,7 +56,7 @@ impl Drop for Listening {
     }
 }
 
-/// Whether the process was asked to end.
-pub(super) fn is_asked() -> bool {
+/// Whether a signal came.
+pub(crate) fn is_asked() -> bool {
     signals().asked
 }

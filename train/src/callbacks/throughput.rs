@@ -122,10 +122,6 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Throughput<'_> {
         Ok(())
     }
 
-    fn counts_tokens(&self) -> bool {
-        true
-    }
-
     fn check(&self) -> Result<()> {
         for (field, value) in [("peak_flops", self.peak_flops), ("flops_per_token", self.flops_per_token)] {
             if value.is_some_and(|value| !(value > 0.0 && value.is_finite())) {

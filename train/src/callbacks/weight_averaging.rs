@@ -22,8 +22,9 @@ static BLEND: LazyLock<Program> =
 /// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update, and evaluates the averages in place of the weights. They are in
 /// checkpoints, under `ema/`.
 ///
-/// Every rank keeps the average of the part that it saves of each parameter, so over all ranks there is one average, whatever the strategy: with four ranks a
-/// quarter on each. For an evaluation the ranks send each other their parts. Halves are averaged in `f32`.
+/// Every rank keeps the averages of a part of the parameters, so over all ranks there is one average, whatever the strategy: with four ranks a
+/// quarter on each. For an evaluation they take the place of the weights: in the shards where parameters are sharded, so that no rank has all of them; elsewhere the ranks
+/// send each other their parts. Halves are averaged in `f32`. The stages of a pipeline are evaluated with their weights, and the averages are in its checkpoints.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {
@@ -43,6 +44,8 @@ struct AveragedPart<R: Runtime> {
     name: String,
     shape: Shape,
     start: usize,
+    /// Of the parameter.
+    dtype: DType,
     average: Tensor<R>,
 }
 
@@ -83,8 +86,7 @@ impl<R: Runtime> WeightAveraging<R> {
         let mut parts = self.parts.iter_mut();
         for weight in weights(step)? {
             let part = parts.next().filter(|part| part.name == weight.name && part.start == weight.start);
-            let part =
-                part.ok_or_else(|| Error::state(&*weight.name, "was not saved in this part when averaging began"))?;
+            let part = part.ok_or_else(|| Error::state(&*weight.name, "was not cut like this when averaging began"))?;
             let row = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?;
             part.average = part.average.apply_program(&BLEND, &[&row], &[(1.0 - decay).into()])?;
         }
@@ -106,8 +108,15 @@ impl<R: Runtime> WeightAveraging<R> {
         self.own.take().map_or(Ok(()), |own| self.put(run, own))
     }
 
+    /// Puts rows in place of the weights' parts: in shards as they are, or whole on every rank.
+    fn put<M: Module<R>, B>(&self, run: &mut Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
+        let of_type = |(row, part): (&Tensor<R>, &AveragedPart<R>)| row.to_dtype(part.dtype);
+        let in_type = rows.iter().zip(&self.parts).map(of_type).collect::<Result<Vec<_>>>()?;
+        if run.step_state().put_parameter_parts(&in_type)? { Ok(()) } else { self.put_whole(run, in_type) }
+    }
+
     /// Gives every rank the parts of all ranks, parameter by parameter, as the model's values.
-    fn put<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
+    fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
         let (comm, table) = (run.comm(), self.table(run.comm())?);
         for parameter in run.model().parameters() {
             let leaf = parameter.leaf();
@@ -115,7 +124,7 @@ impl<R: Runtime> WeightAveraging<R> {
             let Some(pieces) = table.get(&*name) else { continue };
             let mut values = Vec::with_capacity(pieces.len());
             for &AveragedPiece { owner, index, len, .. } in pieces {
-                let own = (owner == comm.rank()).then(|| rows[index].to_dtype(leaf.spec().dtype)).transpose()?;
+                let own = (owner == comm.rank()).then(|| rows[index].clone());
                 values.push(broadcast(comm, own, owner, len, leaf.spec().dtype)?);
             }
             leaf.set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(leaf.spec().shape)?)?;
@@ -154,13 +163,13 @@ struct AveragedPiece {
     owner: usize,
 }
 
-/// What this rank saves of parameters.
+/// This rank's part of the parameters.
 fn weights<R: Runtime>(step: &dyn Checkpointed<R>) -> Result<Vec<CheckpointPart<R>>> {
     let named = |mut part: CheckpointPart<R>| {
         part.name = part.name.strip_prefix(PARAMETER)?.into();
         Some(part)
     };
-    Ok(step.parts()?.into_iter().filter_map(named).collect())
+    Ok(step.parameter_parts()?.into_iter().filter_map(named).collect())
 }
 
 fn broadcast<R: Runtime>(
@@ -184,7 +193,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
             let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
             // Not the memory that updates write.
             let average = row.to_dtype(wide)?.copy()?;
-            self.parts.push(AveragedPart { name: weight.name, shape: weight.shape, start: weight.start, average });
+            let CheckpointPart { name, shape, start, .. } = weight;
+            self.parts.push(AveragedPart { name, shape, start, dtype: row.dtype(), average });
         }
         Ok(())
     }
@@ -195,8 +205,10 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
             Event::Evaluated(_) => self.swap_out(run),
             Event::End(_) if self.use_at_end => {
-                let averages = self.parts.iter().map(|part| part.average.clone()).collect();
-                self.put(run, averages)
+                // The optimizer is to learn of it, too, so they are put into the leaves.
+                let averages = self.parts.iter().map(|part| part.average.to_dtype(part.dtype));
+                let averages = averages.collect::<Result<Vec<_>>>()?;
+                self.put_whole(run, averages)
             }
             _ => Ok(()),
         }
@@ -218,7 +230,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
 impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let part = |part: &AveragedPart<R>| {
-            let AveragedPart { name, shape, start, average } = part;
+            let AveragedPart { name, shape, start, average, .. } = part;
             CheckpointPart {
                 name: format!("{AVERAGE}{name}"),
                 shape: *shape,

@@ -9,7 +9,7 @@ use distributed::{
     checkpoint::Folder,
     comm::{Collectives, Comm, Communicator, all_ok},
 };
-use numcore::{Error, Result, Runtime};
+use numcore::{Error, Result, Runtime, trace};
 
 use crate::callback::RunSnapshot;
 
@@ -59,8 +59,12 @@ impl<R: Runtime> CheckpointWriter<R> {
     /// Starts to write, once what was written before is done.
     pub fn start(&mut self, job: WriteJob) -> Result<()> {
         self.finish()?;
-        let comm = self.comm.clone();
-        let thread = Builder::new().name("checkpoint".into()).spawn(move || job.run(&comm));
+        let (comm, rank) = (self.comm.clone(), trace::rank());
+        let write = move || {
+            rank.into_iter().for_each(trace::set_rank);
+            job.run(&comm)
+        };
+        let thread = Builder::new().name("checkpoint".into()).spawn(write);
         self.running = Some(thread.map_err(|e| Error::argument("Checkpoints", format!("no thread to save in: {e}")))?);
         Ok(())
     }

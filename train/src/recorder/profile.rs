@@ -6,10 +6,13 @@ use std::{
     time::Duration,
 };
 
-use distributed::{checkpoint::Checkpointed, comm::Comm};
+use distributed::{
+    checkpoint::Checkpointed,
+    comm::{Comm, Communicator},
+};
 use numcore::{
     Error, Result, Runtime,
-    trace::{Recording, RecordingOptions},
+    trace::{ClockSource, Recording, RecordingOptions},
 };
 
 use super::{RunTimeline, UsageSampler};
@@ -36,6 +39,8 @@ use crate::{Callback, Event, Run};
 pub struct Profile {
     folder: PathBuf,
     options: RecordingOptions,
+    /// The clock of the recordings: the one that was set, or the runtime's.
+    clock: Option<ClockSource>,
     rank: usize,
     ranks: usize,
     wait: u64,
@@ -53,6 +58,7 @@ impl Profile {
         Profile {
             folder: folder.as_ref().into(),
             options: RecordingOptions::default(),
+            clock: None,
             rank: 0,
             ranks: 1,
             wait: 10,
@@ -88,6 +94,12 @@ impl Profile {
         self
     }
 
+    /// The clock of the recordings, in place of that in the options; a [`Trainer`](crate::Trainer) gives [that of its runtime](Runtime::clock), if nothing was said here.
+    pub fn clock(mut self, clock: ClockSource) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
     /// What is recorded.
     pub fn options(mut self, options: RecordingOptions) -> Self {
         self.options = options;
@@ -100,7 +112,7 @@ impl Profile {
     /// If something else is recorded, or a file cannot be written.
     pub fn step(&mut self) -> Result<()> {
         if self.advance()? {
-            self.record(Recording::start(self.options)?)?;
+            self.record(self.start()?)?;
         }
         Ok(())
     }
@@ -115,6 +127,10 @@ impl Profile {
         let begins = within == self.wait && self.windows < self.repeat;
         self.windows += u64::from(begins);
         Ok(begins)
+    }
+
+    fn start(&self) -> Result<Recording> {
+        Recording::start(RecordingOptions { clock: self.clock.unwrap_or(self.options.clock), ..self.options })
     }
 
     fn record(&mut self, recording: Recording) -> Result<()> {
@@ -151,6 +167,7 @@ impl Profile {
 impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
     fn attach(&mut self, _: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
         (self.rank, self.ranks) = (comm.world_rank(), comm.size());
+        self.clock.get_or_insert(comm.runtime().clock());
         Ok(())
     }
 
@@ -159,7 +176,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
             Event::StepBegin => {
                 if self.advance()?
                     // Another rank of this process may record already, and this one with it.
-                    && let Ok(recording) = Recording::start(self.options)
+                    && let Ok(recording) = self.start()
                 {
                     self.record(recording)?;
                 }

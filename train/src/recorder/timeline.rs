@@ -66,7 +66,7 @@ pub struct CounterSeries {
 }
 
 impl RunTimeline {
-    /// The timeline of a recording. What threads did that were told no rank is shown at `rank`, that of the process.
+    /// The timeline of a recording. What threads without a rank did is shown at `rank`, that of the process.
     pub fn of(trace: &Trace, rank: usize) -> Self {
         let mut ranks = BTreeMap::new();
         for thread in &trace.threads {

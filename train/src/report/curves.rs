@@ -4,7 +4,8 @@ use super::{Chart, ChartLine};
 use crate::sink::Record;
 
 /// A chart for all numbers of one name, over the step. Names that end alike are lines of one chart: `train/loss` and `validation/loss`.
-/// Charts and lines come in the order in which their names were first recorded.
+/// Charts and lines come in the order in which their names were first recorded. A step that was measured again, after a run went back, takes the place of what was
+/// measured from there on.
 pub fn charts_of(records: &[Record]) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
     for record in records {
@@ -13,7 +14,10 @@ pub fn charts_of(records: &[Record]) -> Vec<Chart> {
             let point = (record.step as f64, value);
             let chart = of_title(&mut charts, title);
             match chart.lines.iter_mut().find(|line| line.name == name) {
-                Some(line) => line.points.push(point),
+                Some(line) => {
+                    while line.points.pop_if(|last| last.0 >= point.0).is_some() {}
+                    line.points.push(point);
+                }
                 None => chart.lines.push(ChartLine { name: name.into(), points: vec![point] }),
             }
         }

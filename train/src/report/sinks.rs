@@ -20,6 +20,19 @@ impl SvgCurves {
         SvgCurves { path: folder.as_ref().join("curves.svg"), records: Vec::new() }
     }
 
+    /// Begins with what was measured before: the lines of a run that this one goes on from, as [`read_jsonl`](crate::sink::read_jsonl) reads them. What is measured
+    /// again replaces what was there from that step on.
+    pub fn records(mut self, before: &[Record]) -> Self {
+        before.iter().for_each(|record| self.push(record));
+        self
+    }
+
+    /// Curves are of numbers; pictures would fill the memory.
+    fn push(&mut self, record: &Record) {
+        let values = record.values.iter().filter(|(_, value)| matches!(value, crate::sink::Value::Scalar(_)));
+        self.records.push(Record { values: values.cloned().collect(), ..*record });
+    }
+
     /// Charts in two columns.
     fn to_svg(&self) -> String {
         let charts = charts_of(&self.records);
@@ -39,9 +52,7 @@ impl SvgCurves {
 
 impl Sink for SvgCurves {
     fn write(&mut self, record: &Record) -> Result<()> {
-        // Curves are of numbers; pictures would fill the memory.
-        let values = record.values.iter().filter(|(_, value)| matches!(value, crate::sink::Value::Scalar(_)));
-        self.records.push(Record { values: values.cloned().collect(), ..*record });
+        self.push(record);
         Ok(())
     }
 

@@ -37,7 +37,7 @@ pub use terminal::Terminal;
 
 use numcore::Result;
 
-/// Takes what a run measures, on the rank that writes (world rank 0 unless told otherwise): a terminal, a file, TensorBoard.
+/// Takes what a run measures, on the rank that writes (world rank 0): a terminal, a file, TensorBoard.
 pub trait Sink: Send {
     /// Takes the measurements of one step. Those of a run come in the order of their steps.
     fn write(&mut self, record: &Record) -> Result<()>;

@@ -11,6 +11,8 @@ pub struct Record {
     pub step: u64,
     /// The epoch, from 0.
     pub epoch: u64,
+    /// Which part of the run is done, from 0 to 1, where its length is known.
+    pub fraction: Option<f64>,
     /// When it was measured.
     pub time: SystemTime,
     /// Names and values, in the order in which they were recorded. A name appears once.
@@ -34,7 +36,7 @@ pub enum Value {
 impl Record {
     /// Nothing measured yet at this step, now.
     pub fn new(step: u64, epoch: u64) -> Self {
-        Record { step, epoch, time: SystemTime::now(), values: Vec::new() }
+        Record { step, epoch, fraction: None, time: SystemTime::now(), values: Vec::new() }
     }
 
     /// Adds a measurement, in place of an earlier one of the same name.

@@ -11,7 +11,8 @@ use numcore::{Error, Result};
 use super::{Record, Sink, Value};
 
 /// A progress bar with the time left and the numbers of the last step. Where there is no terminal (a file, a batch system) it writes a
-/// plain line now and then instead: for the first step, the last, and whenever ten seconds have passed.
+/// plain line now and then instead: for the first step, the last, and whenever ten seconds have passed. The length of the run
+/// comes with each record of a [`Trainer`](crate::Trainer); in a loop of one's own [`steps`](Terminal::steps) sets it.
 ///
 /// ```
 /// use train::sink::{Record, Sink, Terminal};
@@ -25,9 +26,11 @@ pub struct Terminal {
     total: Option<u64>,
     /// What is shown, and in which order; nothing for the first numbers of each record.
     shown: Option<Vec<String>>,
+    /// Numbers that are worth a line whenever they are recorded.
+    announced: Vec<String>,
     every: Duration,
     out: Output,
-    first: Option<(u64, SystemTime)>,
+    first: Option<(Done, SystemTime)>,
     /// The last record for which a line was written, and the last of all.
     written: Option<(u64, SystemTime)>,
     latest: Option<(u64, String)>,
@@ -36,6 +39,13 @@ pub struct Terminal {
 enum Output {
     Bar(ProgressBar),
     Lines(Box<dyn Write + Send>),
+}
+
+/// How far a run is, in steps or in parts of the whole; and the whole.
+#[derive(Clone, Copy)]
+struct Done {
+    now: f64,
+    all: f64,
 }
 
 /// Numbers that are shown where nobody chose.
@@ -64,7 +74,16 @@ impl Terminal {
 
     fn over(out: Output) -> Self {
         let every = Duration::from_secs(10);
-        Terminal { total: None, shown: None, every, out, first: None, written: None, latest: None }
+        Terminal {
+            total: None,
+            shown: None,
+            announced: Vec::new(),
+            every,
+            out,
+            first: None,
+            written: None,
+            latest: None,
+        }
     }
 
     /// The length of the run, so that the time left is known.
@@ -76,6 +95,12 @@ impl Terminal {
     /// The numbers to show; at first the first four of each record.
     pub fn show<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.shown = Some(names.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Numbers of which every value gets a line of its own, such as those of evaluations: in a terminal above the bar.
+    pub fn announce<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.announced = names.into_iter().map(Into::into).collect();
         self
     }
 
@@ -94,16 +119,27 @@ impl Terminal {
         chosen.iter().map(|(name, x)| format!("  {} {}", plain(name), short(*x))).collect()
     }
 
-    /// Steps done, and the time that those left take at the rate of this run so far.
+    fn done(&self, record: &Record) -> Option<Done> {
+        match (self.total, record.fraction) {
+            (Some(total), _) => Some(Done { now: record.step as f64, all: total as f64 }),
+            (None, Some(now)) => Some(Done { now, all: 1.0 }),
+            (None, None) => None,
+        }
+    }
+
+    /// Steps done, and the time that what is left takes at the rate of this run so far.
     fn progress(&self, record: &Record) -> String {
-        let Some(total) = self.total else { return format!("step {}", record.step) };
-        let left = self.first.and_then(|(step, time)| {
-            let done = record.step.checked_sub(step).filter(|&n| n > 0)? as f64;
-            let each = record.time.duration_since(time).ok()?.as_secs_f64() / done;
-            Duration::try_from_secs_f64(each * total.saturating_sub(record.step) as f64).ok()
+        let Some(done) = self.done(record) else { return format!("step {}", record.step) };
+        let left = self.first.and_then(|(first, time)| {
+            let since = Some(done.now - first.now).filter(|since| *since > 0.0)?;
+            let each = record.time.duration_since(time).ok()?.as_secs_f64() / since;
+            Duration::try_from_secs_f64(each * (done.all - done.now).max(0.0)).ok()
         });
         let left = left.map(|left| format!("  {} left", clock(left))).unwrap_or_default();
-        format!("step {}/{total}{left}", record.step)
+        match self.total {
+            Some(total) => format!("step {}/{total}{left}", record.step),
+            None => format!("step {} ({:.0} %){left}", record.step, 100.0 * done.now),
+        }
     }
 
     fn is_due(&self, record: &Record) -> bool {
@@ -111,19 +147,26 @@ impl Terminal {
         since.is_none_or(|since| since >= self.every) || self.total == Some(record.step)
     }
 
+    fn is_announced(&self, record: &Record) -> bool {
+        record.scalars().any(|(name, _)| self.announced.iter().any(|announced| announced == name))
+    }
+
     fn show_record(&mut self, record: &Record) -> io::Result<()> {
         let (progress, numbers) = (self.progress(record), self.numbers(record));
-        let due = self.is_due(record);
+        let (due, announced) = (self.is_due(record), self.is_announced(record));
         let line = format!("{progress}{numbers}");
         match &mut self.out {
             Output::Bar(bar) => {
-                show_on(bar, record, self.total, numbers);
+                show_on(bar, record, self.total, &numbers);
+                if announced {
+                    bar.println(format!("step {}{numbers}", record.step));
+                }
                 for (name, text) in texts(record) {
                     bar.println(format!("{name}: {text}"));
                 }
             }
             Output::Lines(out) => {
-                if due {
+                if due || announced {
                     writeln!(out, "{line}")?;
                     self.written = Some((record.step, record.time));
                 }
@@ -139,11 +182,13 @@ impl Terminal {
 
 impl Sink for Terminal {
     fn write(&mut self, record: &Record) -> Result<()> {
-        if self.first.is_none() {
-            self.first = Some((record.step, record.time));
+        if self.first.is_none()
+            && let Some(done) = self.done(record)
+        {
+            self.first = Some((done, record.time));
             if let Output::Bar(bar) = &self.out {
                 // The time left is measured from where this run began, which may be in the middle.
-                bar.set_position(record.step);
+                show_on(bar, record, self.total, "");
                 bar.reset_eta();
             }
         }
@@ -171,19 +216,26 @@ impl Drop for Terminal {
     }
 }
 
-fn show_on(bar: &ProgressBar, record: &Record, total: Option<u64>, numbers: String) {
-    let template = match total {
-        Some(total) => {
-            bar.set_length(total);
-            "{wide_bar} {pos}/{len}{msg}  {eta} left"
+/// Parts that a run is divided into where its length is not in steps.
+const PARTS: f64 = 1000.0;
+
+fn show_on(bar: &ProgressBar, record: &Record, total: Option<u64>, numbers: &str) {
+    let (template, length, position, message) = match (total, record.fraction) {
+        (Some(total), _) => ("{wide_bar} {pos}/{len}{msg}  {eta} left", Some(total), record.step, numbers.to_owned()),
+        (None, Some(fraction)) => {
+            let message = format!("  step {}{numbers}", record.step);
+            ("{wide_bar} {percent} %{msg}  {eta} left", Some(PARTS as u64), (fraction * PARTS) as u64, message)
         }
-        None => "{spinner} step {pos}{msg}  {elapsed}",
+        (None, None) => ("{spinner} step {pos}{msg}  {elapsed}", None, record.step, numbers.to_owned()),
     };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
-    bar.set_message(numbers);
-    bar.set_position(record.step);
+    if let Some(length) = length {
+        bar.set_length(length);
+    }
+    bar.set_message(message);
+    bar.set_position(position);
 }
 
 fn texts(record: &Record) -> impl Iterator<Item = (String, String)> {

@@ -5,15 +5,15 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use autograd::{RandomState, random_state};
 use data::{Batch, Batches, Loader};
 use distributed::{
     comm::{Communicator, abort_on_err, panic_message},
     train::TrainingMetrics,
 };
+use nn::Buffer;
 use numcore::{Error, Result, Runtime};
 
-use super::{RunReport, engine::StepWithLoss, follow_up::FollowUp};
+use super::{RunReport, before_step::BeforeStep, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, LoopStep, Record, Run, Sink, StopReason,
     control::{Agreed, Control},
@@ -26,7 +26,7 @@ use crate::{
 /// Steps in a row that are left out, their gradients not being finite, before the run ends with an error: a loss scale has found its place long
 /// before.
 const LEFT_OUT: u32 = 100;
-/// Steps whose weights may be asked of the device later.
+/// Steps whose weights may be read from the device later.
 const PENDING: usize = 32;
 
 /// A run in progress.
@@ -45,8 +45,10 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) counts_tokens: bool,
     pub(super) left_out: u32,
     pub(super) is_ending: bool,
-    /// While a step is taken: the random state before it.
-    pub(super) before_step: Option<RandomState>,
+    /// While a step is taken: what there was before it.
+    pub(super) before_step: Option<BeforeStep<R>>,
+    /// Of the model, and of what it keeps in the training step.
+    pub(super) buffers: Vec<Buffer<R>>,
 }
 
 /// How long the run has lasted, with what it was resumed from.
@@ -110,9 +112,12 @@ where
         self.end(reason)
     }
 
-    /// What callbacks ask for before the first step; the reason, if one asks to stop.
+    /// What callbacks request before the first step; the reason, if one stops the run.
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.fire(&Event::Begin)?;
+        if std::mem::take(&mut self.state.owes_evaluation) {
+            self.state.control.evaluate();
+        }
         let mut follow = FollowUp::new(self.agree()?, self.state.progress.epoch, None);
         self.follow_up(&mut follow)?;
         self.write_measured()?;
@@ -147,9 +152,12 @@ where
         let epoch = self.state.progress.epoch;
         let left = usize::try_from(self.batches.left_in_epoch()).unwrap_or(usize::MAX);
         let micro_batches = self.engine.step.accumulation().min(left);
-        self.before_step = Some(random_state());
+        self.before_step = Some(BeforeStep::note(&self.buffers));
         let (metrics, waited) = self.engine.take(self.model, &mut self.batches, micro_batches)?;
-        self.before_step = None;
+        // A step that was left out, its gradients not being finite, may have made statistics that are not finite either.
+        if let Some(before) = self.before_step.take().filter(|_| !metrics.stepped()) {
+            before.restore_buffers(&self.buffers)?;
+        }
         self.advance(&metrics, waited)?;
         self.fire(&Event::StepEnd(&metrics))?;
         let mut follow = FollowUp::new(self.agree()?, epoch, Some(&metrics));
@@ -175,9 +183,6 @@ where
         self.state.progress.step = self.engine.step.global_step();
         self.state.data_wait = waited;
         self.pending.push(metrics.clone());
-        if self.counts_tokens || self.pending.len() == PENDING {
-            self.count_tokens()?;
-        }
         self.left_out = if metrics.stepped() { 0 } else { self.left_out + 1 };
         if self.left_out == LEFT_OUT {
             let why = format!(
@@ -186,9 +191,16 @@ where
             );
             return Err(Error::argument("Trainer::run", why));
         }
-        let RunState { progress, length, .. } = &self.state;
-        self.state.is_record_due = self.state.is_due(&self.record_every) || length.is_reached(progress);
+        // A record reads the device anyway; whoever measures tokens by the second looks at them then.
+        if self.counts_tokens || self.pending.len() == PENDING || self.is_record_due() {
+            self.count_tokens()?;
+        }
+        self.state.is_record_due = self.is_record_due();
         Ok(())
+    }
+
+    fn is_record_due(&self) -> bool {
+        self.state.is_due(&self.record_every) || self.state.length.is_reached(&self.state.progress)
     }
 
     /// Where the next batch is read.
@@ -238,8 +250,9 @@ where
             return Ok(());
         }
         let values = std::mem::take(&mut self.state.measured);
-        let epoch = self.state.before.epoch;
-        let record = Record { step: self.state.progress.step, epoch, time: SystemTime::now(), values };
+        let RunState { progress, before, length, .. } = &self.state;
+        let fraction = Some(length.fraction(progress).min(1.0));
+        let record = Record { step: progress.step, epoch: before.epoch, fraction, time: SystemTime::now(), values };
         self.sinks.iter_mut().try_for_each(|sink| sink.write(&record))
     }
 

@@ -1,13 +1,16 @@
-//! What follows from a step: what callbacks ask for, in one order, until nothing more is asked for.
+//! What follows from a step: what callbacks request, in one order, until there are no more requests.
 
 use data::{Batch, State};
 use distributed::train::TrainingMetrics;
 use numcore::{Error, Result, Runtime};
 
 use super::cycle::Cycle;
-use crate::{Event, LoopStep, Progress, StopReason, control::Agreed};
+use crate::{
+    Event, LoopStep, Progress, StopReason,
+    control::{Agreed, Which},
+};
 
-/// How often callbacks may ask for more after one step: one that asks for an evaluation after each evaluation would never end.
+/// How often callbacks may request more after one step: one that requests an evaluation after each evaluation would never end.
 const ROUNDS: usize = 1000;
 
 /// What is to be done after a step, or before the first one.
@@ -32,7 +35,7 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
     B: Send + 'static,
 {
-    /// Does what was agreed on, and what is asked for because of it. Records and saves come afterwards.
+    /// Does what was agreed on, and what callbacks request because of it. Records and saves come afterwards.
     pub(super) fn follow_up(&mut self, follow: &mut FollowUp<'_, R>) -> Result<()> {
         for _ in 0..ROUNDS {
             if !self.follow_up_once(follow)? {
@@ -55,7 +58,7 @@ where
         let agreed = &mut follow.agreed;
         // Who ends a process does not wait for evaluations: those that are due run when it goes on.
         if agreed.stop == Some(StopReason::Interrupted) {
-            agreed.evaluate = None;
+            self.state.owes_evaluation |= agreed.evaluate.take() == Some(Which::All);
         }
         if std::mem::take(&mut agreed.go_back) {
             if let Some(metrics) = follow.metrics {

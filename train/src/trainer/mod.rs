@@ -1,7 +1,9 @@
 //! The loop over training steps: [`Trainer`].
 
+mod before_step;
 mod builder;
 mod cycle;
+mod distributed;
 mod engine;
 mod evaluating;
 mod follow_up;
@@ -10,19 +12,21 @@ mod setup;
 mod start;
 
 pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
+pub use distributed::{DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess};
 pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};
 
 use data::{Batch, Loader};
+use nn::ModuleExt;
 use numcore::{Result, Runtime};
 
 use crate::{
     Callback, Interval, Length, LoopStep, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
 };
 
-/// Loops over the steps of a training run: reads batches, takes steps, tells [callbacks](Callback) what happens, agrees with the other ranks
-/// on what they ask for, and gives [sinks](Sink) what was measured.
+/// Loops over the steps of a training run: reads batches, takes steps, calls [callbacks](Callback) at every event, agrees with the other ranks
+/// on what they request, and gives [sinks](Sink) what was measured.
 ///
 /// One **step** is one update. Whatever the number of ranks, a run is this text; with one rank nothing is exchanged.
 ///
@@ -102,7 +106,7 @@ impl<S> fmt::Debug for RunReport<S> {
 
 impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// A loop over the steps of a model with the batches of a loader: once through them, unless [`until`](Trainer::until) says otherwise. Of each
-    /// batch a rank reads its share; what the loader was told of ranks is replaced.
+    /// batch a rank reads its share; the loader's own [rank](Loader::rank) is replaced.
     pub fn new(model: &'a M, step: S, loader: Loader<B>) -> Self {
         Trainer {
             model,
@@ -124,7 +128,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
         self
     }
 
-    /// Tells a callback what happens: an evaluation, a policy of checkpoints, one of your own. They are told in the order in which they were added.
+    /// Adds a callback: an evaluation, a policy of checkpoints, one of your own. They are called in the order in which they were added.
     pub fn with(mut self, callback: impl Callback<R, M, B> + 'a) -> Self {
         self.callbacks.push(Box::new(callback));
         self
@@ -188,6 +192,8 @@ where
     /// # Errors
     /// On every rank what fails on one, with its words. The last checkpoint is there.
     pub fn run(self, loss: impl FnMut(&M, &Batch<B>) -> Result<S::Work>) -> Result<RunReport<S>> {
-        Cycle::new(self, loss)?.run()
+        let mut buffers: Vec<_> = self.model.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
+        buffers.extend(self.step.buffers());
+        Cycle::new(self, loss, buffers)?.run()
     }
 }

@@ -49,7 +49,7 @@ where
         self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())
     }
 
-    /// Before this rank tells the others that it has failed: what is being written is written to its end, as other ranks wait for this one and write their parts
+    /// Before this rank aborts the communicator: what is being written is written to its end, as other ranks wait for this one and write their parts
     /// meanwhile. Where another rank has failed, there is no waiting.
     pub(super) fn finish_saves_of_failed(&mut self) {
         for callback in &mut self.callbacks {
@@ -57,14 +57,17 @@ where
         }
     }
 
-    /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; the random
-    /// state and the place in the data are those from before. What fails here changes nothing: the last checkpoint is there.
+    /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; buffers,
+    /// the random state and the place in the data are put back to what they were before. What fails here changes nothing: the last checkpoint is there.
     pub(super) fn rescue(&mut self) {
-        let Some(random) = self.before_step.take() else { return };
+        let Some(before) = self.before_step.take() else { return };
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return;
         }
-        set_random_state(random);
+        set_random_state(before.random);
+        if before.restore_buffers(&self.buffers).is_err() {
+            return;
+        }
         let Progress { epoch, position, step, .. } = self.state.progress;
         if self.engine.step.global_step() != step || self.count_tokens().is_err() {
             return;
@@ -81,7 +84,7 @@ where
     /// Goes back to the last checkpoint; the place in the data stays.
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
-        // Everything in it is of this run: one that begins anew begins with an empty folder. A run that only tries has none.
+        // Everything in it is of this run: one that starts from scratch starts with an empty folder. A dry run has none.
         let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
         let folder = folder.filter(|_| !self.state.fast_dev_run);
         let went = match &folder {

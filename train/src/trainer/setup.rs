@@ -10,7 +10,7 @@ use nn::{Module, ModuleExt};
 use numcore::{Error, NullRuntime, Result, Runtime};
 use optim::IntoOptimizer;
 
-use super::{Trainer, Weighting};
+use super::{DistributedTrainConfig, Trainer, Weighting};
 use crate::LoopStep;
 
 /// How ranks train together, beside what the model and the optimizer are.
@@ -20,6 +20,8 @@ pub struct TrainConfig {
     pub step: TrainingConfig,
     /// What a step's gradient is the mean over.
     pub weighting: Weighting,
+    /// How many ranks there are to be; none for as many as the communicator has.
+    pub distributed: Option<DistributedTrainConfig>,
 }
 
 /// A model with its training step, for a loop of one's own: [`Trainer::setup`] makes it.
@@ -82,6 +84,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
         optimizer: impl IntoOptimizer<R>,
         config: TrainConfig,
     ) -> Result<TrainSetup<'m, R, M>> {
+        config.distributed.iter().try_for_each(|distributed| distributed.check_world(comm.size()))?;
         model.train();
         let step = TrainStep::builder(comm, model).optimizer(optimizer).config(config.step).build()?;
         Ok(TrainSetup { model, step, weighting: config.weighting })
@@ -115,7 +118,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     /// A step of one batch, on all ranks together.
     ///
     /// # Errors
-    /// On every rank what fails on one; and if the configuration asks for more than one micro-batch in a step.
+    /// On every rank what fails on one; and if the configuration has more than one micro-batch in a step.
     #[track_caller]
     pub fn step<B>(
         &mut self,

@@ -1,4 +1,4 @@
-//! How a run begins: what was asked for is checked, ranks agree on it, and a checkpoint is taken over.
+//! How a run begins: its options are checked, ranks agree on them, and a checkpoint is loaded.
 
 use std::path::Path;
 
@@ -7,7 +7,8 @@ use distributed::{
     checkpoint::Folder,
     comm::{Collectives, Comm, Communicator, abort_on_err, all_ok},
 };
-use numcore::{Error, Result, Runtime};
+use nn::Buffer;
+use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
     Trainer,
@@ -24,17 +25,18 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
     B: Send + 'static,
 {
-    pub(super) fn new(trainer: Trainer<'a, R, M, S, B>, loss: F) -> Result<Self> {
+    pub(super) fn new(trainer: Trainer<'a, R, M, S, B>, loss: F, buffers: Vec<Buffer<R>>) -> Result<Self> {
         let comm = trainer.step.comm().clone();
-        abort_on_err(&comm, Self::begin(trainer, loss, &comm))
+        let begun = Self::begin(trainer, loss, &comm);
+        abort_on_err(&comm, begun.map(|cycle| Cycle { buffers, ..cycle }))
     }
 
     fn begin(mut trainer: Trainer<'a, R, M, S, B>, loss: F, comm: &Comm<R>) -> Result<Self> {
         all_ok(comm, "Trainer", trainer.check())?;
         let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
         let Trainer { length, record_every, resume, weighting, fast_dev_run, .. } = &trainer;
-        let asked = format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {names:?}");
-        comm.agree("what the trainer was told", asked.as_bytes())?;
+        let options = format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {names:?}");
+        comm.agree("the options of the trainer", options.as_bytes())?;
         if let Some(steps) = trainer.fast_dev_run {
             trainer.length = Length::Steps(steps);
             trainer.resume = Resume::No;
@@ -46,10 +48,24 @@ where
         let (rank, ranks) = trainer.step.share();
         trainer.loader = trainer.loader.rank(rank, ranks);
         let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;
+        agree_on_batch(comm, trainer.loader.batch_size())?;
         let data = format!("{} {steps}", trainer.loader.note(State::default()));
         comm.agree("the data to train on", data.as_bytes())?;
         trainer.resumed(loss)
     }
+}
+
+/// An error on all ranks, with both sizes, where ranks were given batches of different sizes.
+fn agree_on_batch<R: Runtime>(comm: &Comm<R>, own: usize) -> Result<()> {
+    let all = comm.exchange_equal((own as u64).to_le_bytes())?.into_iter().map(u64::from_le_bytes).collect::<Vec<_>>();
+    let Some(other) = all.iter().position(|size| *size != all[0]) else { return Ok(()) };
+    let (first, member) = (comm.members()[0], comm.members()[other]);
+    let why = format!(
+        "rank {first} was given batches of {} examples and rank {member} of {}: `Loader::batch` is the number of examples of all ranks together, so give all ranks \
+         the same",
+        all[0], all[other]
+    );
+    Err(Error::from(ErrorKind::Mismatch { op: "Trainer", why }).on_rank(comm.world_rank()))
 }
 
 impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
@@ -70,10 +86,11 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         if let Some((folder, required)) = self.resume_folder()? {
             match load(&folder, &mut self.step, &mut self.callbacks)? {
                 Some(notes) => {
+                    state.owes_evaluation = notes.owes_evaluation;
                     at = all_ok(&comm, "resume", self.loader.state_of(&notes.data))?;
                     notes.restore(&mut state, &mut self.callbacks)?;
                     state.resumed = Some(self.step.global_step());
-                    state.begins_anew = !self.saves_in(&folder);
+                    state.from_scratch = !self.saves_in(&folder);
                 }
                 None if required => {
                     let why = format!("there is no checkpoint in {} to resume from", folder.path().display());
@@ -105,6 +122,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             left_out: 0,
             is_ending: false,
             before_step: None,
+            buffers: Vec::new(),
         })
     }
 

@@ -135,7 +135,7 @@ fn ranks_that_were_told_different_things_say_so() {
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("what the trainer was told"), "{error}");
+        assert!(error.contains("the options of the trainer"), "{error}");
     }
 }
 
@@ -175,5 +175,50 @@ fn recorded_scalars_are_weighted_means_over_micro_batches_and_ranks() {
             assert!((mean - expected).abs() < 1e-12, "step {step} on {ranks} ranks: {mean} {expected}");
         }
         assert_eq!(memory.of("first rank"), [(1, 7.0), (2, 7.0), (3, 7.0)]);
+    }
+}
+
+#[test]
+fn batches_of_different_sizes_are_told_with_both() {
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let batch = if distributed::comm::Communicator::rank(&*comm) == 2 { 12 } else { 8 };
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).batch(batch)).run(loss).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("rank 0 was given batches of 8 examples and rank 2 of 12"), "{error}");
+    }
+}
+
+/// Sets a length after a step.
+struct Sets(u64, Length);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Sets {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            Event::StepEnd(_) if run.progress().step == self.0 => run.set_length(self.1),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn a_callback_can_choose_the_length() {
+    for ranks in [1, 3] {
+        let ended = |sets: Sets| {
+            on_ranks(ranks, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let sets = Sets(sets.0, sets.1);
+                let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()));
+                let report = trainer.until(Length::Seconds(1e9)).with(sets).run(loss)?;
+                Ok((report.reason, report.progress.step))
+            })
+        };
+        assert_eq!(ended(Sets(3, Length::Steps(7))).unwrap(), (StopReason::Finished, 7), "{ranks} ranks");
+        assert_eq!(ended(Sets(4, Length::Steps(2))).unwrap(), (StopReason::Finished, 4), "{ranks} ranks");
+        let error = ended(Sets(3, Length::Tokens(50))).unwrap_err().to_string();
+        assert!(error.contains("must be given to `Trainer::until`"), "{error}");
+        assert!(ended(Sets(3, Length::Epochs(f64::NAN))).is_err());
     }
 }

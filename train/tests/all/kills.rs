@@ -33,7 +33,8 @@ impl Sink for Lines {
     fn write(&mut self, record: &Record) -> Result<()> {
         for (name, value) in &record.values {
             if let (true, Value::Scalar(value)) = (name.ends_with("loss"), value) {
-                writeln!(self.0, "{name} {} {:016x}.", record.step, value.to_bits())?;
+                // In one call: half a line would spoil the next one, too.
+                self.0.write_all(format!("{name} {} {:016x}.\n", record.step, value.to_bits()).as_bytes())?;
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! The training loop, on one rank and on many.
 
 mod averaging;
+mod buffers;
 mod common;
 mod control;
 mod doors;
@@ -13,3 +14,4 @@ mod pipelines;
 mod policies;
 mod resuming;
 mod saving;
+mod signals;

@@ -12,7 +12,9 @@ use distributed::{
 };
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
-use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Monitor, NonFinite, Resume, Run, Trainer};
+use train::{
+    Callback, Checkpoints, EarlyStop, Evaluate, Event, Interval, Length, Monitor, NonFinite, Resume, Run, Trainer,
+};
 
 use crate::common::*;
 
@@ -262,5 +264,57 @@ fn where_transfers_wait_for_each_other_no_thread_saves() {
         .unwrap();
         assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [2, 4]);
         assert_eq!(threads.load(Ordering::SeqCst) == 0, in_order);
+    }
+}
+
+/// Weights after six steps of which the second was the best, by a policy; with early stopping after the fourth.
+fn left(ranks: usize, folder: &Scratch, stops: bool, restores: bool) -> Result<(u64, Vec<f64>)> {
+    on_ranks(ranks, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let calls = AtomicUsize::new(0);
+        let value = |_: &Mlp<Cpu>, _: &Batch<Rows>| Ok((VALUES[calls.fetch_add(1, Ordering::SeqCst) / 4], 1.0));
+        let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", value);
+        let policy = Checkpoints::in_folder(&folder.0).best("validation/value").on_signal(false);
+        let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(6));
+        if stops {
+            trainer = trainer.with(EarlyStop::on("validation/value").patience(2));
+        }
+        let trainer = trainer.with(evaluate.without_loss()).with(policy.restore_best(restores).overwrite(true));
+        let step = trainer.run(loss)?.progress.step;
+        Ok((step, weights(&model)?))
+    })
+}
+
+#[test]
+fn the_best_weights_can_be_those_that_are_left() {
+    for ranks in [1, 3] {
+        let scratch = Scratch::new("restore");
+        let second = on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()));
+            trainer.until(Length::Steps(2)).run(loss)?;
+            weights(&model)
+        });
+        let second = second.unwrap();
+        assert_eq!(left(ranks, &scratch, true, true).unwrap(), (4, second.clone()), "{ranks} ranks");
+        assert_eq!(left(ranks, &scratch, false, true).unwrap(), (6, second.clone()), "{ranks} ranks");
+        assert_ne!(left(ranks, &scratch, true, false).unwrap().1, second);
+        // From where a run would go on stays the last one.
+        assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(4));
+    }
+    let nothing = || Checkpoints::in_folder("nowhere").restore_best(true);
+    let error = run(1, nothing, &Memory::default()).unwrap_err().to_string();
+    assert!(error.contains("nothing says which checkpoint is the best"), "{error}");
+}
+
+#[test]
+fn a_new_run_can_replace_the_checkpoints_of_another() {
+    for ranks in [1, 2] {
+        let scratch = Scratch::new("overwrite");
+        run(ranks, || Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)), &Memory::default()).unwrap();
+        assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [2, 4, 6]);
+        let policy = || Checkpoints::in_folder(&scratch.0).every(Interval::Steps(5)).overwrite(true);
+        run(ranks, policy, &Memory::default()).unwrap();
+        assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [5, 6], "{ranks} ranks");
     }
 }

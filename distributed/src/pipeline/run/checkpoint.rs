@@ -36,6 +36,15 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
         Ok(parts)
     }
 
+    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let mut parts = Vec::new();
+        for (&stage, strategy) in &self.stages.parts {
+            let aliases = Aliases::new(&self.stages, stage);
+            parts.extend(strategy.parameter_parts()?.into_iter().filter(|part| !aliases.is_copy(&part.name)));
+        }
+        Ok(parts)
+    }
+
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.updates.numbers(self.groups.world.rank());
         for (&stage, strategy) in &self.stages.parts {

@@ -1,12 +1,16 @@
 //! What can be asked for on the command line, and what a run is by that.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser};
+use serde::{Deserialize, Serialize};
 use weftgrad::{DType, nn::GptConfig};
 use weftgrad_examples::{
+    Outcome,
     budget::Budget,
-    options::{OnThreads, above_0, float, from_0, positive},
+    config as files,
+    options::{above_0, float, from_0, positive},
+    ranks::Joined,
     text::Corpus,
 };
 
@@ -23,7 +27,7 @@ pub struct Options {
     /// About how long to train; the steps are chosen by it and printed [default: 40; 300 with --text].
     #[arg(long, value_parser = above_0)]
     seconds: Option<f64>,
-    /// Sequences in a step [default: 16; 8 with --text].
+    /// Sequences in a step, of all ranks together [default: 16; 8 with --text].
     #[arg(long, value_parser = positive)]
     batch: Option<usize>,
     /// Characters in a sequence [default: 64; 256 with --text].
@@ -45,12 +49,15 @@ pub struct Options {
     /// Type of the parameters: f32, f64, bf16 or f16 (halves keep f32 master weights).
     #[arg(long, default_value = "f32", value_parser = float)]
     dtype: DType,
+    /// Ranks, each with its part of every batch.
+    #[arg(long, default_value = "1", value_parser = positive)]
+    pub ranks: usize,
     #[command(flatten)]
-    pub on: OnThreads,
+    pub joined: Joined,
     /// Seed of weights, batches and the sample.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Folder of the checkpoint and the loss curve.
+    /// Folder of the checkpoint, the metrics and the loss curve; an earlier run's checkpoint there is replaced.
     #[arg(long, default_value = "char-gpt-out", value_name = "DIR")]
     pub out: PathBuf,
     /// Go on from the checkpoint in --out: the same losses as if never stopped.
@@ -74,52 +81,121 @@ pub struct Sampling {
     pub top_k: usize,
 }
 
-/// What a run is: all that its losses depend on, besides the text.
-#[derive(Clone, Debug, PartialEq)]
+/// What a run is: all that its losses depend on, besides the text. A file of it lies beside the checkpoint.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Settings {
-    /// The model.
-    pub model: GptConfig,
+    /// The characters of the text.
+    pub vocabulary: String,
+    pub layers: usize,
+    pub heads: usize,
+    pub width: usize,
+    pub context: usize,
     /// Sequences in a step.
     pub batch: usize,
     /// Learning rate after warm-up.
     pub lr: f64,
     /// Type of the parameters.
-    pub dtype: DType,
+    pub dtype: String,
     /// Seed of weights and batches.
     pub seed: u64,
+    /// How long to train, where the number of steps is not given.
+    pub seconds: f64,
+    /// Steps to train; 0 for as many as fit into the time.
+    pub steps: u64,
+}
+
+impl Default for Settings {
+    /// For the workspace's own prose.
+    fn default() -> Self {
+        let (layers, heads, width, context, batch) = (2, 4, 128, 64, 16);
+        let (vocabulary, dtype) = (String::new(), DType::F32.to_string());
+        Settings { vocabulary, layers, heads, width, context, batch, lr: 6e-3, dtype, seed: 1, seconds: 40.0, steps: 0 }
+    }
+}
+
+impl Settings {
+    /// The model.
+    pub fn gpt(&self) -> GptConfig {
+        let &Settings { context, layers, heads, width, .. } = self;
+        GptConfig { vocab: self.vocabulary.chars().count(), context, layers, heads, width, ..GptConfig::default() }
+    }
+
+    /// How long to train.
+    pub fn budget(&self) -> Budget {
+        if self.steps > 0 { Budget::steps(self.steps) } else { Budget::seconds(self.seconds) }
+    }
+
+    /// The type of the parameters.
+    pub fn dtype(&self) -> Outcome<DType> {
+        Ok(DType::from_name(&self.dtype).ok_or_else(|| format!("unknown dtype {}", self.dtype))?)
+    }
+
+    /// Writes them, for runs that go on.
+    pub fn save(&self, out: &Path) -> Outcome<()> {
+        let path = path(out);
+        std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
+        Ok(std::fs::write(&path, files::show(self)?).map_err(|e| format!("{}: {e}", path.display()))?)
+    }
+}
+
+fn path(out: &Path) -> PathBuf {
+    out.join("settings.toml")
 }
 
 impl Options {
-    /// The run asked for.
-    pub fn settings(&self, corpus: &Corpus) -> Settings {
-        let own = self.text.is_none();
-        let pick = |given: Option<usize>, small: usize, large: usize| given.unwrap_or(if own { small } else { large });
-        let model = GptConfig {
-            vocab: corpus.vocabulary.len(),
-            context: pick(self.context, 64, 256),
-            layers: pick(self.layers, 2, 6),
-            heads: pick(self.heads, 4, 6),
-            width: pick(self.width, 128, 384),
-            ..GptConfig::default()
+    /// The run asked for: a new one, or the one that goes on.
+    pub fn settings(&self, corpus: &Corpus) -> Outcome<Settings> {
+        if self.resume { self.resumed(corpus) } else { Ok(self.begun(corpus)) }
+    }
+
+    fn begun(&self, corpus: &Corpus) -> Settings {
+        let small = Settings::default();
+        let large = Settings {
+            layers: 6,
+            heads: 6,
+            width: 384,
+            context: 256,
+            batch: 8,
+            lr: 1e-3,
+            seconds: 300.0,
+            ..small.clone()
         };
-        let lr = self.lr.unwrap_or(if own { 6e-3 } else { 1e-3 });
-        Settings { model, batch: pick(self.batch, 16, 8), lr, dtype: self.dtype, seed: self.seed }
+        let base = if self.text.is_none() { small } else { large };
+        Settings {
+            vocabulary: corpus.characters.characters().iter().collect(),
+            layers: self.layers.unwrap_or(base.layers),
+            heads: self.heads.unwrap_or(base.heads),
+            width: self.width.unwrap_or(base.width),
+            context: self.context.unwrap_or(base.context),
+            batch: self.batch.unwrap_or(base.batch),
+            lr: self.lr.unwrap_or(base.lr),
+            dtype: self.dtype.to_string(),
+            seed: self.seed,
+            seconds: self.seconds.unwrap_or(base.seconds),
+            steps: self.steps.unwrap_or(0) as u64,
+        }
     }
 
-    /// How long to train, for a run that begins.
-    pub fn budget(&self) -> Budget {
-        let own = self.text.is_none();
-        let seconds = self.seconds.unwrap_or(if own { 40.0 } else { 300.0 });
-        self.steps().unwrap_or_else(|| Budget::seconds(seconds))
-    }
-
-    /// The number of steps, where it was given.
-    pub fn steps(&self) -> Option<Budget> {
-        self.steps.map(|steps| Budget::steps(steps as u64))
+    /// What the run in the folder is. Options that would make it another, or another text, are an error.
+    fn resumed(&self, corpus: &Corpus) -> Outcome<Settings> {
+        let path = path(&self.out);
+        if !path.is_file() {
+            return Err(format!("{}: no checkpoint to resume; run without --resume first", self.out.display()).into());
+        }
+        if self.reshapes() {
+            return Err(
+                "--resume takes sizes, learning rate and time from the checkpoint; leave those options out".into()
+            );
+        }
+        let saved: Settings = files::read(&path)?;
+        if saved.vocabulary.chars().ne(corpus.characters.characters().iter().copied()) {
+            return Err(format!("{}: was trained on another text (its characters differ)", path.display()).into());
+        }
+        Ok(Settings { steps: self.steps.map_or(saved.steps, |steps| steps as u64), ..saved })
     }
 
     /// Whether an option was given that a resumed run takes from its checkpoint.
-    pub fn reshapes(&self) -> bool {
+    fn reshapes(&self) -> bool {
         [self.batch, self.context, self.layers, self.width, self.heads].iter().any(Option::is_some)
             || self.lr.is_some()
             || self.seconds.is_some()

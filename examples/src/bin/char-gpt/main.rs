@@ -2,61 +2,139 @@
 //!
 //! Without `--text` it learns the workspace's own prose for 40 seconds: it trains as many steps as fit, says how many
 //! these are, and `--steps` with that number trains the same model. `--text FILE` trains a larger model on a file.
-//! Ctrl-C saves and ends; `--resume` goes on as if never stopped.
+//! Ctrl-C saves and ends; `--resume` goes on as if never stopped. `--ranks N`, or `--engine mpi` under `mpirun`, trains on
+//! several ranks.
 #![forbid(unsafe_code)]
 
-mod checkpoint;
 mod command;
 mod sample;
-mod training;
 
-use std::{path::Path, process::ExitCode};
+use std::process::ExitCode;
 
-use weftgrad::prelude::*;
+use weftgrad::{
+    AnyRuntime,
+    distributed::{
+        comm::{Comm, Communicator},
+        train::TrainStep,
+    },
+    nn::{Gpt, Init},
+    optim::{AdamWConfig, ParamGroups},
+    prelude::*,
+    train::{
+        Checkpoints, Evaluate, Interval, NonFinite, Resume, StopReason, Throughput, Trainer,
+        report::SvgCurves,
+        sink::{Jsonl, Terminal, read_jsonl},
+    },
+};
 use weftgrad_examples::{
     Outcome,
     options::{self, Interrupted},
-    plot,
-    stop::Stop,
-    text::Corpus,
+    text::{self, Corpus, Part},
 };
 
-use crate::{checkpoint::Checkpoint, command::Options, training::Training};
+use crate::command::{Options, Settings};
+
+/// Batches that the validation loss is the mean of.
+const VALIDATION_BATCHES: usize = 20;
+/// What the evaluation calls that loss.
+const VALIDATION: &str = "validation/loss";
+
+/// What became of a run, and what rank 0 has written with the model.
+struct Ended {
+    reason: StopReason,
+    step: u64,
+    validation: Option<f64>,
+    sample: String,
+}
 
 fn main() -> ExitCode {
     options::main(run)
 }
 
 fn run(options: &Options) -> Outcome<()> {
-    let rt = options.on.open()?;
     let corpus = Corpus::read(options.text.as_deref())?;
-    std::fs::create_dir_all(&options.out).map_err(|e| format!("{}: {e}", options.out.display()))?;
-    let saved = if options.resume { Some(Checkpoint::load(&options.out, &rt)?) } else { None };
-    let (settings, budget) = match &saved {
-        Some(saved) => (saved.settings(options, &corpus)?, saved.budget(options)?),
-        None => (options.settings(&corpus), options.budget()),
-    };
-    let mut training = Training::new(&rt, settings, budget, &corpus)?;
-    if let Some(saved) = saved {
-        saved.restore(&mut training)?;
+    let settings = options.settings(&corpus)?;
+    let parts = [corpus.part(Part::Train, settings.context)?, corpus.part(Part::Validation, settings.context)?];
+    let ranks = options.joined.ranks(options.ranks)?;
+    if ranks.leads() && !options.resume {
+        settings.save(&options.out)?;
     }
-    println!("{}\n{}", training.describe(), rt.capabilities().name);
-    let ended = training.run(&Stop::on_ctrl_c())?;
-    checkpoint::save(&options.out, &training, &corpus)?;
-    picture(&options.out, &training)?;
-    if !ended {
-        let out = options.out.display();
-        return Err(Interrupted(format!("stopped at step {}; go on with --resume --out {out}", training.step)).into());
+    let dtype = settings.dtype()?;
+    let ended = ranks.run(|comm| train(&comm, options, &settings, dtype, &corpus, parts))?;
+    let (out, step) = (options.out.display(), ended.step);
+    if ranks.leads() {
+        println!("checkpoint: {out}/checkpoints\nloss curve: {out}/curves.svg");
     }
-    println!("\nvalidation loss {:.4} after {} steps\n", training.validate()?, training.step);
-    println!("{}", sample::text(&training, &corpus, options.sampling)?);
+    if ended.reason == StopReason::Interrupted {
+        return Err(Interrupted(format!("stopped at step {step}; go on with --resume --out {out}")).into());
+    }
+    if ranks.leads() {
+        let loss = ended.validation.unwrap_or(f64::NAN);
+        println!("\nvalidation loss {loss:.4} after {step} steps\n\n{}", ended.sample);
+    }
     Ok(())
 }
 
-fn picture(out: &Path, training: &Training<'_>) -> Outcome<()> {
-    let path = out.join("loss.svg");
-    let curves = [("training", training.losses.as_slice()), ("validation", training.validation.as_slice())];
-    plot::losses(&path, "char-gpt", &curves)?;
-    println!("loss curve: {}", path.display());
-    Ok(())
+/// One rank's program: the same on all of them.
+fn train(
+    comm: &Comm<AnyRuntime>,
+    options: &Options,
+    settings: &Settings,
+    dtype: DType,
+    corpus: &Corpus,
+    [learned, held_out]: [&[u32]; 2],
+) -> Result<Ended> {
+    let (rt, leads) = (comm.runtime(), comm.rank() == 0);
+    let model = Gpt::new(&Init::new(rt, settings.seed), settings.gpt())?;
+    model.to_dtype(dtype)?;
+    if leads {
+        println!("{}\n{}", describe(settings, &model, learned.len()), rt.capabilities().name);
+    }
+    let budget = settings.budget();
+    let adamw = AdamWConfig { lr: settings.lr, betas: [0.9, 0.99], weight_decay: 0.1, ..Default::default() };
+    let step = TrainStep::builder(comm, &model)
+        .optimizer(ParamGroups::decay_matrices(adamw))
+        .schedule(budget.schedule())
+        .max_norm(1.0)
+        .build()?;
+    let batches = |tokens, stride| {
+        Ok::<_, weftgrad::Error>(text::sequences(rt, tokens, settings.context, stride)?.batch(settings.batch))
+    };
+    // Places that are spread evenly over the text that is not trained on.
+    let spread = held_out.len() / (VALIDATION_BATCHES * settings.batch);
+    let validation = Evaluate::on(batches(held_out, spread.max(1))?).limit_batches(VALIDATION_BATCHES as u64);
+    let checkpoints = Checkpoints::in_folder(options.out.join("checkpoints"))
+        .every(Interval::Seconds(60.0))
+        .keep(1)
+        .overwrite(!options.resume);
+    let mut trainer = Trainer::new(&model, step, batches(learned, 1)?.shuffle(settings.seed))
+        .until(budget.length())
+        .with(budget)
+        .with(validation.every(Interval::Steps(100)))
+        .with(Throughput::new())
+        .with(NonFinite::stop())
+        .with(checkpoints)
+        .record_every(Interval::Steps(1))
+        .resume(if options.resume { Resume::Required } else { Resume::No });
+    if leads {
+        let jsonl = Jsonl::in_folder(&options.out)?;
+        let curves = SvgCurves::in_folder(&options.out).records(&read_jsonl(jsonl.path())?);
+        let numbers = ["loss", "throughput/tokens_per_second", VALIDATION];
+        trainer = trainer.sink(Terminal::new().show(numbers).announce([VALIDATION])).sink(jsonl).sink(curves);
+    }
+    let report = trainer.run(text::loss)?;
+    let writes = leads && report.reason != StopReason::Interrupted;
+    let sample = if writes { sample::text(&model, rt, settings, corpus, options.sampling)? } else { String::new() };
+    let validation = report.evaluated.get(VALIDATION).copied();
+    Ok(Ended { reason: report.reason, step: report.progress.step, validation, sample })
+}
+
+/// The run in a line.
+fn describe(settings: &Settings, model: &Gpt<AnyRuntime>, characters: usize) -> String {
+    let Settings { layers, width, heads, batch, context, dtype, .. } = settings;
+    format!(
+        "GPT of {} parameters ({dtype}): {layers} layers × {width}, {heads} heads; batches of {batch} × {context}; vocabulary {}; {characters} characters to train on",
+        model.num_parameters().total,
+        settings.gpt().vocab,
+    )
 }

@@ -1,27 +1,33 @@
 //! Text the model writes.
 
-use weftgrad::{prelude::*, rng::Philox};
-use weftgrad_examples::{Outcome, text::Corpus};
+use weftgrad::{AnyRuntime, nn::Gpt, prelude::*, rng::Philox};
+use weftgrad_examples::text::Corpus;
 
-use crate::{command::Sampling, training::Training};
+use crate::command::{Sampling, Settings};
 
 /// Characters after a line break, each drawn from the softmax of the model's likeliest ones.
-pub fn text(training: &Training<'_>, corpus: &Corpus, sampling: Sampling) -> Outcome<String> {
-    let context = training.settings.model.context;
-    let mut rng = Philox::new(training.settings.seed, 9);
-    let mut tokens = vec![corpus.token('\n').unwrap_or(0)];
+pub fn text(
+    model: &Gpt<AnyRuntime>,
+    rt: &AnyRuntime,
+    settings: &Settings,
+    corpus: &Corpus,
+    sampling: Sampling,
+) -> Result<String> {
+    let mut rng = Philox::new(settings.seed, 9);
+    let mut tokens = vec![corpus.characters.token('\n').unwrap_or(0)];
     for _ in 0..sampling.length {
-        let seen = &tokens[tokens.len().saturating_sub(context)..];
-        let logits = no_grad(|| next(training, seen))?;
-        tokens.push(draw(&logits, sampling, rng.uniform()) as i64);
+        let seen = &tokens[tokens.len().saturating_sub(settings.context)..];
+        let logits = no_grad(|| next(model, rt, seen))?;
+        tokens.push(draw(&logits, sampling, rng.uniform()) as u32);
     }
-    Ok(tokens[1..].iter().map(|&t| corpus.vocabulary[t as usize]).collect())
+    corpus.characters.decode(&tokens[1..])
 }
 
 /// The logits of what follows `seen`.
-fn next(training: &Training<'_>, seen: &[i64]) -> weftgrad::Result<Vec<f64>> {
-    let x = Var::new(Tensor::from_slice(training.rt, [1, seen.len()], seen)?);
-    let logits = training.model.forward(&x)?;
+fn next(model: &Gpt<AnyRuntime>, rt: &AnyRuntime, seen: &[u32]) -> Result<Vec<f64>> {
+    let seen: Vec<i64> = seen.iter().map(|&token| token.into()).collect();
+    let x = Var::new(Tensor::from_slice(rt, [1, seen.len()], &seen)?);
+    let logits = model.forward(&x)?;
     logits.select(0, 0)?.select(0, seen.len() - 1)?.value()?.to_f64s()
 }
 

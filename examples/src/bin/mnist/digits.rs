@@ -18,7 +18,7 @@ pub const SIDE: usize = 28;
 pub type Digits = Zip<Rows, InMemory<i64>>;
 
 /// Images `[N, 1, 28, 28]` and their labels `[N]`.
-pub type Batches = Loader<(Tensor<AnyRuntime>, Tensor<AnyRuntime>)>;
+pub type Images = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
 
 /// Digits from the bytes of all images, and their labels.
 pub fn from_bytes(images: Vec<u8>, labels: Vec<u8>) -> Result<Digits> {
@@ -40,7 +40,11 @@ pub fn read(dir: &Path) -> Outcome<Digits> {
 }
 
 /// Batches on the device, pixels from −1 (paper) to 1 (ink).
-pub fn batches(digits: impl Dataset<Example = (Array, i64)> + 'static, batch: usize, rt: &AnyRuntime) -> Batches {
+pub fn batches(
+    digits: impl Dataset<Example = (Array, i64)> + 'static,
+    batch: usize,
+    rt: &AnyRuntime,
+) -> Loader<Images> {
     let scaled = |(image, label): (Array, i64)| {
         Ok((image.map(|p: u8| f32::from(p) / 127.5 - 1.0)?.reshape([1, SIDE, SIDE])?, label))
     };

@@ -7,22 +7,27 @@
 mod digits;
 mod drawn;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use weftgrad::{
     AnyRuntime,
-    data::{Dataset, Last},
+    data::{Batch, Dataset, Last},
+    distributed::{
+        comm::{Comm, NoOpCommunicator},
+        train::{Loss, TrainStep},
+    },
     nn::{Conv2d, Init, Linear},
-    optim::{AdamW, AdamWConfig, Optimizer},
+    optim::AdamWConfig,
     prelude::*,
+    train::{Evaluate, Length, StopOnSignal, StopReason, Throughput, Trainer, metrics::Accuracy, sink::Terminal},
 };
 use weftgrad_examples::{
     Outcome,
     options::{self, Interrupted, OnThreads, above_0, positive},
-    progress::Progress,
-    stop::Stop,
 };
+
+use crate::digits::Images;
 
 /// Train a convolutional network on handwritten digits. Ctrl-C ends it with status 130; nothing is saved.
 #[derive(Debug, Parser)]
@@ -100,40 +105,35 @@ fn run(options: &Options) -> Outcome<()> {
     let model = Cnn::new(&Init::new(&rt, options.seed))?;
     println!("{}\n{train} images to train on, {} to test", model.summary(), all - train);
     let learned = digits::batches(digits.clone().subset(0..train)?, options.batch, &rt);
-    let learned = learned.shuffle(options.seed).last(Last::Drop);
     let held_out = digits::batches(digits.subset(train..all)?, 250, &rt);
-    let config = AdamWConfig { lr: options.lr, ..Default::default() };
-    let mut optimizer = AdamW::new(&model, config)?;
-    let (stop, progress) = (Stop::on_ctrl_c(), Progress::new(0, options.batch, "images"));
-    let (mut step, steps) = (0, (options.epochs * per_epoch) as u64);
-    for epoch in 0..options.epochs as u64 {
-        for batch in learned.epoch(epoch)? {
-            if stop.requested() {
-                progress.finish();
-                return Err(Interrupted(format!("stopped at step {step} of {steps}; nothing was saved")).into());
-            }
-            let (x, y) = batch?.data;
-            let loss = model.forward(&Var::new(x))?.cross_entropy(&Var::new(y))?;
-            optimizer.backward(&loss)?;
-            optimizer.step()?;
-            step += 1;
-            progress.step(step, steps, loss.item()?);
-        }
-        progress.say(&format!("epoch {}: {:.2} % right", epoch + 1, test(&model, &held_out)?));
+    let comm: Comm<AnyRuntime> = Arc::new(NoOpCommunicator::new(&rt));
+    let adamw = AdamWConfig { lr: options.lr, ..Default::default() };
+    let step = TrainStep::builder(&comm, &model).optimizer(adamw).build()?;
+    let report = Trainer::new(&model, step, learned.shuffle(options.seed).last(Last::Drop))
+        .until(Length::Epochs(options.epochs as f64))
+        .with(Evaluate::on(held_out).name("test").metric("accuracy", Accuracy::new(), count))
+        .with(Throughput::new())
+        .with(StopOnSignal::new())
+        .sink(Terminal::new().show(["loss", "throughput/tokens_per_second", ACCURACY]).announce([ACCURACY]))
+        .run(loss)?;
+    let step = report.progress.step;
+    if report.reason == StopReason::Interrupted {
+        let steps = options.epochs * per_epoch;
+        return Err(Interrupted(format!("stopped at step {step} of {steps}; nothing was saved")).into());
     }
-    progress.finish();
+    println!("{:.2} % of the test images are named rightly", 100.0 * report.evaluated[ACCURACY]);
     Ok(())
 }
 
-/// Percent of the images that are named rightly.
-fn test(model: &Cnn<AnyRuntime>, images: &digits::Batches) -> Result<f64> {
-    let (mut right, mut all) = (0.0, 0);
-    for batch in images.epoch(0)? {
-        let batch = batch?;
-        let (x, y) = (Var::new(batch.data.0), Var::new(batch.data.1));
-        let hits = no_grad(|| model.forward(&x)?.argmax(-1, false)?.eq(&y))?;
-        right += hits.sum(&[], false)?.item()?;
-        all += batch.count;
-    }
-    Ok(100.0 * right / all as f64)
+/// What the evaluation calls the part of images that are named rightly.
+const ACCURACY: &str = "test/accuracy";
+
+fn loss(model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<Loss<AnyRuntime>> {
+    let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
+    Ok(Loss::mean(model.forward(&x)?.cross_entropy(&y)?))
+}
+
+fn count(accuracy: &mut Accuracy, model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<()> {
+    let scores = model.forward(&Var::new(batch.data.0.clone()))?;
+    accuracy.update_tensors(&scores.value()?, &batch.data.1)
 }

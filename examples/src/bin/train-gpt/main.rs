@@ -13,26 +13,25 @@ use clap::Parser;
 use config::Config;
 use weftgrad::{
     AnyRuntime,
-    data::{
-        Batch, Loader,
-        sources::Characters,
-        tokens::{TokenWindows, next_tokens},
-    },
+    data::{Loader, sources::Characters},
     distributed::{
         comm::Comm,
         train::{Loss, TrainStep},
     },
-    fused::{CrossEntropyOptions, Reduction},
     nn::Gpt,
     optim::{AdamWConfig, WarmupCosine},
     prelude::*,
     train::{
         Checkpoints, Evaluate, Interval, Length, LoopStep, NonFinite, Resume, Throughput, Trainer,
         report::{HtmlReport, Report, SvgCurves},
-        sink::{Jsonl, TensorBoard, Terminal},
+        sink::{Jsonl, TensorBoard, Terminal, read_jsonl},
     },
 };
-use weftgrad_examples::{Outcome, config as files, options, ranks::Joined, text};
+use weftgrad_examples::{
+    Outcome, config as files, options,
+    ranks::Joined,
+    text::{self, Sequences},
+};
 
 /// Trains a character-level GPT as a file says.
 #[derive(Debug, Parser)]
@@ -70,17 +69,14 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Inputs `[B, T]` and targets `[B, T]`.
-type Sequences = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
-
 fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> Result<f64> {
     let rt = comm.runtime();
     let characters = Characters::of(text);
     let tokens = characters.encode(text)?;
     let (learned, held_out) = tokens.split_at((tokens.len() as f64 * (1.0 - config.data.validation)) as usize);
     let loader = |part: &[u32]| -> Result<Loader<Sequences>> {
-        let windows = TokenWindows::new(part.to_vec(), config.model.context)?;
-        Ok(Loader::new(windows).batch(config.data.batch).workers(config.data.workers).collate(next_tokens).on(rt))
+        let loader = text::sequences(rt, part, config.model.context, config.model.context)?;
+        Ok(loader.batch(config.data.batch).workers(config.data.workers))
     };
     let data = (loader(learned)?.shuffle(config.seed), loader(held_out)?);
     let model = Gpt::new(&nn::Init::new(rt, config.seed), config.gpt(characters.len()))?;
@@ -119,23 +115,17 @@ fn fit(
         )
         .resume(if resume { Resume::IfThere } else { Resume::No });
     if leads {
+        let jsonl = Jsonl::in_folder(&config.out)?;
+        // Curves of a run that goes on begin where it began.
+        let before = read_jsonl(jsonl.path())?;
         let report = Report::new("train-gpt").configuration([("configuration", format!("{config:#?}"))]);
         trainer = trainer
-            .sink(Terminal::new().steps(config.run.steps))
-            .sink(Jsonl::in_folder(&config.out)?)
+            .sink(Terminal::new().steps(config.run.steps).announce(["validation/loss"]))
+            .sink(jsonl)
             .sink(TensorBoard::in_folder(&config.out)?)
-            .sink(SvgCurves::in_folder(&config.out))
-            .sink(HtmlReport::at(config.out.join("report.html"), report));
+            .sink(SvgCurves::in_folder(&config.out).records(&before))
+            .sink(HtmlReport::at(config.out.join("report.html"), report.records(&before)));
     }
-    let report = trainer.run(loss)?;
+    let report = trainer.run(text::loss)?;
     Ok(report.evaluated.get("validation/loss").copied().unwrap_or(f64::NAN))
-}
-
-/// The loss of a share: a sum over its tokens.
-fn loss(model: &Gpt<AnyRuntime>, batch: &Batch<Sequences>) -> Result<Loss<AnyRuntime>> {
-    let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
-    let logits = model.forward(&x)?;
-    let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-    let loss = logits.cross_entropy_with(&y, None, sum)?;
-    Loss::sum(loss, x.spec().shape.numel() as f64)
 }

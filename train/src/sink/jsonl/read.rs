@@ -45,6 +45,7 @@ fn record(json: &Json) -> Option<Record> {
     Some(Record {
         step: json.get("step")?.as_u64()?,
         epoch: json.get("epoch")?.as_u64()?,
+        fraction: None,
         time: UNIX_EPOCH.checked_add(seconds)?,
         values: values?.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
     })

@@ -1,11 +1,11 @@
-//! What a span costs, off and on, by clock: `cargo run --release -p weftgrad-numcore --example span_cost`.
+//! What a span costs, off and on, by clock: `cargo run --release -p weftgrad-runtime-cpu --example span_cost`.
 //!
 //! The clock that stands still shows what the recorder costs without a clock; a span reads the clock twice.
 
 use std::{hint::black_box, time::Instant};
 
 use numcore::{
-    Result,
+    Result, Runtime,
     trace::{ClockSource, Recording, RecordingOptions, SpanKind, span},
 };
 
@@ -42,6 +42,7 @@ fn main() -> Result<()> {
     println!("off                        {:6.1} ns", best_of(9, || Ok(nanoseconds()))?);
     println!("on, a clock that stands    {:6.1} ns", recorded(ClockSource::Counter(|| 1 << 40))?);
     println!("on, the system's clock     {:6.1} ns", recorded(ClockSource::System)?);
+    println!("on, the CPU's counter      {:6.1} ns", recorded(runtime_cpu::Cpu::with_threads(1).clock())?);
     println!("one reading of that clock  {reading:6.1} ns");
     Ok(())
 }

@@ -1,0 +1,22 @@
+//! What a step that comes to nothing must leave as it was.
+
+use autograd::{RandomState, random_state};
+use nn::Buffer;
+use numcore::{Result, Runtime, Tensor};
+
+/// The random state and the values of buffers before a step. Weights need no note: a step changes them last, or not at all.
+pub(super) struct BeforeStep<R: Runtime> {
+    pub random: RandomState,
+    buffers: Vec<Tensor<R>>,
+}
+
+impl<R: Runtime> BeforeStep<R> {
+    pub fn note(buffers: &[Buffer<R>]) -> Self {
+        BeforeStep { random: random_state(), buffers: buffers.iter().map(Buffer::value).collect() }
+    }
+
+    /// Gives buffers the values they had: forward passes have moved the running statistics of normalisations.
+    pub fn restore_buffers(self, buffers: &[Buffer<R>]) -> Result<()> {
+        buffers.iter().zip(self.buffers).try_for_each(|(buffer, value)| buffer.set(value))
+    }
+}

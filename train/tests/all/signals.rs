@@ -1,0 +1,168 @@
+//! A process that is asked to end while it evaluates, or asked twice.
+#![cfg(unix)]
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread::sleep,
+    time::Duration,
+};
+
+use distributed::checkpoint::Folder;
+use numcore::{Result, Runtime};
+use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Resume, Run, StopOnSignal, StopReason, Trainer};
+
+use crate::common::*;
+
+const FOLDER: &str = "WEFTGRAD_TEST_SIGNAL_FOLDER";
+const RANKS: &str = "WEFTGRAD_TEST_SIGNAL_RANKS";
+/// Milliseconds that each batch of the evaluation takes.
+const PAUSE: &str = "WEFTGRAD_TEST_SIGNAL_PAUSE";
+/// Batches of the evaluation.
+const BATCHES: usize = 23;
+
+fn append(path: &Path, text: &str) {
+    let mut file = fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+    writeln!(file, "{text}").unwrap();
+}
+
+/// What the tests below start: two steps, after the first of which it evaluates slowly. What was seen is in files.
+#[test]
+fn child() {
+    let Ok(path) = std::env::var(FOLDER) else { return };
+    let (folder, ranks) = (Path::new(&path), std::env::var(RANKS).unwrap().parse().unwrap());
+    let pause = Duration::from_millis(std::env::var(PAUSE).unwrap().parse().unwrap());
+    let (reason, value) = on_ranks(ranks, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let (rank, seen) = (distributed::comm::Communicator::rank(&**comm), AtomicUsize::new(0));
+        let evaluate = Evaluate::on(held_out(comm.runtime()).batch(1)).every(Interval::Steps(1)).at_end(false);
+        let slowly = evaluate.measure("slow", |_, _| {
+            if rank == 0 {
+                append(&folder.join("measured"), &seen.fetch_add(1, Ordering::SeqCst).to_string());
+            }
+            sleep(pause);
+            Ok((0.0, 1.0))
+        });
+        let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(1))
+            .with(slowly)
+            .with(Checkpoints::in_folder(folder.join("checkpoints")))
+            .resume(Resume::IfThere)
+            .run(loss)?;
+        Ok((report.reason, report.evaluated.get("validation/loss").copied()))
+    })
+    .unwrap();
+    append(&folder.join("ended"), &format!("{reason:?} {value:?}"));
+}
+
+fn start(folder: &Path, ranks: usize, pause: u64) -> Child {
+    fs::create_dir_all(folder).unwrap();
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "signals::child", "--test-threads", "1"]).env(FOLDER, folder);
+    command.env(RANKS, ranks.to_string()).env(PAUSE, pause.to_string()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.spawn().unwrap()
+}
+
+fn signal(child: &Child) {
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+}
+
+fn lines(path: &Path) -> Vec<String> {
+    fs::read_to_string(path).unwrap_or_default().lines().map(String::from).collect()
+}
+
+/// Waits until the evaluation has begun.
+fn begun(child: &mut Child, folder: &Path) {
+    while lines(&folder.join("measured")).is_empty() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn an_evaluation_that_is_interrupted_runs_when_the_run_goes_on() {
+    for ranks in [1, 2] {
+        let (whole, parts) = (Scratch::new("signal-whole"), Scratch::new("signal-parts"));
+        assert!(start(&whole.0, ranks, 0).wait().unwrap().success());
+        let mut child = start(&parts.0, ranks, 200);
+        begun(&mut child, &parts.0);
+        signal(&child);
+        assert!(child.wait().unwrap().success());
+        let measured = lines(&parts.0.join("measured")).len();
+        assert!(measured < BATCHES, "{measured} of {BATCHES} batches were evaluated after a signal in the first");
+        assert_eq!(lines(&parts.0.join("ended")), ["Interrupted None"], "{ranks} ranks");
+        assert_eq!(Folder::new(parts.0.join("checkpoints")).latest().unwrap(), Some(1));
+        assert!(start(&parts.0, ranks, 0).wait().unwrap().success());
+        assert_eq!(lines(&parts.0.join("measured")).len(), measured + BATCHES);
+        assert_eq!(lines(&parts.0.join("ended"))[1..], lines(&whole.0.join("ended")), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn a_second_signal_ends_the_process_at_once() {
+    let scratch = Scratch::new("signal-twice");
+    // A batch of the evaluation takes an hour.
+    let mut child = start(&scratch.0, 1, 3_600_000);
+    begun(&mut child, &scratch.0);
+    let status = loop {
+        signal(&child);
+        sleep(Duration::from_millis(50));
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+    };
+    assert_eq!(status.code(), Some(130));
+    assert!(lines(&scratch.0.join("ended")).is_empty());
+}
+
+/// Asks for all evaluations and, as a signal would, for the end, after one step.
+struct Asks(u64);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Asks {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) && run.progress().step == self.0 {
+            run.control().evaluate();
+            run.control().interrupt();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn evaluations_asked_for_in_the_step_of_an_interrupt_run_when_the_run_goes_on() {
+    for ranks in [1, 3] {
+        let scratch = Scratch::new("owed");
+        let run = |until: u64, asks: u64| {
+            let memory = Memory::default();
+            let reason = on_ranks(ranks, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                    .until(Length::Steps(until))
+                    .with(Asks(asks))
+                    .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never).at_end(false))
+                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .sink(memory.clone())
+                    .resume(Resume::IfThere)
+                    .run(loss)?;
+                Ok(report.reason)
+            });
+            let steps: Vec<u64> = memory.of("validation/loss").into_iter().map(|(step, _)| step).collect();
+            (reason.unwrap(), steps)
+        };
+        assert_eq!(run(6, 3), (StopReason::Interrupted, vec![]));
+        assert_eq!(run(6, 0), (StopReason::Finished, vec![3]), "{ranks} ranks");
+        assert_eq!(run(8, 0), (StopReason::Finished, vec![]), "it ran");
+    }
+}
+
+#[test]
+fn a_run_that_only_listens_ends_as_any_other() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let report = trainer.until(Length::Steps(2)).with(StopOnSignal::new()).run(loss).unwrap();
+    assert_eq!(report.reason, StopReason::Finished);
+}

@@ -1,0 +1,243 @@
+//! Where the ranks of a program are, and what each computes on.
+
+use std::{num::NonZero, sync::Arc, thread::available_parallelism};
+
+use distributed::comm::{Comm, NoOpCommunicator, Ranks};
+use numcore::{Error, Result};
+use train::{DistributedBackend, DistributedTrainConfig, EngineKind};
+
+use crate::{AnyRuntime, Device, ListedDevice, devices};
+
+/// The ranks of a program, as this process sees them: one, threads with a device each, or processes that `mpirun` has started. The program that they run is the same.
+///
+/// ```
+/// use weftgrad::{Device, Launcher, distributed::comm::{Communicator, NoOpCommunicator}};
+/// # fn main() -> weftgrad::Result<()> {
+/// for ranks in [1, 3] {
+///     let size = Launcher::threads(ranks).run(|comm| Ok(comm.size()))?;
+///     assert_eq!(size, ranks);
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// One rank on each GPU of the machine, or one rank on the CPU where there is none:
+///
+/// ```
+/// # use weftgrad::Launcher;
+/// let launcher = Launcher::per_gpu();
+/// # assert!(launcher.size() >= 1);
+/// ```
+#[derive(Debug)]
+#[doc(alias("torchrun"))]
+pub struct Launcher {
+    engine: LaunchEngine,
+    /// Ranks of this machine take them in turn.
+    devices: Vec<Device>,
+    /// Of each rank on the CPU.
+    threads: Option<usize>,
+}
+
+#[derive(Debug)]
+enum LaunchEngine {
+    Threads(Ranks),
+    #[cfg(feature = "mpi")]
+    Mpi(engine_mpi::Mpi),
+}
+
+impl Launcher {
+    /// So many ranks, threads of this process, on the CPU unless [`devices`](Launcher::devices) says otherwise; at least one.
+    pub fn threads(ranks: usize) -> Self {
+        Launcher { engine: LaunchEngine::Threads(Ranks::new(ranks.max(1))), devices: vec![Device::Cpu], threads: None }
+    }
+
+    /// A rank, which is a thread of this process, on each of these devices; one on the CPU, if there are none.
+    pub fn per_device(devices: impl IntoIterator<Item = Device>) -> Self {
+        let devices: Vec<Device> = devices.into_iter().collect();
+        Launcher::threads(devices.len()).devices(devices)
+    }
+
+    /// A rank on each GPU of this machine that this build can use: CUDA's where there are some, and WebGPU's otherwise, which may be the same ones. One rank on the
+    /// CPU where there is no GPU.
+    pub fn per_gpu() -> Self {
+        Launcher::per_device(gpus(&devices()))
+    }
+
+    /// The processes that `mpirun`, or another launcher that speaks its protocol, has started.
+    ///
+    /// # Errors
+    /// If MPI cannot be initialised, or this build has no feature `mpi`.
+    #[cfg(feature = "mpi")]
+    pub fn mpi() -> Result<Self> {
+        let engine = LaunchEngine::Mpi(engine_mpi::Mpi::init()?);
+        Ok(Launcher { engine, devices: vec![Device::Cpu], threads: None })
+    }
+
+    /// The processes that `mpirun`, or another launcher that speaks its protocol, has started.
+    ///
+    /// # Errors
+    /// If MPI cannot be initialised, or this build has no feature `mpi`.
+    #[cfg(not(feature = "mpi"))]
+    pub fn mpi() -> Result<Self> {
+        let why =
+            "this build has no MPI; build it with `--features mpi`, which needs Open MPI, or let ranks be threads";
+        Err(Error::argument("Launcher::mpi", why))
+    }
+
+    /// The ranks that a configuration with world size, rank, role and address asks for.
+    ///
+    /// # Errors
+    /// What [`DistributedTrainConfig::engine`] says, and as [`mpi`](Launcher::mpi).
+    pub fn from_config(config: &DistributedTrainConfig) -> Result<Self> {
+        let launcher = match config.engine(launched())? {
+            EngineKind::NoOp => Launcher::threads(1),
+            EngineKind::Threads => Launcher::threads(config.world_size),
+            EngineKind::Mpi => Launcher::mpi()?,
+        };
+        let listed = devices();
+        let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
+        // Where there is none, opening the first one says so.
+        Ok(launcher.devices(match config.backend {
+            DistributedBackend::Auto => gpus(&listed),
+            DistributedBackend::Cpu => vec![Device::Cpu],
+            DistributedBackend::Cuda => first_at_least(of(|device| matches!(device, Device::Cuda(_))), Device::Cuda(0)),
+            DistributedBackend::Wgpu => first_at_least(of(|device| matches!(device, Device::Wgpu(_))), Device::Wgpu(0)),
+        }))
+    }
+
+    /// What ranks compute on: the ranks of a machine take these devices in turn, so several may share one. No device is the CPU.
+    pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
+        self.devices = first_at_least(devices.into_iter().collect(), Device::Cpu);
+        self
+    }
+
+    /// Threads of each rank that is on the CPU. At first one rank has all; ranks that are threads share the machine, and a process among others has one.
+    pub fn threads_per_rank(mut self, threads: usize) -> Self {
+        self.threads = Some(threads.max(1));
+        self
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        match &self.engine {
+            LaunchEngine::Threads(ranks) => ranks.size(),
+            #[cfg(feature = "mpi")]
+            LaunchEngine::Mpi(mpi) => mpi.size(),
+        }
+    }
+
+    /// Whether this process has rank 0: what is said once, it says.
+    pub fn leads(&self) -> bool {
+        match &self.engine {
+            LaunchEngine::Threads(_) => true,
+            #[cfg(feature = "mpi")]
+            LaunchEngine::Mpi(mpi) => mpi.rank() == 0,
+        }
+    }
+
+    /// Runs a program on every rank, and gives what the lowest rank of this process returns.
+    ///
+    /// # Errors
+    /// If a device cannot be opened, and what fails on a rank, on all of them.
+    pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
+        match &self.engine {
+            LaunchEngine::Threads(ranks) if ranks.size() == 1 => self.run_alone(program),
+            LaunchEngine::Threads(ranks) => Ok(ranks.run(|rank| self.open(rank), program)?.swap_remove(0)),
+            #[cfg(feature = "mpi")]
+            LaunchEngine::Mpi(mpi) => mpi.run(|local_rank| self.open(local_rank), program),
+        }
+    }
+
+    /// Runs a program on a world of one, beside the others or in place of them, on the first device.
+    ///
+    /// # Errors
+    /// If the device cannot be opened, and what fails.
+    pub fn run_alone<T>(&self, program: impl FnOnce(Comm<AnyRuntime>) -> Result<T>) -> Result<T> {
+        program(Arc::new(NoOpCommunicator::new(&self.open(0)?)))
+    }
+
+    /// The runtime of a rank, by its number on this machine.
+    fn open(&self, local_rank: usize) -> Result<AnyRuntime> {
+        let device = match self.devices[..] {
+            // Processes of one machine take the devices from the one that was named on.
+            [only] if self.is_of_processes() => only.after(local_rank),
+            _ => self.devices[local_rank % self.devices.len()],
+        };
+        device.open_with(Some(self.threads.unwrap_or_else(|| self.share_of_threads())))
+    }
+
+    fn is_of_processes(&self) -> bool {
+        match &self.engine {
+            LaunchEngine::Threads(_) => false,
+            #[cfg(feature = "mpi")]
+            LaunchEngine::Mpi(_) => true,
+        }
+    }
+
+    fn share_of_threads(&self) -> usize {
+        let all = available_parallelism().map_or(1, NonZero::get);
+        if self.is_of_processes() && self.size() > 1 { 1 } else { (all / self.size()).max(1) }
+    }
+}
+
+/// CUDA's devices, or else WebGPU's: a GPU may be one of each.
+fn gpus(listed: &[ListedDevice]) -> Vec<Device> {
+    let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
+    let cuda = of(|device| matches!(device, Device::Cuda(_)));
+    if cuda.is_empty() { of(|device| matches!(device, Device::Wgpu(_))) } else { cuda }
+}
+
+fn first_at_least(devices: Vec<Device>, otherwise: Device) -> Vec<Device> {
+    if devices.is_empty() { vec![otherwise] } else { devices }
+}
+
+/// What a launcher says of this process.
+#[cfg(feature = "mpi")]
+fn launched() -> Option<train::LaunchedProcess> {
+    let engine_mpi::Launch { rank, size, local_rank } = engine_mpi::Launch::from_env()?;
+    Some(train::LaunchedProcess { rank, world_size: size, local_rank })
+}
+
+/// A build without MPI can join no processes, whoever has started them.
+#[cfg(not(feature = "mpi"))]
+fn launched() -> Option<train::LaunchedProcess> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listed(devices: &[Device]) -> Vec<ListedDevice> {
+        devices.iter().map(|&device| ListedDevice { device, name: String::new(), memory: None }).collect()
+    }
+
+    #[test]
+    fn a_gpu_that_is_one_of_each_counts_once() {
+        let all = [Device::Cuda(0), Device::Cuda(1), Device::Wgpu(0), Device::Wgpu(1), Device::Cpu];
+        assert_eq!(gpus(&listed(&all)), [Device::Cuda(0), Device::Cuda(1)]);
+        assert_eq!(gpus(&listed(&all[2..])), [Device::Wgpu(0), Device::Wgpu(1)]);
+        assert_eq!(gpus(&listed(&all[4..])), []);
+    }
+
+    #[test]
+    fn there_is_a_rank_on_each_device_and_one_without() {
+        assert_eq!(Launcher::per_device([Device::Cpu; 3]).size(), 3);
+        assert_eq!(Launcher::per_device([]).size(), 1);
+        assert_eq!(Launcher::per_device([]).devices, [Device::Cpu]);
+        assert_eq!(Launcher::threads(0).size(), 1);
+        let config = DistributedTrainConfig { world_size: 3, backend: DistributedBackend::Cpu, ..Default::default() };
+        let launcher = Launcher::from_config(&config).unwrap();
+        assert_eq!((launcher.size(), launcher.leads()), (3, true));
+    }
+
+    #[test]
+    fn ranks_share_the_machine() {
+        use numcore::Runtime;
+        let all = available_parallelism().map_or(1, NonZero::get);
+        assert_eq!(Launcher::threads(1).share_of_threads(), all);
+        assert_eq!(Launcher::threads(10_000).share_of_threads(), 1);
+        let id = Launcher::threads(2).devices([Device::Cpu, Device::Cpu]).open(5).unwrap().capabilities().name.clone();
+        assert!(!id.is_empty());
+    }
+}
