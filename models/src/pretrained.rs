@@ -260,7 +260,7 @@ impl<R: Runtime> Residency<R> for Source {
 }
 
 /// An error if a layer has an adapter: whoever loads such a file without peft would get the model as it was before training.
-fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+pub fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     let mut adapted = None;
     walk(model, |name, entry| match entry {
         ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some() => adapted = Some(name.to_owned()),
