@@ -28,6 +28,7 @@ mod files;
 mod generate;
 mod lora;
 mod pretrained;
+mod quantize;
 
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
@@ -41,3 +42,4 @@ pub use files::{JsonObject, SaveOptions};
 pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, PretrainedReport};
+pub use quantize::{QuantizeConfig, Weight4bit, quantize};
