@@ -15,9 +15,14 @@ fn main() -> Result<()> {
     };
     std::fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, e))?;
     let (references, init) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("references"), Init::new(&Cpu::new(), 0));
-    for (name, context) in
-        [("gpt2", None), ("llama", None), ("llama_yarn", None), ("mistral", Some(5)), ("qwen2", Some(4)), ("qwen3", None)]
-    {
+    for (name, context) in [
+        ("gpt2", None),
+        ("llama", None),
+        ("llama_yarn", None),
+        ("mistral", Some(5)),
+        ("qwen2", Some(4)),
+        ("qwen3", None),
+    ] {
         let model = Decoder::from_pretrained(references.join(name), &init)?;
         for (kind, weights) in [("f32", GgufWeights::F32), ("f16", GgufWeights::F16), ("bf16", GgufWeights::BF16)] {
             let options = GgufOptions { weights, context, ..GgufOptions::default() };

@@ -106,9 +106,8 @@ mod tests {
         let blocks = Blocks::of("w", &values, 64).unwrap();
         let word = |i: usize| NF4[usize::from(blocks.packed[i / 2] >> (4 * (1 - i % 2)) & 15)];
         let nested = NestedBlocks::of(&blocks.scales);
-        let scale = |b: usize| {
-            nested.code[usize::from(nested.index[b])] * nested.scales[b / NESTED_BLOCK] + nested.offset
-        };
+        let scale =
+            |b: usize| nested.code[usize::from(nested.index[b])] * nested.scales[b / NESTED_BLOCK] + nested.offset;
         let square = |error: &dyn Fn(usize) -> f32| {
             let sum: f64 = (0..values.len()).map(|i| f64::from(error(i)).powi(2)).sum();
             (sum / values.len() as f64).sqrt()

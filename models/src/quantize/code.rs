@@ -3,20 +3,20 @@
 /// The 16 words of NF4, in order.
 pub const NF4: [f32; 16] = [
     -1.0,
-    -0.696_192_800_998_687_7,
-    -0.525_073_051_452_636_7,
-    -0.394_917_488_098_144_53,
-    -0.284_441_381_692_886_35,
-    -0.184_773_430_228_233_34,
-    -0.091_050_036_251_544_95,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
     0.0,
-    0.079_580_299_556_255_34,
-    0.160_930_201_411_247_25,
-    0.246_112_301_945_686_34,
-    0.337_915_241_718_292_24,
-    0.440_709_829_330_444_34,
-    0.562_617_003_917_694_1,
-    0.722_956_836_223_602_3,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
     1.0,
 ];
 
@@ -37,10 +37,11 @@ pub fn dynamic() -> Vec<f32> {
     words
 }
 
-/// The edge of a part of `[0.1, 1]`, counted from the nearer end as PyTorch's `linspace` does.
+/// The edge of a part of `[0.1, 1]`, counted from the nearer end and rounded once, as PyTorch's `linspace` does.
 fn edge(part: usize, parts: usize) -> f32 {
-    let step = (1.0 - 0.1f32) / parts as f32;
-    if part < parts.div_ceil(2) { 0.1 + step * part as f32 } else { 1.0 - step * (parts - part) as f32 }
+    let step = f64::from((1.0 - 0.1f32) / parts as f32);
+    let (first, last) = (part as f64, (parts - part) as f64);
+    (if part < parts.div_ceil(2) { f64::from(0.1f32) + step * first } else { 1.0 - step * last }) as f32
 }
 
 /// The number of the word nearest to `x`, of words in order; the lower of two that are as near.

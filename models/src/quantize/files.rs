@@ -3,6 +3,7 @@
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor,
     fused::{Linear4bit, NestedScales},
+    ops::Apply,
 };
 use serde_json::{Map, Value, json};
 
@@ -27,6 +28,7 @@ pub fn is_part(name: &str, weights: &Weights) -> bool {
 /// A weight in four bits in a file, of which only the sizes were read.
 pub struct StoredWeight {
     name: String,
+    dtype: DType,
     op: Linear4bit,
 }
 
@@ -52,7 +54,7 @@ impl StoredWeight {
         let (Some(outputs), Some(inputs), 2) = (size(0), size(1), shape.len()) else {
             return Err(fields.wrong("shape", "is no pair of sizes"));
         };
-        let stored = match fields.text("dtype")? {
+        let dtype = match fields.text("dtype")? {
             Some("float32") => DType::F32,
             Some("float16") => DType::F16,
             Some("bfloat16") => DType::BF16,
@@ -62,7 +64,8 @@ impl StoredWeight {
         let nested = nested(&fields)?;
         Ok(Some(StoredWeight {
             name: name.into(),
-            op: Linear4bit { shape: [outputs, inputs], block, nested, stored, transposed: false },
+            dtype,
+            op: Linear4bit { shape: [outputs, inputs], block, nested, transposed: false },
         }))
     }
 
@@ -83,7 +86,7 @@ impl StoredWeight {
         }
         let specs: Vec<_> = stored.iter().map(Tensor::spec).collect();
         self.op.check(&specs).map_err(|e| Error::state(&*self.name, e.to_string()))?;
-        Ok(Weight4bit { op: self.op.clone(), stored })
+        Ok(Weight4bit { op: self.op.clone(), dtype: self.dtype, stored })
     }
 }
 
@@ -117,7 +120,7 @@ impl<R: Runtime> Weight4bit<R> {
     fn state(&self) -> Value {
         let op = &self.op;
         let mut state = json!({
-            "quant_type": "nf4", "blocksize": op.block, "dtype": torch_name(op.stored), "shape": op.shape
+            "quant_type": "nf4", "blocksize": op.block, "dtype": torch_name(self.dtype), "shape": op.shape
         });
         if let (Some(nested), Some(fields)) = (op.nested, state.as_object_mut()) {
             fields.insert("nested_blocksize".into(), nested.block.into());
@@ -159,6 +162,6 @@ pub fn quantization_fields<R: Runtime>(before: Option<&Value>, weight: &Weight4b
     ] {
         fields.insert(name.into(), value);
     }
-    fields.entry("bnb_4bit_compute_dtype").or_insert_with(|| torch_name(weight.op.stored).into());
+    fields.entry("bnb_4bit_compute_dtype").or_insert_with(|| torch_name(weight.dtype).into());
     Value::Object(fields)
 }

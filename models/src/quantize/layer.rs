@@ -19,6 +19,8 @@ use super::{
 /// A weight `[O, I]` in four bits an element: what [`Linear4bit`] multiplies with.
 pub struct Weight4bit<R: Runtime> {
     pub(super) op: Linear4bit,
+    /// The element type that the weight had: files name it.
+    pub(super) dtype: DType,
     /// The operands after the input, in the order of [`Linear4bit`].
     pub(super) stored: Vec<Tensor<R>>,
 }
@@ -26,7 +28,7 @@ pub struct Weight4bit<R: Runtime> {
 impl<R: Runtime> Weight4bit<R> {
     /// A weight's nearest form in four bits.
     pub(super) fn quantize(name: &str, value: &Tensor<R>, config: &QuantizeConfig) -> Result<Self> {
-        let (rt, shape, stored) = (value.runtime(), *value.shape(), value.dtype());
+        let (rt, shape) = (value.runtime(), *value.shape());
         let &[outputs, inputs] = &shape[..] else {
             return Err(Error::state(name, format!("is {shape}, no matrix")));
         };
@@ -43,10 +45,8 @@ impl<R: Runtime> Weight4bit<R> {
         } else {
             parts.push(list(&blocks.scales)?);
         }
-        // What is rounded to f64 has no place in files.
-        let stored = if stored == DType::F64 { DType::F32 } else { stored };
-        let op = Linear4bit { shape: [outputs, inputs], block: config.block, nested, stored, transposed: false };
-        Ok(Weight4bit { op, stored: parts })
+        let op = Linear4bit { shape: [outputs, inputs], block: config.block, nested, transposed: false };
+        Ok(Weight4bit { op, dtype: value.dtype(), stored: parts })
     }
 
     /// The sizes of the weight.
@@ -59,7 +59,7 @@ impl<R: Runtime> Weight4bit<R> {
         self.stored.iter().map(|part| part.shape().numel() * part.dtype().size()).sum()
     }
 
-    /// The weight in the element type it is rounded to, whole.
+    /// The weight in `f32`, whole.
     ///
     /// # Errors
     /// If there is no memory for it.

@@ -67,7 +67,10 @@ pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig
         return Err(Error::config("quantize", "target_modules", "no layer of this model is chosen: all are left out"));
     }
     if let Some((taken, ..)) = layers.iter().find(|(_, _, place)| place.slot.get().is_some()) {
-        return Err(Error::state(&**taken, "has an adapter or is quantised already: quantise before adapters are made"));
+        return Err(Error::state(
+            &**taken,
+            "has an adapter or is quantised already: quantise before adapters are made",
+        ));
     }
     for (ours, _, place) in &layers {
         let value = place.weight.value().map_err(|e| Error::state(&**ours, e.to_string()))?;

@@ -2,7 +2,9 @@
 
 use std::fs;
 
-use models::{Decoder, DecoderConfig, Family, GgufOptions, GgufWeights, Lora, LoraConfig, OnnxOptions, Pretrained, Vit};
+use models::{
+    Decoder, DecoderConfig, Family, GgufOptions, GgufWeights, Lora, LoraConfig, OnnxOptions, Pretrained, Vit,
+};
 use nn::{Activation, ModuleExt};
 use numcore::{DType, Tensor};
 

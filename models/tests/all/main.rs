@@ -9,5 +9,6 @@ mod encoders;
 mod exports;
 mod folders;
 mod generation;
+mod quantized;
 mod ranks;
 mod saving;

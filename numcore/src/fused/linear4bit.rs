@@ -23,8 +23,6 @@ pub struct Linear4bit {
     pub block: usize,
     /// How scales are stored, if not as they are.
     pub nested: Option<NestedScales>,
-    /// The element type that `w` is rounded to.
-    pub stored: DType,
     /// Whether the product is `x · w`, `[.., O]` to `[.., I]`: the gradient of `x · wᵀ`.
     pub transposed: bool,
 }
@@ -63,7 +61,7 @@ impl Linear4bit {
         if self.transposed { [outputs, inputs] } else { [inputs, outputs] }
     }
 
-    /// `w: [O, I]` from the inputs after `x`, in the element type it is rounded to.
+    /// `w: [O, I]` from the inputs after `x`, in `f32`.
     ///
     /// # Errors
     /// If they do not fit this operation.
@@ -77,7 +75,7 @@ impl Linear4bit {
         let index = stack(&[&high, &low], 1)?.flatten(0, -1)?.narrow(0, 0, elements)?.to_dtype(DType::I64)?;
         let words = stored[Self::CODE - 1].index_select(0, &index)?;
         let scales = spread(&self.scales(stored)?, self.block, elements)?;
-        words.mul(&scales)?.to_dtype(self.stored)?.reshape(self.shape)
+        words.mul(&scales)?.reshape(self.shape)
     }
 
     /// The scale of each block.
@@ -103,9 +101,6 @@ impl Linear4bit {
         };
         if self.block == 0 || self.nested.is_some_and(|nested| nested.block == 0) {
             return wrong("a block has at least one element".into());
-        }
-        if !self.stored.is_float() {
-            return Err(Error::dtype("linear4bit", &[self.stored], "a weight is rounded to a floating dtype"));
         }
         let blocks = elements.div_ceil(self.block);
         let scales = if self.nested.is_some() { DType::U8 } else { DType::F32 };

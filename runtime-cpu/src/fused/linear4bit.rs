@@ -3,7 +3,6 @@
 
 use std::{cell::RefCell, ops::Range};
 
-use half::{bf16, f16};
 use numcore::{
     Accumulate, DType, Layout, Result, Support, View,
     fused::{Linear4bit, NestedScales},
@@ -29,7 +28,7 @@ thread_local! {
 /// `out = x · wᵀ` or `x · w`; `out` is contiguous.
 pub(super) fn run(cpu: &Cpu, op: &Linear4bit, ins: &[View<'_, Cpu>], out: Operand) -> Result<Support> {
     let stored = &ins[Linear4bit::PACKED..];
-    if out.dtype == DType::F64 || op.stored == DType::F64 || stored.iter().any(|x| !x.layout().is_contiguous()) {
+    if out.dtype == DType::F64 || stored.iter().any(|x| !x.layout().is_contiguous()) {
         return Ok(Support::Decompose);
     }
     let x = Operand::from(ins[Linear4bit::X]);
@@ -96,7 +95,6 @@ struct Packed<'a> {
     pairs: [[f32; 2]; 256],
     block: usize,
     scales: Scales<'a>,
-    rounded_to: DType,
 }
 
 /// The scales of blocks.
@@ -124,7 +122,6 @@ impl<'a> Packed<'a> {
             pairs: std::array::from_fn(|byte| [code[byte >> 4], code[byte & 15]]),
             block: op.block,
             scales,
-            rounded_to: op.stored,
         }
     }
 
@@ -135,7 +132,6 @@ impl<'a> Packed<'a> {
         }
         for (row, to) in rows.zip(to.chunks_exact_mut(columns.len())) {
             self.run(row * width + columns.start, to);
-            self.round(to);
         }
     }
 
@@ -174,14 +170,6 @@ impl<'a> Packed<'a> {
             Scales::Nested { index, scales, code, how } => {
                 code[usize::from(index[block])] * scales[block / how.block] + how.offset
             }
-        }
-    }
-
-    fn round(&self, values: &mut [f32]) {
-        match self.rounded_to {
-            DType::BF16 => values.iter_mut().for_each(|x| *x = bf16::from_f32(*x).to_f32()),
-            DType::F16 => values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
-            _ => {}
         }
     }
 }

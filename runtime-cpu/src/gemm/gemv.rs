@@ -150,7 +150,11 @@ impl<T: Vectors> Gemv<T> {
     ) {
         let from = self.b.offset(k, j);
         // At the end of the columns, the beginning of the next ones.
-        let next = if k + AHEAD < self.size.k { from.offset(AHEAD, 0) } else { self.b.offset(k + AHEAD - self.size.k, j + GROUP) };
+        let next = if k + AHEAD < self.size.k {
+            from.offset(AHEAD, 0)
+        } else {
+            self.b.offset(k + AHEAD - self.size.k, j + GROUP)
+        };
         for column in 0..GROUP {
             prefetch(next.offset(0, column).at, STEPS);
         }

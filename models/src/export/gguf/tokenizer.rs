@@ -33,7 +33,8 @@ const UNUSED: i32 = 5;
 pub fn tables(folder: &Path, vocab: usize) -> Result<Vec<(String, GgufValue)>> {
     let file = JsonObject::open(&folder.join("tokenizer.json"))?;
     let path = folder.join("tokenizer_config.json");
-    let settings = if path.is_file() { JsonObject::open(&path)? } else { JsonObject::of("settings", Default::default()) };
+    let settings =
+        if path.is_file() { JsonObject::open(&path)? } else { JsonObject::of("settings", Default::default()) };
     let model = file.need("model", file.object("model")?)?;
     let split = split(&file, &model)?;
     let tokens = Tokens::read(&file, &model, vocab)?;
@@ -80,7 +81,9 @@ impl Tokens {
         let (mut kinds, mut ids) = (vec![UNUSED; vocab], BTreeMap::new());
         let mut put = |text: &str, id: Option<usize>, kind: i32| {
             let Some(id) = id.filter(|id| *id < vocab) else {
-                return Err(file.wrong("model", format_args!("has token `{text}`, which is none of the model's {vocab}")));
+                return Err(
+                    file.wrong("model", format_args!("has token `{text}`, which is none of the model's {vocab}"))
+                );
             };
             (texts[id], kinds[id]) = (text.to_owned(), kind);
             ids.insert(text.to_owned(), id as u32);
@@ -108,7 +111,9 @@ fn merges(model: &JsonObject) -> Result<Vec<String>> {
         Value::Array(pair) => Some(format!("{} {}", pair.first()?.as_str()?, pair.get(1)?.as_str()?)),
         _ => None,
     };
-    list.iter().map(|value| merge(value).ok_or_else(|| model.wrong("merges", "has what is no pair of tokens"))).collect()
+    list.iter()
+        .map(|value| merge(value).ok_or_else(|| model.wrong("merges", "has what is no pair of tokens")))
+        .collect()
 }
 
 /// llama.cpp's name of how text is split.
@@ -127,7 +132,8 @@ fn split(file: &JsonObject, model: &JsonObject) -> Result<&'static str> {
         return if splits && !adds_space { Ok("gpt-2") } else { Err(unknown(file)) };
     }
     let parts = part.get("pretokenizers").and_then(Value::as_array);
-    let patterns = parts.into_iter().flatten().filter_map(|part| part.pointer("/pattern/Regex").and_then(Value::as_str));
+    let patterns =
+        parts.into_iter().flatten().filter_map(|part| part.pointer("/pattern/Regex").and_then(Value::as_str));
     let patterns: Vec<&str> = patterns.collect();
     let found = SPLITS.iter().find(|(_, pattern)| patterns == [*pattern]);
     found.map(|(name, _)| *name).ok_or_else(|| unknown(file))

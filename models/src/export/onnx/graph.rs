@@ -215,11 +215,8 @@ impl OnnxWeight<'_> {
     fn described(&self, location: &str, offset: usize, length: usize) -> Message {
         const EXTERNAL: i64 = 1;
         let entry = |key: &str, value: &str| Message::new().bytes(1, key).bytes(2, value);
-        let place = [
-            entry("location", location),
-            entry("offset", &offset.to_string()),
-            entry("length", &length.to_string()),
-        ];
+        let place =
+            [entry("location", location), entry("offset", &offset.to_string()), entry("length", &length.to_string())];
         tensor(&self.name, OnnxType::F32, &self.shape).each(13, &place).int(14, EXTERNAL)
     }
 }
