@@ -2,17 +2,17 @@
 
 /// A message that is being written.
 #[derive(Clone, Debug, Default)]
-pub struct ProtoMessage(Vec<u8>);
+pub struct OnnxMessage(Vec<u8>);
 
 /// How a field is stored, by the low bits of its tag.
 const VARINT: u64 = 0;
 const BYTES: u64 = 2;
 const FIXED32: u64 = 5;
 
-impl ProtoMessage {
+impl OnnxMessage {
     /// A message without fields.
     pub fn new() -> Self {
-        ProtoMessage::default()
+        OnnxMessage::default()
     }
 
     /// With an integer. Negative ones take ten bytes.
@@ -38,7 +38,7 @@ impl ProtoMessage {
     }
 
     /// With each of several messages.
-    pub fn each<'m>(self, field: u64, messages: impl IntoIterator<Item = &'m ProtoMessage>) -> Self {
+    pub fn each<'m>(self, field: u64, messages: impl IntoIterator<Item = &'m OnnxMessage>) -> Self {
         messages.into_iter().fold(self, |message, part| message.bytes(field, &part.0))
     }
 
@@ -63,12 +63,12 @@ mod tests {
     /// The examples of the format's own documentation.
     #[test]
     fn fields_are_stored_as_documented() {
-        assert_eq!(ProtoMessage::new().int(1, 150).into_bytes(), [0x08, 0x96, 0x01]);
-        let testing = ProtoMessage::new().bytes(2, "testing");
+        assert_eq!(OnnxMessage::new().int(1, 150).into_bytes(), [0x08, 0x96, 0x01]);
+        let testing = OnnxMessage::new().bytes(2, "testing");
         assert_eq!(testing.into_bytes(), [0x12, 0x07, 0x74, 0x65, 0x73, 0x74, 0x69, 0x6e, 0x67]);
-        let inner = ProtoMessage::new().int(1, 150);
-        assert_eq!(ProtoMessage::new().each(3, [&inner]).into_bytes(), [0x1a, 0x03, 0x08, 0x96, 0x01]);
-        assert_eq!(ProtoMessage::new().int(1, -2).into_bytes().len(), 11);
-        assert_eq!(ProtoMessage::new().float(1, 1.0).into_bytes(), [0x0d, 0, 0, 0x80, 0x3f]);
+        let inner = OnnxMessage::new().int(1, 150);
+        assert_eq!(OnnxMessage::new().each(3, [&inner]).into_bytes(), [0x1a, 0x03, 0x08, 0x96, 0x01]);
+        assert_eq!(OnnxMessage::new().int(1, -2).into_bytes().len(), 11);
+        assert_eq!(OnnxMessage::new().float(1, 1.0).into_bytes(), [0x0d, 0, 0, 0x80, 0x3f]);
     }
 }
