@@ -23,10 +23,12 @@ mod config;
 mod convert;
 mod decoder;
 mod encoder;
+mod export;
 mod files;
 mod generate;
 mod lora;
 mod pretrained;
+mod quantize;
 
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
@@ -35,7 +37,9 @@ pub use config::{ConfigFields, DecoderConfig, Family, RopeConfig, RopeScaling};
 pub use convert::{Change, ConversionRule, ConversionTable, Converted};
 pub use decoder::{Decoder, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
+pub use export::{GgufOptions, GgufWeights, OnnxOptions};
 pub use files::{JsonObject, SaveOptions};
 pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
 pub use pretrained::{Pretrained, PretrainedReport};
+pub use quantize::{QuantizeConfig, Weight4bit, quantize};

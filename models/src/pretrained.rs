@@ -12,8 +12,9 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     config::ConfigFields,
-    convert::{Change, ConversionTable},
+    convert::{Change, ConversionTable, Converted},
     files::{SaveOptions, WeightWriter, Weights},
+    quantize::{self, Base4bit, LinearPlace, StoredWeight},
 };
 
 /// The name of weights' files.
@@ -72,8 +73,15 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         let weights = Arc::new(Weights::open(folder, WEIGHTS)?);
         let plan = Plan::of(&model, &weights)?;
         plan.report.check_shapes()?;
+        if quantize::quantization(&fields)? && plan.quantised.is_empty() {
+            let why = "says that weights are stored in four bits, and none of this model's is";
+            return Err(fields.wrong("quantization_config", why));
+        }
         let missing = model.named_parameters().into_iter().filter(|(name, _)| plan.report.missing.contains_key(name));
         let drawn: Vec<Param<R>> = missing.map(|(_, p)| p).collect();
+        for (place, stored) in plan.quantised {
+            place.fill(Arc::new(stored.read(place.weight.leaf().runtime(), &weights)?))?;
+        }
         for (parameter, source) in plan.sources {
             let leaf = parameter.leaf();
             if init.is_lazy() {
@@ -103,12 +111,23 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
         without_adapters(self)?;
-        let named = self.named_parameters();
-        let weights = named.iter().map(|(name, p)| weight(&table, name, p, options)).collect::<Result<Vec<_>>>()?;
+        let (named, quantised) = (self.named_parameters(), quantize::quantized(self));
+        let mut weights = Vec::new();
+        for (name, parameter) in &named {
+            match quantised.get(name) {
+                Some(weight) => weights.extend(weight.writers(&theirs(&table, name)?.name)),
+                None => weights.push(weight(&table, name, parameter, options)?),
+            }
+        }
         let mut fields = self.fields();
-        if let Some(first) = weights.first() {
+        if let Some(first) = weights.iter().find(|weight| weight.dtype.is_float()) {
             fields.remove("torch_dtype");
             fields.insert("dtype".into(), json!(torch_name(first.dtype)));
+        }
+        let before = fields.remove("quantization_config");
+        if let Some(weight) = quantised.values().next() {
+            let value = quantize::quantization_fields(before.as_ref(), weight);
+            fields.insert("quantization_config".into(), value);
         }
         WeightWriter::save_all(folder, WEIGHTS, &weights, ("config.json", &fields), options)
     }
@@ -185,6 +204,8 @@ fn untied<R: Runtime>(
 /// Where each parameter comes from.
 struct Plan<R: Runtime> {
     sources: Vec<(Param<R>, Source)>,
+    /// Weights that are stored in four bits.
+    quantised: Vec<(LinearPlace<R>, StoredWeight)>,
     report: PretrainedReport,
 }
 
@@ -195,6 +216,7 @@ impl<R: Runtime> Plan<R> {
         let mut given = BTreeMap::new();
         for theirs in weights.names() {
             match table.ours(theirs) {
+                _ if quantize::is_part(theirs, weights) => {}
                 _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
                 // Of two weights of one meaning the first is taken.
                 Some(ours) if given.contains_key(&ours.name) => {
@@ -207,12 +229,28 @@ impl<R: Runtime> Plan<R> {
         for (copy, why) in untied(model, weights, &given)? {
             report.unfit.insert(copy, why);
         }
+        let (mut places, mut quantised) = (BTreeMap::from_iter(quantize::slots(model)), Vec::new());
         for (name, parameter) in model.named_parameters() {
             let Some((theirs, change)) = given.remove(&name) else {
                 let theirs = table.theirs(&name).map_or_else(|| "no name".into(), |c| c.name);
                 report.missing.insert(name, theirs);
                 continue;
             };
+            if let Some(stored) = StoredWeight::find(weights, &theirs)? {
+                let place = name.strip_suffix(".weight").and_then(|layer| places.remove(layer));
+                match place.filter(|_| stored.shape() == parameter.shape()) {
+                    Some(place) => quantised.push((place, stored)),
+                    None => {
+                        let why = format!(
+                            "is {} here, {} in four bits in files as {theirs}, which is a linear layer's",
+                            parameter.shape(),
+                            stored.shape()
+                        );
+                        report.unfit.insert(name, why);
+                    }
+                }
+                continue;
+            }
             let source = Source { weights: weights.clone(), name: theirs, change };
             match source.unfit(parameter.spec()) {
                 Some(why) => drop(report.unfit.insert(name, why)),
@@ -226,7 +264,7 @@ impl<R: Runtime> Plan<R> {
                 report.unexpected.insert(theirs, Some(ours));
             }
         }
-        Ok(Plan { sources, report })
+        Ok(Plan { sources, quantised, report })
     }
 }
 
@@ -260,10 +298,12 @@ impl<R: Runtime> Residency<R> for Source {
 }
 
 /// An error if a layer has an adapter: whoever loads such a file without peft would get the model as it was before training.
-fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+pub fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     let mut adapted = None;
     walk(model, |name, entry| match entry {
-        ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some() => adapted = Some(name.to_owned()),
+        ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some_and(|a| Base4bit::of(&*a).is_none()) => {
+            adapted = Some(name.to_owned());
+        }
         _ => {}
     });
     let why = "has an adapter, which the model's files cannot hold: merge the adapters, or save the `Lora`";
@@ -277,12 +317,16 @@ fn weight<'a, R: Runtime>(
     parameter: &'a Param<R>,
     options: &SaveOptions,
 ) -> Result<WeightWriter<'a, R>> {
-    let theirs = table.theirs(name).ok_or_else(|| Error::state(name, "has no name in the family's files"))?;
+    let theirs = theirs(table, name)?;
     let Spec { shape, dtype: own } = parameter.spec();
     let dtype = options.dtype.unwrap_or(own);
     let change = theirs.change;
     let value = move || changed(change, parameter.value()?)?.to_dtype(dtype);
     Ok(WeightWriter { name: theirs.name, shape: changed_shape(change, shape), dtype, value: Box::new(value) })
+}
+
+fn theirs(table: &ConversionTable, name: &str) -> Result<Converted> {
+    table.theirs(name).ok_or_else(|| Error::state(name, "has no name in the family's files"))
 }
 
 fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {

@@ -18,7 +18,7 @@ use std::{
 use ::safetensors::tensor::{Dtype, Metadata};
 
 use crate::{DType, Error, Result, Runtime, Shape, Tensor};
-use replacement::Replacement;
+pub use replacement::Replacement;
 
 const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, and so must be the host");
 

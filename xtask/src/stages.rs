@@ -55,6 +55,8 @@ enum Step {
     CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
     /// A program that an earlier step has built, without optimisation, and its arguments.
     Built(&'static str, &'static [&'static str]),
+    /// A Python program with packages from this folder, and its arguments.
+    Python(&'static str, &'static [&'static str]),
 }
 
 const fn cargo(name: &'static str, about: &'static str, args: &'static [&'static str]) -> Stage {
@@ -119,6 +121,8 @@ const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
     Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "guide_to_chat"]),
     Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
+    Step::Cargo(&["run", "-p", MODELS, "--example", "exported", "--", "target/exported"]),
+    Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
 ];
 
 /// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
@@ -185,7 +189,7 @@ pub static STAGES: &[Stage] = &[
     long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
     long(
         "formats",
-        "images, Parquet files, tokenizers and chat templates, behind features, are read",
+        "images, Parquet files, tokenizers and chat templates, behind features, are read; others read GGUF and ONNX files",
         Action::Steps(FORMATS_STAGE),
     ),
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
@@ -269,6 +273,10 @@ impl Step {
                 let program = built(&here, name)?;
                 println!("$ {} {}", program.display(), args.join(" "));
                 run_command(Command::new(program).args(*args), name)
+            }
+            Step::Python(packages, args) => {
+                let mut python = Command::new("python3");
+                run_command(python.args(*args).env("PYTHONPATH", packages), &format!("python3 {}", args.join(" ")))
             }
         }
     }

@@ -17,6 +17,9 @@ struct Tool {
     advice: &'static str,
 }
 
+/// Where the readers of GGUF and ONNX are installed.
+pub const FORMATS: &str = "target/formats-1";
+
 const TOOLS: &[Tool] = &[
     Tool {
         name: "rustfmt",
@@ -59,7 +62,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["cuda", "mpi", "tensorboard"],
+        stages: &["cuda", "mpi", "tensorboard", "formats"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -107,6 +110,24 @@ const TOOLS: &[Tool] = &[
         probe: &["sh", "-c", "PYTHONPATH=target/tensorboard-2.21.0 python3 -c 'import tensorboard'"],
         install: &["python3", "-m", "pip", "install", "--quiet", "--target", watched::TENSORBOARD, watched::PACKAGE],
         advice: "`pip install --target target/tensorboard-2.21.0 tensorboard==2.21.0`, where a package index is reached",
+    },
+    Tool {
+        name: "the Python packages gguf 0.19.0, onnx 1.23.2 and onnxruntime 1.32.0",
+        stages: &["formats"],
+        probe: &["sh", "-c", "PYTHONPATH=target/formats-1 python3 -c 'import gguf, onnx, onnxruntime'"],
+        install: &[
+            "python3",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            FORMATS,
+            "gguf==0.19.0",
+            "onnx==1.23.2",
+            "onnxruntime==1.32.0",
+        ],
+        advice: "`pip install --target target/formats-1 gguf==0.19.0 onnx==1.23.2 onnxruntime==1.32.0`",
     },
     Tool {
         name: "chromium",

@@ -5,7 +5,7 @@ use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::{ConfigFields, Family, RopeConfig, RopeScaling, check_sizes};
-use crate::files::JsonObject;
+use crate::{files::JsonObject, quantize::quantization};
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
 #[derive(Clone, Debug, PartialEq)]
@@ -64,10 +64,8 @@ impl DecoderConfig {
         let config = if family == Family::Gpt2 { gpt2(fields)? } else { llama(fields, family)? };
         fields.flag_or("tie_word_embeddings", false)?;
         fields.require("is_causal", true)?;
-        if fields.part("quantization_config")?.is_some() {
-            return Err(fields
-                .wrong("quantization_config", "is there: quantised weights are not read; use the unquantised model"));
-        }
+        fields.part("quantization_config")?;
+        quantization(fields)?;
         fields.finish()?;
         Ok(config)
     }

@@ -4,7 +4,7 @@ mod pattern;
 mod tables;
 
 use pattern::renamed;
-pub use tables::{BERT, GPT2, LLAMA, VIT};
+pub use tables::{BERT, GGUF, GPT2, LLAMA, VIT};
 
 /// How a weight differs between a file and the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +106,8 @@ mod tests {
         check_both(&GPT2, &format!("{theirs}.lora_A.weight"), &format!("{ours}.lora_A.weight"), Change::Keep);
         check_both(&LLAMA, "lm_head.weight", "lm_head.weight", Change::Keep);
         check_both(&VIT, "vit.embeddings.cls_token", "cls_token", Change::Keep);
+        check_both(&GGUF, "blk.7.attn_q_norm.weight", "layers.7.self_attn.q_norm.weight", Change::Keep);
+        check_both(&GGUF, "blk.7.attn_q.bias", "layers.7.self_attn.q_proj.bias", Change::Keep);
     }
 
     #[test]
@@ -126,7 +128,7 @@ mod tests {
 
     #[test]
     fn no_two_rules_meet() {
-        for table in [&GPT2, &LLAMA, &BERT, &VIT] {
+        for table in [&GPT2, &LLAMA, &BERT, &VIT, &GGUF] {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();
                 assert_eq!(names.len(), table.rules.len());

@@ -8,7 +8,7 @@ use numcore::{
 
 /// The keys and values of a batch in every layer, so that the next token costs one token's work: `2 · L · G · D` elements a token.
 ///
-/// Memory grows with the tokens that are read. Rows of a batch end together: shorter prompts are padded on the left. A call that fails adds
+/// Memory grows with the tokens that are read; of layers with a sliding window, to about twice the window. Rows of a batch end together: shorter prompts are padded on the left. A call that fails adds
 /// nothing: it can be repeated.
 pub struct KvCache<R: Runtime> {
     layers: Vec<LayerCache<R>>,
@@ -23,6 +23,10 @@ pub struct KvCache<R: Runtime> {
 pub struct LayerCache<R: Runtime> {
     memory: Option<[Tensor<R>; 2]>,
     capacity: usize,
+    /// How many tokens a query sees, its own among them, if not all.
+    window: Option<usize>,
+    /// How many tokens at the beginning were dropped: no query sees them any more.
+    dropped: usize,
     /// The tokens of calls that went through.
     len: usize,
     /// Where the memory has been written to: further than `len` after a call that failed.
@@ -36,9 +40,14 @@ impl<R: Runtime> KvCache<R> {
     /// An empty cache for up to `capacity` tokens of each row; `padding` says how many tokens at the beginning of each row are padding, and by
     /// its length how many rows there are.
     pub fn new(layers: usize, capacity: usize, padding: Vec<usize>) -> Self {
-        let empty = || LayerCache { memory: None, capacity, len: 0, written: 0 };
+        Self::with_windows(vec![None; layers], capacity, padding)
+    }
+
+    /// An empty cache of layers with these sliding windows; see [`new`](KvCache::new).
+    pub(super) fn with_windows(windows: Vec<Option<usize>>, capacity: usize, padding: Vec<usize>) -> Self {
+        let empty = |window| LayerCache { memory: None, capacity, window, dropped: 0, len: 0, written: 0 };
         let ended = vec![false; padding.len()];
-        KvCache { layers: (0..layers).map(|_| empty()).collect(), padding, ended, capacity, len: 0 }
+        KvCache { layers: windows.into_iter().map(empty).collect(), padding, ended, capacity, len: 0 }
     }
 
     /// How many tokens of each row are in it, padding among them.
@@ -96,20 +105,24 @@ impl<R: Runtime> KvCache<R> {
 }
 
 impl<R: Runtime> LayerCache<R> {
-    /// Adds keys and values `[B, G, T, D]`; gives all there are now, `[B, G, S, D]`.
+    /// Adds keys and values `[B, G, T, D]`; gives all that are kept now, `[B, G, S, D]`, the last of those that were read.
     pub(super) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {
         let new = [keys.value()?, values.value()?];
-        let end = self.len + new[0].shape()[2];
-        let [k, v] = match self.memory.take() {
-            Some([k, v]) if self.written == self.len && end <= k.shape()[2] => [k, v],
-            Some([k, v]) => [self.moved(&k, end)?, self.moved(&v, end)?],
-            None if self.len == 0 => [self.empty(&new[0], end)?, self.empty(&new[1], end)?],
+        let (kept, tokens) = (self.len - self.dropped, new[0].shape()[2]);
+        let fits = |memory: &Tensor<R>| self.written == self.len && kept + tokens <= memory.shape()[2];
+        let (kept, [k, v]) = match self.memory.take() {
+            Some([k, v]) if fits(&k) => (kept, [k, v]),
+            Some([k, v]) => {
+                let seen = self.window.map_or(kept, |window| kept.min(window - 1));
+                (seen, [self.moved(&k, kept, seen, tokens)?, self.moved(&v, kept, seen, tokens)?])
+            }
+            None if self.len == 0 => (0, [self.empty(&new[0], tokens)?, self.empty(&new[1], tokens)?]),
             None => return Err(Error::state("KvCache", "a call that failed lost what was read: begin a new cache")),
         };
-        self.written = end;
-        let memory = [added(k, self.len, &new[0])?, added(v, self.len, &new[1])?];
-        let seen = |x: &Tensor<R>| x.narrow(2, 0, end).map(Var::new);
-        let all = [seen(&memory[0])?, seen(&memory[1])?];
+        (self.written, self.dropped) = (self.len + tokens, self.len - kept);
+        let memory = [added(k, kept, &new[0])?, added(v, kept, &new[1])?];
+        let all = |x: &Tensor<R>| x.narrow(2, 0, kept + tokens).map(Var::new);
+        let all = [all(&memory[0])?, all(&memory[1])?];
         self.memory = Some(memory);
         Ok(all)
     }
@@ -120,10 +133,10 @@ impl<R: Runtime> LayerCache<R> {
         Tensor::zeros(like.runtime(), [shape[0], shape[1], room, shape[3]], like.dtype())
     }
 
-    /// What calls that went through have written, in memory with more room.
-    fn moved(&self, memory: &Tensor<R>, tokens: usize) -> Result<Tensor<R>> {
-        let empty = self.empty(memory, tokens)?;
-        if self.len == 0 { Ok(empty) } else { added(empty, 0, &memory.narrow(2, 0, self.len)?) }
+    /// The last `seen` of the `kept` tokens that calls which went through have written, in memory with room for more.
+    fn moved(&self, memory: &Tensor<R>, kept: usize, seen: usize, tokens: usize) -> Result<Tensor<R>> {
+        let empty = self.empty(memory, seen + tokens)?;
+        if seen == 0 { Ok(empty) } else { added(empty, 0, &memory.narrow(2, kept - seen, seen)?) }
     }
 }
 

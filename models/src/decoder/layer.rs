@@ -5,7 +5,11 @@ use nn::{
     Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, LayerNorm, Linear, Module, RmsNorm,
     RotaryTables, Visitor,
 };
-use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
+use numcore::{
+    Error, Result, Runtime, Within,
+    fused::NnOps,
+    ops::{PointwiseOps, ViewOps},
+};
 
 use super::cache::LayerCache;
 use crate::config::{DecoderConfig, Family};
@@ -56,9 +60,18 @@ impl<R: Runtime> DecoderLayer<R> {
         if let Some(cache) = cache {
             [k, v] = cache.extend(&k, &v)?;
         }
-        let x = self.self_attn.attend([q, k, v], mask, x).within("self_attn")?;
+        // Of tokens that the cache dropped, the mask says nothing.
+        let kept = k.dims()[2];
+        let mask = mask.map(|mask| last_columns(mask, kept)).transpose()?;
+        let x = self.self_attn.attend([q, k, v], mask.as_ref(), x).within("self_attn")?;
         self.mlp.forward_onto(&self.mlp_norm.forward(&x).within("mlp_norm")?, &x).within("mlp")
     }
+}
+
+/// The last columns of a mask, which may be broadcast.
+fn last_columns<R: Runtime>(mask: &Var<R>, count: usize) -> Result<Var<R>> {
+    let columns = mask.dims().last().copied().unwrap_or(1);
+    if columns <= count { Ok(mask.clone()) } else { mask.narrow(-1, columns - count, count) }
 }
 
 /// The linear layers of a decoder's layer: `down(act(up(x)))`, or `down(act(gate(x)) · up(x))`.

@@ -74,7 +74,7 @@ impl<R: Runtime> Decoder<R> {
 
     /// An empty cache for the keys and values of a batch; see [`KvCache::new`].
     pub fn cache(&self, capacity: usize, padding: Vec<usize>) -> KvCache<R> {
-        KvCache::new(self.layers.len(), capacity, padding)
+        KvCache::with_windows(self.config.windows.clone(), capacity, padding)
     }
 
     /// Logits `[B, T, V]` of tokens that are packed, or that follow those in a cache.

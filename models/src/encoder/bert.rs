@@ -93,6 +93,7 @@ impl<R: Runtime> Bert<R> {
     /// If sizes do not fit each other.
     pub fn new(init: &Init<R>, config: BertConfig) -> Result<Self> {
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
+        config.check()?;
         let (block, width) = (config.block, config.block.width);
         let mut embed_tokens = Embedding::new(init, config.vocab, width)?;
         if let Some(row) = config.padding {

@@ -1,10 +1,16 @@
 //! The sizes and options of a BERT.
 
+use std::fmt::Debug;
+
 use nn::{Activation, EncoderBlockConfig};
-use numcore::Result;
+use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use crate::config::{ConfigFields, activation_name};
+use crate::{
+    config::{ConfigFields, activation_name},
+    files::JsonObject,
+    quantize::quantization,
+};
 
 /// What a [`Bert`](super::Bert) is for, from which its head follows: `architectures` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +95,8 @@ impl BertConfig {
             padding: fields.maybe_size("pad_token_id")?,
             fields: fields.fields().clone(),
         };
+        fields.part("quantization_config")?;
+        quantization(fields)?;
         fields.finish()?;
         Ok(config)
     }
@@ -103,6 +111,27 @@ impl BertConfig {
         fields.insert("type_vocab_size".into(), self.token_types.into());
         with_labels(fields, self.labels)
     }
+
+    /// An error unless the fields that would be written mean this very model.
+    pub(super) fn check(&self) -> Result<()> {
+        let mut again = BertConfig { fields: self.fields.clone(), ..Self::read(&written(self.to_json()))? };
+        again.block.dropout = self.block.dropout;
+        same("bert", &again, self)
+    }
+}
+
+/// Fields as whoever reads the file finds them.
+pub(super) fn written(fields: Map<String, Value>) -> ConfigFields {
+    ConfigFields::of(JsonObject::of("config.json of this model", fields))
+}
+
+/// An error unless what is read again is what was given. Dropout is no field that is read.
+pub(super) fn same<C: PartialEq + Debug>(model: &'static str, again: &C, given: &C) -> Result<()> {
+    if again == given {
+        return Ok(());
+    }
+    let why = format!("a `{model}` cannot be so: given {given:?}; transformers would make it {again:?}");
+    Err(Error::config(model, "config", why))
 }
 
 /// An error unless `model_type` is this.

@@ -10,11 +10,12 @@ use numcore::{
 };
 use serde_json::{Map, Value, json};
 
-use super::bert_config::{block, expect_type, labels, with_block, with_labels};
+use super::bert_config::{block, expect_type, labels, same, with_block, with_labels, written};
 use crate::{
     config::{ConfigFields, check_sizes},
     convert::{ConversionTable, VIT},
     pretrained::Pretrained,
+    quantize::quantization,
 };
 
 /// The sizes and options of a [`Vit`], as `config.json` gives them.
@@ -53,6 +54,8 @@ impl VitConfig {
             labels: labels(fields)?,
             fields: fields.fields().clone(),
         };
+        fields.part("quantization_config")?;
+        quantization(fields)?;
         fields.finish()?;
         if config.patch == 0 || !config.image.is_multiple_of(config.patch) {
             let why = format!("is {}, which does not divide images of {}", config.patch, config.image);
@@ -70,6 +73,13 @@ impl VitConfig {
         fields.insert("num_channels".into(), self.channels.into());
         fields.insert("qkv_bias".into(), self.block.qkv_bias.into());
         with_labels(fields, self.labels)
+    }
+
+    /// An error unless the fields that would be written mean this very model.
+    fn check(&self) -> Result<()> {
+        let mut again = VitConfig { fields: self.fields.clone(), ..Self::read(&written(self.to_json()))? };
+        again.block.dropout = self.block.dropout;
+        same("vit", &again, self)
     }
 }
 
@@ -99,6 +109,7 @@ impl<R: Runtime> Vit<R> {
     /// If sizes do not fit each other.
     pub fn new(init: &Init<R>, config: VitConfig) -> Result<Self> {
         check_sizes("vit", &[("image", config.image), ("width", config.block.width), ("labels", config.labels)])?;
+        config.check()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (width, per_side) = (config.block.width, config.image / config.patch.max(1));
         let small = Initializer::Normal { mean: 0.0, std: 0.02 };

@@ -45,6 +45,11 @@ impl Weights {
         self.places.keys().map(String::as_str)
     }
 
+    /// Whether there is a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
     /// The element type and shape of a tensor.
     ///
     /// # Errors
@@ -65,6 +70,14 @@ impl Weights {
         Tensor::from_bytes(rt, shape, dtype, &bytes)
     }
 
+    /// The bytes of a tensor.
+    ///
+    /// # Errors
+    /// If it is not there, or cannot be read.
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
+        self.with_reader(name, |reader| reader.bytes(name))
+    }
+
     /// Whether two tensors have one element type, shape and value, bit by bit.
     ///
     /// # Errors
@@ -73,8 +86,7 @@ impl Weights {
         if self.spec(a)? != self.spec(b)? {
             return Ok(false);
         }
-        let bytes = |name| self.with_reader(name, |reader| reader.bytes(name));
-        Ok(bytes(a)? == bytes(b)?)
+        Ok(self.bytes(a)? == self.bytes(b)?)
     }
 
     fn with_reader<T>(&self, name: &str, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<T> {

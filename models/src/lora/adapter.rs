@@ -1,9 +1,9 @@
 //! One adapter, and what it computes.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
 use autograd::{Var, no_grad};
-use nn::{Adapter, Dropout, Forward, Init, Initializer, Linear, Module, Param};
+use nn::{Adapter, AdapterSlot, Dropout, Forward, Init, Initializer, Linear, Module, Param};
 use numcore::{
     Result, Runtime, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
@@ -26,6 +26,9 @@ pub struct LoraAdapter<R: Runtime> {
     pub magnitude: Option<Param<R>>,
     dropout: Dropout,
     scale: f64,
+    /// What computes the layer without this adapter, if not its weight: the weight in four bits.
+    #[module(skip)]
+    base: AdapterSlot<R>,
 }
 
 /// One of the two matrices of an adapter.
@@ -36,7 +39,13 @@ pub struct LowRank<R: Runtime> {
 }
 
 impl<R: Runtime> LoraAdapter<R> {
-    pub(super) fn new(init: &Init<R>, weight: &Param<R>, config: &LoraConfig, theirs: &str) -> Result<Self> {
+    pub(super) fn new(
+        init: &Init<R>,
+        weight: &Param<R>,
+        base: AdapterSlot<R>,
+        config: &LoraConfig,
+        theirs: &str,
+    ) -> Result<Self> {
         let (shape, rank) = (weight.shape(), config.rank_of(theirs));
         let (outputs, inputs) = (shape[0], shape[1]);
         let b = LowRank { weight: init.param([outputs, rank], Initializer::Zeros)? };
@@ -46,6 +55,7 @@ impl<R: Runtime> LoraAdapter<R> {
             magnitude: None,
             dropout: Dropout::new(config.dropout)?,
             scale: config.scale_of(theirs),
+            base,
         };
         if !config.dora {
             return Ok(adapter);
@@ -54,6 +64,19 @@ impl<R: Runtime> LoraAdapter<R> {
         let magnitude = init.param([outputs], Initializer::Ones)?;
         magnitude.leaf().put(row_norms(&weight.value()?.to_dtype(magnitude.dtype())?)?)?;
         Ok(LoraAdapter { magnitude: Some(magnitude), ..adapter })
+    }
+
+    /// What computes the layer without this adapter, if not its weight.
+    pub(super) fn base(&self) -> Option<Arc<dyn Adapter<R>>> {
+        self.base.get()
+    }
+
+    /// The layer's output without this adapter.
+    fn plain(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
+        match self.base.get() {
+            Some(base) => base.forward(layer, x),
+            None => layer.plain(x),
+        }
     }
 
     /// The update of the weight, `s · B A`, in the adapter's element type.
@@ -80,16 +103,16 @@ impl<R: Runtime> LoraAdapter<R> {
 
 impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
-        let plain = layer.plain(x)?;
+        let plain = self.plain(layer, x)?;
         let dropped = self.dropout.forward(x)?;
         let update = self.low_rank(&dropped)?;
         let Some(magnitude) = &self.magnitude else { return plain.add(&update) };
         let gains = self.gains(magnitude, &layer.weight)?.to_dtype(x.dtype())?;
         // The bias has no magnitude. With dropout, so has the part that is always there: peft's definition.
+        let whole = if self.dropout.is_identity() { plain.clone() } else { self.plain(layer, &dropped)? };
         let base = match &layer.bias {
-            _ if !self.dropout.is_identity() => dropped.linear(&layer.weight.var(), None)?,
-            Some(bias) => plain.sub(&bias.var())?,
-            None => plain.clone(),
+            Some(bias) => whole.sub(&bias.var())?,
+            None => whole,
         };
         plain.add(&gains.sub(1.0)?.mul(&base)?)?.add(&gains.mul(&update)?)
     }

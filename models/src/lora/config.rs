@@ -178,21 +178,6 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// An error unless something is adapted, and every name that was given is one of a layer.
-    pub(super) fn check_names<'a>(&self, layers: impl Iterator<Item = &'a str> + Clone) -> Result<()> {
-        let LoraTargets::Names(names) = &self.target_modules else { return Ok(()) };
-        let unused: Vec<&str> =
-            names.iter().filter(|name| !layers.clone().any(|layer| ends(layer, name))).map(String::as_str).collect();
-        if unused.is_empty() && !names.is_empty() {
-            return Ok(());
-        }
-        let mut last: Vec<&str> = layers.map(|layer| layer.rsplit_once('.').map_or(layer, |(_, last)| last)).collect();
-        last.sort_unstable();
-        last.dedup();
-        let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
-        Err(Error::config("lora", "target_modules", why))
-    }
-
     /// An error if two patterns give a layer different values: which of them peft takes depends on their order in the file.
     pub(super) fn check_patterns(&self, layer: &str) -> Result<()> {
         let ranks = differing(&self.rank_pattern, layer);
@@ -203,12 +188,7 @@ impl LoraConfig {
 
     /// Whether a layer has an adapter.
     pub(super) fn adapts(&self, layer: &str) -> bool {
-        let excluded = self.exclude_modules.iter().any(|name| ends(layer, name));
-        !excluded
-            && match &self.target_modules {
-                LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
-                LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
-            }
+        chosen(&self.target_modules, &self.exclude_modules, layer)
     }
 
     /// The rank of a layer's adapter.
@@ -221,6 +201,34 @@ impl LoraConfig {
         let (rank, alpha) = (self.rank_of(layer) as f64, by_pattern(&self.alpha_pattern, layer).unwrap_or(self.alpha));
         alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
+}
+
+/// An error of `what` unless something is chosen, and every name that was given is one of a layer.
+pub fn check_names<'a>(
+    what: &'static str,
+    targets: &LoraTargets,
+    layers: impl Iterator<Item = &'a str> + Clone,
+) -> Result<()> {
+    let LoraTargets::Names(names) = targets else { return Ok(()) };
+    let unused: Vec<&str> =
+        names.iter().filter(|name| !layers.clone().any(|layer| ends(layer, name))).map(String::as_str).collect();
+    if unused.is_empty() && !names.is_empty() {
+        return Ok(());
+    }
+    let mut last: Vec<&str> = layers.map(|layer| layer.rsplit_once('.').map_or(layer, |(_, last)| last)).collect();
+    last.sort_unstable();
+    last.dedup();
+    let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
+    Err(Error::config(what, "target_modules", why))
+}
+
+/// Whether a layer is among the targets, and not left out.
+pub fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
+    let is_target = match targets {
+        LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
+        LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
+    };
+    is_target && !excluded.iter().any(|name| ends(layer, name))
 }
 
 /// Whether a layer's name is `end`, or ends with it as whole parts.

@@ -39,6 +39,11 @@ impl<R: Runtime> Lora<R> {
 
 impl<R: Runtime> AdaptedLayer<R> {
     fn merge(&mut self) -> Result<()> {
+        if self.adapter.base().is_some() {
+            let why =
+                "has its weight in four bits, which would round the update away: merge into the unquantised model";
+            return Err(Error::state(&*self.ours, why));
+        }
         let (update, own) = (self.adapter.update()?, self.weight.dtype());
         let sum = self.weight.value()?.to_dtype(update.dtype())?.add(&update)?;
         let (merged, norms) = match &self.adapter.magnitude {

@@ -8,13 +8,14 @@ mod merge;
 use std::sync::Arc;
 
 pub use adapter::{LoraAdapter, LowRank};
-pub use config::{LoraConfig, LoraTargets};
-use nn::{Adapter, AdapterSlot, Init, Module, ModuleEntry, ModuleExt, Param, Visitor, walk};
+pub use config::{LoraConfig, LoraTargets, check_names, chosen};
+use nn::{Adapter, AdapterSlot, Init, Module, ModuleExt, Param, Visitor};
 use numcore::{Error, Result, Runtime, Tensor};
 
 use crate::{
     convert::{Change, ConversionTable},
     pretrained::Pretrained,
+    quantize::{Base4bit, slots},
 };
 
 /// The adapters of a model (Hu et al. 2021), which is frozen. As a module it has the adapters alone: given to an optimizer or a trainer, nothing
@@ -82,16 +83,21 @@ impl<R: Runtime> Lora<R> {
     ) -> Result<Self> {
         config.check()?;
         let candidates = candidates(model, table);
-        config.check_names(candidates.iter().map(|layer| &*layer.theirs))?;
+        check_names("lora", &config.target_modules, candidates.iter().map(|layer| &*layer.theirs))?;
         let chosen: Vec<Candidate<R>> = candidates.into_iter().filter(|layer| config.adapts(&layer.theirs)).collect();
         if chosen.is_empty() {
             return Err(Error::config("lora", "target_modules", "no layer of this model is chosen: all are left out"));
         }
         chosen.iter().try_for_each(|layer| config.check_patterns(&layer.theirs))?;
-        if let Some(taken) = chosen.iter().find(|layer| layer.slot.get().is_some()) {
+        let is_base = |adapter: Arc<dyn Adapter<R>>| Base4bit::of(&*adapter).is_some();
+        if let Some(taken) = chosen.iter().find(|layer| layer.slot.get().is_some_and(|a| !is_base(a))) {
             return Err(Error::state(&*taken.ours, "has an adapter already: merge it or remove it first"));
         }
-        let adapter = |layer: &Candidate<R>| LoraAdapter::new(init, &layer.weight, &config, &layer.theirs);
+        let adapter = |layer: &Candidate<R>| {
+            let base = AdapterSlot::default();
+            base.replace(layer.slot.get());
+            LoraAdapter::new(init, &layer.weight, base, &config, &layer.theirs)
+        };
         let adapters = chosen.iter().map(adapter).collect::<Result<Vec<_>>>()?;
         let transposed = chosen.iter().any(|layer| layer.transposed);
         model.freeze();
@@ -125,7 +131,7 @@ impl<R: Runtime> Lora<R> {
         if self.is_merged() {
             self.unmerge()?;
         }
-        self.layers.iter().for_each(|layer| drop(layer.slot.replace(None)));
+        self.layers.iter().for_each(|layer| drop(layer.slot.replace(layer.adapter.base())));
         Ok(())
     }
 
@@ -138,7 +144,10 @@ impl<R: Runtime> Lora<R> {
             let why = "the adapters are merged: unmerge them to compute without them";
             return Err(Error::argument("lora", why));
         }
-        let taken = |layer: &AdaptedLayer<R>| Taken { slot: layer.slot.clone(), adapter: layer.slot.replace(None) };
+        let taken = |layer: &AdaptedLayer<R>| {
+            let adapter = layer.slot.replace(layer.adapter.base());
+            Taken { slot: layer.slot.clone(), adapter }
+        };
         let _back: Vec<Taken<R>> = self.layers.iter().map(taken).collect();
         Ok(compute())
     }
@@ -173,24 +182,17 @@ struct Candidate<R: Runtime> {
     transposed: bool,
 }
 
-/// The linear layers of a model that have a name in files: the weight of each is shown just before its place for an adapter.
+/// The linear layers of a model that have a name in files.
 fn candidates<R: Runtime>(model: &impl Module<R>, table: Option<&ConversionTable>) -> Vec<Candidate<R>> {
-    let (mut found, mut weight) = (Vec::new(), None);
-    walk(model, |name, entry| match entry {
-        ModuleEntry::Parameter(p) if name.ends_with(".weight") => weight = Some((name.to_owned(), p.clone())),
-        ModuleEntry::Adapter(slot) => {
-            let own = weight.take().filter(|(of, _)| of.strip_suffix(".weight") == Some(name));
-            let Some((of, weight)) = own else { return };
-            let (theirs, transposed) = match table {
-                None => (name.to_owned(), false),
-                Some(table) => match table.theirs(&of) {
-                    None => return,
-                    Some(c) => (c.name.trim_end_matches(".weight").to_owned(), c.change == Change::Transpose),
-                },
-            };
-            found.push(Candidate { ours: name.to_owned(), theirs, slot: slot.clone(), weight, transposed });
-        }
-        _ => {}
+    let named = slots(model).into_iter().filter_map(|(ours, place)| {
+        let (theirs, transposed) = match table {
+            None => (ours.clone(), false),
+            Some(table) => {
+                let theirs = table.theirs(&format!("{ours}.weight"))?;
+                (theirs.name.trim_end_matches(".weight").to_owned(), theirs.change == Change::Transpose)
+            }
+        };
+        Some(Candidate { ours, theirs, slot: place.slot, weight: place.weight, transposed })
     });
-    found
+    named.collect()
 }

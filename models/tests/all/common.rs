@@ -146,6 +146,15 @@ impl Scratch {
         scratch
     }
 
+    /// A copy of some files of a folder of `references/`.
+    pub fn copy_of_file(name: &str, files: &[&str]) -> Scratch {
+        let scratch = Scratch::new();
+        for file in files {
+            fs::copy(reference(name).join(file), scratch.0.join(file)).unwrap();
+        }
+        scratch
+    }
+
     /// Changes the fields of `config.json`.
     pub fn with_config(self, change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> Scratch {
         let path = self.0.join("config.json");

@@ -208,20 +208,50 @@ fn a_call_that_fails_adds_nothing_to_a_cache() {
     }
 }
 
-/// Nothing is allocated for tokens that never come.
+/// Nothing is allocated for tokens that never come, and nothing is kept that no query sees any more.
 #[test]
-fn a_cache_grows_with_its_tokens() {
-    let model = decoder("llama");
-    let ids = Reference::read("llama").tensor("ids");
-    let mut cache = model.cache(usize::MAX, vec![0]);
-    let step = ids.narrow(0, 0, 1).unwrap();
-    let all = numcore::ops::cat(&[&step; 8], 1).unwrap();
-    let due = model.forward(&Var::new(all.clone())).unwrap().value().unwrap();
-    for i in 0..8 {
-        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
-        let found = no_grad(|| model.forward_with(&Var::new(step.clone()), inputs)).unwrap().value().unwrap();
-        close("grown", &found, &due.narrow(1, 23 * i, 23).unwrap(), 5e-5);
+fn a_cache_grows_with_its_tokens_up_to_the_window() {
+    for (name, grows) in [("llama", true), ("mistral", false)] {
+        let model = decoder(name);
+        let memory = || model.embed_tokens.weight.leaf().runtime().memory().total.live;
+        let ids = Reference::read(name).tensor("ids");
+        let mut cache = model.cache(usize::MAX, vec![0]);
+        let step = ids.narrow(0, 0, 1).unwrap();
+        let all = numcore::ops::cat(&[&step; 8], 1).unwrap();
+        let due = model.forward(&Var::new(all)).unwrap().value().unwrap();
+        let mut held = Vec::new();
+        for i in 0..8 {
+            let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+            let found = no_grad(|| model.forward_with(&Var::new(step.clone()), inputs)).unwrap().value().unwrap();
+            close(name, &found, &due.narrow(1, 23 * i, 23).unwrap(), 5e-5);
+            drop(found);
+            held.push(memory());
+        }
+        assert_eq!(held[7] > held[2], grows, "{held:?}");
     }
+}
+
+/// Rows of different lengths, and a call that fails, where tokens were dropped already.
+#[test]
+fn a_window_is_kept_with_padding_and_after_failures() {
+    let (model, due) = (decoder("mistral"), Reference::read("mistral"));
+    let ids = numcore::ops::cat(&[&due.tensor("ids"); 4], 1).unwrap();
+    let whole = model.forward(&Var::new(ids.narrow(0, 1, 1).unwrap().narrow(1, 3, 89).unwrap())).unwrap();
+    let mut cache = model.cache(200, vec![0, 3]);
+    let mut last = None;
+    for at in 0..92 {
+        if at == 80 {
+            // The first row has a token that is none: no layer keeps anything of this call.
+            let wrong = Var::new(Tensor::from_slice(&cpu(), [2, 1], &[1i64, 10_000]).unwrap());
+            let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+            no_grad(|| model.forward_with(&wrong, inputs)).map(|_| ()).unwrap_err();
+        }
+        let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+        let step = Var::new(ids.narrow(1, at, 1).unwrap());
+        last = Some(no_grad(|| model.forward_with(&step, inputs)).unwrap().value().unwrap());
+    }
+    let last = last.unwrap().narrow(0, 1, 1).unwrap();
+    close("padded", &last, &whole.value().unwrap().narrow(1, 88, 1).unwrap(), 5e-5);
 }
 
 #[test]

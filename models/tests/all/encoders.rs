@@ -1,7 +1,7 @@
 //! BERT and ViT against transformers: logits, gradients, files.
 
 use autograd::Var;
-use models::{Bert, BertInputs, Change, Pretrained, Vit};
+use models::{Bert, BertConfig, BertInputs, Change, Pretrained, Vit, VitConfig};
 use nn::{Forward, ModuleExt, loss::cross_entropy};
 use numcore::{
     DType, Tensor,
@@ -174,4 +174,23 @@ fn what_is_not_an_encoder_here_is_an_error() {
     assert!(error.contains("`image_size`"), "{error}");
     let image = Var::new(Tensor::zeros(&cpu(), [1, 3, 8, 12], DType::F32).unwrap());
     assert!(vit().forward(&image).map(|_| ()).unwrap_err().to_string().contains("[B, 3, 12, 12]"));
+}
+
+#[test]
+fn what_a_file_cannot_say_is_an_error() {
+    let vit = Vit::from_pretrained(reference("vit"), &init()).unwrap().config().clone();
+    let bert = Bert::from_pretrained(reference("bert_classifier"), &init()).unwrap().config().clone();
+    // Dropout is of training alone; norms are where the family has them.
+    let mut block = bert.block;
+    block.dropout = 0.5;
+    assert!(Bert::new(&init(), BertConfig { block, ..bert.clone() }).is_ok());
+    (block.dropout, block.qkv_bias) = (0.0, false);
+    let error = Bert::new(&init(), BertConfig { block, ..bert }).unwrap_err().to_string();
+    assert!(error.contains("cannot be so") && error.contains("qkv_bias"), "{error}");
+    let mut block = vit.block;
+    block.qkv_bias = false;
+    assert!(Vit::new(&init(), VitConfig { block, ..vit.clone() }).is_ok());
+    block.pre_norm = false;
+    let error = Vit::new(&init(), VitConfig { block, ..vit }).unwrap_err().to_string();
+    assert!(error.contains("cannot be so") && error.contains("pre_norm"), "{error}");
 }

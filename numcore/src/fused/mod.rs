@@ -6,6 +6,7 @@ mod attention;
 mod conv;
 mod cross_entropy;
 mod linear;
+mod linear4bit;
 mod norm;
 mod options;
 mod pool;
@@ -18,6 +19,7 @@ pub use attention::{Attention, AttentionGrad, SdpaOptions};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use linear::Linear;
+pub use linear4bit::{Linear4bit, NestedScales};
 pub use norm::{Norm, NormGrad, NormKind};
 pub use options::{Conv1dOptions, ConvOptions, CrossEntropyOptions, Reduction};
 pub use pool::{MaxPool, MaxPoolGrad};
@@ -137,6 +139,8 @@ fused! {
     Conv,
     /// A matrix product with an optional bias and residual.
     Linear,
+    /// A product with a matrix of four bits an element.
+    Linear4bit,
     /// Max pooling over windows of an image.
     MaxPool,
     /// The gradient of max pooling.

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 const MAX_LINKS: usize = 40;
 
 /// A temporary file that replaces another once it is complete and on disk, and is removed otherwise.
-pub(super) struct Replacement {
+pub struct Replacement {
     file: File,
     temporary: PathBuf,
     path: PathBuf,
@@ -22,7 +22,11 @@ pub(super) struct Replacement {
 }
 
 impl Replacement {
-    pub(super) fn new(path: &Path) -> Result<Self> {
+    /// Creates the temporary file. A symbolic link is kept: the file it points to is replaced.
+    ///
+    /// # Errors
+    /// If `path` is something other than a regular file, or its folder cannot be written to.
+    pub fn new(path: &Path) -> Result<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let path = replaceable(path)?;
         let Some(name) = path.file_name() else {
@@ -37,11 +41,19 @@ impl Replacement {
         Ok(Replacement { file, temporary, path, done: false })
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    /// Appends bytes.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary, e))
     }
 
-    pub(super) fn commit(mut self) -> Result<()> {
+    /// Puts the file in its place, once all of it is on disk.
+    ///
+    /// # Errors
+    /// If it cannot be written to disk, or not be renamed.
+    pub fn commit(mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| Error::io(&self.temporary, e))?;
         fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
         self.done = true;

@@ -10,6 +10,7 @@ mod attention;
 mod conv;
 mod cross_entropy;
 mod half_rows;
+mod linear4bit;
 mod norm;
 mod pool;
 mod row_reduce;
@@ -62,6 +63,9 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     }
     if let FusedOp::Linear(_) = op {
         return linear(cpu, ins, Operand::from(&outs[0].view)).map(|()| Support::Done);
+    }
+    if let FusedOp::Linear4bit(op) = op {
+        return linear4bit::run(cpu, op, ins, Operand::from(&outs[0].view));
     }
     let mut copies = SmallVec::new();
     let operand = |v: &View<'_, Cpu>| if strided { Ok((*v).into()) } else { contiguous(cpu, (*v).into(), &mut copies) };

@@ -9,6 +9,7 @@ use std::cell::RefCell;
 
 use super::{
     epilogue::Epilogue,
+    gemv,
     macro_kernel::{self, BMicroPanels, Blocking, MacroKernel},
     matrix::{GemmSize, Matrix},
     pack_a::AOperand,
@@ -19,7 +20,7 @@ use crate::{Simd, machine::Machine};
 
 /// Products of a sum between two visits to the output: the depth of packed panels. (With 256 the output of long sums is
 /// read and written twice as often; 512 was up to 5 % faster where k is 1024 or more.)
-pub(super) const KC: usize = 512;
+pub(crate) const KC: usize = 512;
 
 /// A cache line. Packed memory is aligned to it, since a vector load that spans two lines costs twice.
 #[derive(Clone, Copy)]
@@ -47,6 +48,19 @@ pub(crate) unsafe fn gemm<T: Vectors>(
     alpha: T,
     epilogue: Epilogue<T>,
 ) {
+    if gemv::takes(size, out, a, b) {
+        // SAFETY: the caller guarantees valid operands and an output of its own.
+        let done = unsafe { gemv::gemv(simd, size, out, a, b, alpha, epilogue) };
+        let rest = GemmSize { n: size.n - done, ..size };
+        if rest.n == 0 {
+            return;
+        }
+        // SAFETY: the columns that are left, of the same operands.
+        return unsafe {
+            let (out, b, epilogue) = (out.offset(0, done), b.offset(0, done), epilogue.offset(0, done));
+            gemm_operand(simd, rest, out, AOperand::Strided(a), b, alpha, epilogue)
+        };
+    }
     // Vectors are stored along rows of the output. Fewer columns than a vector has lanes would leave most of a B
     // micro-panel empty.
     if out.column != 1 && out.row == 1 || size.n < Blocking::of::<T>(simd).lanes && size.n < size.m {

@@ -10,6 +10,7 @@
 mod amx;
 mod conv_weights;
 mod epilogue;
+mod gemv;
 mod im2col;
 mod linear;
 mod loops;
@@ -41,7 +42,7 @@ pub(crate) use conv_weights::{ConvSize, ConvWeights, gemm_im2col_lhs};
 pub(crate) use epilogue::Epilogue;
 pub(crate) use im2col::{Im2col, OVERREAD};
 pub(crate) use linear::linear;
-pub(crate) use loops::{CacheLine, gemm, gemm_operand, workspace};
+pub(crate) use loops::{CacheLine, KC as K_BLOCK, gemm, gemm_operand, workspace};
 pub(crate) use matrix::{GemmSize, Matrix};
 pub(crate) use pack_a::AOperand;
 pub(crate) use packed_b::PackedB;

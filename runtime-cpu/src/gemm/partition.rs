@@ -2,11 +2,17 @@
 
 use std::ops::Range;
 
-use super::{GRAIN, Gemm};
+use super::{
+    GRAIN, Gemm,
+    gemv::{self, GROUP},
+};
 
 /// Rows and columns of tiles are multiples of these: the largest micro-panel of A, and the widest vector.
 const ROW_MULTIPLE: usize = 8;
 const COLUMN_MULTIPLE: usize = 16;
+
+/// Elements of B that a task reads where that is all it takes: some tens of microseconds.
+const READ_GRAIN: usize = 1 << 16;
 
 /// The fraction of its last task by which a thread is late, about.
 pub(super) const IMBALANCE: f64 = 0.1;
@@ -35,6 +41,9 @@ pub(super) struct PartitionLimits {
 impl Partition {
     /// The partition of a GEMM by vector instructions.
     pub(super) fn new(p: &Gemm, threads: usize) -> Partition {
+        if p.m <= gemv::MAX_ROWS && p.b[0] == 1 && p.n > GROUP {
+            return Partition::of_columns(p);
+        }
         // A single thread never waits, and each column of tiles reads the rows again: 3 % of a GEMM of 1024³. (The bf16
         // path is faster with smaller tiles.)
         let imbalance = if threads > 1 { IMBALANCE } else { 0.0 };
@@ -59,6 +68,13 @@ impl Partition {
         let new = |down, across| Partition::of_tiles([p.m, p.n], [down, across], limits.multiple);
         let partitions = (1..=most).flat_map(|down| (1..=most / down).map(move |across| new(down, across)));
         partitions.min_by(|x, y| cost(x).total_cmp(&cost(y))).unwrap_or_else(|| new(1, 1))
+    }
+
+    /// The partition of a GEMM that takes as long as reading B does: tiles of as many bytes as are worth a hand-over.
+    fn of_columns(p: &Gemm) -> Partition {
+        let columns = (READ_GRAIN / p.k.max(1)).max(GROUP).next_multiple_of(GROUP).min(p.n.next_multiple_of(GROUP));
+        let across = p.n.div_ceil(columns);
+        Partition { rows: p.m, columns, across, tiles: across }
     }
 
     fn of_tiles([m, n]: [usize; 2], [down, across]: [usize; 2], multiple: [usize; 2]) -> Partition {

@@ -1,0 +1,56 @@
+//! Answers requests about a pretrained model, one per line of standard input, so that a driver can alternate with another framework's worker:
+//! `bench/pretrained/compare.py` does with transformers.
+//!
+//! ```text
+//! pretrained FOLDER [--threads N] [--simd LEVEL]
+//! load              reads the model: nanoseconds, parameters
+//! decode P N        continues P tokens by N, greedily: nanoseconds a token, the tokens
+//! lora B T          a step of the adapter in FOLDER/adapter on B texts of T tokens: nanoseconds, the loss
+//! lora4bit B T      the same with the layers of the model in four bits
+//! read N            sums N numbers of 32 bits: nanoseconds, N
+//! rss               the peak resident KiB, and the peak KiB of the runtime's account
+//! ```
+#![forbid(unsafe_code)]
+
+mod requests;
+
+use std::{
+    io::{self, BufRead, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use weftgrad::{Cpu, Simd};
+
+use requests::Server;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("pretrained: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<(), String> {
+    let (mut words, mut folder, mut cpu) = (std::env::args().skip(1), None, Cpu::builder());
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        match &*word {
+            "--threads" => cpu = cpu.threads(value()?.parse().map_err(|_| "--threads needs a number".to_owned())?),
+            "--simd" => cpu = cpu.simd(Simd::named(&value()?).ok_or("--simd needs the name of a level")?),
+            _ => folder = Some(PathBuf::from(word)),
+        }
+    }
+    let folder = folder.ok_or("which folder holds the model?")?;
+    let (mut server, mut out) = (Server::new(folder, cpu.build()), io::stdout().lock());
+    for line in io::stdin().lock().lines() {
+        let line = line.map_err(|e| e.to_string())?;
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let answer = server.answer(&words).unwrap_or_else(|e| format!("nan {e}"));
+        writeln!(out, "{answer}").and_then(|()| out.flush()).map_err(|e| e.to_string())?;
+    }
+    Ok(())
+}

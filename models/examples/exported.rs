@@ -1,0 +1,35 @@
+//! Writes every reference model as GGUF and ONNX files, which the test command's stage `formats` has other programs read.
+//!
+//! `cargo run -p weftgrad-models --example exported -- FOLDER`
+
+use std::path::{Path, PathBuf};
+
+use models::{Decoder, GgufOptions, GgufWeights, OnnxOptions, Pretrained, Vit};
+use nn::Init;
+use numcore::{Error, Result};
+use runtime_cpu::Cpu;
+
+fn main() -> Result<()> {
+    let Some(folder) = std::env::args().nth(1).map(PathBuf::from) else {
+        return Err(Error::argument("exported", "which folder is to be written to?"));
+    };
+    std::fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, e))?;
+    let (references, init) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("references"), Init::new(&Cpu::new(), 0));
+    for (name, context) in [
+        ("gpt2", None),
+        ("llama", None),
+        ("llama_yarn", None),
+        ("mistral", Some(5)),
+        ("qwen2", Some(4)),
+        ("qwen3", None),
+    ] {
+        let model = Decoder::from_pretrained(references.join(name), &init)?;
+        for (kind, weights) in [("f32", GgufWeights::F32), ("f16", GgufWeights::F16), ("bf16", GgufWeights::BF16)] {
+            let options = GgufOptions { weights, context, ..GgufOptions::default() };
+            model.save_gguf(folder.join(format!("{name}-{kind}.gguf")), &options)?;
+        }
+        model.save_onnx(folder.join(format!("{name}.onnx")), &OnnxOptions::default())?;
+    }
+    let vit = Vit::from_pretrained(references.join("vit"), &init)?;
+    vit.save_onnx(folder.join("vit.onnx"), &OnnxOptions::default())
+}

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Makes the GGUF files of the folder `gguf` by llama.cpp's own writer, from the models that `make.py` made.
+
+    python3 -m venv V && V/bin/pip install gguf==0.19.0
+    V/bin/python models/references/make_gguf.py
+"""
+
+import json
+import os
+import struct
+
+import gguf
+import numpy as np
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+KINDS = {"F32": np.float32, "U8": np.uint8}
+F32, F16 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16
+
+
+def tensors(path):
+    """The tensors of a safetensors file."""
+    with open(path, "rb") as file:
+        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
+        data = file.read()
+    header.pop("__metadata__", None)
+    return {name: np.frombuffer(data[t["data_offsets"][0]:t["data_offsets"][1]], KINDS[t["dtype"]]).reshape(t["shape"])
+            for name, t in header.items()}
+
+
+def interleaved(x, heads):
+    """The halves of each head interleaved: what llama.cpp's converter does to queries and keys."""
+    return x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
+def llama3_factors(config):
+    rope = config["rope_parameters"]
+    frequencies = rope["rope_theta"] ** -(np.arange(0, config["head_dim"], 2) / config["head_dim"])
+    context, low, high = rope["original_max_position_embeddings"], rope["low_freq_factor"], rope["high_freq_factor"]
+    factors = []
+    for f in frequencies:
+        length = 2 * np.pi / f
+        if length < context / high:
+            factors.append(1.0)
+        elif length > context / low:
+            factors.append(rope["factor"])
+        else:
+            smooth = (context / length - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def head(writer, file_type, vocab, context, width, layers, hidden, heads, kv_heads):
+    writer.add_file_type(file_type)
+    writer.add_quantization_version(2)
+    writer.add_vocab_size(vocab)
+    writer.add_context_length(context)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(hidden)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+
+
+def finish(writer):
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add(writer, name, x, kind):
+    x = np.ascontiguousarray(x)
+    writer.add_tensor(name, x.astype(np.float16) if kind == F16 and x.ndim == 2 else x.astype(np.float32))
+
+
+def llama(out):
+    config = json.load(open(os.path.join(HERE, "llama", "config.json")))
+    weights = tensors(os.path.join(HERE, "llama", "model.safetensors"))
+    writer = gguf.GGUFWriter(os.path.join(out, "llama-f16.gguf"), "llama")
+    head(writer, 1, config["vocab_size"], config["max_position_embeddings"], config["hidden_size"], config["num_hidden_layers"],
+         config["intermediate_size"], config["num_attention_heads"], config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    add(writer, "rope_freqs.weight", llama3_factors(config), F32)
+    order = ["model.embed_tokens.weight"]
+    for i in range(config["num_hidden_layers"]):
+        parts = ["input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+                 "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+        order += [f"model.layers.{i}.{part}.weight" for part in parts]
+    for name in order + ["model.norm.weight", "lm_head.weight"]:
+        x = weights[name]
+        if "q_proj" in name:
+            x = interleaved(x, config["num_attention_heads"])
+        if "k_proj" in name:
+            x = interleaved(x, config["num_key_value_heads"])
+        add(writer, names.get_name(name, [".weight", ".bias"]), x, F16)
+    finish(writer)
+
+
+def tokenizer(out):
+    """GPT-2 of one layer whose weights are all 0, with the tokenizer of the folder `chat` and five rows more than it has tokens."""
+    folder = os.path.join(HERE, "chat")
+    file = json.load(open(os.path.join(folder, "tokenizer.json")))
+    settings = json.load(open(os.path.join(folder, "tokenizer_config.json")))
+    special = {t["content"]: t["id"] for t in file["added_tokens"] if t["special"]}
+    by_id = {id: text for text, id in file["model"]["vocab"].items()} | {id: text for text, id in special.items()}
+    vocab, width = max(by_id) + 6, 4
+    writer = gguf.GGUFWriter(os.path.join(out, "tokenizer.gguf"), "gpt2")
+    writer.add_name("tiny")
+    head(writer, 0, vocab, 8, width, 1, 8, 2, 2)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([by_id.get(id, f"[PAD{id}]") for id in range(vocab)])
+    kind = lambda id: 5 if id not in by_id else 3 if id in special.values() else 1
+    writer.add_token_types([kind(id) for id in range(vocab)])
+    merges = [m if isinstance(m, str) else " ".join(m) for m in file["model"]["merges"]]
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(special[settings["bos_token"]])
+    writer.add_eos_token_id(special[settings["eos_token"]["content"]])
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(settings["chat_template"])
+    shapes = {"token_embd.weight": [vocab, width], "position_embd.weight": [8, width]}
+    for name, outputs, inputs in [("attn_norm", width, None), ("attn_qkv", 3 * width, width), ("attn_output", width, width),
+                                  ("ffn_norm", width, None), ("ffn_up", 8, width), ("ffn_down", width, 8)]:
+        shapes[f"blk.0.{name}.weight"] = [outputs] if inputs is None else [outputs, inputs]
+        shapes[f"blk.0.{name}.bias"] = [outputs]
+    shapes |= {"output_norm.weight": [width], "output_norm.bias": [width]}
+    for name, shape in shapes.items():
+        add(writer, name, np.zeros(shape), F32)
+    finish(writer)
+
+
+def blocks(out):
+    """A row and its blocks of Q8_0: random values, ties, zeros, a tiny scale."""
+    x = np.random.default_rng(5).normal(size=(5, 64)).astype(np.float32)
+    x[1, :32] = np.arange(32) - 16.0
+    x[2, 32:] = 0
+    x[3] *= 1e-6
+    x[4, 3] = 127.0
+    x[4, 4:9] = [0.5, -0.5, 1.5, -2.5, 126.5]
+    packed = gguf.quants.quantize(x, gguf.GGMLQuantizationType.Q8_0)
+    x.tofile(os.path.join(out, "blocks.f32"))
+    packed.tofile(os.path.join(out, "blocks.q8_0"))
+
+
+if __name__ == "__main__":
+    out = os.path.join(HERE, "gguf")
+    os.makedirs(out, exist_ok=True)
+    llama(out)
+    tokenizer(out)
+    blocks(out)

@@ -1,0 +1,167 @@
+//! The GGUF format, version 3: typed metadata, a list of tensors, and their data, each aligned to 32 bytes.
+
+use std::path::Path;
+
+use numcore::{Error, Result, safetensors::Replacement};
+
+use super::GgufWeights;
+
+const VERSION: u32 = 3;
+/// The alignment of data where no metadata says another.
+const ALIGNMENT: u64 = 32;
+
+/// A value of metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GgufValue {
+    /// An unsigned integer of 32 bits.
+    U32(u32),
+    /// A floating-point number of 32 bits.
+    F32(f32),
+    /// A boolean, one byte.
+    Bool(bool),
+    /// A string.
+    Text(String),
+    /// Signed integers of 32 bits.
+    I32s(Vec<i32>),
+    /// Strings.
+    Texts(Vec<String>),
+}
+
+/// A tensor that is to be written, and where its values come from.
+pub struct GgufTensor<'a> {
+    /// The name in the file.
+    pub name: String,
+    /// The sizes, outermost first.
+    pub shape: Vec<usize>,
+    /// The element type in the file.
+    pub weights: GgufWeights,
+    /// Gives the values, row-major.
+    pub value: Box<dyn Fn() -> Result<Vec<f32>> + 'a>,
+}
+
+/// What a file is to hold, in its order.
+pub struct GgufFile<'a> {
+    /// The keys and values.
+    pub metadata: Vec<(String, GgufValue)>,
+    /// The tensors.
+    pub tensors: Vec<GgufTensor<'a>>,
+}
+
+impl GgufFile<'_> {
+    /// A file without tensors.
+    pub fn new(metadata: Vec<(String, GgufValue)>) -> Self {
+        GgufFile { metadata, tensors: Vec::new() }
+    }
+
+    /// Writes the file, all or nothing, one tensor at a time.
+    ///
+    /// # Errors
+    /// If a value cannot be had, does not fit its type, or the file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let mut header = Vec::new();
+        header.extend(*b"GGUF");
+        header.extend(VERSION.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.metadata.len() as u64).to_le_bytes());
+        for (key, value) in &self.metadata {
+            put_text(&mut header, key);
+            value.put(&mut header);
+        }
+        let mut offset = 0;
+        for tensor in &self.tensors {
+            tensor.put_info(&mut header, offset);
+            offset += tensor.size().next_multiple_of(ALIGNMENT);
+        }
+        pad(&mut header);
+        let mut file = Replacement::new(path)?;
+        file.write(&header)?;
+        for tensor in &self.tensors {
+            let mut bytes = tensor.bytes()?;
+            pad(&mut bytes);
+            file.write(&bytes)?;
+        }
+        file.commit()
+    }
+
+    /// Asks for all values and writes none: they are gathered over ranks, of which another writes.
+    ///
+    /// # Errors
+    /// If a value cannot be had.
+    pub fn gather(&self) -> Result<()> {
+        self.tensors.iter().try_for_each(|tensor| (tensor.value)().map(drop))
+    }
+}
+
+impl GgufValue {
+    /// The number of the type.
+    fn id(&self) -> u32 {
+        match self {
+            GgufValue::U32(_) => 4,
+            GgufValue::F32(_) => 6,
+            GgufValue::Bool(_) => 7,
+            GgufValue::Text(_) => 8,
+            GgufValue::I32s(_) | GgufValue::Texts(_) => 9,
+        }
+    }
+
+    /// Appends the number of the type and the value. A list has the type and the number of its elements before them.
+    fn put(&self, to: &mut Vec<u8>) {
+        to.extend(self.id().to_le_bytes());
+        match self {
+            GgufValue::U32(x) => to.extend(x.to_le_bytes()),
+            GgufValue::F32(x) => to.extend(x.to_le_bytes()),
+            GgufValue::Bool(x) => to.push(u8::from(*x)),
+            GgufValue::Text(x) => put_text(to, x),
+            GgufValue::I32s(list) => {
+                put_list(to, 5, list.len());
+                list.iter().for_each(|x| to.extend(x.to_le_bytes()));
+            }
+            GgufValue::Texts(list) => {
+                put_list(to, 8, list.len());
+                list.iter().for_each(|x| put_text(to, x));
+            }
+        }
+    }
+}
+
+impl GgufTensor<'_> {
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn size(&self) -> u64 {
+        self.weights.bytes(self.elements()) as u64
+    }
+
+    /// Appends the name, the sizes, innermost first, the type and where the data begins.
+    fn put_info(&self, to: &mut Vec<u8>, offset: u64) {
+        put_text(to, &self.name);
+        to.extend((self.shape.len() as u32).to_le_bytes());
+        self.shape.iter().rev().for_each(|&n| to.extend((n as u64).to_le_bytes()));
+        to.extend(self.weights.id().to_le_bytes());
+        to.extend(offset.to_le_bytes());
+    }
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let values = (self.value)()?;
+        if values.len() != self.elements() {
+            let why = format!("has {} values, to be written as {:?}", values.len(), self.shape);
+            return Err(Error::state(&*self.name, why));
+        }
+        self.weights.encode(&self.name, &values)
+    }
+}
+
+fn put_text(to: &mut Vec<u8>, text: &str) {
+    to.extend((text.len() as u64).to_le_bytes());
+    to.extend(text.as_bytes());
+}
+
+fn put_list(to: &mut Vec<u8>, id: u32, len: usize) {
+    to.extend(id.to_le_bytes());
+    to.extend((len as u64).to_le_bytes());
+}
+
+fn pad(bytes: &mut Vec<u8>) {
+    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT as usize), 0);
+}

@@ -1,0 +1,167 @@
+//! Weights in four bits to and from files, by bitsandbytes' names.
+
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor,
+    fused::{Linear4bit, NestedScales},
+    ops::Apply,
+};
+use serde_json::{Map, Value, json};
+
+use super::{Weight4bit, torch_name};
+use crate::files::{JsonObject, WeightWriter, Weights};
+
+/// What is beside a weight, and holds its sizes as JSON.
+const STATE: &str = ".quant_state.bitsandbytes__nf4";
+/// What is beside a weight: the operands of [`Linear4bit`] after the packed elements, by number.
+const CODE: &str = ".quant_map";
+const SCALES: &str = ".absmax";
+const NESTED_SCALES: &str = ".nested_absmax";
+const NESTED_CODE: &str = ".nested_quant_map";
+
+/// Whether a name in files is of a part of a weight in four bits.
+pub fn is_part(name: &str, weights: &Weights) -> bool {
+    let parts = [STATE, CODE, SCALES, NESTED_SCALES, NESTED_CODE];
+    let whole = parts.iter().find_map(|part| name.strip_suffix(part));
+    whole.is_some_and(|whole| weights.has(&format!("{whole}{STATE}")))
+}
+
+/// A weight in four bits in a file, of which only the sizes were read.
+pub struct StoredWeight {
+    name: String,
+    dtype: DType,
+    op: Linear4bit,
+}
+
+impl StoredWeight {
+    /// The weight of this name, if it is stored in four bits.
+    ///
+    /// # Errors
+    /// If what is beside it says something malformed, or something that is not known.
+    pub fn find(weights: &Weights, name: &str) -> Result<Option<Self>> {
+        let state = format!("{name}{STATE}");
+        if !weights.has(&state) {
+            return Ok(None);
+        }
+        let bytes = weights.bytes(&state)?;
+        let fields: Map<String, Value> =
+            serde_json::from_slice(&bytes).map_err(|e| Error::format(&*state, format!("it is no JSON object: {e}")))?;
+        let fields = JsonObject::of(&*state, fields);
+        if fields.text("quant_type")? != Some("nf4") {
+            return Err(fields.wrong("quant_type", "is not `nf4`: no other code is known"));
+        }
+        let shape = fields.get("shape").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let size = |at: usize| shape.get(at)?.as_u64().and_then(|n| usize::try_from(n).ok());
+        let (Some(outputs), Some(inputs), 2) = (size(0), size(1), shape.len()) else {
+            return Err(fields.wrong("shape", "is no pair of sizes"));
+        };
+        let dtype = match fields.text("dtype")? {
+            Some("float32") => DType::F32,
+            Some("float16") => DType::F16,
+            Some("bfloat16") => DType::BF16,
+            other => return Err(fields.wrong("dtype", format_args!("is {other:?}, no floating type of weights"))),
+        };
+        let block = fields.need("blocksize", fields.count("blocksize")?)?;
+        let nested = nested(&fields)?;
+        Ok(Some(StoredWeight {
+            name: name.into(),
+            dtype,
+            op: Linear4bit { shape: [outputs, inputs], block, nested, transposed: false },
+        }))
+    }
+
+    /// The sizes of the weight.
+    pub fn shape(&self) -> Shape {
+        self.op.shape.into()
+    }
+
+    /// Reads the weight.
+    ///
+    /// # Errors
+    /// If a part is missing, or has another size or type than the others demand.
+    pub fn read<R: Runtime>(&self, rt: &R, weights: &Weights) -> Result<Weight4bit<R>> {
+        let part = |suffix: &str| weights.tensor(rt, &format!("{}{suffix}", self.name));
+        let mut stored = vec![part("")?, part(CODE)?, part(SCALES)?];
+        if self.op.nested.is_some() {
+            stored.extend([part(NESTED_SCALES)?, part(NESTED_CODE)?]);
+        }
+        let specs: Vec<_> = stored.iter().map(Tensor::spec).collect();
+        self.op.check(&specs).map_err(|e| Error::state(&*self.name, e.to_string()))?;
+        Ok(Weight4bit { op: self.op.clone(), dtype: self.dtype, stored })
+    }
+}
+
+fn nested(fields: &JsonObject) -> Result<Option<NestedScales>> {
+    let Some(block) = fields.count("nested_blocksize")? else { return Ok(None) };
+    if !matches!(fields.text("nested_dtype")?, None | Some("float32")) {
+        return Err(fields.wrong("nested_dtype", "is not `float32`"));
+    }
+    let offset = fields.need("nested_offset", fields.number("nested_offset")?)? as f32;
+    Ok(Some(NestedScales { block, offset }))
+}
+
+impl<R: Runtime> Weight4bit<R> {
+    /// The weight's entries in files, under this name.
+    pub fn writers<'a>(&self, name: &str) -> Vec<WeightWriter<'a, R>> {
+        let suffixes = ["", CODE, SCALES, NESTED_SCALES, NESTED_CODE];
+        let mut writers: Vec<WeightWriter<'a, R>> = Vec::new();
+        for (part, suffix) in self.stored.iter().cloned().zip(suffixes) {
+            let (shape, dtype) = (*part.shape(), part.dtype());
+            let value = Box::new(move || Ok(part.clone()));
+            writers.push(WeightWriter { name: format!("{name}{suffix}"), shape, dtype, value });
+        }
+        let (text, rt) = (self.state().to_string(), self.stored[0].runtime().clone());
+        let shape = Shape::from([text.len()]);
+        let value = Box::new(move || Tensor::from_slice(&rt, [text.len()], text.as_bytes()));
+        writers.push(WeightWriter { name: format!("{name}{STATE}"), shape, dtype: DType::U8, value });
+        writers
+    }
+
+    /// The sizes of the weight, as JSON.
+    fn state(&self) -> Value {
+        let op = &self.op;
+        let mut state = json!({
+            "quant_type": "nf4", "blocksize": op.block, "dtype": torch_name(self.dtype), "shape": op.shape
+        });
+        if let (Some(nested), Some(fields)) = (op.nested, state.as_object_mut()) {
+            fields.insert("nested_blocksize".into(), nested.block.into());
+            fields.insert("nested_dtype".into(), "float32".into());
+            fields.insert("nested_offset".into(), f64::from(nested.offset).into());
+        }
+        state
+    }
+}
+
+/// Whether a `config.json` says that weights are stored in four bits.
+///
+/// # Errors
+/// If it says that they are stored in another way.
+pub fn quantization(fields: &JsonObject) -> Result<bool> {
+    let Some(part) = fields.object("quantization_config")? else { return Ok(false) };
+    let is_known = part.flag("load_in_4bit")? == Some(true)
+        && part.flag("load_in_8bit")? != Some(true)
+        && matches!(part.text("quant_method")?, None | Some("bitsandbytes"))
+        && part.text("bnb_4bit_quant_type")? == Some("nf4")
+        && matches!(part.text("bnb_4bit_quant_storage")?, None | Some("uint8"));
+    if is_known {
+        return Ok(true);
+    }
+    let why = "is no NF4 of bitsandbytes' with `uint8` storage: other quantised weights are not read; use the unquantised model";
+    Err(fields.wrong("quantization_config", why))
+}
+
+/// The `quantization_config` of a model with layers like this one. What files said of it before is kept.
+pub fn quantization_fields<R: Runtime>(before: Option<&Value>, weight: &Weight4bit<R>) -> Value {
+    let mut fields = before.and_then(Value::as_object).cloned().unwrap_or_default();
+    for (name, value) in [
+        ("quant_method", json!("bitsandbytes")),
+        ("load_in_4bit", json!(true)),
+        ("load_in_8bit", json!(false)),
+        ("bnb_4bit_quant_type", json!("nf4")),
+        ("bnb_4bit_use_double_quant", json!(weight.op.nested.is_some())),
+        ("bnb_4bit_quant_storage", json!("uint8")),
+    ] {
+        fields.insert(name.into(), value);
+    }
+    fields.entry("bnb_4bit_compute_dtype").or_insert_with(|| torch_name(weight.dtype).into());
+    Value::Object(fields)
+}

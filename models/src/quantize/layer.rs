@@ -1,0 +1,147 @@
+//! A linear layer whose weight is stored in four bits.
+
+use std::{any::Any, sync::Arc};
+
+use autograd::{Leaf, Residency, Var, no_grad};
+use nn::{Adapter, AdapterSlot, Linear, Module, ModuleEntry, Param, Visitor, walk};
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor,
+    fused::{Linear4bit, NestedScales},
+    ops::{Apply, PointwiseOps},
+};
+
+use super::{
+    QuantizeConfig,
+    blocks::{Blocks, NESTED_BLOCK, NestedBlocks},
+    code::NF4,
+};
+
+/// A weight `[O, I]` in four bits an element: what [`Linear4bit`] multiplies with.
+pub struct Weight4bit<R: Runtime> {
+    pub(super) op: Linear4bit,
+    /// The element type that the weight had: files name it.
+    pub(super) dtype: DType,
+    /// The operands after the input, in the order of [`Linear4bit`].
+    pub(super) stored: Vec<Tensor<R>>,
+}
+
+impl<R: Runtime> Weight4bit<R> {
+    /// A weight's nearest form in four bits.
+    pub(super) fn quantize(name: &str, value: &Tensor<R>, config: &QuantizeConfig) -> Result<Self> {
+        let (rt, shape) = (value.runtime(), *value.shape());
+        let &[outputs, inputs] = &shape[..] else {
+            return Err(Error::state(name, format!("is {shape}, no matrix")));
+        };
+        let blocks = Blocks::of(name, &value.to_dtype(DType::F32)?.to_vec()?, config.block)?;
+        let list = |list: &[f32]| Tensor::from_slice(rt, [list.len()], list);
+        let bytes = |shape: &[usize], list: &[u8]| Tensor::from_slice(rt, shape, list);
+        let mut parts = vec![bytes(&[blocks.packed.len(), 1], &blocks.packed)?, list(&NF4)?];
+        let mut nested = None;
+        if config.double_quant {
+            let scales = NestedBlocks::of(&blocks.scales);
+            parts.push(bytes(&[scales.index.len()], &scales.index)?);
+            parts.extend([list(&scales.scales)?, list(&scales.code)?]);
+            nested = Some(NestedScales { block: NESTED_BLOCK, offset: scales.offset });
+        } else {
+            parts.push(list(&blocks.scales)?);
+        }
+        let op = Linear4bit { shape: [outputs, inputs], block: config.block, nested, transposed: false };
+        Ok(Weight4bit { op, dtype: value.dtype(), stored: parts })
+    }
+
+    /// The sizes of the weight.
+    pub(crate) fn shape(&self) -> Shape {
+        self.op.shape.into()
+    }
+
+    /// The bytes that the weight takes.
+    pub fn bytes(&self) -> usize {
+        self.stored.iter().map(|part| part.shape().numel() * part.dtype().size()).sum()
+    }
+
+    /// The weight in `f32`, whole.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn value(&self) -> Result<Tensor<R>> {
+        self.op.weight(&self.stored.iter().collect::<Vec<_>>())
+    }
+
+    /// `x · wᵀ`. The gradient is that of `x` alone.
+    fn multiply(&self, x: &Var<R>) -> Result<Var<R>> {
+        let stored: Vec<Var<R>> = self.stored.iter().cloned().map(Var::new).collect();
+        Var::apply1(self.op.clone(), &[x].into_iter().chain(&stored).collect::<Vec<_>>())
+    }
+}
+
+impl<R: Runtime> Residency<R> for Weight4bit<R> {
+    fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>> {
+        no_grad(|| self.value())?.to_dtype(leaf.spec().dtype)
+    }
+}
+
+/// What a linear layer computes whose weight is in four bits.
+pub struct Base4bit<R: Runtime>(Arc<Weight4bit<R>>);
+
+impl<R: Runtime> Base4bit<R> {
+    /// The weight of an adapter that is of this type.
+    pub fn of(adapter: &dyn Adapter<R>) -> Option<Arc<Weight4bit<R>>> {
+        adapter.as_any().downcast_ref::<Self>().map(|base| base.0.clone())
+    }
+}
+
+impl<R: Runtime> Module<R> for Base4bit<R> {
+    /// The weight is shown as the layer's own.
+    fn visit(&self, _: &str, _: &mut dyn Visitor<R>) {}
+}
+
+impl<R: Runtime> Adapter<R> for Base4bit<R> {
+    fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
+        let product = self.0.multiply(x)?;
+        layer.bias.as_ref().map_or(Ok(product.clone()), |bias| product.add(&bias.var()))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// A linear layer's weight, and the place of its adapter.
+pub struct LinearPlace<R: Runtime> {
+    /// The weight, `[O, I]`.
+    pub weight: Param<R>,
+    /// The place of what computes the output instead.
+    pub slot: AdapterSlot<R>,
+}
+
+impl<R: Runtime> LinearPlace<R> {
+    /// Keeps the weight in four bits from now on, and frozen.
+    pub fn fill(&self, weight: Arc<Weight4bit<R>>) -> Result<()> {
+        let leaf = self.weight.leaf();
+        if leaf.spec().shape != weight.shape() {
+            let why = format!("is {}, in four bits {}", leaf.spec().shape, weight.shape());
+            return Err(Error::state(leaf.name().to_string(), why));
+        }
+        leaf.set_residency(weight.clone());
+        leaf.set_requires_grad(false);
+        drop(leaf.take());
+        self.slot.replace(Some(Arc::new(Base4bit(weight))));
+        Ok(())
+    }
+}
+
+/// The linear layers of a model by name, in its order: the weight of each is shown just before the place of its adapter.
+pub fn slots<R: Runtime>(model: &impl Module<R>) -> Vec<(String, LinearPlace<R>)> {
+    let (mut found, mut weight) = (Vec::new(), None);
+    walk(model, |name, entry| match entry {
+        ModuleEntry::Parameter(p) if name.ends_with(".weight") => weight = Some((name.to_owned(), p.clone())),
+        ModuleEntry::Adapter(slot) => {
+            let own = weight.take().filter(|(of, _): &(String, _)| of.strip_suffix(".weight") == Some(name));
+            if let Some((_, weight)) = own {
+                found.push((name.to_owned(), LinearPlace { weight, slot: slot.clone() }));
+            }
+        }
+        _ => {}
+    });
+    found
+}

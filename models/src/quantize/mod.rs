@@ -1,0 +1,119 @@
+//! Linear layers whose weights are kept in four bits (NF4), as QLoRA (Dettmers et al. 2023) keeps a model under its adapters: frozen, a ninth of
+//! the memory of `f32`.
+//!
+//! The names, the layout and the numbers are bitsandbytes'. A quantised layer is an [`nn::Adapter`]: what it computes reads the stored form, a
+//! tile at a time. The weight is still a parameter, which is in no memory and is dequantised for those who ask for its value.
+
+mod blocks;
+mod code;
+mod files;
+mod layer;
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use nn::{Module, ModuleEntry, ModuleExt, walk};
+use numcore::{DType, Error, Result, Runtime};
+
+pub use files::{StoredWeight, is_part, quantization, quantization_fields};
+pub use layer::{Base4bit, LinearPlace, Weight4bit, slots};
+
+use crate::{
+    lora::{LoraTargets, check_names, chosen},
+    pretrained::Pretrained,
+};
+
+/// How the weights of linear layers are stored in four bits, and of which layers. By default as QLoRA does: blocks of 64, nested scales, all
+/// linear layers but the head.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuantizeConfig {
+    /// The elements of a block, which share a scale: a power of two from 32 to 4096.
+    pub block: usize,
+    /// Whether scales are stored in eight bits themselves (double quantisation): 4.13 bits an element in place of 4.5.
+    pub double_quant: bool,
+    /// Which layers are quantised, by transformers' names.
+    pub target_modules: LoraTargets,
+    /// Layers that are not although they are targets, by the ends of their names.
+    pub exclude_modules: Vec<String>,
+}
+
+impl Default for QuantizeConfig {
+    fn default() -> Self {
+        QuantizeConfig {
+            block: 64,
+            double_quant: true,
+            target_modules: LoraTargets::AllLinear,
+            exclude_modules: Vec::new(),
+        }
+    }
+}
+
+/// Stores the weights of a model's linear layers in four bits, one after another, and freezes them. The others are read where they were not yet:
+/// a model that was made with [`Init::lazily`](nn::Init::lazily) is never whole in memory. Gives the names of the layers.
+///
+/// # Errors
+/// If no layer is chosen, one has an adapter already, an option is out of range, or a value cannot be read or is not finite.
+pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig) -> Result<Vec<String>> {
+    config.check()?;
+    let table = model.table();
+    let theirs = |ours: &str| table.theirs(&format!("{ours}.weight")).map(|c| c.name);
+    let mut layers = Vec::new();
+    for (ours, place) in slots(model) {
+        let Some(name) = theirs(&ours) else { continue };
+        layers.push((ours, name.trim_end_matches(".weight").to_owned(), place));
+    }
+    check_names("quantize", &config.target_modules, layers.iter().map(|(_, theirs, _)| &**theirs))?;
+    layers.retain(|(_, theirs, _)| chosen(&config.target_modules, &config.exclude_modules, theirs));
+    if layers.is_empty() {
+        return Err(Error::config("quantize", "target_modules", "no layer of this model is chosen: all are left out"));
+    }
+    if let Some((taken, ..)) = layers.iter().find(|(_, _, place)| place.slot.get().is_some()) {
+        return Err(Error::state(
+            &**taken,
+            "has an adapter or is quantised already: quantise before adapters are made",
+        ));
+    }
+    for (ours, _, place) in &layers {
+        let value = place.weight.value().map_err(|e| Error::state(&**ours, e.to_string()))?;
+        place.fill(Arc::new(Weight4bit::quantize(ours, &value, config)?))?;
+    }
+    let quantised: Vec<String> = layers.into_iter().map(|(ours, ..)| ours).collect();
+    let is_quantised = |name: &str| quantised.iter().any(|layer| name.strip_suffix(".weight") == Some(layer));
+    for (name, parameter) in model.named_parameters() {
+        if !is_quantised(&name) && !parameter.leaf().is_resident() {
+            parameter.leaf().put(parameter.value()?)?;
+        }
+    }
+    Ok(quantised)
+}
+
+/// The layers of a model that are quantised, by the names of their weights.
+pub fn quantized<R: Runtime>(model: &impl Module<R>) -> BTreeMap<String, Arc<Weight4bit<R>>> {
+    let mut found = BTreeMap::new();
+    walk(model, |name, entry| {
+        if let ModuleEntry::Adapter(slot) = entry
+            && let Some(weight) = slot.get().as_deref().and_then(Base4bit::of)
+        {
+            found.insert(format!("{name}.weight"), weight);
+        }
+    });
+    found
+}
+
+impl QuantizeConfig {
+    fn check(&self) -> Result<()> {
+        if !self.block.is_power_of_two() || !(32..=4096).contains(&self.block) {
+            let why = format!("a block of {} elements is no power of two from 32 to 4096", self.block);
+            return Err(Error::config("quantize", "block", why));
+        }
+        Ok(())
+    }
+}
+
+/// The name that bitsandbytes has for an element type.
+fn torch_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    }
+}
