@@ -49,6 +49,7 @@ mod layers;
 pub mod loss;
 mod module;
 mod module_ext;
+pub mod parallel;
 mod param;
 mod state;
 mod summary;

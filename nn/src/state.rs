@@ -45,7 +45,7 @@ impl<R: Runtime> StateSlot<R> {
 
     fn set(&self, value: Tensor<R>) -> Result<()> {
         match self {
-            StateSlot::Parameter(p) => p.set(value),
+            StateSlot::Parameter(p) => p.set(p.piece_of(value)?),
             StateSlot::Buffer(b) => b.set(value),
         }
     }
@@ -67,7 +67,11 @@ impl<R: Runtime> StateSlot<R> {
     /// The reason why a value does not fit this entry, if it does not.
     fn mismatch(&self, value: &Tensor<R>) -> Option<String> {
         let (is, got) = (self.spec(), value.spec());
-        if is != got {
+        let whole = match self {
+            StateSlot::Parameter(p) => p.logical_shape(),
+            StateSlot::Buffer(_) => is.shape,
+        };
+        if is != got && (whole, is.dtype) != (got.shape, got.dtype) {
             return Some(format!("is {} {}, given {} {}", is.dtype, is.shape, got.dtype, got.shape));
         }
         let (here, there) = (self.runtime().device(), value.device());

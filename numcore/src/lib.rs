@@ -13,6 +13,7 @@ pub mod fused;
 mod layout;
 mod null;
 pub mod ops;
+pub mod placement;
 pub mod pointwise;
 mod pool;
 pub mod rng;
