@@ -16,7 +16,7 @@ use numcore::{
 };
 use parking_lot::RwLock;
 
-use crate::parallel::{Cuts, Placed, PieceOf};
+use crate::parallel::{Cuts, PieceOf, Placed};
 
 /// A parameter: a leaf of every graph that the model records. A clone is the same parameter, so two layers can share
 /// one.

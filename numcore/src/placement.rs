@@ -64,7 +64,8 @@ impl TensorPlacement {
             let mut at = 0;
             for range in ranges {
                 if range.start < at || range.end < range.start || range.end > logical[dim] {
-                    let why = format!("the ranges {ranges:?} of dimension {dim} must ascend within 0..{}", logical[dim]);
+                    let why =
+                        format!("the ranges {ranges:?} of dimension {dim} must ascend within 0..{}", logical[dim]);
                     return Err(Error::shape("placement", &[logical], why));
                 }
                 at = range.end;
@@ -84,7 +85,9 @@ impl TensorPlacement {
         }
         let size = logical[dim];
         if !size.is_multiple_of(parts * of) {
-            return wrong(format!("{parts} parts of dimension {dim}, which has {size}, do not make {of} equal pieces each"));
+            return wrong(format!(
+                "{parts} parts of dimension {dim}, which has {size}, do not make {of} equal pieces each"
+            ));
         }
         let (part, piece) = (size / parts, size / parts / of);
         let mut dims = TensorPlacement::whole(logical).dims;
@@ -137,7 +140,8 @@ impl TensorPlacement {
         let size = |shape: &Shape, dim: usize| shape.dims().get(dim).copied().unwrap_or(1);
         let tail: usize = local.dims().iter().skip(cut + 1).product();
         let line = size(&local, cut) * tail;
-        let lines = if line == 0 || elements.is_empty() { 0..0 } else { elements.start / line..elements.end.div_ceil(line) };
+        let lines =
+            if line == 0 || elements.is_empty() { 0..0 } else { elements.start / line..elements.end.div_ceil(line) };
         let whole = Range::from(0..1);
         let ranges = self.dims.get(cut).map_or(vec![whole], Clone::clone);
         lines.flat_map(move |number| {
@@ -301,7 +305,9 @@ mod tests {
             let mut seen = vec![0; 24 * 5];
             for place in 0..of {
                 let piece = TensorPlacement::part(shape(&[24, 5]), 0, 2, place, of).unwrap();
-                piece.runs(0..usize::MAX).for_each(|run| (run.logical..run.logical + run.len).for_each(|i| seen[i] += 1));
+                piece
+                    .runs(0..usize::MAX)
+                    .for_each(|run| (run.logical..run.logical + run.len).for_each(|i| seen[i] += 1));
             }
             assert!(seen.iter().all(|&n| n == 1), "{of}");
         }
@@ -321,6 +327,9 @@ mod tests {
 
     #[test]
     fn a_piece_says_what_it_is() {
-        assert_eq!(TensorPlacement::part(shape(&[12, 5]), 0, 3, 1, 2).unwrap().to_string(), "[2..4 and 6..8 and 10..12, 0..5] of [12, 5]");
+        assert_eq!(
+            TensorPlacement::part(shape(&[12, 5]), 0, 3, 1, 2).unwrap().to_string(),
+            "[2..4 and 6..8 and 10..12, 0..5] of [12, 5]"
+        );
     }
 }

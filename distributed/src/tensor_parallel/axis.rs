@@ -49,7 +49,12 @@ impl<R: Runtime> TensorAxis<R> {
             placed.extend(p.placed().map(|placed| (p.leaf().id(), placed)));
         }
         if size == 1 {
-            return Ok(TensorAxis { ranks: None, everyone: label.over(mesh.batch()), placed, replicas: BTreeMap::new() });
+            return Ok(TensorAxis {
+                ranks: None,
+                everyone: label.over(mesh.batch()),
+                placed,
+                replicas: BTreeMap::new(),
+            });
         }
         let everyone = label.over(&mesh.group(&[Axis::Data, Axis::Shard, Axis::Tensor])?);
         let ranks = label.named(mesh.axis(Axis::Tensor), "partial gradients");

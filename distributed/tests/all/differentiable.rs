@@ -1,13 +1,13 @@
 //! Collectives that gradients flow through, against their formulas.
 
-use autograd::{Var, backward, grad};
+use autograd::{Function, Var, apply_function, backward, grad};
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
     differentiable::{all_gather, all_reduce, all_to_all, all_to_all_parts, copy, gather, reduce_scatter, split},
 };
 use numcore::{
     Result, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
+    ops::{Backprop, PointwiseOps, ReduceOps},
 };
 use runtime_cpu::Cpu;
 use std::sync::Arc;
@@ -28,7 +28,11 @@ fn tensor(comm: &Comm<Cpu>, rank: usize, dims: &[usize]) -> Tensor<Cpu> {
 /// What an exchange gives on every rank, and the gradient of its input where the output's is `weights`.
 type Exchanged = (Vec<f64>, Vec<f64>);
 
-fn run(n: usize, dims: &[usize], exchange: impl Fn(&Comm<Cpu>, &Var<Cpu>) -> Result<Var<Cpu>> + Sync) -> Vec<Exchanged> {
+fn run(
+    n: usize,
+    dims: &[usize],
+    exchange: impl Fn(&Comm<Cpu>, &Var<Cpu>) -> Result<Var<Cpu>> + Sync,
+) -> Vec<Exchanged> {
     let program = |comm: Comm<Cpu>| {
         let x = Var::leaf("x", tensor(&comm, comm.rank(), dims))?;
         let y = exchange(&comm, &x)?;
@@ -107,7 +111,10 @@ fn all_to_all_goes_back_the_way_it_came() {
     for n in WORLDS {
         for (rank, (y, dx)) in run(n, &[2 * n, 3], all_to_all).into_iter().enumerate() {
             assert_eq!(y, (0..n).flat_map(|r| values(r, 6 * n)[6 * rank..6 * rank + 6].to_vec()).collect::<Vec<_>>());
-            assert_eq!(dx, (0..n).flat_map(|r| values(r + 20, 6 * n)[6 * rank..6 * rank + 6].to_vec()).collect::<Vec<_>>());
+            assert_eq!(
+                dx,
+                (0..n).flat_map(|r| values(r + 20, 6 * n)[6 * rank..6 * rank + 6].to_vec()).collect::<Vec<_>>()
+            );
         }
         // Rank i sends rank j (i + 2j) % 3 rows: some send nothing to each other.
         let rows = |i: usize, j: usize| (i + 2 * j) % 3;
@@ -134,9 +141,9 @@ fn gradients_have_gradients() {
         let outcomes = Ranks::new(n).run(cpu, |comm: Comm<Cpu>| {
             let x = Var::leaf("x", tensor(&comm, comm.rank(), &[4]))?;
             let y = all_reduce(&comm, &x.mul(&x)?.mul(&x)?)?.mul((comm.rank() + 1) as f64)?;
-            let first = grad(&y.sum(&[], false)?, &[&x], true)?.remove(0).unwrap();
+            let first = grad(&[&y.sum(&[], false)?], &[&x], true)?.remove(0).unwrap();
             // The second exchange, of the gradient's gradient, runs too.
-            let second = grad(&copy(&comm, &first)?.sum(&[], false)?, &[&x], false)?.remove(0).unwrap();
+            let second = grad(&[&copy(&comm, &first)?.sum(&[], false)?], &[&x], false)?.remove(0).unwrap();
             Ok((first.value()?.to_vec::<f64>()?, second.value()?.to_vec::<f64>()?))
         });
         for (rank, (first, second)) in outcomes.unwrap().into_iter().enumerate() {
@@ -147,21 +154,34 @@ fn gradients_have_gradients() {
     }
 }
 
+/// The identity, which gives its gradient on, or has none.
+struct Gives(bool);
+
+impl Function<Cpu> for Gives {
+    fn name(&self) -> &'static str {
+        "gives"
+    }
+
+    fn forward(&self, ins: &[Tensor<Cpu>]) -> Result<Vec<Tensor<Cpu>>> {
+        Ok(ins.to_vec())
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<Cpu>>) -> Result<()> {
+        let upstream = cx.grad()?;
+        if self.0 { cx.give_value(0, &upstream) } else { Ok(()) }
+    }
+}
+
 #[test]
 fn a_rank_without_a_gradient_takes_part_with_zeros() {
-    // Rank 1 multiplies by nothing that its loss sees: its branch ends in a comparison, which has no gradient.
-    let outcomes = Ranks::new(2).run(cpu, |comm: Comm<Cpu>| {
+    let outcomes = Ranks::new(3).run(cpu, |comm: Comm<Cpu>| {
         let x = Var::leaf("x", tensor(&comm, comm.rank(), &[3]))?;
-        let y = copy(&comm, &x)?;
-        let seen = if comm.rank() == 0 { y.clone() } else { y.detach() };
-        // Both outputs are in the graph of the loss on both ranks; only rank 0's has a gradient.
-        let both = y.mul(0.0)?.detach().add(&seen)?.add(&y.gt(1e9)?.to_dtype(y.dtype())?)?;
-        let loss = both.sum(&[], false)?.add(&x.sum(&[], false)?)?;
-        let gradients = backward(&loss);
-        gradients.map(|g| g.get(x.as_leaf().unwrap()).unwrap().to_vec::<f64>().unwrap())
+        let seen = apply_function(Arc::new(Gives(comm.rank() != 1)), &[&copy(&comm, &x)?])?.remove(0);
+        let gradients = backward(&seen.mul((comm.rank() + 1) as f64)?.sum(&[], false)?)?;
+        Ok(gradients.get(x.as_leaf().unwrap()).unwrap().to_vec::<f64>()?)
     });
-    // On rank 1 the exchange is not in the graph at all here: that is a program that differs between ranks, and an error.
-    assert!(outcomes.is_err() || outcomes.unwrap()[0] == [2.0; 3]);
+    // 1 of rank 0, nothing of rank 1, 3 of rank 2.
+    assert_eq!(outcomes.unwrap(), vec![vec![4.0; 3]; 3]);
 }
 
 #[test]
@@ -170,7 +190,8 @@ fn one_rank_exchanges_and_records_nothing() {
     let counting = Arc::new(CountingCommunicator::new(Arc::new(NoOpCommunicator::new(&rt))));
     let comm: Comm<Cpu> = counting.clone();
     let x = Var::leaf("x", tensor(&comm, 0, &[2, 4])).unwrap();
-    for y in [copy(&comm, &x), all_reduce(&comm, &x), split(&comm, &x, 1), gather(&comm, &x, 0), all_to_all(&comm, &x)] {
+    for y in [copy(&comm, &x), all_reduce(&comm, &x), split(&comm, &x, 1), gather(&comm, &x, 0), all_to_all(&comm, &x)]
+    {
         assert!(y.unwrap().as_leaf().is_some());
     }
     assert_eq!(counting.total().calls, 0);
@@ -183,7 +204,10 @@ fn parts_that_do_not_come_out_even_are_refused_by_every_rank() {
         outcome.unwrap_err().to_string()
     };
     let split_up = message(|c, x| split(c, x, 1));
-    assert!(split_up.contains("split") && split_up.contains("[3, 5]") && split_up.contains("5 along dimension 1"), "{split_up}");
+    assert!(
+        split_up.contains("split") && split_up.contains("[3, 5]") && split_up.contains("5 along dimension 1"),
+        "{split_up}"
+    );
     assert!(message(|c, x| reduce_scatter(c, x, 0)).contains("3 along dimension 0"));
     assert!(message(|c, x| gather(c, x, 2)).contains("no dimension 2"));
     assert!(message(all_to_all).contains("equal parts for 2 ranks"));

@@ -11,10 +11,7 @@ use distributed::{
     train::{Loss, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
     zero::ZeroStage,
 };
-use nn::{
-    Gpt, GptConfig, Init, Module, ModuleExt,
-    parallel::VocabularyLoss,
-};
+use nn::{Gpt, GptConfig, Init, Module, ModuleExt, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -46,8 +43,14 @@ impl TensorCase {
     /// A model whose sizes `t` divides.
     pub fn new(t: usize) -> Self {
         let heads = t.max(2);
-        let model =
-            GptConfig { vocab: 4 * heads, context: 2 * heads, layers: 2, heads, width: 4 * heads, ..Default::default() };
+        let model = GptConfig {
+            vocab: 4 * heads,
+            context: 2 * heads,
+            layers: 2,
+            heads,
+            width: 4 * heads,
+            ..Default::default()
+        };
         let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
         TensorCase {
             model,
@@ -132,7 +135,7 @@ impl TensorCase {
         trainer.step(|k| {
             let own = &own[(k * micro).min(own.len())..((k + 1) * micro).min(own.len())];
             let (x, y) = self.batch(comm.runtime(), step, own)?;
-            Loss::sum(model.loss(&x, &y, &self.loss)?, (own.len() * self.model.context) as f64)
+            Loss::sum(model.next_token_loss(&x, &y, &self.loss)?, (own.len() * self.model.context) as f64)
         })
     }
 
@@ -173,22 +176,29 @@ pub fn pieces(model: &impl Module<Cpu>) -> Result<Vec<(String, TensorPlacement, 
 pub fn assembled(traces: Vec<TensorTrace>) -> TensorTrace {
     let mut whole: BTreeMap<String, (TensorPlacement, Vec<Option<f64>>)> = BTreeMap::new();
     for (rank, trace) in traces.iter().enumerate() {
-        assert!((&trace.losses, &trace.norms) == (&traces[0].losses, &traces[0].norms), "rank {rank} tells another story");
+        assert!(
+            (&trace.losses, &trace.norms) == (&traces[0].losses, &traces[0].norms),
+            "rank {rank} tells another story"
+        );
         for (name, placement, values) in &trace.pieces {
             let fresh = || (TensorPlacement::whole(placement.logical()), vec![None; placement.logical().numel()]);
             let (_, all) = whole.entry(name.clone()).or_insert_with(fresh);
             for run in placement.runs(0..values.len()) {
                 for k in 0..run.len {
                     let (there, here) = (&mut all[run.logical + k], values[run.local + k]);
-                    assert!(there.is_none_or(|there| there == here), "{name}: ranks differ in element {}", run.logical + k);
+                    assert!(
+                        there.is_none_or(|there| there == here),
+                        "{name}: ranks differ in element {}",
+                        run.logical + k
+                    );
                     *there = Some(here);
                 }
             }
         }
     }
     let complete = |(name, (placement, values)): (String, (TensorPlacement, Vec<Option<f64>>))| {
-        let values = values.into_iter().map(|v| v.unwrap_or_else(|| panic!("{name}: an element is nowhere")));
-        (name, placement, values.collect())
+        let values = values.into_iter().map(|v| v.unwrap_or_else(|| panic!("{name}: an element is nowhere"))).collect();
+        (name, placement, values)
     };
     TensorTrace { pieces: whole.into_iter().map(complete).collect(), ..traces[0].clone() }
 }

@@ -117,12 +117,12 @@ impl<R: Runtime> Gpt<R> {
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits. Where
     /// the projection is cut along the vocabulary no rank has the logits of all of it.
-    pub fn loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        self.loss_of(&self.decoded(tokens)?, targets, loss)
+    pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
+        self.next_token_loss_of(&self.decoded(tokens)?, targets, loss)
     }
 
-    /// The loss, like [`loss`](Gpt::loss), for the output of the last block.
-    pub fn loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
+    /// The loss, like [`next_token_loss`](Gpt::next_token_loss), for the output of the last block.
+    pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         let (here, placed) = (self.logits_here(x)?, self.cut_projection());
         if placed.is_none() && loss.z_loss == 0.0 {
             return here.cross_entropy_with(targets, None, loss.cross_entropy);

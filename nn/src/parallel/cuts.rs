@@ -31,7 +31,9 @@ impl RowCut {
             return Ok((rank * heads / size, heads));
         }
         let or = if shared { ", nor the ranks by the heads" } else { "" };
-        Err(format!("{heads} rows or heads cannot be shared out among {size} ranks: they are not divisible by the ranks{or}"))
+        Err(format!(
+            "{heads} rows or heads cannot be shared out among {size} ranks: they are not divisible by the ranks{or}"
+        ))
     }
 }
 
@@ -76,7 +78,9 @@ impl Cuts {
                 let rows = shape.dims().first().copied().unwrap_or(0);
                 if !rows.is_multiple_of(size) {
                     let padded = rows.next_multiple_of(size);
-                    return Err(format!("{rows} rows cannot be shared out among {size} ranks: pad the vocabulary to {padded}"));
+                    return Err(format!(
+                        "{rows} rows cannot be shared out among {size} ranks: pad the vocabulary to {padded}"
+                    ));
                 }
                 Ok((words(TensorPlacement::part(shape, 0, 1, rank, size))?, 1))
             }

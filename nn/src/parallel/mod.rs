@@ -28,6 +28,6 @@ pub(crate) use apply::PieceOf;
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, TensorGroup};
 pub use loss::VocabularyLoss;
-pub(crate) use placed::own_rows;
 pub use placed::Placed;
+pub(crate) use placed::own_rows;
 pub use plan::{TensorPlan, TensorStyle};

@@ -151,7 +151,12 @@ mod tests {
             ("wte", "wte2.weight", false),
             ("", "weight", true),
         ] {
-            let entry = PlanEntry { pattern: pattern.into(), style: TensorStyle::Row, partial: Partiality::Never, optional: false };
+            let entry = PlanEntry {
+                pattern: pattern.into(),
+                style: TensorStyle::Row,
+                partial: Partiality::Never,
+                optional: false,
+            };
             assert_eq!(entry.names(name), is, "{pattern} {name}");
         }
     }
