@@ -47,7 +47,7 @@ pub struct PieceRun {
 impl TensorPlacement {
     /// All of a tensor.
     pub fn whole(logical: Shape) -> Self {
-        let dims = logical.dims().iter().map(|&size| vec![0..size]).collect();
+        let dims = logical.dims().iter().map(|&size| std::iter::once(0..size).collect()).collect();
         TensorPlacement { logical, dims }.joined()
     }
 
@@ -142,8 +142,7 @@ impl TensorPlacement {
         let line = size(&local, cut) * tail;
         let lines =
             if line == 0 || elements.is_empty() { 0..0 } else { elements.start / line..elements.end.div_ceil(line) };
-        let whole = Range::from(0..1);
-        let ranges = self.dims.get(cut).map_or(vec![whole], Clone::clone);
+        let ranges = self.dims.get(cut).cloned().unwrap_or_else(|| std::iter::once(0..1).collect());
         lines.flat_map(move |number| {
             let first = self.line(number, cut) * size(&self.logical, cut);
             let mut at = number * line;
@@ -233,6 +232,7 @@ impl fmt::Display for TensorPlacement {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges are what a placement has")]
 mod tests {
     use super::*;
 

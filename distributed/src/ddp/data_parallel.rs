@@ -12,7 +12,7 @@ use optim::{Optimizer, all_finite, require_rates};
 
 use super::Ddp;
 use crate::{
-    buckets::{BucketOptions, BucketReducer, FailedSteps, GradientBuckets, Unused, reducer},
+    buckets::{BucketOptions, BucketReducer, FailedSteps, GradCompression, GradientBuckets, Unused, reducer},
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Label},
     mesh::AsMesh,
@@ -81,6 +81,7 @@ impl<R: Runtime> DataParallel<R> {
         let ddp = Ddp::new(comm, model)?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
         require_elementwise(&*optimizer, &tensor)?;
+        require_exact(&options, &tensor)?;
         comm.agree(
             "the optimizer and its buckets",
             format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes(),
@@ -302,6 +303,18 @@ fn require_elementwise<R: Runtime>(optimizer: &dyn Optimizer<R>, tensor: &Tensor
     }
     let why = "looks at whole parameters, of which this rank has pieces: over a mesh with a tensor axis take an elementwise rule";
     Err(Error::config("TrainStep::builder", "optimizer", why))
+}
+
+/// An error if gradients of pieces would be compressed as matrices.
+fn require_exact<R: Runtime>(options: &BucketOptions, tensor: &TensorAxis<R>) -> Result<()> {
+    match options.compression {
+        GradCompression::PowerSgd(_) if tensor.is_cut() => {
+            let why =
+                "PowerSGD compresses whole matrices, of which this rank has pieces: leave it out over a tensor axis";
+            Err(Error::config("TrainStep::builder", "buckets", why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The parameters of a model, in its own order.

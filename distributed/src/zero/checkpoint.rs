@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
 use super::{gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
-use crate::checkpoint::{CheckpointPart, Checkpointed, Wanted, names};
+use crate::{
+    checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
+    comm::Communicator,
+    tensor_parallel::TensorAxis,
+};
 
 /// Reads the elements that are wanted.
 type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
@@ -13,11 +17,11 @@ type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
 impl<R: Runtime> Checkpointed<R> for Sharded<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut engine = self.engine.lock();
-        let mut parts = self.buffers.parts(&self.groups.all)?;
+        let mut parts = self.buffers.parts(self.groups.all.rank() == 0 && self.tensor.rank() == 0)?;
         for unit in &mut engine.units {
             unit.ready_values()?;
             if self.groups.saves() {
-                parts.extend(unit.parts()?);
+                parts.extend(unit.parts(&self.tensor)?);
             }
         }
         Ok(parts)
@@ -32,7 +36,12 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let engine = self.engine.lock();
-        Ok(self.buffers.wanted().into_iter().chain(engine.units.iter().flat_map(Unit::wanted)).collect())
+        Ok(self
+            .buffers
+            .wanted()
+            .into_iter()
+            .chain(engine.units.iter().flat_map(|unit| unit.wanted(&self.tensor)))
+            .collect())
     }
 
     fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
@@ -41,26 +50,30 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         self.buffers.restore(read)?;
-        self.engine.lock().units.iter_mut().try_for_each(|unit| unit.restore(read, numbers))?;
+        self.engine.lock().units.iter_mut().try_for_each(|unit| unit.restore(&self.tensor, read, numbers))?;
         self.steps = numbers.get(names::STEPS).copied().unwrap_or(0);
         Ok(())
     }
 }
 
 impl<R: Runtime> Unit<R> {
-    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+    fn parts(&self, tensor: &TensorAxis<R>) -> Result<Vec<CheckpointPart<R>>> {
         let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
         let mut parts = Vec::new();
         for (k, piece) in self.pieces.iter().enumerate() {
             let leaf = &self.leaves[piece.parameter];
-            let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
+            if !tensor.counts(leaf) {
+                continue;
+            }
+            let (name, placement, start) = (leaf.name(), tensor.placement(leaf), piece.elements.start);
             let values = self.values.whole()?.narrow(0, at + layout.range(k).offset(), piece.elements.len())?;
-            parts.push(CheckpointPart { name: names::parameter(&name), shape, start, row: values.into() });
+            let (placed, row) = (placement.clone(), values.into());
+            parts.push(CheckpointPart { name: names::parameter(&name), placement: placed, start, row });
             if let Some(own) = self.own_of(piece.parameter) {
                 for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
                     parts.push(CheckpointPart {
                         name: names::state(state, &name),
-                        shape,
+                        placement: placement.clone(),
                         start,
                         row: own.optimizer.row(s, k)?,
                     });
@@ -91,8 +104,13 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Parameters whole where they are kept whole, state by pieces.
-    fn wanted(&self) -> Vec<Wanted> {
-        let of = |name, i: usize, dtype, elements| Wanted { name, shape: self.leaves[i].spec().shape, dtype, elements };
+    fn wanted(&self, tensor: &TensorAxis<R>) -> Vec<Wanted> {
+        let of = |name, i: usize, dtype, elements| Wanted {
+            name,
+            placement: tensor.placement(&self.leaves[i]),
+            dtype,
+            elements,
+        };
         let dtype = self.layout.full().dtype();
         let whole = |i: usize| {
             let name = names::parameter(&self.leaves[i].name());
@@ -115,8 +133,8 @@ impl<R: Runtime> Unit<R> {
         wanted
     }
 
-    fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
-        let wanted = self.wanted();
+    fn restore(&mut self, tensor: &TensorAxis<R>, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        let wanted = self.wanted(tensor);
         self.take_values()?;
         let taken = self.take_over(&wanted, read, numbers);
         // They are in the leaves again whatever came of it.
