@@ -103,7 +103,7 @@ impl<R: Runtime> Mesh<R> {
             let model: String = model.named_parameters().into_iter().map(line).collect();
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
-        plan.apply(model, &TensorRanks::group(comm))
+        plan.apply(model, &TensorRanks::group(comm)).map_err(|error| error.on_rank(self.world.world_rank()))
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.

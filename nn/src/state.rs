@@ -79,6 +79,18 @@ impl<R: Runtime> StateSlot<R> {
     }
 }
 
+/// An error if this rank has pieces of some parameters alone.
+pub(crate) fn require_whole<R: Runtime>(parameters: &[(String, Param<R>)]) -> Result<()> {
+    match parameters.iter().find(|(_, p)| p.placed().is_some_and(|placed| !placed.placement().is_whole())) {
+        None => Ok(()),
+        Some((name, p)) => {
+            let (here, whole) = (p.shape(), p.logical_shape());
+            let why = format!("is cut over ranks, this one has {here} of {whole}: save a checkpoint, and export that");
+            Err(Error::state(name.clone(), why))
+        }
+    }
+}
+
 impl<R: Runtime> ModelState<R> {
     pub(crate) fn of(module: &(impl Module<R> + ?Sized)) -> Self {
         let mut by_id = HashMap::new();

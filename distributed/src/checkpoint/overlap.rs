@@ -63,7 +63,7 @@ fn overlap(a: &TensorPlacement, b: &TensorPlacement) -> bool {
 pub(super) struct Shared {
     /// The first one's place in the saved piece.
     pub(super) saved: usize,
-    /// Its place in the wanted piece.
+    /// The first one's place in the wanted piece.
     pub(super) wanted: usize,
     pub(super) len: usize,
 }

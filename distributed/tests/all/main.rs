@@ -58,6 +58,7 @@ mod slow_links;
 mod sync_batch_norm;
 mod tensor_checkpoints;
 mod tensor_common;
+mod tensor_decisions;
 mod tensor_layers;
 mod tensor_parallel;
 mod two_trainers;

@@ -10,3 +10,4 @@ mod folders;
 mod generation;
 mod ranks;
 mod saving;
+mod tensor;

@@ -1,9 +1,11 @@
 //! Embeddings: rows of a table by index.
 
+use std::sync::Arc;
+
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Shape, Tensor,
-    ops::{Apply, IndexOps, PointwiseOps, ViewOps, cat},
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps, cat},
 };
 
 use crate::{
@@ -42,6 +44,26 @@ impl<R: Runtime> Embedding<R> {
         Ok(self)
     }
 
+    /// `x · Wᵀ`, `[.., V]`: the logits of a head that is this table. All of them, on every rank, where the table is cut.
+    pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
+        let here = self.project_here(x)?;
+        match self.cut() {
+            None => Ok(here),
+            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+        }
+    }
+
+    /// The logits of the rows that are here.
+    pub(super) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter(x))?;
+        x.linear(&self.weight.var(), None)
+    }
+
+    /// How the table is cut, if it is cut along its rows.
+    fn cut(&self) -> Option<Arc<Placed<R>>> {
+        self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
+    }
+
     /// The rows of a table that is cut along them: each rank looks up those it has, and gives zeros for the others to the sum.
     fn summed(&self, placed: &Placed<R>, indices: &Var<R>) -> Result<Var<R>> {
         let (here, place) = own_rows(indices, placed.rows())?;
@@ -64,7 +86,7 @@ fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Resul
 
 impl<R: Runtime> Forward<R> for Embedding<R> {
     fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
-        let rows = match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
+        let rows = match self.cut() {
             None => self.weight.var().embedding(indices)?,
             Some(placed) => self.summed(&placed, indices)?,
         };

@@ -6,7 +6,7 @@ use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Within,
     fused::NnOps,
-    ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
+    ops::{Apply, PointwiseOps, ViewOps},
 };
 
 use super::{Activation, Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
@@ -160,18 +160,15 @@ impl<R: Runtime> Gpt<R> {
 
     /// The logits of the rows of the vocabulary that are here.
     fn logits_here(&self, x: &Var<R>) -> Result<Var<R>> {
-        let (x, cut) = (self.lnf.forward(x).within("lnf")?, self.cut_projection());
+        let x = self.lnf.forward(x).within("lnf")?;
         // What is not cut computes with all of the sequence, on every rank alike.
-        let x = match self.wte.weight.placed().filter(|_| cut.is_none()) {
+        let x = match self.wte.weight.placed().filter(|_| self.cut_projection().is_none()) {
             Some(placed) => placed.leave_sequence(&x)?,
             None => x,
         };
         match &self.head {
             Some(head) => head.enter(&x).and_then(|x| head.forward_entered(&x)).within("head"),
-            None => {
-                let x = cut.map_or(Ok(x.clone()), |placed| placed.enter(&x))?;
-                x.linear(&self.wte.weight.var(), None).within("wte")
-            }
+            None => self.wte.project_here(&x).within("wte"),
         }
     }
 }

@@ -34,6 +34,12 @@ impl TensorPlan {
 
     /// An error if a pattern names nothing: it is a mistake, and a layer would stay whole.
     fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>]) -> Result<()> {
+        let cuts_sequence = self.entries().iter().any(|entry| entry.partial == Partiality::OfSequence);
+        if self.is_sequence_parallel() && !cuts_sequence {
+            let why = "the plan names no layer that computes on parts of a sequence (`TensorPlan::sequence`), so its model does not \
+                       cut sequences";
+            return Err(Error::config("TensorPlan", "sequence_parallel", why));
+        }
         let names = || parameters.iter().flat_map(|p| &p.names);
         match self.entries().iter().find(|entry| !entry.optional && !names().any(|name| entry.names(name))) {
             None => Ok(()),

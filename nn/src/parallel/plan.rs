@@ -86,6 +86,12 @@ impl TensorPlan {
         self.with(pattern, TensorStyle::Replicated, Partiality::OfSequence)
     }
 
+    /// This plan without its lines for a pattern: what it names stays whole.
+    pub fn without(mut self, pattern: &str) -> Self {
+        self.entries.retain(|entry| entry.pattern != pattern);
+        self
+    }
+
     /// Lets a model lack the layers of the last pattern: a head, where it is the embedding.
     pub fn if_there(mut self) -> Self {
         self.entries.iter_mut().next_back().into_iter().for_each(|last| last.optional = true);
@@ -94,7 +100,7 @@ impl TensorPlan {
 
     /// Whether the values between the layers, which all ranks have otherwise, are cut along the sequence (Korthikanti et al. 2022): norms,
     /// dropout and residuals are computed once, on a part by each rank. Sums become pairs of a reduce-scatter and an all-gather, which
-    /// move as many bytes.
+    /// move as many bytes. A plan whose model can do so names the layers that compute on parts ([`sequence`](TensorPlan::sequence)).
     pub fn sequence_parallel(mut self, yes: bool) -> Self {
         self.sequence = yes;
         self
