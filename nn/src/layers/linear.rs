@@ -80,7 +80,7 @@ impl<R: Runtime> Linear<R> {
     /// `count` of the whole layer's heads or channels, as many as are computed here.
     pub(crate) fn share_of(&self, count: usize) -> usize {
         let (own, all) = (self.weight.shape()[0], self.weight.logical_shape()[0]);
-        if all == 0 { count } else { count * own / all }
+        (count * own).checked_div(all).unwrap_or(count)
     }
 
     fn product(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {

@@ -124,7 +124,10 @@ pub(crate) fn own_rows<R: Runtime>(indices: &Var<R>, own: RowsHere) -> Result<(V
     static HERE: LazyLock<Program> =
         LazyLock::new(|| Program::new("rows_here", |[i], [above, below]| [i.ge(above) & i.lt(below)]));
     static PLACE: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("row_place", |[i], [above, below, first]| [(i.ge(above) & i.lt(below)).select(i - first, i * 0)])
+        Program::build("row_place", 1, 3, |b, i, s| {
+            let here = i[0].ge(s[0]) & i[0].lt(s[1]);
+            vec![here.select(i[0] - s[2], b.int(0).cast_like(i[0]))]
+        })
     });
     let here = indices.apply_program(&HERE, &[], &[above.into(), below.into()])?;
     let place = indices.apply_program(&PLACE, &[], &[above.into(), below.into(), (first as i64).into()])?;
