@@ -20,6 +20,12 @@ pub trait Function<R: Runtime>: Send + Sync {
     fn saves(&self) -> Saves {
         Saves { inputs: Bits::ALL, outputs: Bits::ALL }
     }
+    /// The runtime to make zeros on, for a function whose [`backward`](Function::backward) runs in every backward pass that reaches the
+    /// function, with a gradient of zeros where its output took no part in the loss. A function whose gradient is a collective is one: the
+    /// other ranks may have a gradient, and would wait. None by default: without a gradient the function is passed over.
+    fn always(&self) -> Option<&R> {
+        None
+    }
     /// Gives the gradient of each wanted input. Because it is written over variables, it can be differentiated again.
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()>;
 }
@@ -38,5 +44,7 @@ pub fn apply_function<R: Runtime>(function: Arc<dyn Function<R>>, ins: &[&Var<R>
         }
         return Ok(outs.into_iter().map(Var::new).collect());
     }
-    Var::recorded(NodeCall::Function(function), ins, outs.into_iter().collect())
+    let mut outs = Var::recorded(NodeCall::Function(function), ins, outs.into_iter().collect())?;
+    outs.iter_mut().for_each(|out| out.recompute_as(ins));
+    Ok(outs)
 }

@@ -7,7 +7,7 @@
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, TensorMut,
+    Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
     ops::{Apply, Op, Rule},
 };
 use smallvec::SmallVec;
@@ -204,7 +204,11 @@ impl<R: Runtime> Sweep<R> {
 
     fn visit(&mut self, node: &Arc<Node<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let mut given: SmallVec<[bool; 8]> = smallvec::smallvec![false; node.edges.len()];
-        if let Some(upstream) = self.grads.remove(&id(node)) {
+        let upstream = match self.grads.remove(&id(node)) {
+            None => zeros_upstream(node)?,
+            given => given,
+        };
+        if let Some(upstream) = upstream {
             for (k, grad) in upstream.iter().enumerate() {
                 if let Some(slot) = self.wanted.get_mut(&(id(node), k as u32)) {
                     *slot = grad.clone();
@@ -319,6 +323,17 @@ pub(crate) fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
         return Ok(ins[0].clone());
     }
     Var::apply1(op, ins)
+}
+
+/// Zeros for the outputs of a function that runs without a gradient too.
+fn zeros_upstream<R: Runtime>(node: &Node<R>) -> Result<Option<PendingGrads<R>>> {
+    let NodeCall::Function(function) = &node.call else { return Ok(None) };
+    let Some(rt) = function.always() else { return Ok(None) };
+    let zeros = |k| {
+        let spec = node.output_spec(k);
+        spec.dtype.is_float().then(|| Tensor::zeros(rt, spec.shape, spec.dtype).map(Var::new)).transpose()
+    };
+    (0..node.outputs as usize).map(zeros).collect::<Result<_>>().map(Some)
 }
 
 /// Accumulates the output of an op into a gradient: in place when its memory has no other holder and nothing is

@@ -120,6 +120,18 @@ impl<R: Runtime> Var<R> {
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
 
+    /// Where this output of a function is one of its inputs as it was, and that one is recomputed in backward, so is this.
+    pub(crate) fn recompute_as(&mut self, ins: &[&Var<R>]) {
+        let TapeValue::Own(out) = &self.value else { return };
+        let is_out = |v: &&&Var<R>| match &v.value {
+            TapeValue::Rematerialized(r) => r.value.shares_memory_with(out) && r.value.layout() == out.layout(),
+            _ => false,
+        };
+        if let Some(same) = ins.iter().find(is_out) {
+            self.value = same.value.clone();
+        }
+    }
+
     /// This leaf, or view of one, under another view; `None` where strides cannot express it.
     fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
         let Some(value) = leaf.then(view)? else { return Ok(None) };

@@ -1,15 +1,17 @@
-//! Many ranks, one training run: gradient buckets, ZeRO, pipeline schedules, sharded checkpoints.
+//! Many ranks, one training run: gradient buckets, ZeRO, tensor parallelism, pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 mod agreement;
 pub mod buckets;
 pub mod checkpoint;
 pub mod ddp;
+pub mod differentiable;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;
 pub mod sampler;
 mod sync_batch_norm;
+pub mod tensor_parallel;
 pub mod train;
 mod unused;
 pub mod zero;

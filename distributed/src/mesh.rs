@@ -1,12 +1,16 @@
 //! The ranks of a parallel plan with their communicators.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
+use nn::{Module, ModuleExt, parallel::TensorPlan};
 use numcore::{Error, Result, Runtime};
+use parking_lot::Mutex;
 
 use crate::{
+    agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, NoOpCommunicator},
     plan::{Axis, ParallelPlan},
+    tensor_parallel::TensorRanks,
 };
 
 /// A plan with its communicators, seen from one rank.
@@ -17,6 +21,8 @@ pub struct Mesh<R: Runtime> {
     world: Comm<R>,
     axes: Vec<Comm<R>>,
     batch: Comm<R>,
+    /// Groups along several axes, made when they are first asked for.
+    products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
     is_communicator: bool,
 }
 
@@ -29,13 +35,9 @@ impl<R: Runtime> Mesh<R> {
             return Err(Error::config("Mesh", "plan", why));
         }
         world.agree("the parallel plan", plan.to_string().as_bytes())?;
-        let group = |axes: &[Axis]| {
-            let group = world.split(Some(plan.color(axes, world.rank())), world.rank())?;
-            group.ok_or_else(|| Error::internal("Mesh", "the communicator gave no group"))
-        };
-        let axes = Axis::ALL.iter().map(|&a| group(&[a])).collect::<Result<_>>()?;
-        let batch = group(&[Axis::Data, Axis::Shard])?;
-        Ok(Mesh { plan, world: world.clone(), axes, batch, is_communicator: false })
+        let axes = Axis::ALL.iter().map(|&a| split(world, &plan, &[a])).collect::<Result<_>>()?;
+        let batch = split(world, &plan, &[Axis::Data, Axis::Shard])?;
+        Ok(Mesh { plan, world: world.clone(), axes, batch, products: Arc::default(), is_communicator: false })
     }
 
     /// A communicator as a mesh of one axis, [`Axis::Data`]. Nothing is exchanged.
@@ -43,7 +45,7 @@ impl<R: Runtime> Mesh<R> {
         let alone: Comm<R> = Arc::new(NoOpCommunicator::new(comm.runtime()));
         let axes = Axis::ALL.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() });
         let (plan, axes) = (ParallelPlan::along(Axis::Data, comm.size()), axes.to_vec());
-        Mesh { plan, world: comm.clone(), axes, batch: comm.clone(), is_communicator: true }
+        Mesh { plan, world: comm.clone(), axes, batch: comm.clone(), products: Arc::default(), is_communicator: true }
     }
 
     /// The arrangement.
@@ -61,6 +63,49 @@ impl<R: Runtime> Mesh<R> {
         &self.axes[axis as usize]
     }
 
+    /// The ranks along several axes together. A group is made when it is first asked for: all ranks ask for it at the same point of the
+    /// program then.
+    #[track_caller]
+    pub fn group(&self, axes: &[Axis]) -> Result<Comm<R>> {
+        let mut key: Vec<Axis> = axes.iter().copied().filter(|&axis| self.plan.size(axis) > 1).collect();
+        key.sort_unstable();
+        key.dedup();
+        match key[..] {
+            _ if key.iter().map(|&axis| self.plan.size(axis)).product::<usize>() == self.plan.world() => {
+                return Ok(self.world.clone());
+            }
+            [] => return Ok(self.axes[axes.first().map_or(0, |&axis| axis as usize)].clone()),
+            [axis] => return Ok(self.axis(axis).clone()),
+            [Axis::Data, Axis::Shard] => return Ok(self.batch.clone()),
+            _ => {}
+        }
+        if let Some(known) = self.products.lock().get(&key) {
+            return Ok(known.clone());
+        }
+        let made = split(&self.world, &self.plan, &key)?;
+        self.products.lock().insert(key, made.clone());
+        Ok(made)
+    }
+
+    /// Cuts a model over the ranks along the tensor axis, as a plan says: each rank keeps its pieces of the parameters, and layers exchange
+    /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made.
+    ///
+    /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
+    ///
+    /// # Errors
+    /// On every rank along the axis, unless all have the same model and plan; and as [`TensorPlan::apply`] says.
+    #[doc(alias = "parallelize_module")]
+    #[track_caller]
+    pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
+        let comm = self.axis(Axis::Tensor);
+        if comm.size() > 1 {
+            let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
+            let model: String = model.named_parameters().into_iter().map(line).collect();
+            agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
+        }
+        plan.apply(model, &TensorRanks::group(comm)).map_err(|error| error.on_rank(self.world.world_rank()))
+    }
+
     /// The ranks among which a batch is shared out: those along data and shard.
     pub fn batch(&self) -> &Comm<R> {
         &self.batch
@@ -70,6 +115,12 @@ impl<R: Runtime> Mesh<R> {
     pub(crate) fn is_communicator(&self) -> bool {
         self.is_communicator
     }
+}
+
+#[track_caller]
+fn split<R: Runtime>(world: &Comm<R>, plan: &ParallelPlan, axes: &[Axis]) -> Result<Comm<R>> {
+    let group = world.split(Some(plan.color(axes, world.rank())), world.rank())?;
+    group.ok_or_else(|| Error::internal("Mesh", "the communicator gave no group"))
 }
 
 /// Whatever ranks can train over: a [`Mesh`], or a communicator, which is a mesh of one axis.

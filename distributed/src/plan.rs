@@ -13,15 +13,19 @@ pub enum Axis {
     Data,
     /// Shards of one replica: ranks that hold different parts and read different data.
     Shard,
+    /// Parts of each sequence: ranks that hold the same parameters and read parts of the same data.
+    Context,
+    /// Parts of each layer: ranks that hold different pieces of the parameters and read the same data.
+    Tensor,
 }
 
 impl Axis {
     /// Every axis, outermost first.
-    pub const ALL: [Axis; 3] = [Axis::Pipe, Axis::Data, Axis::Shard];
+    pub const ALL: [Axis; 5] = [Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor];
 
     /// The name of the axis in tables and messages.
     pub fn name(self) -> &'static str {
-        ["pipe", "data", "shard"][self as usize]
+        ["pipe", "data", "shard", "context", "tensor"][self as usize]
     }
 }
 
@@ -107,12 +111,15 @@ impl ParallelPlan {
 
     /// Coordinates of every rank, a line each.
     pub fn table(&self) -> String {
-        let header = format!("{:>5}{}\n", "rank", Axis::ALL.map(|a| format!("{:>7}", a.name())).concat());
-        let line = |rank| {
-            let cells = Axis::ALL.map(|a| format!("{:>7}", self.coordinate(a, rank))).concat();
-            format!("{rank:>5}{cells}\n")
-        };
+        let cells = |of: &dyn Fn(Axis) -> String| self.shown().map(|a| format!("{:>9}", of(a))).collect::<String>();
+        let header = format!("{:>5}{}\n", "rank", cells(&|a| a.name().into()));
+        let line = |rank| format!("{rank:>5}{}\n", cells(&|a| self.coordinate(a, rank).to_string()));
         header + &(0..self.world()).map(line).collect::<String>()
+    }
+
+    /// The axes that people see: inner ones of size 1 are left out.
+    fn shown(&self) -> impl Iterator<Item = Axis> + '_ {
+        Axis::ALL.into_iter().filter(|&axis| axis <= Axis::Shard || self.size(axis) > 1)
     }
 
     fn stride(&self, axis: Axis) -> usize {
@@ -122,7 +129,7 @@ impl ParallelPlan {
 
 impl fmt::Display for ParallelPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&Axis::ALL.map(|a| format!("{} {}", a.name(), self.size(a))).join(" × "))
+        f.write_str(&self.shown().map(|a| format!("{} {}", a.name(), self.size(a))).collect::<Vec<_>>().join(" × "))
     }
 }
 
@@ -145,7 +152,17 @@ mod tests {
             assert_eq!(seen, vec![plan.size(axis); 24]);
         }
         assert_eq!(plan.table().lines().count(), 25);
-        assert_eq!(plan.table().lines().nth(24), Some("   23      1      2      3"));
+        assert_eq!(plan.table().lines().nth(24), Some("   23        1        2        3"));
+    }
+
+    #[test]
+    fn tensor_is_innermost_and_shown_where_it_is() {
+        let plan = ParallelPlan::of([(Axis::Tensor, 2), (Axis::Data, 3)]).unwrap();
+        assert_eq!(plan.to_string(), "pipe 1 × data 3 × shard 1 × tensor 2");
+        assert_eq!(plan.group(Axis::Tensor, 3), [2, 3]);
+        assert_eq!(plan.group(Axis::Data, 3), [1, 3, 5]);
+        assert_eq!(plan.color(&[Axis::Data, Axis::Tensor], 0), plan.color(&[Axis::Data, Axis::Tensor], 5));
+        assert_eq!(plan.table().lines().next(), Some(" rank     pipe     data    shard   tensor"));
     }
 
     #[test]

@@ -172,6 +172,12 @@ fn ddp() {
 
 #[test]
 fn zero() {
+    runs(program!("tensor-parallel"), "--ranks 2 --width 32 --layers 2");
+    refuses(
+        program!("tensor-parallel"),
+        "--ranks 3 --width 24 --layers 1",
+        "8 rows or heads cannot be shared out among 3 ranks",
+    );
     runs(program!("zero"), "--ranks 2 --width 32 --layers 2");
     runs(program!("zero"), "--ranks 1 --width 32 --layers 2");
     refuses(program!("zero"), "--width 0", COUNT);

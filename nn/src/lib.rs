@@ -50,6 +50,7 @@ pub mod loss;
 mod module;
 mod module_ext;
 pub mod moe;
+pub mod parallel;
 mod param;
 mod state;
 mod summary;

@@ -222,7 +222,11 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     }
 
     /// Writes the model's state to a safetensors file, which replaces the one at `path` only once it is complete.
+    ///
+    /// # Errors
+    /// If parameters are cut over ranks: a file has whole ones.
     fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
+        state::require_whole(&self.named_parameters())?;
         numcore::safetensors::save(path, &self.state_dict()?, &Notes::new())
     }
 

@@ -11,14 +11,24 @@ use std::{
 
 use autograd::{Leaf, Var};
 use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor,
+    DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor,
     ops::{Apply, PointwiseOps, Spec},
 };
 use parking_lot::RwLock;
 
+use crate::parallel::{Cuts, PieceOf, Placed};
+
 /// A parameter: a leaf of every graph that the model records. A clone is the same parameter, so two layers can share
 /// one.
-pub struct Param<R: Runtime>(Arc<RwLock<Arc<Leaf<R>>>>);
+pub struct Param<R: Runtime>(Arc<ParamState<R>>);
+
+struct ParamState<R: Runtime> {
+    leaf: RwLock<Arc<Leaf<R>>>,
+    /// What its layer allows to be cut.
+    cuts: RwLock<Cuts>,
+    /// What is here of it, if its model was cut over ranks.
+    placed: RwLock<Option<Arc<Placed<R>>>>,
+}
 
 impl<R: Runtime> Clone for Param<R> {
     fn clone(&self) -> Self {
@@ -29,37 +39,37 @@ impl<R: Runtime> Clone for Param<R> {
 impl<R: Runtime> Param<R> {
     /// A parameter with this value. The model it is part of gives it a name.
     pub fn new(value: Tensor<R>) -> Result<Self> {
-        Ok(Param(Arc::new(RwLock::new(Leaf::new("parameter", value)?))))
+        Ok(Param::of(Leaf::new("parameter", value)?))
     }
 
     /// The parameter of a leaf.
     pub(crate) fn of(leaf: Arc<Leaf<R>>) -> Self {
-        Param(Arc::new(RwLock::new(leaf)))
+        Param(Arc::new(ParamState { leaf: RwLock::new(leaf), cuts: RwLock::default(), placed: RwLock::default() }))
     }
 
     /// The parameter as a variable, to compute with.
     pub fn var(&self) -> Var<R> {
-        self.0.read().var()
+        self.0.leaf.read().var()
     }
 
     /// The value of this parameter; fetched where it is not in memory.
     pub fn value(&self) -> Result<Tensor<R>> {
-        self.0.read().value()
+        self.0.leaf.read().value()
     }
 
     /// The leaf of this parameter. [`to_dtype`](Param::to_dtype) replaces it.
     pub fn leaf(&self) -> Arc<Leaf<R>> {
-        self.0.read().clone()
+        self.0.leaf.read().clone()
     }
 
     /// Replaces the value by another of the same shape and dtype.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
-        self.0.read().set(value)
+        self.0.leaf.read().set(value)
     }
 
     /// The shape and dtype of this parameter.
     pub fn spec(&self) -> Spec {
-        self.0.read().spec()
+        self.0.leaf.read().spec()
     }
 
     /// The sizes of this parameter.
@@ -74,12 +84,12 @@ impl<R: Runtime> Param<R> {
 
     /// Whether the parameter is trained.
     pub fn requires_grad(&self) -> bool {
-        self.0.read().requires_grad()
+        self.0.leaf.read().requires_grad()
     }
 
     /// Freezes this parameter (`false`), or trains it again (`true`).
     pub fn set_requires_grad(&self, yes: bool) {
-        self.0.read().set_requires_grad(yes);
+        self.0.leaf.read().set_requires_grad(yes);
     }
 
     /// Casts the value of this parameter. The parameter gets another leaf: graphs, optimizers and trainers that hold
@@ -91,7 +101,7 @@ impl<R: Runtime> Param<R> {
         }
         let new = Leaf::new(&old.name(), old.value()?.to_dtype(dtype)?)?;
         new.set_requires_grad(old.requires_grad());
-        *self.0.write() = new;
+        *self.0.leaf.write() = new;
         Ok(())
     }
 
@@ -103,6 +113,54 @@ impl<R: Runtime> Param<R> {
     /// The identity of this parameter, for look-up only.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
+    }
+
+    /// This parameter, of which its layer says what can be cut of it over ranks.
+    pub fn with_cuts(self, cuts: Cuts) -> Self {
+        *self.0.cuts.write() = cuts;
+        self
+    }
+
+    /// What can be cut of this parameter.
+    pub fn cuts(&self) -> Cuts {
+        *self.0.cuts.read()
+    }
+
+    /// Which piece this rank has of the parameter, and how its layer is cut; none of a model that is whole.
+    pub fn placed(&self) -> Option<Arc<Placed<R>>> {
+        self.0.placed.read().clone()
+    }
+
+    /// The sizes of the whole parameter, of which this rank may have a piece.
+    pub fn logical_shape(&self) -> Shape {
+        self.placed().map_or_else(|| self.shape(), |placed| placed.placement().logical())
+    }
+
+    /// This rank's piece of a value of the whole parameter; a value that is not of the whole one is given back.
+    pub(crate) fn piece_of(&self, value: Tensor<R>) -> Result<Tensor<R>> {
+        match self.placed().filter(|p| !p.placement().is_whole() && p.placement().logical() == *value.shape()) {
+            Some(placed) => placed.placement().take(&value)?.copy(),
+            None => Ok(value),
+        }
+    }
+
+    /// Leaves this rank with its piece, in another leaf: drawn when it is read, where the whole parameter is.
+    pub(crate) fn place(&self, placed: Placed<R>) -> Result<()> {
+        let (old, placement) = (self.leaf(), placed.placement().clone());
+        if !placement.is_whole() {
+            let new = if old.is_resident() {
+                let piece = placement.take(&old.value()?)?.copy_for(MemoryCategory::Parameters)?;
+                Leaf::new(&old.name(), piece)?
+            } else {
+                let spec = Spec { shape: placement.local(), dtype: old.spec().dtype };
+                let piece = Arc::new(PieceOf { whole: old.clone(), placement });
+                Leaf::absent(&old.name(), old.runtime(), spec, piece)
+            };
+            new.set_requires_grad(old.requires_grad());
+            *self.0.leaf.write() = new;
+        }
+        *self.0.placed.write() = Some(Arc::new(placed));
+        Ok(())
     }
 }
 

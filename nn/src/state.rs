@@ -45,7 +45,7 @@ impl<R: Runtime> StateSlot<R> {
 
     fn set(&self, value: Tensor<R>) -> Result<()> {
         match self {
-            StateSlot::Parameter(p) => p.set(value),
+            StateSlot::Parameter(p) => p.set(p.piece_of(value)?),
             StateSlot::Buffer(b) => b.set(value),
         }
     }
@@ -67,11 +67,27 @@ impl<R: Runtime> StateSlot<R> {
     /// The reason why a value does not fit this entry, if it does not.
     fn mismatch(&self, value: &Tensor<R>) -> Option<String> {
         let (is, got) = (self.spec(), value.spec());
-        if is != got {
+        let whole = match self {
+            StateSlot::Parameter(p) => p.logical_shape(),
+            StateSlot::Buffer(_) => is.shape,
+        };
+        if is != got && (whole, is.dtype) != (got.shape, got.dtype) {
             return Some(format!("is {} {}, given {} {}", is.dtype, is.shape, got.dtype, got.shape));
         }
         let (here, there) = (self.runtime().device(), value.device());
         (here != there).then(|| format!("is on {here}, given on {there}"))
+    }
+}
+
+/// An error if this rank has pieces of some parameters alone.
+pub(crate) fn require_whole<R: Runtime>(parameters: &[(String, Param<R>)]) -> Result<()> {
+    match parameters.iter().find(|(_, p)| p.placed().is_some_and(|placed| !placed.placement().is_whole())) {
+        None => Ok(()),
+        Some((name, p)) => {
+            let (here, whole) = (p.shape(), p.logical_shape());
+            let why = format!("is cut over ranks, this one has {here} of {whole}: save a checkpoint, and export that");
+            Err(Error::state(name.clone(), why))
+        }
     }
 }
 

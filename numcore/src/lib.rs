@@ -14,6 +14,7 @@ mod hash;
 mod layout;
 mod null;
 pub mod ops;
+pub mod placement;
 pub mod pointwise;
 mod pool;
 pub mod rng;

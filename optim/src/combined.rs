@@ -112,6 +112,10 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }
     }
 
+    fn is_elementwise(&self) -> bool {
+        self.all.iter().all(|o| o.is_elementwise())
+    }
+
     fn describe(&self) -> String {
         self.all.iter().enumerate().map(|(k, o)| format!("{k}. {}\n", o.describe())).collect()
     }

@@ -261,6 +261,10 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         self.read(state).map(|_| ())
     }
 
+    fn is_elementwise(&self) -> bool {
+        !C::PER_PARAMETER
+    }
+
     fn describe(&self) -> String {
         let group = |(k, config): (usize, &C)| {
             let own = self.parts.iter().filter(move |part| part.group == k);

@@ -42,6 +42,12 @@ pub trait Optimizer<R: Runtime>: Send {
     /// An error if an update could not begin, because a parameter's value or a state tensor has another holder.
     fn check_sole(&mut self) -> Result<()>;
 
+    /// Whether each element is updated by itself, so that pieces of parameters are updated as the whole would be. Rules that look at norms
+    /// or matrices do not.
+    fn is_elementwise(&self) -> bool {
+        false
+    }
+
     /// The settings that must be equal on ranks that train together, as text: the rule, its hyper-parameters, the
     /// parameters of each group, and future learning rates. The default covers parameters and learning rates.
     fn describe(&self) -> String {

@@ -56,7 +56,11 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for TrainStep<R, 
     type Work = Loss<R>;
 
     fn comm(&self) -> &Comm<R> {
-        self.strategy().comm()
+        self.strategy().everyone()
+    }
+
+    fn share(&self) -> (usize, usize) {
+        (self.strategy().comm().rank(), self.strategy().comm().size())
     }
 
     fn accumulation(&self) -> usize {

@@ -6,11 +6,11 @@ use std::{
     path::Path,
 };
 
-use numcore::{DType, Error, Result, Shape};
+use numcore::{DType, Error, Result, Shape, placement::TensorPlacement};
 use serde_json::{Map, Value, json};
 
-/// Of the format, not of the program.
-const VERSION: u64 = 1;
+/// Of the format, not of the program. The second one has pieces of tensors; what has none is written as the first.
+const VERSIONS: [u64; 2] = [1, 2];
 /// The key of a manifest's own checksum.
 const CHECKSUM: &str = "checksum";
 
@@ -21,7 +21,9 @@ pub struct Region {
     pub rank: usize,
     /// The tensor in that file.
     pub key: String,
-    /// The first element, in row-major order of the whole tensor.
+    /// The piece of the tensor that its elements are of; none where that is the whole.
+    pub piece: Option<TensorPlacement>,
+    /// The first element, in row-major order of the piece.
     pub start: usize,
     /// How many elements.
     pub len: usize,
@@ -81,31 +83,17 @@ impl Manifest {
 
     /// An error unless every element of every tensor is there exactly once.
     pub(super) fn check_complete(&mut self) -> Result<()> {
-        for (name, entry) in &mut self.entries {
-            entry.regions.sort_by_key(|r| (r.start, r.len));
-            let mut at = 0;
-            for region in &entry.regions {
-                if region.start != at {
-                    let why = format!("element {} is in no part, or in two", at.min(region.start));
-                    return Err(Error::state(name, why));
-                }
-                at += region.len;
-            }
-            if at != entry.shape.numel() {
-                return Err(Error::state(name, format!("{at} of {} elements are there", entry.shape.numel())));
-            }
-        }
-        Ok(())
+        self.entries.iter_mut().try_for_each(|(name, entry)| entry.check_complete(name))
     }
 
     pub(super) fn to_json(&self) -> String {
         let entry = |(name, e): (&String, &TensorEntry)| {
-            let regions: Vec<Value> =
-                e.regions.iter().map(|r| json!([r.rank, r.key, r.start, r.len, r.checksum])).collect();
+            let regions: Vec<Value> = e.regions.iter().map(Region::to_json).collect();
             (name.clone(), json!({ "dtype": e.dtype.to_string(), "shape": e.shape.dims(), "regions": regions }))
         };
         let tensors: Map<String, Value> = self.entries.iter().map(entry).collect();
-        let (version, ranks, numbers, notes) = (VERSION, self.ranks, &self.numbers, &self.notes);
+        let pieces = self.entries.values().flat_map(|e| &e.regions).any(|r| r.piece.is_some());
+        let (version, ranks, numbers, notes) = (VERSIONS[usize::from(pieces)], self.ranks, &self.numbers, &self.notes);
         let numbers: Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
         let notes: Map<String, Value> = notes.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
         let mut json =
@@ -125,8 +113,8 @@ impl Manifest {
         let wrong = |why: &str| Error::format(path.display().to_string(), why);
         let json: Value = serde_json::from_str(text).map_err(|e| wrong(&format!("not JSON: {e}")))?;
         match json["version"].as_u64() {
-            Some(VERSION) => {}
-            Some(other) => return Err(wrong(&format!("version {other}; this program reads version {VERSION}"))),
+            Some(version) if VERSIONS.contains(&version) => {}
+            Some(other) => return Err(wrong(&format!("version {other}; this program reads versions {VERSIONS:?}"))),
             None => return Err(wrong("not a manifest of a checkpoint: it has no version")),
         }
         let Value::Object(all) = json else { return Err(wrong("not a table")) };
@@ -175,14 +163,44 @@ fn checksum(rest: &Value) -> Value {
 
 fn entry(e: &Value, ranks: usize) -> Option<TensorEntry> {
     let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
-    let shape = e["shape"].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?;
+    let shape = Shape::new(&e["shape"].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?).ok()?;
     let dtype = DType::ALL.into_iter().find(|d| Some(d.to_string().as_str()) == e["dtype"].as_str())?;
     let region = |r: &Value| {
         let rank = size(&r[0]).filter(|&rank| rank < ranks)?;
         let (key, start, len) = (r[1].as_str()?.into(), size(&r[2])?, size(&r[3])?);
         start.checked_add(len)?;
-        Some(Region { rank, key, start, len, checksum: u32::try_from(r[4].as_u64()?).ok()? })
+        let piece = piece_of_json(shape, &r[5])?;
+        Some(Region { rank, key, piece, start, len, checksum: u32::try_from(r[4].as_u64()?).ok()? })
     };
     let regions = e["regions"].as_array()?.iter().map(region).collect::<Option<Vec<_>>>()?;
-    Some(TensorEntry { shape: Shape::new(&shape).ok()?, dtype, regions })
+    Some(TensorEntry { shape, dtype, regions })
+}
+
+impl Region {
+    fn to_json(&self) -> Value {
+        let mut all = vec![json!(self.rank), json!(self.key), json!(self.start), json!(self.len), json!(self.checksum)];
+        all.extend(self.piece.as_ref().map(piece_to_json));
+        Value::Array(all)
+    }
+}
+
+/// A piece of a tensor as the ranges along each of its dimensions; `null` if it is the whole.
+pub(super) fn piece_to_json(piece: &TensorPlacement) -> Value {
+    if piece.is_whole() {
+        return Value::Null;
+    }
+    let pairs = |dim| piece.ranges(dim).iter().map(|r| json!([r.start, r.end])).collect::<Vec<Value>>();
+    json!((0..piece.logical().rank()).map(pairs).collect::<Vec<_>>())
+}
+
+/// The piece that was written so; none inside if it is the whole.
+pub(super) fn piece_of_json(shape: Shape, json: &Value) -> Option<Option<TensorPlacement>> {
+    if json.is_null() {
+        return Some(None);
+    }
+    let size = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+    let range = |r: &Value| Some(size(&r[0])?..size(&r[1])?);
+    let ranges = |dim: &Value| dim.as_array()?.iter().map(range).collect::<Option<Vec<_>>>();
+    let dims = json.as_array()?.iter().map(ranges).collect::<Option<Vec<_>>>()?;
+    TensorPlacement::new(shape, dims).ok().map(Some)
 }

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder `step-N` with a file of tensors from each rank and, written last, `manifest.json`: which tensor's elements
 //! lie where, under logical names and with global extents, each with a checksum, and one of its own. Files that it does not name are no
-//! part of the checkpoint.
+//! part of the checkpoint. Elements are consecutive ones of a tensor, or, of one that is cut over ranks, of a piece of it.
 //!
 //! A folder becomes visible by being renamed when it is whole. `latest` names it just before, with what was the last until then, which
 //! counts as long as the new one is not in its place: that rename is the moment at which a save is done. Whatever happens before and after
@@ -14,6 +14,7 @@
 mod folder;
 mod manifest;
 pub(crate) mod names;
+mod overlap;
 mod parameters;
 mod reader;
 mod snapshot;
@@ -21,7 +22,7 @@ mod writer;
 
 use std::{collections::BTreeMap, ops::Range};
 
-use numcore::{DType, Result, Runtime, Shape, Tensor};
+use numcore::{DType, Result, Runtime, Shape, Tensor, placement::TensorPlacement};
 use optim::StateRow;
 
 pub use folder::Folder;
@@ -33,9 +34,9 @@ pub use snapshot::Snapshot;
 pub struct CheckpointPart<R: Runtime> {
     /// The tensor's logical name, the same at every world size.
     pub name: String,
-    /// The whole shape of the tensor.
-    pub shape: Shape,
-    /// The first element, in row-major order.
+    /// The piece of the tensor that this rank has: of one that is cut over ranks; all of it otherwise.
+    pub placement: TensorPlacement,
+    /// The first element of the piece that this rank saves, in row-major order.
     pub start: usize,
     /// The elements from there on.
     pub row: StateRow<R>,
@@ -44,9 +45,14 @@ pub struct CheckpointPart<R: Runtime> {
 impl<R: Runtime> CheckpointPart<R> {
     /// A whole tensor.
     pub fn whole(name: String, value: &Tensor<R>) -> Result<Self> {
+        Self::piece(name, TensorPlacement::whole(*value.shape()), value)
+    }
+
+    /// All of a piece of a tensor.
+    pub fn piece(name: String, placement: TensorPlacement, value: &Tensor<R>) -> Result<Self> {
         use numcore::ops::ViewOps;
         let row = value.contiguous()?.reshape([value.shape().numel()])?.into();
-        Ok(CheckpointPart { name, shape: *value.shape(), start: 0, row })
+        Ok(CheckpointPart { name, placement, start: 0, row })
     }
 }
 
@@ -86,10 +92,23 @@ pub trait Checkpointed<R: Runtime> {
 pub struct Wanted {
     /// The tensor's logical name.
     pub name: String,
-    /// The whole shape of the tensor.
-    pub shape: Shape,
+    /// The piece of the tensor that this rank has: of one that is cut over ranks; all of it otherwise.
+    pub placement: TensorPlacement,
     /// The element type of the tensor.
     pub dtype: DType,
-    /// Which elements, in row-major order.
+    /// Which elements of the piece, in row-major order.
     pub elements: Range<usize>,
+}
+
+impl Wanted {
+    /// All of a piece of a tensor.
+    pub fn piece(name: String, placement: TensorPlacement, dtype: DType) -> Self {
+        let elements = 0..placement.local().numel();
+        Wanted { name, placement, dtype, elements }
+    }
+
+    /// A whole tensor.
+    pub fn whole(name: String, shape: Shape, dtype: DType) -> Self {
+        Self::piece(name, TensorPlacement::whole(shape), dtype)
+    }
 }

@@ -4,7 +4,6 @@ use nn::Buffer;
 use numcore::{Result, Runtime, Tensor, ops::ViewOps};
 
 use super::{CheckpointPart, Wanted};
-use crate::comm::{Comm, Communicator};
 
 /// Updates so far.
 pub(crate) const STEPS: &str = "steps";
@@ -63,22 +62,24 @@ pub(crate) fn is_own(name: &str) -> bool {
 pub(crate) struct Buffers<R: Runtime>(pub(crate) Vec<(String, Buffer<R>)>);
 
 impl<R: Runtime> Buffers<R> {
-    pub(crate) fn parts(&self, comm: &Comm<R>) -> Result<Vec<CheckpointPart<R>>> {
-        let own = if comm.rank() == 0 { &self.0[..] } else { &[] };
+    /// What a rank saves of them if it is the first.
+    pub(crate) fn parts(&self, is_first: bool) -> Result<Vec<CheckpointPart<R>>> {
+        let own = if is_first { &self.0[..] } else { &[] };
         own.iter().map(|(name, value)| CheckpointPart::whole(buffer(name), &value.value())).collect()
     }
 
     pub(crate) fn wanted(&self) -> Vec<Wanted> {
         let wanted = |(name, value): &(String, Buffer<R>)| {
             let spec = value.spec();
-            Wanted { name: buffer(name), shape: spec.shape, dtype: spec.dtype, elements: 0..spec.shape.numel() }
+            Wanted::whole(buffer(name), spec.shape, spec.dtype)
         };
         self.0.iter().map(wanted).collect()
     }
 
     pub(crate) fn restore(&self, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
         let both = self.wanted().into_iter().zip(&self.0);
-        both.into_iter().try_for_each(|(wanted, (_, buffer))| buffer.set(read(&wanted)?.reshape(wanted.shape)?))
+        both.into_iter()
+            .try_for_each(|(wanted, (_, buffer))| buffer.set(read(&wanted)?.reshape(wanted.placement.local())?))
     }
 }
 

@@ -2,9 +2,13 @@
 
 use autograd::Leaf;
 use nn::{Module, ModuleExt};
-use numcore::{DType, Error, Result, Runtime, Shape, ops::PointwiseOps};
+use numcore::{
+    DType, Error, Result, Runtime, Shape,
+    ops::{PointwiseOps, ViewOps},
+    placement::TensorPlacement,
+};
 
-use super::{CheckpointReader, names};
+use super::{CheckpointReader, Wanted, names};
 
 impl CheckpointReader {
     /// Puts parameters and buffers into a model, by the names that `rename` gives for the model's own; none leaves one as it is. Optimizer state is
@@ -29,8 +33,11 @@ impl CheckpointReader {
             }
             None
         };
-        let parameters: Vec<_> =
-            parameters.iter().map(|(name, p)| planned(name, names::parameter, p.shape())).zip(&parameters).collect();
+        let parameters: Vec<_> = parameters
+            .iter()
+            .map(|(name, p)| planned(name, names::parameter, p.logical_shape()))
+            .zip(&parameters)
+            .collect();
         let buffers: Vec<_> =
             buffers.iter().map(|(name, b)| planned(name, names::buffer, b.spec().shape)).zip(&buffers).collect();
         if !wrong.is_empty() {
@@ -40,17 +47,29 @@ impl CheckpointReader {
         for (theirs, (_, parameter)) in parameters {
             let Some(theirs) = theirs else { continue };
             let leaf: &Leaf<R> = &parameter.leaf();
-            leaf.set(self.converted(leaf.runtime(), &theirs, leaf.spec().dtype)?)?;
+            let whole = || TensorPlacement::whole(leaf.spec().shape);
+            let piece = parameter.placed().map_or_else(whole, |placed| placed.placement().clone());
+            leaf.set(self.converted(leaf.runtime(), theirs, piece, leaf.spec().dtype)?)?;
         }
         for (theirs, (_, buffer)) in buffers {
             let Some(theirs) = theirs else { continue };
             let rt = buffer.value().runtime().clone();
-            buffer.set(self.converted(&rt, &theirs, buffer.spec().dtype)?)?;
+            let spec = buffer.spec();
+            buffer.set(self.converted(&rt, theirs, TensorPlacement::whole(spec.shape), spec.dtype)?)?;
         }
         Ok(())
     }
 
-    fn converted<R: Runtime>(&mut self, rt: &R, name: &str, dtype: DType) -> Result<numcore::Tensor<R>> {
-        self.tensor(rt, name)?.to_dtype(dtype)
+    /// A piece of a tensor that is there, in another type.
+    fn converted<R: Runtime>(
+        &mut self,
+        rt: &R,
+        name: String,
+        piece: TensorPlacement,
+        dtype: DType,
+    ) -> Result<numcore::Tensor<R>> {
+        let saved = self.manifest.entries.get(&name).map_or(dtype, |entry| entry.dtype);
+        let local = piece.local();
+        self.read(rt, &Wanted::piece(name, piece, saved))?.reshape(local)?.to_dtype(dtype)
     }
 }

@@ -9,7 +9,12 @@ use std::{
 use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
 
 use super::{
-    Checkpointed, Folder, Manifest, Region, Wanted, folder::MANIFEST, manifest::TensorEntry, names, writer::file,
+    Checkpointed, Folder, Manifest, Region, Wanted,
+    folder::MANIFEST,
+    manifest::TensorEntry,
+    names,
+    overlap::{Shared, shared},
+    writer::file,
 };
 use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, abort_on_err, all_ok};
 
@@ -85,8 +90,7 @@ impl CheckpointReader {
             return Err(Error::state(name, format!("is not in {}", self.folder.display())));
         };
         let (shape, dtype) = (entry.shape, entry.dtype);
-        let wanted = Wanted { name: name.into(), shape, dtype, elements: 0..shape.numel() };
-        self.read(rt, &wanted)?.reshape(shape)
+        self.read(rt, &Wanted::whole(name.into(), shape, dtype))?.reshape(shape)
     }
 
     /// An error unless everything that a rank needs is there as it needs it.
@@ -148,7 +152,7 @@ impl CheckpointReader {
         Ok(())
     }
 
-    fn read<R: Runtime>(&mut self, rt: &R, wanted: &Wanted) -> Result<Tensor<R>> {
+    pub(super) fn read<R: Runtime>(&mut self, rt: &R, wanted: &Wanted) -> Result<Tensor<R>> {
         let bytes = self.bytes(wanted)?;
         Tensor::from_bytes(rt, Shape::new(&[wanted.elements.len()])?, wanted.dtype, &bytes)
     }
@@ -163,20 +167,31 @@ impl CheckpointReader {
         };
         check_kind(wanted, entry)?;
         let (name, size, want) = (&*wanted.name, wanted.dtype.size(), wanted.elements.clone());
-        let first = entry.regions.partition_point(|r| r.start + r.len <= want.start);
-        let regions = || entry.regions[first..].iter().take_while(|r| r.start < want.end);
-        for region in regions() {
+        let read = |region: &Region| {
+            let saved = (&entry.piece_of(region), region.start..region.start + region.len);
+            shared(saved, (&wanted.placement, want.clone()))
+        };
+        let read: Vec<(&Region, Vec<Shared>)> =
+            entry.regions.iter().map(|region| (region, read(region))).filter(|(_, read)| !read.is_empty()).collect();
+        for (region, _) in &read {
             check_slot(opened(&mut self.files, &self.folder, region.rank)?, name, entry, region)?;
         }
-        let (mut bytes, mut rest) = (zeros(want.len() * size)?, 0);
-        for region in regions() {
-            let (from, to) = (want.start.max(region.start), want.end.min(region.start + region.len));
-            let into = &mut bytes[rest..rest + (to - from) * size];
-            rest += into.len();
+        let mut bytes = zeros(want.len() * size)?;
+        for (region, read) in read {
             let file = opened(&mut self.files, &self.folder, region.rank)?;
-            file.read_range(&region.key, (from - region.start) * size, into)?;
-            if to - from == region.len && crc32fast::hash(into) != region.checksum {
-                return Err(corrupted(name, file));
+            let mut count = 0;
+            for Shared { saved, wanted, len } in &read {
+                let at = (wanted - want.start) * size;
+                let into = &mut bytes[at..at + len * size];
+                file.read_range(&region.key, (saved - region.start) * size, into)?;
+                count += len;
+                if *len == region.len && crc32fast::hash(into) != region.checksum {
+                    return Err(corrupted(name, file));
+                }
+            }
+            // All of a region, though not in one piece.
+            if count == region.len && read.len() > 1 {
+                check_bytes(file, name, entry, region, &mut vec![0; BLOCK])?;
             }
         }
         Ok(bytes)
@@ -199,12 +214,14 @@ fn opened<'a>(
 
 /// An error unless a tensor is of the shape and type that is wanted.
 fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
-    if (entry.shape, entry.dtype) != (wanted.shape, wanted.dtype) {
-        let why = format!("is {} {} here and {} {} there", wanted.dtype, wanted.shape, entry.dtype, entry.shape);
+    let shape = wanted.placement.logical();
+    if (entry.shape, entry.dtype) != (shape, wanted.dtype) {
+        let why = format!("is {} {shape} here and {} {} there", wanted.dtype, entry.dtype, entry.shape);
         return Err(Error::state(&*wanted.name, why));
     }
-    if wanted.elements.start > wanted.elements.end || wanted.elements.end > entry.shape.numel() {
-        let why = format!("has {} elements, {:?} are asked for", entry.shape.numel(), wanted.elements);
+    let count = wanted.placement.local().numel();
+    if wanted.elements.start > wanted.elements.end || wanted.elements.end > count {
+        let why = format!("has {count} elements, {:?} are asked for", wanted.elements);
         return Err(Error::state(&*wanted.name, why));
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use numcore::{DType, Result, Runtime, Shape};
+use numcore::{DType, Result, Runtime, placement::TensorPlacement};
 
 use super::{Checkpointed, writer::PartEntry};
 
@@ -18,7 +18,7 @@ pub struct Snapshot {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct HostPart {
     name: String,
-    shape: Shape,
+    placement: TensorPlacement,
     start: usize,
     dtype: DType,
     pub(super) bytes: Vec<u8>,
@@ -29,7 +29,7 @@ impl Snapshot {
     pub fn of<R: Runtime>(state: &(impl Checkpointed<R> + ?Sized)) -> Result<Self> {
         let part = |part: super::CheckpointPart<R>| {
             let (dtype, bytes) = (part.row.dtype(), part.row.to_bytes()?);
-            Ok(HostPart { name: part.name, shape: part.shape, start: part.start, dtype, bytes })
+            Ok(HostPart { name: part.name, placement: part.placement, start: part.start, dtype, bytes })
         };
         let parts = state.parts()?.into_iter().map(part).collect::<Result<_>>()?;
         Ok(Snapshot { parts, numbers: state.numbers() })
@@ -43,7 +43,7 @@ impl Snapshot {
 
 impl HostPart {
     pub(super) fn entry(&self) -> PartEntry<'_> {
-        let HostPart { name, shape, start, dtype, bytes } = self;
-        PartEntry { name, shape: *shape, start: *start, dtype: *dtype, len: bytes.len() / dtype.size() }
+        let HostPart { name, placement, start, dtype, bytes } = self;
+        PartEntry { name, placement, start: *start, dtype: *dtype, len: bytes.len() / dtype.size() }
     }
 }

@@ -7,12 +7,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use numcore::{DType, Error, Result, Runtime, Shape, safetensors};
+use numcore::{DType, Error, Result, Runtime, Shape, placement::TensorPlacement, safetensors};
 use serde_json::{Value, json};
 
 use super::{
     CheckpointPart, Checkpointed, Folder, Manifest, Region, Snapshot,
     folder::{MANIFEST, create_all},
+    manifest::{piece_of_json, piece_to_json},
 };
 use crate::comm::{Comm, Communicator, all_ok, gather_bytes};
 
@@ -131,7 +132,7 @@ pub(super) fn file(folder: &Path, rank: usize) -> std::path::PathBuf {
 /// What a table of contents says of a part.
 pub(super) struct PartEntry<'a> {
     pub(super) name: &'a str,
-    pub(super) shape: Shape,
+    pub(super) placement: &'a TensorPlacement,
     pub(super) start: usize,
     pub(super) dtype: DType,
     pub(super) len: usize,
@@ -140,7 +141,7 @@ pub(super) struct PartEntry<'a> {
 impl<'a> PartEntry<'a> {
     pub(super) fn of<R: Runtime>(part: &'a CheckpointPart<R>) -> Self {
         let (dtype, len) = (part.row.dtype(), part.row.numel());
-        PartEntry { name: &part.name, shape: part.shape, start: part.start, dtype, len }
+        PartEntry { name: &part.name, placement: &part.placement, start: part.start, dtype, len }
     }
 }
 
@@ -157,7 +158,8 @@ fn write(
     for part in parts {
         let key = format!("{}#{}", part.name, part.start);
         let (dtype, len) = (part.dtype, part.len);
-        table.push(json!([part.name, part.shape.dims(), dtype.to_string(), key, part.start, len]));
+        let (shape, piece) = (part.placement.logical(), piece_to_json(part.placement));
+        table.push(json!([part.name, shape.dims(), dtype.to_string(), key, part.start, len, piece]));
         tensors.push((key, dtype, Shape::new(&[len])?));
     }
     let mut checksums = vec![0; parts.len()];
@@ -195,6 +197,7 @@ fn line_of(line: &Value, rank: usize) -> Option<(String, Shape, DType, Region)> 
     let dims = line[1].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?;
     let dtype = DType::ALL.into_iter().find(|d| Some(d.to_string().as_str()) == line[2].as_str())?;
     let (key, start, len) = (line[3].as_str()?.into(), size(&line[4])?, size(&line[5])?);
-    let checksum = u32::try_from(line[6].as_u64()?).ok()?;
-    Some((line[0].as_str()?.into(), Shape::new(&dims).ok()?, dtype, Region { rank, key, start, len, checksum }))
+    let (shape, checksum) = (Shape::new(&dims).ok()?, u32::try_from(line[7].as_u64()?).ok()?);
+    let region = Region { rank, key, start, len, checksum, piece: piece_of_json(shape, &line[6])? };
+    Some((line[0].as_str()?.into(), shape, dtype, region))
 }

@@ -1,12 +1,12 @@
 //! Checkpoints of data parallelism: every rank has everything, and saves its share.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use autograd::Leaf;
-use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
+use numcore::{Error, Result, Runtime, Shape, Tensor, ops::ViewOps, placement::TensorPlacement};
 use optim::FlatParams;
 
 use super::DataParallel;
@@ -47,6 +47,26 @@ impl<R: Runtime> DataParallel<R> {
         self.leaves.iter().filter(|l| l.spec().shape.numel() > 0)
     }
 
+    fn by_name(&self) -> HashMap<Arc<str>, &Arc<Leaf<R>>> {
+        self.leaves.iter().map(|leaf| (leaf.name(), leaf)).collect()
+    }
+
+    /// The piece that a state of a parameter is: the parameter's, if it has its shape.
+    fn placement_of_state(&self, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> TensorPlacement {
+        match leaf.filter(|leaf| leaf.spec().shape == shape) {
+            Some(leaf) => self.tensor.placement(leaf),
+            None => TensorPlacement::whole(shape),
+        }
+    }
+
+    /// The piece that a state of a parameter is, where this rank saves it.
+    fn saved_state(&self, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
+        let placement = self.placement_of_state(leaf, shape);
+        let counts = leaf.is_none_or(|leaf| self.tensor.counts(leaf));
+        let saves = if placement.is_whole() { self.tensor.rank() == 0 } else { counts };
+        saves.then_some(placement)
+    }
+
     /// Parameters of which no more than the value is in checkpoints: whether their optimizer has state for those that are frozen is not the
     /// checkpoint's affair, and those without elements are not in it at all.
     fn without_state(&self) -> BTreeSet<String> {
@@ -59,20 +79,23 @@ impl<R: Runtime> DataParallel<R> {
 impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut all = Vec::new();
-        for leaf in self.saved() {
-            all.push(CheckpointPart::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
+        for leaf in self.saved().filter(|leaf| self.tensor.counts(leaf)) {
+            let placement = self.tensor.placement(leaf);
+            all.push(CheckpointPart::piece(names::parameter(&leaf.name()), placement, &leaf.value()?)?);
         }
+        let leaves = self.by_name();
         let without = self.without_state();
         for (name, value) in self.optimizer.state_dict()? {
             if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
+                && let Some(placement) = self.saved_state(leaves.get(parameter).copied(), *value.shape())
             {
-                all.push(CheckpointPart::whole(names::state(state, parameter), &value)?);
+                all.push(CheckpointPart::piece(names::state(state, parameter), placement, &value)?);
             }
         }
         let (n, rank) = (self.comm.size(), self.comm.rank());
         let mut bytes = vec![0; n];
-        let mut parts = self.buffers.parts(&self.comm)?;
+        let mut parts = self.buffers.parts(rank == 0 && self.tensor.rank() == 0)?;
         parts.extend(self.buckets.reducer().parts(&self.leaves)?);
         for part in all {
             // To the rank with the least so far; the same choice on all.
@@ -116,19 +139,16 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let mut wanted = self.buffers.wanted();
-        let whole = |name, spec: numcore::ops::Spec| Wanted {
-            name,
-            shape: spec.shape,
-            dtype: spec.dtype,
-            elements: 0..spec.shape.numel(),
-        };
-        wanted.extend(self.saved().map(|l| whole(names::parameter(&l.name()), l.spec())));
-        let without = self.without_state();
+        let parameter =
+            |l: &Arc<Leaf<R>>| Wanted::piece(names::parameter(&l.name()), self.tensor.placement(l), l.spec().dtype);
+        wanted.extend(self.saved().map(parameter));
+        let (without, leaves) = (self.without_state(), self.by_name());
         for (name, value) in self.optimizer.state_dict()? {
             if let StateDictEntry::State { state, parameter } = entry(&name)
                 && !without.contains(parameter)
             {
-                wanted.push(whole(names::state(state, parameter), numcore::ops::Apply::spec(&value)));
+                let placement = self.placement_of_state(leaves.get(parameter).copied(), *value.shape());
+                wanted.push(Wanted::piece(names::state(state, parameter), placement, value.dtype()));
             }
         }
         wanted.extend(self.buckets.reducer().wanted(&self.leaves)?);
@@ -147,7 +167,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     ) -> Result<()> {
         let mut values: BTreeMap<String, Tensor<R>> = BTreeMap::new();
         for wanted in self.wanted()? {
-            values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.shape)?);
+            values.insert(wanted.name.clone(), read(&wanted)?.reshape(wanted.placement.local())?);
         }
         let mut take = |name: String| values.remove(&name).ok_or_else(|| Error::state(name, "was not read"));
         let mut state = self.state_from(&mut take, numbers)?;

@@ -12,10 +12,11 @@ use optim::{Optimizer, all_finite, require_rates};
 
 use super::Ddp;
 use crate::{
-    buckets::{BucketOptions, BucketReducer, FailedSteps, GradientBuckets, Unused, reducer},
+    buckets::{BucketOptions, BucketReducer, FailedSteps, GradCompression, GradientBuckets, Unused, reducer},
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Label},
     mesh::AsMesh,
+    tensor_parallel::TensorAxis,
     train::{BufferSync, GradLoan, ReducedGradients, StageStrategy, Strategy, TrainStep, norm, not_of},
 };
 
@@ -45,6 +46,7 @@ pub struct DataParallel<R: Runtime> {
     /// Parameters that were frozen from the start, which the optimizer does not have.
     frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
+    pub(super) tensor: TensorAxis<R>,
     /// How many steps were begun, until buckets were rebuilt.
     begun: u8,
 }
@@ -77,6 +79,9 @@ impl<R: Runtime> DataParallel<R> {
         let label = Label::next(mesh.batch());
         let comm = &label.over(mesh.batch());
         let ddp = Ddp::new(comm, model)?;
+        let tensor = TensorAxis::new(&mesh, &label, model)?;
+        require_elementwise(&*optimizer, &tensor)?;
+        require_exact(&options, &tensor)?;
         comm.agree(
             "the optimizer and its buckets",
             format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes(),
@@ -96,7 +101,7 @@ impl<R: Runtime> DataParallel<R> {
         };
         let buckets = GradientBuckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
         let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
-        Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, buffers, begun: 0 })
+        Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, buffers, tensor, begun: 0 })
     }
 
     /// The optimizer.
@@ -144,6 +149,10 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         &self.comm
     }
 
+    fn everyone(&self) -> &Comm<R> {
+        self.tensor.everyone()
+    }
+
     fn prepare(&mut self) -> Result<()> {
         if let Some(leaf) = self.frozen.iter().find(|leaf| leaf.requires_grad()) {
             let why = "was frozen when the trainer was made; make another one to train it";
@@ -163,7 +172,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.buckets.finish()
+        self.buckets.finish()?;
+        self.sum_partial_gradients()
     }
 
     fn sync_buffers(&self, how: BufferSync) -> Result<()> {
@@ -179,11 +189,11 @@ impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {
     // Ranks see the same sums, so they come to the same norm and decision without asking. Squares are added up for each parameter by
     // itself, then in the model's order: buckets, and when they are rebuilt, do not change a bit.
     fn norm(&self) -> Result<Tensor<R>> {
-        self.squares(&|_| true)?.sqrt()
+        self.squared_norm(&|_| true)?.sqrt()
     }
 
     fn is_finite(&self) -> Result<bool> {
-        all_finite(self.buckets.gradients())
+        self.tensor.all(all_finite(self.buckets.gradients())?)
     }
 
     fn check_update(&mut self) -> Result<()> {
@@ -218,10 +228,11 @@ impl<R: Runtime> BackwardHook<R> for DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// The sum of the squares of the gradients of the parameters that count.
+    /// The sum of the squares of the gradients of the parameters that count. One that is cut along tensor counts wherever a piece is, one
+    /// that is not once.
     pub(super) fn squares(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
         let (mut squares, gradients) = (Vec::new(), self.buckets.gradients());
-        for leaf in self.leaves.iter().filter(|leaf| counts(leaf)) {
+        for leaf in self.leaves.iter().filter(|leaf| counts(leaf) && self.tensor.counts(leaf)) {
             squares.extend(gradients.get(leaf)?.map(|gradient| norm::squares(&gradient)).transpose()?);
         }
         norm::total(self.comm.runtime(), &squares)
@@ -231,7 +242,7 @@ impl<R: Runtime> DataParallel<R> {
 /// Every rank keeps all of it.
 impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
     fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        self.squares(counts)
+        self.tensor.sum(self.squares(counts)?)
     }
 
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
@@ -252,6 +263,20 @@ impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
+    /// Sums gradients of which ranks along tensor have their parts, all at once.
+    fn sum_partial_gradients(&mut self) -> Result<()> {
+        let mut works = Vec::new();
+        for leaf in self.leaves.clone() {
+            let Some(comm) = self.tensor.summed_over(&leaf).cloned() else { continue };
+            let mut own = self.lend_grad(&leaf)?;
+            works.push((leaf, self.tensor.sum_gradient(&comm, own.take())?));
+        }
+        for (leaf, work) in works {
+            self.restore_grad(&leaf, GradLoan::new(vec![work.wait()?], 0))?;
+        }
+        Ok(())
+    }
+
     /// Where a parameter has its gradient: buffer and range.
     fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
         let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
@@ -268,6 +293,27 @@ fn require_own<R: Runtime>(optimizer: &dyn Optimizer<R>, leaves: &[Arc<Leaf<R>>]
     match params.iter().flat_map(|p| p.leaves()).find(|leaf| !own.contains(&leaf.id())) {
         Some(leaf) => Err(Error::state(leaf.name().to_string(), "is in the optimizer, but not in the model")),
         None => Ok(()),
+    }
+}
+
+/// An error if an optimizer would update pieces of parameters in another way than the whole.
+fn require_elementwise<R: Runtime>(optimizer: &dyn Optimizer<R>, tensor: &TensorAxis<R>) -> Result<()> {
+    if !tensor.is_cut() || optimizer.is_elementwise() {
+        return Ok(());
+    }
+    let why = "looks at whole parameters, of which this rank has pieces: over a mesh with a tensor axis take an elementwise rule";
+    Err(Error::config("TrainStep::builder", "optimizer", why))
+}
+
+/// An error if gradients of pieces would be compressed as matrices.
+fn require_exact<R: Runtime>(options: &BucketOptions, tensor: &TensorAxis<R>) -> Result<()> {
+    match options.compression {
+        GradCompression::PowerSgd(_) if tensor.is_cut() => {
+            let why =
+                "PowerSGD compresses whole matrices, of which this rank has pieces: leave it out over a tensor axis";
+            Err(Error::config("TrainStep::builder", "buckets", why))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -18,13 +18,13 @@ pub type CheckpointNotes = BTreeMap<String, String>;
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> TrainStep<R, S> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
-        folder.save(self.strategy.comm(), self.global_step(), self, notes)
+        folder.save(self.strategy.everyone(), self.global_step(), self, notes)
     }
 
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or
     /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
-        let comm = self.strategy.comm().clone();
+        let comm = self.strategy.everyone().clone();
         folder.load_latest(&comm, self)
     }
 }

@@ -54,11 +54,12 @@ impl Updates {
         self.scaler.as_ref().map_or(1.0, LossScaler::factor)
     }
 
-    /// Mean, clipping, update. `losses` are this rank's, of those of all ranks of `comm`; all of them come to the same decisions.
+    /// Mean, clipping, update. `losses` are this rank's, of those of all ranks of `comm`; all ranks of `everyone` come to the same decisions.
     pub(crate) fn apply<R: Runtime>(
         &mut self,
         gradients: &mut dyn ReducedGradients<R>,
         comm: &Comm<R>,
+        everyone: &Comm<R>,
         losses: &[Loss<R>],
     ) -> Result<TrainingMetrics<R>> {
         let totals = match gradients.is_canonical() {
@@ -66,7 +67,7 @@ impl Updates {
             false => totals(comm, losses)?,
         };
         // What the step tells is equal on all ranks, so that loops decide by it.
-        let totals = equal(comm, totals)?;
+        let totals = equal(everyone, totals)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
         // Who has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
@@ -75,7 +76,7 @@ impl Updates {
             return Err(Error::argument("a training step", why));
         }
         let looks = self.scaler.is_some() || self.config.skip_non_finite;
-        let stepped = !looks || decided(comm, gradients.is_finite()?)?;
+        let stepped = !looks || decided(everyone, gradients.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         let mut grad_norm = None;
         if let Some(max) = self.config.max_norm {
@@ -83,11 +84,11 @@ impl Updates {
             grad_norm = Some(norm.mul(&scale)?);
             scale = norm.apply_program(&CLIPPED, &[&scale], &[max.into()])?;
         }
-        let scale = equal(comm, scale)?;
+        let scale = equal(everyone, scale)?;
         let learning_rate = gradients.learning_rate();
         if stepped {
             // The one place at which an error that came late, here or on another rank, still prevents the update.
-            comm.poll()?;
+            everyone.poll()?;
             gradients.update(&scale)?;
             self.steps += 1;
         }

@@ -61,7 +61,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     #[track_caller]
     pub(super) fn observed(strategy: S, config: TrainingConfig, observer: Option<GradientObserver<R>>) -> Result<Self> {
         config.check()?;
-        strategy.comm().agree("the training configuration", format!("{config:?}").as_bytes())?;
+        strategy.everyone().agree("the training configuration", format!("{config:?}").as_bytes())?;
         Ok(TrainStep { updates: Updates::new(config), strategy, observer })
     }
 
@@ -236,8 +236,8 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
 
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
         self.strategy.finish()?;
-        let comm = self.strategy.comm().clone();
-        let metrics = self.updates.apply(&mut self.strategy, &comm, losses)?;
+        let (comm, everyone) = (self.strategy.comm().clone(), self.strategy.everyone().clone());
+        let metrics = self.updates.apply(&mut self.strategy, &comm, &everyone, losses)?;
         self.strategy.sync_buffers(self.updates.config.buffers)?;
         Ok(metrics)
     }

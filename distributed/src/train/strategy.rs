@@ -9,8 +9,12 @@ use crate::comm::Comm;
 /// A way of spreading training over ranks: where gradients go while the backward pass goes on, and how parameters are updated. The step
 /// itself is [`TrainStep`](super::TrainStep)'s.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
-    /// The ranks.
+    /// The ranks that examples are shared out among.
     fn comm(&self) -> &Comm<R>;
+    /// The ranks that take a step together: those, and the ranks that hold other pieces of the same layers.
+    fn everyone(&self) -> &Comm<R> {
+        self.comm()
+    }
     /// Before a step: forgets the last one's gradients.
     fn prepare(&mut self) -> Result<()>;
     /// Before a backward pass; `last` tells whether it is the step's last.

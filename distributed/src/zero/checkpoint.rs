@@ -5,7 +5,11 @@ use std::collections::BTreeMap;
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
 use super::{gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
-use crate::checkpoint::{CheckpointPart, Checkpointed, Wanted, names};
+use crate::{
+    checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
+    comm::Communicator,
+    tensor_parallel::TensorAxis,
+};
 
 /// Reads the elements that are wanted.
 type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
@@ -13,11 +17,11 @@ type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
 impl<R: Runtime> Checkpointed<R> for Sharded<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut engine = self.engine.lock();
-        let mut parts = self.buffers.parts(&self.groups.all)?;
+        let mut parts = self.buffers.parts(self.groups.all.rank() == 0 && self.tensor.rank() == 0)?;
         for unit in &mut engine.units {
             unit.ready_values()?;
             if self.groups.saves() {
-                parts.extend(unit.parts()?);
+                parts.extend(unit.parts(&self.tensor)?);
             }
         }
         Ok(parts)
@@ -28,7 +32,7 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         for unit in &mut engine.units {
             unit.ready_values()?;
             if self.groups.saves() {
-                parts.extend(unit.parameter_parts()?);
+                parts.extend(unit.parameter_parts(&self.tensor)?);
             }
         }
         Ok(parts)
@@ -36,8 +40,9 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let mut engine = self.engine.lock();
-        // Replicas of shards have no parts; ranks that keep whole values would have to be told each other's.
-        if self.groups.replicas.is_some() || engine.units.iter().any(|unit| !unit.is_sharded()) {
+        // Replicas, of shards or along the tensor axis, have no parts; ranks that keep whole values would have to be told each other's.
+        if self.groups.replicas.is_some() || self.tensor.is_cut() || engine.units.iter().any(|unit| !unit.is_sharded())
+        {
             return Ok(false);
         }
         let mut rows = rows.iter();
@@ -54,7 +59,12 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let engine = self.engine.lock();
-        Ok(self.buffers.wanted().into_iter().chain(engine.units.iter().flat_map(Unit::wanted)).collect())
+        Ok(self
+            .buffers
+            .wanted()
+            .into_iter()
+            .chain(engine.units.iter().flat_map(|unit| unit.wanted(&self.tensor)))
+            .collect())
     }
 
     fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
@@ -63,25 +73,28 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
         self.buffers.restore(read)?;
-        self.engine.lock().units.iter_mut().try_for_each(|unit| unit.restore(read, numbers))?;
+        self.engine.lock().units.iter_mut().try_for_each(|unit| unit.restore(&self.tensor, read, numbers))?;
         self.steps = numbers.get(names::STEPS).copied().unwrap_or(0);
         Ok(())
     }
 }
 
 impl<R: Runtime> Unit<R> {
-    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+    fn parts(&self, tensor: &TensorAxis<R>) -> Result<Vec<CheckpointPart<R>>> {
         let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
         let mut parts = Vec::new();
         for (k, piece) in self.pieces.iter().enumerate() {
             let leaf = &self.leaves[piece.parameter];
-            let (name, shape, start) = (leaf.name(), leaf.spec().shape, piece.elements.start);
-            parts.push(self.parameter_part(k, at + layout.range(k).offset())?);
+            if !tensor.counts(leaf) {
+                continue;
+            }
+            let (name, placement, start) = (leaf.name(), tensor.placement(leaf), piece.elements.start);
+            parts.push(self.parameter_part(tensor, k, at + layout.range(k).offset())?);
             if let Some(own) = self.own_of(piece.parameter) {
                 for (s, (state, _)) in own.optimizer.state().into_iter().enumerate() {
                     parts.push(CheckpointPart {
                         name: names::state(state, &name),
-                        shape,
+                        placement: placement.clone(),
                         start,
                         row: own.optimizer.row(s, k)?,
                     });
@@ -91,18 +104,20 @@ impl<R: Runtime> Unit<R> {
         Ok(parts)
     }
 
-    fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+    fn parameter_parts(&self, tensor: &TensorAxis<R>) -> Result<Vec<CheckpointPart<R>>> {
         let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
-        (0..self.pieces.len()).map(|k| self.parameter_part(k, at + layout.range(k).offset())).collect()
+        let counts = |k: &usize| tensor.counts(&self.leaves[self.pieces[*k].parameter]);
+        let part = |k| self.parameter_part(tensor, k, at + layout.range(k).offset());
+        (0..self.pieces.len()).filter(counts).map(part).collect()
     }
 
     /// Piece `k`, which begins at `at` in the values that are kept.
-    fn parameter_part(&self, k: usize, at: usize) -> Result<CheckpointPart<R>> {
+    fn parameter_part(&self, tensor: &TensorAxis<R>, k: usize, at: usize) -> Result<CheckpointPart<R>> {
         let piece = &self.pieces[k];
         let leaf = &self.leaves[piece.parameter];
         let values = self.values.whole()?.narrow(0, at, piece.elements.len())?;
-        let (name, shape) = (names::parameter(&leaf.name()), leaf.spec().shape);
-        Ok(CheckpointPart { name, shape, start: piece.elements.start, row: values.into() })
+        let (name, placement) = (names::parameter(&leaf.name()), tensor.placement(leaf));
+        Ok(CheckpointPart { name, placement, start: piece.elements.start, row: values.into() })
     }
 
     /// Puts other values in place of this rank's pieces.
@@ -136,8 +151,13 @@ impl<R: Runtime> Unit<R> {
     }
 
     /// Parameters whole where they are kept whole, state by pieces.
-    fn wanted(&self) -> Vec<Wanted> {
-        let of = |name, i: usize, dtype, elements| Wanted { name, shape: self.leaves[i].spec().shape, dtype, elements };
+    fn wanted(&self, tensor: &TensorAxis<R>) -> Vec<Wanted> {
+        let of = |name, i: usize, dtype, elements| Wanted {
+            name,
+            placement: tensor.placement(&self.leaves[i]),
+            dtype,
+            elements,
+        };
         let dtype = self.layout.full().dtype();
         let whole = |i: usize| {
             let name = names::parameter(&self.leaves[i].name());
@@ -160,8 +180,8 @@ impl<R: Runtime> Unit<R> {
         wanted
     }
 
-    fn restore(&mut self, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
-        let wanted = self.wanted();
+    fn restore(&mut self, tensor: &TensorAxis<R>, read: Read<'_, R>, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        let wanted = self.wanted(tensor);
         self.take_values()?;
         let taken = self.take_over(&wanted, read, numbers);
         // They are in the leaves again whatever came of it.

@@ -10,6 +10,7 @@ use optim::ShardOptimizer;
 use super::{UnitLayout, unit::Unit};
 use crate::{
     comm::{Collectives, Communicator, ReduceOp, Work},
+    tensor_parallel::TensorAxis,
     train::GradLoan,
 };
 
@@ -155,6 +156,20 @@ impl<R: Runtime> Unit<R> {
         }
         self.gradients = UnitGradients::Reduced;
         Ok(())
+    }
+
+    /// Sums gradients of which ranks along tensor have their parts. They cut units alike, so each sums what it keeps with its like.
+    pub(super) fn sum_partial_gradients(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
+        let Some(own) = &mut self.own else { return Ok(()) };
+        let shards = self.stage.shards_gradients();
+        let mut works = Vec::new();
+        for (k, piece) in self.pieces.iter().enumerate() {
+            if let Some(comm) = tensor.summed_over(&self.leaves[piece.parameter]) {
+                let range = if shards { k } else { piece.parameter };
+                works.push(tensor.sum_gradient(comm, own.grads.lend(range)?)?);
+            }
+        }
+        works.into_iter().try_for_each(|work| own.grads.restore(work.wait()?))
     }
 
     /// Takes out this rank's summed gradients.

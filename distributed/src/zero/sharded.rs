@@ -23,7 +23,8 @@ use crate::{
     comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
     ddp::{Ddp, described},
     mesh::{AsMesh, Mesh},
-    train::{BufferSync, ReducedGradients, Strategy, TrainStep, norm},
+    tensor_parallel::TensorAxis,
+    train::{BufferSync, ReducedGradients, StageStrategy, Strategy, TrainStep, norm},
 };
 
 /// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say. [`TrainStep::builder`] makes it where
@@ -44,6 +45,7 @@ pub struct Sharded<R: Runtime> {
     rates: Rates<R>,
     pub(super) engine: Arc<Mutex<ZeroEngine<R>>>,
     pub(super) buffers: Buffers<R>,
+    pub(super) tensor: Arc<TensorAxis<R>>,
     pub(super) steps: u64,
     /// Where a parameter comes in the model, by its identity.
     order: HashMap<usize, usize>,
@@ -78,6 +80,7 @@ impl<R: Runtime> Sharded<R> {
         let rates = Rates { optimizer: optimizer.clone(), schedule };
         let comm = &groups.all;
         let ddp = Ddp::new(comm, model)?;
+        let tensor = Arc::new(TensorAxis::new(mesh, &groups.label, model)?);
         let named: Vec<(String, Arc<Leaf<R>>)> =
             model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
@@ -93,7 +96,7 @@ impl<R: Runtime> Sharded<R> {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
         let buffers = Buffers(model.named_buffers());
-        Ok(Sharded { groups, options, rates, engine, buffers, steps: 0, order })
+        Ok(Sharded { groups, options, rates, engine, buffers, tensor, steps: 0, order })
     }
 
     /// All parameters on every rank, for evaluation and export: they are gathered now, and released when the scope ends.
@@ -154,6 +157,10 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         &self.groups.all
     }
 
+    fn everyone(&self) -> &Comm<R> {
+        self.tensor.everyone()
+    }
+
     fn prepare(&mut self) -> Result<()> {
         self.engine.lock().begin_step()
     }
@@ -167,7 +174,9 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.engine.lock().finish()
+        let mut engine = self.engine.lock();
+        engine.finish()?;
+        engine.units.iter_mut().try_for_each(|unit| unit.sum_partial_gradients(&self.tensor))
     }
 
     fn sync_buffers(&self, how: BufferSync) -> Result<()> {
@@ -181,7 +190,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
 impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
     fn norm(&self) -> Result<Tensor<R>> {
-        self.squares(&|_| true)?.combine(&self.groups.shard, ReduceOp::Sum)?.sqrt()
+        self.squared_norm(&|_| true)?.sqrt()
     }
 
     fn is_finite(&self) -> Result<bool> {
@@ -192,7 +201,7 @@ impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
         }
         drop(engine);
         let own = Partial::new(norm::total(self.groups.all.runtime(), &zeros)?);
-        Ok(own.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
+        self.tensor.all(own.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
     fn check_update(&mut self) -> Result<()> {
@@ -222,7 +231,7 @@ impl<R: Runtime> Sharded<R> {
             let layout = unit.layout.shard_layout(unit.rank())?;
             for (k, piece) in unit.pieces.iter().enumerate() {
                 let leaf = &unit.leaves[piece.parameter];
-                if unit.used[piece.parameter] && counts(leaf) {
+                if unit.used[piece.parameter] && counts(leaf) && self.tensor.counts(leaf) {
                     let own = row.narrow(0, layout.range(k).offset(), piece.elements.len())?;
                     pieces.push((self.order.get(&leaf.id()), norm::squares(&own)?));
                 }

@@ -14,7 +14,7 @@ use crate::{
 /// Every rank keeps its shard. A tied parameter must be a unit of its own: only then is it cut alike in all stages.
 impl<R: Runtime> StageStrategy<R> for Sharded<R> {
     fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        self.squares(counts)?.combine(&self.groups.shard, ReduceOp::Sum)
+        self.tensor.sum(self.squares(counts)?.combine(&self.groups.shard, ReduceOp::Sum)?)
     }
 
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {

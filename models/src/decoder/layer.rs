@@ -103,11 +103,13 @@ impl<R: Runtime> DecoderMlp<R> {
 
     /// The output, plus `residual`. What the activation gives is recomputed in backward.
     fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
-        let (up, activation) = (self.up_proj.forward(x).within("up_proj")?, self.activation);
+        // Over ranks that they are cut over, the gradient of the input is summed once for both.
+        let x = &self.up_proj.enter(x)?;
+        let (up, activation) = (self.up_proj.forward_entered(x).within("up_proj")?, self.activation);
         let active = match &self.gate_proj {
             None => recomputed(&[&up], move |x| activation.apply(&x[0]))?,
             Some(gate) => {
-                let gate = gate.forward(x).within("gate_proj")?;
+                let gate = gate.forward_entered(x).within("gate_proj")?;
                 recomputed(&[&gate, &up], move |x| match activation {
                     Activation::Silu => x[0].swiglu(&x[1]),
                     other => other.apply(&x[0])?.mul(&x[1]),

@@ -3,12 +3,13 @@
 mod cache;
 mod inputs;
 mod layer;
+mod tensor_plan;
 
 use autograd::Var;
 use nn::{Embedding, Forward, Init, Initializer, Linear, Module, Rotary};
 use numcore::{
     Error, Result, Runtime, Within,
-    ops::{Apply, IndexOps, MatmulOps, PointwiseOps},
+    ops::{Apply, IndexOps, PointwiseOps},
 };
 use serde_json::{Map, Value};
 
@@ -111,12 +112,12 @@ impl<R: Runtime> Decoder<R> {
     pub fn logits(&self, states: &Var<R>) -> Result<Var<R>> {
         match &self.lm_head {
             Some(head) => head.forward(states).within("lm_head"),
-            None => states.linear(&self.embed_tokens.weight.var(), None).within("embed_tokens"),
+            None => self.embed_tokens.project(states).within("embed_tokens"),
         }
     }
 
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
-        let x = self.embed_tokens.weight.var().embedding(tokens).within("embed_tokens")?;
+        let x = self.embed_tokens.forward(tokens).within("embed_tokens")?;
         let Some(learned) = &self.embed_positions else { return Ok(x) };
         if placement.end > self.config.context {
             let why = format!("{} positions are more than the context of {}", placement.end, self.config.context);

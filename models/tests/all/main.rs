@@ -12,3 +12,4 @@ mod generation;
 mod quantized;
 mod ranks;
 mod saving;
+mod tensor;

@@ -1,7 +1,11 @@
 //! Dropout layers.
 
 use autograd::{Var, next_seed};
-use numcore::{Error, Result, Runtime, fused::NnOps};
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    fused::NnOps,
+    ops::{Apply, PointwiseOps, ViewOps},
+};
 
 use crate::{Forward, Mode, Module};
 
@@ -23,6 +27,19 @@ impl Dropout {
             return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)")));
         }
         Ok(Dropout { p, mode: Mode::default() })
+    }
+
+    /// The dropout of part `k` of `n` of a sequence, `[.., T/n, C]`, if `part` is `(k, n)`: with the mask that the whole sequence would have there.
+    pub(crate) fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<(usize, usize)>) -> Result<Var<R>> {
+        let Some((k, n)) = part.filter(|_| !self.is_identity()) else { return self.forward(x) };
+        let shape = x.spec().shape;
+        let Some(dim) = shape.rank().checked_sub(2) else {
+            return Err(Error::shape("dropout", &[shape], "needs [.., T, C], a part of a sequence"));
+        };
+        let len = shape[dim];
+        let ones = Tensor::ones(x.runtime(), shape.with(dim, n * len), x.dtype())?;
+        let factors = ones.dropout(self.p, next_seed())?.narrow(dim as isize, k * len, len)?;
+        x.mul(&Var::new(factors))
     }
 
     /// Whether the layer returns its input: in evaluation, and with probability 0.

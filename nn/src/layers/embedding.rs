@@ -1,12 +1,17 @@
 //! Embeddings: rows of a table by index.
 
+use std::sync::Arc;
+
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Shape, Tensor,
-    ops::{Apply, IndexOps, PointwiseOps, ViewOps, cat},
+    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps, cat},
 };
 
-use crate::{Forward, Init, Initializer, Module, Param};
+use crate::{
+    Forward, Init, Initializer, Module, Param,
+    parallel::{Cuts, Exchange, Placed, TensorStyle, own_rows},
+};
 
 /// An embedding: rows of a table named by indices `[..]` (`i64`), giving `[.., D]`.
 #[derive(Debug, Module)]
@@ -20,7 +25,7 @@ impl<R: Runtime> Embedding<R> {
     /// A table of `rows` standard normal vectors.
     pub fn new(init: &Init<R>, rows: usize, width: usize) -> Result<Self> {
         let weight = init.weight([rows, width], Initializer::Normal { mean: 0.0, std: 1.0 })?;
-        Ok(Embedding { weight, frozen_row: None })
+        Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
     }
 
     /// Makes row `index` the padding token: it is 0, and no gradient flows to it.
@@ -39,8 +44,35 @@ impl<R: Runtime> Embedding<R> {
         Ok(self)
     }
 
+    /// `x · Wᵀ`, `[.., V]`: the logits of a head that is this table. All of them, on every rank, where the table is cut.
+    pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
+        let here = self.project_here(x)?;
+        match self.cut() {
+            None => Ok(here),
+            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+        }
+    }
+
+    /// The logits of the rows that are here.
+    pub(super) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter(x))?;
+        x.linear(&self.weight.var(), None)
+    }
+
+    /// How the table is cut, if it is cut along its rows.
+    fn cut(&self) -> Option<Arc<Placed<R>>> {
+        self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
+    }
+
+    /// The rows of a table that is cut along them: each rank looks up those it has, and gives zeros for the others to the sum.
+    fn summed(&self, placed: &Placed<R>, indices: &Var<R>) -> Result<Var<R>> {
+        let (here, place) = own_rows(indices, placed.rows())?;
+        let rows = self.weight.var().embedding(&place)?.where_cond(&here.unsqueeze(-1)?, 0.0)?;
+        placed.exchange(Exchange::AllReduce, &rows)
+    }
+
     fn check_row(&self, index: usize) -> Result<()> {
-        match self.weight.shape()[0] {
+        match self.weight.logical_shape()[0] {
             rows if index < rows => Ok(()),
             rows => Err(Error::argument("embedding", format!("padding index {index} of a table with {rows} rows"))),
         }
@@ -55,7 +87,10 @@ fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Resul
 impl<R: Runtime> Forward<R> for Embedding<R> {
     #[track_caller]
     fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
-        let rows = self.weight.var().embedding(indices)?;
+        let rows = match self.cut() {
+            None => self.weight.var().embedding(indices)?,
+            Some(placed) => self.summed(&placed, indices)?,
+        };
         match self.frozen_row {
             None => Ok(rows),
             Some(p) => rows.where_cond(&indices.ne(p as f64)?.unsqueeze(-1)?, &rows.detach()),

@@ -1,13 +1,19 @@
 //! A decoder-only language model.
 
+use std::sync::Arc;
+
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Within,
-    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
+    fused::NnOps,
+    ops::{Apply, PointwiseOps, ViewOps},
 };
 
 use super::{Activation, Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
-use crate::{Forward, Init, Initializer, Module};
+use crate::{
+    Forward, Init, Initializer, Module,
+    parallel::{Exchange, Placed, TensorPlan, TensorStyle, VocabularyLoss},
+};
 
 /// The sizes and options of a [`Gpt`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,16 +103,74 @@ impl<R: Runtime> Gpt<R> {
         }
         // Positions are rows 0 .. T: a view of the table, not a gather.
         let positions = self.wpe.weight.var().narrow(0, 0, t)?;
-        self.dropout.forward(&self.wte.weight.var().embedding(tokens).within("wte")?.add(&positions)?)
+        let x = self.dropout.forward(&self.wte.forward(tokens).within("wte")?.add(&positions)?)?;
+        self.wte.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 
-    /// The logits for the output of the last block.
+    /// The logits for the output of the last block: all of them, on every rank, where the projection is cut along the vocabulary.
     #[track_caller]
     pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
+        let here = self.logits_here(x)?;
+        match self.cut_projection() {
+            None => Ok(here),
+            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+        }
+    }
+
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits. Where
+    /// the projection is cut along the vocabulary no rank has the logits of all of it.
+    pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
+        self.next_token_loss_of(&self.decoded(tokens)?, targets, loss)
+    }
+
+    /// The loss, like [`next_token_loss`](Gpt::next_token_loss), for the output of the last block.
+    pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
+        let (here, placed) = (self.logits_here(x)?, self.cut_projection());
+        if placed.is_none() && loss.z_loss == 0.0 {
+            return here.cross_entropy_with(targets, None, loss.cross_entropy);
+        }
+        loss.of(&here, targets, placed.as_deref())
+    }
+
+    /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and head along the
+    /// vocabulary.
+    pub fn tensor_plan() -> TensorPlan {
+        TensorPlan::new()
+            .column("blocks.*.qkv")
+            .row("blocks.*.proj")
+            .column("blocks.*.fc1")
+            .row("blocks.*.fc2")
+            .vocabulary("wte")
+            .vocabulary("head")
+            .if_there()
+            .sequence("blocks.*.ln1")
+            .sequence("blocks.*.ln2")
+            .sequence("lnf")
+    }
+
+    /// The output of the last block.
+    fn decoded(&self, tokens: &Var<R>) -> Result<Var<R>> {
+        let block = |x: Var<R>, (i, block): (usize, &Block<R>)| block.forward(&x).within(format_args!("blocks.{i}"));
+        self.blocks.iter().enumerate().try_fold(self.embed(tokens)?, block)
+    }
+
+    /// How the projection to logits is cut, if it is cut along the vocabulary.
+    fn cut_projection(&self) -> Option<Arc<Placed<R>>> {
+        let weight = self.head.as_ref().map_or(&self.wte.weight, |head| &head.weight);
+        weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
+    }
+
+    /// The logits of the rows of the vocabulary that are here.
+    fn logits_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.lnf.forward(x).within("lnf")?;
+        // What is not cut computes with all of the sequence, on every rank alike.
+        let x = match self.wte.weight.placed().filter(|_| self.cut_projection().is_none()) {
+            Some(placed) => placed.leave_sequence(&x)?,
+            None => x,
+        };
         match &self.head {
-            Some(head) => head.forward(&x).within("head"),
-            None => x.linear(&self.wte.weight.var(), None).within("wte"),
+            Some(head) => head.enter(&x).and_then(|x| head.forward_entered(&x)).within("head"),
+            None => self.wte.project_here(&x).within("wte"),
         }
     }
 }
@@ -114,7 +178,6 @@ impl<R: Runtime> Gpt<R> {
 impl<R: Runtime> Forward<R> for Gpt<R> {
     #[track_caller]
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        let block = |x: Var<R>, (i, block): (usize, &Block<R>)| block.forward(&x).within(format_args!("blocks.{i}"));
-        self.logits(&self.blocks.iter().enumerate().try_fold(self.embed(tokens)?, block)?)
+        self.logits(&self.decoded(tokens)?)
     }
 }

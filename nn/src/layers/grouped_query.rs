@@ -8,7 +8,7 @@ use numcore::{
 };
 
 use super::{Linear, RmsNorm, RotaryTables, attention::merge_heads, attention::three};
-use crate::{Forward, Init, Module, Visitor};
+use crate::{Forward, Init, Module, Visitor, parallel::RowCut};
 
 /// The sizes and options of a [`GroupedQueryAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,11 +76,16 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     pub fn new(init: &Init<R>, config: GroupedQueryConfig) -> Result<Self> {
         config.check()?;
         let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;
-        let linear =
-            |outputs: usize| Ok::<_, Error>(Linear::new(init, width, outputs * head_dim)?.with_bias_if(config.bias));
+        let linear = |rows: RowCut| {
+            let linear = Linear::new(init, width, rows.parts * rows.heads * head_dim)?;
+            Ok::<_, Error>(linear.with_bias_if(config.bias).cut_along(rows))
+        };
+        let queries = |parts| RowCut { parts, heads, shared: false };
+        // Ranks that have other heads of queries may have the same head of keys and values.
+        let keys = RowCut { parts: 1, heads: kv_heads, shared: true };
         let qkv = match config.fused {
-            true => QkvProjection::Fused(Box::new(linear(3 * heads)?)),
-            false => QkvProjection::Separate(Box::new([linear(heads)?, linear(kv_heads)?, linear(kv_heads)?])),
+            true => QkvProjection::Fused(Box::new(linear(queries(3))?)),
+            false => QkvProjection::Separate(Box::new([linear(queries(1))?, linear(keys)?, linear(keys)?])),
         };
         let norm = |eps| Ok::<_, Error>(RmsNorm { eps: Some(eps), ..RmsNorm::new(init, head_dim)? });
         Ok(GroupedQueryAttention {
@@ -99,7 +104,13 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             QkvProjection::Fused(one) => three(one.forward(x).within("qkv_proj")?.chunk(-1, 3)?)?,
             QkvProjection::Separate(three) => {
                 let [q, k, v] = &**three;
-                [q.forward(x).within("q_proj")?, k.forward(x).within("k_proj")?, v.forward(x).within("v_proj")?]
+                // Over ranks that they are cut over, the gradient of the input is summed once for all three.
+                let x = &q.enter(x)?;
+                [
+                    q.forward_entered(x).within("q_proj")?,
+                    k.forward_entered(x).within("k_proj")?,
+                    v.forward_entered(x).within("v_proj")?,
+                ]
             }
         };
         let q = self.placed(q, self.q_norm.as_ref(), rotary)?;

@@ -2,12 +2,15 @@
 
 use autograd::Var;
 use numcore::{
-    Result, Runtime,
+    Error, Result, Runtime,
     ops::{MatmulOps, PointwiseOps},
 };
 
 use super::{AdapterSlot, optional, without_bias};
-use crate::{Forward, Init, Initializer, Module, Param};
+use crate::{
+    Forward, Init, Initializer, Module, Param,
+    parallel::{Cuts, Exchange, Placed, RowCut, TensorStyle},
+};
 
 /// The affine layer `x · Wᵀ + b` of `x: [.., I]`, giving `[.., O]`.
 #[derive(Debug, Module)]
@@ -28,7 +31,7 @@ impl<R: Runtime> Linear<R> {
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = init.weight([outputs, inputs], Initializer::by_fan(inputs))?;
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);
-        Ok(Linear { weight, bias, adapter: AdapterSlot::default() })
+        Ok(Linear { weight, bias, adapter: AdapterSlot::default() }.cut_along(RowCut::anywhere(outputs)))
     }
 
     /// This layer with its bias only if `keep`.
@@ -36,20 +39,93 @@ impl<R: Runtime> Linear<R> {
         if keep { self } else { self.without_bias() }
     }
 
+    /// This layer, of whose outputs some must stay together where a plan cuts it over ranks.
+    pub fn cut_along(self, rows: RowCut) -> Self {
+        let Linear { weight, bias, adapter } = self;
+        let bias = bias.map(|bias| bias.with_cuts(Cuts::Bias(rows)));
+        Linear { weight: weight.with_cuts(Cuts::Weight(rows)), bias, adapter }
+    }
+
     /// `x · Wᵀ + b + residual`, added in the epilogue of the GEMM where the runtime can. `residual: [.., O]`.
     #[track_caller]
     pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
-            None => x.linear_onto(&self.weight.var(), optional(&self.bias).as_ref(), residual),
-            Some(adapter) => adapter.forward(self, x)?.add(residual),
+            None => self.product(x, Some(residual)),
+            Some(adapter) => adapter.forward(self.uncut()?, x)?.add(residual),
         }
     }
 
     /// `x · Wᵀ + b`, whatever the adapter.
     #[track_caller]
     pub fn plain(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.linear(&self.weight.var(), optional(&self.bias).as_ref())
+        self.product(x, None)
     }
+
+    /// The input as this layer and others that are cut like it need it: to be given to each by
+    /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them.
+    pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self.weight.placed() {
+            Some(placed) if matches!(placed.style(), TensorStyle::Column | TensorStyle::Vocabulary) => placed.enter(x),
+            _ => Ok(x.clone()),
+        }
+    }
+
+    /// The output for an input that [`enter`](Linear::enter) gave. Outputs of a layer that is cut along them stay cut.
+    pub fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
+        match (self.adapter.get(), self.weight.placed()) {
+            (Some(adapter), _) => adapter.forward(self.uncut()?, x),
+            (None, Some(placed)) if placed.style() == TensorStyle::Row => self.summed(&placed, x, None),
+            _ => x.linear(&self.weight.var(), optional(&self.bias).as_ref()),
+        }
+    }
+
+    /// `count` of the whole layer's heads or channels, as many as are computed here.
+    pub(crate) fn share_of(&self, count: usize) -> usize {
+        let (own, all) = (self.weight.shape()[0], self.weight.logical_shape()[0]);
+        (count * own).checked_div(all).unwrap_or(count)
+    }
+
+    fn product(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
+        let Some(placed) = self.weight.placed() else { return self.product_here(x, residual) };
+        match placed.style() {
+            TensorStyle::Replicated => self.product_here(x, residual),
+            TensorStyle::Column => self.product_here(&placed.enter(x)?, residual),
+            TensorStyle::Row => self.summed(&placed, x, residual),
+            TensorStyle::Vocabulary => {
+                let here = self.product_here(&placed.enter(x)?, None)?;
+                plus(placed.exchange(Exchange::Gather(here.dims().len() - 1), &here)?, residual)
+            }
+        }
+    }
+
+    fn product_here(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
+        let (weight, bias) = (self.weight.var(), optional(&self.bias));
+        match residual {
+            None => x.linear(&weight, bias.as_ref()),
+            Some(residual) => x.linear_onto(&weight, bias.as_ref(), residual),
+        }
+    }
+
+    /// The sum of all ranks' products of a layer that is cut along its inputs; the bias is added after it, so once.
+    fn summed(&self, placed: &Placed<R>, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
+        let sum = placed.leave(&x.linear(&self.weight.var(), None)?)?;
+        plus(plus(sum, optional(&self.bias).as_ref())?, residual)
+    }
+
+    /// This layer, for its adapter.
+    fn uncut(&self) -> Result<&Self> {
+        match self.weight.placed() {
+            Some(placed) if !placed.placement().is_whole() => {
+                let why = "is cut over ranks, and has an adapter, which computes with whole weights: leave the layer whole in the plan";
+                Err(Error::state(self.weight.leaf().name().to_string(), why))
+            }
+            _ => Ok(self),
+        }
+    }
+}
+
+fn plus<R: Runtime>(x: Var<R>, other: Option<&Var<R>>) -> Result<Var<R>> {
+    other.map_or(Ok(x.clone()), |other| x.add(other))
 }
 
 impl<R: Runtime> Forward<R> for Linear<R> {
@@ -57,7 +133,7 @@ impl<R: Runtime> Forward<R> for Linear<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
             None => self.plain(x),
-            Some(adapter) => adapter.forward(self, x),
+            Some(adapter) => adapter.forward(self.uncut()?, x),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::{
     Activation, Dropout, LayerNorm, Linear,
     attention::{check_heads, merge_heads, split_heads, three},
 };
-use crate::{Forward, Init, Module};
+use crate::{Forward, Init, Module, parallel::RowCut};
 
 /// Causal self-attention of `x: [B, T, C]`: no position sees a later one.
 #[derive(Debug, Module)]
@@ -27,8 +27,9 @@ impl<R: Runtime> CausalSelfAttention<R> {
     /// Causal self-attention of `width` channels; `heads` divides `width`.
     pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
         check_heads(width, heads)?;
+        let rows = RowCut { parts: 3, heads, shared: false };
         Ok(CausalSelfAttention {
-            qkv: Linear::new(init, width, 3 * width)?,
+            qkv: Linear::new(init, width, 3 * width)?.cut_along(rows),
             proj: Linear::new(init, width, width)?,
             heads,
         })
@@ -45,7 +46,8 @@ impl<R: Runtime> CausalSelfAttention<R> {
     #[track_caller]
     fn found(&self, x: &Var<R>) -> Result<Var<R>> {
         let parts = self.qkv.forward(x).within("qkv")?.chunk(-1, 3)?;
-        let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
+        let heads = self.qkv.share_of(self.heads);
+        let [q, k, v] = three(parts)?.map(|x| split_heads(&x, heads));
         let found = q?.attention(&k?, &v?, None, true, None)?;
         recomputed(&[&found], |x| merge_heads(&x[0]))
     }
@@ -121,7 +123,8 @@ impl<R: Runtime> Block<R> {
         if self.dropout.is_identity() {
             return last.forward_onto(h, x);
         }
-        x.add(&self.dropout.forward(&last.forward(h)?)?)
+        let part = last.weight.placed().and_then(|placed| placed.sequence_part());
+        x.add(&self.dropout.forward_part(&last.forward(h)?, part)?)
     }
 }
 

@@ -10,6 +10,7 @@ use nn::{Module, ModuleExt};
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{PointwiseOps, ViewOps, cat},
+    placement::TensorPlacement,
     pointwise::Program,
 };
 
@@ -42,7 +43,7 @@ pub struct WeightAveraging<R: Runtime> {
 struct AveragedPart<R: Runtime> {
     /// The parameter's own name.
     name: String,
-    shape: Shape,
+    placement: TensorPlacement,
     start: usize,
     /// Of the parameter.
     dtype: DType,
@@ -120,25 +121,31 @@ impl<R: Runtime> WeightAveraging<R> {
         let (comm, table) = (run.comm(), self.table(run.comm())?);
         for parameter in run.model().parameters() {
             let leaf = parameter.leaf();
-            let name = leaf.name();
-            let Some(pieces) = table.get(&*name) else { continue };
-            let mut values = Vec::with_capacity(pieces.len());
-            for &AveragedPiece { owner, index, len, .. } in pieces {
-                let own = (owner == comm.rank()).then(|| rows[index].clone());
-                values.push(broadcast(comm, own, owner, len, leaf.spec().dtype)?);
+            let spec = leaf.spec();
+            let here = parameter.placed().map_or_else(String::new, |placed| placed.placement().to_string());
+            let Some(placements) = table.get(&*leaf.name()) else { continue };
+            // Ranks along tensor have other pieces of one parameter: all ranks send all, and each takes its own.
+            for (placement, pieces) in placements {
+                let mut values = Vec::with_capacity(pieces.len());
+                for &AveragedPiece { owner, index, len, .. } in pieces {
+                    let own = (owner == comm.rank()).then(|| rows[index].clone());
+                    values.push(broadcast(comm, own, owner, len, spec.dtype)?);
+                }
+                if here.is_empty() || *placement == here {
+                    leaf.set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(spec.shape)?)?;
+                }
             }
-            leaf.set(cat(&values.iter().collect::<Vec<_>>(), 0)?.reshape(leaf.spec().shape)?)?;
         }
         Ok(())
     }
 
     /// Which rank has which pieces of each parameter, in the order of their elements.
-    fn table(&self, comm: &Comm<R>) -> Result<BTreeMap<String, Vec<AveragedPiece>>> {
+    fn table(&self, comm: &Comm<R>) -> Result<AveragedPieces> {
         let line = |(i, part): (usize, &AveragedPart<R>)| {
-            format!("{} {} {} {}\n", part.start, part.average.shape().numel(), i, part.name)
+            format!("{} {} {i} {}\t{}\n", part.start, part.average.shape().numel(), part.name, part.placement)
         };
         let own: String = self.parts.iter().enumerate().map(line).collect();
-        let mut table: BTreeMap<String, Vec<AveragedPiece>> = BTreeMap::new();
+        let mut table = AveragedPieces::new();
         for (owner, lines) in comm.exchange(own.as_bytes())?.into_iter().enumerate() {
             for line in String::from_utf8_lossy(&lines).lines() {
                 let wrong = || Error::internal("WeightAveraging", format!("a rank sent `{line}`"));
@@ -146,14 +153,23 @@ impl<R: Runtime> WeightAveraging<R> {
                 for number in &mut numbers {
                     *number = words.next().and_then(|word| word.parse().ok()).ok_or_else(wrong)?;
                 }
-                let ([start, len, index], name) = (numbers, words.next().ok_or_else(wrong)?);
-                table.entry(name.into()).or_default().push(AveragedPiece { start, len, index, owner });
+                let (name, placement) = words.next().and_then(|rest| rest.split_once('\t')).ok_or_else(wrong)?;
+                let [start, len, index] = numbers;
+                table.entry(name.into()).or_default().entry(placement.into()).or_default().push(AveragedPiece {
+                    start,
+                    len,
+                    index,
+                    owner,
+                });
             }
         }
-        table.values_mut().for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
+        table.values_mut().flat_map(BTreeMap::values_mut).for_each(|pieces| pieces.sort_by_key(|piece| piece.start));
         Ok(table)
     }
 }
+
+/// The pieces of each parameter, by what of it they are of where it is cut over ranks.
+type AveragedPieces = BTreeMap<String, BTreeMap<String, Vec<AveragedPiece>>>;
 
 /// A piece of a parameter, and the rank that has it as its part `index`.
 struct AveragedPiece {
@@ -193,8 +209,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
             let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
             // Not the memory that updates write.
             let average = row.to_dtype(wide)?.copy()?;
-            let CheckpointPart { name, shape, start, .. } = weight;
-            self.parts.push(AveragedPart { name, shape, start, dtype: row.dtype(), average });
+            let CheckpointPart { name, placement, start, .. } = weight;
+            self.parts.push(AveragedPart { name, placement, start, dtype: row.dtype(), average });
         }
         Ok(())
     }
@@ -230,10 +246,10 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
 impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let part = |part: &AveragedPart<R>| {
-            let AveragedPart { name, shape, start, average, .. } = part;
+            let AveragedPart { name, placement, start, average, .. } = part;
             CheckpointPart {
                 name: format!("{AVERAGE}{name}"),
-                shape: *shape,
+                placement: placement.clone(),
                 start: *start,
                 row: average.clone().into(),
             }
@@ -248,7 +264,8 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let wanted = |part: &AveragedPart<R>| {
             let elements = part.start..part.start + part.average.shape().numel();
-            Wanted { name: format!("{AVERAGE}{}", part.name), shape: part.shape, dtype: part.average.dtype(), elements }
+            let (name, placement) = (format!("{AVERAGE}{}", part.name), part.placement.clone());
+            Wanted { name, placement, dtype: part.average.dtype(), elements }
         };
         Ok(self.parts.iter().map(wanted).collect())
     }

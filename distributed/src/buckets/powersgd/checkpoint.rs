@@ -99,6 +99,5 @@ impl<R: Runtime> Compressor<R> {
 }
 
 fn wanted(name: String, shape: &[usize], dtype: DType) -> Result<Wanted> {
-    let shape = Shape::new(shape)?;
-    Ok(Wanted { name, shape, dtype, elements: 0..shape.numel() })
+    Ok(Wanted::whole(name, Shape::new(shape)?, dtype))
 }

@@ -51,6 +51,10 @@ impl<R: Runtime> PipelineGroups<R> {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
+        if mesh.plan().size(Axis::Tensor) > 1 {
+            let why = format!("stages of a pipeline are not cut along tensor yet, the mesh is {}", mesh.plan());
+            return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
+        }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         Ok(PipelineGroups { world, pipe, data })
     }

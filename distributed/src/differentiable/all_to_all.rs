@@ -1,0 +1,83 @@
+//! All-to-all, whose gradient is an all-to-all the other way.
+
+use std::sync::Arc;
+
+use autograd::{Function, Var, apply_function};
+use numcore::{
+    Error, Result, Runtime, Tensor, TensorMut,
+    ops::{Apply, Backprop, Bits, Saves},
+};
+
+use crate::comm::{Collectives, Comm, Communicator};
+
+/// Sends rank `j` the `j`-th of equal parts of the rows of `x`, and gives what the others sent here, by rank.
+///
+/// # Errors
+/// Unless the rows make equal parts for all ranks.
+#[track_caller]
+pub fn all_to_all<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
+    let (shape, n) = (x.spec().shape, comm.size());
+    match shape.dims().first() {
+        Some(rows) if rows.is_multiple_of(n) => all_to_all_parts(comm, x, &vec![rows / n; n], &vec![rows / n; n]),
+        _ => {
+            let why = format!("its rows do not make equal parts for {n} ranks; give parts (`all_to_all_parts`)");
+            Err(Error::shape("all_to_all", &[shape], why).on_rank(comm.world_rank()))
+        }
+    }
+}
+
+/// Sends rank `j` the next `send[j]` rows of `x`, and gives the `recv[i]` rows that each rank `i` sent here, by rank. A part may be empty.
+///
+/// # Errors
+/// Unless there is a number for each rank, and `x` has as many rows as are sent. On every rank, unless the numbers of each pair agree.
+#[track_caller]
+pub fn all_to_all_parts<R: Runtime>(comm: &Comm<R>, x: &Var<R>, send: &[usize], recv: &[usize]) -> Result<Var<R>> {
+    let (shape, n) = (x.spec().shape, comm.size());
+    let rows: usize = send.iter().sum();
+    if send.len() != n || recv.len() != n || shape.dims().first() != Some(&rows) {
+        let why = format!("{send:?} rows to send and {recv:?} to receive do not fit it and {n} ranks");
+        return Err(Error::shape("all_to_all", &[shape], why).on_rank(comm.world_rank()));
+    }
+    if n == 1 {
+        return Ok(x.clone());
+    }
+    let node = AllToAll { comm: comm.clone(), send: send.into(), recv: recv.into() };
+    Ok(apply_function(Arc::new(node), &[x])?.remove(0))
+}
+
+/// A node of the tape.
+struct AllToAll<R: Runtime> {
+    comm: Comm<R>,
+    send: Arc<[usize]>,
+    recv: Arc<[usize]>,
+}
+
+impl<R: Runtime> Function<R> for AllToAll<R> {
+    fn name(&self) -> &'static str {
+        "all_to_all"
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        let x = &ins[0];
+        let row: usize = x.shape().dims()[1..].iter().product();
+        let elements = |parts: &[usize]| parts.iter().map(|rows| rows * row).collect::<Vec<_>>();
+        let shape = x.shape().with(0, self.recv.iter().sum());
+        let out = TensorMut::alloc(x.runtime(), shape, x.dtype())?;
+        let work = self.comm.all_to_all_parts(x, &elements(&self.send), out, &elements(&self.recv))?;
+        Ok(vec![work.wait()?.freeze()?])
+    }
+
+    fn saves(&self) -> Saves {
+        Saves { inputs: Bits::NONE, outputs: Bits::NONE }
+    }
+
+    fn always(&self) -> Option<&R> {
+        Some(self.comm.runtime())
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let back = AllToAll { comm: self.comm.clone(), send: self.recv.clone(), recv: self.send.clone() };
+        let upstream = cx.grad()?;
+        cx.give_value(0, &apply_function(Arc::new(back), &[&upstream])?.remove(0))
+    }
+}

@@ -1,0 +1,127 @@
+//! Exchanges of which each is the gradient of another.
+
+use std::sync::Arc;
+
+use autograd::{Function, Var, apply_function};
+use nn::parallel::Exchange;
+use numcore::{
+    Error, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{Backprop, Bits, Saves, ViewOps, cat},
+};
+
+use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp, memory};
+
+/// Any [`Exchange`] of a value.
+#[track_caller]
+pub fn exchange<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
+    applied(Exchanged { what, comm: comm.clone(), of: None }, x)
+}
+
+/// An exchange that is of something, a layer for one: ranks that come to things in different orders get an error instead of each other's
+/// values, which names what each was at.
+#[track_caller]
+pub fn exchange_of<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Var<R>, of: &str) -> Result<Var<R>> {
+    applied(Exchanged { what, comm: comm.clone(), of: Some(of.into()) }, x)
+}
+
+/// A node of the tape.
+struct Exchanged<R: Runtime> {
+    what: Exchange,
+    comm: Comm<R>,
+    of: Option<Arc<str>>,
+}
+
+#[track_caller]
+fn applied<R: Runtime>(node: Exchanged<R>, x: &Var<R>) -> Result<Var<R>> {
+    if node.comm.size() == 1 {
+        return Ok(x.clone());
+    }
+    Ok(apply_function(Arc::new(node), &[x])?.remove(0))
+}
+
+impl<R: Runtime> Function<R> for Exchanged<R> {
+    fn name(&self) -> &'static str {
+        self.what.name()
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        let comm = match &self.of {
+            Some(of) => Named::over(&self.comm, of),
+            None => self.comm.clone(),
+        };
+        Ok(vec![run(self.what, &comm, &ins[0])?])
+    }
+
+    fn saves(&self) -> Saves {
+        Saves { inputs: Bits::NONE, outputs: Bits::NONE }
+    }
+
+    fn always(&self) -> Option<&R> {
+        self.what.backward().communicates().then(|| self.comm.runtime())
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let of = self.of.as_ref().map(|of| format!("{of}, backward").into());
+        let node = Exchanged { what: self.what.backward(), comm: self.comm.clone(), of };
+        let upstream = cx.grad()?;
+        cx.give_value(0, &applied(node, &upstream)?)
+    }
+}
+
+fn run<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>) -> Result<Tensor<R>> {
+    match what {
+        Exchange::Copy => Ok(x.clone()),
+        Exchange::AllReduce => comm.all_reduce(memory(x)?, ReduceOp::Sum)?.wait()?.freeze(),
+        Exchange::Split(dim) => {
+            let len = part(what, comm, x, dim)?;
+            // A copy: the part is not to keep the whole in memory.
+            x.narrow(dim as isize, comm.rank() * len, len)?.copy()
+        }
+        Exchange::Gather(dim) | Exchange::AllGather(dim) => gathered(what, comm, x, dim),
+        Exchange::ReduceScatter(dim) => scattered(what, comm, x, dim),
+    }
+}
+
+/// What each rank has along a dimension of a value that is cut along it; an error unless all have as much.
+fn part<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<usize> {
+    let (shape, ranks) = (*x.shape(), comm.size());
+    match shape.dims().get(dim) {
+        Some(size) if size.is_multiple_of(ranks) => Ok(size / ranks),
+        Some(size) => {
+            let why = format!("{size} along dimension {dim} do not make equal parts for {ranks} ranks");
+            Err(Error::shape(what.name(), &[shape], why).on_rank(comm.world_rank()))
+        }
+        None => Err(no_dimension(what, comm, shape, dim)),
+    }
+}
+
+fn no_dimension<R: Runtime>(what: Exchange, comm: &Comm<R>, shape: Shape, dim: usize) -> Error {
+    Error::shape(what.name(), &[shape], format!("there is no dimension {dim}")).on_rank(comm.world_rank())
+}
+
+fn gathered<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<Tensor<R>> {
+    let (shape, n) = (*x.shape(), comm.size());
+    let Some(&own) = shape.dims().get(dim) else { return Err(no_dimension(what, comm, shape, dim)) };
+    let out = TensorMut::alloc(x.runtime(), Shape::new(&[n * shape.numel()])?, x.dtype())?;
+    let all = comm.all_gather(x, out)?.wait()?.freeze()?;
+    // Ranks' parts lie one after another: what is cut along its first dimension is there already.
+    if shape.dims()[..dim].iter().all(|&size| size == 1) {
+        return all.reshape(shape.with(dim, n * own));
+    }
+    let parts = all.reshape([n, shape.numel()])?.chunk(0, n)?;
+    let parts = parts.iter().map(|part| part.reshape(shape)).collect::<Result<Vec<_>>>()?;
+    cat(&parts.iter().collect::<Vec<_>>(), dim as isize)
+}
+
+fn scattered<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<Tensor<R>> {
+    let (len, n) = (part(what, comm, x, dim)?, comm.size());
+    let own = x.shape().with(dim, len);
+    let parts = (0..n).map(|rank| x.narrow(dim as isize, rank * len, len)?.reshape([own.numel()]));
+    let parts = parts.collect::<Result<Vec<_>>>()?;
+    let row = match x.shape().dims()[..dim].iter().all(|&size| size == 1) {
+        true => x.clone(),
+        false => cat(&parts.iter().collect::<Vec<_>>(), 0)?,
+    };
+    let out = TensorMut::alloc(x.runtime(), own, x.dtype())?;
+    comm.reduce_scatter(&row, out, ReduceOp::Sum)?.wait()?.freeze()?.reshape(own)
+}

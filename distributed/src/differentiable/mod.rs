@@ -1,0 +1,74 @@
+//! Collectives that gradients flow through, for layers of one's own that are cut over ranks.
+//!
+//! Each is the gradient of another, so all can be differentiated any number of times ([`Exchange`] has the table). On one rank nothing is
+//! exchanged, and nothing is recorded.
+//!
+//! ```
+//! use autograd::Var;
+//! use comm::{Comm, Ranks};
+//! use distributed::differentiable;
+//! use numcore::{NullRuntime, Result, Runtime, ops::MatmulOps};
+//!
+//! /// Two linear layers, the first cut along its outputs, the second along its inputs: one sum forward, one backward.
+//! fn feed_forward<R: Runtime>(comm: &Comm<R>, x: &Var<R>, up: &Var<R>, down: &Var<R>) -> Result<Var<R>> {
+//!     let x = differentiable::copy(comm, x)?;
+//!     differentiable::all_reduce(comm, &x.linear(up, None)?.linear(down, None)?)
+//! }
+//! ```
+//!
+//! **Invariant**: a rank whose value took no part in the loss takes part in the collective of its gradient all the same, with zeros: the
+//! others wait for it.
+
+mod all_to_all;
+mod exchange;
+
+use autograd::Var;
+use nn::parallel::Exchange;
+use numcore::{Result, Runtime};
+
+pub use all_to_all::{all_to_all, all_to_all_parts};
+pub use exchange::{exchange, exchange_of};
+
+use crate::comm::Comm;
+
+/// The value itself, which all ranks have and use differently: its gradients are summed.
+#[track_caller]
+pub fn copy<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
+    exchange(Exchange::Copy, comm, x)
+}
+
+/// The sum of all ranks' values, which all ranks use alike.
+#[track_caller]
+pub fn all_reduce<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
+    exchange(Exchange::AllReduce, comm, x)
+}
+
+/// This rank's part, along a dimension, of a value that all ranks have.
+///
+/// # Errors
+/// Unless the parts are equal.
+#[track_caller]
+pub fn split<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
+    exchange(Exchange::Split(dim), comm, x)
+}
+
+/// The parts of all ranks, one after another along a dimension, for ranks that use them alike.
+#[track_caller]
+pub fn gather<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
+    exchange(Exchange::Gather(dim), comm, x)
+}
+
+/// The parts of all ranks, one after another along a dimension, for ranks that each use them differently: gradients are summed.
+#[track_caller]
+pub fn all_gather<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
+    exchange(Exchange::AllGather(dim), comm, x)
+}
+
+/// This rank's part, along a dimension, of the sum of all ranks' values.
+///
+/// # Errors
+/// Unless the parts are equal.
+#[track_caller]
+pub fn reduce_scatter<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
+    exchange(Exchange::ReduceScatter(dim), comm, x)
+}

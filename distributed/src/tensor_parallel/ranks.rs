@@ -1,0 +1,42 @@
+//! A communicator as the group that layers are cut over.
+
+use std::sync::Arc;
+
+use autograd::Var;
+use nn::parallel::{Exchange, TensorGroup};
+use numcore::{Result, Runtime, Tensor};
+
+use crate::{
+    comm::{Collectives, Comm, Communicator, Named, ReduceOp, memory},
+    differentiable::exchange_of,
+};
+
+/// The ranks of a communicator, over which a [`TensorPlan`](nn::parallel::TensorPlan) cuts a model.
+/// [`Mesh::parallelize`](crate::mesh::Mesh::parallelize) gives layers those along the tensor axis.
+#[derive(Clone, Debug)]
+pub struct TensorRanks<R: Runtime>(Comm<R>);
+
+impl<R: Runtime> TensorRanks<R> {
+    /// The group of these ranks.
+    pub fn group(comm: &Comm<R>) -> Arc<dyn TensorGroup<R>> {
+        Arc::new(TensorRanks(comm.clone()))
+    }
+}
+
+impl<R: Runtime> TensorGroup<R> for TensorRanks<R> {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.0.size()
+    }
+
+    fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>> {
+        exchange_of(what, &self.0, x, of)
+    }
+
+    fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>> {
+        Named::over(&self.0, of).all_reduce(memory(x)?, ReduceOp::Max)?.wait()?.freeze()
+    }
+}

@@ -1,0 +1,196 @@
+//! What ranks along tensor decide together, and models whose ranks share heads of keys.
+
+use autograd::Var;
+use distributed::{
+    comm::{Communicator, NoOpCommunicator, Ranks},
+    mesh::{AsMesh, Mesh},
+    plan::{Axis, ParallelPlan},
+    sampler::shard_batches,
+    train::{Loss, Strategy, TrainStep},
+    zero::ZeroStage,
+};
+use nn::{
+    Embedding, Forward, Gpt, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt, RmsNorm,
+    parallel::TensorPlan,
+};
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, NnOps, Reduction},
+    ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
+};
+use optim::LossScaler;
+use runtime_cpu::Cpu;
+
+use crate::{
+    common::{adamw, cpu},
+    tensor_common::{SEQUENCES, TensorCase, TensorTrace, apart, assembled, pieces},
+};
+
+/// A block with two heads of keys for four of queries, normalized by head.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Grouped<R: Runtime> {
+    table: Embedding<R>,
+    norm: RmsNorm<R>,
+    attention: GroupedQueryAttention<R>,
+    up: Linear<R>,
+    down: Linear<R>,
+    head: Linear<R>,
+}
+
+impl Grouped<Cpu> {
+    fn new(init: &Init<Cpu>) -> Result<Self> {
+        let config = GroupedQueryConfig {
+            width: 8,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 4,
+            fused: false,
+            bias: true,
+            output_bias: false,
+            head_norm: Some(1e-6),
+            window: None,
+        };
+        Ok(Grouped {
+            table: Embedding::new(init, 16, 8)?,
+            norm: RmsNorm::new(init, 8)?,
+            attention: GroupedQueryAttention::new(init, config)?,
+            up: Linear::new(init, 8, 12)?,
+            down: Linear::new(init, 12, 8)?,
+            head: Linear::new(init, 8, 16)?,
+        })
+    }
+
+    fn plan() -> TensorPlan {
+        let plan = TensorPlan::new().column("attention.q_proj").column("attention.k_proj").column("attention.v_proj");
+        let plan =
+            plan.row("attention.o_proj").partial_gradient("attention.q_norm").partial_gradient("attention.k_norm");
+        plan.column("up").row("down").vocabulary("table").vocabulary("head")
+    }
+
+    fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+        let text: Vec<i64> = (0..SEQUENCES * 7).map(|i| ((i * 5 + i / 4 + step * 3) % 16) as i64).collect();
+        let index: Vec<i64> = examples.iter().map(|&i| i as i64).collect();
+        let text = Tensor::from_slice(rt, [SEQUENCES, 7], &text)?
+            .index_select(0, &Tensor::from_slice(rt, [index.len()], &index)?)?;
+        let [x, y] = [0, 1].map(|at| text.narrow(1, at, 6).and_then(|t| t.contiguous()).map(Var::new));
+        let x = self.table.forward(&x?)?;
+        let x = self.attention.attend(self.attention.project(&self.norm.forward(&x)?, None)?, None, &x)?;
+        let x = self.down.forward_onto(&self.up.forward(&x)?.gelu()?, &x)?;
+        let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+        Loss::sum(self.head.forward(&x)?.cross_entropy_with(&y?, None, options)?, (6 * examples.len()) as f64)
+    }
+
+    fn steps<S: Strategy<Cpu>>(
+        &self,
+        mut trainer: TrainStep<Cpu, S>,
+        mesh: &Mesh<Cpu>,
+    ) -> Result<(TrainStep<Cpu, S>, TensorTrace)> {
+        let (comm, mut trace) = (mesh.batch(), TensorTrace::default());
+        for step in 0..3 {
+            let own = shard_batches(SEQUENCES, comm.rank(), comm.size());
+            let metrics = trainer.step(|_| self.loss(comm.runtime(), step, &own))?;
+            trace.losses.push(metrics.loss()?);
+            trace.norms.extend(metrics.grad_norm()?);
+        }
+        Ok((trainer, trace))
+    }
+
+    fn train(mesh: &Mesh<Cpu>, zero: Option<ZeroStage>) -> Result<TensorTrace> {
+        let model = Self::new(&Init::new(mesh.world().runtime(), 2).dtype(DType::F64).lazily())?;
+        mesh.parallelize(&model, &Self::plan())?;
+        let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).max_norm(0.1);
+        match zero {
+            None => {
+                let (_kept, trace) = model.steps(builder.build()?, mesh)?;
+                Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
+            }
+            Some(stage) => {
+                let (trainer, trace) = model.steps(builder.zero(stage).build()?, mesh)?;
+                let _all = trainer.strategy().gather_full_params()?;
+                Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_heads_of_keys_train_as_one() {
+    let rt = cpu(0).unwrap();
+    let one = Grouped::train(&NoOpCommunicator::new(&rt).as_mesh(), None).unwrap();
+    for axes in [&[(Axis::Tensor, 2)][..], &[(Axis::Tensor, 4)], &[(Axis::Data, 2), (Axis::Tensor, 4)]] {
+        for zero in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+            let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+            let traces =
+                Ranks::new(plan.world()).run(cpu, |comm| Grouped::train(&Mesh::new(&comm, plan.clone())?, zero));
+            let many = assembled(traces.unwrap_or_else(|error| panic!("{axes:?} {zero:?}: {error}")));
+            let off = apart(&many, &one);
+            assert!(off <= 1e-11, "{axes:?} {zero:?}: {off:e}");
+        }
+    }
+}
+
+#[test]
+fn a_star_stands_for_a_whole_part_of_a_name() {
+    let rt = cpu(0).unwrap();
+    let model = Grouped::new(&Init::new(&rt, 2)).unwrap();
+    let plan = TensorPlan::new().column("attention.*_proj");
+    let error = NoOpCommunicator::new(&rt).as_mesh().parallelize(&model, &plan).unwrap_err().to_string();
+    assert!(error.contains("`attention.*_proj` names no parameter"), "{error}");
+}
+
+#[test]
+fn an_overflow_on_one_rank_is_skipped_by_all() {
+    for zero in [None, Some(ZeroStage::Gradients)] {
+        let case = TensorCase::new(2);
+        let outcomes = Ranks::new(4).run(cpu, |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Tensor, 2)])?)?;
+            let model = case.build(&mesh)?;
+            let builder =
+                TrainStep::builder(&mesh, &model).optimizer(adamw()).loss_scaling(LossScaler::starting_at(4.0)?);
+            // At rank 3 the root of a zero, which has no finite gradient, is added: to what no other rank has.
+            let overflows = |step: usize| step == 1 && comm.rank() == 3;
+            let loss = |step: usize| {
+                let own = shard_batches(SEQUENCES, mesh.batch().rank(), mesh.batch().size());
+                let (x, y) = case.batch(comm.runtime(), step, &own)?;
+                let loss = model.next_token_loss(&x, &y, &case.loss)?;
+                let piece = model.blocks[0].fc1.weight.var();
+                let root = piece.sub(&piece.detach())?.sqrt()?.sum(&[], false)?;
+                Loss::sum(if overflows(step) { loss.add(&root)? } else { loss }, own.len() as f64)
+            };
+            macro_rules! run {
+                ($step:expr) => {{
+                    let mut step = $step;
+                    let stepped = [0, 1, 2].map(|k| step.step(|_| loss(k)).map(|metrics| metrics.stepped()).unwrap());
+                    Ok((stepped, step.scaler().map(|scaler| scaler.factor())))
+                }};
+            }
+            match zero {
+                None => run!(builder.build()?),
+                Some(stage) => run!(builder.zero(stage).build()?),
+            }
+        });
+        assert_eq!(outcomes.unwrap(), vec![([true, false, true], Some(2.0)); 4], "{zero:?}");
+    }
+}
+
+#[test]
+fn a_file_has_whole_parameters() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+        let case = TensorCase::new(2);
+        let model = Gpt::new(&Init::new(comm.runtime(), 1).dtype(case.dtype), case.model)?;
+        let values = model
+            .state_dict()?
+            .into_iter()
+            .map(|(name, value)| Ok((name, value.copy()?)))
+            .collect::<Result<Vec<_>>>()?;
+        mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan())?;
+        let before = pieces(&model)?;
+        // Whole values go into pieces.
+        model.load_state_dict(values, true)?;
+        assert_eq!(pieces(&model)?, before);
+        model.save_safetensors(std::env::temp_dir().join("weftgrad-never-written.safetensors"))
+    });
+    assert!(outcome.unwrap_err().to_string().contains("is cut over ranks"));
+}

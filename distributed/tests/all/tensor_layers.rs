@@ -1,0 +1,368 @@
+//! Layers that are cut over ranks, one by one: outputs and all gradients are those of the whole layer. And plans that do not fit.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use autograd::{Var, backward};
+use distributed::{
+    comm::{Comm, Communicator, CountingCommunicator, Ranks},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+    train::TrainStep,
+};
+use nn::{
+    Embedding, Forward, Gpt, GptConfig, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt,
+    parallel::{TensorPlan, VocabularyLoss},
+};
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, NnOps, Reduction},
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::{AdafactorConfig, SgdConfig};
+use runtime_cpu::Cpu;
+
+use crate::{common::cpu, tensor_common::TensorCase};
+
+/// An output, and the gradient of every parameter under its name, whole.
+type Gradients = BTreeMap<String, Vec<f64>>;
+
+/// Computes `forward` with a model that is cut over `t` ranks, and with the whole one; requires equal outputs and gradients.
+fn same<M: Module<Cpu>>(
+    t: usize,
+    plan: &TensorPlan,
+    make: impl Fn(&Init<Cpu>) -> Result<M> + Sync,
+    forward: impl Fn(&M, &Cpu) -> Result<Var<Cpu>> + Sync,
+) {
+    let run = |mesh: &Mesh<Cpu>| {
+        let rt = mesh.world().runtime();
+        let model = make(&Init::new(rt, 5).dtype(DType::F64))?;
+        mesh.parallelize(&model, plan)?;
+        let y = forward(&model, rt)?;
+        let weights = Var::new(Tensor::normal(rt, y.dims(), DType::F64, 0.0, 1.0, 8)?);
+        let gradients = backward(&y.mul(&weights)?.sum(&[], false)?)?;
+        let mut all = vec![("output".to_string(), None, false, y.value()?.to_vec::<f64>()?)];
+        for (name, p) in model.named_parameters() {
+            let gradient = gradients.get(&p.leaf()).unwrap().contiguous()?.to_vec::<f64>()?;
+            let partial = p.placed().is_some_and(|placed| placed.has_partial_gradient());
+            all.push((name, p.placed().map(|placed| placed.placement().clone()), partial, gradient));
+        }
+        Ok(all)
+    };
+    let mesh = |comm: &Comm<Cpu>| Mesh::new(comm, ParallelPlan::of([(Axis::Tensor, comm.size())])?);
+    let one = Ranks::new(1).run(cpu, |comm| run(&mesh(&comm)?)).unwrap().remove(0);
+    let many = Ranks::new(t).run(cpu, |comm| run(&mesh(&comm)?)).unwrap_or_else(|error| panic!("{t} ranks: {error}"));
+    let mut found = Gradients::new();
+    for rank in many {
+        for (name, placement, partial, values) in rank {
+            let Some(placement) = placement else {
+                found.insert(name, values);
+                continue;
+            };
+            let fresh = || vec![0.0; placement.logical().numel()];
+            let all = found.entry(name).or_insert_with(fresh);
+            for run in placement.runs(0..values.len()) {
+                for k in 0..run.len {
+                    let (there, here) = (&mut all[run.logical + k], values[run.local + k]);
+                    *there = if partial { *there + here } else { here };
+                }
+            }
+        }
+    }
+    for (name, _, _, values) in one {
+        let scale = values.iter().fold(1e-3, |m: f64, v| m.max(v.abs()));
+        for (a, b) in found[&name].iter().zip(&values) {
+            assert!((a - b).abs() <= 1e-12 * scale, "{name} on {t} ranks: {a} and {b}");
+        }
+    }
+}
+
+fn input(rt: &Cpu, dims: &[usize]) -> Result<Var<Cpu>> {
+    Ok(Var::new(Tensor::normal(rt, dims, DType::F64, 0.0, 1.0, 3)?))
+}
+
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct FeedForward<R: Runtime> {
+    up: Linear<R>,
+    down: Linear<R>,
+}
+
+#[test]
+fn a_column_and_a_row_make_a_feed_forward_network() {
+    for t in [1, 2, 3, 4, 5, 8] {
+        let make =
+            |init: &Init<Cpu>| Ok(FeedForward { up: Linear::new(init, 3, 2 * t)?, down: Linear::new(init, 2 * t, 5)? });
+        let plan = TensorPlan::new().column("up").row("down");
+        same(t, &plan, make, |m, rt| m.down.forward(&m.up.forward(&input(rt, &[4, 3])?)?.gelu()?));
+        let onto = |m: &FeedForward<Cpu>, rt: &Cpu| {
+            m.down.forward_onto(&m.up.forward(&input(rt, &[4, 3])?)?, &input(rt, &[4, 5])?)
+        };
+        same(t, &plan, make, onto);
+        // Along the vocabulary outputs are gathered.
+        same(t, &TensorPlan::new().vocabulary("up"), make, |m, rt| {
+            m.down.forward(&m.up.forward(&input(rt, &[4, 3])?)?)
+        });
+    }
+}
+
+#[test]
+fn heads_of_queries_share_those_of_keys_on_any_number_of_ranks() {
+    for (t, heads, kv_heads) in [(2, 4, 2), (2, 4, 1), (4, 4, 2), (4, 4, 1), (3, 6, 3), (8, 8, 2), (2, 4, 4)] {
+        for head_norm in [None, Some(1e-6)] {
+            let config = GroupedQueryConfig {
+                width: 6,
+                heads,
+                kv_heads,
+                head_dim: 4,
+                fused: false,
+                bias: true,
+                output_bias: true,
+                head_norm,
+                window: None,
+            };
+            let mut plan = TensorPlan::new().column("q_proj").column("k_proj").column("v_proj").row("o_proj");
+            if head_norm.is_some() {
+                plan = plan.partial_gradient("q_norm").partial_gradient("k_norm");
+            }
+            same(
+                t,
+                &plan,
+                |init| GroupedQueryAttention::new(init, config),
+                |m, rt| {
+                    let x = input(rt, &[2, 5, 6])?;
+                    m.attend(m.project(&x, None)?, None, &x)
+                },
+            );
+        }
+    }
+    let fused = GroupedQueryConfig {
+        width: 6,
+        heads: 3,
+        kv_heads: 3,
+        head_dim: 4,
+        fused: true,
+        bias: true,
+        output_bias: false,
+        head_norm: None,
+        window: None,
+    };
+    same(
+        3,
+        &TensorPlan::new().column("qkv_proj").row("o_proj"),
+        |init| GroupedQueryAttention::new(init, fused),
+        |m, rt| {
+            let x = input(rt, &[2, 5, 6])?;
+            m.attend(m.project(&x, None)?, None, &x)
+        },
+    );
+}
+
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Words<R: Runtime> {
+    table: Embedding<R>,
+}
+
+#[test]
+fn rows_of_a_table_are_looked_up_where_they_are() {
+    let indices = |rt: &Cpu, k: &[i64]| Ok::<_, numcore::Error>(Var::new(Tensor::from_slice(rt, [k.len()], k)?));
+    for t in [1, 2, 3, 4, 5, 8] {
+        let last = 4 * t as i64 - 1;
+        let plan = TensorPlan::new().vocabulary("table");
+        let make = |init: &Init<Cpu>| Ok(Words { table: Embedding::new(init, 4 * t, 3)? });
+        same(t, &plan, make, |m, rt| m.table.forward(&indices(rt, &[0, last, 3, 3, last / 2])?));
+        let padded = |init: &Init<Cpu>| Ok(Words { table: Embedding::new(init, 4 * t, 3)?.with_padding_idx(3)? });
+        same(t, &plan, padded, |m, rt| m.table.forward(&indices(rt, &[0, last, 3, 3, last / 2])?));
+        for wrong in [-1, last + 1] {
+            let outcome = Ranks::new(t).run(cpu, |comm| {
+                let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, t)])?)?;
+                let words = make(&Init::new(comm.runtime(), 0))?;
+                mesh.parallelize(&words, &plan)?;
+                words.table.forward(&indices(comm.runtime(), &[0, wrong])?)?.value()?.to_vec::<f32>()
+            });
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("embedding") || error.contains("index"), "{t} ranks, index {wrong}: {error}");
+        }
+    }
+}
+
+#[test]
+fn the_vocabulary_loss_is_the_fused_cross_entropy() {
+    // On one rank, with neither exchange: against the fused operation, and z-loss against its formula.
+    let rt = cpu(0).unwrap();
+    let logits = Var::leaf("z", Tensor::normal(&rt, [7, 5], DType::F64, 0.0, 30.0, 1).unwrap()).unwrap();
+    let targets = Var::new(Tensor::from_slice(&rt, [7], &[0i64, 4, -100, 2, 1, -100, 3]).unwrap());
+    for reduction in [Reduction::None, Reduction::Sum, Reduction::Mean] {
+        for label_smoothing in [0.0, 0.1] {
+            let options = CrossEntropyOptions { label_smoothing, reduction, ..Default::default() };
+            let whole = logits.cross_entropy_with(&targets, None, options).unwrap();
+            let own = VocabularyLoss { cross_entropy: options, z_loss: 0.0 }.of(&logits, &targets, None).unwrap();
+            let z = VocabularyLoss { cross_entropy: options, z_loss: 0.5 }.of(&logits, &targets, None).unwrap();
+            let values = |v: &Var<Cpu>| v.value().unwrap().to_vec::<f64>().unwrap();
+            let lse = logits.logsumexp(&[-1], false).unwrap().square().unwrap().mul(0.5).unwrap();
+            let lse: Vec<f64> =
+                values(&lse).into_iter().zip([1., 1., 0., 1., 1., 0., 1.]).map(|(l, k)| l * k).collect();
+            let extra = match reduction {
+                Reduction::None => lse,
+                Reduction::Sum => vec![lse.iter().sum()],
+                Reduction::Mean => vec![lse.iter().sum::<f64>() / 5.0],
+            };
+            for ((a, b), (z, extra)) in values(&whole).iter().zip(values(&own)).zip(values(&z).iter().zip(extra)) {
+                assert!((a - b).abs() <= 1e-12 * a.abs().max(1.0), "{reduction:?} {label_smoothing}: {a} {b}");
+                assert!((z - b - extra).abs() <= 1e-12 * z.abs().max(1.0), "{reduction:?}: {z} is not {b} + {extra}");
+            }
+            let gradient = |v: &Var<Cpu>| {
+                let g = backward(&v.sum(&[], false).unwrap()).unwrap();
+                g.get(logits.as_leaf().unwrap()).unwrap().to_vec::<f64>().unwrap()
+            };
+            let both = gradient(&whole).into_iter().zip(gradient(&own));
+            both.for_each(|(a, b)| assert!((a - b).abs() <= 1e-12, "{reduction:?} {label_smoothing}: {a} {b}"));
+        }
+    }
+}
+
+#[test]
+fn targets_outside_the_vocabulary_are_refused_on_every_cut() {
+    for t in [1, 2, 3] {
+        for wrong in [-1, 6] {
+            let outcome = Ranks::new(t).run(cpu, |comm| {
+                let config =
+                    GptConfig { vocab: 6, context: 4, layers: 1, heads: 3 * t, width: 6 * t, ..Default::default() };
+                let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, t)])?)?;
+                let model = Gpt::new(&Init::new(comm.runtime(), 0), config)?;
+                mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan())?;
+                let tokens =
+                    |k: &[i64]| Ok::<_, numcore::Error>(Var::new(Tensor::from_slice(comm.runtime(), [1, 4], k)?));
+                let loss = VocabularyLoss { z_loss: 1e-4, ..Default::default() };
+                model.next_token_loss(&tokens(&[0, 1, 2, 3])?, &tokens(&[1, 2, wrong, 0])?, &loss)?.item()
+            });
+            assert!(outcome.is_err(), "{t} ranks, target {wrong}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn logits_of_a_cut_model_are_all_of_them_on_every_rank() {
+    for sequence in [false, true] {
+        let case = TensorCase { sequence, ..TensorCase::new(2) };
+        let logits = |n: usize| {
+            let outcomes = Ranks::new(n).run(cpu, |comm| {
+                let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, n)])?)?;
+                let (x, _) = case.batch(comm.runtime(), 0, &[0, 1])?;
+                case.build(&mesh)?.forward(&x)?.value()?.to_vec::<f64>()
+            });
+            outcomes.unwrap()
+        };
+        let one = logits(1).remove(0);
+        for many in logits(2) {
+            assert!(many.iter().zip(&one).all(|(a, b)| (a - b).abs() < 1e-12));
+        }
+    }
+}
+
+/// The error of cutting a GPT over ranks, which every rank reports.
+fn refused(t: usize, config: GptConfig, plan: TensorPlan) -> String {
+    let outcomes = Ranks::new(t).outcomes(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, t)])?)?;
+        mesh.parallelize(&Gpt::new(&Init::new(comm.runtime(), 0), config)?, &plan)
+    });
+    outcomes.unwrap().into_iter().map(|outcome| outcome.unwrap_err().to_string()).next().unwrap()
+}
+
+#[test]
+fn plans_that_do_not_fit_are_refused_with_names_and_numbers() {
+    let (plan, small) = (Gpt::<Cpu>::tensor_plan, GptConfig { layers: 1, ..Default::default() });
+    let heads = refused(4, small, plan());
+    assert!(
+        heads.contains("blocks.0.qkv.weight") && heads.contains("6 rows or heads") && heads.contains("4 ranks"),
+        "{heads}"
+    );
+    let vocab = refused(3, GptConfig { vocab: 257, ..small }, plan());
+    assert!(
+        vocab.contains("wte.weight") && vocab.contains("257 rows") && vocab.contains("pad the vocabulary to 258"),
+        "{vocab}"
+    );
+    let nothing = refused(2, small, plan().column("blocks.*.fc3"));
+    assert!(nothing.contains("`blocks.*.fc3` names no parameter"), "{nothing}");
+    let norm = refused(2, small, TensorPlan::new().column("blocks.*.ln1"));
+    assert!(norm.contains("blocks.0.ln1.weight") && norm.contains("cannot be cut"), "{norm}");
+    let both = refused(2, small, plan().row("blocks.0.fc1"));
+    assert!(both.contains("blocks.0.fc1.weight") && both.contains("which differ"), "{both}");
+    let table = refused(2, small, TensorPlan::new().column("wpe"));
+    assert!(table.contains("wpe.weight") && table.contains("vocabulary"), "{table}");
+}
+
+#[test]
+fn plans_differ_on_no_two_ranks() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), GptConfig { layers: 1, ..Default::default() })?;
+        mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan().sequence_parallel(comm.rank() == 1))
+    });
+    assert!(outcome.unwrap_err().to_string().contains("tensor-parallel plan of rank 0 is not that of rank 1"));
+}
+
+#[test]
+fn a_step_wants_the_model_cut_over_its_own_mesh() {
+    let build = |cut: bool, axis: Axis| {
+        let outcome = Ranks::new(2).run(cpu, |comm| {
+            let model = Gpt::new(&Init::new(comm.runtime(), 0), GptConfig { layers: 1, ..Default::default() })?;
+            if cut {
+                Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?
+                    .parallelize(&model, &Gpt::<Cpu>::tensor_plan())?;
+            }
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(axis, 2)])?)?;
+            TrainStep::builder(&mesh, &model).optimizer(SgdConfig::default()).build().map(drop)
+        });
+        outcome.unwrap_err().to_string()
+    };
+    assert!(build(false, Axis::Tensor).contains("is cut over 1 ranks, and the mesh has 2 along tensor"));
+    assert!(build(true, Axis::Data).contains("is cut over 2 ranks, and the mesh has 1 along tensor"));
+    assert!(build(false, Axis::Context).contains("2 ranks along context"));
+}
+
+#[test]
+fn rules_that_look_at_whole_parameters_are_refused() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), GptConfig { layers: 1, ..Default::default() })?;
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+        mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan())?;
+        TrainStep::builder(&mesh, &model).optimizer(AdafactorConfig::default()).build().map(drop)
+    });
+    assert!(outcome.unwrap_err().to_string().contains("elementwise"));
+}
+
+#[test]
+fn bytes_are_those_of_the_formulas() {
+    // b·s·h elements of f64, times 2(t − 1)/t for an all-reduce: twice forward and twice backward in each block, once for the embedding's
+    // lookup and the head's input; and the rows of the loss: a maximum, then two sums.
+    for t in [2, 4] {
+        for sequence in [false, true] {
+            let case = TensorCase { sequence, ..TensorCase::new(t) };
+            let sent = Ranks::new(t).run(cpu, |comm| {
+                let counting = Arc::new(CountingCommunicator::new(comm));
+                let comm: Comm<Cpu> = counting.clone();
+                let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, t)])?)?;
+                let model = case.build(&mesh)?;
+                let (x, y) = case.batch(comm.runtime(), 0, &[0, 1, 2])?;
+                counting.reset();
+                backward(&model.next_token_loss(&x, &y, &case.loss)?)?;
+                Ok(counting.total().sent)
+            });
+            let (rows, layers) = (3 * case.model.context as u64, case.model.layers as u64);
+            let part = |bytes: u64| bytes * (t as u64 - 1) / t as u64;
+            let values = part(rows * case.model.width as u64 * 8);
+            let scalars = 2 * part(rows * 8) + 2 * part(2 * rows * 8);
+            let sum = 2 * values;
+            let expected = match sequence {
+                // Forward 2 sums a block, and the embedding's; backward 2 a block, and the head's input.
+                false => (4 * layers + 2) * sum + scalars,
+                // Each sum is a reduce-scatter and an all-gather; entering the first block needs nothing, its gradient is gathered.
+                true => (4 * layers + 1) * sum + sum + values + scalars,
+            };
+            for sent in sent.unwrap() {
+                assert_eq!(sent, expected, "{t} ranks, sequence {sequence}");
+            }
+        }
+    }
+}

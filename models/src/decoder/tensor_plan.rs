@@ -1,0 +1,34 @@
+//! How decoders are cut over ranks.
+
+use nn::parallel::TensorPlan;
+use numcore::Runtime;
+
+use super::Decoder;
+
+impl<R: Runtime> Decoder<R> {
+    /// The plan of tensor parallelism for every family, layer by layer as Hugging Face has it: projections into attention and into the
+    /// linear layers `colwise`, those back `rowwise`, norms of heads whole with their gradients summed, embedding and head along the
+    /// vocabulary. Heads must be shared out evenly; those of keys and values may be fewer than ranks.
+    ///
+    /// A vocabulary that ranks do not divide stays whole: `Decoder::tensor_plan().without("embed_tokens").without("lm_head")`. What is read
+    /// [lazily](nn::Init::lazily) is read into each rank's pieces, a parameter at a time.
+    pub fn tensor_plan() -> TensorPlan {
+        let attention = ["q_proj", "k_proj", "v_proj", "qkv_proj"].iter();
+        let attention = attention.fold(TensorPlan::new(), |plan, projection| {
+            plan.column(format!("layers.*.self_attn.{projection}")).if_there()
+        });
+        attention
+            .row("layers.*.self_attn.o_proj")
+            .partial_gradient("layers.*.self_attn.q_norm")
+            .if_there()
+            .partial_gradient("layers.*.self_attn.k_norm")
+            .if_there()
+            .column("layers.*.mlp.gate_proj")
+            .if_there()
+            .column("layers.*.mlp.up_proj")
+            .row("layers.*.mlp.down_proj")
+            .vocabulary("embed_tokens")
+            .vocabulary("lm_head")
+            .if_there()
+    }
+}

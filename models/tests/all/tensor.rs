@@ -1,0 +1,102 @@
+//! Pretrained decoders whose layers are cut over ranks: logits, generation's steps and a training step are those of one rank.
+
+use autograd::Var;
+use distributed::{
+    comm::{Comm, Ranks},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+    train::{Loss, TrainStep},
+};
+use models::{Decoder, DecoderInputs, Pretrained};
+use nn::{Forward, Init, ModuleExt, loss::cross_entropy_with};
+use numcore::{
+    Result, Tensor,
+    fused::{CrossEntropyOptions, Reduction},
+    ops::ViewOps,
+};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+
+use crate::common::*;
+
+fn cut(comm: &Comm<Cpu>, name: &str, vocabulary: bool) -> Result<(Mesh<Cpu>, Decoder<Cpu>)> {
+    let mesh = Mesh::new(comm, ParallelPlan::of([(Axis::Tensor, comm.size())])?)?;
+    let model = Decoder::from_pretrained(reference(name), &Init::new(comm.runtime(), 0).lazily())?;
+    let plan = Decoder::<Cpu>::tensor_plan();
+    let plan = if vocabulary { plan } else { plan.without("embed_tokens").without("lm_head") };
+    mesh.parallelize(&model, &plan)?;
+    Ok((mesh, model))
+}
+
+#[test]
+fn every_family_gives_the_logits_of_one_rank() {
+    for name in ["gpt2", "llama", "qwen2", "qwen3"] {
+        let ids = Reference::read(name).tensor("ids");
+        let one = decoder(name).forward(&Var::new(ids.clone())).unwrap().value().unwrap();
+        let logits = Ranks::new(2).run(
+            |_| Ok(cpu()),
+            |comm| {
+                let (_, model) = cut(&comm, name, false)?;
+                let ids = Var::new(ids.to_device(comm.runtime())?);
+                let whole = model.forward(&ids)?.value()?;
+                // With a cache, of the heads that are here, token by token.
+                let mut cache = model.cache(ids.dims()[1], Vec::new());
+                for t in 0..ids.dims()[1] {
+                    let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
+                    let step = model.forward_with(&ids.narrow(1, t, 1)?, inputs)?.value()?;
+                    close(name, &step.contiguous()?, &whole.narrow(1, t, 1)?.contiguous()?, 1e-4);
+                }
+                whole.to_vec::<f32>()
+            },
+        );
+        for logits in logits.unwrap() {
+            let logits = Tensor::from_slice(&cpu(), one.dims(), &logits).unwrap();
+            close(name, &logits, &one, 1e-4);
+        }
+    }
+}
+
+#[test]
+fn a_step_of_a_cut_decoder_is_that_of_the_whole() {
+    for name in ["llama", "qwen3"] {
+        let ids = Reference::read(name).tensor("ids");
+        let train = |ranks: usize| {
+            let outcomes = Ranks::new(ranks).run(
+                |_| Ok(cpu()),
+                |comm| {
+                    let (mesh, model) = cut(&comm, name, false)?;
+                    let mut step = TrainStep::builder(&mesh, &model)
+                        .optimizer(SgdConfig { lr: 0.1, ..Default::default() })
+                        .max_norm(0.5)
+                        .build()?;
+                    let ids = Var::new(ids.to_device(comm.runtime())?);
+                    let mut seen = Vec::new();
+                    for _ in 0..3 {
+                        let metrics = step.step(|_| {
+                            let t = ids.dims()[1];
+                            let logits = model.forward(&ids)?.narrow(1, 0, t - 1)?;
+                            let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+                            let targets = ids.narrow(1, 1, t - 1)?;
+                            Loss::sum(cross_entropy_with(&logits, &targets, None, options)?, (t - 1) as f64)
+                        })?;
+                        seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+                    }
+                    Ok(seen)
+                },
+            );
+            outcomes.unwrap().remove(0)
+        };
+        for (a, b) in train(2).into_iter().zip(train(1)) {
+            assert!((a - b).abs() <= 1e-4 * b.abs(), "{name}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn a_vocabulary_that_ranks_do_not_divide_says_so() {
+    let outcome = Ranks::new(2).run(|_| Ok(cpu()), |comm| cut(&comm, "llama", true).map(drop));
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("embed_tokens.weight") && error.contains("pad the vocabulary"), "{error}");
+    let model = decoder("llama");
+    assert!(model.named_parameters().iter().all(|(_, p)| p.placed().is_none()));
+}

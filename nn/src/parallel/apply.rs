@@ -1,0 +1,123 @@
+//! Applying a plan: each rank keeps its pieces of the parameters, and layers learn how they are cut.
+
+use std::{collections::HashMap, sync::Arc};
+
+use autograd::{Leaf, Residency};
+use numcore::{Error, Result, Runtime, Tensor, placement::TensorPlacement};
+
+use super::{
+    Placed, TensorGroup, TensorPlan, TensorStyle,
+    plan::{Partiality, PlanEntry},
+};
+use crate::{Module, ModuleEntry, Param, walk};
+
+impl TensorPlan {
+    /// Cuts a model over the ranks of a group. A rank keeps its piece of each parameter, and what is made of an
+    /// [`Init::lazily`](crate::Init::lazily) is never there as a whole, but for one parameter at a time. Values are those of the whole model.
+    ///
+    /// Make optimizers and trainers afterwards: a parameter that is cut gets another leaf. On one rank the plan is checked, and nothing else
+    /// happens.
+    ///
+    /// # Errors
+    /// If a pattern names no parameter, two patterns name one in different ways, sizes or heads cannot be shared out, or a layer cannot be
+    /// cut as the plan says. The model is as it was then.
+    pub fn apply<R: Runtime>(&self, model: &(impl Module<R> + ?Sized), group: &Arc<dyn TensorGroup<R>>) -> Result<()> {
+        let parameters = NamedParameter::all_of(model);
+        self.check_patterns(&parameters)?;
+        if group.size() == 1 {
+            return Ok(());
+        }
+        let placed = |p: &NamedParameter<R>| self.placed(p, group);
+        let placed = parameters.iter().map(placed).collect::<Result<Vec<_>>>()?;
+        parameters.iter().zip(placed).try_for_each(|(p, placed)| p.parameter.place(placed))
+    }
+
+    /// An error if a pattern names nothing: it is a mistake, and a layer would stay whole.
+    fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>]) -> Result<()> {
+        let cuts_sequence = self.entries().iter().any(|entry| entry.partial == Partiality::OfSequence);
+        if self.is_sequence_parallel() && !cuts_sequence {
+            let why = "the plan names no layer that computes on parts of a sequence (`TensorPlan::sequence`), so its model does not \
+                       cut sequences";
+            return Err(Error::config("TensorPlan", "sequence_parallel", why));
+        }
+        let names = || parameters.iter().flat_map(|p| &p.names);
+        match self.entries().iter().find(|entry| !entry.optional && !names().any(|name| entry.names(name))) {
+            None => Ok(()),
+            Some(PlanEntry { pattern, .. }) => {
+                let some: Vec<&str> = names().take(8).map(String::as_str).collect();
+                let why = format!("`{pattern}` names no parameter of the model, whose first are {}", some.join(", "));
+                Err(Error::config("TensorPlan", "pattern", why))
+            }
+        }
+    }
+
+    fn placed<R: Runtime>(&self, of: &NamedParameter<R>, group: &Arc<dyn TensorGroup<R>>) -> Result<Placed<R>> {
+        let (name, parameter) = (&of.names[0], of.parameter.clone());
+        if parameter.placed().is_some() {
+            return Err(Error::state(&**name, "is cut already: a plan is applied to a model once"));
+        }
+        let entry = self.entry_of(of)?;
+        let style = entry.map_or(TensorStyle::Replicated, |entry| entry.style);
+        let piece = parameter.cuts().piece(style, parameter.shape(), group.rank(), group.size());
+        let (placement, replicas) = piece.map_err(|why| {
+            let (shape, size) = (parameter.shape(), group.size());
+            Error::state(&**name, format!("of shape {shape} cannot be cut by {style:?} over {size} ranks: {why}"))
+        })?;
+        let partial = match entry.map_or(Partiality::Never, |entry| entry.partial) {
+            Partiality::Always => true,
+            Partiality::OfSequence => self.is_sequence_parallel(),
+            // Ranks that share a head of keys use it for different heads of queries; a bias that is added to parts of a sequence, for those.
+            Partiality::Never if style == TensorStyle::Row => self.is_sequence_parallel() && replicas > 1,
+            Partiality::Never => style != TensorStyle::Replicated && replicas > 1,
+        };
+        let (sequence, group) = (self.is_sequence_parallel(), group.clone());
+        Ok(Placed { name: name.as_str().into(), style, placement, replicas, partial, sequence, group })
+    }
+
+    /// The line of the table for a parameter, by any of its names.
+    fn entry_of<R: Runtime>(&self, of: &NamedParameter<R>) -> Result<Option<&PlanEntry>> {
+        let mut found = self.entries().iter().filter(|entry| of.names.iter().any(|name| entry.names(name)));
+        let first = found.next();
+        match found.find(|other| first.is_some_and(|f| (f.style, f.partial) != (other.style, other.partial))) {
+            None => Ok(first),
+            Some(other) => {
+                let [one, two] = [first.unwrap_or(other), other].map(|e| format!("`{}` ({:?})", e.pattern, e.style));
+                Err(Error::state(&*of.names[0], format!("is named by {one} and by {two}, which differ")))
+            }
+        }
+    }
+}
+
+/// A parameter under all of its names: a shared one has several.
+struct NamedParameter<R: Runtime> {
+    names: Vec<String>,
+    parameter: Param<R>,
+}
+
+impl<R: Runtime> NamedParameter<R> {
+    fn all_of(model: &(impl Module<R> + ?Sized)) -> Vec<Self> {
+        let (mut all, mut places): (Vec<Self>, HashMap<usize, usize>) = (Vec::new(), HashMap::new());
+        walk(model, |name, entry| {
+            let ModuleEntry::Parameter(p) = entry else { return };
+            let at = *places.entry(p.id()).or_insert(all.len());
+            match all.get_mut(at) {
+                Some(known) => known.names.push(name.to_string()),
+                None => all.push(NamedParameter { names: vec![name.to_string()], parameter: p.clone() }),
+            }
+        });
+        all
+    }
+}
+
+/// A piece of a parameter that is drawn, or fetched, as a whole whenever it is read.
+pub(crate) struct PieceOf<R: Runtime> {
+    pub(crate) whole: Arc<Leaf<R>>,
+    pub(crate) placement: TensorPlacement,
+}
+
+impl<R: Runtime> Residency<R> for PieceOf<R> {
+    fn fetch(&self, _: &Leaf<R>) -> Result<Tensor<R>> {
+        // A copy: what is read is not to keep the whole in memory.
+        self.placement.take(&self.whole.value()?)?.copy()
+    }
+}

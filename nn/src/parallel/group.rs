@@ -1,0 +1,75 @@
+//! The exchange between the ranks that a model is cut over.
+
+use std::fmt::Debug;
+
+use autograd::Var;
+use numcore::{Result, Runtime, Tensor};
+
+/// What ranks do with a value, and in backward with its gradient: each is the gradient of another.
+///
+/// | forward | backward | the input is | the output is |
+/// |---|---|---|---|
+/// | `Copy` | `AllReduce` | equal on all ranks | the same, used differently by each |
+/// | `AllReduce` | `Copy` | a part of a sum | the sum, equal on all ranks |
+/// | `Split` | `Gather` | equal on all ranks | this rank's part along a dimension |
+/// | `Gather` | `Split` | a part along a dimension | the whole, used alike by all ranks |
+/// | `AllGather` | `ReduceScatter` | a part along a dimension | the whole, used differently by each rank |
+/// | `ReduceScatter` | `AllGather` | a part of a sum | this rank's part, along a dimension, of the sum |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exchange {
+    /// The value itself; its gradients are summed.
+    Copy,
+    /// The sum of all ranks' values.
+    AllReduce,
+    /// This rank's part of the value along a dimension.
+    Split(usize),
+    /// The parts of all ranks, one after another along a dimension.
+    Gather(usize),
+    /// The parts of all ranks, like `Gather`, where each rank computes something else with them.
+    AllGather(usize),
+    /// This rank's part, along a dimension, of the sum of all ranks' values.
+    ReduceScatter(usize),
+}
+
+impl Exchange {
+    /// What is done with the gradient.
+    pub fn backward(self) -> Self {
+        match self {
+            Exchange::Copy => Exchange::AllReduce,
+            Exchange::AllReduce => Exchange::Copy,
+            Exchange::Split(dim) => Exchange::Gather(dim),
+            Exchange::Gather(dim) => Exchange::Split(dim),
+            Exchange::AllGather(dim) => Exchange::ReduceScatter(dim),
+            Exchange::ReduceScatter(dim) => Exchange::AllGather(dim),
+        }
+    }
+
+    /// What it is called in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Exchange::Copy => "copy",
+            Exchange::AllReduce => "all_reduce",
+            Exchange::Split(_) => "split",
+            Exchange::Gather(_) => "gather",
+            Exchange::AllGather(_) => "all_gather",
+            Exchange::ReduceScatter(_) => "reduce_scatter",
+        }
+    }
+
+    /// Whether ranks wait for each other: they do not where each has all that it needs.
+    pub fn communicates(self) -> bool {
+        !matches!(self, Exchange::Copy | Exchange::Split(_))
+    }
+}
+
+/// The ranks that a model's layers are cut over, seen from one of them. All ranks make the same calls in the same order.
+pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
+    /// This rank's place in the group.
+    fn rank(&self) -> usize;
+    /// How many ranks there are.
+    fn size(&self) -> usize;
+    /// Does `what` with `x`; `of` is the layer that asks, by which calls are told apart. The result is differentiable, any number of times.
+    fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>>;
+    /// The largest of all ranks' values, element by element, without a gradient.
+    fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>>;
+}
