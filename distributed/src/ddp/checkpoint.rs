@@ -112,11 +112,12 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let (n, rank) = (self.comm.size(), self.comm.rank());
         let (mut elements, mut parts) = (vec![0; n], Vec::new());
-        for leaf in self.saved() {
+        for leaf in self.saved().filter(|leaf| self.tensor.counts(leaf)) {
             let to = (0..n).min_by_key(|&r| elements[r]).unwrap_or(0);
             elements[to] += leaf.spec().shape.numel();
             if to == rank {
-                parts.push(CheckpointPart::whole(names::parameter(&leaf.name()), &leaf.value()?)?);
+                let placement = self.tensor.placement(leaf);
+                parts.push(CheckpointPart::piece(names::parameter(&leaf.name()), placement, &leaf.value()?)?);
             }
         }
         Ok(parts)
