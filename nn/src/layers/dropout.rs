@@ -1,7 +1,7 @@
 //! Dropout layers.
 
 use autograd::{Var, next_seed};
-use numcore::{Error, Result, Runtime, fused::NnOps};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps};
 
 use crate::{Forward, Mode, Module};
 
@@ -37,6 +37,6 @@ impl<R: Runtime> Forward<R> for Dropout {
         if self.is_identity() {
             return Ok(x.clone());
         }
-        x.dropout(self.p, next_seed())
+        x.dropout(self.p, next_seed()).at_caller()
     }
 }
