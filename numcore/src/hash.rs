@@ -67,8 +67,8 @@ mod tests {
 
     #[test]
     fn text_is_hashed_as_its_bytes_are() {
-        let mut hash = Fnv1a::default();
-        write!(hash, "{}{}", "foo", "bar").unwrap();
+        let (mut hash, parts) = (Fnv1a::default(), ["foo", "bar"]);
+        write!(hash, "{}{}", parts[0], parts[1]).unwrap();
         assert_eq!(hash.finish(), hashed("foobar"));
     }
 

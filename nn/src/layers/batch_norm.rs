@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use autograd::{Var, no_grad};
 use numcore::{
-    DType, Error, Result, Runtime,
+    DType, Error, Result, Runtime, Within,
     fused::NnOps,
     ops::{Apply, PointwiseOps},
     pointwise::Program,
@@ -86,9 +86,9 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
         let shape = x.spec().shape;
         if shape.rank() >= 2 && shape.numel() == shape[1] {
             let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
-            return Err(Error::shape("batch_norm", &[shape], why));
+            return Err(Error::shape("batch_norm", &[shape], why)).at_caller();
         }
-        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps)?;
+        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps).at_caller()?;
         no_grad(|| self.track(&mean, &variance))?;
         Ok(y)
     }

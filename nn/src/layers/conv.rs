@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Within,
     fused::{Conv1dOptions, ConvOptions},
     ops::{ConvNd, ConvOps, ConvPadding, PadMode},
 };
@@ -181,7 +181,7 @@ fn parameters<R: Runtime>(
 impl<R: Runtime, const N: usize> Forward<R> for Conv<R, N> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.conv(&self.weight.var(), optional(&self.bias).as_ref(), &self.options)
+        x.conv(&self.weight.var(), optional(&self.bias).as_ref(), &self.options).at_caller()
     }
 }
 
@@ -189,6 +189,6 @@ impl<R: Runtime, const N: usize> Forward<R> for ConvTranspose<R, N> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let bias = optional(&self.bias);
-        x.conv_transpose(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding)
+        x.conv_transpose(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding).at_caller()
     }
 }

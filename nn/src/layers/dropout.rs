@@ -2,7 +2,7 @@
 
 use autograd::{Var, next_seed};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     fused::NnOps,
     ops::{Apply, PointwiseOps, ViewOps},
 };
@@ -54,6 +54,6 @@ impl<R: Runtime> Forward<R> for Dropout {
         if self.is_identity() {
             return Ok(x.clone());
         }
-        x.dropout(self.p, next_seed())
+        x.dropout(self.p, next_seed()).at_caller()
     }
 }

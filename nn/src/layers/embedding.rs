@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Shape, Tensor,
+    Error, Result, Runtime, Shape, Tensor, Within,
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps, cat},
 };
 
@@ -88,7 +88,7 @@ impl<R: Runtime> Forward<R> for Embedding<R> {
     #[track_caller]
     fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
         let rows = match self.cut() {
-            None => self.weight.var().embedding(indices)?,
+            None => self.weight.var().embedding(indices).at_caller()?,
             Some(placed) => self.summed(&placed, indices)?,
         };
         match self.frozen_row {

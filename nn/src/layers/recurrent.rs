@@ -7,7 +7,7 @@ use std::{marker::PhantomData, sync::LazyLock};
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, MatmulOps, PointwiseOps, ViewOps, cat, stack},
     pointwise::Program,
 };
@@ -222,7 +222,7 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
     /// Reads `x: [B, T, I]` from `state` (zeros if `None`), each `[layers · directions, B, H]`.
     #[track_caller]
     pub fn run(&self, x: &Var<R>, state: Option<&[Var<R>]>) -> Result<RecurrentOutput<R>> {
-        self.check(x, state)?;
+        self.check(x, state).at_caller()?;
         let directions = self.config.directions();
         let mut below = x.clone();
         let mut finals: Vec<Vec<Var<R>>> = vec![Vec::new(); C::STATES];

@@ -49,7 +49,7 @@ fn an_op_names_the_parameters_among_its_operands() {
         message(model.fc1.forward(&input([2, 5]))),
         format!(
             "linear: shapes [2, 5], [4, 3], [4]: x has 5 features, the weight takes 3 \
-             (`fc1.weight` is f32 [4, 3]; `fc1.bias` is f32 [4]), at {}:{line}:30",
+             (`fc1.weight` is f32 [4, 3]; `fc1.bias` is f32 [4]), at {}:{line}:27",
             file!()
         )
     );
