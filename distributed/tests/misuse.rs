@@ -1,4 +1,5 @@
-//! What must not compile: each file of `misuse/` is a mistake, with what the compiler says about it beside it.
+//! What must not compile, here and in `comm`: each file of `misuse/` is a mistake, with what the compiler says about it beside it. (One program for both:
+//! each builds what it depends on.)
 #![allow(missing_docs)]
 
 #[test]
