@@ -6,7 +6,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use numcore::{DType, Error, Result, Runtime, Shape, Tensor, safetensors::Reader};
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, safetensors::Reader};
 use serde_json::Value;
 
 use super::JsonObject;
@@ -63,11 +63,17 @@ impl Weights {
     /// # Errors
     /// If [`spec`](Weights::spec) would fail, or the bytes cannot be read.
     pub fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
-        let ((dtype, shape), bytes) = self.with_reader(name, |reader| {
+        self.with_reader(name, |reader| {
             let (dtype, shape) = reader.tensor(name)?;
-            Ok(((dtype, *shape), reader.bytes(name)?))
-        })?;
-        Tensor::from_bytes(rt, shape, dtype, &bytes)
+            let shape = *shape;
+            // Where memory is the host's, the file is read into it.
+            let mut memory = TensorMut::alloc(rt, shape, dtype)?;
+            if let Some(bytes) = memory.host_bytes_mut() {
+                reader.read_range(name, 0, bytes)?;
+                return memory.freeze();
+            }
+            Tensor::from_bytes(rt, shape, dtype, &reader.bytes(name)?)
+        })
     }
 
     /// The bytes of a tensor.

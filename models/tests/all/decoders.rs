@@ -4,7 +4,7 @@ use autograd::{Var, no_grad};
 use models::{Decoder, DecoderInputs, Pretrained, SaveOptions};
 use nn::{Forward, Init, ModuleExt};
 use numcore::{
-    DType, Tensor,
+    DType, Runtime, Tensor,
     ops::{PointwiseOps, ViewOps},
 };
 
