@@ -1,11 +1,11 @@
 //! Callbacks of a backward pass, called between kernels.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 use numcore::{
     Result, Runtime, Tensor, TensorMut,
     ops::{Input, compute},
-    pointwise::Program,
+    pointwise::standard::COPY,
 };
 
 use crate::Leaf;
@@ -26,7 +26,6 @@ impl<R: Runtime> LeafGrad<R> {
             LeafGrad::Own(own) => return Ok(own.clone()),
             LeafGrad::Slot(slot) => slot,
         };
-        static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
         let mut copy = TensorMut::alloc(slot.runtime(), *slot.shape(), slot.dtype())?;
         compute(slot.runtime(), &COPY, &[Input::Memory(slot)], &[], &mut [&mut copy])?;
         copy.freeze()

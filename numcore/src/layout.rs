@@ -2,8 +2,11 @@
 //! over the same memory.
 
 mod adjacent;
+mod coalesce;
 
 use std::fmt;
+
+pub use coalesce::{LoopAxis, coalesce};
 
 use crate::{Error, MAX_RANK, Result, Shape};
 
@@ -230,9 +233,9 @@ impl Layout {
         if self.numel() == 0 || self.is_contiguous() {
             return Some(out);
         }
-        let runs = self.merged();
+        let axes = self.dims().iter().zip(self.strides()).map(|(&size, &stride)| LoopAxis { size, strides: [stride] });
         let mut axis = shape.rank();
-        for &(size, stride) in runs.iter().rev() {
+        for LoopAxis { size, strides: [stride] } in coalesce(axes, usize::MAX).into_iter().rev() {
             let (mut left, mut step) = (size, stride);
             while left > 1 {
                 axis = axis.checked_sub(1)?;
@@ -245,20 +248,6 @@ impl Layout {
             }
         }
         Some(out)
-    }
-
-    /// The `(size, stride)` of the axes, outermost first: axes that are contiguous with each other are merged, sizes of
-    /// 1 dropped.
-    fn merged(&self) -> smallvec::SmallVec<[(usize, isize); MAX_RANK]> {
-        let mut runs: smallvec::SmallVec<[(usize, isize); MAX_RANK]> = Default::default();
-        for (&d, &s) in self.dims().iter().zip(self.strides()) {
-            match runs.last_mut() {
-                _ if d == 1 => {}
-                Some(last) if last.1 == s * d as isize => *last = (last.0 * d, s),
-                _ => runs.push((d, s)),
-            }
-        }
-        runs
     }
 }
 

@@ -35,7 +35,7 @@ mod lion;
 mod memory;
 mod muon;
 mod nadam;
-mod norms;
+pub mod norms;
 mod optimizer;
 mod own;
 mod params;

@@ -6,7 +6,7 @@ use autograd::Leaf;
 use numcore::{
     DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Tensor,
     ops::{Op, Pointwise, update},
-    pointwise::Program,
+    pointwise::{Program, standard::FILL},
 };
 
 use crate::{StateSpec, memory::lending};
@@ -100,7 +100,6 @@ impl<R: Runtime> FlatParams<R> {
     /// A tensor kept for each parameter, in the dtype of updates: with equal offsets when it has the parameters'
     /// shapes.
     pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
-        static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("fill", |[_], [value]| [value]));
         let shapes = self.leaves.iter().map(|l| (state.shape)(&l.spec().shape));
         let layout = match shapes.clone().eq(self.leaves.iter().map(|l| l.spec().shape)) {
             true => self.layout().with_dtype(self.working()),

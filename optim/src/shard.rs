@@ -6,7 +6,7 @@ use autograd::Leaf;
 use numcore::{
     DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
-    pointwise::Program,
+    pointwise::{Program, standard::FILL},
 };
 use smallvec::SmallVec;
 
@@ -380,9 +380,8 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
 fn filled<R: Runtime>(rt: &R, layout: &FlatLayout, state: &StateSpec) -> Result<Flat<R>> {
     let mut flat = Flat::zeros_for(rt, MemoryCategory::Optimizer, layout.clone())?;
     if state.init != 0.0 {
-        let fill = Program::new("fill", |[_], [value]| [value]);
         let mut whole = flat.lend_whole()?;
-        update(&fill, &[], &[state.init.into()], &mut [&mut whole])?;
+        update(&FILL, &[], &[state.init.into()], &mut [&mut whole])?;
         flat.restore(whole)?;
     }
     Ok(flat)

@@ -1,14 +1,10 @@
 //! Walks over positions of several operands at once. Adjacent axes are merged where every operand's strides allow it.
 
-use numcore::{Layout, MAX_RANK};
+use numcore::{Layout, LoopAxis, MAX_RANK, coalesce};
 use smallvec::SmallVec;
 
-/// One axis of a walk: its size, and the stride of each operand in elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct WalkAxis<const K: usize> {
-    pub size: usize,
-    pub strides: [isize; K],
-}
+/// One axis of a walk over `K` operands.
+pub(crate) type WalkAxis<const K: usize> = LoopAxis<[isize; K]>;
 
 /// Axes to walk, outermost first.
 #[derive(Clone, Debug)]
@@ -24,16 +20,7 @@ impl<const K: usize> Walk<K> {
 
     /// A walk over these axes, which are merged where possible.
     pub(crate) fn of(axes: impl IntoIterator<Item = WalkAxis<K>>) -> Self {
-        let mut merged: SmallVec<[WalkAxis<K>; MAX_RANK]> = SmallVec::new();
-        for axis in axes.into_iter().filter(|a| a.size != 1) {
-            match merged.last_mut() {
-                Some(last) if (0..K).all(|k| last.strides[k] == axis.strides[k] * axis.size as isize) => {
-                    *last = WalkAxis { size: last.size * axis.size, strides: axis.strides };
-                }
-                _ => merged.push(axis),
-            }
-        }
-        Walk(merged)
+        Walk(coalesce(axes, usize::MAX))
     }
 
     /// The merged axes, outermost first.

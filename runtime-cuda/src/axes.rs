@@ -1,7 +1,7 @@
 //! The loops of a launch: axes in a chosen order, merged where every operand allows it, and the number of adjacent
 //! elements that a thread moves at once. Pure arithmetic, without a device.
 
-use numcore::MAX_RANK;
+use numcore::{LoopAxis, MAX_RANK, coalesce};
 use smallvec::SmallVec;
 
 /// Elements between adjacent indices of one operand, along each axis.
@@ -54,18 +54,12 @@ impl LoopAxes {
     }
 
     fn merged(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>, most: usize) -> LoopAxes {
-        let mut axes = LoopAxes { sizes: SmallVec::new(), steps: SmallVec::from_elem([0; MAX_RANK], operands.len()) };
-        for axis in order.into_iter().filter(|&a| dims[a] != 1) {
-            let n = axes.sizes.len();
-            let goes_on = |(to, from): (&Steps, &Steps)| to[n - 1] == from[axis] * dims[axis] as isize;
-            let short = |n: usize| axes.sizes[n - 1].saturating_mul(dims[axis]) <= most;
-            let merge = n > 0 && short(n) && axes.steps.iter().zip(operands).all(goes_on);
-            let at = if merge { n - 1 } else { n };
-            match merge {
-                true => axes.sizes[at] *= dims[axis],
-                false => axes.sizes.push(dims[axis]),
-            }
-            axes.steps.iter_mut().zip(operands).for_each(|(to, from)| to[at] = from[axis]);
+        let strides = |axis: usize| operands.iter().map(|steps| steps[axis]).collect::<SmallVec<[isize; 8]>>();
+        let merged = coalesce(order.into_iter().map(|a| LoopAxis { size: dims[a], strides: strides(a) }), most);
+        let steps = SmallVec::from_elem([0; MAX_RANK], operands.len());
+        let mut axes = LoopAxes { sizes: merged.iter().map(|axis| axis.size).collect(), steps };
+        for (at, axis) in merged.iter().enumerate() {
+            axes.steps.iter_mut().zip(&axis.strides).for_each(|(steps, &stride)| steps[at] = stride);
         }
         if axes.sizes.is_empty() {
             axes.sizes.push(1);

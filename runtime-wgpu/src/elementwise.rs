@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use numcore::{Accumulate, Layout, MAX_RANK, Result};
+use numcore::{Accumulate, Layout, LoopAxis, MAX_RANK, Result, coalesce};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
@@ -21,29 +21,14 @@ pub(crate) type LoopSizes = SmallVec<[usize; MAX_RANK]>;
 /// An operand's strides along them.
 pub(crate) type LoopStrides = SmallVec<[isize; MAX_RANK]>;
 
-/// Drops axes of size 1, and merges adjacent axes that are contiguous in every operand.
-pub(crate) fn coalesce(
-    axes: impl Iterator<Item = (usize, SmallVec<[isize; 8]>)>,
+/// The sizes of merged axes, and every operand's strides along them.
+pub(crate) fn loops(
+    axes: impl Iterator<Item = LoopAxis<SmallVec<[isize; 8]>>>,
     operands: usize,
 ) -> (LoopSizes, Vec<LoopStrides>) {
-    let mut sizes = LoopSizes::new();
-    let mut strides: Vec<LoopStrides> = vec![LoopStrides::new(); operands];
-    for (size, at) in axes.filter(|(size, _)| *size != 1) {
-        let joins = !sizes.is_empty()
-            && strides.iter().zip(&at).all(|(s, a)| s.last().is_some_and(|outer| *outer == a * size as isize));
-        if joins && let Some(last) = sizes.last_mut() {
-            *last *= size;
-        } else {
-            sizes.push(size);
-        }
-        for (s, &a) in strides.iter_mut().zip(&at) {
-            if joins {
-                s.pop();
-            }
-            s.push(a);
-        }
-    }
-    (sizes, strides)
+    let axes = coalesce(axes, usize::MAX);
+    let strides = |k: usize| axes.iter().map(|axis| axis.strides[k]).collect();
+    (axes.iter().map(|axis| axis.size).collect(), (0..operands).map(strides).collect())
 }
 
 /// The class of an operand's strides along a walk.
@@ -127,8 +112,9 @@ impl<'a> ElementwiseKernel<'a> {
         let views: SmallVec<[OperandView<'a>; 8]> = ins.iter().chain(outs).map(|(p, _)| *p).collect();
         let (bindings, slots) = Bindings::of(&wgpu.queue.device, op, &views)?;
         let shape = *views[0].layout.shape();
-        let axes = (0..shape.rank()).map(|i| (shape[i], views.iter().map(|p| p.layout.strides()[i]).collect()));
-        let (sizes, strides) = coalesce(axes, views.len());
+        let strides = |i: usize| views.iter().map(|p| p.layout.strides()[i]).collect();
+        let axes = (0..shape.rank()).map(|i| LoopAxis { size: shape[i], strides: strides(i) });
+        let (sizes, strides) = loops(axes, views.len());
         let forms = ins.iter().chain(outs).map(|(_, f)| *f);
         let mut operands: SmallVec<[WalkOperand; 8]> = SmallVec::new();
         for (((view, form), &slot), strides) in views.iter().zip(forms).zip(&slots).zip(strides) {

@@ -2,14 +2,14 @@
 //! the operands through workgroup memory. No sum is split: the bits depend on nothing but the operands. Half-precision
 //! operands are upcast where they are read.
 
-use numcore::{Accumulate, DType, Layout, Out, Result, View};
+use numcore::{Accumulate, DType, Layout, LoopAxis, Out, Result, View};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{
     Wgpu,
     access::{Params, Site, StorageForm, header, offset, unravel},
     bindings::{Bindings, OperandView},
-    elementwise::coalesce,
+    elementwise::loops,
     pipelines::PipelineKey,
     pointwise::{STEPS, convert, no_f64},
     queue::Dispatch,
@@ -71,9 +71,9 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
     let (bindings, slots) = Bindings::of(&wgpu.queue.device, "matmul", &places)?;
     let axes = (0..rank - 2).map(|i| {
         let strides = places.iter().map(|p| p.layout.strides()[i]).collect();
-        (places[0].layout.dims()[i], strides)
+        LoopAxis { size: places[0].layout.dims()[i], strides }
     });
-    let (batch, strides) = coalesce(axes, 3);
+    let (batch, strides) = loops(axes, 3);
     let mut atomic: SmallVec<[bool; 8]> = smallvec![false; bindings.len()];
     atomic[slots[0]] = StorageForm::of(places[0].dtype).per_word() > 1;
     let sites: [Site; 3] = std::array::from_fn(|i| Site {

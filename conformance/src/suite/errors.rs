@@ -206,7 +206,7 @@ fn networks<R: Runtime>() -> Vec<Row<R>> {
             image(g, [1, 2, 4, 4])?.conv2d(&image(g, [2, 2, 2, 2])?, Some(&bias), PLAIN)
         }),
         ("conv", |g| g.x.conv2d(&g.y, None, PLAIN)),
-        ("conv1d", |g| g.x.conv1d(&g.y, None, 1, 0, 1, 1)),
+        ("conv1d", |g| g.x.conv1d(&g.y, None, Default::default())),
         ("conv_transpose2d", |g| g.x.conv_transpose2d(&g.y, None, PLAIN, [0, 0])),
         ("conv_transpose2d", |g| {
             image(g, [1, 1, 2, 2])?.conv_transpose2d(

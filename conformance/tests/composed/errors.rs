@@ -170,8 +170,8 @@ fn differences_without_end() {
 fn errors_are_in_the_callers_terms() {
     let (x, w) = (zeros(&[1, 2, 4]), zeros(&[2, 3, 3]));
     refused(x.conv(&w, None, &ConvNd::<1>::default()), &["conv", "shapes [1, 2, 4], [2, 3, 3]: 2 input channels"]);
-    refused(x.conv1d(&w, None, 1, 0, 1, 1), &["conv1d", "shapes [1, 2, 4], [2, 3, 3]: 2 input channels"]);
-    refused(x.conv1d(&zeros(&[2, 2, 9]), None, 1, 0, 1, 1), &["conv1d", "shapes [1, 2, 4], [2, 2, 9]"]);
+    refused(x.conv1d(&w, None, Default::default()), &["conv1d", "shapes [1, 2, 4], [2, 3, 3]: 2 input channels"]);
+    refused(x.conv1d(&zeros(&[2, 2, 9]), None, Default::default()), &["conv1d", "shapes [1, 2, 4], [2, 2, 9]"]);
     refused(x.conv_transpose(&zeros(&[3, 1, 2]), None, &ConvNd::<1>::default(), [0]), &["[1, 2, 4], [3, 1, 2]"]);
     let x = zeros(&[2, 3]);
     let at = ints(&[2, 2], &[0, 1, 1, 3]);

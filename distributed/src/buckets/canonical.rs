@@ -5,7 +5,7 @@ use std::{array, collections::BTreeMap, sync::LazyLock};
 use numcore::{
     DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, ViewOps, compute},
-    pointwise::{Expr, Program},
+    pointwise::{Expr, Program, standard::COPY},
 };
 
 use super::{BucketReducer, FullBucket};
@@ -66,8 +66,6 @@ impl<R: Runtime> BucketReducer<R> for Canonical<R> {
         self.sums.values_mut().for_each(TensorMut::reset);
     }
 }
-
-static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
 
 /// Sends a chunk's gradients: every rank gets those of all ranks, one after another.
 fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<Work<TensorMut<R>>> {

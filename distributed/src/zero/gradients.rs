@@ -1,11 +1,9 @@
 //! The gradients of a unit: gathered during a backward pass, summed over ranks, and what an update does with them.
 
-use std::sync::LazyLock;
-
 use numcore::{
     Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{Input, ViewOps, compute},
-    pointwise::Program,
+    pointwise::standard::ADD,
 };
 use optim::ShardOptimizer;
 
@@ -149,7 +147,6 @@ impl<R: Runtime> Unit<R> {
         }
         if summed {
             let (sums, mut kept) = (sums.freeze()?, own.grads.lend_whole()?);
-            static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[a, b], []| [a + b]));
             let rt = kept.runtime().clone();
             compute(&rt, &ADD, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
             own.grads.restore(kept)?;

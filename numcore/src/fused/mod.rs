@@ -19,7 +19,7 @@ pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use linear::Linear;
 pub use norm::{Norm, NormGrad, NormKind};
-pub use options::{ConvOptions, CrossEntropyOptions, Reduction};
+pub use options::{Conv1dOptions, ConvOptions, CrossEntropyOptions, Reduction};
 pub use pool::{MaxPool, MaxPoolGrad};
 pub use rope::RopeOptions;
 pub use scatter::ScatterExtreme;

@@ -47,3 +47,29 @@ impl Default for ConvOptions {
         ConvOptions { stride: [1; 2], padding: [0; 2], dilation: [1; 2], groups: 1 }
     }
 }
+
+/// The geometry of a one-dimensional convolution.
+#[derive(Clone, Copy, Debug)]
+pub struct Conv1dOptions {
+    /// The stride between outputs.
+    pub stride: usize,
+    /// Zero padding at both edges of the input.
+    pub padding: usize,
+    /// The distance between elements of the kernel.
+    pub dilation: usize,
+    /// The number of channel groups; channels of different groups do not mix.
+    pub groups: usize,
+}
+
+impl Default for Conv1dOptions {
+    fn default() -> Self {
+        Conv1dOptions { stride: 1, padding: 0, dilation: 1, groups: 1 }
+    }
+}
+
+/// For one-dimensional data seen as `[B, C, 1, L]`.
+impl From<Conv1dOptions> for ConvOptions {
+    fn from(Conv1dOptions { stride, padding, dilation, groups }: Conv1dOptions) -> Self {
+        ConvOptions { stride: [1, stride], padding: [0, padding], dilation: [1, dilation], groups }
+    }
+}

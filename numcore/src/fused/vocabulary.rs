@@ -5,8 +5,8 @@ use std::sync::LazyLock;
 use smallvec::SmallVec;
 
 use super::{
-    Attention, Conv, ConvKind, ConvOptions, CrossEntropy, CrossEntropyOptions, MaxPool, Norm, NormKind, Reduction,
-    RopeOptions, SdpaOptions, Softmax, attention, conv::transposed, rope,
+    Attention, Conv, Conv1dOptions, ConvKind, ConvOptions, CrossEntropy, CrossEntropyOptions, MaxPool, Norm, NormKind,
+    Reduction, RopeOptions, SdpaOptions, Softmax, attention, conv::transposed, rope,
 };
 use crate::{
     DType, Error, Result, Scalar, Shape, Tensor,
@@ -27,11 +27,6 @@ impl ConvOptions {
         let op = Conv { kind, stride, padding, dilation, groups, bias: bias.is_some() };
         let ins: SmallVec<[&T; 3]> = [a, b].into_iter().chain(&bias).collect();
         T::apply1(op, &ins)
-    }
-
-    /// Options that apply to the second axis only, for one-dimensional data seen as `[B, C, 1, L]`.
-    fn flat(stride: usize, padding: usize, dilation: usize, groups: usize) -> Self {
-        ConvOptions { stride: [1, stride], padding: [0, padding], dilation: [1, dilation], groups }
     }
 }
 
@@ -193,18 +188,9 @@ pub trait NnOps: Apply {
     }
     /// Convolution of `self: [N, C, L]` with `weight: [O, C/G, R]` and `bias: [O]`.
     #[track_caller]
-    fn conv1d(
-        &self,
-        weight: &Self,
-        bias: Option<&Self>,
-        stride: usize,
-        padding: usize,
-        dilation: usize,
-        groups: usize,
-    ) -> Result<Self> {
+    fn conv1d(&self, weight: &Self, bias: Option<&Self>, options: Conv1dOptions) -> Result<Self> {
         rank_is("conv1d", &[self, weight], 3)?;
-        let options = ConvOptions::flat(stride, padding, dilation, groups);
-        let y = options.apply(ConvKind::Forward, &self.unsqueeze(2)?, &weight.unsqueeze(2)?, bias);
+        let y = ConvOptions::from(options).apply(ConvKind::Forward, &self.unsqueeze(2)?, &weight.unsqueeze(2)?, bias);
         y.map_err(|e| e.of_line("conv1d"))?.squeeze(2)
     }
     /// Transposed convolution of `self: [N, O, P, Q]` with `weight: [O, C/G, R, S]` and `bias: [C]`: the adjoint of

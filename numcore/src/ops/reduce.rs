@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     ArgOp, DType, Error, Out, ReduceKind, Result, Runtime, Shape, Tensor,
-    pointwise::{Expr, Program},
+    pointwise::{Program, Widened},
 };
 
 /// `program` at every position of its broadcast inputs, combined by `op` over the axes along which `to` is broadcast to
@@ -209,7 +209,7 @@ pub trait ReduceOps: Apply {
             LazyLock::new(|| Program::new("logsumexp", |[s, m], []| [(s.log() + m.cast_like(s)).cast_like(m)]));
         let (to, _) = target("logsumexp", self.spec().shape, axes)?;
         let top = finite_top(self, to)?;
-        let sum = Self::apply1(SHIFTED.sum(self, ScalarList::new(), to), &[self, &top])?;
+        let sum = Self::apply1(sum_of(&SHIFTED, self, ScalarList::new(), to), &[self, &top])?;
         drop_axes(sum.apply_program(&BACK, &[&top], &[])?, self.spec().shape, axes, keepdim)
     }
     /// The variance: the mean squared distance from the mean, with `correction` subtracted from the count (1:
@@ -231,7 +231,7 @@ pub trait ReduceOps: Apply {
         static SQUARE: LazyLock<Widened> =
             LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x) * wide.of(x)])));
         let (to, _) = target("norm", self.spec().shape, axes)?;
-        let squares = Self::apply1(SQUARE.sum(self, ScalarList::new(), to), &[self])?;
+        let squares = Self::apply1(sum_of(&SQUARE, self, ScalarList::new(), to), &[self])?;
         drop_axes(root(&squares)?.to_dtype(self.spec().dtype)?, self.spec().shape, axes, keepdim)
     }
     /// Whether any element over `axes` is true, for `bool`.
@@ -258,27 +258,9 @@ pub trait ReduceOps: Apply {
 
 impl<T: Apply> ReduceOps for T {}
 
-/// A program that is summed, in two forms: as it is, and with f16 and bf16 upcast to `f32` first, since squares and
-/// exponentials exceed their range and precision.
-struct Widened([Program; 2]);
-
-#[derive(Clone, Copy)]
-struct Wide(bool);
-
-impl Wide {
-    fn of(self, x: Expr<'_>) -> Expr<'_> {
-        if self.0 { x.cast(DType::F32) } else { x }
-    }
-}
-
-impl Widened {
-    fn new(program: impl Fn(Wide) -> Program) -> Self {
-        Widened([false, true].map(|wide| program(Wide(wide))))
-    }
-
-    fn sum<T: Apply>(&self, x: &T, scalars: ScalarList, to: Shape) -> Reduce {
-        Reduce::sum_of(self.0[usize::from(x.spec().dtype.is_half())].clone(), scalars, to)
-    }
+/// The sum of a program's values, down to `to`.
+fn sum_of<T: Apply>(program: &Widened, x: &T, scalars: ScalarList, to: Shape) -> Reduce {
+    Reduce::sum_of(program.of(x.spec().dtype).clone(), scalars, to)
 }
 
 /// The variance over `axes`, which stay; `f32` for half-precision inputs.
@@ -302,11 +284,11 @@ pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Res
     super::rule::float("var", x.spec())?;
     let (to, count) = target("var", x.spec().shape, axes)?;
     let per = |n: usize| -> ScalarList { smallvec![(1.0 / n as f64).into()] };
-    let mean = T::apply1(SCALED.sum(x, per(count), to), &[x])?;
+    let mean = T::apply1(sum_of(&SCALED, x, per(count), to), &[x])?;
     // In exact arithmetic it is 0 for every `x`, so no gradient flows through it.
-    let left = T::apply1(LEFT.sum(x, per(count), to), &[&x.detach(), &mean.detach()])?;
+    let left = T::apply1(sum_of(&LEFT, x, per(count), to), &[&x.detach(), &mean.detach()])?;
     let mean = of_some(count, mean.add(&left)?)?;
-    let squares = T::apply1(SQUARES.sum(x, per(count.saturating_sub(correction)), to), &[x, &mean])?;
+    let squares = T::apply1(sum_of(&SQUARES, x, per(count.saturating_sub(correction)), to), &[x, &mean])?;
     Ok((mean, of_some(count, squares)?))
 }
 

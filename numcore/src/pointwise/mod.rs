@@ -15,13 +15,15 @@ mod eval;
 mod expr;
 mod print;
 mod reference;
+pub mod standard;
 mod table;
 #[cfg(test)]
 mod tests;
 mod types;
+mod widened;
 
 use std::{
-    fmt::{self, Write},
+    fmt::Write,
     hash::{Hash, Hasher},
     sync::{Arc, OnceLock},
 };
@@ -32,8 +34,9 @@ pub use expr::{Expr, IntoExpr};
 pub use reference::Number;
 pub use table::{Binary, Dialect, OpClass, Unary};
 pub use types::Typed;
+pub use widened::{Widened, Widening};
 
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Fnv1a, Result};
 
 /// The index of a value in its program.
 pub type Id = u32;
@@ -303,13 +306,14 @@ impl Program {
     fn from_parts(name: &'static str, insts: Vec<Inst>, outputs: Vec<Id>, inputs: usize, scalars: usize) -> Program {
         let bit = |inst: &Inst| if let Inst::Input(k) = inst { 1u64.checked_shl(u32::from(*k)) } else { None };
         let reads = insts.iter().filter_map(bit).fold(0, |a, b| a | b);
-        let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+        let mut hash = Fnv1a::new();
         // Writing to a hash cannot fail. Hashing the text, unlike derived hashing, does not depend on the width of a
         // word.
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();
         let typed = types::TypingCache::default();
-        let inner = ProgramData { name, insts, outputs, inputs, scalars, hash: hash.0, reads, typed, derivatives };
+        let inner =
+            ProgramData { name, insts, outputs, inputs, scalars, hash: hash.finish(), reads, typed, derivatives };
         Program(Handle::Counted(Arc::new(inner)))
     }
 }
@@ -327,15 +331,5 @@ impl Eq for Program {}
 impl Hash for Program {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.0.hash);
-    }
-}
-
-/// The FNV-1a hash of text.
-struct Fnv(u64);
-
-impl fmt::Write for Fnv {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        self.0 = text.bytes().fold(self.0, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3));
-        Ok(())
     }
 }

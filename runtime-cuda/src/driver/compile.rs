@@ -13,6 +13,7 @@ use std::{
 };
 
 use cudarc::nvrtc::{result, sys};
+use numcore::Fnv1a;
 
 use super::{DriverFailure, Fallible, libraries};
 use crate::codegen::KernelSource;
@@ -67,7 +68,7 @@ impl Compiler {
 
     /// Two kernels have one name only if source, architecture and compiler are equal.
     fn file_name(&self, source: &KernelSource) -> String {
-        let (a, b) = (Fnv::of(source.text.as_bytes(), 0), Fnv::of(source.text.as_bytes(), 1));
+        let (a, b) = (hash(source.text.as_bytes(), 0), hash(source.text.as_bytes(), 1));
         let (major, minor) = self.version;
         format!("{a:016x}{b:016x}-sm{}-{major}.{minor}.cubin", self.architecture.0)
     }
@@ -144,8 +145,8 @@ impl Drop for NvrtcProgram {
 fn read(file: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(file).ok()?;
     let (head, code) = bytes.split_at_checked(16)?;
-    let hash = u64::from_le_bytes(head[8..].try_into().ok()?);
-    (&head[..8] == MAGIC && hash == Fnv::of(code, 0)).then(|| code.to_vec())
+    let expected = u64::from_le_bytes(head[8..].try_into().ok()?);
+    (&head[..8] == MAGIC && expected == hash(code, 0)).then(|| code.to_vec())
 }
 
 /// Written to a temporary file in the folder and renamed, so that no reader sees a part of it.
@@ -153,31 +154,17 @@ fn write(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let thread = format!("{:?}", std::thread::current().id());
-    let unique = Fnv::of(thread.as_bytes(), u64::from(process::id()));
+    let unique = hash(thread.as_bytes(), u64::from(process::id()));
     let beside = file.with_extension(format!("{unique:016x}.part"));
-    fs::write(&beside, [MAGIC.as_slice(), &Fnv::of(code, 0).to_le_bytes(), code].concat())?;
+    fs::write(&beside, [MAGIC.as_slice(), &hash(code, 0).to_le_bytes(), code].concat())?;
     fs::rename(&beside, file)
 }
 
-/// FNV-1a with a seed: the same in every process.
-struct Fnv(u64);
-
-impl Fnv {
-    fn of(bytes: &[u8], seed: u64) -> u64 {
-        let mut hash = Fnv(0xcbf2_9ce4_8422_2325 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        hash.write(bytes);
-        hash.finish()
-    }
-}
-
-impl Hasher for Fnv {
-    fn write(&mut self, bytes: &[u8]) {
-        self.0 = bytes.iter().fold(self.0, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3));
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+/// A hash that is equal in every process.
+fn hash(bytes: &[u8], seed: u64) -> u64 {
+    let mut hash = Fnv1a::seeded(seed);
+    hash.write(bytes);
+    hash.finish()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ mod fold;
 use std::{fmt::Write, sync::LazyLock};
 
 use numcore::{
-    Accumulate, ArgOp, DType, Layout, Out, ProgramOperand, ReduceKind, Result, Scalar, Shape, View, ViewMut,
+    Accumulate, ArgOp, DType, Layout, LoopAxis, Out, ProgramOperand, ReduceKind, Result, Scalar, Shape, View, ViewMut,
     pointwise::Program,
 };
 use smallvec::{SmallVec, smallvec};
@@ -15,7 +15,7 @@ use crate::{
     Wgpu,
     access::{Params, Site, StorageForm, header, offset, unravel},
     bindings::{Bindings, OperandView},
-    elementwise::{LoopSizes, LoopStrides, coalesce},
+    elementwise::{LoopSizes, LoopStrides, loops},
     pipelines::PipelineKey,
     pointwise::{self, LaunchValues, STEPS, no_f64, printed, reads},
     queue::Dispatch,
@@ -172,10 +172,9 @@ impl ReducePlan {
         let goes = |i: usize| full[i] != 1 && out.layout.dims()[i] == 1;
         let strides = |places: &[OperandView<'_>], i: usize| places.iter().map(|p| p.layout.strides()[i]).collect();
         let all: SmallVec<[OperandView<'_>; 8]> = ins.iter().copied().chain([*out]).collect();
-        let (outer, outer_strides) =
-            coalesce((0..rank).filter(|&i| !goes(i)).map(|i| (full[i], strides(&all, i))), all.len());
-        let (inner, inner_strides) =
-            coalesce((0..rank).filter(|&i| goes(i)).map(|i| (full[i], strides(ins, i))), ins.len());
+        let axis = |places: &[OperandView<'_>], i: usize| LoopAxis { size: full[i], strides: strides(places, i) };
+        let (outer, outer_strides) = loops((0..rank).filter(|&i| !goes(i)).map(|i| axis(&all, i)), all.len());
+        let (inner, inner_strides) = loops((0..rank).filter(|&i| goes(i)).map(|i| axis(ins, i)), ins.len());
         let mut cut = ReducePlan { outer, outer_strides, inner, inner_strides, sharing: 1, segments: 1, parts: false };
         cut.share();
         cut

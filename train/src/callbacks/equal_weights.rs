@@ -42,7 +42,8 @@ impl EqualWeights {
     }
 }
 
-/// FNV-1a over words of the value's bytes: equal on every rank and every build.
+/// A hash of the value's bytes, equal on every rank and every build. It takes eight bytes at a time, where
+/// [`Fnv1a`](numcore::Fnv1a) takes one: whole models are hashed.
 fn hash<R: Runtime>(value: &Tensor<R>) -> Result<u64> {
     let bytes = value.to_bytes()?;
     let (words, rest) = bytes.as_chunks::<8>();

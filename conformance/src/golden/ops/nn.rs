@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Shape,
-    fused::{ConvOptions, NnOps},
+    fused::{Conv1dOptions, ConvOptions, NnOps},
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
@@ -103,8 +103,8 @@ fn conv_options<R: Runtime>(c: &Call<'_, R>) -> Result<ConvOptions> {
 }
 
 fn conv1d<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
-    let ConvOptions { stride, padding, dilation, groups } = conv_options(c)?;
-    one(c.x(0)?.conv1d(c.x(1)?, c.maybe(2), stride[0], padding[0], dilation[0], groups))
+    let ConvOptions { stride: [stride, _], padding: [padding, _], dilation: [dilation, _], groups } = conv_options(c)?;
+    one(c.x(0)?.conv1d(c.x(1)?, c.maybe(2), Conv1dOptions { stride, padding, dilation, groups }))
 }
 
 /// Without a stride, windows do not overlap.

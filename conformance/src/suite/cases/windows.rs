@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     Result, Runtime,
-    fused::{ConvOptions, NnOps},
+    fused::{Conv1dOptions, ConvOptions, NnOps},
     ops::PointwiseOps,
 };
 
@@ -57,8 +57,10 @@ fn convolutions<R: Runtime>() -> Vec<OpCase<R>> {
         case("conv2d that leaves a rest", inputs(&[1, 1, 6, 6], &[1, 1, 3, 3], 1), |x| {
             conv(x, ConvOptions { stride: [2, 2], ..PLAIN })
         }),
-        case("conv1d", inputs(&[2, 2, 5], &[2, 2, 3], 2), |x| x[0].conv1d(&x[1], x.get(2), 1, 0, 1, 1)),
-        case("conv1d with everything", inputs(&[1, 2, 7], &[2, 1, 2], 2), |x| x[0].conv1d(&x[1], x.get(2), 2, 1, 2, 2)),
+        case("conv1d", inputs(&[2, 2, 5], &[2, 2, 3], 2), |x| x[0].conv1d(&x[1], x.get(2), Default::default())),
+        case("conv1d with everything", inputs(&[1, 2, 7], &[2, 1, 2], 2), |x| {
+            x[0].conv1d(&x[1], x.get(2), Conv1dOptions { stride: 2, padding: 1, dilation: 2, groups: 2 })
+        }),
     ]
 }
 

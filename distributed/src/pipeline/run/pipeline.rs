@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    hash::Hasher,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
 };
 
 use autograd::{RandomState, Var, random_state, set_random_state};
 use nn::ModuleExt;
-use numcore::{Error, ErrorKind, Result, Runtime};
+use numcore::{Error, ErrorKind, Fnv1a, Result, Runtime};
 
 use super::{
     MicroBatches, PipelineModel, PipelineOutput, Stage, StageHooks,
@@ -255,15 +256,16 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
     schedule.lower(lowering.clone())?.check(Limits::default())
 }
 
-/// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them. FNV-1a.
+/// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them.
 pub(super) fn fingerprint<R: Runtime>(PipelineModel { checked, options, .. }: &PipelineModel<R>) -> [u8; 8] {
-    let schedule = checked.schedule();
-    let hash = |hash: u64, text: String| {
-        text.bytes().chain([0]).fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    let (schedule, mut hash) = (checked.schedule(), Fnv1a::new());
+    let mut add = |text: String| {
+        hash.write(text.as_bytes());
+        hash.write(&[0]);
     };
-    let begin = format!("{:?} {} {options:?}", schedule.placement(), schedule.micro_batches());
-    let actions = schedule.actions().map(|(rank, _, action)| format!("{rank} {action}"));
-    actions.fold(hash(0xcbf2_9ce4_8422_2325, begin), hash).to_le_bytes()
+    add(format!("{:?} {} {options:?}", schedule.placement(), schedule.micro_batches()));
+    schedule.actions().for_each(|(rank, _, action)| add(format!("{rank} {action}")));
+    hash.finish().to_le_bytes()
 }
 
 /// A line of a rank's timeline.

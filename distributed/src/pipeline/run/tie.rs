@@ -1,16 +1,13 @@
 //! One parameter in several stages: copies that are trained as one.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, LazyLock},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use autograd::Leaf;
 use nn::ModuleExt;
 use numcore::{
     Error, Result, Runtime, TensorMut,
     ops::{Input, compute},
-    pointwise::Program,
+    pointwise::standard::{ADD, COPY},
 };
 
 use super::Stage;
@@ -96,7 +93,6 @@ impl<R: Runtime> Tied<R> {
 
     /// Starts the sum: of the copies here, by stage, then of all ranks. Nothing to do where it is frozen.
     pub(super) fn start<S: StageStrategy<R>>(&self, parts: &mut BTreeMap<usize, S>) -> Result<Option<Summing<R>>> {
-        static ADD: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[x, y], []| [x + y]));
         let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
         let lend = |(stage, leaf): &TiedCopy<R>| part(parts, *stage, leaf)?.lend_grad(leaf);
         let mut lent = trained.map(lend).collect::<Result<Vec<_>>>()?;
@@ -117,7 +113,6 @@ impl<R: Runtime> Tied<R> {
         summing: Summing<R>,
         parts: &mut BTreeMap<usize, S>,
     ) -> Result<()> {
-        static COPY: LazyLock<Program> = LazyLock::new(|| Program::new("copy", |[x], []| [x]));
         let Summing { lent, mut others, work } = summing;
         let sum = work.wait()?;
         let rt = sum.runtime().clone();

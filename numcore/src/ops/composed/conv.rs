@@ -4,7 +4,7 @@
 use super::{PadMode, PadOps};
 use crate::{
     Error, Result, Shape,
-    fused::{ConvOptions, NnOps},
+    fused::{Conv1dOptions, ConvOptions, NnOps},
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
@@ -43,6 +43,13 @@ impl<const N: usize> Default for ConvNd<N> {
             dilation: [1; N],
             groups: 1,
         }
+    }
+}
+
+impl From<Conv1dOptions> for ConvNd<1> {
+    fn from(o: Conv1dOptions) -> Self {
+        let padding = ConvPadding::Symmetric([o.padding]);
+        ConvNd { stride: [o.stride], padding, dilation: [o.dilation], groups: o.groups, ..Default::default() }
     }
 }
 
