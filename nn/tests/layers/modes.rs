@@ -1,0 +1,56 @@
+//! Layers that differ between training and evaluation.
+
+use autograd::{Var, manual_seed};
+use nn::*;
+use numcore::{
+    DType, Tensor,
+    ops::{PointwiseOps, ReduceOps, ViewOps},
+};
+
+use crate::{
+    common::{V, cpu, f64s},
+    init, message, same, uniform,
+};
+
+/// After one batch the running statistics have moved by the momentum towards the batch's mean and unbiased variance.
+#[test]
+fn batch_norm_tracks_statistics() {
+    let norm = BatchNorm1d::new(&init(), 3).unwrap();
+    let x = uniform(&[5, 3, 2], 4);
+    let y = norm.forward(&x).unwrap();
+    let by_channel = |x: &V| x.transpose(0, 1).unwrap().reshape([3, 10]).unwrap();
+    let (mean, var) = (by_channel(&x).mean(&[1], false).unwrap(), by_channel(&x).var(&[1], 1, false).unwrap());
+    same(&norm.running_mean.var(), &mean.mul(0.1).unwrap());
+    same(&norm.running_var.var(), &var.mul(0.1).unwrap().add(0.9).unwrap());
+    assert_eq!(norm.num_batches_tracked.value().to_vec::<i64>().unwrap(), [1]);
+    let out = by_channel(&y);
+    assert!(f64s(&out.mean(&[1], false).unwrap()).iter().all(|m| m.abs() < 1e-6), "what comes out has mean 0");
+    let before = f64s(&norm.running_mean.var());
+    norm.eval();
+    norm.forward(&x).unwrap();
+    assert_eq!(f64s(&norm.running_mean.var()), before, "in use it tracks nothing");
+    norm.train();
+    assert!(message(norm.forward(&uniform(&[1, 3], 0))).contains("one value per channel"));
+}
+
+#[test]
+fn dropout_drops_scales_and_repeats() {
+    let dropout = Dropout::new(0.3).unwrap();
+    let x = Var::leaf("x", Tensor::ones(&cpu(), [100_000], DType::F32).unwrap()).unwrap();
+    let draw = || {
+        let y = dropout.forward(&x).unwrap();
+        let gradients = y.sum(&[], false).unwrap().backward().unwrap();
+        (f64s(&y), gradients.of(&x).unwrap().to_f64s().unwrap())
+    };
+    manual_seed(5);
+    let (y, slope) = draw();
+    let dropped = y.iter().filter(|&&v| v == 0.0).count() as f64 / 1e5;
+    assert!((dropped - 0.3).abs() < 5.0 * (0.21f64 / 1e5).sqrt(), "{dropped}");
+    assert!(y.iter().all(|&v| v == 0.0 || (v - 1.0 / 0.7).abs() < 1e-6));
+    assert_eq!(y, slope, "the gradient passes where the value did");
+    assert_ne!(draw().0, y, "each call draws anew");
+    manual_seed(5);
+    assert_eq!(draw().0, y, "the same seed gives the same mask");
+    dropout.mode.set_training(false);
+    assert!(draw().0.iter().all(|&v| v == 1.0));
+}
