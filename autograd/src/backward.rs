@@ -1,6 +1,6 @@
 //! Entry points of the backward pass: from one loss or several roots, into gradients, a hook, or a graph of gradients.
 
-use numcore::{Error, ErrorKind, Result, Runtime, Tensor, ops::Apply};
+use numcore::{Error, ErrorKind, Result, Runtime, Tensor, Within, ops::Apply};
 
 use crate::{
     BackwardHook, Deferred, Gradients, LeafGrad, Var,
@@ -10,6 +10,7 @@ use crate::{
 };
 
 /// The gradients of `loss`, which must have one element, with respect to every leaf it depends on.
+#[track_caller]
 pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
     let mut gradients = Gradients::new();
     backward_with_hooks(loss, &mut gradients)?;
@@ -17,6 +18,7 @@ pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
 }
 
 /// Runs backward from `loss`, which must have one element, and notifies `hook` when each leaf's gradient is final.
+#[track_caller]
 pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
     Backward::of(loss)?.run(hook)
 }
@@ -24,6 +26,7 @@ pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHoo
 /// The gradients of the sum of `outputs`' elements with respect to `inputs`, which may be leaves or intermediates;
 /// `None` for an input that the outputs do not depend on. With `create_graph` the gradients can be differentiated
 /// again.
+#[track_caller]
 pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
     let mut backward = Backward::new();
     for out in outputs {
@@ -46,30 +49,33 @@ impl<R: Runtime> Backward<R> {
     }
 
     /// A backward pass from a loss of one element.
+    #[track_caller]
     pub fn of(loss: &Var<R>) -> Result<Self> {
         let spec = loss.spec();
         if spec.shape.numel() != 1 {
             let why = "only a loss of one element has a gradient; reduce it, or give a seed with `Backward::from`";
-            return Err(Error::shape("backward", &[spec.shape], why));
+            return Err(Error::shape("backward", &[spec.shape], why)).at_caller();
         }
         Self::from(loss, &Var::new(Tensor::ones(loss.runtime(), spec.shape, spec.dtype)?))
     }
 
     /// A backward pass from any value, given the gradient of the loss with respect to it.
+    #[track_caller]
     pub fn from(root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         Self::new().seed(root, gradient)
     }
 
     /// Adds another root with its gradient.
+    #[track_caller]
     pub fn seed(mut self, root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         if root.spec() != gradient.spec() {
             let (is, got) = (root.spec(), gradient.spec());
             let why = format!("the gradient must be {} {} as its root, it is {}", is.dtype, is.shape, got.dtype);
-            return Err(Error::shape("backward", &[is.shape, got.shape], why));
+            return Err(Error::shape("backward", &[is.shape, got.shape], why)).at_caller();
         }
         if !root.requires_grad() {
             let why = "nothing it depends on needs gradients (frozen, detached, or computed under `no_grad`)".into();
-            return Err(ErrorKind::NoGradient { op: "backward", why }.into());
+            return Err(Error::from(ErrorKind::NoGradient { op: "backward", why })).at_caller();
         }
         self.roots.push((root.clone(), gradient.clone()));
         Ok(self)
@@ -82,31 +88,35 @@ impl<R: Runtime> Backward<R> {
     }
 
     /// Runs the backward pass and delivers gradients to `hook`.
+    #[track_caller]
     pub fn run(self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let mut sweep = Sweep::new(&self.roots, self.options);
-        no_grad(|| sweep.start(self.roots, hook))
+        no_grad(|| sweep.start(self.roots, hook)).at_caller()
     }
 
     /// Runs only the op calls that lead to `inputs` (a pipeline stage's), and defers all others: weight gradients for
     /// later.
+    #[track_caller]
     pub fn inputs_only(self, inputs: &[&Var<R>], hook: &mut dyn BackwardHook<R>) -> Result<Deferred<R>> {
         let mut sweep = Sweep::new(&self.roots, self.options);
         sweep.restrict(inputs);
-        no_grad(|| sweep.start(self.roots, hook))?;
+        no_grad(|| sweep.start(self.roots, hook)).at_caller()?;
         Ok(Deferred::new(sweep))
     }
 
     /// The gradients with respect to `inputs` (leaves, not views of them, and intermediates) as variables; with
     /// `create_graph` they can be differentiated again.
+    #[track_caller]
     pub fn grads(mut self, inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
         self.options.create_graph = true;
         self.options.retain_graph |= create_graph;
         let mut sweep = Sweep::new(&self.roots, self.options);
-        inputs.iter().try_for_each(|v| sweep.want(v))?;
+        inputs.iter().try_for_each(|v| sweep.want(v)).at_caller()?;
         match create_graph {
-            true => with_grad(|| sweep.start(self.roots, &mut Ignore))?,
-            false => no_grad(|| sweep.start(self.roots, &mut Ignore))?,
+            true => with_grad(|| sweep.start(self.roots, &mut Ignore)),
+            false => no_grad(|| sweep.start(self.roots, &mut Ignore)),
         }
+        .at_caller()?;
         Ok(inputs.iter().map(|v| sweep.result(v)).collect())
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, Spec, ViewOp},
 };
 
@@ -63,12 +63,13 @@ impl<R: Runtime> Rematerialized<R> {
 /// let y = recomputed(&[&h], |h| h[0].gelu())?.matmul(&w)?;
 /// # Ok::<(), numcore::Error>(())
 /// ```
+#[track_caller]
 pub fn recomputed<R: Runtime>(
     inputs: &[&Var<R>],
     make: impl Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync + 'static,
 ) -> Result<Var<R>> {
     let context = ForwardContext::here();
-    let out = make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>())?;
+    let out = make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>()).at_caller()?;
     if !is_grad_enabled() || out.edge.is_none() {
         return Ok(out);
     }

@@ -83,6 +83,7 @@ impl<R: Runtime> Var<R> {
     }
 
     /// The gradients of this value, which must have one element, with respect to every leaf it depends on.
+    #[track_caller]
     pub fn backward(&self) -> Result<Gradients<R>> {
         crate::backward(self)
     }

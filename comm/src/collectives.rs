@@ -2,7 +2,7 @@
 
 use std::{panic::Location, sync::Arc};
 
-use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps};
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Within, ops::ViewOps};
 
 use super::{ByteExchange, Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, work::given};
 
@@ -29,26 +29,26 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// Combines `x` of all ranks; every rank gets the result, in place.
     #[track_caller]
     fn all_reduce(&self, x: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
-        self.in_place(Collective::AllReduce(op), x, None, Location::caller())
+        self.in_place(Collective::AllReduce(op), x, None, Location::caller()).at_caller()
     }
 
     /// Combines `x` of all ranks; rank `root` gets the result, in place. The memory of the others is arbitrary afterwards.
     #[track_caller]
     fn reduce(&self, x: TensorMut<R>, op: ReduceOp, root: usize) -> Result<Work<TensorMut<R>>> {
-        self.in_place(Collective::Reduce { op, root }, x, None, Location::caller())
+        self.in_place(Collective::Reduce { op, root }, x, None, Location::caller()).at_caller()
     }
 
     /// Every rank gets what rank `root` has, in place.
     #[track_caller]
     fn broadcast(&self, x: TensorMut<R>, root: usize) -> Result<Work<TensorMut<R>>> {
-        self.in_place(Collective::Broadcast { root }, x, None, Location::caller())
+        self.in_place(Collective::Broadcast { root }, x, None, Location::caller()).at_caller()
     }
 
     /// Combines `x: [n·k]` of all ranks; rank `r` gets part `r` of the result in `out: [k]`.
     #[track_caller]
     fn reduce_scatter(&self, x: &Tensor<R>, out: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
-        let parts = even("reduce_scatter", x.shape(), self.size())?;
-        self.scatter(x, &parts, out, op, Location::caller())
+        let parts = even("reduce_scatter", x.shape(), self.size()).at_caller()?;
+        self.scatter(x, &parts, out, op, Location::caller()).at_caller()
     }
 
     /// A [`reduce_scatter`](Collectives::reduce_scatter) whose part `r` has `parts[r]` elements.
@@ -60,41 +60,44 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         out: TensorMut<R>,
         op: ReduceOp,
     ) -> Result<Work<TensorMut<R>>> {
-        self.scatter(x, parts, out, op, Location::caller())
+        self.scatter(x, parts, out, op, Location::caller()).at_caller()
     }
 
     /// Combines `x: [n·k]` of all ranks in place: rank `r` has part `r` of the result, its other parts are arbitrary afterwards.
     #[track_caller]
     fn reduce_scatter_in_place(&self, x: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
-        let parts = even("reduce_scatter", x.shape(), self.size())?;
-        self.in_place(Collective::ReduceScatter(op), x, Some(parts), Location::caller())
+        let parts = even("reduce_scatter", x.shape(), self.size()).at_caller()?;
+        self.in_place(Collective::ReduceScatter(op), x, Some(parts), Location::caller()).at_caller()
     }
 
     /// Every rank gets `x: [k]` of all ranks in `out: [n·k]`.
     #[track_caller]
     fn all_gather(&self, x: &Tensor<R>, out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        let parts = even("all_gather", out.shape(), self.size())?;
-        self.gather(x, &parts, out, Location::caller())
+        let parts = even("all_gather", out.shape(), self.size()).at_caller()?;
+        self.gather(x, &parts, out, Location::caller()).at_caller()
     }
 
     /// An [`all_gather`](Collectives::all_gather) whose part `r` has `parts[r]` elements.
     #[track_caller]
     fn all_gather_parts(&self, x: &Tensor<R>, parts: &[usize], out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        self.gather(x, parts, out, Location::caller())
+        self.gather(x, parts, out, Location::caller()).at_caller()
     }
 
     /// Every rank gets all parts of `x: [n·k]`, of which rank `r` has part `r` already.
     #[track_caller]
     fn all_gather_in_place(&self, x: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        let parts = even("all_gather", x.shape(), self.size())?;
-        self.in_place(Collective::AllGather, x, Some(parts), Location::caller())
+        let parts = even("all_gather", x.shape(), self.size()).at_caller()?;
+        self.in_place(Collective::AllGather, x, Some(parts), Location::caller()).at_caller()
     }
 
     /// Part `j` of rank `i`'s `x: [n·k]` becomes part `i` of rank `j`'s `out: [n·k]`.
     #[track_caller]
     fn all_to_all(&self, x: &Tensor<R>, out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
-        let (send, recv) = (even("all_to_all", x.shape(), self.size())?, even("all_to_all", out.shape(), self.size())?);
-        self.exchange_parts(x, &send, out, &recv, Location::caller())
+        let (send, recv) = (
+            even("all_to_all", x.shape(), self.size()).at_caller()?,
+            even("all_to_all", out.shape(), self.size()).at_caller()?,
+        );
+        self.exchange_parts(x, &send, out, &recv, Location::caller()).at_caller()
     }
 
     /// An [`all_to_all`](Collectives::all_to_all) of uneven parts: `send[j]` elements go to rank `j`, `recv[i]` come from rank `i`.
@@ -106,31 +109,34 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         out: TensorMut<R>,
         recv: &[usize],
     ) -> Result<Work<TensorMut<R>>> {
-        self.exchange_parts(x, send, out, recv, Location::caller())
+        self.exchange_parts(x, send, out, recv, Location::caller()).at_caller()
     }
 
     /// Sends `x` to rank `to`, which must receive it.
     #[track_caller]
     fn send(&self, x: &Tensor<R>, to: usize) -> Result<Work<()>> {
         let what = Collective::Send { to };
-        let call = Call { input: Some(row(x)?), ..self.call(what, x.dtype(), x.shape().numel(), Location::caller())? };
-        Ok(self.start(call)?.map(|_| Ok(())))
+        let call = Call {
+            input: Some(row(x)?),
+            ..self.call(what, x.dtype(), x.shape().numel(), Location::caller()).at_caller()?
+        };
+        Ok(self.start(call).at_caller()?.map(|_| Ok(())))
     }
 
     /// Fills `out` with what rank `from` sends.
     #[track_caller]
     fn recv(&self, out: TensorMut<R>, from: usize) -> Result<Work<TensorMut<R>>> {
-        self.in_place(Collective::Recv { from }, out, None, Location::caller())
+        self.in_place(Collective::Recv { from }, out, None, Location::caller()).at_caller()
     }
 
     /// Sends `x` to rank `to` while `out` is filled by rank `from`: neither waits for the other, on any engine.
     #[track_caller]
     fn send_recv(&self, x: &Tensor<R>, to: usize, out: TensorMut<R>, from: usize) -> Result<Work<TensorMut<R>>> {
         let (at, numel) = (Location::caller(), out.shape().numel());
-        let send = self.call(Collective::Send { to }, x.dtype(), x.shape().numel(), at)?;
-        let recv = self.call(Collective::Recv { from }, out.dtype(), numel, at)?;
+        let send = self.call(Collective::Send { to }, x.dtype(), x.shape().numel(), at).at_caller()?;
+        let recv = self.call(Collective::Recv { from }, out.dtype(), numel, at).at_caller()?;
         let calls = vec![Call { input: Some(row(x)?), ..send }, Call { output: Some(out), ..recv }];
-        let mut works = self.start_all(calls)?.into_iter();
+        let mut works = self.start_all(calls).at_caller()?.into_iter();
         let (sent, received) = (works.next(), given(works.next())?);
         Ok(received.map(move |memory| {
             sent.map_or(Ok(None), Work::wait)?;
@@ -141,21 +147,21 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     /// Returns when every rank has called it.
     #[track_caller]
     fn barrier(&self) -> Result<()> {
-        let call = self.call(Collective::Barrier, DType::U8, 0, Location::caller())?;
-        self.start(call)?.wait().map(|_| ())
+        let call = self.call(Collective::Barrier, DType::U8, 0, Location::caller()).at_caller()?;
+        self.start(call).and_then(Work::wait).map(|_| ()).at_caller()
     }
 
     /// The bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.exchange_bytes(ByteExchange { own: bytes, of: None, at: Location::caller() })
+        self.exchange_bytes(ByteExchange { own: bytes, of: None, at: Location::caller() }).at_caller()
     }
 
     /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank, by rank: ranks meet once, and on one rank nothing is done.
     /// Blocks.
     #[track_caller]
     fn exchange_equal<const K: usize>(&self, bytes: [u8; K]) -> Result<Vec<[u8; K]>> {
-        self.exchange_equal_at(bytes, Location::caller())
+        self.exchange_equal_at(bytes, Location::caller()).at_caller()
     }
 
     /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
@@ -169,13 +175,13 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
             return Ok(());
         }
         let why = format!("{what} of rank {} is not that of rank {}", members[0], others.join(", "));
-        Err(Error::from(numcore::ErrorKind::Mismatch { op: "agree", why }).on_rank(self.world_rank()))
+        Err(Error::from(numcore::ErrorKind::Mismatch { op: "agree", why }).on_rank(self.world_rank())).at_caller()
     }
 
     /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
     #[track_caller]
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Comm<R>>> {
-        self.split_at(color, key, Location::caller())
+        self.split_at(color, key, Location::caller()).at_caller()
     }
 }
 

@@ -1,6 +1,6 @@
 //! A collective in flight.
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, Within};
 
 /// What an engine keeps of a call in flight. Dropping it changes nothing: memory in flight is the engine's until it is done.
 pub trait Pending<T>: Send {
@@ -36,19 +36,21 @@ impl<T> Work<T> {
 
     /// Waits for the result: the caller's queue is ordered after it, and the host blocks only where it must. An error if a rank
     /// failed, disagreed, or did not arrive before the deadline; whatever memory was lent stays lent then.
+    #[track_caller]
     pub fn wait(self) -> Result<T> {
         match self.0 {
             WorkState::Ready(value) => Ok(value),
-            WorkState::Pending(pending) => pending.wait(),
+            WorkState::Pending(pending) => pending.wait().at_caller(),
         }
     }
 
     /// Waits on the host until the result is there: no error of this call can follow. [`wait`](Work::wait) only orders the caller's queue,
     /// where the engine's [`guarantees`](crate::Communicator::guarantees) say that errors may come after it.
+    #[track_caller]
     pub fn done(self) -> Result<T> {
         match self.0 {
             WorkState::Ready(value) => Ok(value),
-            WorkState::Pending(pending) => pending.done(),
+            WorkState::Pending(pending) => pending.done().at_caller(),
         }
     }
 

@@ -18,6 +18,7 @@ pub use numcore::fused::{CrossEntropyOptions, Reduction};
 macro_rules! elementwise {
     ($($(#[$doc:meta])* $name:ident($x:ident, $y:ident $(; $number:ident)?) = $loss:expr;)*) => {$(
         $(#[$doc])*
+        #[track_caller]
         pub fn $name<T: Apply>(input: &T, target: &T, $($number: f64,)? reduction: Reduction) -> Result<T> {
             static P: LazyLock<Program> = LazyLock::new(|| {
                 Program::new(stringify!($name), |[$x, $y], [scale $(, $number)?]| [$loss * scale])
@@ -49,6 +50,7 @@ elementwise! {
 
 /// The mean over rows of the Kullback–Leibler divergence of log-probabilities `input: [N, ..]` from probabilities
 /// `target`.
+#[track_caller]
 pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
     let rows = input.spec().shape.first().copied().unwrap_or(1);
     kl_div(input, target, Reduction::Sum)?.mul(1.0 / rows as f64)
@@ -56,6 +58,7 @@ pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
 
 /// The smooth L1 loss: with `d = |x − y|`, `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`]
 /// where `beta` is 0.
+#[track_caller]
 pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Program> = LazyLock::new(|| {
         Program::new("smooth_l1", |[x, y], [scale, beta]| {
@@ -76,6 +79,7 @@ fn bounded_log(x: Expr<'_>) -> Expr<'_> {
 }
 
 /// A program of input, target and a scale, reduced: the scale of a mean is one over the count.
+#[track_caller]
 fn reduced<T: Apply>(program: &Program, input: &T, target: &T, numbers: &[Scalar], reduction: Reduction) -> Result<T> {
     let shape = same_shape(program.name(), input, target)?;
     let scale = if reduction == Reduction::Mean { 1.0 / shape.numel() as f64 } else { 1.0 };
@@ -91,14 +95,12 @@ fn shape_of_ones(shape: Shape) -> Result<Shape> {
     Shape::new(&vec![1; shape.rank()])
 }
 
+#[track_caller]
 fn same_shape<T: Apply>(op: &'static str, input: &T, target: &T) -> Result<Shape> {
     let (x, y) = (input.spec().shape, target.spec().shape);
     if x != y {
-        return Err(Error::shape(
-            op,
-            &[x, y],
-            "input and target must have one shape; reshape or broadcast one of them",
-        ));
+        let why = "input and target must have one shape; reshape or broadcast one of them";
+        return Err(T::explained(Error::shape(op, &[x, y], why), &[input, target]));
     }
     Ok(x)
 }
@@ -138,6 +140,7 @@ impl Default for NllOptions {
 
 /// Negative log-likelihood of classes `[..]` (`i64`) under log-probabilities `[.., C]`, optionally with `weight: [C]`
 /// of each class; the mean is over the targets' weights, as in PyTorch.
+#[track_caller]
 pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOptions) -> Result<T> {
     let rows = FlatRows::of("nll", input, target)?;
     let counts = rows.target.ne(options.ignore_index as f64)?;
@@ -166,10 +169,12 @@ struct FlatRows<T> {
 }
 
 impl<T: Apply> FlatRows<T> {
+    #[track_caller]
     fn of(op: &'static str, input: &T, target: &T) -> Result<Self> {
         let (x, y) = (input.spec().shape, target.spec().shape);
         let Some((&classes, lead)) = x.split_last().filter(|(_, lead)| **lead == y[..]) else {
-            return Err(Error::shape(op, &[x, y], "needs [.., C] and classes [..] with the same leading axes"));
+            let why = "needs [.., C] and classes [..] with the same leading axes";
+            return Err(T::explained(Error::shape(op, &[x, y], why), &[input, target]));
         };
         let n: usize = lead.iter().product();
         Ok(FlatRows { input: input.reshape([n, classes])?, target: target.reshape([n])?, lead: y })

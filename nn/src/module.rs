@@ -99,6 +99,7 @@ macro_rules! pointer {
         }
 
         impl<R: Runtime, M: Forward<R> + ?Sized> Forward<R> for $pointer<M> {
+            #[track_caller]
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
                 (**self).forward(x)
             }

@@ -1,10 +1,7 @@
 //! Errors say where: the part of the model, and the parameters among the operands.
 
 use autograd::{Var, checkpoint};
-use nn::{
-    Activation, Block, BlockConfig, Embedding, Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt, Relu,
-    Sequential,
-};
+use nn::{loss::Reduction, *};
 use numcore::{
     DType, ErrorKind, NullRuntime, Result, Tensor, Within,
     ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
@@ -30,6 +27,15 @@ struct Mlp<R: nn::Runtime> {
     fc2: Linear<R>,
 }
 
+impl Forward<Rt> for Mlp<Rt> {
+    fn forward(&self, x: &Var<Rt>) -> Result<Var<Rt>> {
+        self.fc2.forward(&self.fc1.forward(x)?.narrow(1, 0, 2)?)
+    }
+}
+
+/// The line above that calls the second layer, with an input that does not fit.
+const SECOND_LAYER: u32 = line!() - 5;
+
 fn mlp() -> Mlp<Rt> {
     let model = Mlp { fc1: Linear::new(&init(), 3, 4).unwrap(), fc2: Linear::new(&init(), 4, 2).unwrap() };
     model.parameters();
@@ -38,11 +44,14 @@ fn mlp() -> Mlp<Rt> {
 
 #[test]
 fn an_op_names_the_parameters_among_its_operands() {
-    let model = mlp();
+    let (model, line) = (mlp(), line!() + 2);
     assert_eq!(
         message(model.fc1.forward(&input([2, 5]))),
-        "linear: shapes [2, 5], [4, 3], [4]: x has 5 features, the weight takes 3 \
-         (`fc1.weight` is f32 [4, 3]; `fc1.bias` is f32 [4])"
+        format!(
+            "linear: shapes [2, 5], [4, 3], [4]: x has 5 features, the weight takes 3 \
+             (`fc1.weight` is f32 [4, 3]; `fc1.bias` is f32 [4]), at {}:{line}:27",
+            file!()
+        )
     );
     let wrong_dtype = Var::new(Tensor::ones(&NullRuntime::new(), [2, 4], DType::F64).unwrap());
     let error = message(model.fc2.forward(&wrong_dtype));
@@ -138,5 +147,69 @@ fn an_error_says_at_which_line_the_op_was_applied() {
     let tensor = || input([2, 3]).value().unwrap();
     let line = line!() + 1;
     let error = negated(&tensor(), &tensor()).unwrap_err();
+    assert_eq!(error.location().map(|at| at.line()), Some(line));
+}
+
+/// Every layer hands its caller's line on to its ops.
+#[test]
+fn an_error_in_a_layer_says_at_which_line_the_layer_was_called() {
+    macro_rules! refuses {
+        ($($layer:expr, $shape:expr;)*) => {$(
+            let (layer, x) = ($layer, input($shape));
+            let error = layer.forward(&x).unwrap_err();
+            assert_eq!(error.location().map(|at| at.file()), Some(file!()), "{}: {error}", stringify!($layer));
+        )*};
+    }
+    let init = &init();
+    let config = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
+    refuses! {
+        Linear::new(init, 3, 4).unwrap(), [2, 5];
+        TransposedLinear::new(init, 3, 4).unwrap(), [2, 5];
+        Conv1d::new(init, 3, 4, 2, Default::default()).unwrap(), [1, 2, 5];
+        Conv2d::new(init, 3, 4, [2, 2], Default::default()).unwrap(), [1, 2, 5, 5];
+        ConvTranspose2d::new(init, 3, 4, [2, 2], Default::default()).unwrap(), [1, 2, 5, 5];
+        BatchNorm1d::new(init, 3).unwrap(), [1, 3];
+        LayerNorm::new(init, 3).unwrap(), [2, 5];
+        RmsNorm::new(init, 3).unwrap(), [2, 5];
+        GroupNorm::new(init, 2, 4).unwrap(), [2, 3];
+        Embedding::new(init, 5, 2).unwrap(), [2];
+        MaxPool2d::new(2), [3];
+        AvgPool2d::new(2), [3];
+        PixelShuffle { factor: 2 }, [3];
+        LogSoftmax { axis: 7 }, [3];
+        MultiHeadAttention::new(init, 8, 2).unwrap(), [1, 3, 6];
+        Gru::new(init, RecurrentConfig::new(3, 4)).unwrap(), [1, 2, 5];
+        Lstm::new(init, RecurrentConfig::new(3, 4)).unwrap(), [2];
+        Block::new(init, config).unwrap(), [1, 3, 6];
+        Sequential::new().push(Relu).push(Linear::new(init, 3, 4).unwrap()), [2, 5];
+        Box::new(Linear::new(init, 3, 4).unwrap()), [2, 5];
+    }
+    let line = line!() + 1;
+    let error = mlp().fc1.forward(&input([2, 5])).unwrap_err();
+    assert_eq!(error.location().map(|at| at.line()), Some(line));
+}
+
+/// A model of one's own shows the line within it that called the layer, whoever called the model.
+#[test]
+fn an_error_in_ones_own_model_says_at_which_line_of_the_model() {
+    let error = Sequential::new().push(mlp()).forward(&input([2, 3])).unwrap_err();
+    assert_eq!(error.location().map(|at| at.line()), Some(SECOND_LAYER), "{error}");
+}
+
+#[test]
+fn an_error_in_a_loss_says_at_which_line_the_loss_was_called() {
+    let (x, y) = (input([2, 3]), input([2, 4]));
+    let errors = [
+        loss::mse(&x, &y, Reduction::Mean),
+        loss::smooth_l1(&x, &y, 0.0, Reduction::Mean),
+        loss::kl_div_batchmean(&x, &y),
+        loss::cross_entropy(&x, &y),
+        loss::nll(&x, &y, None, Default::default()),
+    ];
+    for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
+        assert_eq!(error.location().map(|at| at.file()), Some(file!()), "loss {k}: {error}");
+    }
+    let line = line!() + 1;
+    let error = loss::mse(&x, &y, Reduction::Mean).unwrap_err();
     assert_eq!(error.location().map(|at| at.line()), Some(line));
 }

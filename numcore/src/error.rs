@@ -67,8 +67,12 @@ impl fmt::Display for Error {
             write!(f, "rank {rank}: ")?;
         }
         self.0.context.fmt_before(f)?;
-        self.kind().fmt(f)?;
-        self.0.context.fmt_after(f)
+        // What follows the first line, such as the last calls of all ranks, has lines of its own.
+        let text = self.kind().to_string();
+        let (sentence, details) = text.split_at(text.find('\n').unwrap_or(text.len()));
+        f.write_str(sentence)?;
+        self.0.context.fmt_after(f)?;
+        f.write_str(details)
     }
 }
 
@@ -95,6 +99,14 @@ mod tests {
         let e = Error::argument("device", "`foo` is none of cpu and wgpu").on_rank(1);
         assert_eq!(format!("{e:?}"), "rank 1: device: `foo` is none of cpu and wgpu");
         assert_eq!(format!("{e:#?}"), e.to_string());
+    }
+
+    #[test]
+    fn the_line_of_the_call_ends_the_sentence() {
+        let e =
+            Error::from(ErrorKind::Mismatch { op: "agree", why: "they differ\nlast calls:\n  rank 0: none".into() });
+        let e = e.with_operands(|| "`a` is f32 [2]".into()).to_string();
+        assert!(e.ends_with("they differ (`a` is f32 [2])\nlast calls:\n  rank 0: none"), "{e}");
     }
 
     #[test]

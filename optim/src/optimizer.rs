@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, Var, backward_with_hooks};
-use numcore::{Flat, Result, Runtime, Tensor};
+use numcore::{Flat, Result, Runtime, Tensor, Within};
 
 use crate::{FlatGradients, FlatParams, LrSchedule, OwnGradients};
 
@@ -58,28 +58,31 @@ pub trait Optimizer<R: Runtime>: Send {
     /// Gradients accumulate since the last step, so several micro-batches make one step. After an error the gradients
     /// of all of them are discarded. To observe each gradient when it becomes final, or to write to other memory, use
     /// [`backward_with_hooks`] and [`step_from`](Optimizer::step_from).
+    #[track_caller]
     fn backward(&mut self, loss: &Var<R>) -> Result<()> {
-        self.accumulate(&mut |gradients| backward_with_hooks(loss, gradients))
+        self.accumulate(&mut |gradients| backward_with_hooks(loss, gradients)).at_caller()
     }
 
     /// Updates the parameters from the gradients that [`backward`](Optimizer::backward) wrote since the last step: one
     /// launch for each buffer whose parameters all have one (elementwise rules). The next backward pass overwrites the
     /// gradients. A step without gradients is an error; if the update fails, the gradients are kept.
     #[doc(alias("zero_grad"))]
+    #[track_caller]
     fn step(&mut self) -> Result<()> {
         let mut own = std::mem::take(self.own_gradients());
         let done = own.spend(|gradients| self.step_from(gradients));
         *self.own_gradients() = own;
-        done
+        done.at_caller()
     }
 
     /// The optimizer's own gradients, to inspect, clip or replace them between [`backward`](Optimizer::backward) and
     /// [`step`](Optimizer::step). They can still be read after the step.
+    #[track_caller]
     fn gradients(&mut self) -> Result<&mut FlatGradients<R>> {
         let mut own = std::mem::take(self.own_gradients());
         let made = own.get_mut(|| self.alloc_gradients()).map(|_| ());
         *self.own_gradients() = own;
-        made?;
+        made.at_caller()?;
         self.own_gradients().get_mut(|| FlatGradients::new(&[]))
     }
 
@@ -94,15 +97,17 @@ pub trait Optimizer<R: Runtime>: Send {
     }
 
     /// Updates the parameters like [`step`](Optimizer::step), from gradient buffers that the caller filled.
+    #[track_caller]
     fn step_from(&mut self, gradients: &FlatGradients<R>) -> Result<()> {
-        self.update(gradients.flats(), gradients.scale())
+        self.update(gradients.flats(), gradients.scale()).at_caller()
     }
 
     /// Updates the parameters like [`step`](Optimizer::step), from gradients by leaf, which replace the optimizer's
     /// own.
+    #[track_caller]
     fn step_with(&mut self, gradients: &Gradients<R>) -> Result<()> {
         self.zero_grad();
-        self.accumulate(&mut |own| own.copy_from(gradients))?;
+        self.accumulate(&mut |own| own.copy_from(gradients)).at_caller()?;
         self.step()
     }
 

@@ -169,3 +169,21 @@ fn an_overflow_drops_the_gradients() {
     other.step().unwrap();
     assert_eq!(task.values(), plain.values(), "a power of two changes no bit");
 }
+
+#[test]
+fn an_error_says_at_which_line_of_the_callers_it_was() {
+    let task = Task::new();
+    let mut optimizer = adamw(&task);
+    let several = Var::leaf("x", Tensor::ones(&task.cpu, [2], DType::F32).unwrap()).unwrap();
+    let freed = task.loss(0).unwrap();
+    optimizer.backward(&freed).unwrap();
+    let errors = [
+        (line!(), optimizer.backward(&several).unwrap_err()),
+        (line!(), optimizer.backward(&freed).unwrap_err()),
+        (line!(), optimizer.step().unwrap_err()),
+        (line!(), several.backward().map(drop).unwrap_err()),
+    ];
+    for (line, error) in errors {
+        assert_eq!(error.location().map(|at| (at.file(), at.line())), Some((file!(), line)), "{error}");
+    }
+}

@@ -324,3 +324,20 @@ fn what_is_exchanged_is_counted() {
         }
     }
 }
+
+#[test]
+fn a_call_that_cannot_be_made_says_at_which_line_it_was() -> Result<()> {
+    let rt = cpu(0)?;
+    let comm = NoOpCommunicator::new(&rt);
+    let x = Tensor::ones(&rt, [3], DType::F32)?;
+    let errors = [
+        (line!(), comm.broadcast(memory(&x)?, 3).map(drop).unwrap_err()),
+        (line!(), comm.send(&x, 0).map(drop).unwrap_err()),
+        (line!(), comm.all_gather(&x, memory(&x.narrow(0, 0, 2)?)?).map(drop).unwrap_err()),
+        (line!(), comm.reduce_scatter_parts(&x, &[2], memory(&x)?, ReduceOp::Sum).map(drop).unwrap_err()),
+    ];
+    for (line, error) in errors {
+        assert_eq!(error.location().map(|at| (at.file(), at.line())), Some((file!(), line)), "{error}");
+    }
+    Ok(())
+}

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use autograd::backward_with_hooks;
 use numcore::{
-    Error, ErrorKind, Result, Runtime,
+    Error, ErrorKind, Result, Runtime, Within,
     ops::Apply,
     trace::{self, SpanKind},
 };
@@ -44,13 +44,10 @@ pub struct TrainStep<R: Runtime, S: Strategy<R>> {
     observer: Option<GradientObserver<R>>,
 }
 
-/// An error of ranks that waited for each other says at which line of the caller's this rank's step was: the collectives within are the
-/// library's.
+/// An error within a step says at which line of the caller's the step was, unless it knows a line of the caller's own closure: collectives
+/// and updates within are the library's. An error of the caller's own comes out as it went in.
 pub(crate) fn at_call(error: Error, line: &'static Location<'static>) -> Error {
-    match error.kind() {
-        ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } | ErrorKind::Peer { .. } => error.at(line),
-        _ => error,
-    }
+    if matches!(error.kind(), ErrorKind::Other { .. }) { error } else { error.at(line) }
 }
 
 impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
@@ -107,13 +104,14 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     }
 
     /// Takes part in a step of the others when this rank has no examples left.
+    #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         if !self.strategy.may_idle() {
             let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
                        allow unused parameters (`Unused::Allow`)";
             return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::idle", why)));
         }
-        self.step_of(|_| Ok(None))
+        self.step_of(|_| Ok(None)).at_caller()
     }
 
     /// Whether any rank has examples left; this one has if `own`. Blocks.

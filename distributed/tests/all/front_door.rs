@@ -299,6 +299,27 @@ fn a_rank_that_waits_in_vain_says_at_which_step_of_the_callers() {
     assert!(error.location().is_some_and(|at| at.file().ends_with("front_door.rs")), "{error}");
 }
 
+#[test]
+fn an_error_within_a_step_says_at_which_line_of_the_callers_it_was() {
+    let rt = cpu(0).unwrap();
+    let (comm, layer) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1).unwrap());
+    let step = || TrainStep::builder(&comm, &layer).optimizer(adamw()).build().unwrap();
+    let ones = |width: usize| autograd::Var::new(Tensor::ones(&rt, [2, width], DType::F32).unwrap());
+    let loss = |width: usize, weight: f64| Loss::sum(layer.forward(&ones(width))?.sum(&[], false)?, weight);
+    let inside = line!() - 1;
+    let errors = [
+        // In the closure, a layer; in the step itself, what the losses weigh.
+        (inside, step().step(|_| loss(5, 2.0)).map(drop).unwrap_err()),
+        (inside, step().run([5], |&width| loss(width, 2.0), |_| Ok(())).unwrap_err()),
+        (line!(), step().step(|_| loss(4, 0.0)).map(drop).unwrap_err()),
+        (line!(), step().run([4], |&width| loss(width, 0.0), |_| Ok(())).unwrap_err()),
+    ];
+    for (line, error) in errors {
+        let at = error.location().map(|at| (at.file(), at.line()));
+        assert_eq!(at, Some((file!(), line)), "{error}");
+    }
+}
+
 /// What a sharded step would not look at is refused, not dropped.
 #[test]
 fn sharded_steps_have_no_buckets() {

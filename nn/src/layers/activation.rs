@@ -1,7 +1,7 @@
 //! Activations as modules: each applies the method with its name.
 
 use autograd::Var;
-use numcore::{Result, Runtime, fused::NnOps, ops::PointwiseOps};
+use numcore::{Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
 
 use crate::{Forward, Init, Initializer, Module, Param};
 
@@ -16,8 +16,9 @@ macro_rules! activations {
             pub struct $name;
 
             impl<R: Runtime> Forward<R> for $name {
+                #[track_caller]
                 fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-                    x.$method()
+                    x.$method().at_caller()
                 }
             }
         )*
@@ -30,8 +31,9 @@ macro_rules! activations {
             }
 
             impl<R: Runtime> Forward<R> for $with {
+                #[track_caller]
                 fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-                    x.$with_method(self.$field)
+                    x.$with_method(self.$field).at_caller()
                 }
             }
         )*
@@ -131,8 +133,9 @@ impl<R: Runtime> PRelu<R> {
 }
 
 impl<R: Runtime> Forward<R> for PRelu<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.prelu(&self.weight.var())
+        x.prelu(&self.weight.var()).at_caller()
     }
 }
 
@@ -152,6 +155,7 @@ pub enum Activation {
 
 impl Activation {
     /// The activation of each element.
+    #[track_caller]
     pub fn apply<R: Runtime>(self, x: &Var<R>) -> Result<Var<R>> {
         match self {
             Activation::Relu => x.relu(),

@@ -73,6 +73,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
     }
 
     /// Attention of `query: [B, T, C]` over `key` and `value`, `[B, S, C]`, giving `[B, T, C]`.
+    #[track_caller]
     pub fn attend(
         &self,
         query: &Var<R>,
@@ -86,12 +87,14 @@ impl<R: Runtime> MultiHeadAttention<R> {
     }
 
     /// Self-attention of `x: [B, T, C]`: one matmul computes queries, keys and values.
+    #[track_caller]
     pub fn attend_self(&self, x: &Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
         let [q, k, v] = three(self.project(x, 0, 3)?.chunk(-1, 3)?)?;
         self.combine(q, k, v, options)
     }
 
     /// Input projections `first ..` of `x`, `count` of them concatenated.
+    #[track_caller]
     fn project(&self, x: &Var<R>, first: usize, count: usize) -> Result<Var<R>> {
         let width = self.in_proj_weight.shape()[1];
         let part = |p: &Param<R>| p.var().narrow(0, first * width, count * width);
@@ -99,6 +102,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         x.linear(&part(&self.in_proj_weight)?, bias.as_ref())
     }
 
+    #[track_caller]
     fn combine(&self, q: Var<R>, k: Var<R>, v: Var<R>, options: AttentionOptions<'_, R>) -> Result<Var<R>> {
         let mask = options.joint_mask()?;
         let AttentionOptions { causal, window, lower_right, scale, softcap, .. } = options;
@@ -111,6 +115,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
 
 /// Self-attention of `x: [B, T, C]`, without a mask.
 impl<R: Runtime> Forward<R> for MultiHeadAttention<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         self.attend_self(x, AttentionOptions::default())
     }
@@ -139,6 +144,7 @@ pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
 }
 
 /// `[B, T, C]` as `[B, H, T, C/H]`.
+#[track_caller]
 pub(super) fn split_heads<R: Runtime>(x: &Var<R>, heads: usize) -> Result<Var<R>> {
     let shape = x.spec().shape;
     let &[b, t, c] = &shape[..] else {
@@ -148,6 +154,7 @@ pub(super) fn split_heads<R: Runtime>(x: &Var<R>, heads: usize) -> Result<Var<R>
 }
 
 /// `[B, H, T, D]` as `[B, T, H · D]`.
+#[track_caller]
 pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     x.transpose(1, 2)?.flatten(2, 3)
 }

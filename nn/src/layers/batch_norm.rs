@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use autograd::{Var, no_grad};
 use numcore::{
-    DType, Error, Result, Runtime,
+    DType, Error, Result, Runtime, Within,
     fused::NnOps,
     ops::{Apply, PointwiseOps},
     pointwise::Program,
@@ -61,6 +61,7 @@ impl<R: Runtime> BatchNorm<R> {
 
     /// Updates the running statistics with a batch's, by the momentum, and counts the batch: its mean and its unbiased
     /// variance, `[C]` each, of the buffers' dtype.
+    #[track_caller]
     pub fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
         static TOWARDS: LazyLock<Program> =
             LazyLock::new(|| Program::new("towards", |[old, new], [by]| [old + by * (new - old)]));
@@ -75,6 +76,7 @@ impl<R: Runtime> BatchNorm<R> {
 }
 
 impl<R: Runtime> Forward<R> for BatchNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
         if !self.mode.is_training() {
@@ -84,9 +86,9 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
         let shape = x.spec().shape;
         if shape.rank() >= 2 && shape.numel() == shape[1] {
             let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
-            return Err(Error::shape("batch_norm", &[shape], why));
+            return Err(Error::shape("batch_norm", &[shape], why)).at_caller();
         }
-        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps)?;
+        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps).at_caller()?;
         no_grad(|| self.track(&mean, &variance))?;
         Ok(y)
     }

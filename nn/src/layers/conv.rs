@@ -2,39 +2,13 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
-    fused::ConvOptions,
+    Error, Result, Runtime, Within,
+    fused::{Conv1dOptions, ConvOptions},
     ops::{ConvNd, ConvOps, ConvPadding, PadMode},
 };
 
 use super::optional;
 use crate::{Forward, Init, Initializer, Module, Param};
-
-/// The geometry of a [`Conv1d`].
-#[derive(Clone, Copy, Debug)]
-pub struct Conv1dOptions {
-    /// The stride between outputs.
-    pub stride: usize,
-    /// Zero padding at both edges of the input.
-    pub padding: usize,
-    /// The distance between elements of the kernel.
-    pub dilation: usize,
-    /// The number of channel groups; channels of different groups do not mix.
-    pub groups: usize,
-}
-
-impl Default for Conv1dOptions {
-    fn default() -> Self {
-        Conv1dOptions { stride: 1, padding: 0, dilation: 1, groups: 1 }
-    }
-}
-
-impl From<Conv1dOptions> for ConvNd<1> {
-    fn from(o: Conv1dOptions) -> Self {
-        let padding = ConvPadding::Symmetric([o.padding]);
-        ConvNd { stride: [o.stride], padding, dilation: [o.dilation], groups: o.groups, ..Default::default() }
-    }
-}
 
 /// Convolution over `N` axes of `x: [B, C, ..]`, giving `[B, O, ..]`.
 #[derive(Debug, Module)]
@@ -205,14 +179,16 @@ fn parameters<R: Runtime>(
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for Conv<R, N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.conv(&self.weight.var(), optional(&self.bias).as_ref(), &self.options)
+        x.conv(&self.weight.var(), optional(&self.bias).as_ref(), &self.options).at_caller()
     }
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for ConvTranspose<R, N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let bias = optional(&self.bias);
-        x.conv_transpose(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding)
+        x.conv_transpose(&self.weight.var(), bias.as_ref(), &self.options, self.output_padding).at_caller()
     }
 }

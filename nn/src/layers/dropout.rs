@@ -1,7 +1,7 @@
 //! Dropout layers.
 
 use autograd::{Var, next_seed};
-use numcore::{Error, Result, Runtime, fused::NnOps};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps};
 
 use crate::{Forward, Mode, Module};
 
@@ -32,10 +32,11 @@ impl Dropout {
 }
 
 impl<R: Runtime> Forward<R> for Dropout {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         if self.is_identity() {
             return Ok(x.clone());
         }
-        x.dropout(self.p, next_seed())
+        x.dropout(self.p, next_seed()).at_caller()
     }
 }

@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Shape, Tensor,
+    Error, Result, Runtime, Shape, Tensor, Within,
     ops::{Apply, IndexOps, PointwiseOps, ViewOps, cat},
 };
 
@@ -53,8 +53,9 @@ fn without_row<R: Runtime>(table: &Tensor<R>, row: usize, shape: Shape) -> Resul
 }
 
 impl<R: Runtime> Forward<R> for Embedding<R> {
+    #[track_caller]
     fn forward(&self, indices: &Var<R>) -> Result<Var<R>> {
-        let rows = self.weight.var().embedding(indices)?;
+        let rows = self.weight.var().embedding(indices).at_caller()?;
         match self.frozen_row {
             None => Ok(rows),
             Some(p) => rows.where_cond(&indices.ne(p as f64)?.unsqueeze(-1)?, &rows.detach()),

@@ -76,6 +76,7 @@ impl<R: Runtime> EncoderBlock<R> {
     }
 
     /// The block's output; a `bool` mask that broadcasts to `[B, H, T, T]` is true where a position may attend to another.
+    #[track_caller]
     pub fn forward_masked(&self, x: &Var<R>, mask: Option<&Var<R>>) -> Result<Var<R>> {
         if self.config.pre_norm {
             let x = self.attend(&self.norm1.forward(x).within("norm1")?, mask, x)?;
@@ -85,6 +86,7 @@ impl<R: Runtime> EncoderBlock<R> {
         self.norm2.forward(&self.widen(&x, &x)?).within("norm2")
     }
 
+    #[track_caller]
     fn attend(&self, x: &Var<R>, mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
         let heads = |linear: &Linear<R>, name| split_heads(&linear.forward(x).within(name)?, self.config.heads);
         let (q, k, v) = (heads(&self.query, "query")?, heads(&self.key, "key")?, heads(&self.value, "value")?);
@@ -92,11 +94,13 @@ impl<R: Runtime> EncoderBlock<R> {
         self.plus(&self.output, &found, residual).within("output")
     }
 
+    #[track_caller]
     fn widen(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         let active = self.config.activation.apply(&self.fc1.forward(x).within("fc1")?)?;
         self.plus(&self.fc2, &active, residual).within("fc2")
     }
 
+    #[track_caller]
     fn plus(&self, last: &Linear<R>, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         if self.dropout.is_identity() {
             return last.forward_onto(x, residual);
@@ -106,6 +110,7 @@ impl<R: Runtime> EncoderBlock<R> {
 }
 
 impl<R: Runtime> Forward<R> for EncoderBlock<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         self.forward_masked(x, None)
     }

@@ -86,6 +86,7 @@ impl<R: Runtime> Gpt<R> {
     }
 
     /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`.
+    #[track_caller]
     pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
         let (shape, context) = (tokens.spec().shape, self.wpe.weight.shape()[0]);
         let &[_, t] = &shape[..] else {
@@ -100,6 +101,7 @@ impl<R: Runtime> Gpt<R> {
     }
 
     /// The logits for the output of the last block.
+    #[track_caller]
     pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.lnf.forward(x).within("lnf")?;
         match &self.head {
@@ -110,6 +112,7 @@ impl<R: Runtime> Gpt<R> {
 }
 
 impl<R: Runtime> Forward<R> for Gpt<R> {
+    #[track_caller]
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
         let block = |x: Var<R>, (i, block): (usize, &Block<R>)| block.forward(&x).within(format_args!("blocks.{i}"));
         self.logits(&self.blocks.iter().enumerate().try_fold(self.embed(tokens)?, block)?)

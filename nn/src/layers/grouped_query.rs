@@ -93,6 +93,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     }
 
     /// Queries `[B, H, T, D]`, keys and values `[B, G, T, D]` of `x: [B, T, C]`, normalized and rotated.
+    #[track_caller]
     pub fn project(&self, x: &Var<R>, rotary: Option<&RotaryTables<R>>) -> Result<[Var<R>; 3]> {
         let [q, k, v] = match &self.qkv {
             QkvProjection::Fused(one) => three(one.forward(x).within("qkv_proj")?.chunk(-1, 3)?)?,
@@ -108,6 +109,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
 
     /// The output `[B, T, C]` of queries over keys and values, the queries being the last of the keys' positions, plus `residual`. A `bool`
     /// mask that broadcasts to `[B, H, T, S]` is false where a query must not attend, besides what comes later.
+    #[track_caller]
     pub fn attend(&self, [q, k, v]: [Var<R>; 3], mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
         let window = (self.config.window.map(|keys| keys.saturating_sub(1)), None);
         let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale: None, softcap: None };
@@ -116,6 +118,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     }
 
     /// `[B, T, H · D]` as `[B, T, H, D]`.
+    #[track_caller]
     fn heads_of(&self, x: &Var<R>) -> Result<Var<R>> {
         let (shape, depth) = (x.spec().shape, self.config.head_dim);
         let &[b, t, c] = &shape[..] else {
@@ -125,6 +128,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     }
 
     /// Queries or keys with their heads normalized, in front, and rotated.
+    #[track_caller]
     fn placed(&self, x: Var<R>, norm: Option<&RmsNorm<R>>, rotary: Option<&RotaryTables<R>>) -> Result<Var<R>> {
         let x = self.heads_of(&x)?;
         let x = norm.map_or(Ok(x.clone()), |norm| norm.forward(&x))?.transpose(1, 2)?;

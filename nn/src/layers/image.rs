@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime,
+    Error, Result, Runtime, Within,
     ops::{Apply, ColumnOps, Interpolate, InterpolateOps, PadMode, PadOps, PoolOptions, Resize},
 };
 
@@ -19,8 +19,9 @@ pub struct Upsample {
 }
 
 impl<R: Runtime> Forward<R> for Upsample {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.interpolate(Resize::Scale(&self.factors), self.options)
+        x.interpolate(Resize::Scale(&self.factors), self.options).at_caller()
     }
 }
 
@@ -32,8 +33,9 @@ pub struct PixelShuffle {
 }
 
 impl<R: Runtime> Forward<R> for PixelShuffle {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.pixel_shuffle(self.factor)
+        x.pixel_shuffle(self.factor).at_caller()
     }
 }
 
@@ -45,8 +47,9 @@ pub struct PixelUnshuffle {
 }
 
 impl<R: Runtime> Forward<R> for PixelUnshuffle {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.pixel_unshuffle(self.factor)
+        x.pixel_unshuffle(self.factor).at_caller()
     }
 }
 
@@ -63,13 +66,14 @@ pub struct Pad {
 }
 
 impl<R: Runtime> Forward<R> for Pad {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let shape = x.spec().shape;
         let Some(lead) = shape.rank().checked_sub(self.pads.len()) else {
             let why = format!("pads the last {} axes", self.pads.len());
-            return Err(Error::shape("pad", &[shape], why));
+            return Err(Error::shape("pad", &[shape], why)).at_caller();
         };
-        x.pad_with(&[&vec![(0, 0); lead][..], &self.pads].concat(), self.mode)
+        x.pad_with(&[&vec![(0, 0); lead][..], &self.pads].concat(), self.mode).at_caller()
     }
 }
 
@@ -82,8 +86,9 @@ pub struct Unfold<const N: usize> {
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for Unfold<N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.im2col(&self.options)
+        x.im2col(&self.options).at_caller()
     }
 }
 
@@ -99,7 +104,8 @@ pub struct Fold<const N: usize> {
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for Fold<N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.col2im(self.size, &self.options)
+        x.col2im(self.size, &self.options).at_caller()
     }
 }

@@ -37,6 +37,7 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// `x · Wᵀ + b + residual`, added in the epilogue of the GEMM where the runtime can. `residual: [.., O]`.
+    #[track_caller]
     pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
             None => x.linear_onto(&self.weight.var(), optional(&self.bias).as_ref(), residual),
@@ -45,12 +46,14 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// `x · Wᵀ + b`, whatever the adapter.
+    #[track_caller]
     pub fn plain(&self, x: &Var<R>) -> Result<Var<R>> {
         x.linear(&self.weight.var(), optional(&self.bias).as_ref())
     }
 }
 
 impl<R: Runtime> Forward<R> for Linear<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
             None => self.plain(x),

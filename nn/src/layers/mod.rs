@@ -25,9 +25,7 @@ pub use activation::*;
 pub use adapter::{Adapter, AdapterSlot};
 pub use attention::{AttentionOptions, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d};
-pub use conv::{
-    Conv, Conv1d, Conv1dOptions, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d,
-};
+pub use conv::{Conv, Conv1d, Conv2d, Conv3d, ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use encoder::{EncoderBlock, EncoderBlockConfig};
@@ -52,7 +50,7 @@ pub use transformer::{Block, BlockConfig, CausalSelfAttention};
 pub use transposed_linear::TransposedLinear;
 
 pub use numcore::{
-    fused::ConvOptions,
+    fused::{Conv1dOptions, ConvOptions},
     ops::{ConvNd, ConvPadding, Interpolate, Interpolation, PadMode, PoolOptions},
 };
 

@@ -1,7 +1,7 @@
 //! Norms over the statistics of each sample.
 
 use autograd::Var;
-use numcore::{Error, Result, Runtime, fused::NnOps};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps};
 
 use super::{optional, without_bias};
 use crate::{Forward, Init, Initializer, Module, Param};
@@ -48,6 +48,7 @@ impl<R: Runtime> LayerNorm<R> {
     }
 
     /// The forward pass, recomputed in backward by the ops that would save its result.
+    #[track_caller]
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);
         let inputs: Vec<&Var<R>> = [x, &weight].into_iter().chain(&bias).collect();
@@ -75,19 +76,22 @@ impl<R: Runtime> GroupNorm<R> {
 }
 
 impl<R: Runtime> Forward<R> for LayerNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.layer_norm(Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps)
+        x.layer_norm(Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps).at_caller()
     }
 }
 
 impl<R: Runtime> Forward<R> for RmsNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.rms_norm(Some(&self.weight.var()), self.eps.unwrap_or(x.dtype().epsilon()))
+        x.rms_norm(Some(&self.weight.var()), self.eps.unwrap_or(x.dtype().epsilon())).at_caller()
     }
 }
 
 impl<R: Runtime> Forward<R> for GroupNorm<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.group_norm(self.groups, Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps)
+        x.group_norm(self.groups, Some(&self.weight.var()), optional(&self.bias).as_ref(), self.eps).at_caller()
     }
 }

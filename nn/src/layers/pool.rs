@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Result, Runtime,
+    Result, Runtime, Within,
     ops::{PoolOps, PoolOptions},
 };
 
@@ -57,8 +57,9 @@ macro_rules! window_pools {
         }
 
         impl<R: Runtime, const N: usize> Forward<R> for $name<N> {
+            #[track_caller]
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-                x.$method(&self.options)
+                x.$method(&self.options).at_caller()
             }
         }
     )*};
@@ -92,8 +93,9 @@ pub struct LpPool<const N: usize> {
 }
 
 impl<R: Runtime, const N: usize> Forward<R> for LpPool<N> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.lp_pool(self.p, &self.options)
+        x.lp_pool(self.p, &self.options).at_caller()
     }
 }
 
@@ -115,8 +117,9 @@ macro_rules! adaptive_pools {
         pub type $three = $name<3>;
 
         impl<R: Runtime, const N: usize> Forward<R> for $name<N> {
+            #[track_caller]
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-                x.$method(self.size)
+                x.$method(self.size).at_caller()
             }
         }
     )*};

@@ -7,7 +7,7 @@ use std::{marker::PhantomData, sync::LazyLock};
 
 use autograd::Var;
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor, Within,
     ops::{Apply, MatmulOps, PointwiseOps, ViewOps, cat, stack},
     pointwise::Program,
 };
@@ -36,11 +36,13 @@ pub struct Recurrence<R: Runtime> {
 
 impl<R: Runtime> Recurrence<R> {
     /// `U h + b` of every gate, `[B, GATES · H]`, for `h: [B, H]`.
+    #[track_caller]
     pub fn product(&self, h: &Var<R>) -> Result<Var<R>> {
         h.linear(&self.weight, self.bias.as_ref())
     }
 
     /// `U h + b` of these gates only, `[B, len · H]`.
+    #[track_caller]
     pub fn product_of(&self, gates: std::ops::Range<usize>, h: &Var<R>) -> Result<Var<R>> {
         let width = h.spec().shape[1];
         let rows = |x: &Var<R>| x.narrow(0, gates.start * width, gates.len() * width);
@@ -79,6 +81,7 @@ impl RecurrentCell for RnnCell {
     const GATES: usize = 1;
     const STATES: usize = 1;
 
+    #[track_caller]
     fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static STEP: LazyLock<Program> = LazyLock::new(|| Program::new("rnn", |[x, u], []| [(x + u).tanh()]));
         Ok(vec![input.apply_program(&STEP, &[&weights.product(&state[0])?], &[])?])
@@ -89,6 +92,7 @@ impl RecurrentCell for LstmCell {
     const GATES: usize = 4;
     const STATES: usize = 2;
 
+    #[track_caller]
     fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static STEP: LazyLock<Program> = LazyLock::new(|| {
             Program::new("lstm", |[i, f, g, o, c], []| {
@@ -107,6 +111,7 @@ impl RecurrentCell for GruCell {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
+    #[track_caller]
     fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static STEP: LazyLock<Program> = LazyLock::new(|| {
             Program::new("gru", |[xr, xz, xn, ur, uz, un, h], []| {
@@ -125,6 +130,7 @@ impl RecurrentCell for GruResetFirstCell {
     const GATES: usize = 3;
     const STATES: usize = 1;
 
+    #[track_caller]
     fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>> {
         static RESET: LazyLock<Program> =
             LazyLock::new(|| Program::new("gru", |[xr, ur, h], []| [(xr + ur).sigmoid() * h]));
@@ -214,8 +220,9 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
     }
 
     /// Reads `x: [B, T, I]` from `state` (zeros if `None`), each `[layers · directions, B, H]`.
+    #[track_caller]
     pub fn run(&self, x: &Var<R>, state: Option<&[Var<R>]>) -> Result<RecurrentOutput<R>> {
-        self.check(x, state)?;
+        self.check(x, state).at_caller()?;
         let directions = self.config.directions();
         let mut below = x.clone();
         let mut finals: Vec<Vec<Var<R>>> = vec![Vec::new(); C::STATES];
@@ -236,6 +243,7 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
         Ok(RecurrentOutput { output: below, state })
     }
 
+    #[track_caller]
     fn start(&self, x: &Var<R>, state: Option<&[Var<R>]>, pass: usize) -> Result<Vec<Var<R>>> {
         match state {
             Some(state) => state.iter().map(|s| s.select(0, pass)).collect(),
@@ -246,6 +254,7 @@ impl<R: Runtime, C: RecurrentCell> Recurrent<R, C> {
         }
     }
 
+    #[track_caller]
     fn check(&self, x: &Var<R>, state: Option<&[Var<R>]>) -> Result<()> {
         let shape = x.spec().shape;
         if shape.rank() != 3 || shape[1] == 0 || shape[2] != self.config.inputs {
@@ -286,6 +295,7 @@ impl<R: Runtime> RecurrentPass<R> {
     }
 
     /// Every step's h, `[B, T, H]`, and the last state.
+    #[track_caller]
     fn run<C: RecurrentCell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
         let inputs = x.linear(&self.weight_ih.var(), optional(&self.bias_ih).as_ref())?;
         let weights = Recurrence { weight: self.weight_hh.var(), bias: optional(&self.bias_hh) };
@@ -324,6 +334,7 @@ impl<R: Runtime, C: RecurrentCell> Module<R> for Recurrent<R, C> {
 
 /// The output of every time step, from a state of zeros.
 impl<R: Runtime, C: RecurrentCell> Forward<R> for Recurrent<R, C> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         Ok(self.run(x, None)?.output)
     }

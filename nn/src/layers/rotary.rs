@@ -25,6 +25,7 @@ impl Rotary {
     }
 
     /// Cosines and sines for positions `[T]` or `[B, T]` (`i64`), of this dtype: computed once, used by every layer.
+    #[track_caller]
     pub fn tables<R: Runtime>(&self, positions: &Var<R>, dtype: DType) -> Result<RotaryTables<R>> {
         let (shape, pairs) = (positions.spec().shape, self.frequencies.len());
         let axes = match shape[..] {
@@ -51,6 +52,7 @@ pub struct RotaryTables<R: Runtime> {
 
 impl<R: Runtime> RotaryTables<R> {
     /// Rotates queries or keys `[B, H, T, D]`.
+    #[track_caller]
     pub fn rotate(&self, x: &Var<R>) -> Result<Var<R>> {
         x.rotate(&self.cos, &self.sin, false)
     }

@@ -62,7 +62,8 @@ impl<R: Runtime> FromIterator<Box<dyn Forward<R>>> for Sequential<R> {
 }
 
 impl<R: Runtime> Forward<R> for Sequential<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.layers.iter().enumerate().try_fold(x.clone(), |x, (i, layer)| layer.forward(&x).within(i))
+        self.layers.iter().enumerate().try_fold(x.clone(), |x, (i, layer)| layer.forward(&x).within(i)).at_caller()
     }
 }

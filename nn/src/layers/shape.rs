@@ -1,7 +1,7 @@
 //! Layers that only change the shape.
 
 use autograd::Var;
-use numcore::{Result, Runtime, ops::ViewOps};
+use numcore::{Result, Runtime, Within, ops::ViewOps};
 
 use crate::{Forward, Module};
 
@@ -10,6 +10,7 @@ use crate::{Forward, Module};
 pub struct Identity;
 
 impl<R: Runtime> Forward<R> for Identity {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         Ok(x.clone())
     }
@@ -31,7 +32,8 @@ impl Default for Flatten {
 }
 
 impl<R: Runtime> Forward<R> for Flatten {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.flatten(self.start, self.end)
+        x.flatten(self.start, self.end).at_caller()
     }
 }

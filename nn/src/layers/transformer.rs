@@ -42,6 +42,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
 
 impl<R: Runtime> CausalSelfAttention<R> {
     /// The concatenated heads, `[B, T, C]`, before the output projection.
+    #[track_caller]
     fn found(&self, x: &Var<R>) -> Result<Var<R>> {
         let parts = self.qkv.forward(x).within("qkv")?.chunk(-1, 3)?;
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, self.heads));
@@ -51,6 +52,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
 }
 
 impl<R: Runtime> Forward<R> for CausalSelfAttention<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         self.proj.forward(&self.found(x)?).within("proj")
     }
@@ -114,6 +116,7 @@ impl<R: Runtime> Block<R> {
     }
 
     /// `x` plus a residual branch of the block: in the epilogue of the branch's last GEMM where there is no dropout.
+    #[track_caller]
     fn plus(&self, x: &Var<R>, last: &Linear<R>, h: &Var<R>) -> Result<Var<R>> {
         if self.dropout.is_identity() {
             return last.forward_onto(h, x);
@@ -123,6 +126,7 @@ impl<R: Runtime> Block<R> {
 }
 
 impl<R: Runtime> Forward<R> for Block<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         let found = self.attention.found(&self.ln1.recomputed(x).within("ln1")?)?;
         let x = self.plus(x, &self.attention.proj, &found).within("proj")?;

@@ -2,7 +2,7 @@
 
 use autograd::Var;
 use numcore::{
-    Result, Runtime,
+    Result, Runtime, Within,
     ops::{MatmulOps, ViewOps},
 };
 
@@ -32,7 +32,8 @@ impl<R: Runtime> TransposedLinear<R> {
 }
 
 impl<R: Runtime> Forward<R> for TransposedLinear<R> {
+    #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        x.linear(&self.weight.var().t()?, optional(&self.bias).as_ref())
+        x.linear(&self.weight.var().t()?, optional(&self.bias).as_ref()).at_caller()
     }
 }

@@ -68,16 +68,18 @@ impl Error {
     }
 }
 
+/// The folders of the workspace's own libraries.
+const OWN: [&str; 9] = ["numcore", "autograd", "nn", "optim", "comm", "distributed", "data", "models", "train"];
+
 /// Whether a file is a source of the workspace's own libraries.
 fn is_own(file: &str) -> bool {
     // The folder of the workspace, as the compiler was given it; empty within the workspace.
     let root = &file!()[..file!().len() - "numcore/src/error/context.rs".len()];
     let mut parts = file.strip_prefix(root).unwrap_or("").split(['/', '\\']);
-    matches!(parts.next(), Some("numcore" | "autograd" | "nn" | "optim" | "comm" | "distributed"))
-        && parts.next() == Some("src")
+    matches!(parts.next(), Some(library) if OWN.contains(&library)) && parts.next() == Some("src")
 }
 
-/// Adds the name of a part of a model to the errors of that part.
+/// Adds to the errors of a result where they happened: the part of a model, the line of the call.
 ///
 /// ```
 /// use numcore::{Error, Result, Within};
@@ -94,11 +96,30 @@ pub trait Within: Sized {
     /// Returns the result, in which an error carries this part ([`Error::within`]). The name is formatted for an error
     /// only.
     fn within(self, part: impl fmt::Display) -> Self;
+
+    /// Returns the result, in which an error carries the line of the call ([`Error::at`]), unless it carries one
+    /// already. In a function with `#[track_caller]`, that is the line that called the function.
+    ///
+    /// ```
+    /// use numcore::{Error, Result, Within};
+    /// #[track_caller]
+    /// fn load(step: usize) -> Result<()> {
+    ///     (0..step).try_for_each(|_| Err(Error::argument("load", "there is no such file"))).at_caller()
+    /// }
+    /// println!("{}", load(1).unwrap_err());
+    /// ```
+    #[track_caller]
+    fn at_caller(self) -> Self;
 }
 
 impl<T> Within for Result<T> {
     fn within(self, part: impl fmt::Display) -> Self {
         self.map_err(|error| error.within(part))
+    }
+
+    fn at_caller(self) -> Self {
+        let place = Location::caller();
+        self.map_err(|error| error.at(place))
     }
 }
 
