@@ -41,7 +41,7 @@ struct Ins {
 fn ins(cpu: &Cpu, dtype: DType, [b, h, kv, t, s, d, e]: Sizes, parts: bool) -> Ins {
     let make = |shape: [usize; 4], seed| {
         let [b, h, t, d] = shape;
-        let dense = store(cpu, dtype, &shape, &draw(dtype, b * h * t * d, seed)).0;
+        let dense = store(cpu, dtype, &shape, &draw(dtype, b * h * t * d, seed));
         if !parts {
             return dense;
         }
@@ -54,7 +54,7 @@ fn ins(cpu: &Cpu, dtype: DType, [b, h, kv, t, s, d, e]: Sizes, parts: bool) -> I
         k: make([b, kv, s, d], 2),
         v: make([b, kv, s, e], 3),
         g: make([b, h, t, e], 4),
-        mask: store(cpu, dtype, &[t, s], &draw(dtype, t * s, 5)).0,
+        mask: store(cpu, dtype, &[t, s], &draw(dtype, t * s, 5)),
     }
 }
 
@@ -192,7 +192,7 @@ fn infinities_come_out_as_at_other_levels() {
                 let mut v = known.v.to_f64s().unwrap();
                 // Of the first head.
                 (v[570 * e + 3], v[595 * e + 3], v[571 * e + 20]) = (x, y, x);
-                known.v = store(&cpu, DType::F32, &[b, h, s, e], &v).0;
+                known.v = store(&cpu, DType::F32, &[b, h, s, e], &v);
                 let op = Attention { causal, ..Attention::new(0.01) };
                 kernel(FusedOp::Attention(op), &[&known.q, &known.k, &known.v]).remove(0)
             });
@@ -240,11 +240,11 @@ fn masks_of_the_lowest_number() {
                     _ => 0.0,
                 };
                 let values: Vec<f64> = (0..t * s).map(|i| value(i / s, i % s)).collect();
-                known.mask = store(&cpu, dtype, &[t, s], &values).0;
+                known.mask = store(&cpu, dtype, &[t, s], &values);
                 if unused {
                     // The outputs of these queries are not used, so the kernel's own gradients run.
                     let read: Vec<f64> = (0..t).map(|i| if i == 1 || i == 2 { 0.0 } else { 1.0 }).collect();
-                    known.g = known.g.mul(&store(&cpu, dtype, &[t, 1], &read).0).unwrap();
+                    known.g = known.g.mul(&store(&cpu, dtype, &[t, 1], &read)).unwrap();
                 }
                 let op = Attention { masked: true, ..Attention::new(0.3) };
                 let [q, k, v, g, mask] =
@@ -325,11 +325,11 @@ fn gradients_of_parts_of_one_projection_lie_as_the_parts() {
     let cpu = Cpu::with_threads(1);
     for [b, h, kv, t, d] in [[8, 2, 2, 256, 64], [8, 4, 1, 200, 16]] {
         let width = (h + 2 * kv) * d;
-        let x = store(&cpu, DType::F32, &[b, t, width], &draw(DType::F32, b * t * width, 6)).0;
+        let x = store(&cpu, DType::F32, &[b, t, width], &draw(DType::F32, b * t * width, 6));
         let heads = |x: &T, from: usize, n: usize| {
             x.narrow(2, from * d, n * d).unwrap().reshape([b, t, n, d]).unwrap().transpose(1, 2).unwrap()
         };
-        let g = store(&cpu, DType::F32, &[b, h, t, d], &draw(DType::F32, b * h * t * d, 7)).0;
+        let g = store(&cpu, DType::F32, &[b, h, t, d], &draw(DType::F32, b * h * t * d, 7));
         let mask = g.clone();
         let parts = Ins { q: heads(&x, 0, h), k: heads(&x, h, kv), v: heads(&x, h + kv, kv), g, mask };
         let grads = &all(&parts, &causal(), kernel)[2..];

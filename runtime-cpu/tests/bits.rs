@@ -6,6 +6,7 @@ mod common;
 use common::*;
 use numcore::{
     DType, Tensor,
+    fused::NnOps,
     ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
 };
 use runtime_cpu::{Cpu, Simd};
@@ -19,7 +20,7 @@ fn agree(dtype: DType, shape: &[usize], op: Op) {
 
 fn agree_on(all: &[Cpu], dtype: DType, shape: &[usize], (name, op): Op) {
     let values = draw(dtype, shape.iter().product(), 1);
-    let run = |cpu: &Cpu| op(&store(cpu, dtype, shape, &values).0).unwrap();
+    let run = |cpu: &Cpu| op(&store(cpu, dtype, shape, &values)).unwrap();
     let first = run(&all[0]);
     for cpu in &all[1..] {
         same_bits(&run(cpu), &first, &format!("{name} of {dtype} {shape:?} on {cpu:?}"));
@@ -79,6 +80,30 @@ fn reductions() {
                 agree(dtype, &shape, op);
             }
         }
+    }
+}
+
+/// Rows with NaN, and with nothing but infinities. The bits of a NaN are free.
+#[test]
+fn softmax_of_rows_that_are_not_finite() {
+    const INF: f32 = f32::INFINITY;
+    let row = |first: [f32; 3], rest: f32| first.into_iter().chain(std::iter::repeat(rest)).take(70);
+    let rows = [
+        row([1.0, f32::NAN, 1.0], 1.0),
+        row([INF, INF, f32::NAN], INF),
+        row([-INF; 3], -INF),
+        row([2.0, -INF, 2.0], -INF),
+        row([INF, 5.0, 1000.0], -1000.0),
+    ];
+    let rows: Vec<f32> = rows.into_iter().flatten().collect();
+    let bits = |cpu: &Cpu| {
+        let y = Tensor::from_slice(cpu, [5, 70], &rows).unwrap().softmax(-1).unwrap().to_vec::<f32>().unwrap();
+        y.iter().map(|y| if y.is_nan() { u32::MAX } else { y.to_bits() }).collect::<Vec<u32>>()
+    };
+    let all = runtimes();
+    let first = bits(&all[0]);
+    for cpu in &all[1..] {
+        assert_eq!(bits(cpu), first, "{cpu:?}");
     }
 }
 

@@ -166,7 +166,7 @@ fn outputs(
 ) -> Vec<T> {
     let scalars: Vec<Scalar> = (0..p.scalars()).map(|i| Scalar::F64(0.1 + 0.2 * i as f64)).collect();
     let [inputs, outputs] = types;
-    let tensors: Vec<T> = values.iter().zip(inputs).map(|(v, &t)| store(cpu, t, shape, v).0).collect();
+    let tensors: Vec<T> = values.iter().zip(inputs).map(|(v, &t)| store(cpu, t, shape, v)).collect();
     // The interpreted program's last output is its first input.
     let mut outs: Vec<TensorMut<Cpu>> = (outputs.iter().chain([&inputs[0]]).take(p.outputs().len()))
         .map(|&t| TensorMut::alloc(cpu, *tensors[0].shape(), t).unwrap())

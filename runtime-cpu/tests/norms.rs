@@ -13,7 +13,7 @@ use runtime_cpu::Cpu;
 /// The results of every runtime configuration for equal inputs: the gradients, and the gradients accumulated into old
 /// values.
 fn gradients(cpu: &Cpu, norm: &Norm, dtype: DType, [rows, width]: [usize; 2]) -> (Vec<T>, Vec<T>, Vec<T>) {
-    let make = |shape: &[usize], seed| store(cpu, dtype, shape, &draw(dtype, shape.iter().product(), seed)).0;
+    let make = |shape: &[usize], seed| store(cpu, dtype, shape, &draw(dtype, shape.iter().product(), seed));
     let (x, g) = (make(&[rows, width], 1), make(&[rows, width], 2));
     let parameters = [(norm.weight, 3), (norm.bias, 4)].map(|(given, seed)| given.then(|| make(&[width], seed)));
     let forward: Vec<&T> = [Some(&x), parameters[0].as_ref(), parameters[1].as_ref()].into_iter().flatten().collect();

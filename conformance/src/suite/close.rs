@@ -71,3 +71,16 @@ pub(crate) fn near(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Ver
     }
     Verdict::PASSED
 }
+
+/// Compares one tensor element by element: `tolerance` is relative to each expected value, and absolute below 1. NaN is
+/// right where it is expected.
+pub(crate) fn near_each(what: &str, got: &[f64], want: &[f64], tolerance: f64) -> Verdict {
+    if got.len() != want.len() {
+        return Verdict::failed(format!("{what} has {} elements, expected {}", got.len(), want.len()));
+    }
+    let right = |g: f64, w: f64| g == w || g.is_nan() && w.is_nan() || (g - w).abs() <= tolerance * w.abs().max(1.0);
+    match got.iter().zip(want).position(|(&g, &w)| !right(g, w)) {
+        None => Verdict::PASSED,
+        Some(i) => Verdict::failed(format!("element {i} of {what} is {:?}, expected {:?}", got[i], want[i])),
+    }
+}

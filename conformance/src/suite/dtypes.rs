@@ -24,6 +24,36 @@ pub(crate) fn lacks(dtype: DType) -> String {
     format!("{dtype} is not in capabilities.compute")
 }
 
+/// The types among `dtypes` that a runtime stores and computes in. For the others, `what` is skipped.
+pub(crate) fn computed<R: Runtime>(
+    rt: &R,
+    section: &mut Section,
+    what: &str,
+    dtypes: impl IntoIterator<Item = DType>,
+) -> Vec<DType> {
+    let mut usable = Vec::new();
+    for dtype in stored(rt, section, what, dtypes) {
+        match computes(rt, dtype) {
+            true => usable.push(dtype),
+            false => section.skip(format!("{what}: {}", lacks(dtype))),
+        }
+    }
+    usable
+}
+
+/// The types among `dtypes` that a runtime stores. For the others, `what` is skipped.
+pub(crate) fn stored<R: Runtime>(
+    rt: &R,
+    section: &mut Section,
+    what: &str,
+    dtypes: impl IntoIterator<Item = DType>,
+) -> Vec<DType> {
+    let (usable, others): (Vec<_>, Vec<_>) =
+        dtypes.into_iter().partition(|dtype| rt.capabilities().storage.contains(dtype));
+    others.iter().for_each(|dtype| section.skip(format!("{what}: {dtype} is not in capabilities.storage")));
+    usable
+}
+
 pub(crate) fn narrow<R: Runtime>(rt: &R) -> Section {
     let mut section = Section::new("narrow types");
     // The reference of the others: the widest type the runtime computes in.
@@ -31,11 +61,8 @@ pub(crate) fn narrow<R: Runtime>(rt: &R) -> Section {
     if wide == DType::F32 {
         section.skip(format!("f32: {}, with which it is compared", lacks(DType::F64)));
     }
-    for dtype in [DType::F32, DType::F16, DType::BF16].into_iter().filter(|d| *d != wide) {
-        if !rt.capabilities().storage.contains(&dtype) {
-            section.skip(format!("{dtype} is not in capabilities.storage"));
-            continue;
-        }
+    let narrower = [DType::F32, DType::F16, DType::BF16].into_iter().filter(|d| *d != wide);
+    for dtype in stored(rt, &mut section, "cases", narrower) {
         for case in cases::all::<R>() {
             // Half-precision values are too coarse for sums of exponentials of hundreds.
             let coarse = dtype.is_half() && case.inputs.iter().any(|s| s.values().iter().any(|v| v.abs() > 100.0));

@@ -13,6 +13,7 @@ mod fuzz;
 mod gradcheck;
 mod handle;
 mod kernels;
+mod loops;
 mod misuse;
 mod numerics;
 mod placements;
@@ -54,6 +55,16 @@ pub fn sections<R: Runtime>() -> Vec<(&'static str, RunSection<R>)> {
         ("fused kernels", kernels::kernels),
         ("attention and positions", attend::attend),
         ("sizes", sizes::sizes),
+        ("functions", loops::functions),
+        ("copies and casts", loops::copies),
+        ("outputs", loops::outputs),
+        ("program layouts", loops::program_layouts),
+        ("reductions", loops::reduce),
+        ("softmax", loops::softmax),
+        ("index", loops::index),
+        ("scans and sorts", loops::order),
+        ("matmul", loops::matmul),
+        ("windows", loops::windows),
         ("geometry", fuzz::fuzz),
         ("chains", chains::chains),
         ("values", values::values),

@@ -67,6 +67,12 @@ impl Verdict {
     pub fn and(self, other: Verdict) -> Verdict {
         if self.0.is_some() { self } else { other }
     }
+
+    /// Holds if all do; otherwise the first reason. The others are still computed, up to the first error: a runtime
+    /// that lists its kernels before it compiles them meets all of them.
+    pub fn all(verdicts: impl IntoIterator<Item = Result<Verdict>>) -> Result<Verdict> {
+        verdicts.into_iter().try_fold(Verdict::PASSED, |so_far, next| Ok(so_far.and(next?)))
+    }
 }
 
 /// Every section of a suite.
@@ -109,5 +115,13 @@ mod tests {
         assert_eq!(s.checks, 4);
         assert_eq!(s.failures, ["wrong: 1 is not 2", "error: op: why", "panic: panicked: at the disco"]);
         assert!(!Report { sections: vec![s] }.passed());
+    }
+
+    #[test]
+    fn the_first_reason_of_several_counts_and_an_error_ends_them() {
+        let two = || [Ok(Verdict::PASSED), Ok(Verdict::failed("second")), Ok(Verdict::failed("third"))];
+        assert_eq!(Verdict::all(two()).unwrap().reason(), Some("second"));
+        assert_eq!(Verdict::all([Ok(Verdict::PASSED), Ok(Verdict::PASSED)]).unwrap().reason(), None);
+        assert!(Verdict::all(two().into_iter().chain([Err(numcore::Error::argument("op", "why"))])).is_err());
     }
 }

@@ -115,7 +115,7 @@ fn scan<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<Ver
         let got = x.cumsum(axis as isize)?.to_f64s()?;
         Ok(near(&format!("the running sum along {axis}"), &got, &host.lines(axis, running), 0.0))
     };
-    (0..shape.len()).map(along).try_fold(Verdict::PASSED, |v, next: Result<Verdict>| Ok(v.and(next?)))
+    Verdict::all((0..shape.len()).map(along))
 }
 
 fn sort<R: Runtime>(rt: &R, shape: &[usize], placement: Placement) -> Result<Verdict> {

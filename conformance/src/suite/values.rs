@@ -1,7 +1,7 @@
 //! Creation and conversion of values: casts between all types, creation, random values, upload and download.
 
 use numcore::{
-    DType, Element, Result, Runtime, Tensor,
+    DType, Result, Runtime, Tensor,
     ops::{PointwiseOps, ViewOps},
     pointwise::Number,
     rng::{Philox, philox4x32_10},
@@ -9,6 +9,7 @@ use numcore::{
 
 use super::{
     dtypes::{computes, lacks},
+    loops::upload,
     report::{Section, Verdict},
 };
 
@@ -76,20 +77,7 @@ fn interesting(dtype: DType) -> Vec<f64> {
 }
 
 fn tensor<R: Runtime>(rt: &R, dtype: DType, values: &[f64]) -> Result<Tensor<R>> {
-    fn of<R: Runtime, E: Element>(rt: &R, values: &[f64]) -> Result<Tensor<R>> {
-        Tensor::from_vec(rt, values.iter().map(|&v| E::from_f64(v)).collect())
-    }
-    match dtype {
-        DType::F32 => of::<R, f32>(rt, values),
-        DType::F64 => of::<R, f64>(rt, values),
-        DType::F16 => of::<R, half::f16>(rt, values),
-        DType::BF16 => of::<R, half::bf16>(rt, values),
-        DType::I32 => of::<R, i32>(rt, values),
-        DType::I64 => of::<R, i64>(rt, values),
-        DType::U32 => of::<R, u32>(rt, values),
-        DType::U8 => of::<R, u8>(rt, values),
-        DType::Bool => of::<R, bool>(rt, values),
-    }
+    Ok(upload(rt, dtype, &[values.len()], values)?.0)
 }
 
 fn number(dtype: DType, v: f64) -> Number {
