@@ -63,6 +63,7 @@ impl<R: Runtime> Linear<R> {
 
     /// The input as this layer and others that are cut like it need it: to be given to each by
     /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them.
+    #[track_caller]
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed() {
             Some(placed) if matches!(placed.style(), TensorStyle::Column | TensorStyle::Vocabulary) => placed.enter(x),
@@ -71,6 +72,7 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// The output for an input that [`enter`](Linear::enter) gave. Outputs of a layer that is cut along them stay cut.
+    #[track_caller]
     pub fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
         match (self.adapter.get(), self.weight.placed()) {
             (Some(adapter), _) => adapter.forward(self.uncut()?, x),
@@ -85,6 +87,7 @@ impl<R: Runtime> Linear<R> {
         (count * own).checked_div(all).unwrap_or(count)
     }
 
+    #[track_caller]
     fn product(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let Some(placed) = self.weight.placed() else { return self.product_here(x, residual) };
         match placed.style() {
@@ -98,6 +101,7 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
+    #[track_caller]
     fn product_here(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let (weight, bias) = (self.weight.var(), optional(&self.bias));
         match residual {
@@ -107,6 +111,7 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// The sum of all ranks' products of a layer that is cut along its inputs; the bias is added after it, so once.
+    #[track_caller]
     fn summed(&self, placed: &Placed<R>, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let sum = placed.leave(&x.linear(&self.weight.var(), None)?)?;
         plus(plus(sum, optional(&self.bias).as_ref())?, residual)
@@ -124,6 +129,7 @@ impl<R: Runtime> Linear<R> {
     }
 }
 
+#[track_caller]
 fn plus<R: Runtime>(x: Var<R>, other: Option<&Var<R>>) -> Result<Var<R>> {
     other.map_or(Ok(x.clone()), |other| x.add(other))
 }

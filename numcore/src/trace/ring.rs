@@ -11,6 +11,8 @@ pub struct Ring {
     /// The name of its thread.
     pub thread: String,
     words: Box<[AtomicU64]>,
+    /// Records whose writing has begun.
+    begun: AtomicU64,
     /// Records ever written.
     written: AtomicU64,
     /// The word where the next record begins.
@@ -21,7 +23,7 @@ impl Ring {
     /// Of the thread of this name, for so many records, at least one.
     pub fn new(thread: String, records: usize) -> Self {
         let words = (0..records.max(1) * WORDS).map(|_| AtomicU64::new(0)).collect();
-        Ring { thread, words, written: AtomicU64::new(0), at: AtomicUsize::new(0) }
+        Ring { thread, words, begun: AtomicU64::new(0), written: AtomicU64::new(0), at: AtomicUsize::new(0) }
     }
 
     fn records(&self) -> u64 {
@@ -31,14 +33,17 @@ impl Ring {
     /// Writes a record, over the oldest where all are used. Only the ring's own thread does.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) {
-        let at = self.at.load(Ordering::Relaxed);
+        let (at, count) = (self.at.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed) + 1);
+        self.begun.store(count, Ordering::Relaxed);
+        // Whoever reads a word of this record then reads that it has begun.
+        fence(Ordering::Release);
         for (word, value) in self.words[at..at + WORDS].iter().zip(record) {
             word.store(value, Ordering::Relaxed);
         }
         // No division, which would take as long as the rest.
         let next = at + WORDS;
         self.at.store(if next == self.words.len() { 0 } else { next }, Ordering::Relaxed);
-        self.written.store(self.written.load(Ordering::Relaxed) + 1, Ordering::Release);
+        self.written.store(count, Ordering::Release);
     }
 
     /// The records, oldest first, and how many were overwritten. A record that is overwritten meanwhile is one of those.
@@ -51,10 +56,9 @@ impl Ring {
         };
         let mut records: Vec<[u64; WORDS]> = (first..written).map(record).collect();
         fence(Ordering::Acquire);
-        // The thread may be in the middle of one more.
-        let now = self.written.load(Ordering::Relaxed);
-        let busy = if now == written { 0 } else { 1 };
-        let sound = (now + busy).saturating_sub(self.records()).clamp(first, written);
+        // The thread may be in the middle of one more, which is over the oldest.
+        let begun = self.begun.load(Ordering::Relaxed);
+        let sound = begun.saturating_sub(self.records()).clamp(first, written);
         records.drain(..(sound - first) as usize);
         (records, sound)
     }
