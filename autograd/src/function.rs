@@ -22,7 +22,8 @@ pub trait Function<R: Runtime>: Send + Sync {
     }
     /// The runtime to make zeros on, for a function whose [`backward`](Function::backward) runs in every backward pass that reaches the
     /// function, with a gradient of zeros where its output took no part in the loss. A function whose gradient is a collective is one: the
-    /// other ranks may have a gradient, and would wait. None by default: without a gradient the function is passed over.
+    /// other ranks may have a gradient, and would wait. A pass reaches the function if what it starts from was computed from one of its
+    /// outputs; a loss that was not is given `0 · output` in addition. None by default: without a gradient the function is passed over.
     fn always(&self) -> Option<&R> {
         None
     }

@@ -70,8 +70,8 @@ pub fn manual_seed(seed: u64) {
 
 /// Switches to another stream of this thread's random seeds. Threads with one seed and different streams draw different
 /// dropout masks, those with one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread
-/// into the stream of its rank among the ranks that have different data. Ranks that must draw the same masks, because
-/// they compute the same values (tensor parallelism), are put into one stream after their trainer was made.
+/// into the stream of its rank among the ranks that have different data, so ranks that have the same data, because
+/// they compute the same values (tensor parallelism), are in one stream.
 pub fn set_random_stream(stream: u32) {
     RANDOM.set(RandomState { stream, ..RANDOM.get() });
 }

@@ -107,10 +107,12 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Writes a folder, with options. On many ranks whose parameters are sharded all call this, and one of them writes.
     ///
     /// # Errors
-    /// If a file cannot be written, a parameter has no name in files, or a layer has an adapter, which these files have no place for.
+    /// If a file cannot be written, a parameter has no name in files, a layer has an adapter, which these files have no place for, or parameters
+    /// are cut over ranks.
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
         without_adapters(self)?;
+        self.require_whole()?;
         let (named, quantised) = (self.named_parameters(), quantize::quantized(self));
         let mut weights = Vec::new();
         for (name, parameter) in &named {

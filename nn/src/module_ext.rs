@@ -104,11 +104,11 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         set_requires_grad(self, which, true);
     }
 
-    /// The number of elements in the model's parameters.
+    /// The number of elements in the model's parameters: of the whole ones, where this rank has pieces.
     fn num_parameters(&self) -> ParameterCount {
         let mut count = ParameterCount::default();
         for p in self.parameters() {
-            let numel = p.shape().numel();
+            let numel = p.logical_shape().numel();
             count.total += numel;
             count.trainable += if p.requires_grad() { numel } else { 0 };
         }
@@ -205,8 +205,15 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
         ModelState::of(self).load(moved.collect::<Result<_>>()?, true).map(drop)
     }
 
+    /// An error, with the first parameter's name, if parameters are cut over ranks: for what writes or exports whole models. A rank has
+    /// [pieces](Param::placed) of those alone; a checkpoint has all of them.
+    fn require_whole(&self) -> Result<()> {
+        state::require_whole(&self.named_parameters())
+    }
+
     /// The values of the parameters and buffers by full name, in the model's order. A shared one is listed once, under
-    /// its first name.
+    /// its first name. Of a model that is cut over ranks the values are this rank's pieces
+    /// ([`require_whole`](ModuleExt::require_whole) tells).
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         ModelState::of(self).values()
     }
@@ -226,7 +233,7 @@ pub trait ModuleExt<R: Runtime>: Module<R> {
     /// # Errors
     /// If parameters are cut over ranks: a file has whole ones.
     fn save_safetensors(&self, path: impl AsRef<Path>) -> Result<()> {
-        state::require_whole(&self.named_parameters())?;
+        self.require_whole()?;
         numcore::safetensors::save(path, &self.state_dict()?, &Notes::new())
     }
 

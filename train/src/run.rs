@@ -56,6 +56,7 @@ pub(crate) struct RunState {
 pub(crate) trait RunEngine<R: Runtime, M, B> {
     fn comm(&self) -> &Comm<R>;
     fn share(&self) -> (usize, usize);
+    fn counts_examples(&self) -> bool;
     fn state(&mut self) -> &mut dyn Checkpointed<R>;
     /// Sum and weight of this rank's losses of a batch.
     fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)>;

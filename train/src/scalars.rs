@@ -43,7 +43,7 @@ impl RecordedScalars {
     }
 
     /// Forgets the values. Names stay, so that a steady state allocates nothing.
-    fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.entries.iter_mut().for_each(|entry| (entry.sum, entry.weight) = (0.0, 0.0));
     }
 }

@@ -24,6 +24,11 @@ pub trait LoopStep<R: Runtime>: Checkpointed<R> {
         (self.comm().rank(), self.comm().size())
     }
 
+    /// Whether what this rank measures of its share counts: of ranks that read the same one, along a tensor axis, the first does.
+    fn counts_examples(&self) -> bool {
+        true
+    }
+
     /// Micro-batches in a step.
     fn accumulation(&self) -> usize;
 
@@ -61,6 +66,10 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for TrainStep<R, 
 
     fn share(&self) -> (usize, usize) {
         (self.strategy().comm().rank(), self.strategy().comm().size())
+    }
+
+    fn counts_examples(&self) -> bool {
+        self.strategy().counts_examples()
     }
 
     fn accumulation(&self) -> usize {

@@ -24,8 +24,22 @@ impl<R: Runtime> Ddp<R> {
     ///
     /// Puts this thread into the [random stream](set_random_stream) of its rank: ranks draw different dropout masks for their different data,
     /// from one seed.
+    ///
+    /// # Errors
+    /// On every rank, as said; and if the model is cut over a tensor axis: a [training step](crate::train::TrainStep) sums its partial gradients.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
+        if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| p.placed().is_some()) {
+            let why = "is of a model that is cut over ranks, whose partial gradients would be summed by nobody: train it by \
+                       `TrainStep::builder`";
+            return Err(Error::state(name, why).on_rank(comm.world_rank()));
+        }
+        Ddp::of(comm, model)
+    }
+
+    /// The model on this rank, which may be cut over a tensor axis.
+    #[track_caller]
+    pub(crate) fn of(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let buffers = model.named_buffers();
         agree_on_lines(comm, "the model", &described(&parameters, &buffers))?;

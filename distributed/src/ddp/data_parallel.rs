@@ -78,7 +78,7 @@ impl<R: Runtime> DataParallel<R> {
         let mesh = mesh.as_mesh();
         let label = Label::next(mesh.batch());
         let comm = &label.over(mesh.batch());
-        let ddp = Ddp::new(comm, model)?;
+        let ddp = Ddp::of(comm, model)?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
         require_elementwise(&*optimizer, &tensor)?;
         require_exact(&options, &tensor)?;
@@ -86,11 +86,15 @@ impl<R: Runtime> DataParallel<R> {
             "the optimizer and its buckets",
             format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes(),
         )?;
-        ddp.sync_params()?;
-        ddp.sync_buffers()?;
         let leaves = leaves(model);
         let optimized: HashSet<usize> = optimizer.params().iter().flat_map(|p| p.leaves()).map(Leaf::id).collect();
         require_own(&*optimizer, &leaves)?;
+        let trained = leaves.iter().filter(|leaf| optimized.contains(&leaf.id())).map(|leaf| leaf.name().to_string());
+        let trained = trained.collect::<Vec<_>>().join(" ");
+        tensor.agree("the optimizer and its buckets", &format!("{options:?} {} {trained}", optimizer.describe()))?;
+        ddp.sync_params()?;
+        ddp.sync_buffers()?;
+        tensor.sync(&leaves, &model.named_buffers())?;
         let frozen = leaves.iter().filter(|l| !l.requires_grad() && !optimized.contains(&l.id())).cloned().collect();
         // Gradients usually become final from the last layer to the first.
         let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
@@ -99,6 +103,7 @@ impl<R: Runtime> DataParallel<R> {
             Some(make) => make(comm)?,
             None => reducer(comm, &options, FailedSteps::AreUndone)?,
         };
+        require_stateless(&*reducer, &leaves, &tensor)?;
         let buckets = GradientBuckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
         let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
         Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, buffers, tensor, begun: 0 })
@@ -151,6 +156,10 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 
     fn everyone(&self) -> &Comm<R> {
         self.tensor.everyone()
+    }
+
+    fn counts_examples(&self) -> bool {
+        self.tensor.rank() == 0
     }
 
     fn prepare(&mut self) -> Result<()> {
@@ -268,8 +277,13 @@ impl<R: Runtime> DataParallel<R> {
         let mut works = Vec::new();
         for leaf in self.leaves.clone() {
             let Some(comm) = self.tensor.summed_over(&leaf).cloned() else { continue };
+            // What no optimizer updates has no gradient here.
+            if self.place_of(&leaf).is_err() {
+                continue;
+            }
             let mut own = self.lend_grad(&leaf)?;
-            works.push((leaf, self.tensor.sum_gradient(&comm, own.take())?));
+            let work = self.tensor.sum_gradient(&comm, &leaf, own.take())?;
+            works.push((leaf, work));
         }
         for (leaf, work) in works {
             self.restore_grad(&leaf, GradLoan::new(vec![work.wait()?], 0))?;
@@ -315,6 +329,19 @@ fn require_exact<R: Runtime>(options: &BucketOptions, tensor: &TensorAxis<R>) ->
         }
         _ => Ok(()),
     }
+}
+
+/// An error if a reducer would save a state of its own for pieces of parameters: checkpoints would have it under one name from several ranks.
+fn require_stateless<R: Runtime>(
+    reducer: &dyn BucketReducer<R>,
+    leaves: &[Arc<Leaf<R>>],
+    tensor: &TensorAxis<R>,
+) -> Result<()> {
+    if !tensor.is_cut() || reducer.wanted(leaves)?.is_empty() {
+        return Ok(());
+    }
+    let why = "keeps a state of each parameter, of which this rank has pieces: over a tensor axis take one without";
+    Err(Error::config("TrainStep::builder", "reducer", why))
 }
 
 /// The parameters of a model, in its own order.

@@ -17,7 +17,8 @@
 //! ```
 //!
 //! **Invariant**: a rank whose value took no part in the loss takes part in the collective of its gradient all the same, with zeros: the
-//! others wait for it.
+//! others wait for it. That holds for calls that its backward pass reaches, in [checkpointed](autograd::checkpoint) segments too: from a value
+//! that is in no loss nothing is reached, so a rank that does not use one adds `0 · value` to its loss.
 
 mod all_to_all;
 mod exchange;

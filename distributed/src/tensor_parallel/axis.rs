@@ -5,12 +5,14 @@ use std::{
     sync::Arc,
 };
 
-use autograd::Leaf;
-use nn::{Module, ModuleExt, parallel::Placed};
+use autograd::{Leaf, random_state};
+use nn::{Buffer, Module, ModuleExt, parallel::Placed};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
 use crate::{
-    comm::{Collectives, Comm, Communicator, Label, Partial, ReduceOp, Work, all_gather_bool},
+    agreement::agree_on_lines,
+    comm::{Collectives, Comm, Communicator, Label, Partial, ReduceOp, Work, all_gather_bool, memory},
+    ddp::described,
     mesh::Mesh,
     plan::Axis,
 };
@@ -23,12 +25,15 @@ pub(crate) struct TensorAxis<R: Runtime> {
     everyone: Comm<R>,
     /// What is here of each parameter, by its leaf's identity.
     placed: HashMap<usize, Arc<Placed<R>>>,
-    /// Ranks that have the same piece, by how many they are.
+    /// Ranks that have the same piece, by how many they are, where there are several.
     replicas: BTreeMap<usize, Comm<R>>,
+    /// What tells this trainer's calls apart from those of others on the same ranks.
+    label: Label,
 }
 
 impl<R: Runtime> TensorAxis<R> {
-    /// The axis of `mesh`. An error unless the model is cut over exactly its ranks.
+    /// The axis of `mesh`. An error unless the model is cut over exactly its ranks, and these have the same one, trained in the same parts, and
+    /// draw the same random values.
     #[track_caller]
     pub(crate) fn new(mesh: &Mesh<R>, label: &Label, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         let (size, context) = (mesh.plan().size(Axis::Tensor), mesh.plan().size(Axis::Context));
@@ -40,35 +45,64 @@ impl<R: Runtime> TensorAxis<R> {
         for (name, p) in model.named_parameters() {
             let over = p.placed().map_or(1, |placed| placed.group().size());
             if over != size {
+                let late = if p.placed().is_none() { "; adapters are put in before that" } else { "" };
                 let why = format!(
                     "is cut over {over} ranks, and the mesh has {size} along tensor: cut the model by `Mesh::parallelize` of \
-                     the mesh that it is trained over"
+                     the mesh that it is trained over{late}"
                 );
                 return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
             }
             placed.extend(p.placed().map(|placed| (p.leaf().id(), placed)));
         }
+        let label = label.clone();
         if size == 1 {
-            return Ok(TensorAxis {
-                ranks: None,
-                everyone: label.over(mesh.batch()),
-                placed,
-                replicas: BTreeMap::new(),
-            });
+            let everyone = label.over(mesh.batch());
+            return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label });
         }
         let everyone = label.over(&mesh.group(&[Axis::Data, Axis::Shard, Axis::Tensor])?);
-        let ranks = label.named(mesh.axis(Axis::Tensor), "partial gradients");
+        let ranks = label.over(mesh.axis(Axis::Tensor));
         let mut replicas = BTreeMap::new();
-        for count in placed.values().filter(|p| p.has_partial_gradient()).map(|p| p.replicas()) {
+        for count in placed.values().map(|p| p.replicas()).filter(|&count| count > 1) {
             replicas.insert(count, ranks.clone());
         }
         // In ascending order, so on all ranks alike.
         for (&count, comm) in replicas.iter_mut().filter(|(count, _)| **count < size) {
             let none = || Error::internal("a training step", "the communicator gave no group");
-            let own = ranks.split(Some(ranks.rank() / count), ranks.rank())?.ok_or_else(none)?;
-            *comm = label.named(&own, "partial gradients");
+            *comm = ranks.split(Some(ranks.rank() / count), ranks.rank())?.ok_or_else(none)?;
         }
-        Ok(TensorAxis { ranks: Some(ranks), everyone, placed, replicas })
+        let axis = TensorAxis { ranks: Some(ranks), everyone, placed, replicas, label };
+        axis.agree_on_model(model)?;
+        Ok(axis)
+    }
+
+    /// An error unless the ranks along the axis have the same model and random state: they compute the same values between the layers.
+    fn agree_on_model(&self, model: &(impl Module<R> + ?Sized)) -> Result<()> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
+        agree_on_lines(ranks, "the model", &described(&parameters, &model.named_buffers()))?;
+        self.agree("the random state, which ranks along tensor share,", &format!("{:?}", random_state()))
+    }
+
+    /// An error unless the ranks along the axis give the same text.
+    pub(crate) fn agree(&self, what: &str, text: &str) -> Result<()> {
+        self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.agree(what, text.as_bytes()))
+    }
+
+    /// Gives ranks that have the same piece of a parameter the value of the first of them, and all ranks along the axis its buffers.
+    pub(crate) fn sync(&self, leaves: &[Arc<Leaf<R>>], buffers: &[(String, Buffer<R>)]) -> Result<()> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        for leaf in leaves {
+            let replicas = self.placed.get(&leaf.id()).and_then(|placed| self.replicas.get(&placed.replicas()));
+            let Some(comm) = replicas else { continue };
+            leaf.set(self.first_of(comm, &leaf.name(), &leaf.value()?)?)?;
+        }
+        buffers.iter().try_for_each(|(name, buffer)| buffer.set(self.first_of(ranks, name, &buffer.value())?))
+    }
+
+    /// The value that the first of some ranks has.
+    fn first_of(&self, comm: &Comm<R>, name: &str, own: &Tensor<R>) -> Result<Tensor<R>> {
+        let comm = self.label.named(comm, &format!("the first value of `{name}`"));
+        comm.broadcast(memory(own)?, 0)?.wait()?.freeze()
     }
 
     /// The ranks that take a step together, and decide alike.
@@ -103,8 +137,15 @@ impl<R: Runtime> TensorAxis<R> {
         self.replicas.get(&placed.replicas())
     }
 
-    /// Starts to sum a partial gradient.
-    pub(crate) fn sum_gradient(&self, comm: &Comm<R>, own: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
+    /// Starts to sum the partial gradient of a parameter, over the ranks that [`summed_over`](TensorAxis::summed_over) gave.
+    pub(crate) fn sum_gradient(
+        &self,
+        comm: &Comm<R>,
+        leaf: &Arc<Leaf<R>>,
+        own: TensorMut<R>,
+    ) -> Result<Work<TensorMut<R>>> {
+        // By name: ranks that freeze different parameters disagree, instead of adding up gradients of different ones.
+        let comm = self.label.named(comm, &format!("the partial gradient of `{}`", leaf.name()));
         comm.all_reduce(own, ReduceOp::Sum)
     }
 

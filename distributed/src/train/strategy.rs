@@ -15,6 +15,10 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     fn everyone(&self) -> &Comm<R> {
         self.comm()
     }
+    /// Whether what this rank measures of its examples counts: ranks that have other pieces of the same layers measure the same.
+    fn counts_examples(&self) -> bool {
+        true
+    }
     /// Before a step: forgets the last one's gradients.
     fn prepare(&mut self) -> Result<()>;
     /// Before a backward pass; `last` tells whether it is the step's last.

@@ -164,9 +164,10 @@ impl<R: Runtime> Unit<R> {
         let shards = self.stage.shards_gradients();
         let mut works = Vec::new();
         for (k, piece) in self.pieces.iter().enumerate() {
-            if let Some(comm) = tensor.summed_over(&self.leaves[piece.parameter]) {
+            let leaf = &self.leaves[piece.parameter];
+            if let Some(comm) = tensor.summed_over(leaf) {
                 let range = if shards { k } else { piece.parameter };
-                works.push(tensor.sum_gradient(comm, own.grads.lend(range)?)?);
+                works.push(tensor.sum_gradient(comm, leaf, own.grads.lend(range)?)?);
             }
         }
         works.into_iter().try_for_each(|work| own.grads.restore(work.wait()?))

@@ -79,27 +79,32 @@ impl<R: Runtime> Sharded<R> {
         let groups = ShardGroups::of_mesh(mesh);
         let rates = Rates { optimizer: optimizer.clone(), schedule };
         let comm = &groups.all;
-        let ddp = Ddp::new(comm, model)?;
+        let ddp = Ddp::of(comm, model)?;
         let tensor = Arc::new(TensorAxis::new(mesh, &groups.label, model)?);
         let named: Vec<(String, Arc<Leaf<R>>)> =
             model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
         let members: Vec<usize> = named.iter().map(|(name, l)| optimizer.group(name, &l.spec())).collect();
         let (stage, unused, label) = (options.stage, options.unused, &groups.label);
-        let rules = format!("{stage:?} {unused:?} {units:?} {label:?} {} {members:?}", rates.describe());
-        comm.agree("how the model is sharded", (rules + &described(&named, &[])).as_bytes())?;
+        let rules = format!("{stage:?} {unused:?} {units:?} {} {members:?}", rates.describe());
+        let all = format!("{label:?} {rules}{}", described(&named, &[]));
+        comm.agree("how the model is sharded", all.as_bytes())?;
+        tensor.agree("how the model is sharded", &rules)?;
         ddp.sync_buffers()?;
+        let buffers = Buffers(model.named_buffers());
+        // Values of the first rank along tensor before those of the first along the other axes, which are taken below.
+        tensor.sync(&named.iter().map(|(_, leaf)| leaf.clone()).collect::<Vec<_>>(), &buffers.0)?;
         let order = named.iter().enumerate().rev().map(|(k, (_, leaf))| (leaf.id(), k)).collect();
         let units = build(&groups, named, units, &*optimizer, &options)?;
         let engine = Arc::new(Mutex::new(ZeroEngine::new(comm, units, options.clone())));
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
-        let buffers = Buffers(model.named_buffers());
         Ok(Sharded { groups, options, rates, engine, buffers, tensor, steps: 0, order })
     }
 
-    /// All parameters on every rank, for evaluation and export: they are gathered now, and released when the scope ends.
+    /// All parameters on every rank, for evaluation and export: they are gathered now, and released when the scope ends. Of a model that is cut
+    /// over a tensor axis each rank has its pieces then, all of them.
     #[must_use = "parameters are let go when this is dropped"]
     pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
         self.engine.lock().gather_all()?;
@@ -159,6 +164,10 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
     fn everyone(&self) -> &Comm<R> {
         self.tensor.everyone()
+    }
+
+    fn counts_examples(&self) -> bool {
+        self.tensor.rank() == 0
     }
 
     fn prepare(&mut self) -> Result<()> {

@@ -56,6 +56,7 @@ mod powersgd_training;
 mod replaced_values;
 mod slow_links;
 mod sync_batch_norm;
+mod tensor_agreement;
 mod tensor_checkpoints;
 mod tensor_common;
 mod tensor_decisions;

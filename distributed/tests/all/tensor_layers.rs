@@ -10,13 +10,14 @@ use distributed::{
     train::TrainStep,
 };
 use nn::{
-    Embedding, Forward, Gpt, GptConfig, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt,
+    Activation, Embedding, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig, GroupedQueryAttention,
+    GroupedQueryConfig, Init, Linear, Module, ModuleExt,
     parallel::{TensorPlan, VocabularyLoss},
 };
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{PointwiseOps, ReduceOps},
+    ops::{PointwiseOps, ReduceOps, ViewOps},
 };
 use optim::{AdafactorConfig, SgdConfig};
 use runtime_cpu::Cpu;
@@ -288,8 +289,113 @@ fn plans_that_do_not_fit_are_refused_with_names_and_numbers() {
     assert!(norm.contains("blocks.0.ln1.weight") && norm.contains("cannot be cut"), "{norm}");
     let both = refused(2, small, plan().row("blocks.0.fc1"));
     assert!(both.contains("blocks.0.fc1.weight") && both.contains("which differ"), "{both}");
-    let table = refused(2, small, TensorPlan::new().column("wpe"));
-    assert!(table.contains("wpe.weight") && table.contains("vocabulary"), "{table}");
+    let table = refused(2, small, plan().without("wte").column("wte"));
+    assert!(table.contains("wte.weight") && table.contains("along its vocabulary"), "{table}");
+    // A loss over a part of the classes, and a table that is read by position.
+    let head = refused(2, small, plan().without("head").column("head"));
+    assert!(head.contains("head.weight") && head.contains("along its vocabulary"), "{head}");
+    let positions = refused(2, small, plan().vocabulary("wpe"));
+    assert!(positions.contains("wpe.weight") && positions.contains("does not allow"), "{positions}");
+    let removed = refused(2, small, plan().without("blocks.*.fc3"));
+    assert!(removed.contains("no line for `blocks.*.fc3`"), "{removed}");
+}
+
+#[test]
+fn where_the_sequence_is_cut_every_layer_needs_a_line_that_fits() {
+    let small = GptConfig { layers: 1, ..Default::default() };
+    let plan = || Gpt::<Cpu>::tensor_plan().sequence_parallel(true);
+    for (plan, parameter, why) in [
+        (plan().without("blocks.*.fc1").without("blocks.*.fc2"), "blocks.0.fc1.weight", "by no line"),
+        (plan().without("blocks.*.ln1"), "blocks.0.ln1.weight", "by no line"),
+        (plan().without("lnf").replicated("lnf"), "lnf.weight", "by `replicated`"),
+        // A parameter is named, and not its layer's bias.
+        (plan().without("blocks.*.proj").row("blocks.*.proj.weight"), "blocks.0.proj.bias", "by no line"),
+        (plan().without("blocks.*.qkv").sequence("blocks.*.qkv"), "blocks.0.qkv.weight", "attention heads"),
+        (plan().sequence("wpe"), "wpe.weight", "in no region"),
+    ] {
+        let error = refused(2, small, plan);
+        assert!(error.contains(parameter) && error.contains(why), "{parameter} {why}: {error}");
+    }
+    let bare = TensorPlan::new().column("blocks.*.fc1").row("blocks.*.fc2").sequence("lnf").sequence_parallel(true);
+    assert!(refused(2, small, bare).contains("does not cut sequences"));
+    assert!(refused(2, small, plan().sequence_region("block.*")).contains("`block.*` names no parameter"));
+}
+
+#[test]
+fn layers_that_are_not_cut_compute_on_parts_of_the_sequence() {
+    let uncut = |plan: TensorPlan| {
+        plan.without("blocks.*.fc1").without("blocks.*.fc2").sequence("blocks.*.fc1").sequence("blocks.*.fc2")
+    };
+    let case = TensorCase::new(2);
+    for sequence in [false, true] {
+        let plan = uncut(Gpt::<Cpu>::tensor_plan()).sequence_parallel(sequence);
+        let make = |init: &Init<Cpu>| Gpt::new(init, case.model);
+        same(2, &plan, make, |model, rt| model.forward(&case.batch(rt, 0, &[0, 1])?.0));
+    }
+}
+
+#[test]
+fn sequences_that_cannot_be_shared_out_are_refused() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let case = TensorCase { sequence: true, ..TensorCase::new(2) };
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+        let (tokens, _) = case.batch(comm.runtime(), 0, &[0])?;
+        case.build(&mesh)?.forward(&tokens.narrow(1, 0, 3)?).map(drop)
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("3 tokens") && error.contains("pad them to 4"), "{error}");
+}
+
+#[test]
+fn the_block_of_an_encoder_is_cut_by_its_heads() {
+    let plan =
+        || TensorPlan::new().column("query").column("key").column("value").row("output").column("fc1").row("fc2");
+    for (t, pre_norm) in [(1, true), (2, true), (2, false), (4, true)] {
+        let config = EncoderBlockConfig {
+            width: 8,
+            heads: 4,
+            hidden: 12,
+            activation: Activation::Gelu,
+            pre_norm,
+            qkv_bias: true,
+            eps: 1e-6,
+            dropout: 0.0,
+        };
+        let make = |init: &Init<Cpu>| EncoderBlock::new(init, config);
+        same(t, &plan(), make, |block, rt| block.forward(&input(rt, &[2, 5, 8])?));
+    }
+}
+
+#[test]
+fn queries_keys_and_values_are_cut_alike() {
+    let config = GroupedQueryConfig {
+        width: 6,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 4,
+        fused: false,
+        bias: false,
+        output_bias: false,
+        head_norm: Some(1e-6),
+        window: None,
+    };
+    let refused = |plan: TensorPlan| {
+        let outcome = Ranks::new(2).run(cpu, |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+            let attention = GroupedQueryAttention::new(&Init::new(comm.runtime(), 5).dtype(DType::F64), config)?;
+            mesh.parallelize(&attention, &plan)?;
+            attention.project(&input(comm.runtime(), &[2, 5, 6])?, None).map(drop)
+        });
+        outcome.unwrap_err().to_string()
+    };
+    let norms = |plan: TensorPlan| plan.partial_gradient("q_norm").partial_gradient("k_norm");
+    let whole = refused(norms(TensorPlan::new().column("q_proj").row("o_proj")));
+    assert!(whole.contains("keys by Replicated"), "{whole}");
+    let cut = || TensorPlan::new().column("q_proj").column("k_proj").column("v_proj").row("o_proj");
+    let unsummed = refused(cut().partial_gradient("q_norm"));
+    assert!(unsummed.contains("`k_norm`") && unsummed.contains("name it by `partial_gradient`"), "{unsummed}");
+    let summed = refused(norms(TensorPlan::new()));
+    assert!(summed.contains("`q_norm`") && summed.contains("remove its line"), "{summed}");
 }
 
 #[test]

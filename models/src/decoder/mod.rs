@@ -55,8 +55,9 @@ impl<R: Runtime> Decoder<R> {
         config.check()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let (vocab, width) = (config.vocab, config.width);
-        let learned = config.rope.is_none().then(|| Embedding::new(init, config.context, width));
-        let head = || Linear::new(init, width, vocab).map(Linear::without_bias);
+        let learned =
+            config.rope.is_none().then(|| Embedding::new(init, config.context, width).map(Embedding::never_cut));
+        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
         Ok(Decoder {
             embed_tokens: Embedding::new(init, vocab, width)?,
             embed_positions: learned.transpose()?,

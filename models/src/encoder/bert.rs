@@ -99,11 +99,15 @@ impl<R: Runtime> Bert<R> {
         if let Some(row) = config.padding {
             embed_tokens = embed_tokens.with_frozen_row(row)?;
         }
+        if config.task == BertTask::MaskedLm {
+            // Its head reads the table.
+            embed_tokens = embed_tokens.never_cut();
+        }
         let pools = matches!(config.task, BertTask::States | BertTask::Sequence);
         Ok(Bert {
             embed_tokens,
-            embed_positions: Embedding::new(init, config.context, width)?,
-            embed_types: Embedding::new(init, config.token_types, width)?,
+            embed_positions: Embedding::new(init, config.context, width)?.never_cut(),
+            embed_types: Embedding::new(init, config.token_types, width)?.never_cut(),
             embed_norm: LayerNorm { eps: block.eps, ..LayerNorm::new(init, width)? },
             layers: (0..config.layers).map(|_| EncoderBlock::new(init, block)).collect::<Result<_>>()?,
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,

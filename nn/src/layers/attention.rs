@@ -8,7 +8,7 @@ use numcore::{
 };
 
 use super::Linear;
-use crate::{Forward, Init, Initializer, Module, Param};
+use crate::{Forward, Init, Initializer, Module, Param, parallel::TensorStyle};
 
 /// Options of attention: masks, window, scale and soft cap.
 pub struct AttentionOptions<'a, R: Runtime> {
@@ -141,6 +141,22 @@ pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
         return Err(Error::argument("attention", format!("{heads} heads do not divide a width of {width}")));
     }
     Ok(())
+}
+
+/// An error unless queries, keys and values are cut alike: otherwise a head of queries would meet another's keys.
+pub(super) fn check_cut_alike<R: Runtime>([q, k, v]: [&Linear<R>; 3]) -> Result<()> {
+    let style = |linear: &Linear<R>| linear.weight.placed().map(|placed| placed.style());
+    let styles = [q, k, v].map(style);
+    match styles {
+        [None | Some(TensorStyle::Column | TensorStyle::Replicated), ..] if styles == [styles[0]; 3] => Ok(()),
+        _ => {
+            let [q, k, v] = styles.map(|style| style.unwrap_or(TensorStyle::Replicated));
+            let why = format!(
+                "queries are cut by {q:?}, keys by {k:?} and values by {v:?}: cut all of them by `column`, or leave all of them whole"
+            );
+            Err(Error::config("attention", "TensorPlan", why))
+        }
+    }
 }
 
 /// `[B, T, C]` as `[B, H, T, C/H]`.

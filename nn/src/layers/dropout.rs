@@ -29,8 +29,10 @@ impl Dropout {
         Ok(Dropout { p, mode: Mode::default() })
     }
 
-    /// The dropout of part `k` of `n` of a sequence, `[.., T/n, C]`, if `part` is `(k, n)`: with the mask that the whole sequence would have there.
-    pub(crate) fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<(usize, usize)>) -> Result<Var<R>> {
+    /// The dropout of part `k` of `n` of a sequence, `[.., T/n, C]`, if `part` is `(k, n)`: with the mask that the whole sequence would have
+    /// there. For models whose values are cut along the sequence ([`Placed::sequence_part`](crate::parallel::Placed::sequence_part)).
+    #[track_caller]
+    pub fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<(usize, usize)>) -> Result<Var<R>> {
         let Some((k, n)) = part.filter(|_| !self.is_identity()) else { return self.forward(x) };
         let shape = x.spec().shape;
         let Some(dim) = shape.rank().checked_sub(2) else {
@@ -38,7 +40,7 @@ impl Dropout {
         };
         let len = shape[dim];
         let ones = Tensor::ones(x.runtime(), shape.with(dim, n * len), x.dtype())?;
-        let factors = ones.dropout(self.p, next_seed())?.narrow(dim as isize, k * len, len)?;
+        let factors = ones.dropout(self.p, next_seed())?.narrow(dim as isize, k * len, len)?.copy()?;
         x.mul(&Var::new(factors))
     }
 

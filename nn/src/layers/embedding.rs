@@ -37,6 +37,12 @@ impl<R: Runtime> Embedding<R> {
         Ok(self)
     }
 
+    /// This table, which no plan cuts: one that is read by other means than [`forward`](Forward::forward) and [`project`](Embedding::project),
+    /// which find rows wherever they are.
+    pub fn never_cut(self) -> Self {
+        Embedding { weight: self.weight.with_cuts(Cuts::None), ..self }
+    }
+
     /// Keeps row `index` as it is: no gradient flows to it. What a pretrained padding token has is kept.
     pub fn with_frozen_row(mut self, index: usize) -> Result<Self> {
         self.check_row(index)?;

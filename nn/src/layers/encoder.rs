@@ -5,9 +5,9 @@ use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
 
 use super::{
     Activation, Dropout, LayerNorm, Linear,
-    attention::{check_heads, merge_heads, split_heads},
+    attention::{check_cut_alike, check_heads, merge_heads, split_heads},
 };
-use crate::{Forward, Init, Module};
+use crate::{Forward, Init, Module, parallel::RowCut};
 
 /// The sizes and options of an [`EncoderBlock`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,7 +60,9 @@ impl<R: Runtime> EncoderBlock<R> {
         let EncoderBlockConfig { width, heads, hidden, eps, .. } = config;
         check_heads(width, heads)?;
         let norm = || Ok::<_, Error>(LayerNorm { eps, ..LayerNorm::new(init, width)? });
-        let projection = || Ok::<_, Error>(Linear::new(init, width, width)?.with_bias_if(config.qkv_bias));
+        let rows = RowCut { parts: 1, heads, shared: false };
+        let projection =
+            || Ok::<_, Error>(Linear::new(init, width, width)?.with_bias_if(config.qkv_bias).cut_along(rows));
         Ok(EncoderBlock {
             query: projection()?,
             key: projection()?,
@@ -88,7 +90,11 @@ impl<R: Runtime> EncoderBlock<R> {
 
     #[track_caller]
     fn attend(&self, x: &Var<R>, mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
-        let heads = |linear: &Linear<R>, name| split_heads(&linear.forward(x).within(name)?, self.config.heads);
+        check_cut_alike([&self.query, &self.key, &self.value])?;
+        let count = self.query.share_of(self.config.heads);
+        // Over ranks that they are cut over, the gradient of the input is summed once for all three.
+        let x = &self.query.enter(x)?;
+        let heads = |linear: &Linear<R>, name| split_heads(&linear.forward_entered(x).within(name)?, count);
         let (q, k, v) = (heads(&self.query, "query")?, heads(&self.key, "key")?, heads(&self.value, "value")?);
         let found = merge_heads(&q.attention(&k, &v, mask, false, None)?)?;
         self.plus(&self.output, &found, residual).within("output")

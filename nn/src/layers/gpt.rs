@@ -80,10 +80,10 @@ impl<R: Runtime> Gpt<R> {
         let GptConfig { vocab, context, layers, heads, width, bias, dropout, activation, tied_head } = config;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let block = BlockConfig { width, heads, bias, dropout, activation };
-        let head = || Linear::new(init, width, vocab).map(Linear::without_bias);
+        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
         Ok(Gpt {
             wte: Embedding::new(init, vocab, width)?,
-            wpe: Embedding::new(init, context, width)?,
+            wpe: Embedding::new(init, context, width)?.never_cut(),
             blocks: (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?,
             lnf: LayerNorm::new(init, width)?,
             head: (!tied_head).then(head).transpose()?,
@@ -146,6 +146,8 @@ impl<R: Runtime> Gpt<R> {
             .sequence("blocks.*.ln1")
             .sequence("blocks.*.ln2")
             .sequence("lnf")
+            .sequence_region("blocks.*")
+            .sequence_region("lnf")
     }
 
     /// The output of the last block.

@@ -7,7 +7,10 @@ use numcore::{
     ops::{Apply, ViewOps},
 };
 
-use super::{Linear, RmsNorm, RotaryTables, attention::merge_heads, attention::three};
+use super::{
+    Linear, RmsNorm, RotaryTables,
+    attention::{check_cut_alike, merge_heads, three},
+};
 use crate::{Forward, Init, Module, Visitor, parallel::RowCut};
 
 /// The sizes and options of a [`GroupedQueryAttention`].
@@ -100,10 +103,12 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     /// Queries `[B, H, T, D]`, keys and values `[B, G, T, D]` of `x: [B, T, C]`, normalized and rotated.
     #[track_caller]
     pub fn project(&self, x: &Var<R>, rotary: Option<&RotaryTables<R>>) -> Result<[Var<R>; 3]> {
+        self.check_head_norms()?;
         let [q, k, v] = match &self.qkv {
             QkvProjection::Fused(one) => three(one.forward(x).within("qkv_proj")?.chunk(-1, 3)?)?,
             QkvProjection::Separate(three) => {
                 let [q, k, v] = &**three;
+                check_cut_alike([q, k, v])?;
                 // Over ranks that they are cut over, the gradient of the input is summed once for all three.
                 let x = &q.enter(x)?;
                 [
@@ -126,6 +131,27 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale: None, softcap: None };
         let found = merge_heads(&q.attention_with(&k, &v, options)?)?;
         self.o_proj.forward_onto(&found, residual).within("o_proj")
+    }
+
+    /// An error unless the gradients of the heads' norms are summed over ranks exactly where these have different heads.
+    fn check_head_norms(&self) -> Result<()> {
+        let queries = match &self.qkv {
+            QkvProjection::Fused(one) => one,
+            QkvProjection::Separate(three) => &three[0],
+        };
+        let norms = [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)];
+        for (name, weight) in norms.iter().filter_map(|(name, norm)| Some((name, &norm.as_ref()?.weight))) {
+            let Some(placed) = weight.placed() else { continue };
+            let why = match (queries.is_column(), placed.has_partial_gradient()) {
+                (true, false) => "normalizes heads that are cut over ranks: name it by `partial_gradient` in the plan",
+                (false, true) => {
+                    "normalizes all heads on every rank, and the plan has its gradients summed: remove its line"
+                }
+                _ => continue,
+            };
+            return Err(Error::config("attention", "TensorPlan", format!("`{name}` {why}")));
+        }
+        Ok(())
     }
 
     /// `[B, T, H · D]` as `[B, T, H, D]`.

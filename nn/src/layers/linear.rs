@@ -46,6 +46,13 @@ impl<R: Runtime> Linear<R> {
         Linear { weight: weight.with_cuts(Cuts::Weight(rows)), bias, adapter }
     }
 
+    /// This layer as a projection to logits: a plan cuts it along its vocabulary or not at all, as no layer after it takes a part of them.
+    pub fn to_vocabulary(self) -> Self {
+        let Linear { weight, bias, adapter } = self;
+        let bias = bias.map(|bias| bias.with_cuts(Cuts::Table));
+        Linear { weight: weight.with_cuts(Cuts::Table), bias, adapter }
+    }
+
     /// `x · Wᵀ + b + residual`, added in the epilogue of the GEMM where the runtime can. `residual: [.., O]`.
     #[track_caller]
     pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
@@ -83,8 +90,16 @@ impl<R: Runtime> Linear<R> {
 
     /// `count` of the whole layer's heads or channels, as many as are computed here.
     pub(crate) fn share_of(&self, count: usize) -> usize {
+        if !self.is_column() {
+            return count;
+        }
         let (own, all) = (self.weight.shape()[0], self.weight.logical_shape()[0]);
         (count * own).checked_div(all).unwrap_or(count)
+    }
+
+    /// Whether outputs stay cut.
+    pub(crate) fn is_column(&self) -> bool {
+        self.weight.placed().is_some_and(|placed| placed.style() == TensorStyle::Column)
     }
 
     #[track_caller]
@@ -121,7 +136,7 @@ impl<R: Runtime> Linear<R> {
     fn uncut(&self) -> Result<&Self> {
         match self.weight.placed() {
             Some(placed) if !placed.placement().is_whole() => {
-                let why = "is cut over ranks, and has an adapter, which computes with whole weights: leave the layer whole in the plan";
+                let why = "is cut over ranks, and has an adapter, which computes with whole weights: leave the layer whole in the plan (`sequence`, where the sequence is cut)";
                 Err(Error::state(self.weight.leaf().name().to_string(), why))
             }
             _ => Ok(self),

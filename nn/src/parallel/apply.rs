@@ -7,7 +7,7 @@ use numcore::{Error, Result, Runtime, Tensor, placement::TensorPlacement};
 
 use super::{
     Placed, TensorGroup, TensorPlan, TensorStyle,
-    plan::{Partiality, PlanEntry},
+    plan::{Partiality, PlanEntry, is_within},
 };
 use crate::{Module, ModuleEntry, Param, walk};
 
@@ -34,16 +34,21 @@ impl TensorPlan {
 
     /// An error if a pattern names nothing: it is a mistake, and a layer would stay whole.
     fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>]) -> Result<()> {
-        let cuts_sequence = self.entries().iter().any(|entry| entry.partial == Partiality::OfSequence);
-        if self.is_sequence_parallel() && !cuts_sequence {
-            let why = "the plan names no layer that computes on parts of a sequence (`TensorPlan::sequence`), so its model does not \
-                       cut sequences";
+        if self.is_sequence_parallel() && self.regions().is_empty() {
+            let why = "the plan has no region in which values are cut along the sequence (`TensorPlan::sequence_region`), so its model \
+                       does not cut sequences";
             return Err(Error::config("TensorPlan", "sequence_parallel", why));
         }
+        if let Some(pattern) = self.unknown().first() {
+            let why = format!("the plan has no line for `{pattern}`, which is to be removed from it");
+            return Err(Error::config("TensorPlan", "without", why));
+        }
         let names = || parameters.iter().flat_map(|p| &p.names);
-        match self.entries().iter().find(|entry| !entry.optional && !names().any(|name| entry.names(name))) {
+        let entry = self.entries().iter().find(|entry| !entry.optional && !names().any(|name| entry.names(name)));
+        let region = || self.regions().iter().find(|region| !names().any(|name| is_within(region, name)));
+        match entry.map(|entry| &entry.pattern).or_else(region) {
             None => Ok(()),
-            Some(PlanEntry { pattern, .. }) => {
+            Some(pattern) => {
                 let some: Vec<&str> = names().take(8).map(String::as_str).collect();
                 let why = format!("`{pattern}` names no parameter of the model, whose first are {}", some.join(", "));
                 Err(Error::config("TensorPlan", "pattern", why))
@@ -57,6 +62,9 @@ impl TensorPlan {
             return Err(Error::state(&**name, "is cut already: a plan is applied to a model once"));
         }
         let entry = self.entry_of(of)?;
+        if self.is_sequence_parallel() {
+            self.check_sequence(of, entry).map_err(|why| Error::state(&**name, why))?;
+        }
         let style = entry.map_or(TensorStyle::Replicated, |entry| entry.style);
         let piece = parameter.cuts().piece(style, parameter.shape(), group.rank(), group.size());
         let (placement, replicas) = piece.map_err(|why| {
@@ -72,6 +80,36 @@ impl TensorPlan {
         };
         let (sequence, group) = (self.is_sequence_parallel(), group.clone());
         Ok(Placed { name: name.as_str().into(), style, placement, replicas, partial, sequence, group })
+    }
+
+    /// Why a parameter's line, or that it has none, does not go with values that are cut along the sequence: its gradient would be partial
+    /// where nobody sums it, or be summed where it is whole.
+    fn check_sequence<R: Runtime>(
+        &self,
+        of: &NamedParameter<R>,
+        entry: Option<&PlanEntry>,
+    ) -> std::result::Result<(), String> {
+        let inside = self.regions().iter().any(|region| of.names.iter().any(|name| is_within(region, name)));
+        let (style, partial) = entry.map_or((TensorStyle::Replicated, Partiality::Never), |e| (e.style, e.partial));
+        match (inside, style, partial) {
+            (true, TensorStyle::Replicated, Partiality::Never) => Err(format!(
+                "{}, and values there are cut along the sequence: name it by `sequence`, or cut its layer by `column` or `row`",
+                if entry.is_some() { "is named by `replicated`" } else { "is named by no line of the plan" }
+            )),
+            (true, TensorStyle::Replicated, Partiality::OfSequence) if of.parameter.cuts().has_heads(of.parameter.shape()) => Err(
+                "is of a projection of attention heads, which need all of the sequence: cut it by `column`, or leave out \
+                 `sequence_parallel`"
+                    .into(),
+            ),
+            (false, TensorStyle::Replicated, Partiality::OfSequence) => {
+                Err("is named by `sequence`, and is in no region of the plan in which values are cut along the sequence".into())
+            }
+            (false, TensorStyle::Column | TensorStyle::Row, _) => Err(format!(
+                "is named by `{style:?}`, and is in no region of the plan in which values are cut along the sequence, as its layer \
+                 would need"
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// The line of the table for a parameter, by any of its names.

@@ -84,8 +84,19 @@ impl Cuts {
                 }
                 Ok((words(TensorPlacement::part(shape, 0, 1, rank, size))?, 1))
             }
-            (Cuts::Table, _) => Err("a table is cut along its vocabulary, or not at all".into()),
-            (Cuts::None, _) => Err("its layer cannot be cut: only linear layers and embeddings can".into()),
+            (Cuts::Table, _) => {
+                Err("a table, or a projection to logits, is cut along its vocabulary, or not at all".into())
+            }
+            (Cuts::None, _) => Err("its layer does not allow it to be cut".into()),
+        }
+    }
+
+    /// Whether what is computed from the rows is in heads, of several rows or parts each.
+    pub(super) fn has_heads(self, shape: Shape) -> bool {
+        let rows = shape.dims().first().copied().unwrap_or(0);
+        match self {
+            Cuts::Weight(cut) | Cuts::Bias(cut) => cut != RowCut::anywhere(rows),
+            Cuts::Table | Cuts::None => false,
         }
     }
 }

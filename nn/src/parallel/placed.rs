@@ -72,7 +72,19 @@ impl<R: Runtime> Placed<R> {
 
     /// This rank's part of a value that all ranks have, `[.., T, C]`, where what follows works on parts of the sequence.
     pub fn enter_sequence(&self, x: &Var<R>) -> Result<Var<R>> {
-        if self.sequence { self.exchange(Exchange::Split(sequence_of(x)?), x) } else { Ok(x.clone()) }
+        if !self.sequence {
+            return Ok(x.clone());
+        }
+        let (dim, ranks, shape) = (sequence_of(x)?, self.group.size(), x.spec().shape);
+        if !shape[dim].is_multiple_of(ranks) {
+            let why = format!(
+                "sequences of {} tokens cannot be shared out among {ranks} ranks: pad them to {}, or leave out `sequence_parallel`",
+                shape[dim],
+                shape[dim].next_multiple_of(ranks)
+            );
+            return Err(Error::shape("sequence parallelism", &[shape], why));
+        }
+        self.exchange(Exchange::Split(dim), x)
     }
 
     /// The whole of a value that is cut along the sequence where [`enter_sequence`](Placed::enter_sequence) has cut it; all ranks go on with

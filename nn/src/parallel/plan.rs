@@ -27,6 +27,10 @@ pub enum TensorStyle {
 pub struct TensorPlan {
     entries: Vec<PlanEntry>,
     sequence: bool,
+    /// Patterns of the modules that compute on parts of the sequence.
+    regions: Vec<String>,
+    /// Patterns whose lines were to be removed, and were not there.
+    unknown: Vec<String>,
 }
 
 /// A line of the table.
@@ -81,14 +85,35 @@ impl TensorPlan {
     }
 
     /// Leaves these layers whole. With [`sequence_parallel`](TensorPlan::sequence_parallel) they compute on a part of the sequence, so their
-    /// gradients are partial then.
+    /// gradients are partial then: norms, and linear layers that are not cut. Projections of attention heads need all of the sequence.
     pub fn sequence(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Replicated, Partiality::OfSequence)
     }
 
-    /// This plan without its lines for a pattern: what it names stays whole.
+    /// The modules of the model between which values are cut along the sequence, with [`sequence_parallel`](TensorPlan::sequence_parallel);
+    /// a pattern names a module with all that is in it. Within a region every parameter needs a line of the plan: those that are not cut are
+    /// named by [`sequence`](TensorPlan::sequence).
+    ///
+    /// Only the author of a model can say this, as it is a promise about its `forward`: it cuts the sequence before the region
+    /// ([`Placed::enter_sequence`]) and joins it after it ([`Placed::leave_sequence`], or a layer that is cut by `column` or `vocabulary`),
+    /// and its dropout there is [`Dropout::forward_part`].
+    ///
+    /// [`Placed::enter_sequence`]: crate::parallel::Placed::enter_sequence
+    /// [`Placed::leave_sequence`]: crate::parallel::Placed::leave_sequence
+    /// [`Dropout::forward_part`]: crate::Dropout::forward_part
+    pub fn sequence_region(mut self, pattern: impl Into<String>) -> Self {
+        self.regions.push(pattern.into());
+        self
+    }
+
+    /// This plan without its lines for a pattern: what it names stays whole. With [`sequence_parallel`](TensorPlan::sequence_parallel) what is
+    /// in a region needs another line in their place.
     pub fn without(mut self, pattern: &str) -> Self {
+        let before = self.entries.len();
         self.entries.retain(|entry| entry.pattern != pattern);
+        if self.entries.len() == before {
+            self.unknown.push(pattern.into());
+        }
         self
     }
 
@@ -100,7 +125,7 @@ impl TensorPlan {
 
     /// Whether the values between the layers, which all ranks have otherwise, are cut along the sequence (Korthikanti et al. 2022): norms,
     /// dropout and residuals are computed once, on a part by each rank. Sums become pairs of a reduce-scatter and an all-gather, which
-    /// move as many bytes. A plan whose model can do so names the layers that compute on parts ([`sequence`](TensorPlan::sequence)).
+    /// move as many bytes. The plan of a model that can do so says between which modules ([`sequence_region`](TensorPlan::sequence_region)).
     pub fn sequence_parallel(mut self, yes: bool) -> Self {
         self.sequence = yes;
         self
@@ -115,6 +140,14 @@ impl TensorPlan {
         &self.entries
     }
 
+    pub(super) fn unknown(&self) -> &[String] {
+        &self.unknown
+    }
+
+    pub(super) fn regions(&self) -> &[String] {
+        &self.regions
+    }
+
     fn with(mut self, pattern: impl Into<String>, style: TensorStyle, partial: Partiality) -> Self {
         self.entries.push(PlanEntry { pattern: pattern.into(), style, partial, optional: false });
         self
@@ -127,6 +160,12 @@ impl PlanEntry {
         let layer = parameter.rsplit_once('.').map_or("", |(layer, _)| layer);
         matches(&self.pattern, parameter) || matches(&self.pattern, layer)
     }
+}
+
+/// Whether a pattern names a parameter, or a module that it is in.
+pub(super) fn is_within(pattern: &str, parameter: &str) -> bool {
+    let ends = parameter.match_indices('.').map(|(at, _)| at).chain([parameter.len()]);
+    pattern.is_empty() || ends.into_iter().any(|end| matches(pattern, &parameter[..end]))
 }
 
 fn matches(pattern: &str, name: &str) -> bool {
@@ -164,6 +203,23 @@ mod tests {
                 optional: false,
             };
             assert_eq!(entry.names(name), is, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn a_region_is_all_that_is_in_a_module() {
+        for (pattern, name, is) in [
+            ("blocks.*", "blocks.3.qkv.weight", true),
+            ("blocks.*", "blocks.weight", true),
+            ("blocks.*", "blocks2.3.weight", false),
+            ("lnf", "lnf.weight", true),
+            ("lnf.weight", "lnf.weight", true),
+            ("lnf.weight", "lnf.weight.scale", true),
+            ("", "wte.weight", true),
+            ("*.ln", "blocks.ln", true),
+            ("*.ln", "ln.weight", false),
+        ] {
+            assert_eq!(is_within(pattern, name), is, "{pattern} {name}");
         }
     }
 }

@@ -6,18 +6,18 @@ use crate::Param;
 
 const TITLES: [&str; 5] = ["parameter", "shape", "dtype", "trained", "numbers"];
 
-/// A table of parameters, with their sum.
+/// A table of parameters, with their sum: whole ones, where this rank has pieces.
 pub fn table<R: Runtime>(parameters: &[(String, Param<R>)]) -> String {
     let mut rows = vec![TITLES.map(String::from)];
     let (mut trainable, mut total) = (0, 0);
     for (name, p) in parameters {
-        let numel = p.shape().numel();
+        let numel = p.logical_shape().numel();
         total += numel;
         trainable += if p.requires_grad() { numel } else { 0 };
         let trained = if p.requires_grad() { "yes" } else { "no" };
-        rows.push([name.clone(), p.shape().to_string(), p.dtype().to_string(), trained.into(), grouped(numel)]);
+        rows.push([name.clone(), p.logical_shape().to_string(), p.dtype().to_string(), trained.into(), grouped(numel)]);
     }
-    let bytes: usize = parameters.iter().map(|(_, p)| p.shape().numel() * p.dtype().size()).sum();
+    let bytes: usize = parameters.iter().map(|(_, p)| p.logical_shape().numel() * p.dtype().size()).sum();
     format!("{}{} numbers, {} trained, {} bytes\n", aligned(&rows), grouped(total), grouped(trainable), grouped(bytes))
 }
 

@@ -9,8 +9,8 @@ use crate::{Callback, Event, Interval, Run};
 /// Compares the model of all ranks every so often, to the bit: one pass over memory, and an exchange of a few bytes for each parameter. Where it
 /// differs, the run ends with an error that names the first parameter, or buffer if they are looked at, and the ranks.
 ///
-/// For models that every rank has whole: data parallelism, and ZeRO whose stage leaves parameters whole. With sharded parameters each comparison gathers
-/// them.
+/// Ranks are compared that have the same piece of a parameter: all of them, unless the model is cut over a tensor axis. With ZeRO whose stage shards
+/// parameters each comparison gathers them.
 #[derive(Clone, Debug)]
 pub struct EqualWeights {
     every: Interval,
@@ -29,27 +29,41 @@ impl EqualWeights {
         self
     }
 
-    /// Names, and for each a hash of the value.
-    fn hashes<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Result<Vec<(String, u64)>> {
-        let parameters = model.named_parameters().into_iter().map(|(name, p)| Ok((name, hash(&p.value()?)?)));
+    /// What is here of the model, in its order.
+    fn hashes<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Result<Vec<HashedValue>> {
+        let parameters = model.named_parameters().into_iter().map(|(name, p)| {
+            let placed = p.placed().filter(|placed| !placed.placement().is_whole());
+            let piece = placed.map_or(0, |placed| hash_of(format!("{:?}", placed.placement()).as_bytes()));
+            Ok(HashedValue { name, piece, value: hash(&p.value()?)? })
+        });
         let mut all = parameters.collect::<Result<Vec<_>>>()?;
         if self.buffers {
             for (name, buffer) in model.named_buffers() {
-                all.push((name, hash(&buffer.value())?));
+                all.push(HashedValue { name, piece: 0, value: hash(&buffer.value())? });
             }
         }
         Ok(all)
     }
 }
 
+/// A parameter or buffer in two hashes: which piece of it is here, 0 for all of it, and the value.
+struct HashedValue {
+    name: String,
+    piece: u64,
+    value: u64,
+}
+
 /// A hash of the value's bytes, equal on every rank and every build. It takes eight bytes at a time, where
 /// [`Fnv1a`](numcore::Fnv1a) takes one: whole models are hashed.
 fn hash<R: Runtime>(value: &Tensor<R>) -> Result<u64> {
-    let bytes = value.to_bytes()?;
+    Ok(hash_of(&value.to_bytes()?))
+}
+
+fn hash_of(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
     let hash = words.iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| step(hash, u64::from_le_bytes(*word)));
-    Ok(rest.iter().fold(hash, |hash, byte| step(hash, u64::from(*byte))))
+    rest.iter().fold(hash, |hash, byte| step(hash, u64::from(*byte)))
 }
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for EqualWeights {
@@ -58,20 +72,20 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for EqualWeights {
             return Ok(());
         }
         let own = self.hashes(run.model())?;
-        let bytes: Vec<u8> = own.iter().flat_map(|(_, hash)| hash.to_le_bytes()).collect();
-        let all = run.comm().exchange(&bytes)?;
-        let Some(k) = (0..own.len()).find(|k| all.iter().any(|other| at(other, *k) != at(&all[0], *k))) else {
+        let bytes: Vec<u8> = own.iter().flat_map(|v| [v.piece.to_le_bytes(), v.value.to_le_bytes()].concat()).collect();
+        let all: Vec<Vec<[u64; 2]>> = run.comm().exchange(&bytes)?.iter().map(|bytes| read(bytes)).collect();
+        let Some((k, first)) = (0..own.len()).find_map(|k| Some((k, *differing(&all, k).first()?))) else {
             return Ok(());
         };
         let members = run.comm().members();
-        let others = (0..all.len()).filter(|r| at(&all[*r], k) != at(&all[0], k)).map(|r| members[r].to_string());
+        let others = differing(&all, k).into_iter().filter(|pair| pair.0 == first.0);
         let why = format!(
             "after step {} `{}` is not on rank {} what it is on rank {}, and nothing before it in the model differs: look for what \
              changes it outside of the optimizer, or draws random values that differ between ranks",
             run.progress().step,
-            own[k].0,
-            others.collect::<Vec<_>>().join(", "),
-            members[0],
+            own[k].name,
+            others.map(|(_, rank)| members[rank].to_string()).collect::<Vec<_>>().join(", "),
+            members[first.0],
         );
         Err(Error::from(ErrorKind::Mismatch { op: "EqualWeights", why }).on_rank(run.comm().world_rank()))
     }
@@ -85,7 +99,16 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for EqualWeights {
     }
 }
 
-/// The `k`-th hash of a rank.
-fn at(hashes: &[u8], k: usize) -> Option<&[u8]> {
-    hashes.get(8 * k..8 * k + 8)
+/// What a rank sent: for each value which piece it is, and its hash.
+fn read(bytes: &[u8]) -> Vec<[u64; 2]> {
+    let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    words.as_chunks().0.to_vec()
+}
+
+/// The ranks whose `k`-th value is not that of the first rank with the same piece, each after that one.
+fn differing(all: &[Vec<[u64; 2]>], k: usize) -> Vec<(usize, usize)> {
+    let of = |rank: usize| all[rank].get(k).copied();
+    let piece = |rank: usize| of(rank).map(|[piece, _]| piece);
+    let first = |rank: usize| (0..rank).find(|&other| piece(other) == piece(rank));
+    (0..all.len()).filter_map(|rank| Some((first(rank)?, rank))).filter(|&(a, b)| of(a) != of(b)).collect()
 }

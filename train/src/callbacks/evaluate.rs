@@ -166,7 +166,12 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         let modes = Modes::evaluating(run.model());
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
-        let (sums, recorded) = measured?;
+        let (mut sums, mut recorded) = measured?;
+        if !run.engine.counts_examples() {
+            sums.iter_mut().flatten().for_each(|sum| *sum = (0.0, 0.0));
+            self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
+            recorded.clear();
+        }
         // A signal does not wait for the rest: the evaluation runs from its beginning when the run is resumed.
         self.is_due = sums.is_none();
         let Some(sums) = sums else {

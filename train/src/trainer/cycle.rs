@@ -228,6 +228,9 @@ where
     pub(super) fn record(&mut self, metrics: &TrainingMetrics<R>, agreed: &Agreed) -> Result<()> {
         if std::mem::take(&mut self.state.is_record_due) {
             let comm = self.engine.step.comm().clone();
+            if !self.engine.step.counts_examples() {
+                scalars::clear();
+            }
             let means = if agreed.recorded { scalars::take_means(&comm)? } else { Vec::new() };
             if !self.sinks.is_empty() {
                 let callbacks = std::mem::take(&mut self.state.measured);

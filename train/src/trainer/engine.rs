@@ -62,6 +62,10 @@ where
         self.step.share()
     }
 
+    fn counts_examples(&self) -> bool {
+        self.step.counts_examples()
+    }
+
     fn state(&mut self) -> &mut dyn Checkpointed<R> {
         &mut self.step
     }

@@ -15,3 +15,4 @@ mod policies;
 mod resuming;
 mod saving;
 mod signals;
+mod tensor;
