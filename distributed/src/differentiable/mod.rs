@@ -33,6 +33,8 @@ pub use exchange::{exchange, exchange_of};
 use crate::comm::Comm;
 
 /// The value itself, which all ranks have and use differently: its gradients are summed.
+///
+/// A sharded parameter (ZeRO) that is given as it is stays gathered until its gradient is computed: give it what is computed from the parameter.
 #[track_caller]
 pub fn copy<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
     exchange(Exchange::Copy, comm, x)

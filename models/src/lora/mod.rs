@@ -62,7 +62,8 @@ impl<R: Runtime> Lora<R> {
     /// `q_proj`, or `c_attn` of GPT-2. What the model computes does not change yet.
     ///
     /// # Errors
-    /// If no layer has such a name, a name is of no layer, one has an adapter already, or an option is out of range.
+    /// If no layer has such a name, a name is of no layer, one has an adapter already, an option is out of range, or the model was cut over
+    /// ranks.
     pub fn new<M: Pretrained<R>>(model: &M, init: &Init<R>, config: LoraConfig) -> Result<Self> {
         Self::with_names(model, init, config, Some(&model.table()))
     }
@@ -92,6 +93,10 @@ impl<R: Runtime> Lora<R> {
         let is_base = |adapter: Arc<dyn Adapter<R>>| Base4bit::of(&*adapter).is_some();
         if let Some(taken) = chosen.iter().find(|layer| layer.slot.get().is_some_and(|a| !is_base(a))) {
             return Err(Error::state(&*taken.ours, "has an adapter already: merge it or remove it first"));
+        }
+        if let Some(cut) = chosen.iter().find(|layer| layer.weight.placed().is_some()) {
+            let why = "is of a model that was cut over ranks: put adapters in before `Mesh::parallelize`";
+            return Err(Error::state(&*cut.ours, why));
         }
         let adapter = |layer: &Candidate<R>| {
             let base = AdapterSlot::default();

@@ -2,12 +2,12 @@
 
 use autograd::{Var, no_grad};
 use distributed::{
-    comm::{Comm, Ranks},
+    comm::{Comm, Communicator, Ranks},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
 };
-use models::{Decoder, DecoderInputs, Pretrained};
+use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
 use nn::{Forward, Init, ModuleExt, loss::cross_entropy_with};
 use numcore::{
     Result, Tensor,
@@ -99,4 +99,25 @@ fn a_vocabulary_that_ranks_do_not_divide_says_so() {
     assert!(error.contains("embed_tokens.weight") && error.contains("pad the vocabulary"), "{error}");
     let model = decoder("llama");
     assert!(model.named_parameters().iter().all(|(_, p)| p.placed().is_none()));
+}
+
+#[test]
+fn a_cut_model_is_neither_exported_nor_adapted() {
+    let outcome = Ranks::new(2).run(
+        |_| Ok(cpu()),
+        |comm| {
+            let (_, model) = cut(&comm, "llama", false)?;
+            let folder = std::env::temp_dir().join(format!("weftgrad-cut-{}-{}", std::process::id(), comm.rank()));
+            let export = model.save_pretrained(&folder).unwrap_err().to_string();
+            let config =
+                LoraConfig { target_modules: LoraTargets::Names(vec!["down_proj".into()]), ..LoraConfig::default() };
+            let lora = Lora::new(&model, &Init::new(comm.runtime(), 0), config).map(drop).unwrap_err().to_string();
+            Ok((export, lora, folder.exists(), model.num_parameters()))
+        },
+    );
+    for (export, lora, exists, count) in outcome.unwrap() {
+        assert!(export.contains("is cut over ranks") && !exists, "{export}");
+        assert!(lora.contains("before `Mesh::parallelize`"), "{lora}");
+        assert_eq!(count.total, decoder("llama").num_parameters().total);
+    }
 }

@@ -13,7 +13,8 @@ use crate::{Module, ModuleEntry, Param, walk};
 
 impl TensorPlan {
     /// Cuts a model over the ranks of a group. A rank keeps its piece of each parameter, and what is made of an
-    /// [`Init::lazily`](crate::Init::lazily) is never there as a whole, but for one parameter at a time. Values are those of the whole model.
+    /// [`Init::lazily`](crate::Init::lazily) is never there as a whole, but for one parameter at a time: whenever its piece is read, until a
+    /// training step, or whoever sets it, keeps the piece. Values are those of the whole model.
     ///
     /// Make optimizers and trainers afterwards: a parameter that is cut gets another leaf. On one rank the plan is checked, and nothing else
     /// happens.
