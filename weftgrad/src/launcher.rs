@@ -3,7 +3,7 @@
 use std::{num::NonZero, sync::Arc, thread::available_parallelism};
 
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
-use numcore::{Error, Result};
+use numcore::Result;
 use train::{DistributedBackend, DistributedTrainConfig, EngineKind};
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
@@ -81,7 +81,7 @@ impl Launcher {
     pub fn mpi() -> Result<Self> {
         let why =
             "this build has no MPI; build it with `--features mpi`, which needs Open MPI, or let ranks be threads";
-        Err(Error::argument("Launcher::mpi", why))
+        Err(numcore::Error::argument("Launcher::mpi", why))
     }
 
     /// The ranks that a configuration with world size, rank, role and address asks for.

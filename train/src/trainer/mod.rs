@@ -3,7 +3,7 @@
 mod before_step;
 mod builder;
 mod cycle;
-mod distributed;
+mod distributed_config;
 mod engine;
 mod evaluating;
 mod follow_up;
@@ -12,7 +12,9 @@ mod setup;
 mod start;
 
 pub use builder::{TrainHandle, Trained, TrainedTensor, TrainerBuilder};
-pub use distributed::{DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess};
+pub use distributed_config::{
+    DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess,
+};
 pub use setup::{TrainConfig, TrainSetup};
 
 use std::{collections::BTreeMap, fmt};
