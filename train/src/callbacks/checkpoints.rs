@@ -218,8 +218,9 @@ impl<R: Runtime> Checkpoints<R> {
     /// Puts the weights of the best checkpoint into the model.
     fn put_best<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>) -> Result<()> {
         let comm = run.comm();
-        let best = all_ok(comm, "Checkpoints", self.folder.marked(BEST))?.filter(|best| *best != run.progress().step);
-        let Some(best) = best else { return Ok(()) };
+        let best = all_ok(comm, "Checkpoints", self.folder.marked(BEST))?;
+        comm.agree("the best checkpoint", format!("{best:?}").as_bytes())?;
+        let Some(best) = best.filter(|best| *best != run.progress().step) else { return Ok(()) };
         let read = CheckpointReader::open(self.folder.step(best))
             .and_then(|mut reader| reader.load_parameters(run.model(), |name| Some(name.into())));
         all_ok(comm, "Checkpoints", read)
@@ -229,6 +230,13 @@ impl<R: Runtime> Checkpoints<R> {
         if let Some(failure) = self.failure.take() {
             run.record_text("checkpoint/failure", failure);
         }
+    }
+
+    /// The step that the run goes on from, if its checkpoint is in this folder.
+    fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
+        let last = all_ok(run.comm(), "Checkpoints", self.folder.latest())?;
+        run.comm().agree("the last checkpoint", format!("{last:?}").as_bytes())?;
+        Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
     }
 
     /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
@@ -275,7 +283,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 self.in_thread &= run.comm().guarantees().independent_transfers;
                 self.writer = Some(CheckpointWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
-                self.saved = run.resumed();
+                self.saved = self.resumed_here(run)?;
                 if run.comm().rank() == 0 {
                     self.folder.remove_stranded()?;
                 }
@@ -325,7 +333,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 saved
             }
             Event::WentBack => {
-                (self.saved, self.is_due, self.best_before) = (Some(step), false, None);
+                // Where the checkpoint is that the run went back to, it is saved again, with the new place in the data.
+                (self.is_due, self.best_before) = (self.saved == Some(step), None);
                 self.record_failure(run);
                 Ok(())
             }

@@ -264,6 +264,10 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
         let ran = self.ran_at == Some(run.progress().step);
         match event {
             Event::Begin => {
+                if run.state.to_come.contains(&self.name) {
+                    let why = format!("two evaluations are called `{}`: give one of them another name", self.name);
+                    return Err(Error::config("Evaluate", "name", why));
+                }
                 run.declare_evaluation(&self.name, self.names());
                 run.comm().agree(&format!("the data of `{}`", self.name), self.data()?.as_bytes())?;
                 // It is due, too, where the run that goes on was interrupted before it ran.
@@ -279,6 +283,11 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
             // After a signal the checkpoint comes first.
             Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
                 self.ask(run);
+                Ok(())
+            }
+            // The run will go on with no step left, so what it owes at its end is noted: it runs before anything else then.
+            Event::Ending(StopReason::Interrupted) if self.at_end && !ran => {
+                self.is_due |= run.length().is_reached(run.progress());
                 Ok(())
             }
             Event::WentBack => {

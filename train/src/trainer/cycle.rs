@@ -44,7 +44,8 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) pending: Vec<TrainingMetrics<R>>,
     pub(super) counts_tokens: bool,
     pub(super) left_out: u32,
-    pub(super) is_ending: bool,
+    /// Why callbacks were told last that the run is about to end.
+    pub(super) is_ending: Option<StopReason>,
     /// While a step is taken: what there was before it.
     pub(super) before_step: Option<BeforeStep<R>>,
     /// Of the model, and of what it keeps in the training step.
@@ -122,7 +123,7 @@ where
         self.follow_up(&mut follow)?;
         self.write_measured()?;
         self.save_if_agreed(&follow.agreed)?;
-        Ok(follow.agreed.stop)
+        Ok(self.reason_to_end(&follow))
     }
 
     fn end(&mut self, reason: StopReason) -> Result<StopReason> {
@@ -164,10 +165,12 @@ where
         self.follow_up(&mut follow)?;
         self.record(&metrics, &follow.agreed)?;
         self.save_if_agreed(&follow.agreed)?;
-        Ok(follow.agreed.stop)
+        Ok(self.reason_to_end(&follow))
     }
 
     fn begin_step(&mut self) -> Result<()> {
+        // A callback has made the run longer after its end was announced: the end will be announced again.
+        self.is_ending = None;
         let state = &mut self.state;
         state.before = crate::Progress { elapsed: state.checked, ..state.progress };
         state.checked = state.progress.elapsed;

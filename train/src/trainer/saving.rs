@@ -81,14 +81,15 @@ where
         let _ = self.flush_sinks();
     }
 
-    /// Goes back to the last checkpoint; the place in the data stays.
+    /// Goes back to the last checkpoint; the place in the data stays. The checkpoint is saved again with that place, and with what callbacks know now: a run that
+    /// is killed before the next save goes on from here too, and not with the batches that led here.
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
         // Everything in it is of this run: one that starts from scratch starts with an empty folder. A dry run has none.
         let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
         let folder = folder.filter(|_| !self.state.fast_dev_run);
         let went = match &folder {
-            Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks)?,
+            Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?,
             None => None,
         };
         let Some(resumed) = went else {
@@ -100,8 +101,9 @@ where
         resumed.restore(&mut self.state, &mut self.callbacks)?;
         self.state.progress.elapsed = elapsed;
         self.state.progress.step = self.engine.step.global_step();
-        self.is_ending = false;
-        self.fire(&Event::WentBack)
+        self.is_ending = None;
+        self.fire(&Event::WentBack)?;
+        self.save(Which::Due)
     }
 }
 
@@ -115,18 +117,20 @@ fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
     Together(all)
 }
 
-/// Loads the last checkpoint of a folder, if there is one; notes are read before anything is changed.
+/// Loads the last checkpoint of a folder, if there is one; notes are read, and checked on all ranks, before anything is changed.
 pub(super) fn load<R: Runtime, M, B, S: LoopStep<R>>(
     folder: &Folder,
     step: &mut S,
     callbacks: &mut Callbacks<'_, R, M, B>,
+    check: impl Fn(&ResumedNotes) -> Result<()>,
 ) -> Result<Option<ResumedNotes>> {
     let comm = step.comm().clone();
     let latest = all_ok(&comm, "resume", folder.latest())?;
     comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
     let Some(at) = latest else { return Ok(None) };
     let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
-    let notes = all_ok(&comm, "resume", read)?;
+    let checked = read.and_then(|notes| check(&notes).map(|()| notes));
+    let notes = all_ok(&comm, "resume", checked)?;
     folder.load(&comm, at, &mut together(step, callbacks))?;
     Ok(Some(notes))
 }

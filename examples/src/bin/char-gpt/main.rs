@@ -56,9 +56,6 @@ fn run(options: &Options) -> Outcome<()> {
     let settings = options.settings(&corpus)?;
     let parts = [corpus.part(Part::Train, settings.context)?, corpus.part(Part::Validation, settings.context)?];
     let ranks = options.joined.ranks(options.ranks)?;
-    if ranks.leads() && !options.resume {
-        settings.save(&options.out)?;
-    }
     let dtype = settings.dtype()?;
     let ended = ranks.run(|comm| train(&comm, options, &settings, dtype, &corpus, parts))?;
     let (out, step) = (options.out.display(), ended.step);
@@ -90,7 +87,7 @@ fn train(
     if leads {
         println!("{}\n{}", describe(settings, &model, learned.len()), rt.capabilities().name);
     }
-    let budget = settings.budget();
+    let budget = options.budget(settings);
     let adamw = AdamWConfig { lr: settings.lr, betas: [0.9, 0.99], weight_decay: 0.1, ..Default::default() };
     let step = TrainStep::builder(comm, &model)
         .optimizer(ParamGroups::decay_matrices(adamw))
@@ -114,6 +111,8 @@ fn train(
         .with(Throughput::new())
         .with(NonFinite::stop())
         .with(checkpoints)
+        // Once the checkpoints of an earlier run are gone, and not before: until then they go with the settings that are there.
+        .with(command::SaveSettings { settings, out: &options.out })
         .record_every(Interval::Steps(1))
         .resume(if options.resume { Resume::Required } else { Resume::No });
     if leads {
