@@ -2,7 +2,8 @@
 
 use std::{
     sync::Arc,
-    thread::{Builder, JoinHandle},
+    thread::{Builder, JoinHandle, sleep},
+    time::{Duration, Instant},
 };
 
 use distributed::{
@@ -41,6 +42,9 @@ impl WriteJob {
     }
 }
 
+/// How often a thread is looked at that is waited for, but not for long.
+const POLL: Duration = Duration::from_millis(5);
+
 /// Writes checkpoints one after another, while training goes on.
 pub(super) struct CheckpointWriter<R: Runtime> {
     /// The ranks, over calls that training makes none of.
@@ -78,6 +82,14 @@ impl<R: Runtime> CheckpointWriter<R> {
     /// The outcome of what was written, if that is known by now.
     pub fn poll(&mut self) -> Result<()> {
         if self.running.as_ref().is_some_and(JoinHandle::is_finished) { self.finish() } else { Ok(()) }
+    }
+
+    /// Waits for what is being written, but no longer than this; the outcome is that of the next [`finish`](CheckpointWriter::finish).
+    pub fn wait_at_most(&self, most: Duration) {
+        let until = Instant::now() + most;
+        while self.running.as_ref().is_some_and(|running| !running.is_finished()) && Instant::now() < until {
+            sleep(POLL);
+        }
     }
 
     /// Waits for what is being written.

@@ -81,13 +81,13 @@ where
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
             Ok(Err(error)) => {
-                self.finish_saves_of_failed();
+                self.wait_for_saves();
                 let failed = abort_on_err(&comm, Err(error));
                 self.rescue();
                 return failed;
             }
             Err(panic) => {
-                self.finish_saves_of_failed();
+                self.wait_for_saves();
                 comm.abort(&panic_message(&*panic));
                 self.rescue();
                 resume_unwind(panic);
