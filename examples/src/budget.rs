@@ -118,6 +118,8 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
 
 #[cfg(test)]
 mod tests {
+    use weftgrad::AnyRuntime;
+
     use super::*;
 
     /// The rates of a run whose step `i` ends at `ends[i]` seconds, and how many steps it had.
@@ -151,6 +153,18 @@ mod tests {
             let schedule = Budget::steps(total).schedule();
             assert_eq!(rates, (0..total).map(|step| schedule.lr(1.0, step)).collect::<Vec<_>>(), "{total} steps");
         }
+    }
+
+    #[test]
+    fn a_number_that_is_given_counts_more_than_that_of_the_checkpoint() {
+        let restored = |mut budget: Budget| {
+            let state = CallbackState::from([("total".into(), "200".into())]);
+            Callback::<AnyRuntime, (), ()>::restore(&mut budget, &state).unwrap();
+            budget.total()
+        };
+        assert_eq!(restored(Budget::steps(300)), Some(300));
+        assert_eq!(restored(Budget::steps(100).resumed()), Some(200));
+        assert_eq!(restored(Budget::seconds(40.0)), Some(200));
     }
 
     #[test]

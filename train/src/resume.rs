@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime, Tensor};
 
-use crate::{Callback, CallbackState, callback::RunSnapshot, run::RunState};
+use crate::{Callback, CallbackState, run::RunState};
 
 /// From where a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -162,12 +162,5 @@ impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.0.iter_mut().try_for_each(|each| each.restore(read, numbers))
-    }
-}
-
-impl RunSnapshot {
-    /// How many bytes of tensors it holds.
-    pub fn bytes(&self) -> usize {
-        self.state.bytes()
     }
 }

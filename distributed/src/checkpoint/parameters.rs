@@ -55,11 +55,8 @@ impl CheckpointReader {
             }
             None
         };
-        let parameters: Vec<_> = parameters
-            .iter()
-            .map(|(name, p)| planned(name, parameter, p.logical_shape()))
-            .zip(&parameters)
-            .collect();
+        let parameters: Vec<_> =
+            parameters.iter().map(|(name, p)| planned(name, parameter, p.logical_shape())).zip(&parameters).collect();
         let buffers: Vec<_> =
             buffers.iter().map(|(name, b)| planned(name, buffer, b.spec().shape)).zip(&buffers).collect();
         if !wrong.is_empty() {

@@ -1,10 +1,6 @@
 //! When checkpoints are saved, and which of them stay.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
     checkpoint::Folder,
@@ -16,7 +12,7 @@ use numcore::{Error, Result, Runtime};
 use super::{
     Monitor, best_weights,
     interrupt::{self, Listening},
-    writer::{CheckpointWriter, WriteJob},
+    writer::{CheckpointWriter, WriteJob, name_of_run},
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
 
@@ -248,14 +244,6 @@ impl<R: Runtime> Checkpoints<R> {
 /// How long rank 0 waits for the other ranks of a world that has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A name that the ranks of this run share, and no other run has.
-fn name_of_run<R: Runtime>(comm: &Comm<R>) -> Result<String> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let own = format!("{now:x}-{:x}", std::process::id());
-    let first = comm.exchange(own.as_bytes())?.swap_remove(0);
-    Ok(String::from_utf8_lossy(&first).into_owned())
-}
-
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
 
@@ -335,7 +323,11 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
             Event::End(reason) => {
                 self.record_failure(run);
                 self.listening = None;
-                if self.restore_best && **reason != StopReason::Interrupted { best_weights::put(&self.folder, BEST, run) } else { Ok(()) }
+                if self.restore_best && **reason != StopReason::Interrupted {
+                    best_weights::put(&self.folder, BEST, run)
+                } else {
+                    Ok(())
+                }
             }
             _ => Ok(()),
         }

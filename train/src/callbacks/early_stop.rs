@@ -60,7 +60,8 @@ impl EarlyStop {
     fn why_waited(&self) -> Option<String> {
         let name = self.monitor.name();
         let best = self.best.map_or("never a number".into(), |best| format!("not better than {best}"));
-        (self.waited > 0 && self.waited >= self.patience).then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
+        (self.waited > 0 && self.waited >= self.patience)
+            .then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
     }
 }
 

@@ -52,8 +52,9 @@ impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> Cou
     }
 }
 
-/// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Every example counts once, whatever the
-/// number of ranks: sums and weights are added up in `f64` over batches and ranks, and divided once.
+/// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Sums and weights are added up in `f64` over
+/// batches and ranks, and divided once: with [`Loss::sum`](distributed::train::Loss::sum) every example counts once, whatever the number of ranks. A
+/// [`Loss::mean`](distributed::train::Loss::mean) weighs 1, however many examples it is the mean of, so its value is the mean of the means of batches and shares.
 ///
 /// The model is in evaluation mode, nothing is recorded for gradients, and training goes on with the random values it would have had. Values are
 /// called after the evaluation: `validation/loss`.

@@ -3,7 +3,7 @@
 use std::{
     sync::Arc,
     thread::{Builder, JoinHandle, sleep},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use distributed::{
@@ -107,4 +107,12 @@ impl<R: Runtime> Drop for CheckpointWriter<R> {
     fn drop(&mut self) {
         let _ = self.finish();
     }
+}
+
+/// A name that the ranks of this run share, and no other run has.
+pub(super) fn name_of_run<R: Runtime>(comm: &Comm<R>) -> Result<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let own = format!("{now:x}-{:x}", std::process::id());
+    let first = comm.exchange(own.as_bytes())?.swap_remove(0);
+    Ok(String::from_utf8_lossy(&first).into_owned())
 }

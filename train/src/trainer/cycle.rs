@@ -141,7 +141,7 @@ where
         self.callbacks.iter_mut().try_for_each(|callback| callback.on(event, &mut run))?;
         let nothing_follows = matches!(event, Event::Save { .. } | Event::WentBack | Event::End(_));
         if nothing_follows && self.state.control != Control::default() {
-            let why = "nothing can be asked of a run while it saves, goes back or is over: ask in `StepEnd`, `Evaluated` or `Ending`";
+            let why = "nothing can be requested of a run while it saves, goes back or is over: request it in `StepEnd`, `Evaluated` or `Ending`";
             return Err(Error::argument("Run::control", why));
         }
         Ok(())

@@ -45,7 +45,7 @@ where
             follow.agreed = std::mem::take(&mut follow.agreed).and(later);
         }
         let why = format!(
-            "callbacks have asked for something {ROUNDS} times after one step: look for one that asks in every event"
+            "callbacks have requested something {ROUNDS} times after one step: look for one that does so at every event"
         );
         Err(Error::argument("Run::control", why))
     }

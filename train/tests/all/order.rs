@@ -145,7 +145,7 @@ fn what_would_never_be_done_is_refused() {
         let path = scratch.0.join(&at[..3]);
         let checkpoints = || Checkpoints::in_folder(&path).on_signal(false).every(Interval::Steps(2));
         let error = told(ask, |trainer| trainer.until(Length::Steps(2)).with(checkpoints())).unwrap_err().to_string();
-        assert!(error.contains("nothing can be asked of a run"), "{at}: {error}");
+        assert!(error.contains("nothing can be requested of a run"), "{at}: {error}");
     }
     let ask = |said: &str, run: TestRun<'_, '_>| {
         if said.starts_with("evaluated") {

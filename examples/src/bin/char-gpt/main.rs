@@ -116,12 +116,18 @@ fn train(
         .record_every(Interval::Steps(1))
         .resume(if options.resume { Resume::Required } else { Resume::No });
     if leads {
-        let jsonl = Jsonl::in_folder(&options.out)?;
-        let curves = SvgCurves::in_folder(&options.out).records(&read_jsonl(jsonl.path())?);
+        let out = &options.out;
+        let jsonl = if options.resume { Jsonl::in_folder(out)? } else { Jsonl::replacing(out)? };
+        // Curves of a run that goes on begin where it began.
+        let before = if options.resume { read_jsonl(jsonl.path())? } else { Vec::new() };
+        let curves = SvgCurves::in_folder(out).records(&before);
         let numbers = ["loss", "throughput/tokens_per_second", VALIDATION];
         trainer = trainer.sink(Terminal::new().show(numbers).announce([VALIDATION])).sink(jsonl).sink(curves);
     }
     let report = trainer.run(text::loss)?;
+    if let (true, Some(step)) = (leads, report.resumed) {
+        println!("resumed at step {step}");
+    }
     let writes = leads && report.reason != StopReason::Interrupted;
     let sample = if writes { sample::text(&model, rt, settings, corpus, options.sampling)? } else { String::new() };
     let validation = report.evaluated.get(VALIDATION).copied();
