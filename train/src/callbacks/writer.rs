@@ -86,8 +86,8 @@ impl<R: Runtime> CheckpointWriter<R> {
 
     /// Waits for what is being written, but no longer than this; the outcome is that of the next [`finish`](CheckpointWriter::finish).
     pub fn wait_at_most(&self, most: Duration) {
-        let until = Instant::now() + most;
-        while self.running.as_ref().is_some_and(|running| !running.is_finished()) && Instant::now() < until {
+        let begun = Instant::now();
+        while self.running.as_ref().is_some_and(|running| !running.is_finished()) && begun.elapsed() < most {
             sleep(POLL);
         }
     }

@@ -68,8 +68,17 @@ fn a_run_that_goes_back_at_its_last_step_ends_once_and_evaluates_no_broken_weigh
                 .sink(memory.clone())
         },
     );
-    let expected =
-        ["begin", "saves 2", "back at 2", "epoch ended at 3", "evaluated at 4", "ending at 4", "saves 4", "end"];
+    let expected = [
+        "begin",
+        "saves 2",
+        "back at 2",
+        "saves 2",
+        "epoch ended at 3",
+        "evaluated at 4",
+        "ending at 4",
+        "saves 4",
+        "end",
+    ];
     assert_eq!(events.unwrap(), expected);
     let values = memory.of("validation/loss");
     assert!(values.len() == 1 && values[0].1.is_finite(), "{values:?}");
