@@ -15,7 +15,7 @@ pub struct Capacity {
 pub enum DropBy {
     /// The last ones in the batch.
     Position,
-    /// Those that weigh the expert least; of equal ones the last.
+    /// The ones that weigh the expert least; of equal ones the last.
     Weight,
 }
 
