@@ -8,7 +8,7 @@ use std::sync::{
 use weftgrad::{
     Result, Runtime,
     optim::{Cooldown, LrSchedule, Wsd},
-    train::{Callback, CallbackState, Event, Length, Run, parsed},
+    train::{Callback, CallbackState, Event, Length, Run, StopReason, parsed},
 };
 
 /// Steps over which the learning rate rises.
@@ -29,17 +29,24 @@ pub struct Budget {
     seconds: f64,
     /// 0 until it is known. Shared with the schedule.
     total: Arc<AtomicU64>,
+    /// Whether a run that goes on has the number that its checkpoint keeps, whatever was given here.
+    is_resumed: bool,
 }
 
 impl Budget {
     /// A run of this many steps.
     pub fn steps(total: u64) -> Budget {
-        Budget { seconds: 0.0, total: Arc::new(total.into()) }
+        Budget { seconds: 0.0, total: Arc::new(total.into()), is_resumed: false }
     }
 
     /// A run of as many steps as fit into this time.
     pub fn seconds(seconds: f64) -> Budget {
-        Budget { seconds, total: Arc::default() }
+        Budget { seconds, total: Arc::default(), is_resumed: false }
+    }
+
+    /// Takes the number of steps from the checkpoint that the run goes on from, if that has one.
+    pub fn resumed(self) -> Budget {
+        Budget { is_resumed: true, ..self }
     }
 
     /// The length of the run, as far as it is known at its beginning.
@@ -81,7 +88,8 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
             // A resumed run has chosen before, perhaps.
             Event::Begin => run.set_length(self.length()),
             // The time is the clock's of rank 0, as of the end of the last step: all ranks choose the same.
-            Event::StepBegin => {
+            // A step that is longer than the rest of the time reaches the end before the number is chosen.
+            Event::StepBegin | Event::Ending(StopReason::Finished) => {
                 let (step, elapsed) = (run.progress().step, run.progress().elapsed.as_secs_f64());
                 let Some(total) = self.choose(step, elapsed) else { return Ok(()) };
                 run.record_text("budget", format!("{total} steps fit; --steps {total} repeats this run"));
@@ -99,9 +107,9 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
         self.total().map(|total| ("total".into(), total.to_string())).into_iter().collect()
     }
 
-    /// A number that was given anew counts more than the one that was chosen before.
+    /// A number on this command line counts more than the one that the run had before.
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
-        if self.total().is_none() && state.contains_key("total") {
+        if (self.is_resumed || self.total().is_none()) && state.contains_key("total") {
             self.total.store(parsed(state, "total")?, Ordering::Relaxed);
         }
         Ok(())
@@ -110,6 +118,8 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
 
 #[cfg(test)]
 mod tests {
+    use weftgrad::AnyRuntime;
+
     use super::*;
 
     /// The rates of a run whose step `i` ends at `ends[i]` seconds, and how many steps it had.
@@ -143,6 +153,18 @@ mod tests {
             let schedule = Budget::steps(total).schedule();
             assert_eq!(rates, (0..total).map(|step| schedule.lr(1.0, step)).collect::<Vec<_>>(), "{total} steps");
         }
+    }
+
+    #[test]
+    fn a_number_that_is_given_counts_more_than_that_of_the_checkpoint() {
+        let restored = |mut budget: Budget| {
+            let state = CallbackState::from([("total".into(), "200".into())]);
+            Callback::<AnyRuntime, (), ()>::restore(&mut budget, &state).unwrap();
+            budget.total()
+        };
+        assert_eq!(restored(Budget::steps(300)), Some(300));
+        assert_eq!(restored(Budget::steps(100).resumed()), Some(200));
+        assert_eq!(restored(Budget::seconds(40.0)), Some(200));
     }
 
     #[test]

@@ -89,9 +89,14 @@ fn char_gpt() {
     let steps = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics").lines().count();
     assert_eq!(steps, 5, "a record for each step");
     assert!(PathBuf::from(format!("{out}/curves.svg")).is_file());
+    // A new run that cannot begin leaves the one that is there as it is.
+    refuses(gpt, &format!("--steps 3 --layers 1 --width 48 --heads 5 --out {out}"), "5 heads");
+    assert!(runs(gpt, &format!("--resume --sample 40 --out {out}")).contains("after 5 steps"));
     // More steps on more ranks; and a new run in the folder of another.
     runs(gpt, &format!("--resume --steps 6 --ranks 2 --sample 40 --out {out}"));
     runs(gpt, &format!("--steps 2 --ranks 3 {tiny} {out}"));
+    let steps = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics").lines().count();
+    assert_eq!(steps, 2, "the lines of the run before are gone");
     refuses(gpt, &format!("--resume --lr 0.1 --out {out}"), "leave those options out");
     runs(gpt, &format!("--seconds 0.5 {tiny} {}", folder("char-gpt-timed")));
     refuses(gpt, &format!("--resume --out {}", folder("char-gpt-none")), "no checkpoint to resume");

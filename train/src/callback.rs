@@ -1,6 +1,6 @@
 //! Events of a run, and callbacks that receive them.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use distributed::{
     checkpoint::{Checkpointed, Folder, Snapshot},
@@ -122,8 +122,9 @@ pub trait Callback<R: Runtime, M, B> {
         None
     }
 
-    /// Saves what there was before a step that failed, here or on another rank: the communicator is aborted.
-    fn rescue(&mut self, snapshot: &RunSnapshot) -> Result<()> {
+    /// Saves what can be saved of a run that has failed, here or on another rank: what there was before the step, if it was a step that failed. The communicator is
+    /// aborted.
+    fn rescue(&mut self, snapshot: Option<&RunSnapshot>) -> Result<()> {
         let _ = snapshot;
         Ok(())
     }
@@ -131,6 +132,11 @@ pub trait Callback<R: Runtime, M, B> {
     /// Returns when nothing is being saved any more.
     fn finish_saves(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// Waits for what is being saved, but no longer than this: the run has failed on this rank, and other ranks may be waiting for it.
+    fn wait_for_saves(&mut self, most: Duration) {
+        let _ = most;
     }
 
     /// Whether it reads how many tokens there were after every step, which waits for the device each time.

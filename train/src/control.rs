@@ -151,7 +151,8 @@ impl Agreed {
     /// What was agreed on before, and what was agreed on since then.
     pub fn and(self, later: Agreed) -> Agreed {
         Agreed {
-            stop: self.stop.or(later.stop),
+            // A signal counts more than a reason that was agreed on before: who ends a process may kill it soon.
+            stop: if later.stop == Some(StopReason::Interrupted) { later.stop } else { self.stop.or(later.stop) },
             save: self.save.max(later.save),
             evaluate: self.evaluate.max(later.evaluate),
             go_back: self.go_back || later.go_back,

@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime, Tensor};
 
-use crate::{Callback, CallbackState, callback::RunSnapshot, run::RunState};
+use crate::{Callback, CallbackState, run::RunState};
 
 /// From where a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub enum Resume {
 const DATA: &str = "trainer/data";
 const TOKENS: &str = "trainer/tokens";
 const ELAPSED: &str = "trainer/elapsed";
+const CHECKED: &str = "trainer/checked";
 const OWES_EVALUATION: &str = "trainer/owes_evaluation";
 const EVALUATED: &str = "trainer/evaluated/";
 const CALLBACK: &str = "callback/";
@@ -45,6 +46,7 @@ pub(crate) fn notes<R: Runtime, M, B>(
         (DATA.into(), data),
         (TOKENS.into(), state.progress.tokens.to_string()),
         (ELAPSED.into(), state.progress.elapsed.as_nanos().to_string()),
+        (CHECKED.into(), state.checked.as_nanos().to_string()),
     ]);
     if state.owes_evaluation {
         notes.insert(OWES_EVALUATION.into(), String::new());
@@ -62,6 +64,8 @@ pub(crate) struct ResumedNotes {
     pub data: String,
     tokens: f64,
     pub elapsed: Duration,
+    /// Up to when intervals of time were looked at.
+    pub checked: Duration,
     pub owes_evaluation: bool,
     evaluated: BTreeMap<String, f64>,
     notes: CheckpointNotes,
@@ -75,13 +79,17 @@ impl ResumedNotes {
         };
         let wrong = |key: &str, text: &str| Error::state(key, format!("is no number: `{text}`"));
         let number = |key: &str, text: &str| text.parse::<f64>().map_err(|_| wrong(key, text));
-        let nanos = text(ELAPSED)?.parse().map_err(|_| wrong(ELAPSED, &notes[ELAPSED]))?;
+        let nanos = |key: &str| {
+            let text = text(key)?;
+            text.parse().map(Duration::from_nanos).map_err(|_| wrong(key, text))
+        };
         let evaluated = notes.iter().filter_map(|(key, value)| Some((key.strip_prefix(EVALUATED)?, value)));
         let evaluated = evaluated.map(|(name, value)| Ok((name.into(), number(name, value)?)));
         Ok(ResumedNotes {
             data: text(DATA)?.clone(),
             tokens: number(TOKENS, text(TOKENS)?)?,
-            elapsed: Duration::from_nanos(nanos),
+            elapsed: nanos(ELAPSED)?,
+            checked: nanos(CHECKED)?,
             owes_evaluation: notes.contains_key(OWES_EVALUATION),
             evaluated: evaluated.collect::<Result<_>>()?,
             notes: notes.clone(),
@@ -154,12 +162,5 @@ impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.0.iter_mut().try_for_each(|each| each.restore(read, numbers))
-    }
-}
-
-impl RunSnapshot {
-    /// How many bytes of tensors it holds.
-    pub fn bytes(&self) -> usize {
-        self.state.bytes()
     }
 }

@@ -83,14 +83,15 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         &self.state.length
     }
 
-    /// Makes the run of another length, from the end of this step on. All ranks must ask for the same length, so what decides it must be equal on all of them:
-    /// the [progress](Run::progress) is. Checkpoints do not keep the length; a callback that has chosen one keeps it, and sets it again in
+    /// Makes the run of another length, from the end of this step on; in [`Ending`](crate::Event::Ending), a longer one goes on. All ranks call it at the same point, with the
+    /// same length, so what decides it must be equal on all of them: the [progress](Run::progress) is. Checkpoints do not keep the length; a callback that has chosen one keeps it, and sets it again in
     /// [`Begin`](crate::Event::Begin).
     ///
     /// # Errors
-    /// If no run can have this length, or the length is in tokens and nothing has counted them so far.
+    /// If no run can have this length, ranks give different ones, or the length is in tokens and nothing has counted them so far.
     pub fn set_length(&mut self, length: Length) -> Result<()> {
         length.check()?;
+        self.comm().agree("the length of the run", format!("{length:?}").as_bytes())?;
         if length.counts_tokens() && !self.state.length.counts_tokens() {
             let why = "a length in tokens must be given to `Trainer::until`, so that tokens are counted from the first step on";
             return Err(Error::config("Run", "set_length", why));

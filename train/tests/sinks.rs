@@ -237,3 +237,35 @@ fn how_much_is_left_is_told_with_a_record() {
     let lines = lines_of(|terminal| terminal.steps(4).announce(["validation/loss"]), &all);
     assert_eq!(lines[1], "step 2/4  20s left  validation/loss 1.0000", "steps that were told count more");
 }
+
+#[test]
+fn lines_of_one_step_are_one_record() {
+    let folder = Folder::new("two-lines");
+    let mut sink = Jsonl::in_folder(&folder).unwrap();
+    sink.write(&record(1, 1.0).scalar("loss", 3.0)).unwrap();
+    sink.write(&record(2, 2.0).scalar("loss", 2.0).scalar("b", 5.0)).unwrap();
+    sink.write(&record(2, 3.0).scalar("a", 1.0).scalar("b", 6.0)).unwrap();
+    sink.flush().unwrap();
+    let read = read_jsonl(sink.path()).unwrap();
+    let scalars = |i: usize| read[i].scalars().map(|(name, value)| (name.to_string(), value)).collect::<Vec<_>>();
+    assert_eq!(read.len(), 2);
+    assert_eq!(scalars(1), [("a".into(), 1.0), ("b".into(), 6.0), ("loss".into(), 2.0)]);
+}
+
+#[test]
+fn a_new_run_replaces_the_lines_of_another_once_it_has_one() {
+    let folder = Folder::new("replacing");
+    let steps = |sink: &Jsonl| read_jsonl(sink.path()).unwrap().iter().map(|record| record.step).collect::<Vec<_>>();
+    let mut sink = Jsonl::in_folder(&folder).unwrap();
+    (1..=3).for_each(|step| sink.write(&record(step, 1.0).scalar("loss", 1.0)).unwrap());
+    drop(sink);
+    let summary = fs::read_to_string(folder.path("summary.json")).unwrap();
+    let mut sink = Jsonl::replacing(&folder).unwrap();
+    sink.flush().unwrap();
+    assert_eq!(steps(&sink), [1, 2, 3]);
+    drop(sink);
+    assert_eq!(fs::read_to_string(folder.path("summary.json")).unwrap(), summary);
+    let mut sink = Jsonl::replacing(&folder).unwrap();
+    (1..=2).for_each(|step| sink.write(&record(step, 1.0).scalar("loss", 1.0)).unwrap());
+    assert_eq!(steps(&sink), [1, 2]);
+}

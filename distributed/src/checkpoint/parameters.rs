@@ -22,10 +22,32 @@ impl CheckpointReader {
         model: &(impl Module<R> + ?Sized),
         rename: impl Fn(&str) -> Option<String>,
     ) -> Result<()> {
+        self.load(model, &|name| Some(names::parameter(&rename(name)?)), &|name| Some(names::buffer(&rename(name)?)))
+    }
+
+    /// Puts other tensors in place of the parameters of a model, by the whole names that `tensor` gives for the model's own: averages of parameters, say. Buffers are those of
+    /// the checkpoint; all else is as with [`load_parameters`](CheckpointReader::load_parameters).
+    ///
+    /// # Errors
+    /// One error lists all that is missing or of another shape; nothing is changed then.
+    pub fn load_tensors<R: Runtime>(
+        &mut self,
+        model: &(impl Module<R> + ?Sized),
+        tensor: impl Fn(&str) -> Option<String>,
+    ) -> Result<()> {
+        self.load(model, &tensor, &|name| Some(names::buffer(name)))
+    }
+
+    fn load<R: Runtime>(
+        &mut self,
+        model: &(impl Module<R> + ?Sized),
+        parameter: &dyn Fn(&str) -> Option<String>,
+        buffer: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<()> {
         let (parameters, buffers) = (model.named_parameters(), model.named_buffers());
         let mut wrong = Vec::new();
-        let mut planned = |name: &str, saved: fn(&str) -> String, shape: Shape| {
-            let theirs = saved(&rename(name)?);
+        let mut planned = |name: &str, saved: &dyn Fn(&str) -> Option<String>, shape: Shape| {
+            let theirs = saved(name)?;
             match self.manifest.entries.get(&theirs).map(|entry| entry.shape) {
                 Some(there) if there == shape => return Some(theirs),
                 Some(there) => wrong.push(format!("{name} is {shape} here, and {theirs} is {there}")),
@@ -33,13 +55,10 @@ impl CheckpointReader {
             }
             None
         };
-        let parameters: Vec<_> = parameters
-            .iter()
-            .map(|(name, p)| planned(name, names::parameter, p.logical_shape()))
-            .zip(&parameters)
-            .collect();
+        let parameters: Vec<_> =
+            parameters.iter().map(|(name, p)| planned(name, parameter, p.logical_shape())).zip(&parameters).collect();
         let buffers: Vec<_> =
-            buffers.iter().map(|(name, b)| planned(name, names::buffer, b.spec().shape)).zip(&buffers).collect();
+            buffers.iter().map(|(name, b)| planned(name, buffer, b.spec().shape)).zip(&buffers).collect();
         if !wrong.is_empty() {
             let folder = self.folder.display();
             return Err(Error::state("parameters", format!("do not fit {folder}: {}", wrong.join("; "))));

@@ -67,6 +67,9 @@ fn run(options: &Options) -> Outcome<()> {
     if options.steps > CHECKED {
         println!("only the first {CHECKED} steps are checked: a difference of rounding grows from step to step");
     }
+    if [one.len(), many.len()] != [options.steps; 2] {
+        return Err(format!("there are {} and {} losses of {} steps", one.len(), many.len(), options.steps).into());
+    }
     match one.iter().zip(&many).take(CHECKED).all(|(a, b)| (a - b).abs() < 1e-3 * a.abs()) {
         true => Ok(()),
         false => Err("the losses differ by more than rounding".into()),

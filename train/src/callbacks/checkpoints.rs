@@ -1,21 +1,18 @@
 //! When checkpoints are saved, and which of them stay.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
-    checkpoint::{CheckpointReader, Folder},
+    checkpoint::Folder,
     comm::{Collectives, Comm, Communicator, all_ok},
 };
 use nn::Module;
 use numcore::{Error, Result, Runtime};
 
 use super::{
-    Monitor,
+    Monitor, best_weights,
     interrupt::{self, Listening},
-    writer::{CheckpointWriter, WriteJob},
+    writer::{CheckpointWriter, WriteJob, name_of_run},
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
 
@@ -42,8 +39,8 @@ pub struct Checkpoints<R: Runtime> {
     best_before: Option<(Option<f64>, Option<u64>)>,
     /// The step that is in place, as the last one.
     saved: Option<u64>,
-    /// The step that is being written.
-    writing: Option<u64>,
+    /// What is being written, until it is known to be in place.
+    writing: Option<Arc<RunSnapshot>>,
     /// What failed, until it is recorded.
     failure: Option<String>,
     /// Whether the next save is its own, too.
@@ -141,7 +138,8 @@ impl<R: Runtime> Checkpoints<R> {
 
     /// Whether the model has the weights of the [best](Checkpoints::best) checkpoint when the run is over, after early stopping or at its full length; at first it has the
     /// last ones. A run that was interrupted, or that has no best checkpoint, keeps the last ones. Buffers are restored with the parameters; the optimizer is not: the last
-    /// checkpoint, from which a run can go on, stays the last one.
+    /// checkpoint, from which a run can go on, stays the last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model has the best
+    /// averages.
     #[doc(alias("load_best_model_at_end"))]
     #[doc(alias("restore_best_weights"))]
     pub fn restore_best(mut self, yes: bool) -> Self {
@@ -171,9 +169,9 @@ impl<R: Runtime> Checkpoints<R> {
         run.control().save_due();
     }
 
-    fn save(&mut self, snapshot: &std::sync::Arc<RunSnapshot>) -> Result<()> {
+    fn save(&mut self, snapshot: &Arc<RunSnapshot>) -> Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
-        self.writing = Some(snapshot.step);
+        self.writing = Some(snapshot.clone());
         let also: Vec<u64> = self.best_step.into_iter().collect();
         let mark = self.best_step.filter(|_| self.best.is_some()).map(|step| (BEST, step));
         let keep = self.keep.map(|keep| (keep, also));
@@ -193,10 +191,10 @@ impl<R: Runtime> Checkpoints<R> {
 
     /// Takes note of what became of a save: what failed is an error, or is kept to be recorded.
     fn judge(&mut self, written: Result<()>) -> Result<()> {
-        let Some(step) = self.writing.take() else { return written };
+        let Some(snapshot) = self.writing.take() else { return written };
         match written {
             Ok(()) => {
-                self.saved = Some(step);
+                self.saved = Some(snapshot.step);
                 self.best_before = None;
             }
             // A checkpoint that is not there is not the best one.
@@ -215,20 +213,17 @@ impl<R: Runtime> Checkpoints<R> {
         }
     }
 
-    /// Puts the weights of the best checkpoint into the model.
-    fn put_best<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>) -> Result<()> {
-        let comm = run.comm();
-        let best = all_ok(comm, "Checkpoints", self.folder.marked(BEST))?.filter(|best| *best != run.progress().step);
-        let Some(best) = best else { return Ok(()) };
-        let read = CheckpointReader::open(self.folder.step(best))
-            .and_then(|mut reader| reader.load_parameters(run.model(), |name| Some(name.into())));
-        all_ok(comm, "Checkpoints", read)
-    }
-
     fn record_failure(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
         if let Some(failure) = self.failure.take() {
             run.record_text("checkpoint/failure", failure);
         }
+    }
+
+    /// The step that the run goes on from, if its checkpoint is in this folder.
+    fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
+        let last = all_ok(run.comm(), "Checkpoints", self.folder.latest())?;
+        run.comm().agree("the last checkpoint", format!("{last:?}").as_bytes())?;
+        Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
     }
 
     /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
@@ -249,14 +244,6 @@ impl<R: Runtime> Checkpoints<R> {
 /// How long rank 0 waits for the other ranks of a world that has failed.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A name that the ranks of this run share, and no other run has.
-fn name_of_run<R: Runtime>(comm: &Comm<R>) -> Result<String> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let own = format!("{now:x}-{:x}", std::process::id());
-    let first = comm.exchange(own.as_bytes())?.swap_remove(0);
-    Ok(String::from_utf8_lossy(&first).into_owned())
-}
-
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
 
@@ -268,6 +255,9 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         let step = run.progress().step;
         match event {
             Event::Begin => {
+                if self.restore_best {
+                    best_weights::check(run)?;
+                }
                 if run.state.from_scratch {
                     self.check_folder(run.comm())?;
                 }
@@ -275,7 +265,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 self.in_thread &= run.comm().guarantees().independent_transfers;
                 self.writer = Some(CheckpointWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
-                self.saved = run.resumed();
+                self.saved = self.resumed_here(run)?;
                 if run.comm().rank() == 0 {
                     self.folder.remove_stranded()?;
                 }
@@ -325,14 +315,19 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 saved
             }
             Event::WentBack => {
-                (self.saved, self.is_due, self.best_before) = (Some(step), false, None);
+                // Where the checkpoint is that the run went back to, it is saved again, with the new place in the data.
+                (self.is_due, self.best_before) = (self.saved == Some(step), None);
                 self.record_failure(run);
                 Ok(())
             }
             Event::End(reason) => {
                 self.record_failure(run);
                 self.listening = None;
-                if self.restore_best && **reason != StopReason::Interrupted { self.put_best(run) } else { Ok(()) }
+                if self.restore_best && **reason != StopReason::Interrupted {
+                    best_weights::put(&self.folder, BEST, run)
+                } else {
+                    Ok(())
+                }
             }
             _ => Ok(()),
         }
@@ -358,9 +353,11 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         Some(&self.folder)
     }
 
-    fn rescue(&mut self, snapshot: &RunSnapshot) -> Result<()> {
-        // What was being written either is in place by now, or never will be.
+    fn rescue(&mut self, snapshot: Option<&RunSnapshot>) -> Result<()> {
+        // What was being written either is in place by now, or will be written again.
+        let unfinished = self.writing.clone();
         let _ = self.finish();
+        let Some(snapshot) = snapshot.or(unfinished.as_deref()) else { return Ok(()) };
         let is_there = self.saved == Some(snapshot.step);
         if !self.on_failure || self.writer.is_none() || is_there {
             return Ok(());
@@ -368,6 +365,12 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
         let (rank, ranks, run) = &self.here;
         let RunSnapshot { step, state, notes } = snapshot;
         self.folder.save_stranded((*rank, *ranks), *step, state, notes, run, PATIENCE)
+    }
+
+    fn wait_for_saves(&mut self, most: Duration) {
+        if let Some(writer) = &self.writer {
+            writer.wait_at_most(most);
+        }
     }
 
     fn finish_saves(&mut self) -> Result<()> {

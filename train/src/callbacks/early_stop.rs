@@ -6,6 +6,7 @@ use super::Monitor;
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Ends a run when a value of an evaluation has not become better for some evaluations. What counts is evaluations of that value, not steps.
+/// A run that it has stopped, and that goes on from its last checkpoint, stops again before its first step, unless the patience is longer now.
 ///
 /// ```
 /// use train::{EarlyStop, Monitor};
@@ -52,16 +53,27 @@ impl EarlyStop {
             return None;
         }
         self.waited += 1;
+        self.why_waited()
+    }
+
+    /// Why the run is to end, if it has waited as long as it may.
+    fn why_waited(&self) -> Option<String> {
+        let name = self.monitor.name();
         let best = self.best.map_or("never a number".into(), |best| format!("not better than {best}"));
-        (self.waited >= self.patience).then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
+        (self.waited > 0 && self.waited >= self.patience)
+            .then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
     }
 }
 
 impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
-        let Event::Evaluated(fresh) = event else { return Ok(()) };
-        let value = self.monitor.value(fresh, run)?;
-        if let Some(why) = value.and_then(|value| self.judge(value)) {
+        let why = match event {
+            // A run that was stopped, and is started again as it was, has nothing to wait for.
+            Event::Begin => self.why_waited(),
+            Event::Evaluated(fresh) => self.monitor.value(fresh, run)?.and_then(|value| self.judge(value)),
+            _ => None,
+        };
+        if let Some(why) = why {
             run.control().stop(why);
         }
         Ok(())

@@ -52,8 +52,9 @@ impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> Cou
     }
 }
 
-/// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Every example counts once, whatever the
-/// number of ranks: sums and weights are added up in `f64` over batches and ranks, and divided once.
+/// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Sums and weights are added up in `f64` over
+/// batches and ranks, and divided once: with [`Loss::sum`](distributed::train::Loss::sum) every example counts once, whatever the number of ranks. A
+/// [`Loss::mean`](distributed::train::Loss::mean) weighs 1, however many examples it is the mean of, so its value is the mean of the means of batches and shares.
 ///
 /// The model is in evaluation mode, nothing is recorded for gradients, and training goes on with the random values it would have had. Values are
 /// called after the evaluation: `validation/loss`.
@@ -269,6 +270,10 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
         let ran = self.ran_at == Some(run.progress().step);
         match event {
             Event::Begin => {
+                if run.state.to_come.contains(&self.name) {
+                    let why = format!("two evaluations are called `{}`: give one of them another name", self.name);
+                    return Err(Error::config("Evaluate", "name", why));
+                }
                 run.declare_evaluation(&self.name, self.names());
                 run.comm().agree(&format!("the data of `{}`", self.name), self.data()?.as_bytes())?;
                 // It is due, too, where the run that goes on was interrupted before it ran.
@@ -284,6 +289,11 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
             // After a signal the checkpoint comes first.
             Event::Ending(reason) if self.at_end && !ran && **reason != StopReason::Interrupted => {
                 self.ask(run);
+                Ok(())
+            }
+            // The run will go on with no step left, so what it owes at its end is noted: it runs before anything else then.
+            Event::Ending(StopReason::Interrupted) if self.at_end && !ran => {
+                self.is_due |= run.length().is_reached(run.progress());
                 Ok(())
             }
             Event::WentBack => {

@@ -1,5 +1,6 @@
 //! The callbacks there are.
 
+mod best_weights;
 mod checkpoints;
 mod early_stop;
 mod equal_weights;

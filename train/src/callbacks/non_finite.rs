@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, Runtime};
 
-use crate::{Callback, Event, Run};
+use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// What to do when the loss of a step, or its gradient's norm where that is known, is not finite. Looking at it waits for the device in every step.
 ///
@@ -33,7 +33,7 @@ impl NonFinite {
     }
 
     /// Goes back to the last checkpoint, and on from there with the batches that come next, so that what led here is left out; ends the run with an error
-    /// when that has happened so many times.
+    /// when that has happened so many times, resumed parts of the run included.
     pub fn go_back(times: u64) -> Self {
         NonFinite { go_back: times, went: 0 }
     }
@@ -63,5 +63,19 @@ impl<R: Runtime, M, B> Callback<R, M, B> for NonFinite {
             metrics.global_step()
         );
         Err(Error::argument("NonFinite", why))
+    }
+
+    fn name(&self) -> &str {
+        "non-finite"
+    }
+
+    fn state(&self) -> CallbackState {
+        CallbackState::from([("went".into(), self.went.to_string())])
+    }
+
+    /// The checkpoint that a run goes back to knows of fewer times than the run does.
+    fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        self.went = self.went.max(parsed(state, "went")?);
+        Ok(())
     }
 }

@@ -27,6 +27,9 @@ static BLEND: LazyLock<Program> =
 /// quarter on each. For an evaluation they take the place of the weights: in the shards where parameters are sharded, so that no rank has all of them; elsewhere the ranks
 /// send each other their parts. Halves are averaged in `f32`. The stages of a pipeline are evaluated with their weights, and the averages are in its checkpoints.
 ///
+/// A limit: where parameters of half precision are sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards, putting the weights back after an evaluation
+/// rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
+///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {
     decay: f64,
@@ -54,6 +57,18 @@ struct AveragedPart<R: Runtime> {
 const PARAMETER: &str = "parameter/";
 const AVERAGE: &str = "ema/";
 const UPDATES: &str = "ema/updates";
+/// Whether evaluations looked at the averages.
+const EVALUATED: &str = "ema/evaluated";
+
+/// What the average of a parameter is called in checkpoints.
+pub(super) fn in_checkpoint(parameter: &str) -> String {
+    format!("{AVERAGE}{parameter}")
+}
+
+/// Whether the values of the evaluations before a checkpoint are those of averages, by the numbers in it.
+pub(super) fn were_evaluated(numbers: &BTreeMap<String, u64>) -> bool {
+    numbers.get(EVALUATED).is_some_and(|yes| *yes != 0)
+}
 
 impl<R: Runtime> WeightAveraging<R> {
     /// Averages with a decay δ in `[0, 1)`, which begin with the weights as they are.
@@ -217,6 +232,10 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
 
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         match event {
+            Event::Begin if self.use_at_end && run.model().parameters().is_empty() => {
+                let why = "the model of this run has no parameters, as its training step has them: load `ema/` from the last checkpoint when the run is over";
+                Err(Error::config("WeightAveraging", "use_at_end", why))
+            }
             Event::StepEnd(metrics) if metrics.stepped() => self.update(run.step_state()),
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
             Event::Evaluated(_) => self.swap_out(run),
@@ -248,7 +267,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
         let part = |part: &AveragedPart<R>| {
             let AveragedPart { name, placement, start, average, .. } = part;
             CheckpointPart {
-                name: format!("{AVERAGE}{name}"),
+                name: in_checkpoint(name),
                 placement: placement.clone(),
                 start: *start,
                 row: average.clone().into(),
@@ -258,13 +277,13 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        BTreeMap::from([(UPDATES.into(), self.updates)])
+        BTreeMap::from([(UPDATES.into(), self.updates), (EVALUATED.into(), u64::from(self.evaluate))])
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let wanted = |part: &AveragedPart<R>| {
             let elements = part.start..part.start + part.average.shape().numel();
-            let (name, placement) = (format!("{AVERAGE}{}", part.name), part.placement.clone());
+            let (name, placement) = (in_checkpoint(&part.name), part.placement.clone());
             Wanted { name, placement, dtype: part.average.dtype(), elements }
         };
         Ok(self.parts.iter().map(wanted).collect())

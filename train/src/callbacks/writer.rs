@@ -2,7 +2,8 @@
 
 use std::{
     sync::Arc,
-    thread::{Builder, JoinHandle},
+    thread::{Builder, JoinHandle, sleep},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use distributed::{
@@ -40,6 +41,9 @@ impl WriteJob {
         self.keep.as_ref().map_or(Ok(()), |(keep, also)| self.folder.prune_except(*keep, also))
     }
 }
+
+/// How often a thread is looked at that is waited for, but not for long.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Writes checkpoints one after another, while training goes on.
 pub(super) struct CheckpointWriter<R: Runtime> {
@@ -80,6 +84,14 @@ impl<R: Runtime> CheckpointWriter<R> {
         if self.running.as_ref().is_some_and(JoinHandle::is_finished) { self.finish() } else { Ok(()) }
     }
 
+    /// Waits for what is being written, but no longer than this; the outcome is that of the next [`finish`](CheckpointWriter::finish).
+    pub fn wait_at_most(&self, most: Duration) {
+        let begun = Instant::now();
+        while self.running.as_ref().is_some_and(|running| !running.is_finished()) && begun.elapsed() < most {
+            sleep(POLL);
+        }
+    }
+
     /// Waits for what is being written.
     pub fn finish(&mut self) -> Result<()> {
         let Some(running) = self.running.take() else { return Ok(()) };
@@ -95,4 +107,12 @@ impl<R: Runtime> Drop for CheckpointWriter<R> {
     fn drop(&mut self) {
         let _ = self.finish();
     }
+}
+
+/// A name that the ranks of this run share, and no other run has.
+pub(super) fn name_of_run<R: Runtime>(comm: &Comm<R>) -> Result<String> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let own = format!("{now:x}-{:x}", std::process::id());
+    let first = comm.exchange(own.as_bytes())?.swap_remove(0);
+    Ok(String::from_utf8_lossy(&first).into_owned())
 }

@@ -207,7 +207,9 @@ impl Sink for Terminal {
 impl Drop for Terminal {
     fn drop(&mut self) {
         match &self.out {
-            Output::Bar(bar) => bar.abandon(),
+            // A rank that was given no record has drawn nothing, and draws nothing now.
+            Output::Bar(bar) if self.first.is_some() => bar.abandon(),
+            Output::Bar(_) => {}
             Output::Lines(_) => {
                 // There is nowhere left to say that it failed.
                 let _ = self.flush();

@@ -44,7 +44,8 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) pending: Vec<TrainingMetrics<R>>,
     pub(super) counts_tokens: bool,
     pub(super) left_out: u32,
-    pub(super) is_ending: bool,
+    /// Why callbacks were told last that the run is about to end.
+    pub(super) is_ending: Option<StopReason>,
     /// While a step is taken: what there was before it.
     pub(super) before_step: Option<BeforeStep<R>>,
     /// Of the model, and of what it keeps in the training step.
@@ -80,13 +81,13 @@ where
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
             Ok(Err(error)) => {
-                self.finish_saves_of_failed();
+                self.wait_for_saves();
                 let failed = abort_on_err(&comm, Err(error));
                 self.rescue();
                 return failed;
             }
             Err(panic) => {
-                self.finish_saves_of_failed();
+                self.wait_for_saves();
                 comm.abort(&panic_message(&*panic));
                 self.rescue();
                 resume_unwind(panic);
@@ -122,7 +123,7 @@ where
         self.follow_up(&mut follow)?;
         self.write_measured()?;
         self.save_if_agreed(&follow.agreed)?;
-        Ok(follow.agreed.stop)
+        Ok(self.reason_to_end(&follow))
     }
 
     fn end(&mut self, reason: StopReason) -> Result<StopReason> {
@@ -140,7 +141,7 @@ where
         self.callbacks.iter_mut().try_for_each(|callback| callback.on(event, &mut run))?;
         let nothing_follows = matches!(event, Event::Save { .. } | Event::WentBack | Event::End(_));
         if nothing_follows && self.state.control != Control::default() {
-            let why = "nothing can be asked of a run while it saves, goes back or is over: ask in `StepEnd`, `Evaluated` or `Ending`";
+            let why = "nothing can be requested of a run while it saves, goes back or is over: request it in `StepEnd`, `Evaluated` or `Ending`";
             return Err(Error::argument("Run::control", why));
         }
         Ok(())
@@ -164,10 +165,12 @@ where
         self.follow_up(&mut follow)?;
         self.record(&metrics, &follow.agreed)?;
         self.save_if_agreed(&follow.agreed)?;
-        Ok(follow.agreed.stop)
+        Ok(self.reason_to_end(&follow))
     }
 
     fn begin_step(&mut self) -> Result<()> {
+        // A callback has made the run longer after its end was announced: the end will be announced again.
+        self.is_ending = None;
         let state = &mut self.state;
         state.before = crate::Progress { elapsed: state.checked, ..state.progress };
         state.checked = state.progress.elapsed;

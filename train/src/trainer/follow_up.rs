@@ -45,7 +45,7 @@ where
             follow.agreed = std::mem::take(&mut follow.agreed).and(later);
         }
         let why = format!(
-            "callbacks have asked for something {ROUNDS} times after one step: look for one that asks in every event"
+            "callbacks have requested something {ROUNDS} times after one step: look for one that does so at every event"
         );
         Err(Error::argument("Run::control", why))
     }
@@ -72,7 +72,7 @@ where
         } else if let Some(which) = agreed.evaluate.take() {
             self.evaluate(which)?;
         } else if let Some(reason) = self.about_to_end(follow) {
-            self.is_ending = true;
+            self.is_ending = Some(reason.clone());
             self.fire(&Event::Ending(&reason))?;
         } else if self.state.progress.epoch > follow.epoch {
             follow.epoch = self.state.progress.epoch;
@@ -83,12 +83,21 @@ where
         Ok(true)
     }
 
-    /// Why the run ends after this step, if it does and callbacks do not know yet.
+    /// Why the run ends after this step, if it does and callbacks were not told of this reason yet.
     fn about_to_end(&self, follow: &FollowUp<'_, R>) -> Option<StopReason> {
+        self.reason_to_end(follow).filter(|reason| self.is_ending.as_ref() != Some(reason))
+    }
+
+    /// Why the run ends after this step, if it does. The first reason stays, unless a signal comes: what an evaluation at the end of a run requests changes nothing of
+    /// why it ends.
+    pub(super) fn reason_to_end(&self, follow: &FollowUp<'_, R>) -> Option<StopReason> {
         // A run that had its length before it began takes no step, so there is nothing to evaluate or to save.
-        let is_finished = || follow.metrics.is_some() && self.state.length.is_reached(&self.state.progress);
-        let reason = follow.agreed.stop.clone().or_else(|| is_finished().then_some(StopReason::Finished));
-        reason.filter(|_| !self.is_ending)
+        let is_finished = follow.metrics.is_some() && self.state.length.is_reached(&self.state.progress);
+        let finished = is_finished.then_some(StopReason::Finished);
+        match &follow.agreed.stop {
+            Some(StopReason::Asked(_)) if is_finished && self.is_ending == finished => finished,
+            stop => stop.clone().or(finished),
+        }
     }
 
     /// Leaves out batches; `u64::MAX` is the rest of the epoch.

@@ -81,7 +81,8 @@ pub enum Weighting {
     /// and micro-batch it is in.
     #[default]
     ByWeight,
-    /// Over ranks and micro-batches: each counts as much as any other, however many examples it has. The mean of the workers' means.
+    /// Over ranks and micro-batches: each counts as much as any other, however many examples it has. The mean of the workers' means. What losses weigh is
+    /// then no number of tokens or examples, so no length and no interval can be in tokens.
     ByWorker,
 }
 

@@ -6,11 +6,11 @@ use autograd::set_random_state;
 use data::{Batch, State};
 use distributed::{
     checkpoint::{CheckpointReader, Checkpointed, Folder, Snapshot},
-    comm::{Collectives, all_ok},
+    comm::{Collectives, Communicator, all_ok},
 };
 use numcore::{Error, Result, Runtime};
 
-use super::cycle::Cycle;
+use super::{before_step::BeforeStep, cycle::Cycle};
 use crate::{
     Event, LoopStep, Progress,
     callback::RunSnapshot,
@@ -50,45 +50,49 @@ where
     }
 
     /// Before this rank aborts the communicator: what is being written is written to its end, as other ranks wait for this one and write their parts
-    /// meanwhile. Where another rank has failed, there is no waiting.
-    pub(super) fn finish_saves_of_failed(&mut self) {
-        for callback in &mut self.callbacks {
-            let _ = callback.finish_saves();
-        }
+    /// meanwhile. They wait no longer than the communicator's timeout, and are to be told why this rank failed, so half of that is enough. Where another rank has failed,
+    /// there is no waiting.
+    pub(super) fn wait_for_saves(&mut self) {
+        let most = self.engine.step.comm().timeout() / 2;
+        self.callbacks.iter_mut().for_each(|callback| callback.wait_for_saves(most));
     }
 
-    /// After a step that failed, on this rank or on another: saves what there was before it, if anybody saves. A failed step has changed no weights; buffers,
-    /// the random state and the place in the data are put back to what they were before. What fails here changes nothing: the last checkpoint is there.
+    /// After a failure, on this rank or on another: saves what there was before a step that failed, or what was being saved when something else failed, if anybody saves.
+    /// What fails here changes nothing: the last checkpoint is there.
     pub(super) fn rescue(&mut self) {
-        let Some(before) = self.before_step.take() else { return };
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return;
         }
-        set_random_state(before.random);
-        if before.restore_buffers(&self.buffers).is_err() {
-            return;
-        }
-        let Progress { epoch, position, step, .. } = self.state.progress;
-        if self.engine.step.global_step() != step || self.count_tokens().is_err() {
-            return;
-        }
-        let notes = notes(&self.state, self.loader.note(State { epoch, position }), &self.callbacks);
-        let Ok(state) = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks)) else { return };
-        let snapshot = RunSnapshot { step, state, notes };
+        let snapshot = self.before_step.take().and_then(|before| self.snapshot_before(before));
         for callback in &mut self.callbacks {
-            let _ = callback.rescue(&snapshot);
+            let _ = callback.rescue(snapshot.as_ref());
         }
         let _ = self.flush_sinks();
     }
 
-    /// Goes back to the last checkpoint; the place in the data stays.
+    /// What there was before a step that failed. A failed step has changed no weights; buffers, the random state and the place in the data are put back to what they were
+    /// before.
+    fn snapshot_before(&mut self, before: BeforeStep<R>) -> Option<RunSnapshot> {
+        set_random_state(before.random);
+        before.restore_buffers(&self.buffers).ok()?;
+        let Progress { epoch, position, step, .. } = self.state.progress;
+        if self.engine.step.global_step() != step || self.count_tokens().is_err() {
+            return None;
+        }
+        let notes = notes(&self.state, self.loader.note(State { epoch, position }), &self.callbacks);
+        let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks)).ok()?;
+        Some(RunSnapshot { step, state, notes })
+    }
+
+    /// Goes back to the last checkpoint; the place in the data stays. The checkpoint is saved again with that place, and with what callbacks know now: a run that
+    /// is killed before the next save goes on from here too, and not with the batches that led here.
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
         // Everything in it is of this run: one that starts from scratch starts with an empty folder. A dry run has none.
         let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
         let folder = folder.filter(|_| !self.state.fast_dev_run);
         let went = match &folder {
-            Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks)?,
+            Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?,
             None => None,
         };
         let Some(resumed) = went else {
@@ -100,8 +104,9 @@ where
         resumed.restore(&mut self.state, &mut self.callbacks)?;
         self.state.progress.elapsed = elapsed;
         self.state.progress.step = self.engine.step.global_step();
-        self.is_ending = false;
-        self.fire(&Event::WentBack)
+        self.is_ending = None;
+        self.fire(&Event::WentBack)?;
+        self.save(Which::Due)
     }
 }
 
@@ -115,18 +120,20 @@ fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
     Together(all)
 }
 
-/// Loads the last checkpoint of a folder, if there is one; notes are read before anything is changed.
+/// Loads the last checkpoint of a folder, if there is one; notes are read, and checked on all ranks, before anything is changed.
 pub(super) fn load<R: Runtime, M, B, S: LoopStep<R>>(
     folder: &Folder,
     step: &mut S,
     callbacks: &mut Callbacks<'_, R, M, B>,
+    check: impl Fn(&ResumedNotes) -> Result<()>,
 ) -> Result<Option<ResumedNotes>> {
     let comm = step.comm().clone();
     let latest = all_ok(&comm, "resume", folder.latest())?;
     comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
     let Some(at) = latest else { return Ok(None) };
     let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
-    let notes = all_ok(&comm, "resume", read)?;
+    let checked = read.and_then(|notes| check(&notes).map(|()| notes));
+    let notes = all_ok(&comm, "resume", checked)?;
     folder.load(&comm, at, &mut together(step, callbacks))?;
     Ok(Some(notes))
 }

@@ -1,6 +1,6 @@
 //! How a run begins: its options are checked, ranks agree on them, and a checkpoint is loaded.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use data::{Batch, State};
 use distributed::{
@@ -11,12 +11,16 @@ use nn::Buffer;
 use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
-    Trainer,
+    Trainer, Weighting,
     cycle::{Clock, Cycle},
     engine::StepWithLoss,
     saving::load,
 };
-use crate::{Length, LoopStep, Resume, run::RunState};
+use crate::{
+    Length, LoopStep, Progress, Resume,
+    resume::{Callbacks, ResumedNotes},
+    run::RunState,
+};
 
 impl<'a, R, M, S, B, F> Cycle<'a, R, M, S, B, F>
 where
@@ -72,7 +76,18 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
     fn check(&self) -> Result<()> {
         self.length.check()?;
         self.record_every.check("record_every")?;
+        if self.weighting == Weighting::ByWorker && self.counts_tokens() {
+            let why = "by worker every loss weighs 1, so nothing counts tokens: give lengths and intervals in steps or epochs, or weigh by weight";
+            return Err(Error::config("Trainer", "weighting", why));
+        }
         self.callbacks.iter().try_for_each(|callback| callback.check())
+    }
+
+    /// Whether anything looks at the number of tokens after every step.
+    fn counts_tokens(&self) -> bool {
+        self.length.counts_tokens()
+            || self.record_every.counts_tokens()
+            || self.callbacks.iter().any(|callback| callback.counts_tokens())
     }
 
     /// The run at its beginning, or as it goes on.
@@ -82,12 +97,15 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         for callback in &mut self.callbacks {
             callback.attach(&mut self.step, &comm)?;
         }
+        all_ok(&comm, "Trainer", check_tensors(&mut self.callbacks))?;
         let mut at = State::default();
         if let Some((folder, required)) = self.resume_folder()? {
-            match load(&folder, &mut self.step, &mut self.callbacks)? {
+            let fits = |notes: &ResumedNotes| self.loader.state_of(&notes.data).map(|_| ());
+            match load(&folder, &mut self.step, &mut self.callbacks, fits)? {
                 Some(notes) => {
                     state.owes_evaluation = notes.owes_evaluation;
-                    at = all_ok(&comm, "resume", self.loader.state_of(&notes.data))?;
+                    at = self.loader.state_of(&notes.data)?;
+                    state.checked = notes.checked;
                     notes.restore(&mut state, &mut self.callbacks)?;
                     state.resumed = Some(self.step.global_step());
                     state.from_scratch = !self.saves_in(&folder);
@@ -99,18 +117,20 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
                 None => {}
             }
         }
+        let batches = self.loader.endless(at)?;
+        // Not of the checkpoint: what it left of an epoch can be no batch of a loader whose batches are larger.
+        let at = batches.state();
         let progress = &mut state.progress;
         (progress.step, progress.epoch, progress.position) = (self.step.global_step(), at.epoch, at.position);
-        state.checked = progress.elapsed;
-        let clock = Clock::resumed(progress.elapsed);
-        let counts_tokens = self.length.counts_tokens()
-            || self.record_every.counts_tokens()
-            || self.callbacks.iter().any(|callback| callback.counts_tokens());
+        // No interval is complete before the first step.
+        state.before = Progress { elapsed: state.checked, ..state.progress };
+        let clock = Clock::resumed(state.progress.elapsed);
+        let counts_tokens = self.counts_tokens();
         let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, .. } = self;
         Ok(Cycle {
             model,
             engine: StepWithLoss { step, loss, weighting },
-            batches: loader.endless(at)?,
+            batches,
             loader,
             callbacks,
             sinks,
@@ -120,7 +140,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             pending: Vec::new(),
             counts_tokens,
             left_out: 0,
-            is_ending: false,
+            is_ending: None,
             before_step: None,
             buffers: Vec::new(),
         })
@@ -150,4 +170,19 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             Resume::From(path) => Some((Folder::new(path), true)),
         })
     }
+}
+
+/// An error where two callbacks would keep something of one name in a checkpoint.
+fn check_tensors<R: Runtime, M, B>(callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
+    let mut all = BTreeSet::new();
+    for tensors in callbacks.iter_mut().filter_map(|callback| callback.tensors()) {
+        let wanted = tensors.wanted()?.into_iter().map(|wanted| wanted.name);
+        let own: BTreeSet<String> = wanted.chain(tensors.numbers().into_keys()).collect();
+        if let Some(name) = own.intersection(&all).next() {
+            let why = format!("two callbacks keep `{name}` in checkpoints: leave one of them out");
+            return Err(Error::config("Trainer", "with", why));
+        }
+        all.extend(own);
+    }
+    Ok(())
 }

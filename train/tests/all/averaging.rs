@@ -6,7 +6,7 @@ use distributed::{comm::Comm, train::Loss, zero::ZeroStage};
 use nn::ModuleExt;
 use numcore::Result;
 use runtime_cpu::Cpu;
-use train::{Callback, Evaluate, Event, Interval, Length, LoopStep, Run, Trainer, WeightAveraging};
+use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, LoopStep, Run, Trainer, WeightAveraging};
 
 use crate::common::*;
 
@@ -109,4 +109,34 @@ fn a_decay_that_is_none_is_refused() {
     let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
     let error = trainer.with(WeightAveraging::new(1.0)).run(loss).unwrap_err().to_string();
     assert!(error.contains("the decay must be in [0, 1)"), "{error}");
+}
+
+#[test]
+fn the_best_weights_are_the_averages_that_were_evaluated() {
+    for ranks in [1, 2] {
+        let scratch = Scratch::new("best-averages");
+        let left = |steps: u64, restores: bool| {
+            on_ranks(ranks, |comm| {
+                let (model, calls) = (Mlp::new(comm.runtime(), 0.0)?, std::cell::Cell::new(0));
+                // Four batches in an evaluation: the second one gives the best value.
+                let value = |_: &Mlp<Cpu>, _: &data::Batch<Rows>| {
+                    calls.set(calls.get() + 1);
+                    Ok((if (5..9).contains(&calls.get()) { 1.0 } else { 2.0 }, 1.0))
+                };
+                let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1));
+                let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                    .until(Length::Steps(steps))
+                    .with(WeightAveraging::new(0.7).use_at_end(!restores))
+                    .with(evaluate.measure("value", value).without_loss());
+                if restores {
+                    let checkpoints = Checkpoints::in_folder(&scratch.0).best("validation/value").on_signal(false);
+                    trainer = trainer.with(checkpoints.restore_best(true));
+                }
+                trainer.run(loss)?;
+                weights(&model)
+            })
+            .unwrap()
+        };
+        assert_eq!(left(5, true), left(2, false), "{ranks} ranks");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use distributed::comm::Ranks;
+use distributed::comm::{Communicator, Ranks};
 use numcore::{Error, Result, Runtime};
 use train::{Callback, Evaluate, Event, Interval, Length, Run, StopReason, Trainer, record_scalar};
 
@@ -220,5 +220,87 @@ fn a_callback_can_choose_the_length() {
         let error = ended(Sets(3, Length::Tokens(50))).unwrap_err().to_string();
         assert!(error.contains("must be given to `Trainer::until`"), "{error}");
         assert!(ended(Sets(3, Length::Epochs(f64::NAN))).is_err());
+    }
+}
+
+/// Requests something while the evaluation at the end of a run is over, on the last rank; and remembers how endings are announced.
+struct AtEnd(fn(TestRun<'_, '_>), Rc<RefCell<Vec<String>>>);
+
+impl Callback<runtime_cpu::Cpu, Mlp<runtime_cpu::Cpu>, Rows> for AtEnd {
+    fn on(&mut self, event: &Event<'_, runtime_cpu::Cpu>, run: TestRun<'_, '_>) -> Result<()> {
+        match event {
+            Event::Ending(reason) => self.1.borrow_mut().push(format!("{reason:?}")),
+            Event::Evaluated(_) if run.comm().rank() + 1 == run.comm().size() => (self.0)(run),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn why_a_run_ends_stays_unless_a_signal_comes() {
+    let ended = |ranks: usize, ask: fn(TestRun<'_, '_>)| {
+        on_ranks(ranks, |comm| {
+            let (model, endings) = (Mlp::new(comm.runtime(), 0.0)?, Rc::default());
+            let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                .until(Length::Steps(3))
+                .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
+                .with(AtEnd(ask, Rc::clone(&endings)))
+                .run(loss)?;
+            let endings = endings.borrow().clone();
+            Ok((report.reason, report.progress.step, endings))
+        })
+        .unwrap()
+    };
+    for ranks in [1, 3] {
+        let asked = ended(ranks, |run| run.control().stop("good enough"));
+        assert_eq!(asked, (StopReason::Finished, 3, vec!["Finished".into()]), "{ranks} ranks");
+        let interrupted = ended(ranks, |run| run.control().interrupt());
+        let endings = vec!["Finished".into(), "Interrupted".into()];
+        assert_eq!(interrupted, (StopReason::Interrupted, 3, endings), "{ranks} ranks");
+    }
+}
+
+/// Makes a run longer when it is about to end.
+struct Extends(u64, Rc<RefCell<Vec<u64>>>);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Extends {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        match event {
+            Event::Ending(_) => {
+                self.1.borrow_mut().push(run.progress().step);
+                run.set_length(Length::Steps(self.0))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[test]
+fn a_run_that_is_made_longer_at_its_end_ends_as_any_other() {
+    for ranks in [1, 2] {
+        let (step, endings) = on_ranks(ranks, |comm| {
+            let (model, endings) = (Mlp::new(comm.runtime(), 0.0)?, Rc::default());
+            let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(2));
+            let report = trainer.with(Extends(5, Rc::clone(&endings))).run(loss)?;
+            let endings = endings.borrow().clone();
+            Ok((report.progress.step, endings))
+        })
+        .unwrap();
+        assert_eq!((step, endings), (5, vec![2, 5]), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn lengths_that_differ_are_an_error() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let sets = Sets(3, Length::Steps(5 + comm.rank() as u64));
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(9));
+        trainer.with(sets).run(loss).map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the length of the run"), "{error}");
     }
 }

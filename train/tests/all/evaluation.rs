@@ -263,3 +263,16 @@ fn ranks_must_have_the_same_data() {
     assert!(train.contains("the data to train on of rank 0"), "{train}");
     assert!(evaluate.contains("the data of `validation` of rank 0"), "{evaluate}");
 }
+
+#[test]
+fn two_of_one_name_are_refused() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = || Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let evaluate = || Evaluate::on(held_out(comm.runtime()));
+    let error = trainer().with(evaluate()).with(evaluate()).run(loss).unwrap_err().to_string();
+    assert!(error.contains("two evaluations are called `validation`"), "{error}");
+    let average = || train::WeightAveraging::new(0.9);
+    let error = trainer().with(average()).with(average()).run(loss).unwrap_err().to_string();
+    assert!(error.contains("two callbacks keep `ema/"), "{error}");
+}

@@ -68,8 +68,17 @@ fn a_run_that_goes_back_at_its_last_step_ends_once_and_evaluates_no_broken_weigh
                 .sink(memory.clone())
         },
     );
-    let expected =
-        ["begin", "saves 2", "back at 2", "epoch ended at 3", "evaluated at 4", "ending at 4", "saves 4", "end"];
+    let expected = [
+        "begin",
+        "saves 2",
+        "back at 2",
+        "saves 2",
+        "epoch ended at 3",
+        "evaluated at 4",
+        "ending at 4",
+        "saves 4",
+        "end",
+    ];
     assert_eq!(events.unwrap(), expected);
     let values = memory.of("validation/loss");
     assert!(values.len() == 1 && values[0].1.is_finite(), "{values:?}");
@@ -145,7 +154,7 @@ fn what_would_never_be_done_is_refused() {
         let path = scratch.0.join(&at[..3]);
         let checkpoints = || Checkpoints::in_folder(&path).on_signal(false).every(Interval::Steps(2));
         let error = told(ask, |trainer| trainer.until(Length::Steps(2)).with(checkpoints())).unwrap_err().to_string();
-        assert!(error.contains("nothing can be asked of a run"), "{at}: {error}");
+        assert!(error.contains("nothing can be requested of a run"), "{at}: {error}");
     }
     let ask = |said: &str, run: TestRun<'_, '_>| {
         if said.starts_with("evaluated") {

@@ -6,7 +6,8 @@ use distributed::comm::{Communicator, Ranks};
 use nn::ModuleExt;
 use numcore::{Result, Runtime, ops::PointwiseOps};
 use train::{
-    Callback, Checkpoints, EqualWeights, Event, Interval, Length, NonFinite, Run, Throughput, Trainer, Weighting,
+    Callback, Checkpoints, EqualWeights, Event, Interval, Length, NonFinite, Resume, Run, Throughput, Trainer,
+    Weighting,
 };
 
 use crate::common::*;
@@ -217,4 +218,76 @@ fn workers_can_count_alike_whatever_they_have() {
     assert!((by_weight - whole).abs() < 1e-12 * whole);
     assert!((by_worker - mean_of_means).abs() < 1e-12 * whole);
     assert!((by_worker - by_weight).abs() > 1e-6 * whole);
+}
+
+/// Fails at a step that is taken for the second time.
+struct FailsAgain(u64, u32);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for FailsAgain {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        self.1 += u32::from(matches!(event, Event::StepEnd(_)) && run.progress().step == self.0);
+        if self.1 == 2 { Err(numcore::Error::other("out of memory")) } else { Ok(()) }
+    }
+}
+
+#[test]
+fn a_run_that_went_back_and_is_killed_goes_on_after_what_led_there() {
+    for ranks in [1, 2] {
+        let scratch = Scratch::new("back-killed");
+        let run = |fails_at: u64| {
+            on_ranks(ranks, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                    .until(Length::Steps(7))
+                    .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+                    .with(NonFinite::go_back(1))
+                    .with(FailsAgain(fails_at, 0))
+                    .resume(Resume::IfThere)
+                    .run(broken_at(3))?;
+                Ok((report.resumed, report.progress.epochs(), weights(&model)?))
+            })
+        };
+        assert!(run(3).unwrap_err().to_string().contains("out of memory"));
+        let (resumed, epochs, parts) = run(0).unwrap();
+        assert_eq!((resumed, epochs), (Some(2), 1.0 + 4.0 * 8.0 / 37.0), "{ranks} ranks");
+        std::fs::remove_dir_all(&scratch.0).unwrap();
+        assert_eq!(run(0).unwrap(), (None, epochs, parts), "{ranks} ranks");
+    }
+}
+
+#[test]
+fn how_often_a_run_went_back_is_kept() {
+    let (comm, scratch) = (one(), Scratch::new("back-count"));
+    let run = |fails_at: u64| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).resume(Resume::IfThere);
+        trainer
+            .until(Length::Steps(7))
+            .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+            .with(NonFinite::go_back(1))
+            .with(FailsAgain(fails_at, 0))
+            .run(|model, batch| {
+                let own = loss(model, batch)?;
+                let factor = if batch.epoch == 0 && batch.step >= 3 { f64::NAN } else { 1.0 };
+                distributed::train::Loss::sum(own.total().mul(factor)?, own.weight())
+            })
+    };
+    // The fourth batch and the fifth are bad: the second time is one too many, whoever counts.
+    let error = run(3).unwrap_err().to_string();
+    assert!(error.contains("after going back 1 times") || error.contains("out of memory"), "{error}");
+    let error = run(0).unwrap_err().to_string();
+    assert!(error.contains("after going back 1 times"), "{error}");
+}
+
+#[test]
+fn by_worker_nothing_counts_tokens() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let trainer = || Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let by_length = trainer().until(Length::Tokens(30));
+    let by_record = trainer().until(Length::Steps(1)).record_every(Interval::Tokens(30));
+    for trainer in [by_length, by_record] {
+        let error = trainer.weighting(Weighting::ByWorker).run(loss).unwrap_err().to_string();
+        assert!(error.contains("nothing counts tokens"), "{error}");
+    }
 }

@@ -166,6 +166,13 @@ fn other_data_is_refused() {
     run(1).unwrap();
     let error = run(2).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("is of another order than this loader's"), "{error}");
+    // Before anything was changed: a model of other weights keeps them.
+    let other = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let before = weights(&other).unwrap();
+    let trainer = Trainer::new(&other, ddp(&comm, &other, 1).unwrap(), loader(comm.runtime()).shuffle(2));
+    let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+    trainer.with(checkpoints).resume(Resume::Required).run(loss).map(|_| ()).unwrap_err();
+    assert_eq!(weights(&other).unwrap(), before);
     assert_eq!(run(1).unwrap().resumed, Some(2));
 }
 
@@ -201,4 +208,47 @@ fn a_callback_that_kept_nothing_is_told_so() {
     }
     // The first time it was not there when the checkpoint was saved.
     assert_eq!(*told.borrow(), [0]);
+}
+
+#[test]
+fn a_run_that_was_stopped_early_stops_again() {
+    for ranks in [1, 2] {
+        let scratch = Scratch::new("stopped");
+        let run = |patience: u64| {
+            on_ranks(ranks, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let worst = |_: &Mlp<Cpu>, _: &data::Batch<Rows>| Ok((1.0, 1.0));
+                let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", worst);
+                let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                    .until(Length::Steps(9))
+                    .with(evaluate)
+                    .with(EarlyStop::on("validation/value").patience(patience))
+                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .resume(Resume::IfThere)
+                    .run(loss)?;
+                Ok((report.progress.step, report.reason))
+            })
+            .unwrap()
+        };
+        let stopped = run(2);
+        assert_eq!(stopped.0, 3, "{ranks} ranks");
+        assert_eq!(run(2), stopped, "{ranks} ranks");
+        assert_eq!(run(4).0, 5, "{ranks} ranks");
+    }
+}
+
+#[test]
+fn where_no_larger_batch_is_left_the_next_epoch_begins() {
+    let (comm, scratch) = (one(), Scratch::new("larger"));
+    let ended = |batch: usize| {
+        let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+        let data = loader(comm.runtime()).batch(batch).last(data::Last::Drop);
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), data).until(Length::Steps(6));
+        let checkpoints = Checkpoints::in_folder(&scratch.0).on_signal(false);
+        let progress = trainer.with(checkpoints).resume(Resume::IfThere).run(loss).unwrap().progress;
+        (progress.step, progress.epoch, progress.position)
+    };
+    assert_eq!(ended(5), (6, 0, 30));
+    // 7 of 37 are left.
+    assert_eq!(ended(8), (6, 1, 0));
 }

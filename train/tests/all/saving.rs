@@ -1,14 +1,17 @@
 //! Which checkpoints are saved, which stay, and what becomes of failures.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use data::Batch;
 use distributed::{
     checkpoint::Folder,
-    comm::{Comm, Communicator, InOrderCommunicator},
+    comm::{Comm, Communicator, InOrderCommunicator, Ranks},
 };
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
@@ -317,4 +320,34 @@ fn a_new_run_can_replace_the_checkpoints_of_another() {
         run(ranks, policy, &Memory::default()).unwrap();
         assert_eq!(Folder::new(&scratch.0).steps().unwrap(), [5, 6], "{ranks} ranks");
     }
+}
+
+#[test]
+fn a_save_that_outlasts_the_other_ranks_patience_is_made_again() {
+    let (scratch, slow) = (Scratch::new("outlasts"), Arc::new(AtomicUsize::new(0)));
+    let outcomes = Ranks::new(2).timeout(Duration::from_secs(2)).outcomes(cpu, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let (rank, changes) = (comm.rank(), slow.clone());
+        // One change lasts longer than any rank waits for another.
+        let folder = Folder::new(&scratch.0).watched(move |_| {
+            if changes.fetch_add(1, Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_secs(4));
+            }
+            Ok(())
+        });
+        Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()))
+            .until(Length::Steps(9))
+            .with(Checkpoints::at(folder).every(Interval::Steps(2)).on_signal(false))
+            .with(After(3, |_: &mut Run<'_, _, _, _>| match rank {
+                0 => Err(Error::other("the log is full")),
+                _ => Ok(()),
+            }))
+            .run(loss)
+            .map(|_| ())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the log is full"), "{error}");
+    }
+    assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(2));
 }

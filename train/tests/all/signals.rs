@@ -59,8 +59,13 @@ fn child() {
 }
 
 fn start(folder: &Path, ranks: usize, pause: u64) -> Child {
+    start_by(Command::new("env"), folder, ranks, pause)
+}
+
+/// Starts it by a program that becomes another.
+fn start_by(mut command: Command, folder: &Path, ranks: usize, pause: u64) -> Child {
     fs::create_dir_all(folder).unwrap();
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.arg(std::env::current_exe().unwrap());
     command.args(["--exact", "signals::child", "--test-threads", "1"]).env(FOLDER, folder);
     command.env(RANKS, ranks.to_string()).env(PAUSE, pause.to_string()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().unwrap()
@@ -114,8 +119,29 @@ fn a_second_signal_ends_the_process_at_once() {
             break status;
         }
     };
-    assert_eq!(status.code(), Some(130));
+    assert_eq!(status.code(), Some(143));
     assert!(lines(&scratch.0.join("ended")).is_empty());
+}
+
+#[test]
+fn a_signal_that_is_delivered_twice_is_one() {
+    let scratch = Scratch::new("signal-delivered-twice");
+    let mut child = start(&scratch.0, 1, 200);
+    begun(&mut child, &scratch.0);
+    signal(&child);
+    signal(&child);
+    assert!(child.wait().unwrap().success());
+    assert_eq!(lines(&scratch.0.join("ended")), ["Interrupted None"]);
+}
+
+#[test]
+fn under_nohup_a_hangup_changes_nothing() {
+    let scratch = Scratch::new("signal-nohup");
+    let mut child = start_by(Command::new("nohup"), &scratch.0, 1, 20);
+    begun(&mut child, &scratch.0);
+    assert!(Command::new("kill").args(["-HUP", &child.id().to_string()]).status().unwrap().success());
+    assert!(child.wait().unwrap().success());
+    assert!(lines(&scratch.0.join("ended"))[0].starts_with("Finished"));
 }
 
 /// Asks for all evaluations and, as a signal would, for the end, after one step.
@@ -155,6 +181,44 @@ fn evaluations_asked_for_in_the_step_of_an_interrupt_run_when_the_run_goes_on() 
         assert_eq!(run(6, 3), (StopReason::Interrupted, vec![]));
         assert_eq!(run(6, 0), (StopReason::Finished, vec![3]), "{ranks} ranks");
         assert_eq!(run(8, 0), (StopReason::Finished, vec![]), "it ran");
+    }
+}
+
+#[test]
+fn what_a_run_owes_at_its_end_runs_when_it_goes_on() {
+    for ranks in [1, 3] {
+        let scratch = Scratch::new("owed-at-end");
+        let run = || {
+            let memory = Memory::default();
+            let reason = on_ranks(ranks, |comm| {
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let interrupts = Interrupts(6);
+                let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
+                    .until(Length::Steps(6))
+                    .with(interrupts)
+                    .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Never))
+                    .with(Checkpoints::in_folder(&scratch.0).on_signal(false))
+                    .sink(memory.clone())
+                    .resume(Resume::IfThere)
+                    .run(loss)?;
+                Ok(report.reason)
+            });
+            (reason.unwrap(), memory.of("validation/loss").into_iter().map(|(step, _)| step).collect::<Vec<_>>())
+        };
+        assert_eq!(run(), (StopReason::Interrupted, vec![]), "{ranks} ranks");
+        assert_eq!(run(), (StopReason::Finished, vec![6]), "{ranks} ranks");
+    }
+}
+
+/// Asks for the end, as a signal would, after one step.
+struct Interrupts(u64);
+
+impl<R: Runtime, M, B> Callback<R, M, B> for Interrupts {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) && run.progress().step == self.0 {
+            run.control().interrupt();
+        }
+        Ok(())
     }
 }
 

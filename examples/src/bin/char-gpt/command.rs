@@ -4,7 +4,12 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser};
 use serde::{Deserialize, Serialize};
-use weftgrad::{DType, nn::GptConfig};
+use weftgrad::{
+    DType, Error, Result, Runtime,
+    distributed::comm::Communicator,
+    nn::GptConfig,
+    train::{Callback, Event, Run},
+};
 use weftgrad_examples::{
     Outcome,
     budget::Budget,
@@ -121,7 +126,7 @@ impl Settings {
     }
 
     /// How long to train.
-    pub fn budget(&self) -> Budget {
+    fn budget(&self) -> Budget {
         if self.steps > 0 { Budget::steps(self.steps) } else { Budget::seconds(self.seconds) }
     }
 
@@ -130,11 +135,25 @@ impl Settings {
         Ok(DType::from_name(&self.dtype).ok_or_else(|| format!("unknown dtype {}", self.dtype))?)
     }
 
-    /// Writes them, for runs that go on.
-    pub fn save(&self, out: &Path) -> Outcome<()> {
-        let path = path(out);
-        std::fs::create_dir_all(out).map_err(|e| format!("{}: {e}", out.display()))?;
-        Ok(std::fs::write(&path, files::show(self)?).map_err(|e| format!("{}: {e}", path.display()))?)
+    /// Writes them, for runs that go on: a file that is there is whole.
+    fn save(&self, out: &Path) -> Result<()> {
+        let text = files::show(self).map_err(|e| Error::other(e.to_string()))?;
+        std::fs::create_dir_all(out).map_err(|e| Error::io(out, e))?;
+        let (new, path) = (out.join("settings.toml.new"), path(out));
+        std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &path)).map_err(|e| Error::io(&path, e))
+    }
+}
+
+/// Writes the settings of a run beside its checkpoints when it begins: a run that cannot begin leaves those of an earlier run as they are.
+pub struct SaveSettings<'s> {
+    pub settings: &'s Settings,
+    pub out: &'s Path,
+}
+
+impl<R: Runtime, M, B> Callback<R, M, B> for SaveSettings<'_> {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let writes = matches!(event, Event::Begin) && run.comm().rank() == 0 && run.resumed().is_none();
+        if writes { self.settings.save(self.out) } else { Ok(()) }
     }
 }
 
@@ -192,6 +211,12 @@ impl Options {
             return Err(format!("{}: was trained on another text (its characters differ)", path.display()).into());
         }
         Ok(Settings { steps: self.steps.map_or(saved.steps, |steps| steps as u64), ..saved })
+    }
+
+    /// How long to train: what this command line says, or what the run had before.
+    pub fn budget(&self, settings: &Settings) -> Budget {
+        let budget = settings.budget();
+        if self.resume && self.steps.is_none() { budget.resumed() } else { budget }
     }
 
     /// Whether an option was given that a resumed run takes from its checkpoint.

@@ -56,9 +56,6 @@ fn run(options: &Options) -> Outcome<()> {
     let settings = options.settings(&corpus)?;
     let parts = [corpus.part(Part::Train, settings.context)?, corpus.part(Part::Validation, settings.context)?];
     let ranks = options.joined.ranks(options.ranks)?;
-    if ranks.leads() && !options.resume {
-        settings.save(&options.out)?;
-    }
     let dtype = settings.dtype()?;
     let ended = ranks.run(|comm| train(&comm, options, &settings, dtype, &corpus, parts))?;
     let (out, step) = (options.out.display(), ended.step);
@@ -90,7 +87,7 @@ fn train(
     if leads {
         println!("{}\n{}", describe(settings, &model, learned.len()), rt.capabilities().name);
     }
-    let budget = settings.budget();
+    let budget = options.budget(settings);
     let adamw = AdamWConfig { lr: settings.lr, betas: [0.9, 0.99], weight_decay: 0.1, ..Default::default() };
     let step = TrainStep::builder(comm, &model)
         .optimizer(ParamGroups::decay_matrices(adamw))
@@ -114,15 +111,23 @@ fn train(
         .with(Throughput::new())
         .with(NonFinite::stop())
         .with(checkpoints)
+        // Once the checkpoints of an earlier run are gone, and not before: until then they go with the settings that are there.
+        .with(command::SaveSettings { settings, out: &options.out })
         .record_every(Interval::Steps(1))
         .resume(if options.resume { Resume::Required } else { Resume::No });
     if leads {
-        let jsonl = Jsonl::in_folder(&options.out)?;
-        let curves = SvgCurves::in_folder(&options.out).records(&read_jsonl(jsonl.path())?);
+        let out = &options.out;
+        let jsonl = if options.resume { Jsonl::in_folder(out)? } else { Jsonl::replacing(out)? };
+        // Curves of a run that goes on begin where it began.
+        let before = if options.resume { read_jsonl(jsonl.path())? } else { Vec::new() };
+        let curves = SvgCurves::in_folder(out).records(&before);
         let numbers = ["loss", "throughput/tokens_per_second", VALIDATION];
         trainer = trainer.sink(Terminal::new().show(numbers).announce([VALIDATION])).sink(jsonl).sink(curves);
     }
     let report = trainer.run(text::loss)?;
+    if let (true, Some(step)) = (leads, report.resumed) {
+        println!("resumed at step {step}");
+    }
     let writes = leads && report.reason != StopReason::Interrupted;
     let sample = if writes { sample::text(&model, rt, settings, corpus, options.sampling)? } else { String::new() };
     let validation = report.evaluated.get(VALIDATION).copied();

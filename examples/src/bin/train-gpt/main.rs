@@ -22,13 +22,14 @@ use weftgrad::{
     optim::{AdamWConfig, WarmupCosine},
     prelude::*,
     train::{
-        Checkpoints, Evaluate, Interval, Length, LoopStep, NonFinite, Resume, Throughput, Trainer,
+        Checkpoints, Evaluate, Interval, Length, LoopStep, NonFinite, Resume, StopReason, Throughput, Trainer,
         report::{HtmlReport, Report, SvgCurves},
         sink::{Jsonl, TensorBoard, Terminal, read_jsonl},
     },
 };
 use weftgrad_examples::{
-    Outcome, config as files, options,
+    Outcome, config as files,
+    options::{self, Interrupted},
     ranks::Joined,
     text::{self, Sequences},
 };
@@ -62,14 +63,18 @@ fn run(options: &Options) -> Outcome<()> {
     }
     let text = text::read(Some(config.text.as_path()).filter(|path| !path.as_os_str().is_empty()))?;
     let ranks = options.joined.ranks(config.ranks)?;
-    let loss = ranks.run(|comm| train(&comm, &config, &text, options.resume))?;
+    let Ended { reason, step, loss } = ranks.run(|comm| train(&comm, &config, &text, options.resume))?;
+    if reason == StopReason::Interrupted {
+        return Err(Interrupted(format!("stopped at step {step}; go on with --resume")).into());
+    }
     if ranks.leads() {
-        println!("validation loss {loss:.4}; {} has the checkpoints and report.html", config.out.display());
+        let loss = loss.map_or("none".into(), |loss| format!("{loss:.4}"));
+        println!("validation loss {loss}; {} has the checkpoints and report.html", config.out.display());
     }
     Ok(())
 }
 
-fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> Result<f64> {
+fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> Result<Ended> {
     let rt = comm.runtime();
     let characters = Characters::of(text);
     let tokens = characters.encode(text)?;
@@ -93,14 +98,22 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
     }
 }
 
-/// Trains to the end; the last validation loss.
+/// What became of a run.
+struct Ended {
+    reason: StopReason,
+    step: u64,
+    /// The last validation loss, if one was measured.
+    loss: Option<f64>,
+}
+
+/// Trains to the end, or until a signal comes.
 fn fit(
     model: &Gpt<AnyRuntime>,
     step: impl LoopStep<AnyRuntime, Work = Loss<AnyRuntime>>,
     (learned, held_out): (Loader<Sequences>, Loader<Sequences>),
     config: &Config,
     resume: bool,
-) -> Result<f64> {
+) -> Result<Ended> {
     let leads = step.comm().rank() == 0;
     let mut trainer = Trainer::new(model, step, learned)
         .until(Length::Steps(config.run.steps))
@@ -115,9 +128,10 @@ fn fit(
         )
         .resume(if resume { Resume::IfThere } else { Resume::No });
     if leads {
-        let jsonl = Jsonl::in_folder(&config.out)?;
+        let goes_on = resume && config.out.join("checkpoints").is_dir();
+        let jsonl = if goes_on { Jsonl::in_folder(&config.out)? } else { Jsonl::replacing(&config.out)? };
         // Curves of a run that goes on begin where it began.
-        let before = read_jsonl(jsonl.path())?;
+        let before = if goes_on { read_jsonl(jsonl.path())? } else { Vec::new() };
         let report = Report::new("train-gpt").configuration([("configuration", format!("{config:#?}"))]);
         trainer = trainer
             .sink(Terminal::new().steps(config.run.steps).announce(["validation/loss"]))
@@ -127,5 +141,6 @@ fn fit(
             .sink(HtmlReport::at(config.out.join("report.html"), report.records(&before)));
     }
     let report = trainer.run(text::loss)?;
-    Ok(report.evaluated.get("validation/loss").copied().unwrap_or(f64::NAN))
+    let loss = report.evaluated.get("validation/loss").copied();
+    Ok(Ended { reason: report.reason, step: report.progress.step, loss })
 }

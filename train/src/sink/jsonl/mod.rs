@@ -35,23 +35,31 @@ pub struct Jsonl {
     path: PathBuf,
     summary: Summary,
     summary_path: PathBuf,
+    /// Whether the first line is to take the place of what is there.
+    replaces: bool,
 }
 
 impl Jsonl {
+    /// Writes into a folder as [`in_folder`](Jsonl::in_folder) does, for a new run: its first line takes the place of all that an earlier run left in the file. Until then
+    /// that is there, so a run that cannot begin removes nothing.
+    ///
+    /// # Errors
+    /// If the folder cannot be made, or the file cannot be written.
+    pub fn replacing(folder: impl AsRef<Path>) -> Result<Self> {
+        let (file, path, summary_path) = open(folder.as_ref())?;
+        Ok(Jsonl { file, path, summary: Summary::default(), summary_path, replaces: true })
+    }
+
     /// Writes into a folder, which is made if it is not there.
     ///
     /// # Errors
     /// If the folder cannot be made, the file cannot be written, or what an earlier run left in it is malformed.
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let folder = folder.as_ref();
-        fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
-        let path = folder.join("metrics.jsonl");
-        let at_path = |e| Error::io(&path, e);
-        let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path).map_err(at_path)?;
-        cut_torn_line(&mut file).map_err(at_path)?;
+        let (mut file, path, summary_path) = open(folder.as_ref())?;
+        cut_torn_line(&mut file).map_err(|e| Error::io(&path, e))?;
         let mut summary = Summary::default();
         read_jsonl(&path)?.iter().for_each(|record| summary.add(record));
-        Ok(Jsonl { file, path, summary, summary_path: folder.join("summary.json") })
+        Ok(Jsonl { file, path, summary, summary_path, replaces: false })
     }
 
     /// The file of lines.
@@ -60,8 +68,19 @@ impl Jsonl {
     }
 }
 
+/// The file of lines in a folder, its path, and that of the summary.
+fn open(folder: &Path) -> Result<(File, PathBuf, PathBuf)> {
+    fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
+    let path = folder.join("metrics.jsonl");
+    let file = OpenOptions::new().create(true).read(true).append(true).open(&path).map_err(|e| Error::io(&path, e))?;
+    Ok((file, path, folder.join("summary.json")))
+}
+
 impl Sink for Jsonl {
     fn write(&mut self, record: &Record) -> Result<()> {
+        if std::mem::take(&mut self.replaces) {
+            self.file.set_len(0).map_err(|e| Error::io(&self.path, e))?;
+        }
         // In one call, so that two lines are never mixed.
         self.file.write_all((line::of(record) + "\n").as_bytes()).map_err(|e| Error::io(&self.path, e))?;
         self.summary.add(record);
@@ -70,6 +89,9 @@ impl Sink for Jsonl {
 
     /// Replaces `summary.json`.
     fn flush(&mut self) -> Result<()> {
+        if self.replaces {
+            return Ok(());
+        }
         let part = self.summary_path.with_extension("json.part");
         fs::write(&part, self.summary.to_json()).map_err(|e| Error::io(&part, e))?;
         fs::rename(&part, &self.summary_path).map_err(|e| Error::io(&self.summary_path, e))
@@ -110,8 +132,8 @@ mod tests {
     fn a_full_disk_is_an_error_with_the_path() {
         let file = OpenOptions::new().write(true).open("/dev/full").unwrap();
         let here = std::env::temp_dir().join(format!("weftgrad-train-{}-summary.json", std::process::id()));
-        let mut sink =
-            Jsonl { file, path: "metrics.jsonl".into(), summary: Summary::default(), summary_path: here.clone() };
+        let (path, summary) = ("metrics.jsonl".into(), Summary::default());
+        let mut sink = Jsonl { file, path, summary, summary_path: here.clone(), replaces: false };
         let error = sink.write(&Record::new(1, 0)).unwrap_err().to_string();
         assert!(error.contains("metrics.jsonl: No space left"), "{error}");
         drop(sink);

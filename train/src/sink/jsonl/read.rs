@@ -29,12 +29,28 @@ pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
         let wrong = |why: String| Error::format(format!("{} line {}", path.display(), i + 1), why);
         let json: Json = serde_json::from_str(&line).map_err(|e| wrong(e.to_string()))?;
         let record = record(&json).ok_or_else(|| wrong("is no object of step, epoch, time and values".into()))?;
-        while records.last().is_some_and(|last| last.step >= record.step) {
+        while records.last().is_some_and(|last| last.step > record.step) {
             records.pop();
         }
-        records.push(record);
+        match records.last_mut().filter(|last| last.step == record.step) {
+            Some(last) => merge(last, record),
+            None => records.push(record),
+        }
     }
     Ok(records)
+}
+
+/// A step can have several lines: what was evaluated before the first step of a run that goes on, what was measured at the end. A name that is measured again has its
+/// new value.
+fn merge(into: &mut Record, later: Record) {
+    for (name, value) in later.values {
+        match into.values.iter_mut().find(|(known, _)| *known == name) {
+            Some(known) => known.1 = value,
+            None => into.values.push((name, value)),
+        }
+    }
+    (into.epoch, into.fraction, into.time) = (later.epoch, later.fraction, later.time);
+    into.values.sort_by(|a, b| a.0.cmp(&b.0));
 }
 
 fn record(json: &Json) -> Option<Record> {

@@ -1,0 +1,41 @@
+//! The weights of the best checkpoint, for the model of a run that is over.
+
+use distributed::{
+    checkpoint::{CheckpointReader, Folder},
+    comm::{Collectives, all_ok},
+};
+use nn::{Module, ModuleExt};
+use numcore::{Error, Result, Runtime};
+
+use super::weight_averaging;
+use crate::Run;
+
+/// An error where the training step has the model, as a pipeline has its stages: nothing could be restored.
+pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Result<()> {
+    if !run.model().parameters().is_empty() {
+        return Ok(());
+    }
+    let why = "the model of this run has no parameters, as its training step has them: load the checkpoint that is marked `best` when the run is over";
+    Err(Error::config("Checkpoints", "restore_best", why))
+}
+
+/// Puts what was evaluated at the step of this mark into the model: its weights, or the averages of them.
+pub(super) fn put<R: Runtime, M: Module<R>, B>(
+    folder: &Folder,
+    mark: &'static str,
+    run: &Run<'_, R, M, B>,
+) -> Result<()> {
+    let comm = run.comm();
+    let best = all_ok(comm, "Checkpoints", folder.marked(mark))?;
+    // Ranks may see a folder at different times: none goes on alone.
+    comm.agree("the best checkpoint", format!("{best:?}").as_bytes())?;
+    let Some(best) = best else { return Ok(()) };
+    let read = CheckpointReader::open(folder.step(best)).and_then(|mut reader| {
+        let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
+        if !averages {
+            return reader.load_parameters(run.model(), |name| Some(name.into()));
+        }
+        reader.load_tensors(run.model(), |name| Some(weight_averaging::in_checkpoint(name)))
+    });
+    all_ok(comm, "Checkpoints", read)
+}
