@@ -238,5 +238,6 @@ fn an_error_of_the_hook_ends_the_sweep() {
     let rt = cpu();
     let x = leaf(&rt, "x", [], &[2.0]);
     let error = backward_with_hooks(&x.exp().unwrap(), &mut Refuse).unwrap_err();
-    assert_eq!(error.to_string(), "`x`: no room");
+    let text = error.to_string();
+    assert!(text.starts_with("`x`: no room, at autograd/tests/all/order.rs"), "{text}");
 }
