@@ -57,7 +57,7 @@ pub fn split_place<R: Runtime>(
     Ok(Some(SplitPlace { color, rank, members }))
 }
 
-/// The ranks that have named a color, in the order of their keys, from what all have told: nothing, or color and key.
+/// The ranks that have named a color, in the order of their keys, from the bytes of all ranks: none, or color and key.
 fn ranks_of(all: &[Vec<u8>], color: usize) -> Vec<usize> {
     let key = |rank: &usize| {
         let (of, key) = all[*rank].split_first_chunk()?;

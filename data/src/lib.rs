@@ -27,6 +27,7 @@ mod files;
 mod loader;
 pub mod order;
 pub mod pack;
+pub mod protobuf;
 pub mod random;
 pub mod sources;
 pub mod stream;

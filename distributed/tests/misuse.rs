@@ -1,4 +1,4 @@
-//! What must not compile, here and in `comm`: each file of `misuse/` is a mistake, with what the compiler says about it beside it. (One program for both:
+//! What must not compile, here and in `comm`: each file of `misuse/` is a mistake, and the file of its name ending in `.stderr` has the compiler's message. (One program for both:
 //! each builds what it depends on.)
 #![allow(missing_docs)]
 

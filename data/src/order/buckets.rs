@@ -1,8 +1,8 @@
 //! Batches of examples of like lengths, so that little of a padded batch is padding.
 
-use std::{ops::Range, sync::Arc};
+use std::{hash::Hasher, ops::Range, sync::Arc};
 
-use numcore::{Error, Result};
+use numcore::{Error, Fnv1a, Result};
 
 use super::Order;
 use crate::random::keyed;
@@ -88,14 +88,16 @@ impl<O: Order> LengthBuckets<O> {
     }
 }
 
-/// A digest of the lengths of examples that are spread over the order: two orders by other lengths are told apart without looking at all of them.
+/// A digest of the lengths of examples that are spread over the order: it distinguishes orders of other lengths without reading all of them.
 fn digest_of(inner: &impl Order, lengths: &impl Fn(u64) -> usize) -> u64 {
     let sampled = inner.len().min(SAMPLED);
-    (0..sampled).fold(0xcbf2_9ce4_8422_2325, |digest: u64, k| {
+    let mut digest = Fnv1a::new();
+    for k in 0..sampled {
         let at = (u128::from(k) * u128::from(inner.len()) / u128::from(sampled)) as u64;
         let length = inner.indices(0, at..at + 1).first().map_or(0, |&index| lengths(index));
-        (digest ^ length as u64).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+        digest.write_u64(length as u64);
+    }
+    digest.finish()
 }
 
 impl<O: Order> Order for LengthBuckets<O> {

@@ -40,7 +40,7 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let mut engine = self.engine.lock();
-        // Replicas, of shards or along the tensor axis, have no parts; ranks that keep whole values would have to be told each other's.
+        // Replicas, of shards or along the tensor axis, have no parts; ranks that keep whole values would need those of the others.
         if self.groups.replicas.is_some() || self.tensor.is_cut() || engine.units.iter().any(|unit| !unit.is_sharded())
         {
             return Ok(false);

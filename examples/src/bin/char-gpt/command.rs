@@ -86,7 +86,7 @@ pub struct Sampling {
     pub top_k: usize,
 }
 
-/// What a run is: all that its losses depend on, besides the text. A file of it lies beside the checkpoint.
+/// What a run is: all that its losses depend on, besides the text. It is saved in the folder of the checkpoints.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Settings {
     /// The characters of the text.

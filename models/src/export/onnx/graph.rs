@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeSet, ffi::OsString, path::Path};
 
+use data::protobuf::ProtoMessage;
 use numcore::{Error, Result, safetensors::Replacement};
-
-use super::proto::OnnxMessage;
 
 const OPSET: i64 = 17;
 /// The version of the format that goes with the opset.
@@ -52,11 +51,11 @@ pub enum Size {
 #[derive(Default)]
 pub struct OnnxGraph<'a> {
     name: &'static str,
-    nodes: Vec<OnnxMessage>,
-    constants: Vec<OnnxMessage>,
+    nodes: Vec<ProtoMessage>,
+    constants: Vec<ProtoMessage>,
     weights: Vec<OnnxWeight<'a>>,
-    inputs: Vec<OnnxMessage>,
-    outputs: Vec<OnnxMessage>,
+    inputs: Vec<ProtoMessage>,
+    outputs: Vec<ProtoMessage>,
     names: BTreeSet<String>,
 }
 
@@ -163,15 +162,15 @@ impl<'a> OnnxGraph<'a> {
     }
 
     /// The whole file.
-    fn model(&self, initializers: &[OnnxMessage]) -> OnnxMessage {
-        let graph = OnnxMessage::new()
+    fn model(&self, initializers: &[ProtoMessage]) -> ProtoMessage {
+        let graph = ProtoMessage::new()
             .each(1, &self.nodes)
             .bytes(2, self.name)
             .each(5, initializers)
             .each(11, &self.inputs)
             .each(12, &self.outputs);
-        let opset = OnnxMessage::new().bytes(1, "").int(2, OPSET);
-        OnnxMessage::new()
+        let opset = ProtoMessage::new().bytes(1, "").int(2, OPSET);
+        ProtoMessage::new()
             .int(1, IR_VERSION)
             .bytes(2, "weftgrad")
             .bytes(3, env!("CARGO_PKG_VERSION"))
@@ -180,9 +179,9 @@ impl<'a> OnnxGraph<'a> {
     }
 
     fn push(&mut self, kind: &str, inputs: &[&str], outputs: &[String], attributes: &[(&str, Attribute<'_>)]) {
-        let node = inputs.iter().fold(OnnxMessage::new(), |node, input| node.bytes(1, input));
+        let node = inputs.iter().fold(ProtoMessage::new(), |node, input| node.bytes(1, input));
         let node = outputs.iter().fold(node, |node, output| node.bytes(2, output));
-        let attributes: Vec<OnnxMessage> = attributes.iter().map(|(name, value)| value.described(name)).collect();
+        let attributes: Vec<ProtoMessage> = attributes.iter().map(|(name, value)| value.described(name)).collect();
         let name = format!("node_{}", self.nodes.len());
         self.nodes.push(node.bytes(3, name).bytes(4, kind).each(5, &attributes));
     }
@@ -212,9 +211,9 @@ impl OnnxWeight<'_> {
     }
 
     /// The entry of the graph for a weight that lies elsewhere.
-    fn described(&self, location: &str, offset: usize, length: usize) -> OnnxMessage {
+    fn described(&self, location: &str, offset: usize, length: usize) -> ProtoMessage {
         const EXTERNAL: i64 = 1;
-        let entry = |key: &str, value: &str| OnnxMessage::new().bytes(1, key).bytes(2, value);
+        let entry = |key: &str, value: &str| ProtoMessage::new().bytes(1, key).bytes(2, value);
         let place =
             [entry("location", location), entry("offset", &offset.to_string()), entry("length", &length.to_string())];
         tensor(&self.name, OnnxType::F32, &self.shape).each(13, &place).int(14, EXTERNAL)
@@ -222,8 +221,8 @@ impl OnnxWeight<'_> {
 }
 
 impl Attribute<'_> {
-    fn described(self, name: &str) -> OnnxMessage {
-        let attribute = OnnxMessage::new().bytes(1, name);
+    fn described(self, name: &str) -> ProtoMessage {
+        let attribute = ProtoMessage::new().bytes(1, name);
         match self {
             Attribute::Float(x) => attribute.float(2, x).int(20, 1),
             Attribute::Int(x) => attribute.int(3, x).int(20, 2),
@@ -233,20 +232,20 @@ impl Attribute<'_> {
 }
 
 /// A tensor without its data.
-fn tensor(name: &str, kind: OnnxType, shape: &[usize]) -> OnnxMessage {
-    let sizes = shape.iter().fold(OnnxMessage::new(), |tensor, &n| tensor.int(1, n as i64));
+fn tensor(name: &str, kind: OnnxType, shape: &[usize]) -> ProtoMessage {
+    let sizes = shape.iter().fold(ProtoMessage::new(), |tensor, &n| tensor.int(1, n as i64));
     sizes.int(2, kind as i64).bytes(8, name)
 }
 
 /// An input or output: its name, element type and sizes.
-fn described(name: &str, kind: OnnxType, sizes: &[Size]) -> OnnxMessage {
+fn described(name: &str, kind: OnnxType, sizes: &[Size]) -> ProtoMessage {
     let size = |size: &Size| match size {
-        Size::Is(n) => OnnxMessage::new().int(1, *n as i64),
-        Size::Any(name) => OnnxMessage::new().bytes(2, name),
+        Size::Is(n) => ProtoMessage::new().int(1, *n as i64),
+        Size::Any(name) => ProtoMessage::new().bytes(2, name),
     };
-    let sizes: Vec<OnnxMessage> = sizes.iter().map(size).collect();
-    let shape = OnnxMessage::new().each(1, &sizes);
-    let tensor = OnnxMessage::new().int(1, kind as i64).each(2, [&shape]);
-    let kind = OnnxMessage::new().each(1, [&tensor]);
-    OnnxMessage::new().bytes(1, name).each(2, [&kind])
+    let sizes: Vec<ProtoMessage> = sizes.iter().map(size).collect();
+    let shape = ProtoMessage::new().each(1, &sizes);
+    let tensor = ProtoMessage::new().int(1, kind as i64).each(2, [&shape]);
+    let kind = ProtoMessage::new().each(1, [&tensor]);
+    ProtoMessage::new().bytes(1, name).each(2, [&kind])
 }

@@ -6,7 +6,6 @@
 mod decoder;
 mod graph;
 mod layers;
-mod proto;
 mod vit;
 
 use std::path::Path;

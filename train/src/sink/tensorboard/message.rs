@@ -1,8 +1,8 @@
 //! The messages of event files: `Event`, `Summary` and what they hold. Numbers of fields are those of TensorFlow's `event.proto`,
 //! `summary.proto` and `tensor.proto`.
 
-use super::proto::ProtoMessage;
 use crate::sink::{Histogram, Picture, Record, Value};
+use data::protobuf::ProtoMessage;
 
 /// The message every file begins with.
 pub fn version(wall_time: f64) -> Vec<u8> {

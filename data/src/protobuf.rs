@@ -1,7 +1,7 @@
-//! Fields of protocol buffers, as far as event files need them.
+//! Messages of protocol buffers, as far as the files that are written here need them: event files of TensorBoard, models for ONNX.
 
-/// A message under construction.
-#[derive(Default)]
+/// A message under construction. Fields are written in the order in which they are given.
+#[derive(Clone, Debug, Default)]
 pub struct ProtoMessage(Vec<u8>);
 
 /// How a field's value is stored.
@@ -14,34 +14,38 @@ enum Wire {
 }
 
 impl ProtoMessage {
+    /// A message without fields.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// The message as a file holds it.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 
-    /// `int32`, `int64`, `bool`, an `enum`.
+    /// With a field of `int32`, `int64`, `bool` or an `enum`. Negative values take ten bytes.
     pub fn int(mut self, field: u32, value: i64) -> Self {
         self.key(field, Wire::Varint);
         self.varint(value as u64);
         self
     }
 
+    /// With a field of `double`.
     pub fn double(mut self, field: u32, value: f64) -> Self {
         self.key(field, Wire::Fixed64);
         self.0.extend(value.to_le_bytes());
         self
     }
 
+    /// With a field of `float`.
     pub fn float(mut self, field: u32, value: f32) -> Self {
         self.key(field, Wire::Fixed32);
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// `bytes`, `string`, or a message.
+    /// With a field of `bytes` or `string`.
     pub fn bytes(mut self, field: u32, value: impl AsRef<[u8]>) -> Self {
         let value = value.as_ref();
         self.key(field, Wire::Bytes);
@@ -50,11 +54,17 @@ impl ProtoMessage {
         self
     }
 
+    /// With a field that is a message.
     pub fn message(self, field: u32, value: ProtoMessage) -> Self {
         self.bytes(field, value.0)
     }
 
-    /// `repeated double`, packed.
+    /// With a repeated field of messages.
+    pub fn each<'m>(self, field: u32, messages: impl IntoIterator<Item = &'m ProtoMessage>) -> Self {
+        messages.into_iter().fold(self, |message, part| message.bytes(field, &part.0))
+    }
+
+    /// With a repeated field of `double`, packed.
     pub fn doubles(self, field: u32, values: impl IntoIterator<Item = f64>) -> Self {
         let packed: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
         self.bytes(field, packed)
