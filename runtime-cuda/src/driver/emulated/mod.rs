@@ -8,6 +8,7 @@ mod build;
 mod listing;
 mod ordered;
 mod parameters;
+mod vector_clock;
 
 use std::{
     alloc::{self, Layout},

@@ -23,31 +23,9 @@ use super::{
     super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     Emulated,
     parameters::parameters,
+    vector_clock::{Moment, VectorClock, join},
 };
 use crate::codegen::KernelSource;
-
-/// A vector clock: for each stream, the number of its operations that happen before.
-type VectorClock = BTreeMap<u64, u64>;
-
-fn join(clock: &mut VectorClock, other: &VectorClock) {
-    for (stream, time) in other {
-        let at = clock.entry(*stream).or_default();
-        *at = (*at).max(*time);
-    }
-}
-
-/// An operation of a stream: its index there.
-#[derive(Clone, Copy, Debug)]
-struct Moment {
-    stream: u64,
-    time: u64,
-}
-
-impl Moment {
-    fn seen_by(self, clock: &VectorClock) -> bool {
-        clock.get(&self.stream).is_some_and(|t| *t >= self.time)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Access {
