@@ -19,6 +19,8 @@ mod common;
 mod data_parallel;
 mod data_parallel_unused;
 mod differentiable;
+mod expert_common;
+mod expert_parallel;
 mod failed_rules;
 mod failed_steps;
 mod front_door;
