@@ -29,12 +29,13 @@ mod generate;
 mod lora;
 mod pretrained;
 mod quantize;
+mod source;
 
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
 pub use chat::{ChatExample, pack_examples};
 pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, Family, RopeConfig, RopeScaling};
-pub use convert::{Change, ConversionRule, ConversionTable, Converted, StackRule};
+pub use convert::{Change, ConversionRule, ConversionTable, Converted, StackNames, StackPlace, StackRule};
 pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use export::{GgufOptions, GgufWeights, OnnxOptions};

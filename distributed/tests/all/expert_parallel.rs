@@ -56,7 +56,9 @@ fn every_stage_of_zero_shards_the_experts_over_their_own_ranks() {
 #[test]
 fn losses_of_routers_are_those_of_all_tokens() {
     for zero in [None, Some(ZeroStage::Parameters)] {
-        for (scores, expert_ranks) in [(RouterScores::Softmax, 4), (RouterScores::Sigmoid, 2), (RouterScores::Softmax, 1)] {
+        for (scores, expert_ranks) in
+            [(RouterScores::Softmax, 4), (RouterScores::Sigmoid, 2), (RouterScores::Softmax, 1)]
+        {
             let case = ExpertCase { router: [0.3, 0.1], zero, ..ExpertCase::new(4) };
             let model = MoeConfig { scores, ..case.model.clone() };
             same(&ExpertCase { model, ..case }, &[(Axis::Data, 4), (Axis::Expert, expert_ranks)]);
@@ -96,7 +98,10 @@ fn shared_experts_and_other_choices_train_alike() {
         MoeConfig { normalize_weights: false, weight_scale: 0.5, ..base() },
     ] {
         for zero in [None, Some(ZeroStage::Gradients)] {
-            same(&ExpertCase { model: model.clone(), zero, ..ExpertCase::new(4) }, &[(Axis::Data, 4), (Axis::Expert, 2)]);
+            same(
+                &ExpertCase { model: model.clone(), zero, ..ExpertCase::new(4) },
+                &[(Axis::Data, 4), (Axis::Expert, 2)],
+            );
         }
     }
 }

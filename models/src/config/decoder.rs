@@ -1,10 +1,10 @@
 //! The sizes and options of a decoder.
 
-use nn::Activation;
+use nn::{Activation, moe::MoeConfig};
 use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, Family, RopeConfig, RopeScaling, check_sizes};
+use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, check_sizes};
 use crate::{files::JsonObject, quantize::quantization};
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
@@ -48,15 +48,6 @@ pub struct DecoderConfig {
     pub tied: bool,
     /// All fields of the file, which are written back.
     pub fields: Map<String, Value>,
-}
-
-/// The mixtures of experts of a decoder.
-#[derive(Clone, Debug, PartialEq)]
-pub struct DecoderMixtures {
-    /// Their sizes, and how they route.
-    pub mixture: MoeConfig,
-    /// Which layers have one in place of their linear layers.
-    pub layers: Vec<bool>,
 }
 
 impl DecoderConfig {
@@ -155,7 +146,7 @@ impl DecoderConfig {
             fields.insert("qkv_bias".into(), self.qkv_bias.into());
         }
         if let Some(mixtures) = &self.mixtures {
-            insert_mixtures(fields, self.family, mixtures);
+            mixtures.insert_into(fields, self.family);
         }
         if matches!(self.family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe) {
             let kind = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
@@ -196,7 +187,8 @@ impl DecoderConfig {
         }
         if let Some(DecoderMixtures { mixture, layers }) = &self.mixtures {
             mixture.check()?;
-            let sizes = [("experts", mixture.experts), ("moe hidden", mixture.hidden), ("shared", mixture.shared_hidden)];
+            let sizes =
+                [("experts", mixture.experts), ("moe hidden", mixture.hidden), ("shared", mixture.shared_hidden)];
             check_sizes("decoder", &sizes)?;
             if layers.len() != self.layers || mixture.width != self.width {
                 let why = format!(
@@ -277,6 +269,7 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     };
     let theta = if family == Family::Mixtral { 1_000_000.0 } else { 10_000.0 };
     let own_dim = fields.maybe_size("head_dim")?;
+    let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
     Ok(DecoderConfig {
         family,
         vocab: fields.size("vocab_size")?,
@@ -287,14 +280,14 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         head_dim: own_dim.map_or_else(|| head_dim(fields, width, heads), Ok)?,
         hidden: fields.size("intermediate_size")?,
         context,
-        norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
+        norm_eps: fields.number_or("rms_norm_eps", if family == Family::Mixtral { 1e-5 } else { 1e-6 })?,
         activation: fields.activation("hidden_act", Activation::Silu)?,
         rope: Some(RopeConfig::read(fields, theta, context)?),
         qkv_bias,
         output_bias: attention_bias,
         mlp_bias: family == Family::Llama && fields.flag_or("mlp_bias", false)?,
         windows: windows(fields, family, layers)?,
-        mixtures: family.has_experts().then(|| mixtures(fields, family, (width, layers))).transpose()?,
+        mixtures: mixtures.transpose()?,
         tied: fields.flag_or("tie_word_embeddings", false)?,
         fields: fields.fields().clone(),
     })

@@ -19,10 +19,11 @@ impl DecoderMixtures {
     /// Reads what a family's file says of them, for a model of so many channels and layers.
     pub(super) fn read(fields: &ConfigFields, family: Family, width: usize, layers: usize) -> Result<Self> {
         let (experts, top_k) = match family {
-            Family::Mixtral => (fields.size_or("num_local_experts", 8)?, 2),
-            Family::Qwen2Moe => (fields.size_or("num_experts", 60)?, 4),
-            _ => (experts_of_qwen3(fields)?, 8),
+            Family::Mixtral => (8, 2),
+            Family::Qwen2Moe => (60, 4),
+            _ => (128, 8),
         };
+        let experts = count(fields)?.unwrap_or(experts);
         let top_k = fields.size_or("num_experts_per_tok", top_k)?;
         if fields.activation("hidden_act", Activation::Silu)? != Activation::Silu {
             return Err(fields.wrong("hidden_act", "is not `silu`, which is what experts go through"));
@@ -50,8 +51,9 @@ impl DecoderMixtures {
     /// Writes the fields that give these mixtures again.
     pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, family: Family) {
         let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, .. } = self.mixture;
-        let count = if family == Family::Mixtral { "num_local_experts" } else { "num_experts" };
-        fields.insert(count.into(), experts.into());
+        let names = ["num_experts", "num_local_experts"];
+        names.iter().for_each(|name| drop(fields.remove(*name)));
+        fields.insert(names[usize::from(family == Family::Mixtral)].into(), experts.into());
         fields.insert("num_experts_per_tok".into(), top_k.into());
         if family == Family::Mixtral {
             fields.insert("intermediate_size".into(), hidden.into());
@@ -68,11 +70,13 @@ impl DecoderMixtures {
     }
 }
 
-/// Two names, of which files have one.
-fn experts_of_qwen3(fields: &ConfigFields) -> Result<usize> {
-    match fields.maybe_size("num_experts")? {
-        Some(experts) => Ok(experts),
-        None => fields.size_or("num_local_experts", 128),
+/// How many experts there are, by either of the names that transformers has for it.
+fn count(fields: &ConfigFields) -> Result<Option<usize>> {
+    match (fields.maybe_size("num_experts")?, fields.maybe_size("num_local_experts")?) {
+        (Some(a), Some(b)) if a != b => {
+            Err(fields.wrong("num_local_experts", format_args!("is {b}, `num_experts` {a}")))
+        }
+        (a, b) => Ok(a.or(b)),
     }
 }
 

@@ -86,11 +86,7 @@ fn by_expert(here: &[&[usize]]) -> Option<[Vec<i64>; 2]> {
 }
 
 /// The numbers of every rank, by rank, each as many as this one gives.
-pub(super) fn of_all_ranks<R: Runtime>(
-    group: &dyn TensorGroup<R>,
-    own: &[usize],
-    of: &str,
-) -> Result<Vec<Vec<usize>>> {
+pub(super) fn of_all_ranks<R: Runtime>(group: &dyn TensorGroup<R>, own: &[usize], of: &str) -> Result<Vec<Vec<usize>>> {
     let bytes: Vec<u8> = own.iter().flat_map(|&n| (n as u64).to_le_bytes()).collect();
     let all = group.exchange_bytes(&bytes, of)?;
     let numbers = |bytes: Vec<u8>| {

@@ -61,9 +61,7 @@ impl<R: Runtime> Experts<R> {
             gate_up_proj: init
                 .weight([experts, 2 * hidden, width], Initializer::by_fan(width))?
                 .with_cuts(Cuts::Experts),
-            down_proj: init
-                .weight([experts, width, hidden], Initializer::by_fan(hidden))?
-                .with_cuts(Cuts::Experts),
+            down_proj: init.weight([experts, width, hidden], Initializer::by_fan(hidden))?.with_cuts(Cuts::Experts),
         })
     }
 

@@ -89,7 +89,9 @@ impl Cuts {
             (Cuts::Experts, TensorStyle::Experts) => {
                 let experts = shape.dims().first().copied().unwrap_or(0);
                 if !experts.is_multiple_of(size) {
-                    return Err(format!("{experts} experts cannot be shared out among {size} ranks: they are not divisible by them"));
+                    return Err(format!(
+                        "{experts} experts cannot be shared out among {size} ranks: they are not divisible by them"
+                    ));
                 }
                 Ok((words(TensorPlacement::part(shape, 0, 1, rank, size))?, 1))
             }

@@ -243,8 +243,10 @@ fn balance_losses_of_parts_add_up() {
     let x = tokens(10);
     let whole = layer.forward_routed(&x).unwrap().routing;
     let parts = [(0, 3), (3, 7)].map(|(at, n)| layer.forward_routed(&x.narrow(0, at, n).unwrap()).unwrap().routing);
-    let sum =
-        parts[0].balance_loss_with(&whole.shares().unwrap()).unwrap().add(&parts[1].balance_loss_with(&whole.shares().unwrap()).unwrap());
+    let sum = parts[0]
+        .balance_loss_with(&whole.shares().unwrap())
+        .unwrap()
+        .add(&parts[1].balance_loss_with(&whole.shares().unwrap()).unwrap());
     near(&values(&sum.unwrap()), &values(&whole.balance_loss().unwrap()), "sum");
 }
 
