@@ -24,7 +24,7 @@ pub struct Source {
 pub enum SourceNames {
     /// One.
     Weight(String, Change),
-    /// Those of each expert.
+    /// The weights of each expert.
     Experts(Vec<Vec<String>>),
 }
 

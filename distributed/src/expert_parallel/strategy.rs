@@ -31,9 +31,9 @@ pub type ZeroExpertTrainer<R> = TrainStep<R, ExpertParallel<R, Sharded<R>>>;
 pub struct ExpertParallel<R: Runtime, S> {
     /// All but the experts that are shared out.
     pub(super) rest: S,
-    /// Those experts, if there are.
+    /// The experts that are, if there are.
     pub(super) experts: Option<S>,
-    /// Their leaves, by identity.
+    /// The leaves of those experts, by identity.
     expert_leaves: HashSet<usize>,
     comm: Comm<R>,
 }

@@ -14,6 +14,7 @@ use weftgrad::{
         train::{Loss, Strategy, TrainStep},
         zero::ZeroStage,
     },
+    fused::{CrossEntropyOptions, Reduction},
     nn::{
         Embedding, Init, Linear, RmsNorm,
         moe::{MixtureOfExperts, MoeConfig},
@@ -84,7 +85,7 @@ impl<R: Runtime> Model<R> {
             balance.push(out.routing.balance_loss()?);
         }
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-        let mut loss = cross_entropy_with(&self.head.forward(&x)?, next, None, options)?;
+        let mut loss = self.head.forward(&x)?.cross_entropy_with(next, None, options)?;
         for balance in balance {
             loss = loss.add(&balance.mul(0.01)?)?;
         }

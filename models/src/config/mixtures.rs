@@ -9,7 +9,7 @@ use super::{ConfigFields, Family};
 /// The mixtures of experts of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderMixtures {
-    /// Their sizes, and how they route.
+    /// Sizes, and how tokens are routed.
     pub mixture: MoeConfig,
     /// Which layers have one in place of their linear layers.
     pub layers: Vec<bool>,

@@ -133,6 +133,26 @@ impl<R: Runtime> Decoder<R> {
         }
     }
 
+    /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times the number of tokens: a sum over
+    /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Over ranks it is that of the tokens of all.
+    ///
+    /// # Errors
+    /// If there are no mixtures.
+    pub fn balance_loss(&self, routings: &[Routing<R>]) -> Result<Var<R>> {
+        let Some(mixtures) = &self.config.mixtures else {
+            return Err(Error::state("balance_loss", "is of mixtures of experts, and this model has none"));
+        };
+        let layers = routings.len() as f64;
+        let mut shares = vec![0.0; mixtures.mixture.experts];
+        for routing in routings {
+            shares.iter_mut().zip(routing.shares()?).for_each(|(all, share)| *all += share / layers);
+        }
+        let losses = routings.iter().map(|routing| routing.balance_loss_with(&shares)).collect::<Result<Vec<_>>>()?;
+        let sum = losses.into_iter().map(Ok).reduce(|sum: Result<Var<R>>, loss| sum?.add(&loss?));
+        let none = || Err(Error::state("balance_loss", "was given where no layer sent its tokens"));
+        sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)
+    }
+
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
         let x = self.embed_tokens.forward(tokens).within("embed_tokens")?;
         let Some(learned) = &self.embed_positions else { return Ok(x) };
