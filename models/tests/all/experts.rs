@@ -13,7 +13,7 @@ use nn::{Init, loss::cross_entropy_with};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
-    ops::{IndexOps, PointwiseOps, ViewOps},
+    ops::{PointwiseOps, ViewOps},
     safetensors,
 };
 use optim::SgdConfig;
