@@ -7,6 +7,7 @@ use nn::Param;
 use numcore::{
     DType, Result, Runtime, Shape, Tensor,
     ops::{PointwiseOps, Spec, ViewOps, cat, stack},
+    placement::TensorPlacement,
 };
 
 use crate::{
@@ -52,21 +53,39 @@ impl Source {
     }
 }
 
+impl Source {
+    fn read<R: Runtime>(&self, leaf: &Leaf<R>, name: &str) -> Result<Tensor<R>> {
+        self.weights.tensor(leaf.runtime(), name)?.to_dtype(leaf.spec().dtype)
+    }
+
+    /// The weights of some experts, as one tensor.
+    fn stacked<R: Runtime>(&self, leaf: &Leaf<R>, experts: &[Vec<String>]) -> Result<Tensor<R>> {
+        let rows = |names: &Vec<String>| {
+            let parts = names.iter().map(|name| self.read(leaf, name)).collect::<Result<Vec<_>>>()?;
+            cat(&parts.iter().collect::<Vec<_>>(), 0)
+        };
+        let experts = experts.iter().map(rows).collect::<Result<Vec<_>>>()?;
+        stack(&experts.iter().collect::<Vec<_>>(), 0)
+    }
+}
+
 impl<R: Runtime> Residency<R> for Source {
     fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>> {
-        let (rt, dtype) = (leaf.runtime(), leaf.spec().dtype);
-        let read = |name: &String| self.weights.tensor(rt, name)?.to_dtype(dtype);
         match &self.names {
-            SourceNames::Weight(name, change) => changed(*change, read(name)?),
-            SourceNames::Experts(experts) => {
-                let rows = |names: &Vec<String>| {
-                    let parts = names.iter().map(read).collect::<Result<Vec<Tensor<R>>>>()?;
-                    cat(&parts.iter().collect::<Vec<_>>(), 0)
-                };
-                let experts = experts.iter().map(rows).collect::<Result<Vec<_>>>()?;
-                stack(&experts.iter().collect::<Vec<_>>(), 0)
-            }
+            SourceNames::Weight(name, change) => changed(*change, self.read(leaf, name)?),
+            SourceNames::Experts(experts) => self.stacked(leaf, experts),
         }
+    }
+
+    /// Of experts, those of the piece alone are read.
+    fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
+        if let SourceNames::Experts(experts) = &self.names
+            && let [own] = piece.ranges(0)
+            && piece.local() == leaf.spec().shape.with(0, own.len())
+        {
+            return self.stacked(leaf, &experts[own.clone()]);
+        }
+        piece.take(&Residency::<R>::fetch(self, leaf)?)?.copy()
     }
 }
 

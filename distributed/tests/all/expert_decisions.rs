@@ -99,6 +99,16 @@ fn ranks_that_run_out_of_examples_still_compute_those_of_others() {
 }
 
 #[test]
+fn ranks_draw_the_masks_of_their_own_examples() {
+    let streams = on(4, 2, |mesh| {
+        let model = ExpertCase::new(4).build(mesh)?;
+        let _step = TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build()?;
+        Ok(autograd::random_state().stream)
+    });
+    assert_eq!(streams.unwrap(), [0, 1, 2, 3]);
+}
+
+#[test]
 fn a_rank_that_fails_ends_the_step_of_all() {
     let outcomes = on(4, 2, |mesh| {
         let case = ExpertCase::new(4);

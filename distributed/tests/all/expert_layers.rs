@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use autograd::{Var, backward};
+use autograd::{Var, backward, checkpoint};
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks, Traffic},
     mesh::Mesh,
@@ -35,6 +35,8 @@ struct LayerCase {
     tokens: Vec<usize>,
     /// What every expert's score is moved by when experts are picked.
     bias: Vec<f32>,
+    /// Whether backward computes the layer again.
+    checkpointed: bool,
 }
 
 /// What one rank has: its tokens' part of some values, and its pieces of gradients.
@@ -54,7 +56,7 @@ struct Found {
 impl LayerCase {
     fn new(experts: usize, top_k: usize, tokens: &[usize]) -> Self {
         let config = MoeConfig::new(WIDTH, 8, experts, top_k);
-        LayerCase { config, tokens: tokens.to_vec(), bias: vec![] }
+        LayerCase { config, tokens: tokens.to_vec(), bias: vec![], checkpointed: false }
     }
 
     fn run(&self, comm: Comm<Cpu>, expert_ranks: usize) -> Result<Found> {
@@ -63,11 +65,11 @@ impl LayerCase {
         let (rt, all) = (comm.runtime(), self.tokens.iter().sum::<usize>());
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, comm.size()), (Axis::Expert, expert_ranks)])?)?;
         let init = Init::new(rt, 3).dtype(DType::F64).weights(Initializer::Normal { mean: 0.0, std: 0.7 });
-        let layer = MixtureOfExperts::new(&init, self.config.clone())?;
+        let layer = Arc::new(MixtureOfExperts::new(&init, self.config.clone())?);
         if let Some(bias) = &layer.gate.e_score_correction_bias {
             bias.set(Tensor::from_slice(rt, [self.bias.len()], &self.bias)?)?;
         }
-        mesh.parallelize(&layer, &TensorPlan::new().experts("experts"))?;
+        mesh.parallelize(&*layer, &TensorPlan::new().experts("experts"))?;
         let before: usize = self.tokens[..comm.rank()].iter().sum();
         let own = before..if comm.size() == 1 { all } else { before + self.tokens[comm.rank()] };
         let of = |seed| {
@@ -78,8 +80,17 @@ impl LayerCase {
         counting.reset();
         let out = layer.forward_routed(&x)?;
         let picked = out.routing.experts.value()?.to_vec::<i64>()?;
-        let (balance, z) = (out.routing.balance_loss()?, out.routing.z_loss()?);
-        let loss = out.y.mul(&upstream)?.sum(&[], false)?.add(&balance.mul(0.3)?)?.add(&z.mul(0.1)?)?;
+        let (mut y, mut balance, mut z) = (out.y, out.routing.balance_loss()?, out.routing.z_loss()?);
+        if self.checkpointed {
+            let layer = layer.clone();
+            let segment = move |ins: &[Var<Cpu>]| {
+                let out = layer.forward_routed(&ins[0])?;
+                Ok(vec![out.y, out.routing.balance_loss()?, out.routing.z_loss()?])
+            };
+            let parts: [Var<Cpu>; 3] = checkpoint(&[&x], segment)?.try_into().unwrap_or_else(|_| panic!("three parts"));
+            [y, balance, z] = parts;
+        }
+        let loss = y.mul(&upstream)?.sum(&[], false)?.add(&balance.mul(0.3)?)?.add(&z.mul(0.1)?)?;
         let gradients = backward(&loss)?;
         let each = self.config.experts / expert_ranks;
         let place = mesh.axis(Axis::Expert).rank();
@@ -90,7 +101,7 @@ impl LayerCase {
         });
         Ok(Found {
             tokens: own,
-            y: out.y.value()?.to_vec::<f64>()?,
+            y: y.value()?.to_vec::<f64>()?,
             dx: gradients.of(&x).unwrap().contiguous()?.to_vec::<f64>()?,
             losses: [balance.value()?.item()?, z.value()?.item()?],
             loads: out.routing.loads()?,
@@ -197,6 +208,14 @@ fn all_experts_of_a_token_are_the_dense_mixture() {
     case.same(4);
     case.config.shared_gate = true;
     case.same(2);
+}
+
+#[test]
+fn what_backward_computes_again_travels_again() {
+    for (expert_ranks, tokens) in [(2, &[5, 4][..]), (4, &[3, 0, 6, 2]), (2, &[3, 4, 2, 5])] {
+        let case = LayerCase { checkpointed: true, ..LayerCase::new(4, 2, tokens) };
+        case.same(expert_ranks);
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use distributed::{plan::Axis, zero::ZeroStage};
 use nn::moe::{Capacity, DropBy, MoeConfig, RouterScores};
+use numcore::DType;
 
 use crate::{
     expert_common::{ExpertCase, WIDTH},
@@ -35,6 +36,17 @@ fn twenty_clipped_steps_are_those_of_one_rank() {
     let case = ExpertCase { steps: 20, max_norm: 0.05, router: [0.01, 0.001], ..ExpertCase::new(4) };
     same(&case, &[(Axis::Data, 4), (Axis::Expert, 2)]);
     same(&ExpertCase { zero: Some(ZeroStage::Parameters), ..case }, &[(Axis::Shard, 4), (Axis::Expert, 2)]);
+}
+
+#[test]
+fn single_precision_stays_within_its_rounding() {
+    for dtype in [DType::F32, DType::BF16] {
+        let case = ExpertCase { dtype, steps: 1, ..ExpertCase::new(4) };
+        let (many, one) = (case.on(&[(Axis::Data, 4), (Axis::Expert, 2)]), case.alone());
+        let close = if dtype == DType::F32 { 1e-5 } else { 0.05 };
+        assert!((many.losses[0] - one.losses[0]).abs() <= close * one.losses[0], "{many:?}");
+        assert!((many.norms[0] - one.norms[0]).abs() <= close * one.norms[0], "{many:?}");
+    }
 }
 
 #[test]

@@ -2,16 +2,16 @@
 
 use autograd::Var;
 use distributed::{
-    comm::Ranks,
+    comm::{Comm, Communicator, Ranks},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
     zero::ZeroStage,
 };
 use models::{Decoder, DecoderInputs, Pretrained};
-use nn::{Init, loss::cross_entropy_with};
+use nn::{Init, ModuleExt, loss::cross_entropy_with};
 use numcore::{
-    DType, Result, Tensor,
+    DType, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
     ops::{PointwiseOps, ViewOps},
     safetensors,
@@ -79,6 +79,32 @@ fn steps_of_shared_out_experts_are_those_of_one_rank() {
                 assert!((a - b).abs() <= 1e-11 * b.abs(), "{name} {axes:?}: {many:?} and {one:?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_rank_reads_its_own_experts_alone() {
+    let read = |rank: Option<usize>| {
+        let run = |comm: Comm<Cpu>| {
+            let ranks = comm.size();
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, ranks), (Axis::Expert, ranks)])?)?;
+            let rt = comm.runtime();
+            let model = Decoder::from_pretrained(reference("qwen3_moe"), &Init::new(rt, 0).lazily())?;
+            let plan = Decoder::<Cpu>::tensor_plan().without("embed_tokens").without("lm_head");
+            mesh.parallelize(&model, &plan)?;
+            let (_, gate_up) = model.named_parameters().into_iter().find(|(n, _)| n.ends_with("gate_up_proj")).unwrap();
+            rt.reset_peak();
+            let before = rt.memory().total.live;
+            let value = gate_up.value()?;
+            Ok((value.to_vec::<f32>()?, rt.memory().total.peak - before))
+        };
+        Ranks::new(if rank.is_some() { 6 } else { 1 }).run(|_| Ok(cpu()), run).unwrap().swap_remove(rank.unwrap_or(0))
+    };
+    let (whole, all) = read(None);
+    for rank in [0, 5] {
+        let (own, peak) = read(Some(rank));
+        assert_eq!(own, whole[rank * own.len()..(rank + 1) * own.len()]);
+        assert!(own.len() * 6 == whole.len() && peak * 3 < all, "{peak} bytes of {all}");
     }
 }
 

@@ -179,7 +179,7 @@ impl<R: Runtime> NamedParameter<R> {
     }
 }
 
-/// A piece of a parameter that is drawn, or fetched, as a whole whenever it is read.
+/// A piece of a parameter that is drawn, or fetched, whenever it is read: as a whole, unless its residency knows better.
 pub(crate) struct PieceOf<R: Runtime> {
     pub(crate) whole: Arc<Leaf<R>>,
     pub(crate) placement: TensorPlacement,
@@ -187,7 +187,6 @@ pub(crate) struct PieceOf<R: Runtime> {
 
 impl<R: Runtime> Residency<R> for PieceOf<R> {
     fn fetch(&self, _: &Leaf<R>) -> Result<Tensor<R>> {
-        // A copy: what is read is not to keep the whole in memory.
-        self.placement.take(&self.whole.value()?)?.copy()
+        self.whole.piece(&self.placement)
     }
 }
