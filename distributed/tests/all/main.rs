@@ -62,6 +62,8 @@ mod tensor_common;
 mod tensor_decisions;
 mod tensor_layers;
 mod tensor_parallel;
+mod tensor_pipeline_common;
+mod tensor_pipelines;
 mod tensor_plans;
 mod two_trainers;
 mod unequal_sums;
