@@ -118,10 +118,7 @@ impl StagedCase {
     }
 }
 
-fn with_pieces<S: StageStrategy<Cpu>>(
-    mut trace: TensorTrace,
-    step: &PipelineTrainStep<Cpu, S>,
-) -> Result<TensorTrace> {
+fn with_pieces<S: StageStrategy<Cpu>>(mut trace: TensorTrace, step: &PipelineTrainStep<Cpu, S>) -> Result<TensorTrace> {
     for stage in step.pipeline().stages().values() {
         trace.pieces.extend(pieces(&**stage)?);
     }

@@ -175,8 +175,8 @@ fn stages_that_were_not_cut_are_refused() {
         let staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
         let checked = How::Replicas.checked(staged.kind, 2, 1, 4).unwrap();
         let stages = GptStage::cut(&Init::new(comm.runtime(), 7), staged.case.model, 2)?;
-        let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages)
-            .loss(|y, _| Ok(Loss::mean(y[0].clone())));
+        let model =
+            PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages).loss(|y, _| Ok(Loss::mean(y[0].clone())));
         TrainStep::builder(&mesh, model).optimizer(adamw()).build().map(drop)
     });
     for outcome in outcomes.unwrap() {

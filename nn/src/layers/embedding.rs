@@ -67,7 +67,7 @@ impl<R: Runtime> Embedding<R> {
     /// `x · Wᵀ` for the rows that are here, `[.., V/t]` where the table is cut over `t` ranks: for a loss that takes them so
     /// ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter(x))?;
+        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
         x.linear(&self.weight.var(), None)
     }
 

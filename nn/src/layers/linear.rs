@@ -69,7 +69,8 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// The input as this layer and others that are cut like it need it: to be given to each by
-    /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them.
+    /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them. Where the sequence is cut, the
+    /// whole of it is kept for their weights' gradients, which [`forward`](Forward::forward) gathers again.
     #[track_caller]
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed() {
@@ -107,10 +108,10 @@ impl<R: Runtime> Linear<R> {
         let Some(placed) = self.weight.placed() else { return self.product_here(x, residual) };
         match placed.style() {
             TensorStyle::Replicated => self.product_here(x, residual),
-            TensorStyle::Column => self.product_here(&placed.enter(x)?, residual),
+            TensorStyle::Column => self.product_here(&placed.enter_alone(x)?, residual),
             TensorStyle::Row => self.summed(&placed, x, residual),
             TensorStyle::Vocabulary => {
-                let here = self.product_here(&placed.enter(x)?, None)?;
+                let here = self.product_here(&placed.enter_alone(x)?, None)?;
                 plus(placed.exchange(Exchange::Gather(here.dims().len() - 1), &here)?, residual)
             }
         }

@@ -78,7 +78,10 @@ impl<R: Runtime> GptStage<R> {
         loss: VocabularyLoss,
     ) -> Result<impl Fn(&Var<R>, &Var<R>) -> Result<Var<R>> + Send + use<R>> {
         let head = stages.last_mut().and_then(|last| last.head.as_mut()).ok_or_else(|| {
-            Error::argument("GptStage::next_token_loss", "needs all stages of the model; the last one given has no head")
+            Error::argument(
+                "GptStage::next_token_loss",
+                "needs all stages of the model; the last one given has no head",
+            )
         })?;
         head.gathers = false;
         let weight = head.projection.weight().clone();
