@@ -6,10 +6,7 @@
 
 use std::sync::Arc;
 
-use numcore::{
-    Result, Runtime,
-    ops::{Apply, Backprop},
-};
+use numcore::{Result, Runtime, ops::Backprop};
 use smallvec::SmallVec;
 
 use crate::{

@@ -94,7 +94,8 @@ impl<R: Runtime> FlatGradients<R> {
             return Err(Error::state(leaf.name().to_string(), "is no parameter of this optimizer"));
         };
         fits(leaf, grad)?;
-        overwrite(&mut self.flats[p], i, &grad.to_dtype(self.flats[p].layout().dtype())?)
+        let grad = grad.to_dtype(self.flats[p].layout().dtype())?;
+        overwrite(&mut self.flats[p], i, &grad)
     }
 
     /// Copies gradients, replacing the old ones; gradients of leaves that the optimizer does not own are ignored.

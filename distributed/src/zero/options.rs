@@ -106,7 +106,6 @@ pub struct ZeroOptions {
     /// The type in which gradients travel and are summed over ranks; the parameters' own if there is none (PyTorch: `reduce_dtype` of
     /// `MixedPrecisionPolicy`). `param_dtype` is that of the model's parameters, of which each shard has an `f32` master copy; the output
     /// of a model is cast where its loss is computed.
-    #[doc(alias("reduce_dtype"))]
     #[doc(alias("MixedPrecisionPolicy"))]
     pub reduce_dtype: Option<DType>,
     /// Keeps gradients of half-precision parameters in `f32`, and adds micro-batches up in it.

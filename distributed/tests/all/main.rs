@@ -61,6 +61,7 @@ mod tensor_checkpoints;
 mod tensor_common;
 mod tensor_decisions;
 mod tensor_layers;
+mod tensor_overlap;
 mod tensor_parallel;
 mod tensor_pipeline_common;
 mod tensor_pipelines;

@@ -89,6 +89,16 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
+    /// The logits of the rows of the vocabulary that are here, `[.., V/t]` where the layer is cut along it over `t` ranks: for a loss that takes
+    /// them so ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    #[track_caller]
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
+            Some(placed) => self.forward_entered(&placed.enter_alone(x)?),
+            None => self.forward_entered(x),
+        }
+    }
+
     /// `count` of the whole layer's heads or channels, as many as are computed here.
     pub(crate) fn share_of(&self, count: usize) -> usize {
         if !self.is_column() {

@@ -119,7 +119,7 @@ impl<R: Runtime> HeadStage<R> {
         };
         match (&self.projection, self.gathers) {
             (Projection::Linear(head), true) => head.forward(&x),
-            (Projection::Linear(head), false) => head.forward_entered(&head.enter(&x)?),
+            (Projection::Linear(head), false) => head.project_here(&x),
             (Projection::Table(table), true) => table.project(&x),
             (Projection::Table(table), false) => table.project_here(&x),
         }
