@@ -1,6 +1,9 @@
 //! Pipelines whose stages are cut along tensor train as one rank does: by every schedule and every strategy.
 
+use std::{collections::BTreeMap, path::PathBuf};
+
 use distributed::{
+    checkpoint::Folder,
     comm::{Communicator, Ranks},
     mesh::Mesh,
     pipeline::{GptStage, MicroBatches, PipelineModel, ScheduleKind},
@@ -13,12 +16,15 @@ use nn::{
     loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
     parallel::TensorPlan,
 };
+use numcore::DType;
 use runtime_cpu::Cpu;
 
 use crate::{
+    checkpoint_common::Scratch,
     common::{adamw, cpu},
     pipeline_common::TIMEOUT,
     pipeline_staged::{HOWS, How},
+    tensor_checkpoints::{Axes, STEPS, contents, go_on},
     tensor_common::apart,
     tensor_pipeline_common::StagedCase,
 };
@@ -182,5 +188,77 @@ fn stages_that_were_not_cut_are_refused() {
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("cut the model by `Mesh::parallelize`"), "{error}");
+    }
+}
+
+/// Loads what is in `from`, or trains, and saves into `to`.
+fn go_on_staged(staged: &StagedCase, axes: Axes, from: Option<&PathBuf>, to: &PathBuf) {
+    let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+    let (source, target) = (from.map(Folder::new), Folder::new(to));
+    let run = Ranks::new(plan.world()).timeout(TIMEOUT).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, plan.clone())?;
+        let builder = TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(adamw()).max_norm(0.5);
+        macro_rules! steps {
+            ($step:expr) => {{
+                let mut step = $step;
+                match &source {
+                    Some(source) => assert!(step.load(source)?.is_some()),
+                    None => {
+                        for k in 0..STEPS {
+                            staged.step(&mut step, &mesh, k)?;
+                        }
+                    }
+                }
+                step.save(&target, &BTreeMap::new())
+            }};
+        }
+        match staged.how.zero() {
+            None => steps!(builder.build()?),
+            Some(zero) => steps!(builder.zero(zero).build()?),
+        }
+    });
+    run.unwrap_or_else(|error| panic!("{axes:?} {staged:?}: {error}"));
+}
+
+#[test]
+fn checkpoints_pass_between_pipelines_and_any_other_cut_to_the_bit() {
+    let zero = |stage| How::Zero(stage);
+    let pipelines: [(Axes, ScheduleKind, usize, How); 3] = [
+        (EIGHT, ScheduleKind::OneFOneB, 1, How::Replicas),
+        // The first and the last stage, with both copies of the table, on one rank.
+        (SHARDED, ScheduleKind::Zbv, 2, zero(ZeroStage::Parameters)),
+        (&[(Axis::Pipe, 2), (Axis::Tensor, 4)], ScheduleKind::Interleaved, 2, zero(ZeroStage::State)),
+    ];
+    let others: [(Axes, Option<ZeroStage>); 3] = [
+        (&[(Axis::Data, 1)], None),
+        (&[(Axis::Tensor, 4)], None),
+        (&[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Tensor, 2)], Some(ZeroStage::Parameters)),
+    ];
+    let staged = |(_, kind, v, how): (Axes, ScheduleKind, usize, How)| {
+        let mut staged = StagedCase::new(4, kind, v, how);
+        (staged.case.model.layers, staged.case.model.tied_head, staged.case.dtype) = (4, true, DType::F32);
+        staged
+    };
+    let case = staged(pipelines[0]).case;
+    for (k, from) in pipelines.into_iter().enumerate() {
+        let saved = Scratch::new("tensor-pipelines");
+        go_on_staged(&staged(from), from.0, None, &saved.0);
+        let first = contents(&saved.0);
+        assert!(first.keys().any(|name| name.starts_with("state/exp_avg_sq/wte")), "{:?}", first.keys());
+        let same = |again: &Scratch, by: &dyn std::fmt::Debug| {
+            assert!(contents(&again.0) == first, "what {from:?} saved, loaded by {by:?}");
+        };
+        for (axes, zero) in others {
+            let (there, back) = (Scratch::new("tensor-pipelines"), Scratch::new("tensor-pipelines"));
+            let mut case = case.clone();
+            case.zero = zero;
+            go_on(&case, axes, Some(&saved.0), &there.0);
+            same(&there, &axes);
+            go_on_staged(&staged(from), from.0, Some(&there.0), &back.0);
+            same(&back, &from);
+        }
+        let (next, again) = (pipelines[(k + 1) % pipelines.len()], Scratch::new("tensor-pipelines"));
+        go_on_staged(&staged(next), next.0, Some(&saved.0), &again.0);
+        same(&again, &next);
     }
 }
