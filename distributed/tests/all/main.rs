@@ -71,6 +71,7 @@ mod unequal_sums;
 mod world_ranks;
 mod zero_memory;
 mod zero_offload;
+mod zero_options;
 mod zero_order;
 mod zero_overlap;
 mod zero_rules;
