@@ -38,7 +38,7 @@ impl<R: Runtime> Sweep<R> {
     }
 
     /// Runs what was postponed before another gradient is added to that of a leaf that waits.
-    pub(crate) fn settle(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+    pub(crate) fn flush_for(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let waits = self.postponed.iter().any(|call| target(&call.to) == leaf.id());
         if waits { self.run_postponed(hook) } else { Ok(()) }
     }

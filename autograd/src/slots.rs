@@ -25,7 +25,7 @@ impl<R: Runtime> Sweep<R> {
         }
         let leaf = |edge: &Edge<R>| if let Edge::Leaf(view) = edge { Some(view.leaf().clone()) } else { None };
         if !self.postpones && !self.postponed.is_empty() {
-            edges.iter().flatten().filter_map(leaf).try_for_each(|leaf| self.settle(&leaf, hook))?;
+            edges.iter().flatten().filter_map(leaf).try_for_each(|leaf| self.flush_for(&leaf, hook))?;
         }
         let again = |i: usize, edge: &Edge<R>| edges[..i].iter().flatten().any(|e| target(e) == target(edge));
         let lend = |(i, edge): (usize, &Option<Edge<R>>)| match edge {

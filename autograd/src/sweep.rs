@@ -267,7 +267,7 @@ impl<R: Runtime> Sweep<R> {
                 Ok(())
             }
             Edge::Leaf(view) => {
-                self.settle(view.leaf(), hook)?;
+                self.flush_for(view.leaf(), hook)?;
                 self.add_to_leaf(view, op, ins, hook)?;
                 self.finish_edge(view.leaf(), hook)
             }

@@ -51,7 +51,7 @@ impl StagedCase {
         }
         let loss = GptStage::next_token_loss(&mut stages, case.loss)?;
         let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
-            Loss::sum(loss(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+            Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
         };
         let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss).ties(GptStage::<Cpu>::ties(&case.model));
         model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan().sequence_parallel(case.sequence))

@@ -73,27 +73,34 @@ impl<R: Runtime> GptStage<R> {
     ///
     /// # Errors
     /// If the last of them is not the last of the model.
-    pub fn next_token_loss(
-        stages: &mut [Self],
-        loss: VocabularyLoss,
-    ) -> Result<impl Fn(&Var<R>, &Var<R>) -> Result<Var<R>> + Send + use<R>> {
-        let head = stages.last_mut().and_then(|last| last.head.as_mut()).ok_or_else(|| {
-            Error::argument(
-                "GptStage::next_token_loss",
-                "needs all stages of the model; the last one given has no head",
-            )
-        })?;
+    pub fn next_token_loss(stages: &mut [Self], loss: VocabularyLoss) -> Result<GptStageLoss<R>> {
+        let Some(head) = stages.last_mut().and_then(|last| last.head.as_mut()) else {
+            let why = "needs all stages of the model; the last one given has no head";
+            return Err(Error::argument("GptStage::next_token_loss", why));
+        };
         head.gathers = false;
-        let weight = head.projection.weight().clone();
-        Ok(move |logits: &Var<R>, targets: &Var<R>| {
-            let placed = weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary);
-            loss.of(logits, targets, placed.as_deref())
-        })
+        Ok(GptStageLoss { weight: head.projection.weight().clone(), loss })
     }
 
     /// What is tied in a model of this kind.
     pub fn ties(config: &GptConfig) -> Vec<Tie> {
         if config.tied_head { vec![Tie::new(["wte.weight"])] } else { Vec::new() }
+    }
+}
+
+/// The loss of the logits that the last [`GptStage`] makes, all of them or those of the rows of the vocabulary that are here.
+#[derive(Clone, Debug)]
+pub struct GptStageLoss<R: Runtime> {
+    /// The weight of the projection to logits.
+    weight: Param<R>,
+    loss: VocabularyLoss,
+}
+
+impl<R: Runtime> GptStageLoss<R> {
+    /// The loss of a micro-batch's logits with its targets.
+    pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
+        let placed = self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary);
+        self.loss.of(logits, targets, placed.as_deref())
     }
 }
 
