@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::{
     agreement::agree_on_lines,
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator},
+    comm::{Collectives, Comm, Communicator, NoOpCommunicator, all_ok},
     plan::{Axis, ParallelPlan},
     tensor_parallel::TensorRanks,
 };
@@ -90,6 +90,8 @@ impl<R: Runtime> Mesh<R> {
     /// Cuts a model over the ranks along the tensor axis, as a plan says: each rank keeps its pieces of the parameters, and layers exchange
     /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made.
     ///
+    /// Of a pipeline each rank gives its stages: [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
+    ///
     /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
     ///
     /// # Errors
@@ -103,7 +105,23 @@ impl<R: Runtime> Mesh<R> {
             let model: String = model.named_parameters().into_iter().map(line).collect();
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
-        plan.apply(model, &TensorRanks::group(comm)).map_err(|error| error.on_rank(self.world.world_rank()))
+        let found = self.found_along_pipe(model, plan)?;
+        let applied = plan.apply_to_part(model, &TensorRanks::group(comm), &found);
+        match self.axis(Axis::Pipe) {
+            pipe if pipe.size() > 1 => all_ok(pipe, "parallelize", applied),
+            _ => applied.map_err(|error| error.on_rank(self.world.world_rank())),
+        }
+    }
+
+    /// Which patterns of a plan name something in a model, of which each rank along pipe has its part.
+    fn found_along_pipe(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<Vec<bool>> {
+        let (own, pipe) = (plan.found_in(model), self.axis(Axis::Pipe));
+        if pipe.size() == 1 {
+            return Ok(own);
+        }
+        pipe.agree("the tensor-parallel plan", format!("{plan:?}").as_bytes())?;
+        let all = pipe.exchange(&own.iter().map(|&found| u8::from(found)).collect::<Vec<_>>())?;
+        Ok((0..own.len()).map(|k| all.iter().any(|part| part.get(k) == Some(&1))).collect())
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.
