@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use nn::{Module, ModuleExt, parallel::TensorPlan};
+use nn::{
+    Module, ModuleExt,
+    parallel::{ExpertGroups, TensorPlan},
+};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
@@ -24,6 +27,8 @@ pub struct Mesh<R: Runtime> {
     /// Groups along several axes, made when they are first asked for.
     products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
     is_communicator: bool,
+    /// Whether it is of experts, of which ranks that read different data have different ones along tensor.
+    of_experts: bool,
 }
 
 impl<R: Runtime> Mesh<R> {
@@ -35,17 +40,35 @@ impl<R: Runtime> Mesh<R> {
             return Err(Error::config("Mesh", "plan", why));
         }
         world.agree("the parallel plan", plan.to_string().as_bytes())?;
-        let axes = Axis::ALL.iter().map(|&a| split(world, &plan, &[a])).collect::<Result<_>>()?;
-        let batch = split(world, &plan, &[Axis::Data, Axis::Shard])?;
-        Ok(Mesh { plan, world: world.clone(), axes, batch, products: Arc::default(), is_communicator: false })
+        let mut axes = Axis::ALL.iter().map(|&a| split(world, &plan, &[a])).collect::<Result<Vec<_>>>()?;
+        axes.push(match plan.size(Axis::Expert) {
+            1 => Arc::new(NoOpCommunicator::new(world.runtime())),
+            _ => split(world, &plan, &[Axis::Expert])?,
+        });
+        let (batch, products) = (split(world, &plan, &Axis::EXAMPLES)?, Arc::default());
+        Ok(Mesh { plan, world: world.clone(), axes, batch, products, is_communicator: false, of_experts: false })
+    }
+
+    /// The ranks of [`batch`](Mesh::batch) as they have the experts: copies of one along data and shard, different ones along tensor. Every rank
+    /// calls this.
+    #[track_caller]
+    pub(crate) fn of_experts(&self) -> Result<Self> {
+        Ok(Mesh { of_experts: true, ..Mesh::new(&self.batch, self.plan.of_experts())? })
+    }
+
+    /// Whether it is [of experts](Mesh::of_experts).
+    pub(crate) fn is_of_experts(&self) -> bool {
+        self.of_experts
     }
 
     /// A communicator as a mesh of one axis, [`Axis::Data`]. Nothing is exchanged.
     pub fn of(comm: &Comm<R>) -> Self {
         let alone: Comm<R> = Arc::new(NoOpCommunicator::new(comm.runtime()));
-        let axes = Axis::ALL.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() });
-        let (plan, axes) = (ParallelPlan::along(Axis::Data, comm.size()), axes.to_vec());
-        Mesh { plan, world: comm.clone(), axes, batch: comm.clone(), products: Arc::default(), is_communicator: true }
+        let axes = Axis::ALL.into_iter().chain([Axis::Expert]);
+        let axes = axes.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() }).collect();
+        let (plan, products) = (ParallelPlan::along(Axis::Data, comm.size()), Arc::default());
+        let (world, batch) = (comm.clone(), comm.clone());
+        Mesh { plan, world, axes, batch, products, is_communicator: true, of_experts: false }
     }
 
     /// The arrangement.
@@ -88,7 +111,8 @@ impl<R: Runtime> Mesh<R> {
     }
 
     /// Cuts a model over the ranks along the tensor axis, as a plan says: each rank keeps its pieces of the parameters, and layers exchange
-    /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made.
+    /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made. Experts that the plan
+    /// names are shared out among the ranks along the expert axis.
     ///
     /// Of a pipeline each rank gives its stages: [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
     ///
@@ -99,14 +123,15 @@ impl<R: Runtime> Mesh<R> {
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
-        let comm = self.axis(Axis::Tensor);
-        if comm.size() > 1 {
+        let (comm, experts) = (self.axis(Axis::Tensor), self.axis(Axis::Expert));
+        for comm in [comm, experts].into_iter().filter(|comm| comm.size() > 1) {
             let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
             let model: String = model.named_parameters().into_iter().map(line).collect();
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
         let found = self.found_along_pipe(model, plan)?;
-        let applied = plan.apply_to_part(model, &TensorRanks::group(comm), &found);
+        let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&self.batch) };
+        let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);
         match self.axis(Axis::Pipe) {
             pipe if pipe.size() > 1 => all_ok(pipe, "parallelize", applied),
             _ => applied.map_err(|error| error.on_rank(self.world.world_rank())),

@@ -6,7 +6,10 @@ use std::{
 };
 
 use autograd::{Leaf, random_state};
-use nn::{Buffer, Module, ModuleExt, parallel::Placed};
+use nn::{
+    Buffer, Module, ModuleExt,
+    parallel::{Placed, TensorStyle},
+};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
 use crate::{
@@ -32,6 +35,8 @@ pub(crate) struct TensorAxis<R: Runtime> {
     replicas: BTreeMap<usize, Comm<R>>,
     /// What tells this trainer's calls apart from those of others on the same ranks.
     label: Label,
+    /// Whether the axis is that of experts, along which ranks read different examples.
+    of_experts: bool,
 }
 
 impl<R: Runtime> TensorAxis<R> {
@@ -46,6 +51,10 @@ impl<R: Runtime> TensorAxis<R> {
         }
         let mut placed = HashMap::new();
         for (name, p) in model.named_parameters() {
+            if !mesh.is_of_experts() && p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts) {
+                let why = "is of experts that are shared out among ranks: say `experts()` to the builder of the training step";
+                return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
+            }
             let over = p.placed().map_or(1, |placed| placed.group().size());
             if over != size {
                 let late = if p.placed().is_none() { "; adapters are put in before that" } else { "" };
@@ -57,10 +66,10 @@ impl<R: Runtime> TensorAxis<R> {
             }
             placed.extend(p.placed().map(|placed| (p.leaf().id(), placed)));
         }
-        let label = label.clone();
+        let (label, of_experts) = (label.clone(), mesh.is_of_experts());
         if size == 1 {
             let everyone = label.over(mesh.batch());
-            return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label });
+            return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label, of_experts });
         }
         let everyone = label.over(&mesh.group(&STEP)?);
         let ranks = label.over(mesh.axis(Axis::Tensor));
@@ -73,7 +82,7 @@ impl<R: Runtime> TensorAxis<R> {
             let none = || Error::internal("a training step", "the communicator gave no group");
             *comm = ranks.split(Some(ranks.rank() / count), ranks.rank())?.ok_or_else(none)?;
         }
-        let axis = TensorAxis { ranks: Some(ranks), everyone, placed, replicas, label };
+        let axis = TensorAxis { ranks: Some(ranks), everyone, placed, replicas, label, of_experts };
         axis.agree_on_model(model)?;
         Ok(axis)
     }
@@ -83,6 +92,9 @@ impl<R: Runtime> TensorAxis<R> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         agree_on_lines(ranks, "the model", &described(&parameters, &model.named_buffers()))?;
+        if self.of_experts {
+            return Ok(());
+        }
         self.agree("the random state, which ranks along tensor share,", &format!("{:?}", random_state()))
     }
 

@@ -1,6 +1,6 @@
 //! The tables of the families there are.
 
-use super::{Change, ConversionRule, ConversionTable};
+use super::{Change, ConversionRule, ConversionTable, StackRule};
 
 const fn keep(theirs: &'static str, ours: &'static str) -> ConversionRule {
     ConversionRule { theirs, ours, change: Change::Keep }
@@ -25,6 +25,7 @@ pub const GPT2: ConversionTable = ConversionTable {
         keep("transformer.ln_f", "norm"),
         keep("lm_head", "lm_head"),
     ],
+    stacks: &[],
     prefix: "transformer.",
     old_leaves: &[],
     // The triangular mask and what stood in its place.
@@ -48,6 +49,74 @@ pub const LLAMA: ConversionTable = ConversionTable {
         keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
         keep("model.norm", "norm"),
         keep("lm_head", "lm_head"),
+    ],
+    stacks: &[],
+    prefix: "model.",
+    old_leaves: &[],
+    ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+};
+
+/// Mixtral: Mistral's, with experts that files have one by one.
+pub const MIXTRAL: ConversionTable = ConversionTable {
+    rules: &[
+        keep("model.embed_tokens", "embed_tokens"),
+        keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
+        keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
+        keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
+        keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
+        keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
+        keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+        keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate"),
+        keep("model.norm", "norm"),
+        keep("lm_head", "lm_head"),
+    ],
+    stacks: &[
+        StackRule {
+            theirs: &[
+                "model.layers.{}.block_sparse_moe.experts.{}.w1",
+                "model.layers.{}.block_sparse_moe.experts.{}.w3",
+            ],
+            ours: "layers.{}.mlp.experts.gate_up_proj",
+        },
+        StackRule {
+            theirs: &["model.layers.{}.block_sparse_moe.experts.{}.w2"],
+            ours: "layers.{}.mlp.experts.down_proj",
+        },
+    ],
+    prefix: "model.",
+    old_leaves: &[],
+    ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+};
+
+/// Qwen with mixtures of experts, and layers without.
+pub const QWEN_MOE: ConversionTable = ConversionTable {
+    rules: &[
+        keep("model.embed_tokens", "embed_tokens"),
+        keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
+        keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
+        keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
+        keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
+        keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
+        keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
+        keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
+        keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+        keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
+        keep("model.layers.{}.mlp.shared_expert.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
+        keep("model.layers.{}.mlp.shared_expert.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
+        keep("model.layers.{}.mlp.shared_expert.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
+        keep("model.layers.{}.mlp.shared_expert_gate", "layers.{}.mlp.shared_expert_gate"),
+        keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
+        keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
+        keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
+        keep("model.norm", "norm"),
+        keep("lm_head", "lm_head"),
+    ],
+    stacks: &[
+        StackRule {
+            theirs: &["model.layers.{}.mlp.experts.{}.gate_proj", "model.layers.{}.mlp.experts.{}.up_proj"],
+            ours: "layers.{}.mlp.experts.gate_up_proj",
+        },
+        StackRule { theirs: &["model.layers.{}.mlp.experts.{}.down_proj"], ours: "layers.{}.mlp.experts.down_proj" },
     ],
     prefix: "model.",
     old_leaves: &[],
@@ -77,6 +146,7 @@ pub const BERT: ConversionTable = ConversionTable {
         keep("cls.predictions.decoder", "head.decoder"),
         keep("classifier", "head.classifier"),
     ],
+    stacks: &[],
     prefix: "bert.",
     old_leaves: &[("gamma", "weight"), ("beta", "bias")],
     // Positions 0, 1, …, and the prediction of the next sentence.
@@ -100,6 +170,7 @@ pub const VIT: ConversionTable = ConversionTable {
         keep("vit.layernorm", "norm"),
         keep("classifier", "classifier"),
     ],
+    stacks: &[],
     prefix: "vit.",
     old_leaves: &[],
     ignored: &["vit.pooler.dense.weight", "vit.pooler.dense.bias"],
@@ -125,6 +196,7 @@ pub const GGUF: ConversionTable = ConversionTable {
         keep("output_norm", "norm"),
         keep("output", "lm_head"),
     ],
+    stacks: &[],
     prefix: "",
     old_leaves: &[],
     ignored: &[],

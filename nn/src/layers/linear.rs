@@ -117,7 +117,8 @@ impl<R: Runtime> Linear<R> {
     fn product(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let Some(placed) = self.weight.placed() else { return self.product_here(x, residual) };
         match placed.style() {
-            TensorStyle::Replicated => self.product_here(x, residual),
+            // No plan shares out a linear layer as experts.
+            TensorStyle::Replicated | TensorStyle::Experts => self.product_here(x, residual),
             TensorStyle::Column => self.product_here(&placed.enter_alone(x)?, residual),
             TensorStyle::Row => self.summed(&placed, x, residual),
             TensorStyle::Vocabulary => {

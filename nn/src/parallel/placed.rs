@@ -22,6 +22,7 @@ pub struct Placed<R: Runtime> {
     pub(super) partial: bool,
     pub(super) sequence: bool,
     pub(super) group: Arc<dyn TensorGroup<R>>,
+    pub(super) examples: Option<Arc<dyn TensorGroup<R>>>,
 }
 
 impl<R: Runtime> Placed<R> {
@@ -53,6 +54,16 @@ impl<R: Runtime> Placed<R> {
     /// The ranks.
     pub fn group(&self) -> &Arc<dyn TensorGroup<R>> {
         &self.group
+    }
+
+    /// The ranks that examples are shared out among, of the parameters of experts, where there are several.
+    pub fn examples(&self) -> Option<&Arc<dyn TensorGroup<R>>> {
+        self.examples.as_ref()
+    }
+
+    /// The name of the parameter, by which the exchanges of its layer are told apart.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// An exchange of the parameter's layer.

@@ -9,6 +9,8 @@ pub enum TensorStyle {
     Row,
     /// Along the rows of a vocabulary: an embedding, or the projection to logits.
     Vocabulary,
+    /// By experts, which are shared out among the ranks along a mesh's expert axis; where they are not, replicated.
+    Experts,
     /// Not at all.
     Replicated,
 }
@@ -71,6 +73,12 @@ impl TensorPlan {
     /// Cuts these embeddings, or projections to logits, along the vocabulary.
     pub fn vocabulary(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Vocabulary, Partiality::Never)
+    }
+
+    /// Shares out the experts of these layers ([`Experts`](crate::moe::Experts)) among ranks that have different examples: tokens travel to
+    /// the experts that they picked. The losses and limits of their [mixture](crate::moe::MixtureOfExperts) are then those of all ranks' tokens.
+    pub fn experts(self, pattern: impl Into<String>) -> Self {
+        self.with(pattern, TensorStyle::Experts, Partiality::Never)
     }
 
     /// Leaves these layers whole, as it leaves those that are not named.
