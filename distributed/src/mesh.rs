@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::{
     agreement::agree_on_lines,
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator},
+    comm::{Collectives, Comm, Communicator, NoOpCommunicator, all_ok},
     plan::{Axis, ParallelPlan},
     tensor_parallel::TensorRanks,
 };
@@ -114,6 +114,8 @@ impl<R: Runtime> Mesh<R> {
     /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made. Experts that the plan
     /// names are shared out among the ranks along the expert axis.
     ///
+    /// Of a pipeline each rank gives its stages: [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
+    ///
     /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
     ///
     /// # Errors
@@ -127,9 +129,24 @@ impl<R: Runtime> Mesh<R> {
             let model: String = model.named_parameters().into_iter().map(line).collect();
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
+        let found = self.found_along_pipe(model, plan)?;
         let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&self.batch) };
-        let applied = plan.apply_with_experts(model, &TensorRanks::group(comm), Some(&experts));
-        applied.map_err(|error| error.on_rank(self.world.world_rank()))
+        let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);
+        match self.axis(Axis::Pipe) {
+            pipe if pipe.size() > 1 => all_ok(pipe, "parallelize", applied),
+            _ => applied.map_err(|error| error.on_rank(self.world.world_rank())),
+        }
+    }
+
+    /// Which patterns of a plan name something in a model, of which each rank along pipe has its part.
+    fn found_along_pipe(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<Vec<bool>> {
+        let (own, pipe) = (plan.found_in(model), self.axis(Axis::Pipe));
+        if pipe.size() == 1 {
+            return Ok(own);
+        }
+        pipe.agree("the tensor-parallel plan", format!("{plan:?}").as_bytes())?;
+        let all = pipe.exchange(&own.iter().map(|&found| u8::from(found)).collect::<Vec<_>>())?;
+        Ok((0..own.len()).map(|k| all.iter().any(|part| part.get(k) == Some(&1))).collect())
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.

@@ -6,6 +6,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
+    time::Instant,
 };
 
 use numcore::{
@@ -148,4 +149,19 @@ fn threads_have_their_own_spans_rank_and_ring() {
         assert!(thread.spans.iter().all(|span| span.rank == Some(rank)));
     }
     assert_eq!(trace.threads.len(), 2);
+}
+
+#[test]
+fn what_a_device_measured_is_shown_when_it_was() {
+    let _alone = alone();
+    let before = Instant::now();
+    let trace = record(RecordingOptions::default(), || {
+        let start = Instant::now();
+        trace::measured(SpanKind::Kernel, "early", before, before);
+        trace::measured(SpanKind::Kernel, "matmul", start, Instant::now());
+    });
+    let spans: Vec<&TraceSpan> = trace.threads.iter().flat_map(|thread| &thread.spans).collect();
+    let [span] = spans[..] else { panic!("{spans:?}") };
+    assert_eq!((span.kind, &*span.name), (SpanKind::Kernel, "matmul"));
+    assert!(span.start <= span.end, "{span:?}");
 }

@@ -41,6 +41,7 @@ mod fused;
 mod graph;
 mod handwritten;
 mod index;
+mod kernel_times;
 mod matmul;
 mod memory;
 mod operand;

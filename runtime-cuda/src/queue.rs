@@ -5,13 +5,17 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use numcore::{Error, ErrorKind, Result};
+use numcore::{
+    Error, ErrorKind, Result,
+    trace::{self, SpanKind},
+};
 use parking_lot::Mutex;
 
 use crate::{
     args::Args,
     driver::{CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Stream},
     engine::{Engine, backend},
+    kernel_times::KernelTimes,
     memory::Memory,
     staging::Staging,
 };
@@ -29,6 +33,8 @@ pub(crate) struct Queue {
     capturing: AtomicBool,
     /// The workspace of GEMM, one at a time, since the queue is ordered. Allocated at first use.
     workspace: OnceLock<u64>,
+    /// When kernels ran, since the first recording; `None` where that cannot be measured.
+    times: OnceLock<Option<KernelTimes>>,
 }
 
 /// Bytes of the GEMM workspace: the size cuBLAS itself uses on Hopper.
@@ -62,6 +68,7 @@ impl Queue {
             failed: Mutex::new(None),
             capturing: AtomicBool::new(false),
             workspace: OnceLock::new(),
+            times: OnceLock::new(),
         })
     }
 
@@ -104,7 +111,8 @@ impl Queue {
             return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
         }
         // SAFETY: the caller's promise.
-        let done = unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
+        let launch = || unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
+        let done = self.measured(op, launch);
         self.kept(op, done.map_err(|e| DriverFailure::new(format!("kernel {entry}: {e}"))))
     }
 
@@ -116,8 +124,24 @@ impl Queue {
         self.check()?;
         let workspace = (self.workspace()?, WORKSPACE);
         // SAFETY: the caller's promise; the workspace is this queue's, which is ordered.
-        let done = unsafe { self.driver().gemm(self.stream, gemm, at, workspace) };
+        let launch = || unsafe { self.driver().gemm(self.stream, gemm, at, workspace) };
+        let done = self.measured("matmul", launch);
         self.kept("matmul", done)
+    }
+
+    /// Launches a kernel, and measures when it runs if such spans are recorded.
+    fn measured(&self, name: &'static str, launch: impl FnOnce() -> Fallible<()>) -> Fallible<()> {
+        if !trace::is_recorded(SpanKind::Kernel) || self.capturing.load(Ordering::Acquire) {
+            return launch();
+        }
+        let new = || {
+            let track = format!("{} kernels", self.engine.device);
+            KernelTimes::new(self.engine.driver.clone(), self.stream, track).ok()
+        };
+        match self.times.get_or_init(new) {
+            Some(times) => times.around(name, launch),
+            None => launch(),
+        }
     }
 
     pub(crate) fn workspace(&self) -> Result<u64> {
@@ -146,6 +170,7 @@ impl Queue {
         self.check()?;
         self.refuse_while_capturing("synchronize")?;
         self.kept("synchronize", self.driver().synchronize(self.stream))?;
+        self.times.get().into_iter().flatten().for_each(KernelTimes::drain);
         self.check_flag()
     }
 

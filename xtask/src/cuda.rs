@@ -71,7 +71,10 @@ mod tests {
 
     #[test]
     fn all_tests_of_the_crate_are_found() {
-        assert_eq!(sources(&repo::root().join(TESTS)).expect("a folder"), ["cuts", "emulated", "no_gpu", "order"]);
+        assert_eq!(
+            sources(&repo::root().join(TESTS)).expect("a folder"),
+            ["cuts", "emulated", "kernel_times", "no_gpu", "order"]
+        );
         assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());
     }
 

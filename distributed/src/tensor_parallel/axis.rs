@@ -20,6 +20,9 @@ use crate::{
     plan::Axis,
 };
 
+/// The axes along which ranks take a training step of one model, or of one stage of it, together.
+pub(crate) const STEP: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Tensor];
+
 /// The tensor axis of a mesh, and what this rank has along it of a model's parameters.
 pub(crate) struct TensorAxis<R: Runtime> {
     /// The ranks along the axis, if there are several.
@@ -68,7 +71,7 @@ impl<R: Runtime> TensorAxis<R> {
             let everyone = label.over(mesh.batch());
             return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label, of_experts });
         }
-        let everyone = label.over(&mesh.group(&[Axis::Data, Axis::Shard, Axis::Tensor])?);
+        let everyone = label.over(&mesh.group(&STEP)?);
         let ranks = label.over(mesh.axis(Axis::Tensor));
         let mut replicas = BTreeMap::new();
         for count in placed.values().map(|p| p.replicas()).filter(|&count| count > 1) {

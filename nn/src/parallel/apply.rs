@@ -23,22 +23,33 @@ impl TensorPlan {
     /// If a pattern names no parameter, two patterns name one in different ways, sizes or heads cannot be shared out, or a layer cannot be
     /// cut as the plan says. The model is as it was then.
     pub fn apply<R: Runtime>(&self, model: &(impl Module<R> + ?Sized), group: &Arc<dyn TensorGroup<R>>) -> Result<()> {
-        self.apply_with_experts(model, group, None)
+        self.apply_to_part(model, group, None, &self.found_in(model))
     }
 
-    /// Cuts a model like [`apply`](TensorPlan::apply), and shares out the experts of its mixtures among other ranks. Without these, experts are
-    /// replicated.
+    /// Which patterns name a parameter of a model, or of a part of one: those of the lines, then those of the regions.
+    pub fn found_in<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Vec<bool> {
+        let parameters = NamedParameter::all_of(model);
+        let found = |names: &dyn Fn(&str) -> bool| parameters.iter().flat_map(|p| &p.names).any(|name| names(name));
+        let lines = self.entries().iter().map(|entry| found(&|name| entry.names(name)));
+        let regions = self.regions().iter().map(|region| found(&|name| is_within(region, name)));
+        lines.chain(regions).collect()
+    }
+
+    /// Cuts a part of a model, a stage of a pipeline for one, as [`apply`](TensorPlan::apply) cuts a whole one, and shares out the experts of its
+    /// mixtures among other ranks; without these, experts are replicated. A pattern may name nothing in the part if it is `found` in another:
+    /// all parts together have what the plan names.
     ///
     /// # Errors
     /// As [`apply`](TensorPlan::apply); and if the experts cannot be shared out.
-    pub fn apply_with_experts<R: Runtime>(
+    pub fn apply_to_part<R: Runtime>(
         &self,
-        model: &(impl Module<R> + ?Sized),
+        part: &(impl Module<R> + ?Sized),
         group: &Arc<dyn TensorGroup<R>>,
         experts: Option<&ExpertGroups<R>>,
+        found: &[bool],
     ) -> Result<()> {
-        let parameters = NamedParameter::all_of(model);
-        self.check_patterns(&parameters)?;
+        let parameters = NamedParameter::all_of(part);
+        self.check_patterns(&parameters, found)?;
         let placed = |p: &NamedParameter<R>| self.placed(p, group, experts);
         let placed = parameters.iter().map(placed).collect::<Result<Vec<_>>>()?;
         let placed = parameters.iter().zip(placed).filter_map(|(p, placed)| Some((p, placed?)));
@@ -46,7 +57,7 @@ impl TensorPlan {
     }
 
     /// An error if a pattern names nothing: it is a mistake, and a layer would stay whole.
-    fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>]) -> Result<()> {
+    fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>], found: &[bool]) -> Result<()> {
         if self.is_sequence_parallel() && self.regions().is_empty() {
             let why = "the plan has no region in which values are cut along the sequence (`TensorPlan::sequence_region`), so its model \
                        does not cut sequences";
@@ -56,13 +67,13 @@ impl TensorPlan {
             let why = format!("the plan has no line for `{pattern}`, which is to be removed from it");
             return Err(Error::config("TensorPlan", "without", why));
         }
-        let names = || parameters.iter().flat_map(|p| &p.names);
-        let entry = self.entries().iter().find(|entry| !entry.optional && !names().any(|name| entry.names(name)));
-        let region = || self.regions().iter().find(|region| !names().any(|name| is_within(region, name)));
-        match entry.map(|entry| &entry.pattern).or_else(region) {
+        let lines = self.entries().iter().map(|entry| (&entry.pattern, entry.optional));
+        let mut patterns = lines.chain(self.regions().iter().map(|region| (region, false))).zip(found);
+        match patterns.find(|((_, optional), found)| !optional && !**found) {
             None => Ok(()),
-            Some(pattern) => {
-                let some: Vec<&str> = names().take(8).map(String::as_str).collect();
+            Some(((pattern, _), _)) => {
+                let names = parameters.iter().flat_map(|p| &p.names);
+                let some: Vec<&str> = names.take(8).map(String::as_str).collect();
                 let why = format!("`{pattern}` names no parameter of the model, whose first are {}", some.join(", "));
                 Err(Error::config("TensorPlan", "pattern", why))
             }

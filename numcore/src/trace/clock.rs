@@ -30,8 +30,12 @@ impl ClockSource {
 
 /// Nanoseconds since the first reading in this process.
 pub(super) fn system() -> u64 {
+    since_origin(Instant::now())
+}
+
+fn since_origin(at: Instant) -> u64 {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
-    ORIGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    at.saturating_duration_since(*ORIGIN.get_or_init(|| at)).as_nanos() as u64
 }
 
 /// A moment on the clock of a recording, and on the system's.
@@ -42,11 +46,25 @@ pub(super) struct ClockPair {
 }
 
 impl ClockPair {
+    /// Before everything.
+    pub const ZERO: ClockPair = ClockPair { ticks: 0, nanoseconds: 0 };
+
     pub fn now(read: ReadClock) -> Self {
         // The counter is read between two readings of the system's clock, and belongs to their middle.
         let before = system();
         let ticks = read();
         ClockPair { ticks, nanoseconds: before.midpoint(system()) }
+    }
+}
+
+/// Moments of the system's clock as ticks, by the beginning of a recording and the present.
+pub(super) fn ticks(start: ClockPair, now: ClockPair) -> impl Fn(Instant) -> u64 {
+    let nanoseconds = now.nanoseconds.saturating_sub(start.nanoseconds).max(1) as f64;
+    let rate = now.ticks.saturating_sub(start.ticks) as f64 / nanoseconds;
+    // What was before the recording is no part of it.
+    move |at| match since_origin(at).checked_sub(start.nanoseconds) {
+        Some(after) => start.ticks + (after as f64 * rate).round() as u64,
+        None => 0,
     }
 }
 
@@ -66,6 +84,13 @@ mod tests {
         let (start, end) = (ClockPair { ticks: 1000, nanoseconds: 50 }, ClockPair { ticks: 4000, nanoseconds: 1050 });
         let nanoseconds = scale(start, end);
         assert_eq!([999, 1000, 2500, 4000].map(nanoseconds), [0, 0, 500, 1000]);
+        // And back, of moments of the system's clock.
+        system();
+        let origin = Instant::now();
+        let at = |nanoseconds| origin + std::time::Duration::from_nanos(nanoseconds);
+        let begun = ClockPair { ticks: 1000, nanoseconds: since_origin(at(50)) };
+        let ticks = ticks(begun, ClockPair { ticks: 4000, nanoseconds: since_origin(at(1050)) });
+        assert_eq!([49, 50, 550, 1050, 2050].map(|n| ticks(at(n))), [0, 1000, 2500, 4000, 7000]);
         // A recording that ended at once.
         assert_eq!(scale(start, start)(1000), 0);
     }

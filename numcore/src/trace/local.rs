@@ -3,12 +3,13 @@
 use std::{
     cell::{Cell, RefCell},
     sync::Arc,
+    time::Instant,
 };
 
 use super::{
     SpanKind,
-    clock::{self, ReadClock},
-    names::NameCache,
+    clock::{self, ClockPair, ReadClock},
+    names::{self, NameCache},
     recording::{self, COUNTER},
     ring::Ring,
 };
@@ -17,7 +18,7 @@ use super::{
 pub const NO_RANK: u64 = (1 << 24) - 1;
 
 thread_local! {
-    static LOCAL: RefCell<Local> = const { RefCell::new(Local { recording: 0, ring: None, read: clock::system, names: NameCache::new() }) };
+    static LOCAL: RefCell<Local> = const { RefCell::new(Local { recording: 0, ring: None, read: clock::system, start: ClockPair::ZERO, names: NameCache::new() }) };
     static RANK: Cell<u64> = const { Cell::new(NO_RANK) };
 }
 
@@ -26,6 +27,8 @@ struct Local {
     recording: u64,
     ring: Option<Arc<Ring>>,
     read: ReadClock,
+    /// When the recording began.
+    start: ClockPair,
     names: NameCache,
 }
 
@@ -61,6 +64,16 @@ pub fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes:
     });
 }
 
+/// A span that somebody else has measured.
+pub fn push_measured(kind: SpanKind, name: &'static str, start: Instant, end: Instant) {
+    LOCAL.with_borrow_mut(|local| {
+        local.join();
+        let ticks = clock::ticks(local.start, ClockPair::now(local.read));
+        let name = local.names.number(name);
+        local.push([ticks(start), ticks(end), meta(kind as u64, name), u64::from(names::NONE), 0]);
+    });
+}
+
 #[inline]
 pub fn push_counter(name: &'static str, source: u32, value: u64) {
     // Memory is returned while a thread ends too, when this may be gone.
@@ -90,8 +103,9 @@ impl Local {
     fn join_anew(&mut self, present: u64) {
         self.recording = present;
         let joined = recording::join();
-        self.read = joined.as_ref().map_or(clock::system, |(_, read)| *read);
-        self.ring = joined.map(|(ring, _)| ring);
+        let unread: (ReadClock, ClockPair) = (clock::system, ClockPair::ZERO);
+        (self.read, self.start) = joined.as_ref().map_or(unread, |&(_, read, start)| (read, start));
+        self.ring = joined.map(|(ring, ..)| ring);
     }
 
     #[inline]

@@ -25,7 +25,10 @@ mod names;
 mod recording;
 mod ring;
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::{
+    sync::atomic::{AtomicU8, Ordering},
+    time::Instant,
+};
 
 pub use clock::ClockSource;
 pub use local::{rank, set_rank};
@@ -145,6 +148,13 @@ pub fn now() -> Moment {
 pub fn ended(kind: SpanKind, name: &'static str, of: Option<&str>, start: Moment, bytes: u64) {
     if is_recorded(kind) {
         local::push_span(kind, name, of.map_or(names::NONE, names::intern), start.0, bytes);
+    }
+}
+
+/// Records a span of a device, whose runtime has measured it. It is shown with the thread that calls this, which is to record nothing else.
+pub fn measured(kind: SpanKind, name: &'static str, start: Instant, end: Instant) {
+    if is_recorded(kind) {
+        local::push_measured(kind, name, start, end);
     }
 }
 

@@ -25,6 +25,7 @@ static NUMBER: AtomicU64 = AtomicU64::new(0);
 static ACTIVE: Mutex<Option<Active>> = Mutex::new(None);
 
 struct Active {
+    start: ClockPair,
     options: RecordingOptions,
     rings: Vec<Arc<Ring>>,
 }
@@ -67,11 +68,12 @@ impl Recording {
                 "something is recorded already; stop that recording first",
             ));
         }
-        *active = Some(Active { options, rings: Vec::new() });
+        let read = options.clock.reader();
+        let start = ClockPair::now(read);
+        *active = Some(Active { start, options, rings: Vec::new() });
         NUMBER.fetch_add(1, Ordering::Relaxed);
         LEVEL.store(options.detail as u8, Ordering::Relaxed);
-        let read = options.clock.reader();
-        Ok(Recording { start: ClockPair::now(read), read })
+        Ok(Recording { start, read })
     }
 
     /// Ends the recording. Spans that are not over are no part of it.
@@ -104,15 +106,15 @@ pub fn number() -> u64 {
     NUMBER.load(Ordering::Relaxed)
 }
 
-/// A ring for this thread in the present recording, and its clock.
-pub fn join() -> Option<(Arc<Ring>, ReadClock)> {
+/// A ring for this thread in the present recording, its clock, and when it began.
+pub fn join() -> Option<(Arc<Ring>, ReadClock, ClockPair)> {
     let mut active = lock();
     let active = active.as_mut()?;
     let thread = thread::current();
     let name = thread.name().map_or_else(|| format!("{:?}", thread.id()), String::from);
     let ring = Arc::new(Ring::new(name, active.options.per_thread));
     active.rings.push(Arc::clone(&ring));
-    Some((ring, active.options.clock.reader()))
+    Some((ring, active.options.clock.reader(), active.start))
 }
 
 /// What was recorded.

@@ -3,7 +3,7 @@
 //! The raw interface is used, not cudarc's safe layer: that one tracks an event per buffer, which costs more than a
 //! launch, while here one stream's order is all a buffer needs.
 
-use std::ffi::c_void;
+use std::{ffi::c_void, time::Duration};
 
 use cudarc::driver::{
     result::{self, DriverError},
@@ -159,6 +159,20 @@ impl Driver for CudaDriver {
         self.bind()?;
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
         event.map(|e| Mark(e as usize as u64)).map_err(words)
+    }
+
+    fn timed_mark(&self) -> Fallible<Mark> {
+        self.bind()?;
+        // Whoever waits for it does nothing else, and should not spin meanwhile.
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
+        event.map(|e| Mark(e as usize as u64)).map_err(words)
+    }
+
+    fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration> {
+        self.bind()?;
+        // SAFETY: handles of this driver.
+        let milliseconds = unsafe { result::event::elapsed(from.raw(), to.raw()) }.map_err(words)?;
+        Ok(Duration::try_from_secs_f64(f64::from(milliseconds) / 1e3).unwrap_or_default())
     }
 
     fn destroy_mark(&self, mark: Mark) {

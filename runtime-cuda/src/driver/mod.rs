@@ -8,7 +8,7 @@ mod cuda;
 mod emulated;
 mod libraries;
 
-use std::{ffi::c_void, fmt};
+use std::{ffi::c_void, fmt, time::Duration};
 
 use crate::codegen::KernelSource;
 
@@ -127,6 +127,10 @@ pub(crate) trait Driver: Send + Sync {
     fn destroy_stream(&self, stream: Stream);
     fn synchronize(&self, stream: Stream) -> Fallible<()>;
     fn mark(&self) -> Fallible<Mark>;
+    /// A mark that knows when it was reached.
+    fn timed_mark(&self) -> Fallible<Mark>;
+    /// How long after one timed mark another was reached; both were waited for.
+    fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration>;
     fn destroy_mark(&self, mark: Mark);
     fn record(&self, mark: Mark, stream: Stream) -> Fallible<()>;
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()>;

@@ -120,13 +120,18 @@ impl Profile {
     /// Counts a step that begins, and ends the window that is over; whether another begins.
     fn advance(&mut self) -> Result<bool> {
         let within = self.begun % (self.wait + self.active);
-        if within == 0 {
+        if self.ends_window() {
             self.finish()?;
         }
         self.begun += 1;
         let begins = within == self.wait && self.windows < self.repeat;
         self.windows += u64::from(begins);
         Ok(begins)
+    }
+
+    /// Whether the step that begins is the first after a window.
+    fn ends_window(&self) -> bool {
+        self.begun % (self.wait + self.active) == 0
     }
 
     fn start(&self) -> Result<Recording> {
@@ -138,7 +143,8 @@ impl Profile {
         Ok(())
     }
 
-    /// Ends the window in progress, if there is one, and writes its files.
+    /// Ends the window in progress, if there is one, and writes its files. Of kernels that a device has not run yet there is no span: in a
+    /// loop of one's own, call [`Runtime::synchronize`] before.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -171,7 +177,15 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
         Ok(())
     }
 
-    fn on(&mut self, event: &Event<'_, R>, _: &mut Run<'_, R, M, B>) -> Result<()> {
+    fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        let over = match event {
+            Event::StepBegin => self.ends_window(),
+            _ => matches!(event, Event::End(_)),
+        };
+        if over && self.recording.is_some() {
+            // A device's kernels have their spans once they are done.
+            run.comm().runtime().synchronize()?;
+        }
         match event {
             Event::StepBegin => {
                 if self.advance()?

@@ -2,7 +2,11 @@
 
 use std::{
     ffi::c_void,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use parking_lot::Mutex;

@@ -14,7 +14,11 @@ use std::{
     collections::HashMap,
     ffi::c_void,
     path::Path,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        LazyLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use libloading::Library;
@@ -105,6 +109,16 @@ macro_rules! at_once {
 
         fn mark(&self) -> Fallible<Mark> {
             Ok(Mark(self.number()))
+        }
+
+        /// A mark is recorded as soon as it is made, and reached at once.
+        fn timed_mark(&self) -> Fallible<Mark> {
+            static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+            Ok(Mark(ORIGIN.elapsed().as_nanos() as u64))
+        }
+
+        fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration> {
+            Ok(Duration::from_nanos(to.0.saturating_sub(from.0)))
         }
 
         fn destroy_mark(&self, _: Mark) {}

@@ -14,6 +14,7 @@ use std::{
     ffi::c_void,
     fmt,
     sync::Arc,
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -268,6 +269,14 @@ impl Driver for Ordered {
 
     fn mark(&self) -> Fallible<Mark> {
         self.inner.mark()
+    }
+
+    fn timed_mark(&self) -> Fallible<Mark> {
+        self.inner.timed_mark()
+    }
+
+    fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration> {
+        self.inner.elapsed(from, to)
     }
 
     fn destroy_mark(&self, mark: Mark) {
