@@ -93,7 +93,12 @@ impl<R: Runtime> Mesh<R> {
         let mut key: Vec<Axis> = axes.iter().copied().filter(|&axis| self.plan.size(axis) > 1).collect();
         key.sort_unstable();
         key.dedup();
+        if key.len() > 1 && key.contains(&Axis::Expert) {
+            let why = "the expert axis is laid over data and shard, and makes no groups with others: ask for it alone, or for those";
+            return Err(Error::argument("Mesh::group", why).on_rank(self.world.world_rank()));
+        }
         match key[..] {
+            [Axis::Expert] => return Ok(self.axis(Axis::Expert).clone()),
             _ if key.iter().map(|&axis| self.plan.size(axis)).product::<usize>() == self.plan.world() => {
                 return Ok(self.world.clone());
             }
@@ -110,16 +115,16 @@ impl<R: Runtime> Mesh<R> {
         Ok(made)
     }
 
-    /// Cuts a model over the ranks along the tensor axis, as a plan says: each rank keeps its pieces of the parameters, and layers exchange
-    /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made. Experts that the plan
-    /// names are shared out among the ranks along the expert axis.
+    /// Cuts layers over the ranks along the tensor axis, and shares out experts among those along the expert axis, as a plan says: each rank keeps
+    /// its pieces of the parameters, and layers exchange what they need. Values are those of the whole model. Every rank calls it, before
+    /// optimizers and trainers are made.
     ///
     /// Of a pipeline each rank gives its stages: [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
     ///
     /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
     ///
     /// # Errors
-    /// On every rank along the axis, unless all have the same model and plan; and as [`TensorPlan::apply`] says.
+    /// On every rank along these axes, unless all have the same model and plan; and as [`TensorPlan::apply`] says.
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
@@ -130,7 +135,12 @@ impl<R: Runtime> Mesh<R> {
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
         let found = self.found_along_pipe(model, plan)?;
-        let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&self.batch) };
+        // Ranks of their own: what a recomputed mixture exchanges does not come between gradients, whose order is another on each rank.
+        let examples = match plan.has_experts() && self.batch.size() > 1 {
+            true => split(&self.world, &self.plan, &Axis::EXAMPLES)?,
+            false => self.batch.clone(),
+        };
+        let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&examples) };
         let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);
         match self.axis(Axis::Pipe) {
             pipe if pipe.size() > 1 => all_ok(pipe, "parallelize", applied),

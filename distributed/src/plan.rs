@@ -148,13 +148,14 @@ impl ParallelPlan {
         (0..self.size(axis)).map(|k| first + k * self.stride(axis)).collect()
     }
 
-    /// A number that the ranks of one group, and no others, share. [`Axis::Expert`] is a group by itself.
+    /// A number that the ranks of one group, and no others, share. [`Axis::Expert`] beside other axes stands for those that it is laid over.
     pub fn color(&self, axes: &[Axis], rank: usize) -> usize {
         if axes == [Axis::Expert] {
             let groups = self.examples() / self.experts;
             return self.color(&Axis::EXAMPLES, rank) * groups + self.example(rank) / self.experts;
         }
-        let others = Axis::ALL.into_iter().filter(|a| !axes.contains(a));
+        let all = |axis: &Axis| axes.contains(axis) || axes.contains(&Axis::Expert) && Axis::EXAMPLES.contains(axis);
+        let others = Axis::ALL.into_iter().filter(|axis| !all(axis));
         others.fold(0, |color, axis| color * self.size(axis) + self.coordinate(axis, rank))
     }
 
@@ -236,6 +237,8 @@ mod tests {
         }
         let all = ParallelPlan::of([(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Shard, 2), (Axis::Expert, 4)]).unwrap();
         assert_eq!(all.group(Axis::Expert, 5), [4, 5, 6, 7]);
+        let color = |rank| plan.color(&[Axis::Tensor, Axis::Expert], rank);
+        assert!((0..8).all(|rank| color(rank) == color(0)), "beside others it is data and shard");
     }
 
     #[test]

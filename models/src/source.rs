@@ -6,7 +6,7 @@ use autograd::{Leaf, Residency};
 use nn::Param;
 use numcore::{
     DType, Result, Runtime, Shape, Tensor,
-    ops::{PointwiseOps, Spec, ViewOps, cat, stack},
+    ops::{PointwiseOps, Spec, ViewOps, cat},
     placement::TensorPlacement,
 };
 
@@ -60,12 +60,9 @@ impl Source {
 
     /// The weights of some experts, as one tensor.
     fn stacked<R: Runtime>(&self, leaf: &Leaf<R>, experts: &[Vec<String>]) -> Result<Tensor<R>> {
-        let rows = |names: &Vec<String>| {
-            let parts = names.iter().map(|name| self.read(leaf, name)).collect::<Result<Vec<_>>>()?;
-            cat(&parts.iter().collect::<Vec<_>>(), 0)
-        };
-        let experts = experts.iter().map(rows).collect::<Result<Vec<_>>>()?;
-        stack(&experts.iter().collect::<Vec<_>>(), 0)
+        let shape = leaf.spec().shape.with(0, experts.len());
+        let weights = experts.iter().flatten().map(|name| self.read(leaf, name)).collect::<Result<Vec<_>>>()?;
+        cat(&weights.iter().collect::<Vec<_>>(), 0)?.reshape(shape)
     }
 }
 
@@ -81,9 +78,12 @@ impl<R: Runtime> Residency<R> for Source {
     fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
         if let SourceNames::Experts(experts) = &self.names
             && let [own] = piece.ranges(0)
-            && piece.local() == leaf.spec().shape.with(0, own.len())
         {
-            return self.stacked(leaf, &experts[own.clone()]);
+            let read = self.stacked(leaf, &experts[own.clone()])?;
+            let mut within: Vec<_> = (0..piece.logical().rank()).map(|dim| piece.ranges(dim).to_vec()).collect();
+            within[0] = vec![0..own.len()];
+            let within = TensorPlacement::new(*read.shape(), within)?;
+            return if within.is_whole() { Ok(read) } else { within.take(&read)?.copy() };
         }
         piece.take(&Residency::<R>::fetch(self, leaf)?)?.copy()
     }
@@ -109,8 +109,12 @@ pub fn written_experts<'a, R: Runtime>(
     let (shape, parts) = (parameter.shape(), names.parts());
     let writer = move |(name, expert, part): (String, usize, usize)| {
         let rows = shape[1] / parts;
-        let value =
-            move || parameter.value()?.select(0, expert)?.narrow(0, part * rows, rows)?.contiguous()?.to_dtype(dtype);
+        // No more than this expert is read of a parameter that is in no memory.
+        let value = move || {
+            let own = [expert..expert + 1, part * rows..(part + 1) * rows, 0..shape[2]];
+            let own = TensorPlacement::new(shape, own.into_iter().map(|range| vec![range]).collect())?;
+            parameter.leaf().piece(&own)?.reshape([rows, shape[2]])?.to_dtype(dtype)
+        };
         let shape = [rows, shape[2]].into();
         WeightWriter { name, shape, dtype, value: Box::new(value) }
     };

@@ -32,7 +32,7 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for ExpertParallel<R, S> {
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         match self.experts {
             None => self.rest.put_parameter_parts(rows),
-            // Ranks have pieces of the experts whole.
+            // Where experts are sharded no rank has all of one: they are put whole, as those of layers that are cut.
             Some(_) => Ok(false),
         }
     }

@@ -7,7 +7,7 @@
 //! | | gradients are summed over | ZeRO shards it over | in the norm it counts |
 //! |---|---|---|---|
 //! | the rest | data × shard | shard (or data) | once |
-//! | experts | the ranks of data × shard that have the same ones | those along shard (or all of them) | once, summed over the expert axis |
+//! | experts | the ranks of data × shard that have the same ones | those of them along shard, if there are and `e` divides the axis, or all of them | once, summed over the expert axis |
 //!
 //! The gradient of an expert comes from the tokens of all ranks, which reached it: sums are sums, and nothing is scaled.
 //!

@@ -11,8 +11,9 @@ use numcore::{
 
 use super::part::ModelPart;
 use crate::{
-    comm::{Comm, Communicator},
-    ddp::DataParallel,
+    agreement::agree_on_lines,
+    comm::{Collectives, Comm, Communicator, Named, memory},
+    ddp::{DataParallel, described},
     mesh::Mesh,
     plan::Axis,
     train::{BufferSync, ReducedGradients, StageStrategy, Strategy, TrainStep, wide},
@@ -36,6 +37,8 @@ pub struct ExpertParallel<R: Runtime, S> {
     /// The leaves of those experts, by identity.
     expert_leaves: HashSet<usize>,
     comm: Comm<R>,
+    /// The ranks with different experts, if gradients are sent as means: the experts' own ranks know a part of what a step weighs alone.
+    weighed_over: Option<Comm<R>>,
 }
 
 impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
@@ -43,15 +46,22 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
     ///
     /// # Errors
     /// Unless the experts of the model are shared out over the mesh, as far as it has ranks along the expert axis; and as `make` does.
+    ///
+    /// `means` tells whether gradients are sent as such.
     #[track_caller]
     pub(crate) fn new<M: Module<R> + ?Sized>(
         mesh: &Mesh<R>,
         model: &M,
+        means: bool,
         make: impl Fn(&Mesh<R>, &dyn Module<R>) -> Result<S>,
     ) -> Result<Self> {
         let [experts, rest] = [true, false].map(|experts| ModelPart { model, experts });
         let leaves: HashSet<usize> = experts.parameters().iter().map(|p| p.leaf().id()).collect();
         let size = mesh.plan().size(Axis::Expert);
+        if size > 1 && mesh.plan().size(Axis::Context) > 1 {
+            let why = "experts are shared out among ranks that read different examples, and not beside a context axis: leave one of them out";
+            return Err(Error::config("TrainStep::builder", "mesh", why).on_rank(mesh.world().world_rank()));
+        }
         if size > 1 && leaves.is_empty() {
             let why = format!(
                 "the mesh has {size} ranks along expert, and the model has no experts that are shared out over them: \
@@ -62,10 +72,14 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
         // The rest comes last: it leaves the thread in the random stream of its rank among all that share out examples.
         let experts = match leaves.is_empty() {
             true => None,
-            false => Some(make(&mesh.of_experts()?, &experts)?),
+            false => {
+                make_equal(mesh.axis(Axis::Tensor), &experts)?;
+                Some(make(&mesh.of_experts()?, &experts)?)
+            }
         };
-        let rest = make(mesh, &rest)?;
-        Ok(ExpertParallel { comm: rest.comm().clone(), rest, experts, expert_leaves: leaves })
+        let (rest, weighed_over) = (make(mesh, &rest)?, means.then(|| mesh.axis(Axis::Expert).clone()));
+        let weighed_over = weighed_over.filter(|_| experts.is_some());
+        Ok(ExpertParallel { comm: rest.comm().clone(), rest, experts, expert_leaves: leaves, weighed_over })
     }
 
     /// What trains all but the experts that are shared out.
@@ -91,6 +105,19 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
     }
 }
 
+/// Ranks along tensor have the same experts: gives them the values of the first. An error unless they train them alike.
+fn make_equal<R: Runtime>(ranks: &Comm<R>, experts: &impl Module<R>) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let named: Vec<_> = experts.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
+    agree_on_lines(ranks, "the experts", &described(&named, &[]))?;
+    named.iter().try_for_each(|(name, leaf)| {
+        let comm = Named::over(ranks, &format!("the first value of `{name}`"));
+        leaf.set(comm.broadcast(memory(&leaf.value()?)?, 0)?.wait()?.freeze()?)
+    })
+}
+
 impl<R: Runtime, S: StageStrategy<R>> Strategy<R> for ExpertParallel<R, S> {
     fn comm(&self) -> &Comm<R> {
         &self.comm
@@ -112,8 +139,15 @@ impl<R: Runtime, S: StageStrategy<R>> Strategy<R> for ExpertParallel<R, S> {
         self.both().try_for_each(|part| part.begin(last))
     }
 
+    // Tokens of ranks with different experts reached each other's: they weigh what all of these do.
     fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.both().try_for_each(|part| part.set_loss_weight(weight, scale))
+        self.rest.set_loss_weight(weight, scale)?;
+        let Some(experts) = &mut self.experts else { return Ok(()) };
+        let weight = match &self.weighed_over {
+            Some(ranks) => ranks.exchange_equal(weight.to_le_bytes())?.into_iter().map(f64::from_le_bytes).sum(),
+            None => weight,
+        };
+        experts.set_loss_weight(weight, scale)
     }
 
     fn end(&mut self) -> Result<()> {
@@ -131,6 +165,13 @@ impl<R: Runtime, S: StageStrategy<R>> Strategy<R> for ExpertParallel<R, S> {
     // Its experts compute the tokens of others.
     fn may_idle(&self) -> bool {
         self.experts.is_none() && self.rest.may_idle()
+    }
+
+    fn instead_of_idling(&self) -> &'static str {
+        match self.experts {
+            Some(_) => "share out the examples otherwise: experts here have the tokens of other ranks",
+            None => self.rest.instead_of_idling(),
+        }
     }
 }
 

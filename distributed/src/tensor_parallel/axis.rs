@@ -7,8 +7,8 @@ use std::{
 
 use autograd::{Leaf, random_state};
 use nn::{
-    Buffer, Module, ModuleExt,
-    parallel::{Placed, TensorStyle},
+    Buffer, Module, ModuleExt, Param,
+    parallel::{Cuts, Placed, TensorStyle},
 };
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
@@ -55,12 +55,14 @@ impl<R: Runtime> TensorAxis<R> {
                 let why = "is of experts that are shared out among ranks: say `experts()` to the builder of the training step";
                 return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
             }
+            require_known_ranks(mesh, &name, &p)?;
             let over = p.placed().map_or(1, |placed| placed.group().size());
             if over != size {
                 let late = if p.placed().is_none() { "; adapters are put in before that" } else { "" };
                 let why = format!(
-                    "is cut over {over} ranks, and the mesh has {size} along tensor: cut the model by `Mesh::parallelize` of \
-                     the mesh that it is trained over{late}"
+                    "is cut over {over} ranks, and the mesh has {size} along {}: cut the model by `Mesh::parallelize` of \
+                     the mesh that it is trained over{late}",
+                    axis_name(mesh.is_of_experts())
                 );
                 return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
             }
@@ -130,6 +132,11 @@ impl<R: Runtime> TensorAxis<R> {
         self.ranks.is_some()
     }
 
+    /// The name of the axis, for messages.
+    pub(crate) fn name(&self) -> &'static str {
+        axis_name(self.of_experts)
+    }
+
     /// This rank's place along the axis.
     pub(crate) fn rank(&self) -> usize {
         self.ranks.as_ref().map_or(0, |ranks| ranks.rank())
@@ -179,4 +186,19 @@ impl<R: Runtime> TensorAxis<R> {
             None => Ok(own),
         }
     }
+}
+
+fn axis_name(of_experts: bool) -> &'static str {
+    if of_experts { Axis::Expert.name() } else { Axis::Tensor.name() }
+}
+
+/// An error if the tokens of several ranks would compete for a mixture's experts, or move its bias, each rank's by themselves.
+fn require_known_ranks<R: Runtime>(mesh: &Mesh<R>, name: &str, parameter: &Param<R>) -> Result<()> {
+    let knows = parameter.placed().is_some_and(|placed| placed.examples().is_some());
+    if mesh.batch().size() == 1 || knows || parameter.cuts() != (Cuts::Experts { compete: true }) {
+        return Ok(());
+    }
+    let why = "is of a mixture with a capacity or a balance bias, for which the tokens of all ranks count: name its experts in a plan \
+               (`TensorPlan::experts`) and give it to `Mesh::parallelize`, also where each rank has all of them";
+    Err(Error::state(name, why).on_rank(mesh.world().world_rank()))
 }

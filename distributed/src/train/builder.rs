@@ -114,7 +114,8 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
         TrainStepBuilder { mesh, model, optimizer, spread, parts }
     }
 
-    /// A function that makes the optimizer of the parameters that are trained: of all, or, in a pipeline, of one stage's after another's.
+    /// A function that makes the optimizer of the parameters that are trained: of all; in a pipeline, of one stage's after another's; with
+    /// [`experts`](TrainStepBuilder::experts), of those of the experts, then of the rest.
     pub fn optimizer_with<F>(self, make: F) -> TrainStepBuilder<R, M, OptimizerFn<F>, Z> {
         self.optimizer(OptimizerFn(make))
     }
@@ -263,7 +264,8 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<BucketOpti
                        and `BucketOptions::canonical`, whose chunks of the batch meet in the experts";
             return Err(Error::config("TrainStep::builder", field, why));
         }
-        let strategy = ExpertParallel::new(&mesh, model, |mesh, part| {
+        let means = options.compression.sends_means();
+        let strategy = ExpertParallel::new(&mesh, model, means, |mesh, part| {
             let optimizer = made(optimizer.clone(), part, parts.schedule.clone())?;
             DataParallel::new(mesh, part, optimizer, options.clone())
         })?;
@@ -285,7 +287,7 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<ZeroOption
         let TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(options), parts } = self;
         parts.check_sharded()?;
         let optimizer: Arc<dyn Shards<R>> = Arc::new(optimizer);
-        let strategy = ExpertParallel::new(&mesh, model, |mesh, part| {
+        let strategy = ExpertParallel::new(&mesh, model, false, |mesh, part| {
             Sharded::scheduled(mesh, part, optimizer.clone(), parts.schedule.clone(), options.clone())
         })?;
         TrainStep::observed(strategy, parts.config, parts.observer)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use distributed::{
-    buckets::{BucketOptions, Unused},
+    buckets::{BucketOptions, GradCompression, Unused},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
@@ -95,7 +95,8 @@ fn ranks_that_run_out_of_examples_still_compute_those_of_others() {
         let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(options).experts().build()?;
         step.idle().map(drop)
     });
-    assert!(why.contains("needs a sweep on every rank"), "{why}");
+    assert!(why.contains("needs a sweep on every rank") && why.contains("tokens of other ranks"), "{why}");
+    assert!(!why.contains("Unused::Allow"), "{why}");
 }
 
 #[test]
@@ -106,6 +107,120 @@ fn ranks_draw_the_masks_of_their_own_examples() {
         Ok(autograd::random_state().stream)
     });
     assert_eq!(streams.unwrap(), [0, 1, 2, 3]);
+}
+
+/// Rank 1 runs out of examples; its experts still have the tokens of the others, whose sums travel as means of the whole weight.
+#[test]
+fn means_of_halves_weigh_what_all_ranks_do() {
+    let run = |compression: GradCompression, reads: &'static [usize]| {
+        let case = ExpertCase::new(4);
+        let losses = on(2, 2, |mesh| {
+            let model = case.build(mesh)?;
+            let options = BucketOptions { compression, ..Default::default() };
+            let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(options).experts().build()?;
+            let rank = mesh.world().rank();
+            for k in 0..4 {
+                step.step(|_| {
+                    let (loss, _) = case.loss(&model, mesh.world().runtime(), k, &[rank])?;
+                    if k < reads[rank] { Ok(loss) } else { loss.weightless() }
+                })?;
+            }
+            let last = case.loss(&model, mesh.world().runtime(), 9, &[0])?.0;
+            last.total().item()
+        });
+        losses.unwrap()
+    };
+    for reads in [&[4, 4][..], &[4, 1], &[1, 4]] {
+        let (exact, narrow) = (run(GradCompression::Own, reads), run(GradCompression::F16, reads));
+        for (a, b) in narrow.iter().zip(&exact) {
+            assert!((a - b).abs() <= 2e-3 * b.abs(), "{reads:?}: {narrow:?} and {exact:?}");
+        }
+    }
+}
+
+/// Seeds that differ by rank are healed along tensor too, and what is frozen on one rank is named.
+#[test]
+fn copies_of_experts_along_tensor_begin_alike() {
+    let mesh =
+        |comm: &Comm<Cpu>| Mesh::new(comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Tensor, 2), (Axis::Expert, 2)])?);
+    let case = ExpertCase::new(4);
+    let values = Ranks::new(4).run(cpu, |comm| {
+        let mesh = mesh(&comm)?;
+        let model = MoeGpt::new(&Init::new(comm.runtime(), 7 + comm.rank() as u64).dtype(DType::F64), &case.model)?;
+        mesh.parallelize(&model, &MoeGpt::plan())?;
+        let _step = TrainStep::builder(&mesh, &model).optimizer(adamw()).experts().build()?;
+        model.blocks[1].mlp.experts.down_proj.value()?.to_vec::<f64>()
+    });
+    let values = values.unwrap();
+    assert!(values[0] == values[1] && values[2] == values[3] && values[0] != values[2]);
+    let frozen = Ranks::new(4).run(cpu, |comm| {
+        let mesh = mesh(&comm)?;
+        let model = case.build(&mesh)?;
+        model.blocks[1].mlp.experts.down_proj.set_requires_grad(mesh.axis(Axis::Tensor).rank() == 0);
+        TrainStep::builder(&mesh, &model).optimizer(adamw()).experts().build().map(drop)
+    });
+    let frozen = frozen.unwrap_err().to_string();
+    assert!(frozen.contains("the experts of rank") && frozen.contains("down_proj"), "{frozen}");
+}
+
+#[test]
+fn a_mixture_whose_tokens_compete_must_know_the_ranks() {
+    let capacity = Some(nn::moe::Capacity { factor: 1.0, drop: nn::moe::DropBy::Weight });
+    for model in [
+        MoeConfig { capacity, ..ExpertCase::new(4).model },
+        MoeConfig { balance_bias: true, ..ExpertCase::new(4).model },
+    ] {
+        let build = |known: bool| {
+            on(2, 1, |mesh| {
+                let model = MoeGpt::new(&Init::new(mesh.world().runtime(), 7), &model)?;
+                if known {
+                    mesh.parallelize(&model, &MoeGpt::plan())?;
+                }
+                TrainStep::builder(mesh, &model).optimizer(adamw()).build().map(drop)
+            })
+        };
+        build(true).unwrap();
+        let why = build(false).unwrap_err().to_string();
+        assert!(why.contains("blocks.0.mlp.experts") && why.contains("TensorPlan::experts"), "{why}");
+    }
+}
+
+#[test]
+fn both_tensors_of_experts_are_shared_out_or_none() {
+    for named in ["gate_up_proj", "down_proj"] {
+        let why = refused(|mesh| {
+            let model =
+                MoeGpt::new(&Init::new(mesh.world().runtime(), 7).dtype(DType::F64), &ExpertCase::new(4).model)?;
+            mesh.parallelize(&model, &TensorPlan::new().experts(format!("blocks.*.mlp.experts.{named}")))?;
+            ExpertCase::new(4).loss(&model, mesh.world().runtime(), 0, &[0]).map(drop)
+        });
+        assert!(why.contains("name both in the plan"), "{why}");
+    }
+}
+
+#[test]
+fn the_expert_axis_makes_no_groups_with_others() {
+    let outcome = on(4, 2, |mesh| {
+        assert_eq!(mesh.group(&[Axis::Expert])?.size(), 2);
+        Ok(mesh.group(&[Axis::Data, Axis::Expert]).map(drop).unwrap_err().to_string())
+    });
+    assert!(outcome.unwrap().iter().all(|why| why.contains("makes no groups with others")));
+}
+
+#[test]
+fn words_of_refusals_name_the_expert_axis() {
+    let case = ExpertCase::new(4);
+    let muon = refused(|mesh| {
+        let model = case.build(mesh)?;
+        TrainStep::builder(mesh, &model).optimizer(optim::MuonConfig::default()).experts().build().map(drop)
+    });
+    assert!(muon.contains("ranks along expert"), "{muon}");
+    let other = refused(|mesh| {
+        let model = case.build(mesh)?;
+        let wider = ParallelPlan::of([(Axis::Data, 4), (Axis::Expert, 4)])?;
+        TrainStep::builder(&Mesh::new(mesh.world(), wider)?, &model).optimizer(adamw()).experts().build().map(drop)
+    });
+    assert!(other.contains("over 2 ranks, and the mesh has 4 along expert"), "{other}");
 }
 
 #[test]

@@ -311,6 +311,10 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
     let window = given.or(is_absent.then_some(4096));
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
     let border = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
+    if family == Family::Qwen3Moe {
+        // In published files; transformers does not read it.
+        fields.maybe_size("max_window_layers")?;
+    }
     let used = !is_qwen && family != Family::Qwen3Moe || fields.flag_or("use_sliding_window", false)?;
     let window = window.filter(|_| used);
     let Some(types) = fields.list("layer_types")? else {

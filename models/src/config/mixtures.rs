@@ -80,7 +80,7 @@ fn count(fields: &ConfigFields) -> Result<Option<usize>> {
     }
 }
 
-/// Every so manieth layer but those that are listed.
+/// Every `decoder_sparse_step`-th layer but those that are listed.
 fn sparse_layers(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>> {
     let step = fields.size_or("decoder_sparse_step", 1)?;
     let dense = fields.sizes("mlp_only_layers")?.unwrap_or_default();

@@ -70,21 +70,21 @@ impl ConversionTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::convert::{LLAMA, MIXTRAL, QWEN_MOE};
+    use crate::convert::{GPT2, LLAMA, MIXTRAL};
 
     #[test]
     fn names_of_experts_are_converted_both_ways() {
         for (table, ours, part, theirs) in [
             (&MIXTRAL, "layers.3.mlp.experts.gate_up_proj", 1, "model.layers.3.block_sparse_moe.experts.11.w3.weight"),
             (&MIXTRAL, "layers.3.mlp.experts.down_proj", 0, "model.layers.3.block_sparse_moe.experts.11.w2.weight"),
-            (&QWEN_MOE, "layers.3.mlp.experts.gate_up_proj", 0, "model.layers.3.mlp.experts.11.gate_proj.weight"),
+            (&LLAMA, "layers.3.mlp.experts.gate_up_proj", 0, "model.layers.3.mlp.experts.11.gate_proj.weight"),
         ] {
             assert_eq!(table.stacked(theirs), Some(StackPlace { name: ours.into(), expert: 11, part }));
             assert_eq!(table.stack(ours).unwrap().of(11, part), theirs);
             let bare = theirs.strip_prefix("model.").unwrap();
             assert_eq!(table.stacked(bare), table.stacked(theirs));
         }
-        assert_eq!(QWEN_MOE.stack("layers.3.mlp.experts.gate_up_proj").unwrap().parts(), 2);
+        assert_eq!(LLAMA.stack("layers.3.mlp.experts.gate_up_proj").unwrap().parts(), 2);
     }
 
     #[test]
@@ -97,8 +97,8 @@ mod tests {
             "model.layers.3.mlp.gate_proj.weight",
             "model.layers.3.mlp.experts.99999999999999999999999.gate_proj.weight",
         ] {
-            assert_eq!(QWEN_MOE.stacked(name).or(LLAMA.stacked(name)), None, "{name}");
+            assert_eq!(LLAMA.stacked(name).or(GPT2.stacked(name)), None, "{name}");
         }
-        assert!(QWEN_MOE.stack("layers.3.mlp.experts").is_none() && QWEN_MOE.stack("mlp.experts.down_proj").is_none());
+        assert!(LLAMA.stack("layers.3.mlp.experts").is_none() && LLAMA.stack("mlp.experts.down_proj").is_none());
     }
 }

@@ -20,7 +20,7 @@ pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm};
 
 use crate::{
     config::{ConfigFields, DecoderConfig, Family},
-    convert::{ConversionTable, GPT2, LLAMA, MIXTRAL, QWEN_MOE},
+    convert::{ConversionTable, GPT2, LLAMA, MIXTRAL},
     pretrained::Pretrained,
 };
 
@@ -134,7 +134,9 @@ impl<R: Runtime> Decoder<R> {
     }
 
     /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times the number of tokens: a sum over
-    /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Over ranks it is that of the tokens of all.
+    /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the
+    /// tokens of all, if [`Mesh::parallelize`](distributed::mesh::Mesh::parallelize) was given [`tensor_plan`](Decoder::tensor_plan), also where each
+    /// rank has all experts.
     ///
     /// # Errors
     /// If there are no mixtures.
@@ -179,7 +181,6 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
         match self.config.family {
             Family::Gpt2 => GPT2,
             Family::Mixtral => MIXTRAL,
-            Family::Qwen2Moe | Family::Qwen3Moe => QWEN_MOE,
             _ => LLAMA,
         }
     }

@@ -8,12 +8,15 @@ use distributed::{
     train::{Loss, TrainStep},
     zero::ZeroStage,
 };
-use models::{Decoder, DecoderInputs, Pretrained};
+use models::{
+    ConfigFields, Decoder, DecoderConfig, DecoderInputs, GenerationOptions, JsonObject, Pretrained, Prompt, generate,
+};
 use nn::{Init, ModuleExt, loss::cross_entropy_with};
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
     ops::{PointwiseOps, ViewOps},
+    placement::TensorPlacement,
     safetensors,
 };
 use optim::SgdConfig;
@@ -178,6 +181,85 @@ fn configurations_say_which_layers_have_experts() {
     assert!(layers("hidden_act", json!("gelu")).unwrap_err().contains("`hidden_act` is not `silu`"));
     assert!(layers("num_experts_per_tok", json!(9)).unwrap_err().contains("9 of 6 experts"));
     assert!(layers("moe_intermediate_size", json!(1u64 << 40)).unwrap_err().contains("larger than any model's"));
+}
+
+/// The `config.json` of published models.
+#[test]
+fn published_configurations_are_understood() {
+    let qwen3 = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+        "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+        "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": true,
+        "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48,
+        "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null,
+        "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false,
+        "torch_dtype": "bfloat16", "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false,
+        "vocab_size": 151936
+    });
+    let mixtral = json!({
+        "architectures": ["MixtralForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336,
+        "max_position_embeddings": 32768, "model_type": "mixtral", "num_attention_heads": 32, "num_experts_per_tok": 2,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": false,
+        "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02, "sliding_window": null,
+        "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.36.0.dev0", "use_cache": true,
+        "vocab_size": 32000
+    });
+    let qwen2 = json!({
+        "architectures": ["Qwen2MoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+        "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 5632,
+        "max_position_embeddings": 8192, "max_window_layers": 21, "model_type": "qwen2_moe", "num_attention_heads": 16,
+        "num_hidden_layers": 24, "num_key_value_heads": 16, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 32768, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+        "transformers_version": "4.39.0.dev0", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936,
+        "decoder_sparse_step": 1, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+        "num_experts_per_tok": 4, "num_experts": 60, "norm_topk_prob": false, "output_router_logits": false,
+        "router_aux_loss_coef": 0.001
+    });
+    for (fields, experts, top_k, hidden) in [(qwen3, 128, 8, 768), (mixtral, 8, 2, 14336), (qwen2, 60, 4, 1408)] {
+        let fields = ConfigFields::of(JsonObject::of("config.json", fields.as_object().unwrap().clone()));
+        let config = DecoderConfig::read(&fields).unwrap();
+        assert!(config.windows.iter().all(Option::is_none));
+        let mixture = config.mixture_of(config.layers - 1).unwrap();
+        assert_eq!((mixture.experts, mixture.top_k, mixture.hidden), (experts, top_k, hidden));
+    }
+}
+
+/// Each weight is read alone, from one file into another.
+#[test]
+fn a_mixture_that_is_nowhere_is_saved_expert_by_expert() {
+    for (name, _) in FAMILIES {
+        let rt = cpu();
+        let lazy = Decoder::from_pretrained(reference(name), &Init::new(&rt, 0).lazily()).unwrap();
+        let scratch = Scratch::new();
+        let (_, stack) = lazy.named_parameters().into_iter().find(|(n, _)| n.ends_with("gate_up_proj")).unwrap();
+        let (bytes, experts) = (stack.shape().numel() * 4, stack.shape()[0]);
+        let piece = TensorPlacement::part(stack.shape(), 0, 1, 0, experts).unwrap();
+        rt.reset_peak();
+        let before = rt.memory().total.live;
+        stack.leaf().piece(&piece).unwrap();
+        assert!((rt.memory().total.peak - before) * experts <= 3 * bytes);
+        lazy.save_pretrained(&scratch.0).unwrap();
+        same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
+    }
+}
+
+#[test]
+fn ranks_with_different_experts_do_not_generate() {
+    let outcome = Ranks::new(3).run(
+        |_| Ok(cpu()),
+        |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 3), (Axis::Expert, 3)])?)?;
+            let model = Decoder::from_pretrained(reference("mixtral"), &Init::new(comm.runtime(), 0).lazily())?;
+            let plan = Decoder::<Cpu>::tensor_plan().without("embed_tokens").without("lm_head");
+            mesh.parallelize(&model, &plan)?;
+            let prompt = Prompt { tokens: vec![1, 2], ..Default::default() };
+            generate(&model, &[prompt], &GenerationOptions::default(), None).map(drop)
+        },
+    );
+    let why = outcome.unwrap_err().to_string();
+    assert!(why.contains("generate with a whole model"), "{why}");
 }
 
 #[test]

@@ -58,7 +58,8 @@ impl Capacity {
         for expert in full {
             let mut ranked = Vec::new();
             for (rank, rest) in rest.iter_mut().enumerate() {
-                let own = rest.split_off(..picked[rank][expert]).ok_or_else(|| unequal(of))?;
+                let (there, due) = (rest.len(), picked[rank][expert]);
+                let own = rest.split_off(..due).ok_or_else(|| unequal(of, rank, there, due))?;
                 ranked.extend(own.iter().map(|&weight| (f64::from_le_bytes(weight), rank)));
             }
             // Stable: of equal weights the first stays.

@@ -89,16 +89,19 @@ fn by_expert(here: &[&[usize]]) -> Option<[Vec<i64>; 2]> {
 pub(super) fn of_all_ranks<R: Runtime>(group: &dyn TensorGroup<R>, own: &[usize], of: &str) -> Result<Vec<Vec<usize>>> {
     let bytes: Vec<u8> = own.iter().flat_map(|&n| (n as u64).to_le_bytes()).collect();
     let all = group.exchange_bytes(&bytes, of)?;
-    let numbers = |bytes: Vec<u8>| {
+    let numbers = |(rank, bytes): (usize, Vec<u8>)| {
         let numbers: Vec<usize> = bytes.as_chunks().0.iter().map(|&n| u64::from_le_bytes(n) as usize).collect();
-        if numbers.len() == own.len() { Ok(numbers) } else { Err(unequal(of)) }
+        if numbers.len() == own.len() { Ok(numbers) } else { Err(unequal(of, rank, numbers.len(), own.len())) }
     };
-    all.into_iter().map(numbers).collect()
+    all.into_iter().enumerate().map(numbers).collect()
 }
 
-/// The error of ranks that do not have the same mixture.
-pub(super) fn unequal(of: &str) -> Error {
-    Error::state(of.to_string(), "is of a mixture with another number of experts, or of tokens, on another rank")
+/// The error of ranks that do not have the same mixture: what `rank` sent, and what was due.
+pub(super) fn unequal(of: &str, rank: usize, sent: usize, due: usize) -> Error {
+    let why = format!(
+        "is of a mixture that is another one on rank {rank} of its group: that sent {sent} numbers, and {due} were due"
+    );
+    Error::state(of.to_string(), why)
 }
 
 #[cfg(test)]

@@ -57,11 +57,10 @@ pub struct Experts<R: Runtime> {
 impl<R: Runtime> Experts<R> {
     pub(super) fn new(init: &Init<R>, config: &MoeConfig) -> Result<Self> {
         let MoeConfig { width, hidden, experts, .. } = *config;
+        let cuts = Cuts::Experts { compete: config.capacity.is_some() || config.balance_bias };
         Ok(Experts {
-            gate_up_proj: init
-                .weight([experts, 2 * hidden, width], Initializer::by_fan(width))?
-                .with_cuts(Cuts::Experts),
-            down_proj: init.weight([experts, width, hidden], Initializer::by_fan(hidden))?.with_cuts(Cuts::Experts),
+            gate_up_proj: init.weight([experts, 2 * hidden, width], Initializer::by_fan(width))?.with_cuts(cuts),
+            down_proj: init.weight([experts, width, hidden], Initializer::by_fan(hidden))?.with_cuts(cuts),
         })
     }
 
@@ -85,6 +84,14 @@ impl<R: Runtime> Experts<R> {
                 counts.iter().sum::<usize>()
             );
             return Err(Error::argument("Experts", why));
+        }
+        let [gate_up, down] = [&self.gate_up_proj, &self.down_proj].map(|p| p.shape()[0]);
+        if gate_up != down {
+            let why = format!(
+                "this rank has {gate_up} of {experts} experts in `gate_up_proj`, and {down} in `down_proj`: name both in the plan, by the module \
+                 that they are of (`TensorPlan::experts`)"
+            );
+            return Err(Error::state("Experts", why));
         }
         match self.placed().filter(|placed| placed.style() == TensorStyle::Experts) {
             None => self.forward_here(x, counts),

@@ -9,7 +9,7 @@ use numcore::{
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps},
 };
 
-use super::{MoeConfig, Routing, TokenOrder, routing::Loads};
+use super::{DropBy, MoeConfig, Routing, TokenOrder, routing::Loads};
 use crate::{Buffer, Init, Initializer, Module, Param, parallel::Placed};
 
 /// What scores of experts are made of a router's logits.
@@ -64,7 +64,8 @@ impl<R: Runtime> Router<R> {
         let order = match self.config.capacity {
             None => order,
             Some(capacity) => {
-                let own = weights.value()?.to_f64s()?;
+                let reads = capacity.drop == DropBy::Weight;
+                let own = if reads { weights.value()?.to_f64s()? } else { Vec::new() };
                 let limits = loads.limits(capacity, &order, &own, top_k)?;
                 order.limited_each(&limits, capacity.drop, &own)
             }

@@ -28,8 +28,9 @@ pub struct Routing<R: Runtime> {
 }
 
 impl<R: Runtime> Routing<R> {
-    /// How many tokens picked each expert: those here, and, where a [plan](crate::parallel::TensorPlan::experts) shares out the experts, those of
-    /// all ranks that examples are shared out among. The first call, which all of these make, waits for the ranks.
+    /// How many tokens picked each expert: those here, and, where a [plan](crate::parallel::TensorPlan::experts) names the experts, those of
+    /// all ranks that examples are shared out among; `Mesh::parallelize` tells the layer of them, also where each rank has all experts. The
+    /// first call, which all of these make, waits for the ranks. Tokens of losses that weigh nothing count.
     pub fn loads(&self) -> Result<Vec<u64>> {
         self.loads.all(&self.order)
     }
@@ -125,7 +126,7 @@ impl<R: Runtime> Loads<R> {
         top_k: usize,
     ) -> Result<Vec<usize>> {
         let Some((group, of)) = self.examples() else {
-            let (tokens, experts) = (weights.len() / top_k, order.picked().len());
+            let (tokens, experts) = (order.picked().iter().sum::<usize>() / top_k, order.picked().len());
             return Ok(vec![capacity.limit(tokens, top_k, experts); experts]);
         };
         let picked = of_all_ranks(group, order.picked(), of)?;

@@ -97,7 +97,7 @@ impl TensorPlan {
         if parameter.placed().is_some() {
             return Err(Error::state(&**name, "is cut already: a plan is applied to a model once"));
         }
-        if self.is_sequence_parallel() {
+        if self.is_sequence_parallel() && group.size() > 1 {
             self.check_sequence(of, entry).map_err(|why| Error::state(&**name, why))?;
         }
         let (style, group) = match experts.filter(|groups| groups.experts.size() > 1) {

@@ -144,6 +144,11 @@ impl TensorPlan {
         self.sequence
     }
 
+    /// Whether experts are shared out, or know of other ranks' tokens.
+    pub fn has_experts(&self) -> bool {
+        self.entries.iter().any(|entry| entry.style == TensorStyle::Experts)
+    }
+
     pub(super) fn entries(&self) -> &[PlanEntry] {
         &self.entries
     }
