@@ -6,6 +6,7 @@ use distributed::{
     buckets::{BucketOptions, GradCompression, Unused},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     mesh::Mesh,
+    pipeline::PipelineGroups,
     plan::{Axis, ParallelPlan},
     train::{Loss, Strategy, TrainStep},
     zero::{ZeroOptions, ZeroStage},
@@ -205,6 +206,16 @@ fn the_expert_axis_makes_no_groups_with_others() {
         Ok(mesh.group(&[Axis::Data, Axis::Expert]).map(drop).unwrap_err().to_string())
     });
     assert!(outcome.unwrap().iter().all(|why| why.contains("makes no groups with others")));
+}
+
+#[test]
+fn pipelines_know_no_expert_axis() {
+    let outcome = Ranks::new(4).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Expert, 2)])?)?;
+        PipelineGroups::new(&mesh, 2).map(drop)
+    });
+    let why = outcome.unwrap_err().to_string();
+    assert!(why.contains("2 ranks along expert") && why.contains("leave the axis out"), "{why}");
 }
 
 #[test]
