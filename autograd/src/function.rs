@@ -4,11 +4,14 @@
 use std::sync::Arc;
 
 use numcore::{
-    Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor,
     ops::{Backprop, Bits, Outs, Saves},
 };
 
 use crate::{Var, anomaly, is_grad_enabled, node::NodeCall};
+
+/// Waits for a gradient that is under way.
+pub type ArrivingGradient<R> = Box<dyn FnOnce() -> Result<Tensor<R>>>;
 
 /// An operation with a hand-written gradient.
 pub trait Function<R: Runtime>: Send + Sync {
@@ -26,6 +29,18 @@ pub trait Function<R: Runtime>: Send + Sync {
     /// outputs; a loss that was not is given `0 · output` in addition. None by default: without a gradient the function is passed over.
     fn always(&self) -> Option<&R> {
         None
+    }
+    /// Whether the gradient of this function, of one input and one output, is under way for a while: that of a collective. A backward pass then
+    /// calls [`send_gradient`](Function::send_gradient) in place of [`backward`](Function::backward), and computes the gradients of the leaves
+    /// that the nodes after this one read while the gradient travels.
+    fn sends_gradient(&self) -> bool {
+        false
+    }
+    /// Sends the gradient of the output, for a function that [`sends_gradient`](Function::sends_gradient). What is given back waits for that of
+    /// the input.
+    fn send_gradient(&self, upstream: Tensor<R>) -> Result<ArrivingGradient<R>> {
+        let _ = upstream;
+        Err(Error::internal(self.name(), "sends no gradient"))
     }
     /// Gives the gradient of each wanted input. Because it is written over variables, it can be differentiated again.
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()>;

@@ -8,6 +8,7 @@ use std::sync::{
 use numcore::{
     DeviceId, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor,
     ops::{Apply, Spec, ViewOp},
+    placement::TensorPlacement,
 };
 use parking_lot::RwLock;
 use smallvec::SmallVec;
@@ -19,6 +20,12 @@ use crate::Var;
 pub trait Residency<R: Runtime>: Send + Sync {
     /// Fetches the value. The leaf does not keep it.
     fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>>;
+
+    /// Fetches a piece of the value, in memory of its own: of the whole, unless the piece can be fetched alone.
+    fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
+        // A copy: what is read is not to keep the whole in memory.
+        piece.take(&self.fetch(leaf)?)?.copy()
+    }
 }
 
 /// A value at which the graph starts: a parameter, or an input whose gradient is wanted.
@@ -104,6 +111,17 @@ impl<R: Runtime> Leaf<R> {
                 self.check(&value, "what its residency fetched")?;
                 Ok(value)
             }
+            None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()),
+        }
+    }
+
+    /// A piece of the value, in memory of its own: of the value in memory, or fetched by its residency.
+    pub fn piece(&self, piece: &TensorPlacement) -> Result<Tensor<R>> {
+        if let Some(value) = &self.state.read().value {
+            return piece.take(value)?.copy();
+        }
+        match self.residency.read().clone() {
+            Some(residency) => residency.fetch_piece(self, piece),
             None => Err(ErrorKind::NotResident { name: self.name().to_string() }.into()),
         }
     }

@@ -23,9 +23,14 @@ impl<R: Runtime> Sweep<R> {
         if self.options.create_graph || self.only.is_some() {
             return Ok(edges.iter().map(|_| None).collect());
         }
+        let leaf = |edge: &Edge<R>| if let Edge::Leaf(view) = edge { Some(view.leaf().clone()) } else { None };
+        if !self.postpones && !self.postponed.is_empty() {
+            edges.iter().flatten().filter_map(leaf).try_for_each(|leaf| self.flush_for(&leaf, hook))?;
+        }
         let again = |i: usize, edge: &Edge<R>| edges[..i].iter().flatten().any(|e| target(e) == target(edge));
         let lend = |(i, edge): (usize, &Option<Edge<R>>)| match edge {
             Some(edge) if again(i, edge) => Ok(None),
+            Some(Edge::Leaf(_)) if self.postpones => Ok(None),
             Some(Edge::Leaf(view)) if view.is_whole() => self.slot(view.leaf(), hook).map(Some),
             Some(Edge::Node(node, k)) => Ok(self.sole(node, *k as usize)),
             _ => Ok(None),

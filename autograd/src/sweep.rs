@@ -3,6 +3,8 @@
 //! Three maps, all for look-up alone: gradients that wait for their node, the state of each leaf, and (when weight
 //! gradients are deferred) which nodes lead to an input. A leaf's gradient is final when every edge to it is settled:
 //! its op call has run, or its node finished without giving one.
+//!
+//! Op calls of nodes right above a function that sends its gradient wait for that (see `overlap.rs`).
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -61,6 +63,10 @@ pub(crate) struct Sweep<R: Runtime> {
     /// Nodes whose own gradients were requested.
     wanted: HashMap<(usize, u32), Option<Var<R>>>,
     pub(crate) kept: Vec<KeptCall<R>>,
+    /// Op calls for leaves that wait until a gradient is under way.
+    pub(crate) postponed: Vec<KeptCall<R>>,
+    /// Whether those of the node that is visited do.
+    pub(crate) postpones: bool,
     /// Nodes that run with the deferred calls.
     later: Vec<Arc<Node<R>>>,
 }
@@ -89,6 +95,8 @@ impl<R: Runtime> Sweep<R> {
             only: None,
             wanted: HashMap::new(),
             kept: Vec::new(),
+            postponed: Vec::new(),
+            postpones: false,
             later: Vec::new(),
         };
         let mut stack: Vec<Arc<Node<R>>> = Vec::new();
@@ -197,9 +205,11 @@ impl<R: Runtime> Sweep<R> {
                 self.later.push(node);
                 continue;
             }
+            self.postpones = self.leads_to_sender(&node);
             self.visit(&node, hook)?;
         }
-        Ok(())
+        self.postpones = false;
+        self.run_postponed(hook)
     }
 
     fn visit(&mut self, node: &Arc<Node<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
@@ -218,7 +228,7 @@ impl<R: Runtime> Sweep<R> {
             let mut step = NodeStep { sweep: self, hook, node, saved, upstream, given: &mut given };
             match &node.call {
                 NodeCall::Op(op) => op.gradient(&mut step)?,
-                NodeCall::Function(f) => f.clone().backward(&mut step)?,
+                NodeCall::Function(f) => step.function(f)?,
                 NodeCall::Segment(s) => s.backward(&mut step)?,
             }
         }
@@ -252,7 +262,12 @@ impl<R: Runtime> Sweep<R> {
             return Ok(());
         }
         match to {
+            Edge::Leaf(_) if self.postpones => {
+                self.postponed.push(KeptCall { to: to.clone(), op, ins: ins.iter().map(|v| (*v).clone()).collect() });
+                Ok(())
+            }
             Edge::Leaf(view) => {
+                self.flush_for(view.leaf(), hook)?;
                 self.add_to_leaf(view, op, ins, hook)?;
                 self.finish_edge(view.leaf(), hook)
             }

@@ -54,6 +54,14 @@ impl<R: Runtime> Var<R> {
         self.value.get()
     }
 
+    /// The tensor, without another holder if this variable was the only one.
+    pub(crate) fn into_value(self) -> Result<Tensor<R>> {
+        match self.value {
+            TapeValue::Own(value) => Ok(value),
+            value => value.get(),
+        }
+    }
+
     /// The only element, as `f64`.
     pub fn item(&self) -> Result<f64> {
         self.value()?.item()

@@ -1,4 +1,4 @@
-//! Many ranks, one training run: gradient buckets, ZeRO, tensor parallelism, pipeline schedules, sharded checkpoints.
+//! Many ranks, one training run: gradient buckets, ZeRO, tensor and expert parallelism, pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 mod agreement;
@@ -6,6 +6,7 @@ pub mod buckets;
 pub mod checkpoint;
 pub mod ddp;
 pub mod differentiable;
+pub mod expert_parallel;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;

@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use nn::{Module, ModuleExt, parallel::TensorPlan};
+use nn::{
+    Module, ModuleExt,
+    parallel::{ExpertGroups, TensorPlan},
+};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 use crate::{
     agreement::agree_on_lines,
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator},
+    comm::{Collectives, Comm, Communicator, NoOpCommunicator, all_ok},
     plan::{Axis, ParallelPlan},
     tensor_parallel::TensorRanks,
 };
@@ -24,6 +27,8 @@ pub struct Mesh<R: Runtime> {
     /// Groups along several axes, made when they are first asked for.
     products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
     is_communicator: bool,
+    /// Whether it is of experts, of which ranks that read different data have different ones along tensor.
+    of_experts: bool,
 }
 
 impl<R: Runtime> Mesh<R> {
@@ -35,17 +40,35 @@ impl<R: Runtime> Mesh<R> {
             return Err(Error::config("Mesh", "plan", why));
         }
         world.agree("the parallel plan", plan.to_string().as_bytes())?;
-        let axes = Axis::ALL.iter().map(|&a| split(world, &plan, &[a])).collect::<Result<_>>()?;
-        let batch = split(world, &plan, &[Axis::Data, Axis::Shard])?;
-        Ok(Mesh { plan, world: world.clone(), axes, batch, products: Arc::default(), is_communicator: false })
+        let mut axes = Axis::ALL.iter().map(|&a| split(world, &plan, &[a])).collect::<Result<Vec<_>>>()?;
+        axes.push(match plan.size(Axis::Expert) {
+            1 => Arc::new(NoOpCommunicator::new(world.runtime())),
+            _ => split(world, &plan, &[Axis::Expert])?,
+        });
+        let (batch, products) = (split(world, &plan, &Axis::EXAMPLES)?, Arc::default());
+        Ok(Mesh { plan, world: world.clone(), axes, batch, products, is_communicator: false, of_experts: false })
+    }
+
+    /// The ranks of [`batch`](Mesh::batch) as they have the experts: copies of one along data and shard, different ones along tensor. Every rank
+    /// calls this.
+    #[track_caller]
+    pub(crate) fn of_experts(&self) -> Result<Self> {
+        Ok(Mesh { of_experts: true, ..Mesh::new(&self.batch, self.plan.of_experts())? })
+    }
+
+    /// Whether it is [of experts](Mesh::of_experts).
+    pub(crate) fn is_of_experts(&self) -> bool {
+        self.of_experts
     }
 
     /// A communicator as a mesh of one axis, [`Axis::Data`]. Nothing is exchanged.
     pub fn of(comm: &Comm<R>) -> Self {
         let alone: Comm<R> = Arc::new(NoOpCommunicator::new(comm.runtime()));
-        let axes = Axis::ALL.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() });
-        let (plan, axes) = (ParallelPlan::along(Axis::Data, comm.size()), axes.to_vec());
-        Mesh { plan, world: comm.clone(), axes, batch: comm.clone(), products: Arc::default(), is_communicator: true }
+        let axes = Axis::ALL.into_iter().chain([Axis::Expert]);
+        let axes = axes.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() }).collect();
+        let (plan, products) = (ParallelPlan::along(Axis::Data, comm.size()), Arc::default());
+        let (world, batch) = (comm.clone(), comm.clone());
+        Mesh { plan, world, axes, batch, products, is_communicator: true, of_experts: false }
     }
 
     /// The arrangement.
@@ -70,7 +93,12 @@ impl<R: Runtime> Mesh<R> {
         let mut key: Vec<Axis> = axes.iter().copied().filter(|&axis| self.plan.size(axis) > 1).collect();
         key.sort_unstable();
         key.dedup();
+        if key.len() > 1 && key.contains(&Axis::Expert) {
+            let why = "the expert axis is laid over data and shard, and makes no groups with others: ask for it alone, or for those";
+            return Err(Error::argument("Mesh::group", why).on_rank(self.world.world_rank()));
+        }
         match key[..] {
+            [Axis::Expert] => return Ok(self.axis(Axis::Expert).clone()),
             _ if key.iter().map(|&axis| self.plan.size(axis)).product::<usize>() == self.plan.world() => {
                 return Ok(self.world.clone());
             }
@@ -87,23 +115,48 @@ impl<R: Runtime> Mesh<R> {
         Ok(made)
     }
 
-    /// Cuts a model over the ranks along the tensor axis, as a plan says: each rank keeps its pieces of the parameters, and layers exchange
-    /// what they need. Values are those of the whole model. Every rank calls it, before optimizers and trainers are made.
+    /// Cuts layers over the ranks along the tensor axis, and shares out experts among those along the expert axis, as a plan says: each rank keeps
+    /// its pieces of the parameters, and layers exchange what they need. Values are those of the whole model. Every rank calls it, before
+    /// optimizers and trainers are made.
+    ///
+    /// Of a pipeline each rank gives its stages: [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
     ///
     /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
     ///
     /// # Errors
-    /// On every rank along the axis, unless all have the same model and plan; and as [`TensorPlan::apply`] says.
+    /// On every rank along these axes, unless all have the same model and plan; and as [`TensorPlan::apply`] says.
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
-        let comm = self.axis(Axis::Tensor);
-        if comm.size() > 1 {
+        let (comm, experts) = (self.axis(Axis::Tensor), self.axis(Axis::Expert));
+        for comm in [comm, experts].into_iter().filter(|comm| comm.size() > 1) {
             let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
             let model: String = model.named_parameters().into_iter().map(line).collect();
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
-        plan.apply(model, &TensorRanks::group(comm)).map_err(|error| error.on_rank(self.world.world_rank()))
+        let found = self.found_along_pipe(model, plan)?;
+        // Ranks of their own: what a recomputed mixture exchanges does not come between gradients, whose order is another on each rank.
+        let examples = match plan.has_experts() && self.batch.size() > 1 {
+            true => split(&self.world, &self.plan, &Axis::EXAMPLES)?,
+            false => self.batch.clone(),
+        };
+        let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&examples) };
+        let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);
+        match self.axis(Axis::Pipe) {
+            pipe if pipe.size() > 1 => all_ok(pipe, "parallelize", applied),
+            _ => applied.map_err(|error| error.on_rank(self.world.world_rank())),
+        }
+    }
+
+    /// Which patterns of a plan name something in a model, of which each rank along pipe has its part.
+    fn found_along_pipe(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<Vec<bool>> {
+        let (own, pipe) = (plan.found_in(model), self.axis(Axis::Pipe));
+        if pipe.size() == 1 {
+            return Ok(own);
+        }
+        pipe.agree("the tensor-parallel plan", format!("{plan:?}").as_bytes())?;
+        let all = pipe.exchange(&own.iter().map(|&found| u8::from(found)).collect::<Vec<_>>())?;
+        Ok((0..own.len()).map(|k| all.iter().any(|part| part.get(k) == Some(&1))).collect())
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.

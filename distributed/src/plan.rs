@@ -17,15 +17,21 @@ pub enum Axis {
     Context,
     /// Parts of each layer: ranks that hold different pieces of the parameters and read the same data.
     Tensor,
+    /// Experts of each mixture: ranks that hold different experts and read different data. It is no factor of the world: it is laid over the
+    /// ranks along [`EXAMPLES`](Axis::EXAMPLES), consecutive ones of which have all experts together.
+    Expert,
 }
 
 impl Axis {
-    /// Every axis, outermost first.
+    /// Every axis that the world is a product of, outermost first.
     pub const ALL: [Axis; 5] = [Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor];
+
+    /// The axes along which ranks read different data.
+    pub const EXAMPLES: [Axis; 2] = [Axis::Data, Axis::Shard];
 
     /// The name of the axis in tables and messages.
     pub fn name(self) -> &'static str {
-        ["pipe", "data", "shard", "context", "tensor"][self as usize]
+        ["pipe", "data", "shard", "context", "tensor", "expert"][self as usize]
     }
 }
 
@@ -45,25 +51,35 @@ impl Axis {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParallelPlan {
     sizes: [usize; Axis::ALL.len()],
+    /// Ranks that have all experts together, among those along [`Axis::EXAMPLES`].
+    experts: usize,
 }
 
 impl ParallelPlan {
-    /// An arrangement of `world` ranks; axes that are not named have size 1. The product of all sizes must be the world.
+    /// An arrangement of `world` ranks; axes that are not named have size 1. The product of all sizes but that of [`Axis::Expert`] must be the
+    /// world; that one divides the number of ranks that read different data.
     pub fn new(world: usize, axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self> {
-        let mut sizes = [1; Axis::ALL.len()];
-        let mut named = [false; Axis::ALL.len()];
+        let (mut sizes, mut experts) = ([1; Axis::ALL.len()], 1);
+        let mut named = [false; Axis::ALL.len() + 1];
         for (axis, size) in axes {
             if size == 0 || std::mem::replace(&mut named[axis as usize], true) {
                 let why = format!("axis {} is {}", axis.name(), if size == 0 { "empty" } else { "given twice" });
                 return Err(Error::config("ParallelPlan", "axes", why));
             }
-            sizes[axis as usize] = size;
+            *sizes.get_mut(axis as usize).unwrap_or(&mut experts) = size;
         }
-        let plan = ParallelPlan { sizes };
+        let plan = ParallelPlan { sizes, experts };
         let product = sizes.iter().try_fold(1usize, |p, &s| p.checked_mul(s));
         if product != Some(world) {
             let product = product.map_or_else(|| "too many".into(), |p| p.to_string());
             let why = format!("{plan} = {product} ranks, the world has {world}");
+            return Err(Error::config("ParallelPlan", "axes", why));
+        }
+        let examples = plan.examples();
+        if !examples.is_multiple_of(experts) {
+            let why = format!(
+                "experts cannot be laid over groups of {experts} of the {examples} ranks along data and shard, which {experts} does not divide"
+            );
             return Err(Error::config("ParallelPlan", "axes", why));
         }
         Ok(plan)
@@ -71,7 +87,8 @@ impl ParallelPlan {
 
     /// An arrangement of as many ranks as the product of all sizes.
     pub fn of(axes: impl IntoIterator<Item = (Axis, usize)> + Clone) -> Result<Self> {
-        let world = axes.clone().into_iter().try_fold(1usize, |world, (_, size)| world.checked_mul(size));
+        let factors = axes.clone().into_iter().filter(|(axis, _)| *axis != Axis::Expert);
+        let world = factors.into_iter().try_fold(1usize, |world, (_, size)| world.checked_mul(size));
         ParallelPlan::new(world.unwrap_or(usize::MAX), axes)
     }
 
@@ -79,7 +96,28 @@ impl ParallelPlan {
     pub(crate) fn along(axis: Axis, ranks: usize) -> Self {
         let mut sizes = [1; Axis::ALL.len()];
         sizes[axis as usize] = ranks;
-        ParallelPlan { sizes }
+        ParallelPlan { sizes, experts: 1 }
+    }
+
+    /// The ranks that read different data from one another, of those that take a step together, arranged for the experts, of which ranks have
+    /// different ones along tensor. Copies of an expert lie along shard as far as there are such ranks in a shard group, and along data else.
+    pub(crate) fn of_experts(&self) -> Self {
+        let (examples, shard, experts) = (self.examples(), self.size(Axis::Shard), self.experts);
+        let shards = if shard.is_multiple_of(experts) { shard / experts } else { 1 };
+        let mut plan = ParallelPlan::along(Axis::Tensor, experts);
+        plan.sizes[Axis::Shard as usize] = shards;
+        plan.sizes[Axis::Data as usize] = examples / experts / shards;
+        plan
+    }
+
+    /// How many ranks read different data.
+    fn examples(&self) -> usize {
+        Axis::EXAMPLES.iter().map(|&axis| self.size(axis)).product()
+    }
+
+    /// A rank's place among those that read different data.
+    fn example(&self, rank: usize) -> usize {
+        Axis::EXAMPLES.iter().fold(0, |place, &axis| place * self.size(axis) + self.coordinate(axis, rank))
     }
 
     /// All ranks.
@@ -89,23 +127,35 @@ impl ParallelPlan {
 
     /// Ranks along an axis.
     pub fn size(&self, axis: Axis) -> usize {
-        self.sizes[axis as usize]
+        self.sizes.get(axis as usize).copied().unwrap_or(self.experts)
     }
 
     /// Where a rank stands along an axis.
     pub fn coordinate(&self, axis: Axis, rank: usize) -> usize {
+        if axis == Axis::Expert {
+            return self.example(rank) % self.experts;
+        }
         rank / self.stride(axis) % self.size(axis)
     }
 
     /// The ranks that differ from `rank` along `axis` alone, itself included, in order.
     pub fn group(&self, axis: Axis, rank: usize) -> Vec<usize> {
+        if axis == Axis::Expert {
+            let color = |rank| self.color(&[Axis::Expert], rank);
+            return (0..self.world()).filter(|&other| color(other) == color(rank)).collect();
+        }
         let first = rank - self.coordinate(axis, rank) * self.stride(axis);
         (0..self.size(axis)).map(|k| first + k * self.stride(axis)).collect()
     }
 
-    /// A number that the ranks of one group, and no others, share.
+    /// A number that the ranks of one group, and no others, share. [`Axis::Expert`] beside other axes stands for those that it is laid over.
     pub fn color(&self, axes: &[Axis], rank: usize) -> usize {
-        let others = Axis::ALL.into_iter().filter(|a| !axes.contains(a));
+        if axes == [Axis::Expert] {
+            let groups = self.examples() / self.experts;
+            return self.color(&Axis::EXAMPLES, rank) * groups + self.example(rank) / self.experts;
+        }
+        let all = |axis: &Axis| axes.contains(axis) || axes.contains(&Axis::Expert) && Axis::EXAMPLES.contains(axis);
+        let others = Axis::ALL.into_iter().filter(|axis| !all(axis));
         others.fold(0, |color, axis| color * self.size(axis) + self.coordinate(axis, rank))
     }
 
@@ -119,9 +169,10 @@ impl ParallelPlan {
 
     /// The axes that people see: inner ones of size 1 are left out.
     fn shown(&self) -> impl Iterator<Item = Axis> + '_ {
-        Axis::ALL.into_iter().filter(|&axis| axis <= Axis::Shard || self.size(axis) > 1)
+        Axis::ALL.into_iter().chain([Axis::Expert]).filter(|&axis| axis <= Axis::Shard || self.size(axis) > 1)
     }
 
+    /// How far apart ranks are that are next to each other along an axis which the world is a product of.
     fn stride(&self, axis: Axis) -> usize {
         self.sizes[axis as usize + 1..].iter().product()
     }
@@ -129,7 +180,9 @@ impl ParallelPlan {
 
 impl fmt::Display for ParallelPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.shown().map(|a| format!("{} {}", a.name(), self.size(a))).collect::<Vec<_>>().join(" × "))
+        let factors = self.shown().filter(|&axis| axis != Axis::Expert);
+        f.write_str(&factors.map(|a| format!("{} {}", a.name(), self.size(a))).collect::<Vec<_>>().join(" × "))?;
+        if self.experts > 1 { write!(f, ", expert {}", self.experts) } else { Ok(()) }
     }
 }
 
@@ -163,6 +216,38 @@ mod tests {
         assert_eq!(plan.group(Axis::Data, 3), [1, 3, 5]);
         assert_eq!(plan.color(&[Axis::Data, Axis::Tensor], 0), plan.color(&[Axis::Data, Axis::Tensor], 5));
         assert_eq!(plan.table().lines().next(), Some(" rank     pipe     data    shard   tensor"));
+    }
+
+    #[test]
+    fn experts_are_laid_over_consecutive_ranks_that_read_different_data() {
+        let plan = ParallelPlan::of([(Axis::Data, 2), (Axis::Shard, 2), (Axis::Tensor, 2), (Axis::Expert, 2)]).unwrap();
+        assert_eq!((plan.world(), plan.size(Axis::Expert)), (8, 2));
+        assert_eq!(plan.to_string(), "pipe 1 × data 2 × shard 2 × tensor 2, expert 2");
+        assert_eq!([0, 3, 6].map(|rank| plan.group(Axis::Expert, rank)), [[0, 2], [1, 3], [4, 6]]);
+        assert_eq!([0, 2, 5].map(|rank| plan.coordinate(Axis::Expert, rank)), [0, 1, 0]);
+        assert_eq!(plan.of_experts().to_string(), "pipe 1 × data 2 × shard 1 × tensor 2");
+        for (axes, experts) in [
+            (&[(Axis::Data, 4)][..], "pipe 1 × data 2 × shard 1 × tensor 2"),
+            (&[(Axis::Shard, 4)], "pipe 1 × data 1 × shard 2 × tensor 2"),
+            (&[(Axis::Data, 3), (Axis::Shard, 4)], "pipe 1 × data 3 × shard 2 × tensor 2"),
+            (&[(Axis::Data, 2), (Axis::Shard, 3)], "pipe 1 × data 3 × shard 1 × tensor 2"),
+        ] {
+            let axes: Vec<_> = axes.iter().copied().chain([(Axis::Expert, 2)]).collect();
+            assert_eq!(ParallelPlan::of(axes).unwrap().of_experts().to_string(), experts);
+        }
+        let all = ParallelPlan::of([(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Shard, 2), (Axis::Expert, 4)]).unwrap();
+        assert_eq!(all.group(Axis::Expert, 5), [4, 5, 6, 7]);
+        let color = |rank| plan.color(&[Axis::Tensor, Axis::Expert], rank);
+        assert!((0..8).all(|rank| color(rank) == color(0)), "beside others it is data and shard");
+    }
+
+    #[test]
+    fn experts_that_ranks_cannot_share_out_are_refused() {
+        let error = |axes: &[(Axis, usize)]| ParallelPlan::of(axes.to_vec()).unwrap_err().to_string();
+        let why = error(&[(Axis::Data, 3), (Axis::Shard, 2), (Axis::Tensor, 2), (Axis::Expert, 4)]);
+        assert!(why.contains("groups of 4 of the 6 ranks along data and shard"), "{why}");
+        assert!(error(&[(Axis::Data, 2), (Axis::Expert, 0)]).contains("axis expert is empty"));
+        assert!(error(&[(Axis::Expert, 2), (Axis::Data, 2), (Axis::Expert, 2)]).contains("axis expert is given twice"));
     }
 
     #[test]

@@ -183,6 +183,14 @@ fn tensor_parallel() {
 }
 
 #[test]
+fn experts() {
+    runs(program!("experts"), "--ranks 2 --width 16 --layers 2 --experts 4");
+    runs(program!("experts"), "--ranks 1 --width 16 --layers 1 --experts 3");
+    let refused = "4 experts cannot be shared out among 3 ranks";
+    refuses(program!("experts"), "--ranks 3 --width 16 --layers 1 --experts 4", refused);
+}
+
+#[test]
 fn zero() {
     runs(program!("zero"), "--ranks 2 --width 32 --layers 2");
     runs(program!("zero"), "--ranks 1 --width 32 --layers 2");

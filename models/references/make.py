@@ -42,6 +42,14 @@ DECODERS = {
     "qwen2": lambda: (transformers.Qwen2ForCausalLM, transformers.Qwen2Config(
         **{**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1}, use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True)),
     "qwen3": lambda: (transformers.Qwen3ForCausalLM, transformers.Qwen3Config(**SIZES, head_dim=6)),
+    "mixtral": lambda: (transformers.MixtralForCausalLM, transformers.MixtralConfig(
+        **{**SIZES, "num_attention_heads": 2, "num_key_value_heads": 1}, num_local_experts=3, num_experts_per_tok=2, sliding_window=6)),
+    "qwen2_moe": lambda: (transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig(
+        **{**SIZES, "num_hidden_layers": 3, "num_attention_heads": 2}, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=7,
+        shared_expert_intermediate_size=10, mlp_only_layers=[1], use_sliding_window=True, sliding_window=4, max_window_layers=1)),
+    "qwen3_moe": lambda: (transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
+        **SIZES, head_dim=6, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=5, norm_topk_prob=True,
+        decoder_sparse_step=2)),
 }
 
 
@@ -85,7 +93,7 @@ def greedy(model, prompts, new):
 def decoder(name):
     torch.manual_seed(sum(map(ord, name)))
     kind, config = DECODERS[name]()
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = kind(config).eval()
     randomize(model)
     folder = fresh(name)
@@ -94,9 +102,14 @@ def decoder(name):
     ids = torch.randint(0, VOCAB, (2, 23))
     logits = model(ids).logits
     torch.nn.functional.cross_entropy(logits[:, :-1].reshape(-1, VOCAB), ids[:, 1:].reshape(-1)).backward()
-    grads = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+    more = {}
+    if hasattr(config, "router_aux_loss_coef"):
+        more["balance_loss"] = model(ids, output_router_logits=True).aux_loss
+    # Files of Mixtral have other names than the model; experts, which files have one by one, are those of the model here.
+    files = lambda n: n.replace(".mlp.gate.", ".block_sparse_moe.gate.") if name == "mixtral" else n
+    grads = {f"grad/{files(n)}": p.grad for n, p in model.named_parameters()}
     prompts = [ids[0, :9].tolist(), ids[1, :4].tolist(), ids[1, :15].tolist()]
-    finish(folder, {"ids": ids, "logits": logits, **grads}, prompts=prompts, greedy=greedy(model, prompts, 12))
+    finish(folder, {"ids": ids, "logits": logits, **more, **grads}, prompts=prompts, greedy=greedy(model, prompts, 12))
     return model, ids
 
 

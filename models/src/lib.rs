@@ -1,6 +1,6 @@
 //! Pretrained models: Hugging Face's folders in and out, generation, adapters, chat.
 //!
-//! A [`Decoder`] is GPT-2, Llama, Mistral or Qwen, by what `config.json` says. [`Pretrained`] reads a folder into a model and writes one that
+//! A [`Decoder`] is GPT-2, Llama, Mistral, Mixtral or Qwen, by what `config.json` says. [`Pretrained`] reads a folder into a model and writes one that
 //! transformers loads:
 //!
 //! ```no_run
@@ -29,13 +29,14 @@ mod generate;
 mod lora;
 mod pretrained;
 mod quantize;
+mod source;
 
 #[cfg(feature = "text")]
 pub use chat::{ChatDate, ChatTemplate, Conversation};
 pub use chat::{ChatExample, pack_examples};
-pub use config::{ConfigFields, DecoderConfig, Family, RopeConfig, RopeScaling};
-pub use convert::{Change, ConversionRule, ConversionTable, Converted};
-pub use decoder::{Decoder, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
+pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, Family, RopeConfig, RopeScaling};
+pub use convert::{Change, ConversionRule, ConversionTable, Converted, StackNames, StackPlace, StackRule};
+pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
 pub use export::{GgufOptions, GgufWeights, OnnxOptions};
 pub use files::{JsonObject, SaveOptions};

@@ -1,20 +1,23 @@
 //! Models from Hugging Face's folders, and back.
 
-use std::{collections::BTreeMap, fmt::Write as _, path::Path, sync::Arc};
-
-use autograd::{Leaf, Residency};
-use nn::{Init, Module, ModuleEntry, ModuleExt, Param, walk};
-use numcore::{
-    Error, Result, Runtime, Shape, Tensor,
-    ops::{PointwiseOps, Spec, ViewOps},
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    fmt::Write as _,
+    path::Path,
+    sync::Arc,
 };
+
+use autograd::Residency;
+use nn::{Init, Module, ModuleEntry, ModuleExt, Param, walk};
+use numcore::{Error, Result, Runtime};
 use serde_json::{Map, Value, json};
 
 use crate::{
     config::ConfigFields,
-    convert::{Change, ConversionTable, Converted},
+    convert::{Change, ConversionTable, Converted, StackNames, StackPlace},
     files::{SaveOptions, WeightWriter, Weights},
     quantize::{self, Base4bit, LinearPlace, StoredWeight},
+    source::{Source, SourceNames, written, written_experts},
 };
 
 /// The name of weights' files.
@@ -118,7 +121,7 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         for (name, parameter) in &named {
             match quantised.get(name) {
                 Some(weight) => weights.extend(weight.writers(&theirs(&table, name)?.name)),
-                None => weights.push(weight(&table, name, parameter, options)?),
+                None => weights.extend(writers(&table, name, parameter, options)?),
             }
         }
         let mut fields = self.fields();
@@ -215,8 +218,12 @@ impl<R: Runtime> Plan<R> {
     fn of(model: &impl Pretrained<R>, weights: &Arc<Weights>) -> Result<Self> {
         let (table, mut report, mut sources) = (model.table(), PretrainedReport::default(), Vec::new());
         // The files' names by ours: files may leave the prefix out.
-        let mut given = BTreeMap::new();
+        let (mut given, mut stacks) = (BTreeMap::new(), GivenStacks::default());
         for theirs in weights.names() {
+            if let Some(place) = table.stacked(theirs) {
+                stacks.add(place, theirs, &mut report);
+                continue;
+            }
             match table.ours(theirs) {
                 _ if quantize::is_part(theirs, weights) => {}
                 _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
@@ -233,6 +240,15 @@ impl<R: Runtime> Plan<R> {
         }
         let (mut places, mut quantised) = (BTreeMap::from_iter(quantize::slots(model)), Vec::new());
         for (name, parameter) in model.named_parameters() {
+            if let Some(names) = table.stack(&name) {
+                match stacks.take(&name, &names, parameter.shape()[0]) {
+                    Ok(names) => {
+                        fit(name, parameter, Source { weights: weights.clone(), names }, &mut sources, &mut report)
+                    }
+                    Err(missing) => drop(report.missing.insert(name, missing)),
+                }
+                continue;
+            }
             let Some((theirs, change)) = given.remove(&name) else {
                 let theirs = table.theirs(&name).map_or_else(|| "no name".into(), |c| c.name);
                 report.missing.insert(name, theirs);
@@ -253,12 +269,10 @@ impl<R: Runtime> Plan<R> {
                 }
                 continue;
             }
-            let source = Source { weights: weights.clone(), name: theirs, change };
-            match source.unfit(parameter.spec()) {
-                Some(why) => drop(report.unfit.insert(name, why)),
-                None => sources.push((parameter, source)),
-            }
+            let source = Source { weights: weights.clone(), names: SourceNames::Weight(theirs, change) };
+            fit(name, parameter, source, &mut sources, &mut report);
         }
+        report.unexpected.extend(stacks.left());
         for (ours, (theirs, _)) in given {
             if model.does_without(&ours) {
                 report.ignored.push(theirs);
@@ -270,32 +284,50 @@ impl<R: Runtime> Plan<R> {
     }
 }
 
-/// A weight of a file as a parameter's value: read whenever the parameter is, where it is in no memory.
-struct Source {
-    weights: Arc<Weights>,
+/// Keeps the source of a parameter that it fits.
+fn fit<R: Runtime>(
     name: String,
-    change: Change,
-}
-
-impl Source {
-    /// Why the weight does not fit a parameter, if it does not.
-    fn unfit(&self, due: Spec) -> Option<String> {
-        let (dtype, shape) = match self.weights.spec(&self.name) {
-            Ok(spec) => spec,
-            Err(e) => return Some(e.to_string()),
-        };
-        let here = changed_shape(self.change, due.shape);
-        if !dtype.is_float() {
-            return Some(format!("is {dtype} in files as {}, and no quantised weights are read", self.name));
-        }
-        (shape != here).then(|| format!("is {} here, {shape} in files as {}", due.shape, self.name))
+    parameter: Param<R>,
+    source: Source,
+    sources: &mut Vec<(Param<R>, Source)>,
+    report: &mut PretrainedReport,
+) {
+    match source.unfit(parameter.spec()) {
+        Some(why) => drop(report.unfit.insert(name, why)),
+        None => sources.push((parameter, source)),
     }
 }
 
-impl<R: Runtime> Residency<R> for Source {
-    fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>> {
-        let value: Tensor<R> = self.weights.tensor(leaf.runtime(), &self.name)?;
-        changed(self.change, value.to_dtype(leaf.spec().dtype)?)
+/// The weights of experts in files, by the parameter that they are of here, expert and part.
+#[derive(Default)]
+struct GivenStacks(BTreeMap<String, BTreeMap<(usize, usize), String>>);
+
+impl GivenStacks {
+    fn add(&mut self, place: StackPlace, theirs: &str, report: &mut PretrainedReport) {
+        let weights = self.0.entry(place.name.clone()).or_default();
+        match weights.entry((place.expert, place.part)) {
+            // Of two weights of one meaning the first is taken.
+            Entry::Occupied(_) => drop(report.unexpected.insert(theirs.to_owned(), Some(place.name))),
+            Entry::Vacant(free) => drop(free.insert(theirs.to_owned())),
+        }
+    }
+
+    /// The weights of a parameter of so many experts; the first name that is missing otherwise.
+    fn take(&mut self, name: &str, names: &StackNames, experts: usize) -> std::result::Result<SourceNames, String> {
+        let mut given = self.0.remove(name).unwrap_or_default();
+        let mut weight = |expert, part| given.remove(&(expert, part)).ok_or_else(|| names.of(expert, part));
+        let weights = (0..experts).map(|expert| (0..names.parts()).map(|part| weight(expert, part)).collect());
+        let weights = weights.collect::<std::result::Result<_, _>>()?;
+        if !given.is_empty() {
+            // Of experts that the model does not have.
+            self.0.insert(name.to_owned(), given);
+        }
+        Ok(SourceNames::Experts(weights))
+    }
+
+    /// Weights that no parameter took, and the one that they would be of.
+    fn left(self) -> impl Iterator<Item = (String, Option<String>)> {
+        self.0.into_iter().flat_map(|(name, weights)| weights.into_values().map(move |w| (w, Some(name.clone()))))
     }
 }
 
@@ -312,34 +344,23 @@ pub fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     adapted.map_or(Ok(()), |name| Err(Error::state(name, why)))
 }
 
-/// A weight that is to be written.
-fn weight<'a, R: Runtime>(
+/// The weights of a parameter that are to be written.
+fn writers<'a, R: Runtime>(
     table: &ConversionTable,
     name: &str,
     parameter: &'a Param<R>,
     options: &SaveOptions,
-) -> Result<WeightWriter<'a, R>> {
-    let theirs = theirs(table, name)?;
-    let Spec { shape, dtype: own } = parameter.spec();
-    let dtype = options.dtype.unwrap_or(own);
-    let change = theirs.change;
-    let value = move || changed(change, parameter.value()?)?.to_dtype(dtype);
-    Ok(WeightWriter { name: theirs.name, shape: changed_shape(change, shape), dtype, value: Box::new(value) })
+) -> Result<Vec<WeightWriter<'a, R>>> {
+    let dtype = options.dtype.unwrap_or(parameter.dtype());
+    if let Some(names) = table.stack(name) {
+        return Ok(written_experts(parameter, &names, dtype).collect());
+    }
+    let Converted { name, change } = theirs(table, name)?;
+    Ok(vec![written(parameter, name, change, dtype)])
 }
 
 fn theirs(table: &ConversionTable, name: &str) -> Result<Converted> {
     table.theirs(name).ok_or_else(|| Error::state(name, "has no name in the family's files"))
-}
-
-fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
-    if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
-}
-
-fn changed_shape(change: Change, shape: Shape) -> Shape {
-    match (change, &shape[..]) {
-        (Change::Transpose, &[a, b]) => [b, a].into(),
-        _ => shape,
-    }
 }
 
 fn torch_name(dtype: numcore::DType) -> &'static str {

@@ -13,6 +13,7 @@ use autograd::{Leaf, Var};
 use numcore::{
     DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor,
     ops::{Apply, PointwiseOps, Spec},
+    placement::TensorPlacement,
 };
 use parking_lot::RwLock;
 
@@ -103,6 +104,22 @@ impl<R: Runtime> Param<R> {
         new.set_requires_grad(old.requires_grad());
         *self.0.leaf.write() = new;
         Ok(())
+    }
+
+    /// Another parameter that begins with the value of this one, and is cut, or can be cut, as this one. What is drawn when it is read
+    /// ([`Init::lazily`](crate::Init::lazily)) is drawn no sooner.
+    pub fn duplicate(&self) -> Result<Self> {
+        let old = self.leaf();
+        let leaf = if old.is_resident() {
+            Leaf::new(&old.name(), old.value()?)?
+        } else {
+            let piece = PieceOf { placement: TensorPlacement::whole(old.spec().shape), whole: old.clone() };
+            Leaf::absent(&old.name(), old.runtime(), old.spec(), Arc::new(piece))
+        };
+        leaf.set_requires_grad(old.requires_grad());
+        let copy = Param::of(leaf).with_cuts(self.cuts());
+        *copy.0.placed.write() = self.placed();
+        Ok(copy)
     }
 
     /// Whether both are the same parameter.

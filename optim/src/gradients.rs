@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use autograd::{BackwardHook, Gradients, Leaf, LeafGrad};
 use numcore::{
-    Error, ErrorKind, Flat, MemoryCategory, Result, Runtime, Tensor, TensorMut,
+    Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Op, PointwiseOps, ViewOps, update},
 };
 
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// The gradients of an optimizer's parameters, in the layout of the parameters: a [`BackwardHook`] whose slots are
-/// ranges of flat buffers. Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
+/// ranges of flat buffers, of the parameters' dtype unless they were made [in `f32`](FlatGradients::in_f32). Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
 /// which touches no memory, the next one overwrites.
 ///
 /// Leaves the optimizer does not own take no part: their gradients are dropped.
@@ -31,7 +31,17 @@ pub struct FlatGradients<R: Runtime> {
 impl<R: Runtime> FlatGradients<R> {
     /// Empty gradients for these parameters.
     pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
-        let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), MemoryCategory::Gradients, p.layout().clone());
+        Self::of(params, |params| params.layout().clone())
+    }
+
+    /// Empty gradients for these parameters, those of half-precision parameters in `f32`: a backward pass computes a gradient in the
+    /// parameter's dtype, and it is added up in `f32` over passes (Megatron's main gradients).
+    pub fn in_f32(params: &[&FlatParams<R>]) -> Result<Self> {
+        Self::of(params, |params| params.layout().with_dtype(params.working()))
+    }
+
+    fn of(params: &[&FlatParams<R>], layout: impl Fn(&FlatParams<R>) -> FlatLayout) -> Result<Self> {
+        let flat = |p: &&FlatParams<R>| Flat::zeros_for(p.runtime(), MemoryCategory::Gradients, layout(p));
         let leaves: Vec<Vec<_>> = params.iter().map(|p| p.leaves().to_vec()).collect();
         let places =
             leaves.iter().enumerate().flat_map(|(p, of)| of.iter().enumerate().map(move |(i, l)| (l.id(), (p, i))));
@@ -84,7 +94,8 @@ impl<R: Runtime> FlatGradients<R> {
             return Err(Error::state(leaf.name().to_string(), "is no parameter of this optimizer"));
         };
         fits(leaf, grad)?;
-        overwrite(&mut self.flats[p], i, grad)
+        let grad = grad.to_dtype(self.flats[p].layout().dtype())?;
+        overwrite(&mut self.flats[p], i, &grad)
     }
 
     /// Copies gradients, replacing the old ones; gradients of leaves that the optimizer does not own are ignored.
@@ -146,7 +157,9 @@ impl<R: Runtime> FlatGradients<R> {
 impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         self.apply_scale()?;
-        self.place.get(&leaf.id()).map(|&(p, i)| self.flats[p].lend(i)).transpose()
+        // Gradients of another dtype than their parameters' are no place for a backward pass to write to.
+        let place = self.place.get(&leaf.id()).filter(|(p, _)| self.flats[*p].layout().dtype() == leaf.spec().dtype);
+        place.map(|&(p, i)| self.flats[p].lend(i)).transpose()
     }
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
@@ -156,7 +169,8 @@ impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
             LeafGrad::Own(own) => {
                 fits(leaf, &own)?;
                 self.apply_scale()?;
-                lending(&mut [&mut self.flats[p]], |f| f.lend(i), |slot| slot[0].accumulate(&Op::identity(), &[&own]))
+                let convert = Op::cast(own.dtype(), self.flats[p].layout().dtype());
+                lending(&mut [&mut self.flats[p]], |f| f.lend(i), |slot| slot[0].accumulate(&convert, &[&own]))
             }
         }
     }

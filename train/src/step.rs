@@ -121,6 +121,10 @@ impl<R: Runtime, S: StageStrategy<R>> LoopStep<R> for PipelineTrainStep<R, S> {
         (self.groups().data.rank(), self.groups().data.size())
     }
 
+    fn counts_examples(&self) -> bool {
+        PipelineTrainStep::counts_examples(self)
+    }
+
     fn accumulation(&self) -> usize {
         PipelineTrainStep::accumulation(self)
     }

@@ -11,6 +11,7 @@ mod higher;
 mod indexing;
 mod operators;
 mod order;
+mod overlap;
 mod recomputed;
 mod residency;
 mod slots;

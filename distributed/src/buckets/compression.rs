@@ -21,7 +21,7 @@ pub enum GradCompression {
 
 impl GradCompression {
     /// Whether it needs to know what the losses of a step weigh.
-    pub(super) fn sends_means(self) -> bool {
+    pub(crate) fn sends_means(self) -> bool {
         self == GradCompression::F16
     }
 }

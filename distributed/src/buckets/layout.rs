@@ -32,10 +32,14 @@ impl<R: Runtime> BucketLayout<R> {
         options: &BucketOptions,
     ) -> Result<Self> {
         optimizer.reorder(key)?;
-        let (mut params, gradients) = (params(optimizer, key), optimizer.alloc_gradients()?);
+        let mut params = params(optimizer, key);
+        let gradients = match options.main_gradients {
+            true => FlatGradients::in_f32(&optimizer.params())?,
+            false => optimizer.alloc_gradients()?,
+        };
         let spec = |p: &BucketParam<R>| {
-            let spec = p.leaf.spec();
-            BucketSpec { numel: spec.shape.numel(), dtype: spec.dtype, buffer: p.buffer }
+            let dtype = gradients.flats()[p.buffer].layout().dtype();
+            BucketSpec { numel: p.leaf.spec().shape.numel(), dtype, buffer: p.buffer }
         };
         let specs: Vec<BucketSpec> = params.iter().map(spec).collect();
         let limits = options.limits.clone().unwrap_or_else(|| BucketLimits::of(&specs));

@@ -20,4 +20,11 @@ pub struct BucketOptions {
     /// bytes sent in place of `2·(n − 1)/n·Ψ`, a second buffer of gradients, and `n` times the memory of a bucket in flight.
     /// Gradients travel as they are.
     pub canonical: bool,
+    /// Adds gradients of half-precision parameters up in `f32`, over micro-batches and over ranks (Megatron's main gradients, DeepSpeed's
+    /// `grad_accum_dtype`): a backward pass computes each in the parameter's type, and it is freed as soon as it was added. They travel in
+    /// `f32` then, unless [`compression`](BucketOptions::compression) narrows them. Costs 4 bytes a parameter in place of 2.
+    #[doc(alias("main_grad"))]
+    #[doc(alias("grad_accum_dtype"))]
+    #[doc(alias("accumulate_allreduce_grads_in_fp32"))]
+    pub main_gradients: bool,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, set_random_stream};
-use nn::{Buffer, Module, ModuleExt};
+use nn::{Buffer, Module, ModuleExt, Param};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
 use crate::{
@@ -29,7 +29,7 @@ impl<R: Runtime> Ddp<R> {
     /// On every rank, as said; and if the model is cut over a tensor axis: a [training step](crate::train::TrainStep) sums its partial gradients.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
-        if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| p.placed().is_some()) {
+        if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| is_cut(p)) {
             let why = "is of a model that is cut over ranks, whose partial gradients would be summed by nobody: train it by \
                        `TrainStep::builder`";
             return Err(Error::state(name, why).on_rank(comm.world_rank()));
@@ -113,6 +113,11 @@ impl<R: Runtime> Ddp<R> {
     pub(crate) fn broadcast(&self, value: &Tensor<R>) -> Result<Tensor<R>> {
         self.comm.broadcast(memory(value)?, 0)?.wait()?.freeze()
     }
+}
+
+/// Whether several ranks have a parameter together, or parts of its gradient.
+fn is_cut<R: Runtime>(parameter: &Param<R>) -> bool {
+    parameter.placed().is_some_and(|placed| placed.group().size() > 1)
 }
 
 /// A model in a few words for each parameter and buffer: what ranks must agree on.

@@ -315,7 +315,10 @@ fn require_elementwise<R: Runtime>(optimizer: &dyn Optimizer<R>, tensor: &Tensor
     if !tensor.is_cut() || optimizer.is_elementwise() {
         return Ok(());
     }
-    let why = "looks at whole parameters, of which this rank has pieces: over a mesh with a tensor axis take an elementwise rule";
+    let axis = tensor.name();
+    let why = format!(
+        "looks at whole parameters, of which this rank has pieces: over ranks along {axis} take an elementwise rule"
+    );
     Err(Error::config("TrainStep::builder", "optimizer", why))
 }
 
@@ -323,8 +326,10 @@ fn require_elementwise<R: Runtime>(optimizer: &dyn Optimizer<R>, tensor: &Tensor
 fn require_exact<R: Runtime>(options: &BucketOptions, tensor: &TensorAxis<R>) -> Result<()> {
     match options.compression {
         GradCompression::PowerSgd(_) if tensor.is_cut() => {
-            let why =
-                "PowerSGD compresses whole matrices, of which this rank has pieces: leave it out over a tensor axis";
+            let axis = tensor.name();
+            let why = format!(
+                "PowerSGD compresses whole matrices, of which this rank has pieces: leave it out over ranks along {axis}"
+            );
             Err(Error::config("TrainStep::builder", "buckets", why))
         }
         _ => Ok(()),
@@ -340,7 +345,10 @@ fn require_stateless<R: Runtime>(
     if !tensor.is_cut() || reducer.wanted(leaves)?.is_empty() {
         return Ok(());
     }
-    let why = "keeps a state of each parameter, of which this rank has pieces: over a tensor axis take one without";
+    let axis = tensor.name();
+    let why = format!(
+        "keeps a state of each parameter, of which this rank has pieces: over ranks along {axis} take one without"
+    );
     Err(Error::config("TrainStep::builder", "reducer", why))
 }
 

@@ -8,7 +8,7 @@ use numcore::{
     ops::{Apply, Backprop, Bits, Saves},
 };
 
-use crate::comm::{Collectives, Comm, Communicator};
+use crate::comm::{Collectives, Comm, Communicator, Named};
 
 /// Sends rank `j` the `j`-th of equal parts of the rows of `x`, and gives what the others sent here, by rank.
 ///
@@ -32,6 +32,32 @@ pub fn all_to_all<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
 /// Unless there is a number for each rank, and `x` has as many rows as are sent. On every rank, unless the numbers of each pair agree.
 #[track_caller]
 pub fn all_to_all_parts<R: Runtime>(comm: &Comm<R>, x: &Var<R>, send: &[usize], recv: &[usize]) -> Result<Var<R>> {
+    exchanged(comm, x, send, recv, None)
+}
+
+/// An [`all_to_all_parts`] that is of something, a layer for one, as in [`exchange_of`](super::exchange_of).
+///
+/// # Errors
+/// As [`all_to_all_parts`].
+#[track_caller]
+pub fn all_to_all_parts_of<R: Runtime>(
+    comm: &Comm<R>,
+    x: &Var<R>,
+    send: &[usize],
+    recv: &[usize],
+    of: &str,
+) -> Result<Var<R>> {
+    exchanged(comm, x, send, recv, Some(of.into()))
+}
+
+#[track_caller]
+fn exchanged<R: Runtime>(
+    comm: &Comm<R>,
+    x: &Var<R>,
+    send: &[usize],
+    recv: &[usize],
+    of: Option<Arc<str>>,
+) -> Result<Var<R>> {
     let (shape, n) = (x.spec().shape, comm.size());
     let rows: usize = send.iter().sum();
     if send.len() != n || recv.len() != n || shape.dims().first() != Some(&rows) {
@@ -41,7 +67,7 @@ pub fn all_to_all_parts<R: Runtime>(comm: &Comm<R>, x: &Var<R>, send: &[usize], 
     if n == 1 {
         return Ok(x.clone());
     }
-    let node = AllToAll { comm: comm.clone(), send: send.into(), recv: recv.into() };
+    let node = AllToAll { comm: comm.clone(), send: send.into(), recv: recv.into(), of };
     Ok(apply_function(Arc::new(node), &[x])?.remove(0))
 }
 
@@ -50,6 +76,7 @@ struct AllToAll<R: Runtime> {
     comm: Comm<R>,
     send: Arc<[usize]>,
     recv: Arc<[usize]>,
+    of: Option<Arc<str>>,
 }
 
 impl<R: Runtime> Function<R> for AllToAll<R> {
@@ -63,7 +90,8 @@ impl<R: Runtime> Function<R> for AllToAll<R> {
         let elements = |parts: &[usize]| parts.iter().map(|rows| rows * row).collect::<Vec<_>>();
         let shape = x.shape().with(0, self.recv.iter().sum());
         let out = TensorMut::alloc(x.runtime(), shape, x.dtype())?;
-        let work = self.comm.all_to_all_parts(x, &elements(&self.send), out, &elements(&self.recv))?;
+        let comm = self.of.as_ref().map_or_else(|| self.comm.clone(), |of| Named::over(&self.comm, of));
+        let work = comm.all_to_all_parts(x, &elements(&self.send), out, &elements(&self.recv))?;
         Ok(vec![work.wait()?.freeze()?])
     }
 
@@ -76,7 +104,8 @@ impl<R: Runtime> Function<R> for AllToAll<R> {
     }
 
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
-        let back = AllToAll { comm: self.comm.clone(), send: self.recv.clone(), recv: self.send.clone() };
+        let of = self.of.as_ref().map(|of| format!("{of}, backward").into());
+        let back = AllToAll { comm: self.comm.clone(), send: self.recv.clone(), recv: self.send.clone(), of };
         let upstream = cx.grad()?;
         cx.give_value(0, &apply_function(Arc::new(back), &[&upstream])?.remove(0))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use autograd::{Function, Var, apply_function};
+use autograd::{ArrivingGradient, Function, Var, apply_function};
 use nn::parallel::Exchange;
 use numcore::{
     Error, Result, Runtime, Shape, Tensor, TensorMut,
@@ -39,17 +39,28 @@ fn applied<R: Runtime>(node: Exchanged<R>, x: &Var<R>) -> Result<Var<R>> {
     Ok(apply_function(Arc::new(node), &[x])?.remove(0))
 }
 
+impl<R: Runtime> Exchanged<R> {
+    /// What is done with the gradient.
+    fn reversed(&self) -> Self {
+        let of = self.of.as_ref().map(|of| format!("{of}, backward").into());
+        Exchanged { what: self.what.backward(), comm: self.comm.clone(), of }
+    }
+
+    fn start(&self, x: Tensor<R>) -> Result<ArrivingGradient<R>> {
+        match &self.of {
+            Some(of) => start(self.what, &Named::over(&self.comm, of), x),
+            None => start(self.what, &self.comm, x),
+        }
+    }
+}
+
 impl<R: Runtime> Function<R> for Exchanged<R> {
     fn name(&self) -> &'static str {
         self.what.name()
     }
 
     fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        let comm = match &self.of {
-            Some(of) => Named::over(&self.comm, of),
-            None => self.comm.clone(),
-        };
-        Ok(vec![run(self.what, &comm, &ins[0])?])
+        Ok(vec![self.start(ins[0].clone())?()?])
     }
 
     fn saves(&self) -> Saves {
@@ -57,28 +68,40 @@ impl<R: Runtime> Function<R> for Exchanged<R> {
     }
 
     fn always(&self) -> Option<&R> {
-        self.what.backward().communicates().then(|| self.comm.runtime())
+        self.sends_gradient().then(|| self.comm.runtime())
+    }
+
+    fn sends_gradient(&self) -> bool {
+        self.what.backward().communicates()
+    }
+
+    fn send_gradient(&self, upstream: Tensor<R>) -> Result<ArrivingGradient<R>> {
+        self.reversed().start(upstream)
     }
 
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
-        let of = self.of.as_ref().map(|of| format!("{of}, backward").into());
-        let node = Exchanged { what: self.what.backward(), comm: self.comm.clone(), of };
         let upstream = cx.grad()?;
-        cx.give_value(0, &applied(node, &upstream)?)
+        cx.give_value(0, &applied(self.reversed(), &upstream)?)
     }
 }
 
-fn run<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>) -> Result<Tensor<R>> {
+/// Starts an exchange; what is given back waits for its result.
+fn start<R: Runtime>(what: Exchange, comm: &Comm<R>, x: Tensor<R>) -> Result<ArrivingGradient<R>> {
     match what {
-        Exchange::Copy => Ok(x.clone()),
-        Exchange::AllReduce => comm.all_reduce(memory(x)?, ReduceOp::Sum)?.wait()?.freeze(),
-        Exchange::Split(dim) => {
-            let len = part(what, comm, x, dim)?;
-            // A copy: the part is not to keep the whole in memory.
-            x.narrow(dim as isize, comm.rank() * len, len)?.copy()
+        Exchange::Copy => Ok(Box::new(|| Ok(x))),
+        Exchange::AllReduce => {
+            let own = x.try_mut().or_else(|shared| memory(&shared))?;
+            let sum = comm.all_reduce(own, ReduceOp::Sum)?;
+            Ok(Box::new(|| sum.wait()?.freeze()))
         }
-        Exchange::Gather(dim) | Exchange::AllGather(dim) => gathered(what, comm, x, dim),
-        Exchange::ReduceScatter(dim) => scattered(what, comm, x, dim),
+        Exchange::Split(dim) => {
+            let len = part(what, comm, &x, dim)?;
+            // A copy: the part is not to keep the whole in memory.
+            let own = x.narrow(dim as isize, comm.rank() * len, len)?.copy()?;
+            Ok(Box::new(|| Ok(own)))
+        }
+        Exchange::Gather(dim) | Exchange::AllGather(dim) => gather(what, comm, &x, dim),
+        Exchange::ReduceScatter(dim) => scatter(what, comm, &x, dim),
     }
 }
 
@@ -99,21 +122,24 @@ fn no_dimension<R: Runtime>(what: Exchange, comm: &Comm<R>, shape: Shape, dim: u
     Error::shape(what.name(), &[shape], format!("there is no dimension {dim}")).on_rank(comm.world_rank())
 }
 
-fn gathered<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<Tensor<R>> {
+fn gather<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<ArrivingGradient<R>> {
     let (shape, n) = (*x.shape(), comm.size());
     let Some(&own) = shape.dims().get(dim) else { return Err(no_dimension(what, comm, shape, dim)) };
     let out = TensorMut::alloc(x.runtime(), Shape::new(&[n * shape.numel()])?, x.dtype())?;
-    let all = comm.all_gather(x, out)?.wait()?.freeze()?;
-    // Ranks' parts lie one after another: what is cut along its first dimension is there already.
-    if shape.dims()[..dim].iter().all(|&size| size == 1) {
-        return all.reshape(shape.with(dim, n * own));
-    }
-    let parts = all.reshape([n, shape.numel()])?.chunk(0, n)?;
-    let parts = parts.iter().map(|part| part.reshape(shape)).collect::<Result<Vec<_>>>()?;
-    cat(&parts.iter().collect::<Vec<_>>(), dim as isize)
+    let all = comm.all_gather(x, out)?;
+    Ok(Box::new(move || {
+        let all = all.wait()?.freeze()?;
+        // Ranks' parts lie one after another: what is cut along its first dimension is there already.
+        if shape.dims()[..dim].iter().all(|&size| size == 1) {
+            return all.reshape(shape.with(dim, n * own));
+        }
+        let parts = all.reshape([n, shape.numel()])?.chunk(0, n)?;
+        let parts = parts.iter().map(|part| part.reshape(shape)).collect::<Result<Vec<_>>>()?;
+        cat(&parts.iter().collect::<Vec<_>>(), dim as isize)
+    }))
 }
 
-fn scattered<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<Tensor<R>> {
+fn scatter<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<ArrivingGradient<R>> {
     let (len, n) = (part(what, comm, x, dim)?, comm.size());
     let own = x.shape().with(dim, len);
     let parts = (0..n).map(|rank| x.narrow(dim as isize, rank * len, len)?.reshape([own.numel()]));
@@ -123,5 +149,6 @@ fn scattered<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usi
         false => cat(&parts.iter().collect::<Vec<_>>(), 0)?,
     };
     let out = TensorMut::alloc(x.runtime(), own, x.dtype())?;
-    comm.reduce_scatter(&row, out, ReduceOp::Sum)?.wait()?.freeze()?.reshape(own)
+    let sum = comm.reduce_scatter(&row, out, ReduceOp::Sum)?;
+    Ok(Box::new(move || sum.wait()?.freeze()?.reshape(own)))
 }

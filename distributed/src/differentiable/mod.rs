@@ -27,7 +27,7 @@ use autograd::Var;
 use nn::parallel::Exchange;
 use numcore::{Result, Runtime};
 
-pub use all_to_all::{all_to_all, all_to_all_parts};
+pub use all_to_all::{all_to_all, all_to_all_parts, all_to_all_parts_of};
 pub use exchange::{exchange, exchange_of};
 
 use crate::comm::Comm;

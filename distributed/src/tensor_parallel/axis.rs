@@ -6,7 +6,10 @@ use std::{
 };
 
 use autograd::{Leaf, random_state};
-use nn::{Buffer, Module, ModuleExt, parallel::Placed};
+use nn::{
+    Buffer, Module, ModuleExt, Param,
+    parallel::{Cuts, Placed, TensorStyle},
+};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
 use crate::{
@@ -16,6 +19,9 @@ use crate::{
     mesh::Mesh,
     plan::Axis,
 };
+
+/// The axes along which ranks take a training step of one model, or of one stage of it, together.
+pub(crate) const STEP: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Tensor];
 
 /// The tensor axis of a mesh, and what this rank has along it of a model's parameters.
 pub(crate) struct TensorAxis<R: Runtime> {
@@ -29,6 +35,8 @@ pub(crate) struct TensorAxis<R: Runtime> {
     replicas: BTreeMap<usize, Comm<R>>,
     /// What tells this trainer's calls apart from those of others on the same ranks.
     label: Label,
+    /// Whether the axis is that of experts, along which ranks read different examples.
+    of_experts: bool,
 }
 
 impl<R: Runtime> TensorAxis<R> {
@@ -43,23 +51,29 @@ impl<R: Runtime> TensorAxis<R> {
         }
         let mut placed = HashMap::new();
         for (name, p) in model.named_parameters() {
+            if !mesh.is_of_experts() && p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts) {
+                let why = "is of experts that are shared out among ranks: say `experts()` to the builder of the training step";
+                return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
+            }
+            require_known_ranks(mesh, &name, &p)?;
             let over = p.placed().map_or(1, |placed| placed.group().size());
             if over != size {
                 let late = if p.placed().is_none() { "; adapters are put in before that" } else { "" };
                 let why = format!(
-                    "is cut over {over} ranks, and the mesh has {size} along tensor: cut the model by `Mesh::parallelize` of \
-                     the mesh that it is trained over{late}"
+                    "is cut over {over} ranks, and the mesh has {size} along {}: cut the model by `Mesh::parallelize` of \
+                     the mesh that it is trained over{late}",
+                    axis_name(mesh.is_of_experts())
                 );
                 return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
             }
             placed.extend(p.placed().map(|placed| (p.leaf().id(), placed)));
         }
-        let label = label.clone();
+        let (label, of_experts) = (label.clone(), mesh.is_of_experts());
         if size == 1 {
             let everyone = label.over(mesh.batch());
-            return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label });
+            return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label, of_experts });
         }
-        let everyone = label.over(&mesh.group(&[Axis::Data, Axis::Shard, Axis::Tensor])?);
+        let everyone = label.over(&mesh.group(&STEP)?);
         let ranks = label.over(mesh.axis(Axis::Tensor));
         let mut replicas = BTreeMap::new();
         for count in placed.values().map(|p| p.replicas()).filter(|&count| count > 1) {
@@ -70,7 +84,7 @@ impl<R: Runtime> TensorAxis<R> {
             let none = || Error::internal("a training step", "the communicator gave no group");
             *comm = ranks.split(Some(ranks.rank() / count), ranks.rank())?.ok_or_else(none)?;
         }
-        let axis = TensorAxis { ranks: Some(ranks), everyone, placed, replicas, label };
+        let axis = TensorAxis { ranks: Some(ranks), everyone, placed, replicas, label, of_experts };
         axis.agree_on_model(model)?;
         Ok(axis)
     }
@@ -80,6 +94,9 @@ impl<R: Runtime> TensorAxis<R> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         agree_on_lines(ranks, "the model", &described(&parameters, &model.named_buffers()))?;
+        if self.of_experts {
+            return Ok(());
+        }
         self.agree("the random state, which ranks along tensor share,", &format!("{:?}", random_state()))
     }
 
@@ -113,6 +130,11 @@ impl<R: Runtime> TensorAxis<R> {
     /// Whether parameters are cut along the axis.
     pub(crate) fn is_cut(&self) -> bool {
         self.ranks.is_some()
+    }
+
+    /// The name of the axis, for messages.
+    pub(crate) fn name(&self) -> &'static str {
+        axis_name(self.of_experts)
     }
 
     /// This rank's place along the axis.
@@ -164,4 +186,19 @@ impl<R: Runtime> TensorAxis<R> {
             None => Ok(own),
         }
     }
+}
+
+fn axis_name(of_experts: bool) -> &'static str {
+    if of_experts { Axis::Expert.name() } else { Axis::Tensor.name() }
+}
+
+/// An error if the tokens of several ranks would compete for a mixture's experts, or move its bias, each rank's by themselves.
+fn require_known_ranks<R: Runtime>(mesh: &Mesh<R>, name: &str, parameter: &Param<R>) -> Result<()> {
+    let knows = parameter.placed().is_some_and(|placed| placed.examples().is_some());
+    if mesh.batch().size() == 1 || knows || parameter.cuts() != (Cuts::Experts { compete: true }) {
+        return Ok(());
+    }
+    let why = "is of a mixture with a capacity or a balance bias, for which the tokens of all ranks count: name its experts in a plan \
+               (`TensorPlan::experts`) and give it to `Mesh::parallelize`, also where each rank has all of them";
+    Err(Error::state(name, why).on_rank(mesh.world().world_rank()))
 }

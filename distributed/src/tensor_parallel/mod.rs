@@ -1,6 +1,7 @@
-//! Tensor parallelism: layers cut over the ranks along a mesh's tensor axis, trained by any strategy over its data and shard axes.
+//! Tensor parallelism: layers cut over the ranks along a mesh's tensor axis, trained by any strategy over its data and shard axes, as a whole
+//! model or as stages of a pipeline.
 //!
-//! [`Mesh::parallelize`](crate::mesh::Mesh::parallelize) cuts a model by a [`TensorPlan`](nn::parallel::TensorPlan); the layers are `nn`'s.
+//! [`Mesh::parallelize`](crate::mesh::Mesh::parallelize) cuts a model, or a stage, by a [`TensorPlan`](nn::parallel::TensorPlan); the layers are `nn`'s.
 //! What is left to do here is what a training step does with pieces:
 //!
 //! | of a parameter that is | gradients are summed over | in the norm it counts | a checkpoint has it from |
@@ -16,5 +17,5 @@
 mod axis;
 mod ranks;
 
-pub(crate) use axis::TensorAxis;
+pub(crate) use axis::{STEP, TensorAxis};
 pub use ranks::TensorRanks;

@@ -8,7 +8,7 @@ use numcore::{Result, Runtime, Tensor};
 
 use crate::{
     comm::{Collectives, Comm, Communicator, Named, ReduceOp, memory},
-    differentiable::exchange_of,
+    differentiable::{all_to_all_parts_of, exchange_of},
 };
 
 /// The ranks of a communicator, over which a [`TensorPlan`](nn::parallel::TensorPlan) cuts a model.
@@ -38,5 +38,13 @@ impl<R: Runtime> TensorGroup<R> for TensorRanks<R> {
 
     fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>> {
         Named::over(&self.0, of).all_reduce(memory(x)?, ReduceOp::Max)?.wait()?.freeze()
+    }
+
+    fn all_to_all(&self, x: &Var<R>, send: &[usize], recv: &[usize], of: &str) -> Result<Var<R>> {
+        all_to_all_parts_of(&self.0, x, send, recv, of)
+    }
+
+    fn exchange_bytes(&self, own: &[u8], of: &str) -> Result<Vec<Vec<u8>>> {
+        Named::over(&self.0, of).exchange(own)
     }
 }

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor};
-use optim::{IntoOptimizer, LossScaler, LrSchedule, OptimizerFn, Shards};
+use optim::{IntoOptimizer, LossScaler, LrSchedule, Optimizer, OptimizerFn, Shards};
 
 use super::{BufferSync, GradientObserver, TrainStep, TrainingConfig};
 use crate::{
     buckets::{BucketOptions, BucketReducer},
     comm::Comm,
     ddp::{BucketedTrainer, DataParallel, MakeReducer},
+    expert_parallel::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer},
     mesh::{AsMesh, Mesh},
     pipeline::{PipelineModel, PipelineTrainer, ZeroPipelineTrainer},
     zero::{Sharded, ZeroOptions, ZeroTrainer},
@@ -23,6 +24,7 @@ use crate::{
 /// | model | without `zero` | with `zero` |
 /// |---|---|---|
 /// | `&model` | [`BucketedTrainer`] | [`ZeroTrainer`] |
+/// | `&model`, [`experts`](TrainStepBuilder::experts) | [`ExpertTrainer`] | [`ZeroExpertTrainer`] |
 /// | [`PipelineModel`] | [`PipelineTrainer`] | [`ZeroPipelineTrainer`] |
 #[must_use = "`build` makes the step"]
 pub struct TrainStepBuilder<R: Runtime, M, O = NoOptimizer, Z = BucketOptions> {
@@ -58,6 +60,9 @@ impl<R: Runtime> StepParts<R> {
         Err(Error::config("TrainStep::builder", field, why))
     }
 }
+
+/// How a step spreads a model whose experts are shared out among ranks: they and the rest, each in the same way.
+pub struct WithExperts<Z>(Z);
 
 /// A builder that was given no optimizer yet.
 pub struct NoOptimizer;
@@ -109,7 +114,8 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
         TrainStepBuilder { mesh, model, optimizer, spread, parts }
     }
 
-    /// A function that makes the optimizer of the parameters that are trained: of all, or, in a pipeline, of one stage's after another's.
+    /// A function that makes the optimizer of the parameters that are trained: of all; in a pipeline, of one stage's after another's; with
+    /// [`experts`](TrainStepBuilder::experts), of those of the experts, then of the rest.
     pub fn optimizer_with<F>(self, make: F) -> TrainStepBuilder<R, M, OptimizerFn<F>, Z> {
         self.optimizer(OptimizerFn(make))
     }
@@ -186,6 +192,17 @@ impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
     }
 }
 
+impl<'m, R: Runtime, M: ?Sized, O, Z> TrainStepBuilder<R, &'m M, O, Z> {
+    /// Trains experts that a plan has shared out along the mesh's expert axis ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)): their
+    /// gradients are summed over the ranks that have the same ones, and [`zero`](TrainStepBuilder::zero) shards them over those. Comes after what
+    /// was said of buckets or of `zero`.
+    #[doc(alias("MoE"))]
+    pub fn experts(self) -> TrainStepBuilder<R, &'m M, O, WithExperts<Z>> {
+        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
+        TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(spread), parts }
+    }
+}
+
 impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
     /// Sums buckets of gradients by a reducer of one's own, made over the ranks, in place of what [`BucketOptions`] ask for.
     #[doc(alias("register_comm_hook"))]
@@ -208,12 +225,71 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
         O: IntoOptimizer<R>,
     {
         let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
-        let trained = model.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
-        let mut optimizer = optimizer.into_optimizer(trained.collect())?;
-        if let Some(schedule) = parts.schedule {
-            optimizer.set_schedule(schedule);
-        }
+        let optimizer = made(optimizer, model, parts.schedule)?;
         let strategy = DataParallel::reduced_by(&mesh, model, optimizer, spread, parts.reducer)?;
+        TrainStep::observed(strategy, parts.config, parts.observer)
+    }
+}
+
+/// The optimizer of the parameters of a model that are trained.
+fn made<R: Runtime>(
+    optimizer: impl IntoOptimizer<R>,
+    model: &(impl Module<R> + ?Sized),
+    schedule: Option<Arc<dyn LrSchedule>>,
+) -> Result<Box<dyn Optimizer<R>>> {
+    let trained = model.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
+    let mut optimizer = optimizer.into_optimizer(trained.collect())?;
+    if let Some(schedule) = schedule {
+        optimizer.set_schedule(schedule);
+    }
+    Ok(optimizer)
+}
+
+impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<BucketOptions>> {
+    /// The step. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, unless all have the same model, optimizer and options, and the experts are shared out over the mesh; and for a reducer of
+    /// one's own or sums in canonical order, which do not know of experts.
+    #[track_caller]
+    pub fn build(self) -> Result<ExpertTrainer<R>>
+    where
+        M: Module<R>,
+        O: IntoOptimizer<R> + Clone,
+    {
+        let TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(options), parts } = self;
+        let refused = [("reducer", parts.reducer.is_some()), ("buckets", options.canonical)];
+        if let Some((field, _)) = refused.into_iter().find(|(_, asked)| *asked) {
+            let why = "experts are summed in buckets of their own, as they are or narrowed: leave out a reducer of one's own, \
+                       and `BucketOptions::canonical`, whose chunks of the batch meet in the experts";
+            return Err(Error::config("TrainStep::builder", field, why));
+        }
+        let means = options.compression.sends_means();
+        let strategy = ExpertParallel::new(&mesh, model, means, |mesh, part| {
+            let optimizer = made(optimizer.clone(), part, parts.schedule.clone())?;
+            DataParallel::new(mesh, part, optimizer, options.clone())
+        })?;
+        TrainStep::observed(strategy, parts.config, parts.observer)
+    }
+}
+
+impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<ZeroOptions>> {
+    /// The step. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank, unless all have the same model, optimizer and options, and the experts are shared out over the mesh.
+    #[track_caller]
+    pub fn build(self) -> Result<ZeroExpertTrainer<R>>
+    where
+        M: Module<R>,
+        O: Shards<R> + 'static,
+    {
+        let TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(options), parts } = self;
+        parts.check_sharded()?;
+        let optimizer: Arc<dyn Shards<R>> = Arc::new(optimizer);
+        let strategy = ExpertParallel::new(&mesh, model, false, |mesh, part| {
+            Sharded::scheduled(mesh, part, optimizer.clone(), parts.schedule.clone(), options.clone())
+        })?;
         TrainStep::observed(strategy, parts.config, parts.observer)
     }
 }

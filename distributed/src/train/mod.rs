@@ -17,7 +17,7 @@ mod strategy;
 
 pub use buffers::BufferSync;
 pub(crate) use builder::StepParts;
-pub use builder::{NoOptimizer, TrainStepBuilder};
+pub use builder::{NoOptimizer, TrainStepBuilder, WithExperts};
 pub use checkpoint::CheckpointNotes;
 pub use config::TrainingConfig;
 pub use loss::Loss;
@@ -33,6 +33,7 @@ pub use strategy::Strategy;
 
 pub use crate::{
     ddp::{BucketedTrainer, DataParallel, SimpleTrainer},
+    expert_parallel::{ExpertTrainer, ZeroExpertTrainer},
     pipeline::{PipelineTrainer, ZeroPipelineTrainer},
     zero::{ZeroStage1, ZeroStage2, ZeroStage3, ZeroTrainer},
 };

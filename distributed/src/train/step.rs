@@ -107,8 +107,10 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         if !self.strategy.may_idle() {
-            let why = "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or \
-                       allow unused parameters (`Unused::Allow`)";
+            let why = format!(
+                "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or {}",
+                self.strategy.instead_of_idling()
+            );
             return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::idle", why)));
         }
         self.step_of(|_| Ok(None)).at_caller()
@@ -173,9 +175,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         }
         let why = format!(
             "no batch at all on rank {}, and this strategy needs a sweep on every rank: give each rank at least one (a \
-             loader's share is one, `Loader::rank`), or allow unused parameters \
-             (`Unused::Allow`)",
-            without.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+             loader's share is one, `Loader::rank`), or {}",
+            without.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+            self.strategy.instead_of_idling()
         );
         Err(Error::argument("TrainStep::run", why).on_rank(self.strategy.comm().world_rank()))
     }

@@ -43,4 +43,8 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     }
     /// Whether a rank may take part in a step without examples.
     fn may_idle(&self) -> bool;
+    /// What helps a rank that has none, where it [may not](Strategy::may_idle).
+    fn instead_of_idling(&self) -> &'static str {
+        "allow unused parameters (`Unused::Allow`)"
+    }
 }

@@ -100,9 +100,11 @@ impl<R: Runtime> ZeroEngine<R> {
             // The unit that the forward left: the one before it is prefetched while this one's gradients are computed.
             return if self.reads.backward && !self.is_root(unit) { self.prefetch_set(next) } else { Ok(()) };
         }
-        for other in 0..self.units.len() {
+        // Of a forward, values may be kept for its backward pass.
+        let keeps = self.is_pinned() || (self.options.gathered_until_backward && !self.reads.backward);
+        for other in (0..self.units.len()).filter(|_| !keeps) {
             let others = self.set_of[other];
-            if others != set && Some(others) != next && !self.is_root(other) && !self.is_pinned() {
+            if others != set && Some(others) != next && !self.is_root(other) {
                 self.units[other].release()?;
             }
         }
@@ -186,6 +188,9 @@ impl<R: Runtime> ZeroEngine<R> {
 
     pub(super) fn slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let Some(&(unit, i)) = self.place.get(&leaf.id()) else { return Ok(None) };
+        if !self.units[unit].lends_slots() {
+            return Ok(None);
+        }
         self.on_backward_progress(unit)?;
         self.units[unit].slot(i).map(Some)
     }
@@ -197,7 +202,7 @@ impl<R: Runtime> ZeroEngine<R> {
             LeafGrad::Own(own) => {
                 self.on_backward_progress(unit)?;
                 let mut slot = self.units[unit].slot(i)?;
-                slot.accumulate(&Op::identity(), &[&own])?;
+                slot.accumulate(&Op::cast(own.dtype(), slot.dtype()), &[&own])?;
                 slot
             }
         };
@@ -217,7 +222,7 @@ impl<R: Runtime> ZeroEngine<R> {
 
     fn send(&mut self, unit: usize) -> Result<()> {
         self.sends.advance();
-        if self.last || self.options.stage.shards_gradients() {
+        if self.last || (self.options.stage.shards_gradients() && !self.options.reduce_once) {
             self.collect_all()?;
             self.units[unit].send()?;
         }

@@ -1,13 +1,12 @@
 //! The gradients of a unit: gathered during a backward pass, summed over ranks, and what an update does with them.
 
 use numcore::{
-    Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Input, ViewOps, compute},
-    pointwise::standard::ADD,
+    Error, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{Op, PointwiseOps, ViewOps},
 };
 use optim::ShardOptimizer;
 
-use super::{UnitLayout, unit::Unit};
+use super::{UnitLayout, options::UnitOptions, unit::Unit};
 use crate::{
     comm::{Collectives, Communicator, ReduceOp, Work},
     tensor_parallel::TensorAxis,
@@ -82,14 +81,26 @@ impl<R: Runtime> Unit<R> {
             let why = "was frozen when the trainer was made; make another one to train it";
             return Err(Error::state(self.leaves[i].name().to_string(), why));
         };
-        if !self.stage.shards_gradients() {
+        if !self.options.stage.shards_gradients() {
             return own.grads.lend(i);
         }
-        let (rt, full) = (self.values.runtime(), self.layout.full());
-        let (mut whole, summed) = self.gradients.take(|| whole_gradients(rt, full))?;
+        let (mut whole, summed) = self.take_whole()?;
         let slot = whole.lend(i);
         self.gradients = UnitGradients::Filling { whole, summed };
         slot
+    }
+
+    /// Whether a backward pass can write gradients where they go: they are of the parameters' type there.
+    pub(super) fn lends_slots(&self) -> bool {
+        let dtype = self.layout.full().dtype();
+        self.options.whole(dtype) == dtype
+    }
+
+    /// Memory for the whole gradients of a backward pass, or of the passes so far, and whether the shard has sums of earlier ones.
+    fn take_whole(&mut self) -> Result<(Flat<R>, bool)> {
+        let (rt, full) = (self.values.runtime(), self.layout.full());
+        let full = full.with_dtype(self.options.whole(full.dtype()));
+        self.gradients.take(|| Flat::zeros_for(rt, MemoryCategory::Communication, full))
     }
 
     /// Takes the gradient back; it is part of the step from now on.
@@ -104,26 +115,35 @@ impl<R: Runtime> Unit<R> {
 
     /// Sends the gradients of this backward pass; what no one wrote is zero.
     pub(super) fn send(&mut self) -> Result<()> {
+        let (shards, UnitOptions { sent, kept, .. }) = (self.options.stage.shards_gradients(), self.options);
+        let taken = if shards && self.own.is_some() { Some(self.take_whole()?) } else { None };
         let Some(own) = &mut self.own else { return Ok(()) };
-        let shard = &self.groups.shard;
-        let (sums, summed) = match self.stage.shards_gradients() {
-            false => {
+        let (shard, summed) = (&self.groups.shard, taken.as_ref().is_some_and(|(_, summed)| *summed));
+        let sums = match taken {
+            None if sent == kept => {
                 zero_unwritten(&mut own.grads)?;
-                (shard.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?, false)
+                shard.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?
             }
-            true => {
-                let (rt, full) = (self.values.runtime(), self.layout.full());
-                let (mut whole, summed) = self.gradients.take(|| whole_gradients(rt, full))?;
-                zero_unwritten(&mut whole)?;
-                let out = match summed {
-                    // These sums are added to the earlier ones when they arrive.
-                    true => {
-                        let shape = Shape::new(&[self.layout.shard()])?;
-                        TensorMut::alloc_for(whole.runtime(), MemoryCategory::Communication, shape, full.dtype())?
+            taken => {
+                let whole = match taken {
+                    Some((mut whole, _)) => {
+                        zero_unwritten(&mut whole)?;
+                        whole.whole()?
                     }
-                    false => own.grads.lend_whole()?,
+                    None => {
+                        zero_unwritten(&mut own.grads)?;
+                        own.grads.whole()?
+                    }
                 };
-                (shard.reduce_scatter(&whole.whole()?, out, ReduceOp::Sum)?, summed)
+                let out = match shards && sent == kept && !summed {
+                    true => own.grads.lend_whole()?,
+                    // What arrives is converted, or added to the sums of earlier passes.
+                    false => {
+                        let shape = Shape::new(&[self.layout.shard()])?;
+                        TensorMut::alloc_for(whole.runtime(), MemoryCategory::Communication, shape, sent)?
+                    }
+                };
+                shard.reduce_scatter(&whole.to_dtype(sent)?, out, ReduceOp::Sum)?
             }
         };
         self.gradients = UnitGradients::Reducing { sums, summed };
@@ -146,13 +166,12 @@ impl<R: Runtime> Unit<R> {
             lent.give(own);
             sums = TensorMut::join(lent.into_pieces())?;
         }
-        if summed {
-            let (sums, mut kept) = (sums.freeze()?, own.grads.lend_whole()?);
-            let rt = kept.runtime().clone();
-            compute(&rt, &ADD, &[Input::Own(0), Input::Value(&sums)], &[], &mut [&mut kept])?;
-            own.grads.restore(kept)?;
-        } else {
+        if self.options.sent == self.options.kept && !summed {
             own.grads.restore(sums)?;
+        } else {
+            let shards = self.options.stage.shards_gradients();
+            let start = if shards { 0 } else { self.layout.span(self.groups.shard.rank()).start };
+            add_sums(&mut own.grads, start, &sums.freeze()?, summed)?;
         }
         self.gradients = UnitGradients::Reduced;
         Ok(())
@@ -161,7 +180,7 @@ impl<R: Runtime> Unit<R> {
     /// Sums gradients of which ranks along tensor have their parts. They cut units alike, so each sums what it keeps with its like.
     pub(super) fn sum_partial_gradients(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Ok(()) };
-        let shards = self.stage.shards_gradients();
+        let shards = self.options.stage.shards_gradients();
         let mut works = Vec::new();
         for (k, piece) in self.pieces.iter().enumerate() {
             let leaf = &self.leaves[piece.parameter];
@@ -189,7 +208,7 @@ impl<R: Runtime> Unit<R> {
     /// This rank's summed gradients, a row; none if it has no piece, or everything is frozen.
     pub(super) fn gradient(&self) -> Result<Option<Tensor<R>>> {
         let Some(own) = self.own.as_ref().filter(|_| !self.pieces.is_empty()) else { return Ok(None) };
-        let start = self.start(self.stage.shards_gradients());
+        let start = self.start(self.options.stage.shards_gradients());
         own.grads.whole()?.narrow(0, start, self.layout.shard()).map(Some)
     }
 
@@ -225,9 +244,18 @@ impl<R: Runtime> Unit<R> {
     }
 }
 
-/// Memory for all gradients of a unit.
-fn whole_gradients<R: Runtime>(rt: &R, full: &FlatLayout) -> Result<Flat<R>> {
-    Flat::zeros_for(rt, MemoryCategory::Communication, full.clone())
+/// Writes sums that arrived from `start` on, in the type of the gradients that are kept, or adds them to those there.
+fn add_sums<R: Runtime>(grads: &mut Flat<R>, start: usize, sums: &Tensor<R>, add: bool) -> Result<()> {
+    let (convert, n) = (Op::cast(sums.dtype(), grads.layout().dtype()), sums.shape().numel());
+    let whole = grads.lend_whole()?;
+    let rest = whole.shape().numel() - start - n;
+    let mut parts = whole.split(&[start, n, rest])?;
+    if !add {
+        parts[1].reset();
+    }
+    let done = parts[1].accumulate(&convert, &[sums]);
+    grads.restore(TensorMut::join(parts)?)?;
+    done
 }
 
 /// What nobody wrote is zero.

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use numcore::Runtime;
+use numcore::{DType, Error, Result, Runtime};
 use optim::StatePlace;
 
 use crate::{
@@ -103,6 +103,68 @@ pub struct ZeroOptions {
     pub unused: Unused,
     /// Where optimizer state lies between updates.
     pub state: StatePlace,
+    /// The type in which gradients travel and are summed over ranks; the parameters' own if there is none (PyTorch: `reduce_dtype` of
+    /// `MixedPrecisionPolicy`). `param_dtype` is that of the model's parameters, of which each shard has an `f32` master copy; the output
+    /// of a model is cast where its loss is computed.
+    #[doc(alias("MixedPrecisionPolicy"))]
+    pub reduce_dtype: Option<DType>,
+    /// Keeps gradients of half-precision parameters in `f32`, and adds micro-batches up in it.
+    #[doc(alias("main_grad"))]
+    #[doc(alias("grad_accum_dtype"))]
+    pub main_gradients: bool,
+    /// Exchanges gradients in the last micro-batch of a step alone (PyTorch: `no_sync`). Stages 2 and 3 do so in each otherwise: what it saves
+    /// of their exchanges it costs in memory, as gradients are whole on every rank until then.
+    #[doc(alias("no_sync"))]
+    #[doc(alias("set_requires_gradient_sync"))]
+    pub reduce_once: bool,
+    /// Stage 3: keeps what a forward has gathered until its gradients are there (PyTorch: `reshard_after_forward=False`). A backward pass
+    /// gathers nothing then, and all parameters are in memory when it begins. What an evaluation has gathered stays until the next step.
+    #[doc(alias("reshard_after_forward"))]
+    pub gathered_until_backward: bool,
+    /// Stage 3: units of at most so many elements are not sharded but kept whole, as stage 2 keeps them, and gathered once a step: gathers of
+    /// small ones cost more time than they save memory (DeepSpeed: `stage3_param_persistence_threshold`).
+    #[doc(alias("stage3_param_persistence_threshold"))]
+    pub whole_up_to: usize,
+}
+
+impl ZeroOptions {
+    /// An error where gradients could not travel so.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.reduce_dtype {
+            None | Some(DType::BF16 | DType::F32 | DType::F64) => Ok(()),
+            Some(dtype) => {
+                let why = format!("sums of gradients leave the range of {dtype}: take bf16, f32 or f64");
+                Err(Error::config("ZeroOptions", "reduce_dtype", why))
+            }
+        }
+    }
+
+    /// How parameters of a dtype are sharded, of a unit of so many elements.
+    pub(super) fn of_unit(&self, dtype: DType, elements: usize) -> UnitOptions {
+        let whole = self.stage == ZeroStage::Parameters && elements <= self.whole_up_to;
+        let stage = if whole { ZeroStage::Gradients } else { self.stage };
+        let kept = if self.main_gradients && dtype.is_half() { DType::F32 } else { dtype };
+        UnitOptions { stage, sent: self.reduce_dtype.unwrap_or(dtype), kept, reduce_once: self.reduce_once }
+    }
+}
+
+/// How one unit is sharded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct UnitOptions {
+    pub(super) stage: ZeroStage,
+    /// The type in which gradients travel.
+    pub(super) sent: DType,
+    /// The type in which they are added up over micro-batches.
+    pub(super) kept: DType,
+    /// Whether they are exchanged in the last backward pass alone.
+    pub(super) reduce_once: bool,
+}
+
+impl UnitOptions {
+    /// The type of the whole gradients of backward passes: of one, or of all of a step.
+    pub(super) fn whole(&self, parameters: DType) -> DType {
+        if self.reduce_once || !self.stage.shards_gradients() { self.kept } else { parameters }
+    }
 }
 
 /// The ranks of sharded training.

@@ -76,6 +76,7 @@ impl<R: Runtime> Sharded<R> {
         schedule: Option<Arc<dyn LrSchedule>>,
         options: ZeroOptions,
     ) -> Result<Self> {
+        options.check()?;
         let groups = ShardGroups::of_mesh(mesh);
         let rates = Rates { optimizer: optimizer.clone(), schedule };
         let comm = &groups.all;
@@ -85,8 +86,9 @@ impl<R: Runtime> Sharded<R> {
             model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let units: Vec<String> = named.iter().map(|(name, _)| options.units.of(name)).collect();
         let members: Vec<usize> = named.iter().map(|(name, l)| optimizer.group(name, &l.spec())).collect();
-        let (stage, unused, label) = (options.stage, options.unused, &groups.label);
-        let rules = format!("{stage:?} {unused:?} {units:?} {} {members:?}", rates.describe());
+        let label = &groups.label;
+        // With the names of units, and not the function that gives them.
+        let rules = format!("{options:?} {units:?} {} {members:?}", rates.describe());
         let all = format!("{label:?} {rules}{}", described(&named, &[]));
         comm.agree("how the model is sharded", all.as_bytes())?;
         tensor.agree("how the model is sharded", &rules)?;
@@ -152,7 +154,7 @@ fn build<R: Runtime>(
     }
     let unit = |((name, _, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
-        Unit::new(groups, options.stage, name, leaves, trained.then_some((optimizer, options.state)))
+        Unit::new(groups, options, name, leaves, trained.then_some((optimizer, options.state)))
     };
     parts.into_iter().map(unit).collect()
 }

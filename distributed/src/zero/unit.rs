@@ -7,9 +7,9 @@ use numcore::{Flat, MemoryCategory, Result, Runtime, ops::ViewOps};
 use optim::{Shards, StatePlace};
 
 use super::{
-    Piece, UnitLayout, ZeroStage,
+    Piece, UnitLayout, ZeroOptions,
     gradients::{ShardState, UnitGradients},
-    options::ShardGroups,
+    options::{ShardGroups, UnitOptions},
     values::{GatheredValues, fill},
 };
 use crate::comm::Communicator;
@@ -22,7 +22,7 @@ pub(super) struct Unit<R: Runtime> {
     /// Parameters this rank updates pieces of, and the optimizer of those; none if all are frozen.
     pub(super) own: Option<ShardState<R>>,
     pub(super) pieces: Vec<Piece>,
-    pub(super) stage: ZeroStage,
+    pub(super) options: UnitOptions,
     /// The ranks; their calls have the unit's name.
     pub(super) groups: ShardGroups<R>,
     /// The ranks as they were given.
@@ -43,7 +43,7 @@ impl<R: Runtime> Unit<R> {
     /// Takes the values of `leaves`, one at a time, so that at most one is in memory in addition to what this rank keeps.
     pub(super) fn new(
         unnamed: &ShardGroups<R>,
-        stage: ZeroStage,
+        options: &ZeroOptions,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,
         optimizer: Option<(&dyn Shards<R>, StatePlace)>,
@@ -54,6 +54,8 @@ impl<R: Runtime> Unit<R> {
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
         let parameters = leaves.iter().map(|l| (l.name().to_string(), l.spec().shape));
         let layout = UnitLayout::new(dtype, parameters, comm.size());
+        let options = options.of_unit(dtype, leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum());
+        let stage = options.stage;
         let (pieces, shard) = (layout.pieces(rank), layout.shard_layout(rank)?);
         let kept = if stage.shards_parameters() { shard.clone() } else { layout.full().clone() };
         let mut values = Flat::zeros_for(&rt, MemoryCategory::Parameters, kept)?;
@@ -66,6 +68,7 @@ impl<R: Runtime> Unit<R> {
                 let values = values.whole()?.narrow(0, start, shard.numel())?;
                 let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
+                let grads = grads.with_dtype(options.kept);
                 Some(ShardState { optimizer, grads: Flat::zeros_for(&rt, MemoryCategory::Gradients, grads)? })
             }
         };
@@ -76,7 +79,7 @@ impl<R: Runtime> Unit<R> {
             layout,
             own,
             pieces,
-            stage,
+            options,
             groups,
             unnamed: unnamed.clone(),
             frozen: Vec::new(),
@@ -103,7 +106,7 @@ impl<R: Runtime> Unit<R> {
 
     /// Whether only this rank's shard of the values is kept.
     pub(super) fn is_sharded(&self) -> bool {
-        self.stage.shards_parameters()
+        self.options.stage.shards_parameters()
     }
 
     /// Where this rank's shard begins in the values that are kept.

@@ -202,7 +202,7 @@ impl<R: Runtime> Unit<R> {
         let row = value.contiguous()?.reshape([value.shape().numel()])?;
         for (k, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| piece.parameter == i) {
             let part = row.narrow(0, piece.elements.start, piece.elements.len())?;
-            if self.stage.shards_parameters() {
+            if self.is_sharded() {
                 overwrite(&mut self.values, k, &part)?;
             }
             if let Some(own) = &mut self.own {

@@ -157,7 +157,7 @@ fn with_shards() {
             };
             let faults: Vec<Fault> = FAULTS.into_iter().filter(|fault| !harmless(fault)).collect();
             compare(&format!("stage {} {unused:?} {state:?}", stage.number()), &faults, |model, rt, comm, fault| {
-                let options = ZeroOptions { stage, units: UnitOf::children(), unused, state };
+                let options = ZeroOptions { stage, units: UnitOf::children(), unused, state, ..Default::default() };
                 train(model, rt, sharded(&comm, model, two(false)?, options)?, fault)
             });
         }

@@ -20,10 +20,10 @@ use crate::{
     tensor_common::{TensorCase, pieces},
 };
 
-const STEPS: usize = 2;
+pub const STEPS: usize = 2;
 
 /// An arrangement of ranks.
-type Axes = &'static [(Axis, usize)];
+pub type Axes = &'static [(Axis, usize)];
 
 const CUTS: [(Axes, Option<ZeroStage>); 7] = [
     (&[(Axis::Data, 1)], None),
@@ -40,7 +40,7 @@ fn folder(name: &str) -> PathBuf {
 }
 
 /// Loads what is in `from`, or trains, and saves into `to`.
-fn go_on(case: &TensorCase, axes: Axes, from: Option<&PathBuf>, to: &PathBuf) {
+pub fn go_on(case: &TensorCase, axes: Axes, from: Option<&PathBuf>, to: &PathBuf) {
     let plan = ParallelPlan::of(axes.to_vec()).unwrap();
     let (source, target) = (from.map(Folder::new), Folder::new(to));
     let run = Ranks::new(plan.world()).run(cpu, |comm| {
@@ -70,7 +70,7 @@ fn go_on(case: &TensorCase, axes: Axes, from: Option<&PathBuf>, to: &PathBuf) {
 }
 
 /// Every tensor of a checkpoint, whole, as bytes.
-fn contents(folder: &PathBuf) -> BTreeMap<String, Vec<u8>> {
+pub fn contents(folder: &PathBuf) -> BTreeMap<String, Vec<u8>> {
     let rt = cpu(0).unwrap();
     let mut reader = CheckpointReader::open(Folder::new(folder).step(STEPS as u64)).unwrap();
     let names: Vec<String> = reader.manifest().names().map(String::from).collect();

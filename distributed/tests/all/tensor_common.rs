@@ -22,7 +22,7 @@ use runtime_cpu::Cpu;
 
 use crate::common::{adamw, cpu};
 
-/// Examples of a step.
+/// Examples of a step, unless a case has others.
 pub const SEQUENCES: usize = 6;
 
 /// What is trained, and how.
@@ -37,6 +37,8 @@ pub struct TensorCase {
     pub loss: VocabularyLoss,
     pub steps: usize,
     pub max_norm: f64,
+    /// Examples of a step.
+    pub sequences: usize,
 }
 
 impl TensorCase {
@@ -62,6 +64,7 @@ impl TensorCase {
             loss: VocabularyLoss { cross_entropy, z_loss: 0.0 },
             steps: 3,
             max_norm: 0.5,
+            sequences: SEQUENCES,
         }
     }
 
@@ -69,8 +72,8 @@ impl TensorCase {
     pub fn batch(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<(Var<Cpu>, Var<Cpu>)> {
         let (v, t) = (self.model.vocab, self.model.context);
         let token = |i: usize| ((i * 7 + i / 3 + step * 5) % v) as i64;
-        let text: Vec<i64> = (0..SEQUENCES * (t + 1)).map(token).collect();
-        let text = Tensor::from_slice(rt, [SEQUENCES, t + 1], &text)?;
+        let text: Vec<i64> = (0..self.sequences * (t + 1)).map(token).collect();
+        let text = Tensor::from_slice(rt, [self.sequences, t + 1], &text)?;
         let index: Vec<i64> = examples.iter().map(|&i| i as i64).collect();
         let text = text.index_select(0, &Tensor::from_slice(rt, [index.len()], &index)?)?;
         Ok((Var::new(text.narrow(1, 0, t)?.contiguous()?), Var::new(text.narrow(1, 1, t)?.contiguous()?)))
@@ -130,7 +133,7 @@ impl TensorCase {
         comm: &Comm<Cpu>,
         step: usize,
     ) -> Result<TrainingMetrics<Cpu>> {
-        let own = shard_batches(SEQUENCES, comm.rank(), comm.size());
+        let own = shard_batches(self.sequences, comm.rank(), comm.size());
         let micro = own.len().div_ceil(self.accumulation);
         trainer.step(|k| {
             let own = &own[(k * micro).min(own.len())..((k + 1) * micro).min(own.len())];
@@ -163,7 +166,7 @@ pub struct TensorTrace {
 }
 
 /// What this rank has of a model's weights.
-pub fn pieces(model: &impl Module<Cpu>) -> Result<Vec<(String, TensorPlacement, Vec<f64>)>> {
+pub fn pieces(model: &(impl Module<Cpu> + ?Sized)) -> Result<Vec<(String, TensorPlacement, Vec<f64>)>> {
     let piece = |(name, p): (String, nn::Param<Cpu>)| {
         let whole = || TensorPlacement::whole(p.shape());
         let placement = p.placed().map_or_else(whole, |placed| placed.placement().clone());

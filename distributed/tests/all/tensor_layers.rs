@@ -317,8 +317,9 @@ fn bytes_are_those_of_the_formulas() {
             let expected = match sequence {
                 // Forward 2 sums a block, and the embedding's; backward 2 a block, and the head's input.
                 false => (4 * layers + 2) * sum + scalars,
-                // Each sum is a reduce-scatter and an all-gather; entering the first block needs nothing, its gradient is gathered.
-                true => (4 * layers + 1) * sum + sum + values + scalars,
+                // Each sum is a reduce-scatter and an all-gather; entering the first block needs nothing, its gradient is gathered. What layers
+                // that are cut along their outputs have gathered, two in a block and the head, they gather again.
+                true => (4 * layers + 1) * sum + sum + values + (2 * layers + 1) * values + scalars,
             };
             for sent in sent.unwrap() {
                 assert_eq!(sent, expected, "{t} ranks, sequence {sequence}");

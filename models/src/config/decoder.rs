@@ -1,10 +1,10 @@
 //! The sizes and options of a decoder.
 
-use nn::Activation;
+use nn::{Activation, moe::MoeConfig};
 use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, Family, RopeConfig, RopeScaling, check_sizes};
+use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, check_sizes};
 use crate::{files::JsonObject, quantize::quantization};
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
@@ -42,6 +42,8 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// How many keys a query of each layer sees; all if not given.
     pub windows: Vec<Option<usize>>,
+    /// Mixtures of experts, in the families that have them.
+    pub mixtures: Option<DecoderMixtures>,
     /// Whether the head shares the weight of the token embedding.
     pub tied: bool,
     /// All fields of the file, which are written back.
@@ -108,6 +110,12 @@ impl DecoderConfig {
         fields
     }
 
+    /// The mixture of experts that a layer has in place of its linear layers.
+    pub fn mixture_of(&self, layer: usize) -> Option<MoeConfig> {
+        let mixtures = self.mixtures.as_ref()?;
+        mixtures.layers.get(layer).copied()?.then(|| mixtures.mixture.clone())
+    }
+
     /// The fields of positions, biases and windows.
     fn insert_options(&self, fields: &mut Map<String, Value>) {
         if let Some(rope) = &self.rope {
@@ -120,7 +128,7 @@ impl DecoderConfig {
                 fields.insert("rope_scaling".into(), Value::Object(rope.to_json()));
             }
         }
-        if matches!(self.family, Family::Llama | Family::Qwen3) {
+        if matches!(self.family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe) {
             fields.insert("attention_bias".into(), self.qkv_bias.into());
         }
         if self.family == Family::Llama {
@@ -128,10 +136,19 @@ impl DecoderConfig {
         }
         let window = self.windows.iter().flatten().next();
         fields.remove("layer_types");
-        if self.family == Family::Mistral {
+        if matches!(self.family, Family::Mistral | Family::Mixtral | Family::Qwen3Moe) {
             fields.insert("sliding_window".into(), json!(window));
         }
-        if matches!(self.family, Family::Qwen2 | Family::Qwen3) {
+        if self.family == Family::Qwen3Moe {
+            fields.insert("use_sliding_window".into(), window.is_some().into());
+        }
+        if self.family == Family::Qwen2Moe {
+            fields.insert("qkv_bias".into(), self.qkv_bias.into());
+        }
+        if let Some(mixtures) = &self.mixtures {
+            mixtures.insert_into(fields, self.family);
+        }
+        if matches!(self.family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe) {
             let kind = |w: &Option<usize>| if w.is_some() { "sliding_attention" } else { "full_attention" };
             fields.insert("use_sliding_window".into(), window.is_some().into());
             fields.insert("sliding_window".into(), json!(window));
@@ -168,6 +185,22 @@ impl DecoderConfig {
         if self.windows.len() != self.layers {
             return wrong("windows", format!("{} windows for {} layers", self.windows.len(), self.layers));
         }
+        if let Some(DecoderMixtures { mixture, layers }) = &self.mixtures {
+            mixture.check()?;
+            let sizes =
+                [("experts", mixture.experts), ("moe hidden", mixture.hidden), ("shared", mixture.shared_hidden)];
+            check_sizes("decoder", &sizes)?;
+            if layers.len() != self.layers || mixture.width != self.width {
+                let why = format!(
+                    "mixtures of {} channels in {} layers for a model of {} in {}",
+                    mixture.width,
+                    layers.len(),
+                    self.width,
+                    self.layers
+                );
+                return wrong("mixtures", why);
+            }
+        }
         self.check_family()
     }
 
@@ -181,7 +214,8 @@ impl DecoderConfig {
         let options = |config: &Self| {
             let sizes = (config.vocab, config.width, config.heads, config.kv_heads, config.head_dim, config.hidden);
             let biases = (config.qkv_bias, config.output_bias, config.mlp_bias);
-            format!("sizes {sizes:?}, {:?}, biases {biases:?}, windows {:?}", config.rope, config.windows)
+            let (rope, windows, mixtures) = (config.rope, &config.windows, &config.mixtures);
+            format!("sizes {sizes:?}, {rope:?}, biases {biases:?}, windows {windows:?}, mixtures {mixtures:?}")
         };
         let (family, own, theirs) = (self.family.name(), options(self), options(&again));
         let why = format!("a `{family}` cannot be so: given {own}; transformers would make it {theirs}");
@@ -217,6 +251,7 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
         output_bias: true,
         mlp_bias: true,
         windows: vec![None; layers],
+        mixtures: None,
         tied: fields.flag_or("tie_word_embeddings", true)?,
         fields: fields.fields().clone(),
     })
@@ -225,9 +260,16 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
 fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     let (width, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
     let (layers, context) = (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
-    let has_biases = matches!(family, Family::Llama | Family::Qwen3);
+    let has_biases = matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe);
     let attention_bias = has_biases && fields.flag_or("attention_bias", false)?;
+    let qkv_bias = match family {
+        Family::Qwen2 => true,
+        Family::Qwen2Moe => fields.flag_or("qkv_bias", true)?,
+        _ => attention_bias,
+    };
+    let theta = if family == Family::Mixtral { 1_000_000.0 } else { 10_000.0 };
     let own_dim = fields.maybe_size("head_dim")?;
+    let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
     Ok(DecoderConfig {
         family,
         vocab: fields.size("vocab_size")?,
@@ -238,13 +280,14 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         head_dim: own_dim.map_or_else(|| head_dim(fields, width, heads), Ok)?,
         hidden: fields.size("intermediate_size")?,
         context,
-        norm_eps: fields.number_or("rms_norm_eps", 1e-6)?,
+        norm_eps: fields.number_or("rms_norm_eps", if family == Family::Mixtral { 1e-5 } else { 1e-6 })?,
         activation: fields.activation("hidden_act", Activation::Silu)?,
-        rope: Some(RopeConfig::read(fields, 10_000.0, context)?),
-        qkv_bias: family == Family::Qwen2 || attention_bias,
+        rope: Some(RopeConfig::read(fields, theta, context)?),
+        qkv_bias,
         output_bias: attention_bias,
         mlp_bias: family == Family::Llama && fields.flag_or("mlp_bias", false)?,
         windows: windows(fields, family, layers)?,
+        mixtures: mixtures.transpose()?,
         tied: fields.flag_or("tie_word_embeddings", false)?,
         fields: fields.fields().clone(),
     })
@@ -262,15 +305,25 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
 /// The window of each layer. Qwen has one only where a flag says so, from some layer on.
 fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
     // What is absent has a default, and null says that there is none.
-    let is_absent = family != Family::Llama && !fields.fields().contains_key("sliding_window");
+    let has_default = !matches!(family, Family::Llama | Family::Mixtral);
+    let is_absent = has_default && !fields.fields().contains_key("sliding_window");
     let given = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
     let window = given.or(is_absent.then_some(4096));
-    let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3);
-    let first = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
-    let used = !is_qwen || fields.flag_or("use_sliding_window", false)?;
+    let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
+    let border = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
+    if family == Family::Qwen3Moe {
+        // In published files; transformers does not read it.
+        fields.maybe_size("max_window_layers")?;
+    }
+    let used = !is_qwen && family != Family::Qwen3Moe || fields.flag_or("use_sliding_window", false)?;
     let window = window.filter(|_| used);
     let Some(types) = fields.list("layer_types")? else {
-        return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
+        // With experts, Qwen 2 has windows in every other layer before the border, and not from there on.
+        let has = |layer: usize| match family {
+            Family::Qwen2Moe => layer < border && layer.is_multiple_of(2),
+            _ => layer >= border,
+        };
+        return Ok((0..layers).map(|layer| window.filter(|_| has(layer))).collect());
     };
     if types.len() != layers {
         return Err(fields.wrong("layer_types", format_args!("lists {} layers of {layers}", types.len())));

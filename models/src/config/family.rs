@@ -17,16 +17,25 @@ pub enum Family {
     Qwen2,
     /// Qwen 3: Llama with norms of queries' and keys' heads.
     Qwen3,
+    /// Mixtral: Mistral with mixtures of experts.
+    Mixtral,
+    /// Qwen 1.5 and 2 with mixtures of experts, of which one that every token uses is weighed by a gate.
+    Qwen2Moe,
+    /// Qwen 3 with mixtures of experts.
+    Qwen3Moe,
 }
 
 impl Family {
     /// Every family, with its name in `model_type` and the class that transformers loads it as.
-    const ALL: [(Family, &'static str, &'static str); 5] = [
+    const ALL: [(Family, &'static str, &'static str); 8] = [
         (Family::Gpt2, "gpt2", "GPT2LMHeadModel"),
         (Family::Llama, "llama", "LlamaForCausalLM"),
         (Family::Mistral, "mistral", "MistralForCausalLM"),
         (Family::Qwen2, "qwen2", "Qwen2ForCausalLM"),
         (Family::Qwen3, "qwen3", "Qwen3ForCausalLM"),
+        (Family::Mixtral, "mixtral", "MixtralForCausalLM"),
+        (Family::Qwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM"),
+        (Family::Qwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM"),
     ];
 
     /// The family that a configuration names.
@@ -39,6 +48,16 @@ impl Family {
             let known: Vec<_> = Self::ALL.iter().map(|(_, known, _)| *known).collect();
             fields.wrong("model_type", format_args!("is `{name}`; decoders are known of: {}", known.join(", ")))
         })
+    }
+
+    /// Whether layers may have mixtures of experts.
+    pub fn has_experts(self) -> bool {
+        matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe)
+    }
+
+    /// Whether heads of queries and keys are normalized.
+    pub fn has_head_norms(self) -> bool {
+        matches!(self, Family::Qwen3 | Family::Qwen3Moe)
     }
 
     /// The name in `model_type`.

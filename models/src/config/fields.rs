@@ -202,6 +202,11 @@ impl ConfigFields {
         self.object.object(self.known(name))
     }
 
+    /// A list of counts, if it is there.
+    pub fn sizes(&self, name: &'static str) -> Result<Option<Vec<usize>>> {
+        self.object.counts(self.known(name))
+    }
+
     /// A list of strings, if it is there.
     pub fn list(&self, name: &'static str) -> Result<Option<Vec<&str>>> {
         self.object.texts(self.known(name))

@@ -3,10 +3,12 @@
 mod decoder;
 mod family;
 mod fields;
+mod mixtures;
 mod rope;
 
 pub use decoder::DecoderConfig;
 pub(crate) use decoder::activation_name;
 pub use family::Family;
 pub use fields::{ConfigFields, check_sizes};
+pub use mixtures::DecoderMixtures;
 pub use rope::{RopeConfig, RopeScaling};

@@ -1,10 +1,12 @@
 //! Conversion tables: which weight of a file is which parameter here. A table is data, and is read in both directions.
 
 mod pattern;
+mod stack;
 mod tables;
 
 use pattern::renamed;
-pub use tables::{BERT, GGUF, GPT2, LLAMA, VIT};
+pub use stack::{StackNames, StackPlace, StackRule};
+pub use tables::{BERT, GGUF, GPT2, LLAMA, MIXTRAL, VIT};
 
 /// How a weight differs between a file and the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub struct ConversionRule {
 pub struct ConversionTable {
     /// Modules in files that are modules here, and the other way round.
     pub rules: &'static [ConversionRule],
+    /// Parameters of all experts, which files have one by one.
+    pub stacks: &'static [StackRule],
     /// What files begin their names with, or leave out: their base model's own files do.
     pub prefix: &'static str,
     /// Names that older files use for the last part of a name, with today's.
@@ -128,7 +132,7 @@ mod tests {
 
     #[test]
     fn no_two_rules_meet() {
-        for table in [&GPT2, &LLAMA, &BERT, &VIT, &GGUF] {
+        for table in [&GPT2, &LLAMA, &MIXTRAL, &BERT, &VIT, &GGUF] {
             for side in [|r: &ConversionRule| r.ours, |r: &ConversionRule| r.theirs] {
                 let names: std::collections::BTreeSet<_> = table.rules.iter().map(side).collect();
                 assert_eq!(names.len(), table.rules.len());

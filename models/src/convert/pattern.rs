@@ -9,3 +9,17 @@ pub fn renamed(from: &str, to: &str, name: &str) -> Option<String> {
     let is_number = !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
     is_number.then(|| to.replacen("{}", number, 1))
 }
+
+/// The numbers at the places of `{}`, if `name` is what `pattern` describes.
+pub fn numbered(pattern: &str, name: &str) -> Option<Vec<usize>> {
+    let mut texts = pattern.split("{}");
+    let mut rest = name.strip_prefix(texts.next()?)?;
+    let mut numbers = Vec::new();
+    for text in texts {
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, after) = rest.split_at(digits);
+        numbers.push(number.parse().ok()?);
+        rest = after.strip_prefix(text)?;
+    }
+    rest.is_empty().then_some(numbers)
+}

@@ -1,6 +1,6 @@
 //! The tables of the families there are.
 
-use super::{Change, ConversionRule, ConversionTable};
+use super::{Change, ConversionRule, ConversionTable, StackRule};
 
 const fn keep(theirs: &'static str, ours: &'static str) -> ConversionRule {
     ConversionRule { theirs, ours, change: Change::Keep }
@@ -25,33 +25,80 @@ pub const GPT2: ConversionTable = ConversionTable {
         keep("transformer.ln_f", "norm"),
         keep("lm_head", "lm_head"),
     ],
+    stacks: &[],
     prefix: "transformer.",
     old_leaves: &[],
     // The triangular mask and what stood in its place.
     ignored: &["transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"],
 };
 
-/// Llama, Mistral, Qwen 2 and 3.
+/// What all families that came of Llama have.
+const OF_LLAMA: [ConversionRule; 11] = [
+    keep("model.embed_tokens", "embed_tokens"),
+    keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
+    keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
+    keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
+    keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
+    keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
+    keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
+    keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
+    keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+    keep("model.norm", "norm"),
+    keep("lm_head", "lm_head"),
+];
+
+/// What [`OF_LLAMA`] has, and more.
+const fn with<const M: usize, const N: usize>(more: [ConversionRule; M]) -> [ConversionRule; N] {
+    assert!(N == OF_LLAMA.len() + M);
+    let (mut rules, mut at) = ([OF_LLAMA[0]; N], 0);
+    while at < N {
+        rules[at] = if at < OF_LLAMA.len() { OF_LLAMA[at] } else { more[at - OF_LLAMA.len()] };
+        at += 1;
+    }
+    rules
+}
+
+/// Llama, Mistral, Qwen 2 and 3, and Qwen with mixtures of experts, in whose files these are one by one.
 pub const LLAMA: ConversionTable = ConversionTable {
-    rules: &[
-        keep("model.embed_tokens", "embed_tokens"),
-        keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
-        keep("model.layers.{}.self_attn.q_proj", "layers.{}.self_attn.q_proj"),
-        keep("model.layers.{}.self_attn.k_proj", "layers.{}.self_attn.k_proj"),
-        keep("model.layers.{}.self_attn.v_proj", "layers.{}.self_attn.v_proj"),
-        keep("model.layers.{}.self_attn.q_norm", "layers.{}.self_attn.q_norm"),
-        keep("model.layers.{}.self_attn.k_norm", "layers.{}.self_attn.k_norm"),
-        keep("model.layers.{}.self_attn.o_proj", "layers.{}.self_attn.o_proj"),
-        keep("model.layers.{}.post_attention_layernorm", "layers.{}.mlp_norm"),
+    rules: &with::<8, 19>([
         keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
         keep("model.layers.{}.mlp.up_proj", "layers.{}.mlp.up_proj"),
         keep("model.layers.{}.mlp.down_proj", "layers.{}.mlp.down_proj"),
-        keep("model.norm", "norm"),
-        keep("lm_head", "lm_head"),
+        keep("model.layers.{}.mlp.gate", "layers.{}.mlp.gate"),
+        keep("model.layers.{}.mlp.shared_expert.gate_proj", "layers.{}.mlp.shared_experts.gate_proj"),
+        keep("model.layers.{}.mlp.shared_expert.up_proj", "layers.{}.mlp.shared_experts.up_proj"),
+        keep("model.layers.{}.mlp.shared_expert.down_proj", "layers.{}.mlp.shared_experts.down_proj"),
+        keep("model.layers.{}.mlp.shared_expert_gate", "layers.{}.mlp.shared_expert_gate"),
+    ]),
+    stacks: &[
+        StackRule {
+            theirs: &["model.layers.{}.mlp.experts.{}.gate_proj", "model.layers.{}.mlp.experts.{}.up_proj"],
+            ours: "layers.{}.mlp.experts.gate_up_proj",
+        },
+        StackRule { theirs: &["model.layers.{}.mlp.experts.{}.down_proj"], ours: "layers.{}.mlp.experts.down_proj" },
     ],
     prefix: "model.",
     old_leaves: &[],
     ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+};
+
+/// Mixtral, which has names of its own for experts.
+pub const MIXTRAL: ConversionTable = ConversionTable {
+    rules: &with::<1, 12>([keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate")]),
+    stacks: &[
+        StackRule {
+            theirs: &[
+                "model.layers.{}.block_sparse_moe.experts.{}.w1",
+                "model.layers.{}.block_sparse_moe.experts.{}.w3",
+            ],
+            ours: "layers.{}.mlp.experts.gate_up_proj",
+        },
+        StackRule {
+            theirs: &["model.layers.{}.block_sparse_moe.experts.{}.w2"],
+            ours: "layers.{}.mlp.experts.down_proj",
+        },
+    ],
+    ..LLAMA
 };
 
 /// BERT and its heads.
@@ -77,6 +124,7 @@ pub const BERT: ConversionTable = ConversionTable {
         keep("cls.predictions.decoder", "head.decoder"),
         keep("classifier", "head.classifier"),
     ],
+    stacks: &[],
     prefix: "bert.",
     old_leaves: &[("gamma", "weight"), ("beta", "bias")],
     // Positions 0, 1, …, and the prediction of the next sentence.
@@ -100,6 +148,7 @@ pub const VIT: ConversionTable = ConversionTable {
         keep("vit.layernorm", "norm"),
         keep("classifier", "classifier"),
     ],
+    stacks: &[],
     prefix: "vit.",
     old_leaves: &[],
     ignored: &["vit.pooler.dense.weight", "vit.pooler.dense.bias"],
@@ -125,6 +174,7 @@ pub const GGUF: ConversionTable = ConversionTable {
         keep("output_norm", "norm"),
         keep("output", "lm_head"),
     ],
+    stacks: &[],
     prefix: "",
     old_leaves: &[],
     ignored: &[],

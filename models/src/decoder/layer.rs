@@ -4,6 +4,7 @@ use autograd::{Var, recomputed};
 use nn::{
     Activation, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, LayerNorm, Linear, Module, RmsNorm,
     RotaryTables, Visitor,
+    moe::{MixtureOfExperts, Routing},
 };
 use numcore::{
     Error, Result, Runtime, Within,
@@ -23,8 +24,8 @@ pub struct DecoderLayer<R: Runtime> {
     pub self_attn: GroupedQueryAttention<R>,
     /// The norm before the linear layers.
     pub mlp_norm: DecoderNorm<R>,
-    /// The linear layers.
-    pub mlp: DecoderMlp<R>,
+    /// The linear layers, or a mixture of experts.
+    pub mlp: DecoderFeedForward<R>,
 }
 
 impl<R: Runtime> DecoderLayer<R> {
@@ -37,14 +38,14 @@ impl<R: Runtime> DecoderLayer<R> {
             fused: config.family == Family::Gpt2,
             bias: config.qkv_bias,
             output_bias: config.output_bias,
-            head_norm: (config.family == Family::Qwen3).then_some(config.norm_eps),
+            head_norm: config.family.has_head_norms().then_some(config.norm_eps),
             window: config.windows[layer],
         };
         Ok(DecoderLayer {
             input_norm: DecoderNorm::new(init, config)?,
             self_attn: GroupedQueryAttention::new(init, attention)?,
             mlp_norm: DecoderNorm::new(init, config)?,
-            mlp: DecoderMlp::new(init, config)?,
+            mlp: DecoderFeedForward::new(init, config, layer)?,
         })
     }
 
@@ -54,7 +55,7 @@ impl<R: Runtime> DecoderLayer<R> {
         tables: Option<&RotaryTables<R>>,
         mask: Option<&Var<R>>,
         cache: Option<&mut LayerCache<R>>,
-    ) -> Result<Var<R>> {
+    ) -> Result<(Var<R>, Option<Routing<R>>)> {
         let h = self.input_norm.forward(x).within("input_norm")?;
         let [q, mut k, mut v] = self.self_attn.project(&h, tables).within("self_attn")?;
         if let Some(cache) = cache {
@@ -65,6 +66,52 @@ impl<R: Runtime> DecoderLayer<R> {
         let mask = mask.map(|mask| last_columns(mask, kept)).transpose()?;
         let x = self.self_attn.attend([q, k, v], mask.as_ref(), x).within("self_attn")?;
         self.mlp.forward_onto(&self.mlp_norm.forward(&x).within("mlp_norm")?, &x).within("mlp")
+    }
+}
+
+/// What each token goes through by itself.
+#[derive(Debug)]
+pub enum DecoderFeedForward<R: Runtime> {
+    /// Linear layers.
+    Dense(DecoderMlp<R>),
+    /// A mixture of experts.
+    Mixture(MixtureOfExperts<R>),
+}
+
+impl<R: Runtime> DecoderFeedForward<R> {
+    fn new(init: &Init<R>, config: &DecoderConfig, layer: usize) -> Result<Self> {
+        Ok(match config.mixture_of(layer) {
+            Some(mixture) => DecoderFeedForward::Mixture(MixtureOfExperts::new(init, mixture)?),
+            None => DecoderFeedForward::Dense(DecoderMlp::new(init, config)?),
+        })
+    }
+
+    /// The linear layers, if it is these.
+    pub fn dense(&self) -> Option<&DecoderMlp<R>> {
+        match self {
+            DecoderFeedForward::Dense(mlp) => Some(mlp),
+            DecoderFeedForward::Mixture(_) => None,
+        }
+    }
+
+    /// The output, plus `residual`; and where a mixture sent the tokens.
+    fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<(Var<R>, Option<Routing<R>>)> {
+        match self {
+            DecoderFeedForward::Dense(mlp) => Ok((mlp.forward_onto(x, residual)?, None)),
+            DecoderFeedForward::Mixture(mixture) => {
+                let out = mixture.forward_routed(x)?;
+                Ok((residual.add(&out.y)?, Some(out.routing)))
+            }
+        }
+    }
+}
+
+impl<R: Runtime> Module<R> for DecoderFeedForward<R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        match self {
+            DecoderFeedForward::Dense(mlp) => mlp.visit(name, visitor),
+            DecoderFeedForward::Mixture(mixture) => mixture.visit(name, visitor),
+        }
     }
 }
 

@@ -6,7 +6,7 @@ mod layer;
 mod tensor_plan;
 
 use autograd::Var;
-use nn::{Embedding, Forward, Init, Initializer, Linear, Module, Rotary};
+use nn::{Embedding, Forward, Init, Initializer, Linear, Module, Rotary, moe::Routing};
 use numcore::{
     Error, Result, Runtime, Within,
     ops::{Apply, IndexOps, PointwiseOps},
@@ -16,15 +16,16 @@ use serde_json::{Map, Value};
 pub use cache::KvCache;
 pub use inputs::DecoderInputs;
 use inputs::Placement;
-pub use layer::{DecoderLayer, DecoderMlp, DecoderNorm};
+pub use layer::{DecoderFeedForward, DecoderLayer, DecoderMlp, DecoderNorm};
 
 use crate::{
     config::{ConfigFields, DecoderConfig, Family},
-    convert::{ConversionTable, GPT2, LLAMA},
+    convert::{ConversionTable, GPT2, LLAMA, MIXTRAL},
     pretrained::Pretrained,
 };
 
-/// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3. Tokens `[B, T]` (`i64`)
+/// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3, and, with
+/// mixtures of experts, Mixtral, Qwen 1.5, 2 and 3. Tokens `[B, T]` (`i64`)
 /// give the logits of each next token, `[B, T, V]`.
 ///
 /// Dropout is none: what `config.json` says of it is kept and written back.
@@ -91,19 +92,34 @@ impl<R: Runtime> Decoder<R> {
     ///
     /// # Errors
     /// If [`forward_with`](Decoder::forward_with) would fail.
-    pub fn states(&self, tokens: &Var<R>, mut inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
+    pub fn states(&self, tokens: &Var<R>, inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
+        Ok(self.routed_states(tokens, inputs)?.0)
+    }
+
+    /// What [`states`](Decoder::states) gives, and where the mixtures of experts sent the tokens, layer by layer: training adds their
+    /// [losses](Routing::balance_loss).
+    ///
+    /// # Errors
+    /// If [`forward_with`](Decoder::forward_with) would fail.
+    pub fn routed_states(
+        &self,
+        tokens: &Var<R>,
+        mut inputs: DecoderInputs<'_, R>,
+    ) -> Result<(Var<R>, Vec<Routing<R>>)> {
         let placement = Placement::of(tokens, &inputs, self.layers.len())?;
         let mut x = self.embed(tokens, &placement)?;
         let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
-        let mask = placement.mask.as_ref();
+        let (mask, mut routings) = (placement.mask.as_ref(), Vec::new());
         for (i, layer) in self.layers.iter().enumerate() {
             let cache = inputs.cache.as_deref_mut().map(|cache| cache.layer(i));
-            x = layer.forward(&x, tables.as_ref(), mask, cache).within(format_args!("layers.{i}"))?;
+            let (y, routing) = layer.forward(&x, tables.as_ref(), mask, cache).within(format_args!("layers.{i}"))?;
+            x = y;
+            routings.extend(routing);
         }
         if let Some(cache) = inputs.cache {
             cache.advance(placement.tokens);
         }
-        self.norm.forward(&x).within("norm")
+        Ok((self.norm.forward(&x).within("norm")?, routings))
     }
 
     /// Logits of what [`states`](Decoder::states) gives, or of a part of it.
@@ -115,6 +131,28 @@ impl<R: Runtime> Decoder<R> {
             Some(head) => head.forward(states).within("lm_head"),
             None => self.embed_tokens.project(states).within("embed_tokens"),
         }
+    }
+
+    /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times the number of tokens: a sum over
+    /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the
+    /// tokens of all, if [`Mesh::parallelize`](distributed::mesh::Mesh::parallelize) was given [`tensor_plan`](Decoder::tensor_plan), also where each
+    /// rank has all experts.
+    ///
+    /// # Errors
+    /// If there are no mixtures.
+    pub fn balance_loss(&self, routings: &[Routing<R>]) -> Result<Var<R>> {
+        let Some(mixtures) = &self.config.mixtures else {
+            return Err(Error::state("balance_loss", "is of mixtures of experts, and this model has none"));
+        };
+        let layers = routings.len() as f64;
+        let mut shares = vec![0.0; mixtures.mixture.experts];
+        for routing in routings {
+            shares.iter_mut().zip(routing.shares()?).for_each(|(all, share)| *all += share / layers);
+        }
+        let losses = routings.iter().map(|routing| routing.balance_loss_with(&shares)).collect::<Result<Vec<_>>>()?;
+        let sum = losses.into_iter().map(Ok).reduce(|sum: Result<Var<R>>, loss| sum?.add(&loss?));
+        let none = || Err(Error::state("balance_loss", "was given where no layer sent its tokens"));
+        sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)
     }
 
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
@@ -140,7 +178,11 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
     }
 
     fn table(&self) -> ConversionTable {
-        if self.config.family == Family::Gpt2 { GPT2 } else { LLAMA }
+        match self.config.family {
+            Family::Gpt2 => GPT2,
+            Family::Mixtral => MIXTRAL,
+            _ => LLAMA,
+        }
     }
 
     fn does_without(&self, parameter: &str) -> bool {

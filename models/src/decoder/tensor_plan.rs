@@ -8,7 +8,7 @@ use super::Decoder;
 impl<R: Runtime> Decoder<R> {
     /// The plan of tensor parallelism for every family, layer by layer as Hugging Face has it: projections into attention and into the
     /// linear layers `colwise`, those back `rowwise`, norms of heads whole with their gradients summed, embedding and head along the
-    /// vocabulary. Heads must be shared out evenly; those of keys and values may be fewer than ranks.
+    /// vocabulary, and experts shared out along the expert axis. Heads must be shared out evenly; those of keys and values may be fewer than ranks.
     ///
     /// A vocabulary that ranks do not divide stays whole: `Decoder::tensor_plan().without("embed_tokens").without("lm_head")`. What is read
     /// [lazily](nn::Init::lazily) is read into each rank's pieces, a parameter at a time.
@@ -26,7 +26,17 @@ impl<R: Runtime> Decoder<R> {
             .column("layers.*.mlp.gate_proj")
             .if_there()
             .column("layers.*.mlp.up_proj")
+            .if_there()
             .row("layers.*.mlp.down_proj")
+            .if_there()
+            .column("layers.*.mlp.shared_experts.gate_proj")
+            .if_there()
+            .column("layers.*.mlp.shared_experts.up_proj")
+            .if_there()
+            .row("layers.*.mlp.shared_experts.down_proj")
+            .if_there()
+            .experts("layers.*.mlp.experts")
+            .if_there()
             .vocabulary("embed_tokens")
             .vocabulary("lm_head")
             .if_there()

@@ -74,6 +74,12 @@ impl JsonObject {
         self.typed(name, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
     }
 
+    /// A list of counts.
+    pub fn counts(&self, name: &str) -> Result<Option<Vec<usize>>> {
+        let count = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
+        self.typed(name, "a list of counts", |v| v.as_array()?.iter().map(count).collect())
+    }
+
     /// An object within this one.
     pub fn object(&self, name: &str) -> Result<Option<JsonObject>> {
         let fields = self.typed(name, "an object", Value::as_object)?;

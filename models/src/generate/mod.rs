@@ -5,6 +5,7 @@ mod processors;
 mod stop;
 
 use autograd::{Var, no_grad};
+use nn::{ModuleExt, parallel::TensorStyle};
 use numcore::{
     DType, Error, Result, Runtime, Tensor, Within,
     ops::{PointwiseOps, ViewOps},
@@ -44,7 +45,8 @@ pub struct Generated {
 /// Continues prompts, which may differ in length. The model is computed without gradients; its dropout, if it has any, is its own affair.
 ///
 /// # Errors
-/// If there is an empty prompt, an option is out of range, or a prompt is longer than learned positions reach.
+/// If there is an empty prompt, an option is out of range, or a prompt is longer than learned positions reach; and if the model's experts are shared
+/// out among ranks, which have prompts of their own, and would end at different tokens.
 pub fn generate<R: Runtime>(
     model: &Decoder<R>,
     prompts: &[Prompt],
@@ -52,6 +54,12 @@ pub fn generate<R: Runtime>(
     stop: Option<&StopTexts<'_>>,
 ) -> Result<Vec<Generated>> {
     options.check()?;
+    let shared_out = |p: &nn::Param<R>| p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts);
+    if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| shared_out(p)) {
+        let why = "is of experts that are shared out among ranks, all of which every token needs: generate with a whole model, into which a \
+                   checkpoint's parameters are loaded";
+        return Err(Error::state(name, why));
+    }
     if let Some(at) = prompts.iter().position(|prompt| prompt.tokens.is_empty()) {
         let why = format!("prompt {at} is empty: begin with the token that begins a text");
         return Err(Error::argument("generate", why));

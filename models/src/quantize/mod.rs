@@ -48,7 +48,8 @@ impl Default for QuantizeConfig {
 }
 
 /// Stores the weights of a model's linear layers in four bits, one after another, and freezes them. The others are read where they were not yet:
-/// a model that was made with [`Init::lazily`](nn::Init::lazily) is never whole in memory. Gives the names of the layers.
+/// a model that was made with [`Init::lazily`](nn::Init::lazily) is never whole in memory. Gives the names of the layers. Experts of mixtures, which
+/// are no linear layers, stay as they are.
 ///
 /// # Errors
 /// If no layer is chosen, one has an adapter already, an option is out of range, or a value cannot be read or is not finite.

@@ -59,6 +59,7 @@ fn zeros() -> Decoder<runtime_cpu::Cpu> {
         output_bias: true,
         mlp_bias: true,
         windows: vec![None],
+        mixtures: None,
         tied: true,
         fields: Default::default(),
     };

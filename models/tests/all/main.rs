@@ -6,6 +6,7 @@ mod chats;
 mod common;
 mod decoders;
 mod encoders;
+mod experts;
 mod exports;
 mod folders;
 mod generation;

@@ -28,6 +28,11 @@ impl<R: Runtime> Embedding<R> {
         Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
     }
 
+    /// The table of a parameter, which other layers may have too.
+    pub fn of(weight: Param<R>) -> Self {
+        Embedding { weight, frozen_row: None }
+    }
+
     /// Makes row `index` the padding token: it is 0, and no gradient flows to it.
     pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
         self.check_row(index)?;
@@ -59,9 +64,10 @@ impl<R: Runtime> Embedding<R> {
         }
     }
 
-    /// The logits of the rows that are here.
-    pub(super) fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter(x))?;
+    /// `x · Wᵀ` for the rows that are here, `[.., V/t]` where the table is cut over `t` ranks: for a loss that takes them so
+    /// ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
         x.linear(&self.weight.var(), None)
     }
 

@@ -171,7 +171,7 @@ impl<R: Runtime> Gpt<R> {
             None => x,
         };
         match &self.head {
-            Some(head) => head.enter(&x).and_then(|x| head.forward_entered(&x)).within("head"),
+            Some(head) => head.project_here(&x).within("head"),
             None => self.wte.project_here(&x).within("wte"),
         }
     }

@@ -69,7 +69,8 @@ impl<R: Runtime> Linear<R> {
     }
 
     /// The input as this layer and others that are cut like it need it: to be given to each by
-    /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them.
+    /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them. Where the sequence is cut, the
+    /// whole of it is kept for their weights' gradients, which [`forward`](Forward::forward) gathers again.
     #[track_caller]
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed() {
@@ -85,6 +86,16 @@ impl<R: Runtime> Linear<R> {
             (Some(adapter), _) => adapter.forward(self.uncut()?, x),
             (None, Some(placed)) if placed.style() == TensorStyle::Row => self.summed(&placed, x, None),
             _ => x.linear(&self.weight.var(), optional(&self.bias).as_ref()),
+        }
+    }
+
+    /// The logits of the rows of the vocabulary that are here, `[.., V/t]` where the layer is cut along it over `t` ranks: for a loss that takes
+    /// them so ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    #[track_caller]
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
+            Some(placed) => self.forward_entered(&placed.enter_alone(x)?),
+            None => self.forward_entered(x),
         }
     }
 
@@ -106,11 +117,12 @@ impl<R: Runtime> Linear<R> {
     fn product(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let Some(placed) = self.weight.placed() else { return self.product_here(x, residual) };
         match placed.style() {
-            TensorStyle::Replicated => self.product_here(x, residual),
-            TensorStyle::Column => self.product_here(&placed.enter(x)?, residual),
+            // No plan shares out a linear layer as experts.
+            TensorStyle::Replicated | TensorStyle::Experts => self.product_here(x, residual),
+            TensorStyle::Column => self.product_here(&placed.enter_alone(x)?, residual),
             TensorStyle::Row => self.summed(&placed, x, residual),
             TensorStyle::Vocabulary => {
-                let here = self.product_here(&placed.enter(x)?, None)?;
+                let here = self.product_here(&placed.enter_alone(x)?, None)?;
                 plus(placed.exchange(Exchange::Gather(here.dims().len() - 1), &here)?, residual)
             }
         }

@@ -1,7 +1,12 @@
 //! How many tokens an expert takes.
 
+use numcore::{Result, Runtime};
+
+use super::{TokenOrder, dispatch::unequal};
+use crate::parallel::TensorGroup;
+
 /// The limit of an expert's tokens: `⌈T · k / E · factor⌉` of `T` tokens that each pick `k` of `E` experts. What exceeds it is dropped: that
-/// expert adds nothing to those tokens.
+/// expert adds nothing to those tokens. Where a plan shares out experts, the tokens of all ranks compete, as if the first rank's came first.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Capacity {
     /// The limit as a multiple of an equal share; 1 or a little above.
@@ -24,5 +29,43 @@ impl Capacity {
     pub fn limit(self, tokens: usize, top_k: usize, experts: usize) -> usize {
         // An exact product first: a factor of 1 gives the equal share itself.
         ((tokens * top_k) as f64 * self.factor / experts.max(1) as f64).ceil() as usize
+    }
+
+    /// How many choices of each expert stay of those here, where the tokens of all ranks compete: `picked[rank][expert]` of them.
+    /// `weights[choice]` are those of the choices here.
+    pub(super) fn limits_among<R: Runtime>(
+        self,
+        order: &TokenOrder,
+        weights: &[f64],
+        top_k: usize,
+        picked: &[Vec<usize>],
+        (group, of): (&dyn TensorGroup<R>, &str),
+    ) -> Result<Vec<usize>> {
+        let (experts, here) = (order.picked().len(), group.rank());
+        let limit = self.limit(picked.iter().flatten().sum::<usize>() / top_k, top_k, experts);
+        let among = |ranks: &[Vec<usize>], expert: usize| ranks.iter().map(|of| of[expert]).sum::<usize>();
+        if self.drop == DropBy::Position {
+            return Ok((0..experts).map(|expert| limit.saturating_sub(among(&picked[..here], expert))).collect());
+        }
+        let full: Vec<usize> = (0..experts).filter(|&expert| among(picked, expert) > limit).collect();
+        let mut limits = vec![limit; experts];
+        if full.is_empty() {
+            return Ok(limits);
+        }
+        let own: Vec<u8> = full.iter().flat_map(|&e| order.weights_of(e, weights)).flat_map(f64::to_le_bytes).collect();
+        let all = group.exchange_bytes(&own, of)?;
+        let mut rest: Vec<&[[u8; 8]]> = all.iter().map(|bytes| bytes.as_chunks().0).collect();
+        for expert in full {
+            let mut ranked = Vec::new();
+            for (rank, rest) in rest.iter_mut().enumerate() {
+                let (there, due) = (rest.len(), picked[rank][expert]);
+                let own = rest.split_off(..due).ok_or_else(|| unequal(of, rank, there, due))?;
+                ranked.extend(own.iter().map(|&weight| (f64::from_le_bytes(weight), rank)));
+            }
+            // Stable: of equal weights the first stays.
+            ranked.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+            limits[expert] = ranked.iter().take(limit).filter(|(_, rank)| *rank == here).count();
+        }
+        Ok(limits)
     }
 }

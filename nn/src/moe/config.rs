@@ -30,6 +30,8 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// The hidden channels of the expert that every token uses besides; 0 for none. At first 0.
     pub shared_hidden: usize,
+    /// Whether the output of that expert is weighed by the logistic function of a projection of the token; at first not.
+    pub shared_gate: bool,
     /// What scores are made of the router's logits; softmax at first.
     pub scores: RouterScores,
     /// Whether the weights of a token's experts are divided by their sum; at first they are.
@@ -52,6 +54,7 @@ impl MoeConfig {
             experts,
             top_k,
             shared_hidden: 0,
+            shared_gate: false,
             scores: RouterScores::Softmax,
             normalize_weights: true,
             weight_scale: 1.0,
@@ -69,6 +72,9 @@ impl MoeConfig {
         }
         if top_k == 0 || top_k > experts {
             return wrong("top_k", format!("a token cannot use {top_k} of {experts} experts: give 1 to {experts}"));
+        }
+        if self.shared_gate && self.shared_hidden == 0 {
+            return wrong("shared_gate", "there is no shared expert to weigh: set `shared_hidden`".into());
         }
         if !self.weight_scale.is_finite() {
             return wrong("weight_scale", format!("{} is not finite", self.weight_scale));

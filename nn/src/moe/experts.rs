@@ -1,5 +1,7 @@
 //! Feed-forward networks with a gate, one and many.
 
+use std::sync::Arc;
+
 use autograd::{Var, recomputed};
 use numcore::{
     Error, Result, Runtime,
@@ -7,8 +9,11 @@ use numcore::{
     ops::{Apply, MatmulOps, ViewOps, cat},
 };
 
-use super::MoeConfig;
-use crate::{Forward, Init, Initializer, Linear, Module, Param};
+use super::{MoeConfig, dispatch::Dispatch};
+use crate::{
+    Forward, Init, Initializer, Linear, Module, Param,
+    parallel::{Cuts, Placed, TensorStyle},
+};
 
 /// The network `down(silu(gate(x)) · up(x))` (SwiGLU, Shazeer 2020) of `x: [.., C]`, without biases.
 #[derive(Debug, Module)]
@@ -40,7 +45,7 @@ impl<R: Runtime> Forward<R> for GatedMlp<R> {
     }
 }
 
-/// The networks of a mixture's experts, each `down(silu(gate(x)) · up(x))`, in tensors of all of them.
+/// The networks of a mixture's experts, each `down(silu(gate(x)) · up(x))`, in tensors of all of them, or of those that this rank has.
 #[derive(Debug, Module)]
 pub struct Experts<R: Runtime> {
     /// The gate's projections above the gated ones, `[E, 2F, C]`.
@@ -52,19 +57,26 @@ pub struct Experts<R: Runtime> {
 impl<R: Runtime> Experts<R> {
     pub(super) fn new(init: &Init<R>, config: &MoeConfig) -> Result<Self> {
         let MoeConfig { width, hidden, experts, .. } = *config;
+        let cuts = Cuts::Experts { compete: config.capacity.is_some() || config.balance_bias };
         Ok(Experts {
-            gate_up_proj: init.weight([experts, 2 * hidden, width], Initializer::by_fan(width))?,
-            down_proj: init.weight([experts, width, hidden], Initializer::by_fan(hidden))?,
+            gate_up_proj: init.weight([experts, 2 * hidden, width], Initializer::by_fan(width))?.with_cuts(cuts),
+            down_proj: init.weight([experts, width, hidden], Initializer::by_fan(hidden))?.with_cuts(cuts),
         })
     }
 
+    /// Where the experts are, if a plan named them.
+    pub(super) fn placed(&self) -> Option<Arc<Placed<R>>> {
+        self.gate_up_proj.placed().filter(|placed| placed.examples().is_some())
+    }
+
     /// The outputs `[N, C]` of rows `x: [N, C]`, of which the first `counts[0]` are the first expert's, and so on. An expert without rows runs
-    /// nothing, and its gradient is zero.
+    /// nothing, and its gradient is zero. Rows of experts that are shared out among ranks travel there, and their outputs back: all of
+    /// these ranks call it.
     ///
     /// # Errors
     /// If the counts are not one for each expert, or do not add up to the rows.
     pub fn forward_rows(&self, x: &Var<R>, counts: &[usize]) -> Result<Var<R>> {
-        let (rows, experts) = (x.spec().shape[0], self.gate_up_proj.shape()[0]);
+        let (rows, experts) = (x.spec().shape[0], self.gate_up_proj.logical_shape()[0]);
         if counts.len() != experts || counts.iter().sum::<usize>() != rows {
             let why = format!(
                 "{} counts of {} rows for {experts} experts and {rows} rows",
@@ -73,6 +85,25 @@ impl<R: Runtime> Experts<R> {
             );
             return Err(Error::argument("Experts", why));
         }
+        let [gate_up, down] = [&self.gate_up_proj, &self.down_proj].map(|p| p.shape()[0]);
+        if gate_up != down {
+            let why = format!(
+                "this rank has {gate_up} of {experts} experts in `gate_up_proj`, and {down} in `down_proj`: name both in the plan, by the module \
+                 that they are of (`TensorPlan::experts`)"
+            );
+            return Err(Error::state("Experts", why));
+        }
+        match self.placed().filter(|placed| placed.style() == TensorStyle::Experts) {
+            None => self.forward_here(x, counts),
+            Some(placed) => {
+                let dispatch = Dispatch::agree(&placed, counts)?;
+                dispatch.leave(&self.forward_here(&dispatch.arrive(x)?, dispatch.counts())?)
+            }
+        }
+    }
+
+    /// The outputs of rows by the experts that this rank has.
+    fn forward_here(&self, x: &Var<R>, counts: &[usize]) -> Result<Var<R>> {
         let (gate_up, down) = (self.gate_up_proj.var(), self.down_proj.var());
         let (mut outputs, mut start) = (Vec::new(), 0);
         for (expert, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {

@@ -7,7 +7,7 @@ use numcore::{
 };
 
 use super::{Experts, GatedMlp, MoeConfig, Router, Routing};
-use crate::{Forward, Init, Module};
+use crate::{Forward, Init, Linear, Module};
 
 /// A mixture of experts of `x: [.., C]`: each token's output is the weighted sum of the outputs of the `k` experts that it picks, plus that of
 /// the shared expert, if there is one.
@@ -33,6 +33,8 @@ pub struct MixtureOfExperts<R: Runtime> {
     pub experts: Experts<R>,
     /// The expert that every token uses.
     pub shared_experts: Option<GatedMlp<R>>,
+    /// What weighs that expert, `[1, C]`.
+    pub shared_expert_gate: Option<Linear<R>>,
     #[module(skip)]
     config: MoeConfig,
 }
@@ -53,11 +55,13 @@ impl<R: Runtime> MixtureOfExperts<R> {
     /// If the [configuration](MoeConfig::check) is none of a layer.
     pub fn new(init: &Init<R>, config: MoeConfig) -> Result<Self> {
         config.check()?;
+        let shared_gate = || Linear::new(init, config.width, 1).map(Linear::without_bias);
         let shared = (config.shared_hidden > 0).then(|| GatedMlp::new(init, config.width, config.shared_hidden));
         Ok(MixtureOfExperts {
             gate: Router::new(init, &config)?,
             experts: Experts::new(init, &config)?,
             shared_experts: shared.transpose()?,
+            shared_expert_gate: config.shared_gate.then(shared_gate).transpose()?,
             config,
         })
     }
@@ -75,10 +79,14 @@ impl<R: Runtime> MixtureOfExperts<R> {
             return Err(Error::shape("MixtureOfExperts", &[shape], format!("needs [.., {width}]")));
         }
         let tokens = x.reshape([shape.numel() / width, width])?;
-        let routing = self.gate.route(&tokens)?;
+        let routing = self.gate.route_among(&tokens, self.experts.placed())?;
         let mut y = self.routed(&tokens, &routing)?;
         if let Some(shared) = &self.shared_experts {
-            y = y.add(&shared.forward(&tokens)?)?;
+            let mut shared = shared.forward(&tokens)?;
+            if let Some(gate) = &self.shared_expert_gate {
+                shared = shared.mul(&gate.forward(&tokens)?.sigmoid()?)?;
+            }
+            y = y.add(&shared)?;
         }
         Ok(MoeOutput { y: y.reshape(shape)?, routing })
     }
@@ -100,7 +108,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
 
     /// Moves the bias that experts are picked with towards those that had too few tokens: `biasᵢ += rate · sign(mean load − loadᵢ)`
     /// (DeepSeek-AI 2024; `rate` 1e-3). To be called after a step, on all ranks with the loads of all of them: sums of
-    /// [`TokenOrder::picked`](super::TokenOrder::picked).
+    /// [`Routing::loads`] over the passes of the step, of a layer whose experts a [plan](crate::parallel::TensorPlan::experts) names.
     ///
     /// # Errors
     /// If the layer was made without a bias, or there is not a load for each expert.

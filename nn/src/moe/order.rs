@@ -42,9 +42,16 @@ impl TokenOrder {
     }
 
     /// This order with at most `limit` rows for each expert. `weights[choice]` decides by [`DropBy::Weight`]; what stays keeps its order.
-    pub fn limited(mut self, limit: usize, drop: DropBy, weights: &[f64]) -> Self {
+    pub fn limited(self, limit: usize, drop: DropBy, weights: &[f64]) -> Self {
+        let limits = vec![limit; self.counts.len()];
+        self.limited_each(&limits, drop, weights)
+    }
+
+    /// This order with at most `limits[e]` rows for expert `e`, and all for one without a limit; else as [`limited`](TokenOrder::limited).
+    pub fn limited_each(mut self, limits: &[usize], drop: DropBy, weights: &[f64]) -> Self {
         let mut rest = std::mem::take(&mut self.choices);
-        for count in &mut self.counts {
+        let limits = limits.iter().copied().chain(std::iter::repeat(usize::MAX));
+        for (count, limit) in self.counts.iter_mut().zip(limits) {
             let mut own: Vec<i64> = rest.drain(..*count).collect();
             if own.len() > limit {
                 if drop == DropBy::Weight {
@@ -58,6 +65,12 @@ impl TokenOrder {
             self.choices.extend(own);
         }
         self
+    }
+
+    /// The weights of the choices of an expert, by position.
+    pub(super) fn weights_of(&self, expert: usize, weights: &[f64]) -> Vec<f64> {
+        let start: usize = self.counts[..expert].iter().sum();
+        self.choices[start..start + self.counts[expert]].iter().map(|&choice| weights[choice as usize]).collect()
     }
 
     /// How many rows each expert computes.

@@ -1,5 +1,7 @@
 //! The router: which experts a token uses.
 
+use std::sync::Arc;
+
 use autograd::{Var, no_grad};
 use numcore::{
     Result, Runtime,
@@ -7,8 +9,8 @@ use numcore::{
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ReduceOps, SortOps},
 };
 
-use super::{MoeConfig, Routing, TokenOrder};
-use crate::{Buffer, Init, Initializer, Module, Param};
+use super::{DropBy, MoeConfig, Routing, TokenOrder, routing::Loads};
+use crate::{Buffer, Init, Initializer, Module, Param, parallel::Placed};
 
 /// What scores of experts are made of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,6 +46,11 @@ impl<R: Runtime> Router<R> {
     /// The routing of tokens `x: [T, C]`. Which experts were picked is read back to the host. Of equal scores the expert of the lowest number
     /// is picked.
     pub fn route(&self, x: &Var<R>) -> Result<Routing<R>> {
+        self.route_among(x, None)
+    }
+
+    /// The routing of tokens that compete with those of the ranks of which `placed`, of the experts, knows.
+    pub(super) fn route_among(&self, x: &Var<R>, placed: Option<Arc<Placed<R>>>) -> Result<Routing<R>> {
         let MoeConfig { experts: count, top_k, .. } = self.config;
         let logits = wide(x)?.linear(&wide(&self.weight.var())?, None)?;
         let scores = match self.config.scores {
@@ -53,15 +60,17 @@ impl<R: Runtime> Router<R> {
         let experts = no_grad(|| Ok::<_, numcore::Error>(self.ranked(&scores)?.topk(top_k, -1)?.1))?;
         let picked = scores.gather(-1, &experts)?;
         let order = TokenOrder::new(&experts.value()?.to_vec::<i64>()?, top_k, count)?;
-        let weights = self.weights(&picked)?;
+        let (weights, loads) = (self.weights(&picked)?, Loads::new(placed));
         let order = match self.config.capacity {
             None => order,
             Some(capacity) => {
-                let limit = capacity.limit(x.spec().shape[0], top_k, count);
-                order.limited(limit, capacity.drop, &weights.value()?.to_f64s()?)
+                let reads = capacity.drop == DropBy::Weight;
+                let own = if reads { weights.value()?.to_f64s()? } else { Vec::new() };
+                let limits = loads.limits(capacity, &order, &own, top_k)?;
+                order.limited_each(&limits, capacity.drop, &own)
             }
         };
-        Ok(Routing { logits, scores, weights, experts, order })
+        Ok(Routing { logits, scores, weights, experts, order, loads })
     }
 
     /// What experts are picked by.

@@ -1,12 +1,15 @@
 //! Where tokens go, and the losses that spread them.
 
+use std::sync::{Arc, OnceLock};
+
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Tensor,
     ops::{Apply, PointwiseOps, ReduceOps},
 };
 
-use super::TokenOrder;
+use super::{Capacity, TokenOrder, dispatch::of_all_ranks};
+use crate::parallel::{Placed, TensorGroup};
 
 /// Which experts compute which of `T` tokens, and what their outputs weigh.
 #[derive(Debug)]
@@ -21,13 +24,22 @@ pub struct Routing<R: Runtime> {
     pub experts: Var<R>,
     /// Tokens by expert.
     pub order: TokenOrder,
+    pub(super) loads: Loads<R>,
 }
 
 impl<R: Runtime> Routing<R> {
-    /// Each expert's share of the choices, `f: [E]`. They add up to 1, if there is a token.
-    pub fn shares(&self) -> Vec<f64> {
-        let all = self.order.picked().iter().sum::<usize>().max(1) as f64;
-        self.order.picked().iter().map(|&n| n as f64 / all).collect()
+    /// How many tokens picked each expert: those here, and, where a [plan](crate::parallel::TensorPlan::experts) names the experts, those of
+    /// all ranks that examples are shared out among; `Mesh::parallelize` tells the layer of them, also where each rank has all experts. The
+    /// first call, which all of these make, waits for the ranks. Tokens of losses that weigh nothing count.
+    pub fn loads(&self) -> Result<Vec<u64>> {
+        self.loads.all(&self.order)
+    }
+
+    /// Each expert's share of the choices, `f: [E]`, by its [load](Routing::loads). They add up to 1, if there is a token.
+    pub fn shares(&self) -> Result<Vec<f64>> {
+        let loads = self.loads()?;
+        let all = loads.iter().sum::<u64>().max(1) as f64;
+        Ok(loads.into_iter().map(|n| n as f64 / all).collect())
     }
 
     /// The balance loss `E · Σᵢ fᵢ · Pᵢ` (Fedus et al. 2021), times the number of tokens: `f` is each expert's share of the choices, `P` its mean
@@ -35,13 +47,14 @@ impl<R: Runtime> Routing<R> {
     ///
     /// (Hugging Face's `load_balancing_loss_func` has `k` times this: its shares add up to `k`.)
     ///
-    /// A sum over tokens, to be divided by their number as other losses are.
+    /// A sum over the tokens here, to be divided by their number as other losses are: with the [shares](Routing::shares) of all ranks, the sum of
+    /// their losses is that of one rank with all tokens.
     pub fn balance_loss(&self) -> Result<Var<R>> {
-        self.balance_loss_with(&self.shares())
+        self.balance_loss_with(&self.shares()?)
     }
 
-    /// The balance loss of these tokens under `shares` of more of them: those of all ranks, or of all micro-batches of a step. Losses of the parts
-    /// then add up to the loss of the whole.
+    /// The balance loss of these tokens under `shares` of more of them: those of all micro-batches of a step. Losses of the parts then add up to
+    /// the loss of the whole.
     ///
     /// # Errors
     /// If there is not a share for each expert.
@@ -66,5 +79,58 @@ impl<R: Runtime> Routing<R> {
     /// Scores that add up to 1 for each token, `[T, E]`: sigmoids divided by their sum.
     fn probabilities(&self) -> Result<Var<R>> {
         self.scores.div(&self.scores.sum(&[-1], true)?)
+    }
+}
+
+/// How many tokens of all ranks picked each expert, once someone has asked.
+#[derive(Debug)]
+pub(super) struct Loads<R: Runtime> {
+    /// A parameter of the experts, which knows the ranks; none where there are no others.
+    placed: Option<Arc<Placed<R>>>,
+    known: OnceLock<Vec<u64>>,
+}
+
+impl<R: Runtime> Loads<R> {
+    pub(super) fn new(placed: Option<Arc<Placed<R>>>) -> Self {
+        Loads { placed, known: OnceLock::new() }
+    }
+
+    fn examples(&self) -> Option<(&dyn TensorGroup<R>, &str)> {
+        let placed = self.placed.as_ref()?;
+        Some((&**placed.examples()?, placed.name()))
+    }
+
+    fn all(&self, order: &TokenOrder) -> Result<Vec<u64>> {
+        if let Some(known) = self.known.get() {
+            return Ok(known.clone());
+        }
+        let picked = match self.examples() {
+            Some((group, of)) => of_all_ranks(group, order.picked(), of)?,
+            None => vec![order.picked().to_vec()],
+        };
+        Ok(self.learn(&picked))
+    }
+
+    fn learn(&self, picked: &[Vec<usize>]) -> Vec<u64> {
+        let experts = picked.first().map_or(0, Vec::len);
+        let load = |expert: usize| picked.iter().map(|of| of[expert] as u64).sum();
+        self.known.get_or_init(|| (0..experts).map(load).collect()).clone()
+    }
+
+    /// How many of its choices here each expert takes, by a capacity for the tokens of all ranks.
+    pub(super) fn limits(
+        &self,
+        capacity: Capacity,
+        order: &TokenOrder,
+        weights: &[f64],
+        top_k: usize,
+    ) -> Result<Vec<usize>> {
+        let Some((group, of)) = self.examples() else {
+            let (tokens, experts) = (order.picked().iter().sum::<usize>() / top_k, order.picked().len());
+            return Ok(vec![capacity.limit(tokens, top_k, experts); experts]);
+        };
+        let picked = of_all_ranks(group, order.picked(), of)?;
+        self.learn(&picked);
+        capacity.limits_among(order, weights, top_k, &picked, (group, of))
     }
 }

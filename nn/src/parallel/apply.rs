@@ -6,7 +6,7 @@ use autograd::{Leaf, Residency};
 use numcore::{Error, Result, Runtime, Tensor, placement::TensorPlacement};
 
 use super::{
-    Placed, TensorGroup, TensorPlan, TensorStyle,
+    ExpertGroups, Placed, TensorGroup, TensorPlan, TensorStyle,
     plan::{Partiality, PlanEntry, is_within},
 };
 use crate::{Module, ModuleEntry, Param, walk};
@@ -23,18 +23,41 @@ impl TensorPlan {
     /// If a pattern names no parameter, two patterns name one in different ways, sizes or heads cannot be shared out, or a layer cannot be
     /// cut as the plan says. The model is as it was then.
     pub fn apply<R: Runtime>(&self, model: &(impl Module<R> + ?Sized), group: &Arc<dyn TensorGroup<R>>) -> Result<()> {
+        self.apply_to_part(model, group, None, &self.found_in(model))
+    }
+
+    /// Which patterns name a parameter of a model, or of a part of one: those of the lines, then those of the regions.
+    pub fn found_in<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Vec<bool> {
         let parameters = NamedParameter::all_of(model);
-        self.check_patterns(&parameters)?;
-        if group.size() == 1 {
-            return Ok(());
-        }
-        let placed = |p: &NamedParameter<R>| self.placed(p, group);
+        let found = |names: &dyn Fn(&str) -> bool| parameters.iter().flat_map(|p| &p.names).any(|name| names(name));
+        let lines = self.entries().iter().map(|entry| found(&|name| entry.names(name)));
+        let regions = self.regions().iter().map(|region| found(&|name| is_within(region, name)));
+        lines.chain(regions).collect()
+    }
+
+    /// Cuts a part of a model, a stage of a pipeline for one, as [`apply`](TensorPlan::apply) cuts a whole one, and shares out the experts of its
+    /// mixtures among other ranks; without these, experts are replicated. A pattern may name nothing in the part if it is `found` in another:
+    /// all parts together have what the plan names.
+    ///
+    /// # Errors
+    /// As [`apply`](TensorPlan::apply); and if the experts cannot be shared out.
+    pub fn apply_to_part<R: Runtime>(
+        &self,
+        part: &(impl Module<R> + ?Sized),
+        group: &Arc<dyn TensorGroup<R>>,
+        experts: Option<&ExpertGroups<R>>,
+        found: &[bool],
+    ) -> Result<()> {
+        let parameters = NamedParameter::all_of(part);
+        self.check_patterns(&parameters, found)?;
+        let placed = |p: &NamedParameter<R>| self.placed(p, group, experts);
         let placed = parameters.iter().map(placed).collect::<Result<Vec<_>>>()?;
-        parameters.iter().zip(placed).try_for_each(|(p, placed)| p.parameter.place(placed))
+        let placed = parameters.iter().zip(placed).filter_map(|(p, placed)| Some((p, placed?)));
+        placed.into_iter().try_for_each(|(p, placed)| p.parameter.place(placed))
     }
 
     /// An error if a pattern names nothing: it is a mistake, and a layer would stay whole.
-    fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>]) -> Result<()> {
+    fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>], found: &[bool]) -> Result<()> {
         if self.is_sequence_parallel() && self.regions().is_empty() {
             let why = "the plan has no region in which values are cut along the sequence (`TensorPlan::sequence_region`), so its model \
                        does not cut sequences";
@@ -44,29 +67,45 @@ impl TensorPlan {
             let why = format!("the plan has no line for `{pattern}`, which is to be removed from it");
             return Err(Error::config("TensorPlan", "without", why));
         }
-        let names = || parameters.iter().flat_map(|p| &p.names);
-        let entry = self.entries().iter().find(|entry| !entry.optional && !names().any(|name| entry.names(name)));
-        let region = || self.regions().iter().find(|region| !names().any(|name| is_within(region, name)));
-        match entry.map(|entry| &entry.pattern).or_else(region) {
+        let lines = self.entries().iter().map(|entry| (&entry.pattern, entry.optional));
+        let mut patterns = lines.chain(self.regions().iter().map(|region| (region, false))).zip(found);
+        match patterns.find(|((_, optional), found)| !optional && !**found) {
             None => Ok(()),
-            Some(pattern) => {
-                let some: Vec<&str> = names().take(8).map(String::as_str).collect();
+            Some(((pattern, _), _)) => {
+                let names = parameters.iter().flat_map(|p| &p.names);
+                let some: Vec<&str> = names.take(8).map(String::as_str).collect();
                 let why = format!("`{pattern}` names no parameter of the model, whose first are {}", some.join(", "));
                 Err(Error::config("TensorPlan", "pattern", why))
             }
         }
     }
 
-    fn placed<R: Runtime>(&self, of: &NamedParameter<R>, group: &Arc<dyn TensorGroup<R>>) -> Result<Placed<R>> {
+    /// What this rank has of a parameter; none of one that concerns no other rank.
+    fn placed<R: Runtime>(
+        &self,
+        of: &NamedParameter<R>,
+        group: &Arc<dyn TensorGroup<R>>,
+        experts: Option<&ExpertGroups<R>>,
+    ) -> Result<Option<Placed<R>>> {
         let (name, parameter) = (&of.names[0], of.parameter.clone());
+        let entry = self.entry_of(of)?;
+        let named = entry.map_or(TensorStyle::Replicated, |entry| entry.style);
+        let experts = experts.filter(|groups| named == TensorStyle::Experts && groups.examples.size() > 1);
+        if group.size() == 1 && experts.is_none() {
+            return Ok(None);
+        }
         if parameter.placed().is_some() {
             return Err(Error::state(&**name, "is cut already: a plan is applied to a model once"));
         }
-        let entry = self.entry_of(of)?;
-        if self.is_sequence_parallel() {
+        if self.is_sequence_parallel() && group.size() > 1 {
             self.check_sequence(of, entry).map_err(|why| Error::state(&**name, why))?;
         }
-        let style = entry.map_or(TensorStyle::Replicated, |entry| entry.style);
+        let (style, group) = match experts.filter(|groups| groups.experts.size() > 1) {
+            Some(groups) => (named, &groups.experts),
+            None if named == TensorStyle::Experts => (TensorStyle::Replicated, group),
+            None => (named, group),
+        };
+        let examples = experts.map(|groups| groups.examples.clone());
         let piece = parameter.cuts().piece(style, parameter.shape(), group.rank(), group.size());
         let (placement, replicas) = piece.map_err(|why| {
             let (shape, size) = (parameter.shape(), group.size());
@@ -80,7 +119,7 @@ impl TensorPlan {
             Partiality::Never => style != TensorStyle::Replicated && replicas > 1,
         };
         let (sequence, group) = (self.is_sequence_parallel(), group.clone());
-        Ok(Placed { name: name.as_str().into(), style, placement, replicas, partial, sequence, group })
+        Ok(Some(Placed { name: name.as_str().into(), style, placement, replicas, partial, sequence, group, examples }))
     }
 
     /// Why a parameter's line, or that it has none, does not go with values that are cut along the sequence: its gradient would be partial
@@ -105,6 +144,9 @@ impl TensorPlan {
             (false, TensorStyle::Replicated, Partiality::OfSequence) => {
                 Err("is named by `sequence`, and is in no region of the plan in which values are cut along the sequence".into())
             }
+            (true, TensorStyle::Experts, _) => Err("is named by `Experts`, and values there are cut along the sequence, of which a \
+                 mixture needs every token once: leave out `sequence_parallel`"
+                .into()),
             (false, TensorStyle::Column | TensorStyle::Row, _) => Err(format!(
                 "is named by `{style:?}`, and is in no region of the plan in which values are cut along the sequence, as its layer \
                  would need"
@@ -148,7 +190,7 @@ impl<R: Runtime> NamedParameter<R> {
     }
 }
 
-/// A piece of a parameter that is drawn, or fetched, as a whole whenever it is read.
+/// A piece of a parameter that is drawn, or fetched, whenever it is read: as a whole, unless its residency knows better.
 pub(crate) struct PieceOf<R: Runtime> {
     pub(crate) whole: Arc<Leaf<R>>,
     pub(crate) placement: TensorPlacement,
@@ -156,7 +198,6 @@ pub(crate) struct PieceOf<R: Runtime> {
 
 impl<R: Runtime> Residency<R> for PieceOf<R> {
     fn fetch(&self, _: &Leaf<R>) -> Result<Tensor<R>> {
-        // A copy: what is read is not to keep the whole in memory.
-        self.placement.take(&self.whole.value()?)?.copy()
+        self.whole.piece(&self.placement)
     }
 }

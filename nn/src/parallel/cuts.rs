@@ -49,6 +49,11 @@ pub enum Cuts {
     Bias(RowCut),
     /// A table of rows, `[V, C]`.
     Table,
+    /// A tensor of all experts of a mixture, `[E, ..]`; whether tokens compete for these, or move a bias, so that those of all ranks count together.
+    Experts {
+        /// Whether they do.
+        compete: bool,
+    },
 }
 
 impl Cuts {
@@ -84,6 +89,17 @@ impl Cuts {
                 }
                 Ok((words(TensorPlacement::part(shape, 0, 1, rank, size))?, 1))
             }
+            (Cuts::Experts { .. }, TensorStyle::Experts) => {
+                let experts = shape.dims().first().copied().unwrap_or(0);
+                if !experts.is_multiple_of(size) {
+                    return Err(format!(
+                        "{experts} experts cannot be shared out among {size} ranks: they are not divisible by them"
+                    ));
+                }
+                Ok((words(TensorPlacement::part(shape, 0, 1, rank, size))?, 1))
+            }
+            (Cuts::Experts { .. }, _) => Err("tensors of experts are shared out by `experts`, or not at all".into()),
+            (_, TensorStyle::Experts) => Err("only tensors of experts, `[E, ..]`, are shared out by `experts`".into()),
             (Cuts::Table, _) => {
                 Err("a table, or a projection to logits, is cut along its vocabulary, or not at all".into())
             }
@@ -96,7 +112,7 @@ impl Cuts {
         let rows = shape.dims().first().copied().unwrap_or(0);
         match self {
             Cuts::Weight(cut) | Cuts::Bias(cut) => cut != RowCut::anywhere(rows),
-            Cuts::Table | Cuts::None => false,
+            Cuts::Table | Cuts::Experts { .. } | Cuts::None => false,
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The exchange between the ranks that a model is cut over.
+//! The exchange between the ranks that a model is cut over, or its experts are shared out among.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, sync::Arc};
 
 use autograd::Var;
 use numcore::{Result, Runtime, Tensor};
@@ -72,4 +72,24 @@ pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
     fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>>;
     /// The largest of all ranks' values, element by element, without a gradient.
     fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>>;
+    /// Sends rank `j` the next `send[j]` rows of `x`, and gives the `recv[i]` rows that each rank `i` sent here, by rank. The result is
+    /// differentiable, any number of times; a part may be empty.
+    fn all_to_all(&self, x: &Var<R>, send: &[usize], recv: &[usize], of: &str) -> Result<Var<R>>;
+    /// The bytes of every rank, by rank. The host waits.
+    fn exchange_bytes(&self, own: &[u8], of: &str) -> Result<Vec<Vec<u8>>>;
+}
+
+/// The ranks among which the experts of a mixture are shared out, seen from one of them.
+#[derive(Debug)]
+pub struct ExpertGroups<R: Runtime> {
+    /// The ranks that have different experts, which together are all of them.
+    pub experts: Arc<dyn TensorGroup<R>>,
+    /// The ranks that examples are shared out among: as many groups of the first kind as there are copies of the experts.
+    pub examples: Arc<dyn TensorGroup<R>>,
+}
+
+impl<R: Runtime> Clone for ExpertGroups<R> {
+    fn clone(&self) -> Self {
+        ExpertGroups { experts: self.experts.clone(), examples: self.examples.clone() }
+    }
 }

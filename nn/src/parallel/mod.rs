@@ -11,11 +11,15 @@
 //! | [`Row`](TensorStyle::Row) | cut along its inputs | partial outputs are summed; the bias is added after that | nothing |
 //! | [`Vocabulary`](TensorStyle::Vocabulary) | cut along its rows | rows are looked up where they are, and summed; logits are gathered | as for `Column` |
 //! | [`Replicated`](TensorStyle::Replicated) | whole | nothing | nothing |
+//! | [`Experts`](TensorStyle::Experts) | some of the experts | tokens travel to their experts, and back | their gradients do |
 //!
 //! A column-parallel layer followed by a row-parallel one, as in attention and in a feed-forward network, costs one sum forward and one
 //! backward (Shoeybi et al. 2019).
 //!
-//! **Invariant**: ranks of a group compute with the same inputs, so all of them make the same exchanges in the same order.
+//! Experts are shared out among other ranks ([`ExpertGroups`]): those that have different examples.
+//!
+//! **Invariant**: ranks of a group compute with the same inputs, or make the same calls whatever their tokens are, so all of them make the same
+//! exchanges in the same order.
 
 mod apply;
 mod cuts;
@@ -26,7 +30,7 @@ mod plan;
 
 pub(crate) use apply::PieceOf;
 pub use cuts::{Cuts, RowCut};
-pub use group::{Exchange, TensorGroup};
+pub use group::{Exchange, ExpertGroups, TensorGroup};
 pub use loss::VocabularyLoss;
 pub use placed::Placed;
 pub(crate) use placed::own_rows;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use autograd::Var;
+use autograd::{Var, recomputed};
 use numcore::{
     Error, Result, Runtime, Tensor,
     ops::{Apply, PointwiseOps},
@@ -22,6 +22,7 @@ pub struct Placed<R: Runtime> {
     pub(super) partial: bool,
     pub(super) sequence: bool,
     pub(super) group: Arc<dyn TensorGroup<R>>,
+    pub(super) examples: Option<Arc<dyn TensorGroup<R>>>,
 }
 
 impl<R: Runtime> Placed<R> {
@@ -55,6 +56,16 @@ impl<R: Runtime> Placed<R> {
         &self.group
     }
 
+    /// The ranks that examples are shared out among, of the parameters of experts, where there are several.
+    pub fn examples(&self) -> Option<&Arc<dyn TensorGroup<R>>> {
+        self.examples.as_ref()
+    }
+
+    /// The name of the parameter, by which the exchanges of its layer are told apart.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// An exchange of the parameter's layer.
     pub fn exchange(&self, what: Exchange, x: &Var<R>) -> Result<Var<R>> {
         self.group.exchange(what, x, &self.name)
@@ -63,6 +74,16 @@ impl<R: Runtime> Placed<R> {
     /// A layer's input, for a layer that is cut along its outputs: all of the sequence, and in backward the sum of all ranks' gradients.
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
         self.exchange(if self.sequence { Exchange::AllGather(sequence_of(x)?) } else { Exchange::Copy }, x)
+    }
+
+    /// The input of one layer alone, which is cut along its outputs, as [`enter`](Placed::enter) has it. Where the sequence is cut, the whole of
+    /// it is gathered again for the gradient of the weight, and only this rank's part is kept until then (Korthikanti et al. 2022).
+    pub fn enter_alone(&self, x: &Var<R>) -> Result<Var<R>> {
+        if !self.sequence {
+            return self.enter(x);
+        }
+        let (dim, group, name) = (sequence_of(x)?, self.group.clone(), self.name.clone());
+        recomputed(&[x], move |x| group.exchange(Exchange::AllGather(dim), &x[0], &name))
     }
 
     /// The sum of all ranks' partial outputs, of a layer that is cut along its inputs: this rank's part of the sequence, where that is cut.

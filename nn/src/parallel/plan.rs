@@ -9,6 +9,8 @@ pub enum TensorStyle {
     Row,
     /// Along the rows of a vocabulary: an embedding, or the projection to logits.
     Vocabulary,
+    /// By experts, which are shared out among the ranks along a mesh's expert axis; where they are not, replicated.
+    Experts,
     /// Not at all.
     Replicated,
 }
@@ -73,6 +75,12 @@ impl TensorPlan {
         self.with(pattern, TensorStyle::Vocabulary, Partiality::Never)
     }
 
+    /// Shares out the experts of these layers ([`Experts`](crate::moe::Experts)) among ranks that have different examples: tokens travel to
+    /// the experts that they picked. The losses and limits of their [mixture](crate::moe::MixtureOfExperts) are then those of all ranks' tokens.
+    pub fn experts(self, pattern: impl Into<String>) -> Self {
+        self.with(pattern, TensorStyle::Experts, Partiality::Never)
+    }
+
     /// Leaves these layers whole, as it leaves those that are not named.
     pub fn replicated(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Replicated, Partiality::Never)
@@ -134,6 +142,11 @@ impl TensorPlan {
     /// Whether values between the layers are cut along the sequence.
     pub fn is_sequence_parallel(&self) -> bool {
         self.sequence
+    }
+
+    /// Whether experts are shared out, or know of other ranks' tokens.
+    pub fn has_experts(&self) -> bool {
+        self.entries.iter().any(|entry| entry.style == TensorStyle::Experts)
     }
 
     pub(super) fn entries(&self) -> &[PlanEntry] {

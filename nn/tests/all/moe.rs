@@ -80,7 +80,11 @@ fn dense(layer: &MixtureOfExperts<Cpu>, x: &V, stays: impl Fn(usize, usize) -> b
         Some(shared) => {
             let gate = shared.gate_proj.forward(x)?;
             let active = gate.mul(&gate.sigmoid()?)?.mul(&shared.up_proj.forward(x)?)?;
-            y.add(&shared.down_proj.forward(&active)?)
+            let shared = shared.down_proj.forward(&active)?;
+            match &layer.shared_expert_gate {
+                None => y.add(&shared),
+                Some(gate) => y.add(&x.matmul(&gate.weight.var().t()?)?.sigmoid()?.mul(&shared)?),
+            }
         }
     }
 }
@@ -116,8 +120,15 @@ fn tokens_by_expert_are_a_dense_mixture() {
     for (experts, top_k) in [(1, 1), (4, 1), (4, 2), (5, 3), (4, 4)] {
         for scores in [RouterScores::Softmax, RouterScores::Sigmoid] {
             for (normalize_weights, weight_scale, shared_hidden) in [(true, 1.0, 0), (false, 2.5, 7)] {
-                let config =
-                    MoeConfig { scores, normalize_weights, weight_scale, shared_hidden, ..config(experts, top_k) };
+                let shared_gate = shared_hidden > 0 && top_k == 2;
+                let config = MoeConfig {
+                    scores,
+                    normalize_weights,
+                    weight_scale,
+                    shared_hidden,
+                    shared_gate,
+                    ..config(experts, top_k)
+                };
                 let out = same(&layer(config), &tokens(9), |_, _| true);
                 assert_eq!(out.routing.order.picked().iter().sum::<usize>(), 9 * top_k);
             }
@@ -232,8 +243,10 @@ fn balance_losses_of_parts_add_up() {
     let x = tokens(10);
     let whole = layer.forward_routed(&x).unwrap().routing;
     let parts = [(0, 3), (3, 7)].map(|(at, n)| layer.forward_routed(&x.narrow(0, at, n).unwrap()).unwrap().routing);
-    let sum =
-        parts[0].balance_loss_with(&whole.shares()).unwrap().add(&parts[1].balance_loss_with(&whole.shares()).unwrap());
+    let sum = parts[0]
+        .balance_loss_with(&whole.shares().unwrap())
+        .unwrap()
+        .add(&parts[1].balance_loss_with(&whole.shares().unwrap()).unwrap());
     near(&values(&sum.unwrap()), &values(&whole.balance_loss().unwrap()), "sum");
 }
 

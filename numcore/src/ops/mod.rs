@@ -41,7 +41,7 @@ pub use split::Split;
 pub use view::{Embed, Fold, ViewOp, Windows};
 pub use views::ViewOps;
 
-use crate::{Out, Result, Runtime, Tensor, fused::FusedOp};
+use crate::{DType, Out, Result, Runtime, Tensor, fused::FusedOp};
 
 macro_rules! op {
     ($($(#[$doc:meta])* $variant:ident($rule:ty),)*) => {
@@ -107,6 +107,11 @@ impl Op {
     /// The op that returns its input unchanged.
     pub fn identity() -> Op {
         Pointwise::identity().into()
+    }
+
+    /// The op that converts a value of one dtype to another; the identity where they are the same.
+    pub fn cast(from: DType, to: DType) -> Op {
+        if from == to { Op::identity() } else { Pointwise::cast(to).into() }
     }
 
     /// An error unless the op takes `given` inputs.

@@ -23,6 +23,13 @@ pub struct Pointwise {
 }
 
 impl Pointwise {
+    /// The conversion to another dtype.
+    pub(super) fn cast(dtype: DType) -> Self {
+        static CASTS: LazyLock<Vec<Program>> =
+            LazyLock::new(|| DType::ALL.iter().map(|&d| Program::new("to_dtype", |[x], []| [x.cast(d)])).collect());
+        Pointwise::new(&CASTS[dtype as usize], &[])
+    }
+
     /// A program with its run-time scalars.
     pub fn new(program: &Program, scalars: &[Scalar]) -> Self {
         Pointwise { program: program.clone(), scalars: scalars.into() }
@@ -272,12 +279,7 @@ pub(crate) fn fill_zero<R: Runtime>(rt: &R, out: Out<'_, R>) -> Result<()> {
 
 #[track_caller]
 pub(crate) fn cast<T: Apply>(x: &T, dtype: DType) -> Result<T> {
-    static CASTS: LazyLock<Vec<Program>> =
-        LazyLock::new(|| DType::ALL.iter().map(|&d| Program::new("to_dtype", |[x], []| [x.cast(d)])).collect());
-    if x.spec().dtype == dtype {
-        return Ok(x.clone());
-    }
-    T::apply1(Pointwise::new(&CASTS[dtype as usize], &[]), &[x])
+    if x.spec().dtype == dtype { Ok(x.clone()) } else { T::apply1(Pointwise::cast(dtype), &[x]) }
 }
 
 fn broadcast(op: &'static str, ins: &[Spec]) -> Result<Shape> {

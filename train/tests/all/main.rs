@@ -6,6 +6,7 @@ mod common;
 mod control;
 mod doors;
 mod evaluation;
+mod experts;
 mod failures;
 mod intervals;
 mod kills;

@@ -1,13 +1,15 @@
-//! The loop over a pipeline: the losses, evaluations and checkpoints of one rank.
+//! The loop over a pipeline, whose stages may be cut along tensor: the losses, evaluations and checkpoints of one rank.
 
 use autograd::Var;
 use data::Last;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
+    mesh::{AsMesh, Mesh},
     pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineTrainer, ScheduleKind, split},
+    plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
 };
-use nn::{Forward, Init, Linear, Module, Sequential};
+use nn::{Forward, Init, Linear, Module, Sequential, parallel::TensorPlan};
 use numcore::{
     DType, Result, Runtime,
     ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
@@ -38,20 +40,27 @@ fn parts(batch: &Rows) -> Result<(Rows, Rows)> {
     Ok((batch.narrow(1, 0, 3)?.contiguous()?, batch.narrow(1, 3, 1)?.contiguous()?))
 }
 
-fn pipeline(comm: &Comm<Cpu>) -> Result<PipelineTrainer<Cpu>> {
+/// The step on a communicator, or on a mesh with two ranks along tensor: the layer of the first stage is cut along its outputs, that of the
+/// second along its inputs.
+fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<PipelineTrainer<Cpu>> {
     let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
     let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
     let (a, b) = layers(comm.runtime());
     let stages = split(Sequential::new().push(First(a)).push(b).into_layers(), &[1])?;
-    let model = PipelineModel::on(comm.rank() % 2, checked, stages).loss(|y, t| {
+    let axes = [(Axis::Pipe, 2), (Axis::Data, comm.size() / 4), (Axis::Tensor, 2)];
+    let mesh = if tensor { Mesh::new(comm, ParallelPlan::of(axes)?)? } else { comm.as_mesh() };
+    let rank = if tensor { mesh.axis(Axis::Pipe).rank() } else { comm.rank() % 2 };
+    let model = PipelineModel::on(rank, checked, stages).loss(|y, t| {
         let error = y[0].sub(&t[0])?.square()?;
         Loss::sum(error.sum(&[], false)?, error.spec().shape.numel() as f64)
     });
-    TrainStep::builder(comm, model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build()
+    let plan = TensorPlan::new().column("0.0").row("1");
+    let model = if tensor { model.parallelize(&mesh, &plan)? } else { model };
+    TrainStep::builder(&mesh, model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build()
 }
 
 /// Losses and values of evaluations up to some steps, started again for each.
-fn piped(ranks: usize, untils: &[u64]) -> [Vec<(u64, f64)>; 2] {
+fn piped((ranks, tensor): (usize, bool), untils: &[u64]) -> [Vec<(u64, f64)>; 2] {
     let (memory, scratch) = (Memory::default(), Scratch::new("piped"));
     for &until in untils {
         Ranks::new(ranks)
@@ -62,7 +71,7 @@ fn piped(ranks: usize, untils: &[u64]) -> [Vec<(u64, f64)>; 2] {
                 };
                 let evaluate =
                     Evaluate::on(held_out(comm.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4));
-                Trainer::new(&InStep, pipeline(&comm)?, loader(comm.runtime()).last(Last::Drop))
+                Trainer::new(&InStep, pipeline(&comm, tensor)?, loader(comm.runtime()).last(Last::Drop))
                     .until(Length::Steps(until))
                     .record_every(Interval::Steps(1))
                     .with(evaluate.at_end(false))
@@ -94,13 +103,16 @@ fn it_is_the_loop_of_one_rank_and_goes_on_to_the_bit() {
         Evaluate::on(held_out(one.runtime()).batch(4).last(Last::Drop)).every(Interval::Steps(4)).at_end(false);
     let trainer = Trainer::new(&model, step, loader(one.runtime()).last(Last::Drop)).until(Length::Steps(8));
     trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).unwrap();
-    for ranks in [2, 4] {
+    for ranks in [(2, false), (4, false), (4, true), (8, true)] {
         let [losses, values] = piped(ranks, &[8]);
         let expected = [memory.of("loss"), memory.of("validation/loss")];
         for (found, expected) in [&losses, &values].into_iter().zip(&expected) {
             assert_eq!(found.len(), expected.len());
             for ((step, found), (_, expected)) in found.iter().zip(expected) {
-                assert!((found - expected).abs() < 1e-12 * expected, "{ranks} ranks, step {step}: {found} {expected}");
+                assert!(
+                    (found - expected).abs() < 1e-12 * expected,
+                    "{ranks:?} ranks, step {step}: {found} {expected}"
+                );
             }
         }
         let again = piped(ranks, &[3, 5, 8]);

@@ -21,8 +21,27 @@ pub enum How {
     Zero { stage: ZeroStage, whole: bool, state: StatePlace },
     /// Hybrid sharding: `replicas` replicas of the shards.
     Hybrid { replicas: usize, stage: ZeroStage },
-    /// In stages on `p` ranks, each with replicas or sharded on the ranks that are left.
-    Pipeline { kind: ScheduleKind, p: usize, v: usize, micros: usize, zero: Option<ZeroStage> },
+    /// Layers cut over ranks, with replicas or shards on the ranks that are left.
+    Tensor { cut: TensorCut, zero: Option<ZeroStage> },
+    /// In stages on `p` ranks, each cut, and with replicas or sharded on the ranks that are left.
+    Pipeline { kind: ScheduleKind, p: usize, v: usize, micros: usize, cut: TensorCut, zero: Option<ZeroStage> },
+}
+
+/// How layers are cut over ranks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TensorCut {
+    /// The number of ranks, 1 or 2.
+    pub ranks: usize,
+    /// Whether sequences are cut between the layers.
+    pub sequence: bool,
+}
+
+impl TensorCut {
+    /// A cut of a model that some ranks have.
+    fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
+        let cuts = ranks.is_multiple_of(2) && pick(2) == 0;
+        TensorCut { ranks: 1 + usize::from(cuts), sequence: pick(2) == 0 }
+    }
 }
 
 /// The random program of one seed.
@@ -58,7 +77,7 @@ fn divisor(n: usize, pick: &mut impl FnMut(usize) -> usize) -> usize {
 
 impl How {
     fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
-        match pick(8) {
+        match pick(9) {
             k @ 0..2 => {
                 let compressed = PowerSgd { rank: 1 + pick(2), start_iter: pick(2) as u64, ..Default::default() };
                 let compression =
@@ -70,16 +89,28 @@ impl How {
                 How::Zero { stage: ZeroStage::ALL[pick(3)], whole: pick(2) == 0, state }
             }
             4 => How::Hybrid { replicas: divisor(ranks, pick), stage: ZeroStage::ALL[pick(3)] },
+            5 => {
+                How::Tensor { cut: TensorCut::pick(ranks, pick), zero: (pick(2) == 0).then(|| ZeroStage::ALL[pick(3)]) }
+            }
             k => {
-                let (p, zero) = (divisor(ranks, pick), (k > 5).then(|| ZeroStage::ALL[pick(3)]));
+                let (p, zero) = (divisor(ranks, pick), (k > 6).then(|| ZeroStage::ALL[pick(3)]));
+                let cut = TensorCut::pick(ranks / p, pick);
                 loop {
                     let (kind, v, micros) =
                         (ScheduleKind::ALL[pick(ScheduleKind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
                     if kind.generate(PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros }).is_ok() {
-                        return How::Pipeline { kind, p, v, micros, zero };
+                        return How::Pipeline { kind, p, v, micros, cut, zero };
                     }
                 }
             }
+        }
+    }
+
+    /// The number of ranks that each layer is cut over.
+    pub fn tensor(self) -> usize {
+        match self {
+            How::Tensor { cut, .. } | How::Pipeline { cut, .. } => cut.ranks,
+            _ => 1,
         }
     }
 
@@ -99,11 +130,13 @@ impl Program {
         let how = How::pick(ranks, &mut pick);
         let (accumulation, steps) = (1 + pick(3), 2 + pick(4));
         let (layers, examples) = match how {
-            How::Pipeline { p, v, micros, .. } => (p * v, ranks / p * accumulation * micros * (1 + pick(2))),
+            How::Pipeline { p, v, micros, cut, .. } => {
+                (p * v, ranks / (p * cut.ranks) * accumulation * micros * (1 + pick(2)))
+            }
             _ => (1, ranks * accumulation + pick(12)),
         };
         let task = match pick(3) {
-            0 => Task::Gpt { layers: layers.max(2) },
+            k if k == 0 || how.tensor() > 1 => Task::Gpt { layers: layers.max(2) },
             _ => Task::Mlp { widths: (0..1 + layers + pick(4)).map(|_| 1 + pick(40)).collect() },
         };
         let first = 1 + pick(steps - 1);
@@ -130,7 +163,12 @@ impl Program {
 
     /// Which copy of the model a rank has, or has a part of.
     pub fn replica(&self, rank: usize) -> usize {
-        if let How::Pipeline { p, .. } = self.how { rank / p } else { rank }
+        match self.how {
+            How::Pipeline { p, cut: TensorCut { ranks: 1, .. }, .. } => rank / p,
+            // On a mesh, stages are outermost.
+            How::Pipeline { p, cut, .. } => rank / cut.ranks % (self.ranks / (p * cut.ranks)),
+            how => rank / how.tensor(),
+        }
     }
 
     /// This program on one rank.

@@ -85,8 +85,12 @@ fn agreed(program: &Program, ends: &[End], alone: &End) -> Verdict {
             return Err(format!("the losses of rank {rank} differ from those of rank 0"));
         }
         for (name, values) in &end.weights {
-            if all.entry(name.clone()).or_insert_with(|| values.clone()) != values {
-                return Err(format!("the copies of {name} differ, that of rank {rank} from one before it"));
+            let all = all.entry(name.clone()).or_insert_with(|| vec![f64::NAN; values.len()]);
+            for (all, &value) in all.iter_mut().zip(values).filter(|(_, value)| !value.is_nan()) {
+                if !all.is_nan() && *all != value {
+                    return Err(format!("the copies of {name} differ, that of rank {rank} from one before it"));
+                }
+                *all = value;
             }
         }
     }

@@ -8,9 +8,12 @@ use weftgrad::{
     nn::{
         Gpt, GptConfig, Init, Linear, Sequential, Tanh,
         loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
+        parallel::TensorPlan,
     },
     prelude::*,
 };
+
+use crate::program::TensorCut;
 
 /// A model and its data.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,6 +57,11 @@ impl Task {
         }
     }
 
+    /// How layers are cut over ranks.
+    pub fn tensor_plan(cut: TensorCut) -> TensorPlan {
+        Gpt::<Cpu>::tensor_plan().sequence_parallel(cut.sequence)
+    }
+
     /// All examples of a step.
     pub fn batch(&self, rt: &Cpu, seed: u64, examples: usize) -> Result<Batch> {
         match self {
@@ -90,5 +98,5 @@ fn mlp(init: &Init<Cpu>, widths: &[usize]) -> Result<Sequential<Cpu>> {
 }
 
 fn gpt(layers: usize) -> GptConfig {
-    GptConfig { vocab: 11, context: 6, layers, heads: 2, width: 8, tied_head: true, ..Default::default() }
+    GptConfig { vocab: 12, context: 6, layers, heads: 2, width: 8, tied_head: true, ..Default::default() }
 }

@@ -34,7 +34,7 @@ impl Run {
     pub fn step(&mut self, step: usize) -> Result<f64> {
         let Program { seed, examples, task, .. } = &self.program;
         let all: Batch = task.batch(self.comm.runtime(), seed.wrapping_mul(1000) + step as u64, *examples)?;
-        self.trainer.train(&self.comm, &self.program, all)?.loss()
+        self.trainer.train(&self.program, all)?.loss()
     }
 
     /// Saves a checkpoint after `steps` steps.
@@ -47,13 +47,24 @@ impl Run {
         folder.load_latest(&self.comm, self.trainer.state()).map(|_| ())
     }
 
-    /// What this rank can have of the weights.
+    /// What this rank can have of the weights; of a piece of one the elements that are elsewhere are NaN.
     pub fn weights(&self) -> Result<Values> {
         let _here = self.trainer.gather()?;
         let mut values = Values::new();
         for module in self.trainer.modules() {
-            for (name, value) in module.state_dict()? {
-                values.insert(name, value.to_vec::<f64>()?);
+            for (name, parameter) in module.named_parameters() {
+                let (here, shape) = (parameter.value()?.to_vec::<f64>()?, parameter.logical_shape());
+                let whole = match parameter.placed() {
+                    None => here,
+                    Some(placed) => {
+                        let mut whole = vec![f64::NAN; shape.numel()];
+                        for run in placed.placement().runs(0..here.len()) {
+                            whole[run.logical..][..run.len].copy_from_slice(&here[run.local..][..run.len]);
+                        }
+                        whole
+                    }
+                };
+                values.insert(name, whole);
             }
         }
         Ok(values)

@@ -5,7 +5,7 @@ use weftgrad::{
         buckets::{BucketLimits, BucketOptions},
         checkpoint::Checkpointed,
         comm::{Comm, Communicator},
-        mesh::Mesh,
+        mesh::{AsMesh, Mesh},
         pipeline::{MicroBatches, PipelineModel, PipelineTrainStep},
         plan::{Axis, ParallelPlan},
         sampler::shard_batches,
@@ -18,13 +18,13 @@ use weftgrad::{
 
 use crate::{
     program::{How, Program},
-    task::Batch,
+    task::{Batch, Task},
 };
 
 /// A trainer of a model that is whole on every rank, or in stages.
 pub trait Trains {
     /// Runs a step on this rank's part of all examples.
-    fn train(&mut self, comm: &Comm<Cpu>, program: &Program, all: Batch) -> Result<TrainingMetrics<Cpu>>;
+    fn train(&mut self, program: &Program, all: Batch) -> Result<TrainingMetrics<Cpu>>;
     /// The state that checkpoints contain.
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu>;
     /// What this rank has of the model.
@@ -57,13 +57,34 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
             let step = TrainStep::builder(&Mesh::new(comm, plan)?, &model).optimizer(adamw).config(config).zero(stage);
             Box::new(Whole { trainer: step.build()?, model })
         }
-        How::Pipeline { kind, p, v, micros, zero: sharded } => {
+        How::Tensor { cut, zero } => {
+            let model = whole()?;
+            let plan = [(Axis::Data, program.ranks / cut.ranks), (Axis::Tensor, cut.ranks)];
+            let mesh = Mesh::new(comm, ParallelPlan::of(plan)?)?;
+            if cut.ranks > 1 {
+                mesh.parallelize(&*model, &Task::tensor_plan(cut))?;
+            }
+            let step = TrainStep::builder(&mesh, &model).optimizer(adamw).config(config);
+            match zero {
+                None => Box::new(Whole { trainer: step.build()?, model }),
+                Some(stage) => Box::new(Whole { trainer: step.zero(stage).build()?, model }),
+            }
+        }
+        How::Pipeline { kind, p, v, micros, cut, zero: sharded } => {
             let checked = How::checked(kind, p, v, micros)?;
             let (stages, ties) = program.task.stages(rt, seed, checked.schedule().stages())?;
             let task = program.task.clone();
-            let model =
-                PipelineModel::on(comm.rank(), checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
-            let step = TrainStep::builder(comm, model).optimizer(adamw).config(config);
+            let mesh = match cut.ranks {
+                1 => comm.as_mesh(),
+                t => {
+                    let plan = [(Axis::Pipe, p), (Axis::Data, program.ranks / (p * t)), (Axis::Tensor, t)];
+                    Mesh::new(comm, ParallelPlan::of(plan)?)?
+                }
+            };
+            let rank = if cut.ranks > 1 { mesh.axis(Axis::Pipe).rank() } else { comm.rank() };
+            let model = PipelineModel::on(rank, checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
+            let model = if cut.ranks > 1 { model.parallelize(&mesh, &Task::tensor_plan(cut))? } else { model };
+            let step = TrainStep::builder(&mesh, model).optimizer(adamw).config(config);
             match sharded {
                 None => Box::new(step.build()?),
                 Some(stage) => Box::new(step.zero(stage).build()?),
@@ -101,7 +122,8 @@ struct Whole<S: Strategy<Cpu>> {
 }
 
 impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
-    fn train(&mut self, comm: &Comm<Cpu>, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
+    fn train(&mut self, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
+        let comm = self.trainer.strategy().comm().clone();
         let own = shard_batches(program.examples, comm.rank(), comm.size());
         self.trainer.step(|k| {
             let rows: Vec<i64> = own.iter().skip(k).step_by(program.accumulation).map(|&i| i as i64).collect();
@@ -125,12 +147,12 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
 }
 
 impl<S: StageStrategy<Cpu> + Gathers> Trains for PipelineTrainStep<Cpu, S> {
-    fn train(&mut self, comm: &Comm<Cpu>, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
-        let schedule = self.pipeline().schedule();
-        let (p, m, runs) = (schedule.placement().ranks(), schedule.micro_batches(), program.accumulation);
-        let rows = program.examples / (program.ranks / p * runs);
+    fn train(&mut self, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
+        let (m, runs) = (self.pipeline().schedule().micro_batches(), program.accumulation);
+        let (replica, replicas) = (self.groups().data.rank(), self.groups().data.size());
+        let rows = program.examples / (replicas * runs);
         self.step(|k| {
-            let at = (comm.rank() / p * runs + k) * rows;
+            let at = (replica * runs + k) * rows;
             MicroBatches::split(&[x.narrow(0, at, rows)?], &[y.narrow(0, at, rows)?], m)
         })
     }

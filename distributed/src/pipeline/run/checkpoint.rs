@@ -46,7 +46,7 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        let mut numbers = self.updates.numbers(self.groups.world.rank());
+        let mut numbers = self.updates.numbers(self.groups.losses.rank());
         for (&stage, strategy) in &self.stages.parts {
             let aliases = Aliases::new(&self.stages, stage);
             numbers.extend(strategy.numbers().into_iter().filter(|(name, _)| !aliases.is_copy(name)));
@@ -80,7 +80,7 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
             of_stage.extend(aliases.0.iter().filter_map(own));
             strategy.restore(&mut |wanted| read(&aliases.resolved(wanted.clone())), &of_stage)?;
         }
-        self.updates.restore(numbers, self.groups.world.rank())
+        self.updates.restore(numbers, self.groups.losses.rank())
     }
 }
 

@@ -1,16 +1,20 @@
 //! A [`Gpt`] cut into stages.
 
 use autograd::Var;
-use nn::{Block, Dropout, Embedding, Forward, Gpt, GptConfig, Init, LayerNorm, Linear, Module, Param, Visitor};
+use nn::{
+    Block, Dropout, Embedding, Forward, Gpt, GptConfig, Init, LayerNorm, Linear, Module, Param, Visitor,
+    parallel::{TensorStyle, VocabularyLoss},
+};
 use numcore::{
     Error, Result, Runtime,
-    ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
+    ops::{Apply, PointwiseOps, ViewOps},
 };
 
 use super::{Stage, Tie};
 
 /// A part of a [`Gpt`]: tokens `[B, T]` (`i64`) into the first, `[B, T, C]` between stages, logits `[B, T, V]` out of the last. Names
-/// of parameters are those of the whole model.
+/// of parameters are those of the whole model, so its [`tensor_plan`](Gpt::tensor_plan) cuts the stages too; with sequence parallelism a rank
+/// has, and sends on, its part of `[B, T, C]` along `T`.
 pub struct GptStage<R: Runtime> {
     embed: Option<EmbedStage<R>>,
     first: usize,
@@ -26,13 +30,15 @@ struct EmbedStage<R: Runtime> {
 
 struct HeadStage<R: Runtime> {
     lnf: LayerNorm<R>,
-    logits: Logits<R>,
+    projection: Projection<R>,
+    /// Whether all logits go to the loss, or those of the rows of the vocabulary that are here.
+    gathers: bool,
 }
 
-enum Logits<R: Runtime> {
-    Own(Linear<R>),
+enum Projection<R: Runtime> {
+    Linear(Linear<R>),
     /// The token table, or a copy of it.
-    Table(Param<R>),
+    Table(Embedding<R>),
 }
 
 impl<R: Runtime> GptStage<R> {
@@ -44,8 +50,11 @@ impl<R: Runtime> GptStage<R> {
             return Err(Error::argument("GptStage::cut", "a model cannot be cut into no stages"));
         }
         let Gpt { wte, wpe, blocks, lnf, head, .. } = Gpt::new(init, config)?;
-        let table = || if stages == 1 { Ok(wte.weight.clone()) } else { Param::new(wte.weight.value()?) };
-        let logits = head.map_or_else(|| table().map(Logits::Table), |head| Ok(Logits::Own(head)))?;
+        let projection = match head {
+            Some(head) => Projection::Linear(head),
+            None if stages == 1 => Projection::Table(Embedding::of(wte.weight.clone())),
+            None => Projection::Table(Embedding::of(wte.weight.duplicate()?)),
+        };
         let (count, mut blocks) = (blocks.len(), blocks.into_iter());
         let mut cut: Vec<Self> = (0..stages)
             .map(|stage| {
@@ -54,13 +63,44 @@ impl<R: Runtime> GptStage<R> {
             })
             .collect();
         cut[0].embed = Some(EmbedStage { wte, wpe, dropout: Dropout::new(config.dropout)? });
-        cut[stages - 1].head = Some(HeadStage { lnf, logits });
+        cut[stages - 1].head = Some(HeadStage { lnf, projection, gathers: true });
         Ok(cut)
+    }
+
+    /// The loss of predicting targets (`i64`, `[B, T]`), for the [loss](super::PipelineModel::loss) of these stages, which are all there are:
+    /// [`Gpt::next_token_loss`] in stages. Where a plan cuts the vocabulary, the last stage leaves logits cut from now on, `[B, T, V/t]`: no rank
+    /// has those of all of it, and the loss is that of all of them.
+    ///
+    /// # Errors
+    /// If the last of them is not the last of the model.
+    pub fn next_token_loss(stages: &mut [Self], loss: VocabularyLoss) -> Result<GptStageLoss<R>> {
+        let Some(head) = stages.last_mut().and_then(|last| last.head.as_mut()) else {
+            let why = "needs all stages of the model; the last one given has no head";
+            return Err(Error::argument("GptStage::next_token_loss", why));
+        };
+        head.gathers = false;
+        Ok(GptStageLoss { weight: head.projection.weight().clone(), loss })
     }
 
     /// What is tied in a model of this kind.
     pub fn ties(config: &GptConfig) -> Vec<Tie> {
         if config.tied_head { vec![Tie::new(["wte.weight"])] } else { Vec::new() }
+    }
+}
+
+/// The loss of the logits that the last [`GptStage`] makes, all of them or those of the rows of the vocabulary that are here.
+#[derive(Clone, Debug)]
+pub struct GptStageLoss<R: Runtime> {
+    /// The weight of the projection to logits.
+    weight: Param<R>,
+    loss: VocabularyLoss,
+}
+
+impl<R: Runtime> GptStageLoss<R> {
+    /// The loss of a micro-batch's logits with its targets.
+    pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
+        let placed = self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary);
+        self.loss.of(logits, targets, placed.as_deref())
     }
 }
 
@@ -71,16 +111,33 @@ impl<R: Runtime> EmbedStage<R> {
             return Err(Error::shape("gpt stage", &[shape], "tokens must be [B, T]"));
         };
         let positions = self.wpe.weight.var().narrow(0, 0, t)?;
-        self.dropout.forward(&self.wte.weight.var().embedding(tokens)?.add(&positions)?)
+        let x = self.dropout.forward(&self.wte.forward(tokens)?.add(&positions)?)?;
+        self.wte.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 }
 
 impl<R: Runtime> HeadStage<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.lnf.forward(x)?;
-        match &self.logits {
-            Logits::Own(head) => head.forward(&x),
-            Logits::Table(table) => x.linear(&table.var(), None),
+        let (x, weight) = (self.lnf.forward(x)?, self.projection.weight());
+        // A projection that is not cut computes with all of the sequence, on every rank alike.
+        let x = match weight.placed().filter(|placed| placed.style() != TensorStyle::Vocabulary) {
+            Some(placed) => placed.leave_sequence(&x)?,
+            None => x,
+        };
+        match (&self.projection, self.gathers) {
+            (Projection::Linear(head), true) => head.forward(&x),
+            (Projection::Linear(head), false) => head.project_here(&x),
+            (Projection::Table(table), true) => table.project(&x),
+            (Projection::Table(table), false) => table.project_here(&x),
+        }
+    }
+}
+
+impl<R: Runtime> Projection<R> {
+    fn weight(&self) -> &Param<R> {
+        match self {
+            Projection::Linear(head) => &head.weight,
+            Projection::Table(table) => &table.weight,
         }
     }
 }
@@ -107,11 +164,11 @@ impl<R: Runtime> Module<R> for GptStage<R> {
         visitor.enter("blocks");
         self.blocks.iter().enumerate().for_each(|(k, block)| block.visit(&(self.first + k).to_string(), visitor));
         visitor.leave();
-        if let Some(HeadStage { lnf, logits }) = &self.head {
+        if let Some(HeadStage { lnf, projection, .. }) = &self.head {
             lnf.visit("lnf", visitor);
-            match logits {
-                Logits::Own(head) => head.visit("head", visitor),
-                Logits::Table(table) => table.visit("wte.weight", visitor),
+            match projection {
+                Projection::Linear(head) => head.visit("head", visitor),
+                Projection::Table(table) => table.visit("wte", visitor),
             }
         }
         visitor.leave();

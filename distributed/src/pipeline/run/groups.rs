@@ -6,21 +6,26 @@ use crate::{
     comm::{Collectives, Comm, Communicator, all_ok},
     mesh::{AsMesh, Mesh},
     plan::Axis,
+    tensor_parallel::STEP,
 };
 
 /// The groups a rank is in.
 pub struct PipelineGroups<R: Runtime> {
     /// All ranks.
     pub world: Comm<R>,
-    /// The ranks of this rank's replica of the pipeline.
+    /// The ranks of this rank's replica of the pipeline; where stages are cut along tensor, those with this rank's place there.
     pub pipe: Comm<R>,
-    /// The ranks that have the same stages, one in each replica.
+    /// The ranks that have the same stages, or the same pieces of them, one in each replica.
     pub data: Comm<R>,
+    /// The ranks whose losses together are those of a step: all, or, of those along tensor, which have the same losses, this rank's like.
+    pub losses: Comm<R>,
+    /// This rank's place along tensor.
+    pub(super) tensor_rank: usize,
 }
 
 impl<R: Runtime> PipelineGroups<R> {
-    /// The groups of a pipeline of `ranks` ranks. On a mesh, stages are along its pipe axis, and replicas along data and shard. A communicator
-    /// is cut into replicas: its rank `r` is rank `r % ranks` of replica `r / ranks`. Blocks.
+    /// The groups of a pipeline of `ranks` ranks. On a mesh, stages are along its pipe axis, replicas along data and shard, and pieces of the
+    /// layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of replica `r / ranks`. Blocks.
     ///
     /// # Errors
     /// When the mesh has another number of ranks along its pipe axis, or the communicator cannot be cut into such pipelines.
@@ -43,7 +48,7 @@ impl<R: Runtime> PipelineGroups<R> {
         let no_group = || Error::internal("pipeline groups", "the communicator gave no group");
         let pipe = world.split(Some(rank / ranks), rank % ranks)?.ok_or_else(no_group)?;
         let data = world.split(Some(rank % ranks), rank / ranks)?.ok_or_else(no_group)?;
-        Ok(PipelineGroups { world: world.clone(), pipe, data })
+        Ok(PipelineGroups { world: world.clone(), pipe, data, losses: world.clone(), tensor_rank: 0 })
     }
 
     fn of_mesh(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
@@ -51,12 +56,18 @@ impl<R: Runtime> PipelineGroups<R> {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
-        if mesh.plan().size(Axis::Tensor) > 1 {
-            let why = format!("stages of a pipeline are not cut along tensor yet, the mesh is {}", mesh.plan());
-            return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
+        let experts = mesh.plan().size(Axis::Expert);
+        if experts > 1 {
+            let why = format!(
+                "the mesh has {experts} ranks along expert, and experts of stages are not shared out: leave the axis out"
+            );
+            return Err(Error::config("pipeline groups", "mesh", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
-        Ok(PipelineGroups { world, pipe, data })
+        let losses = mesh.group(&[Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context])?;
+        // Made here by all ranks together: ranks of different stages ask for it at different moments.
+        mesh.group(&STEP)?;
+        Ok(PipelineGroups { world, pipe, data, losses, tensor_rank: mesh.axis(Axis::Tensor).rank() })
     }
 
     /// The mesh of the replicas of one stage.

@@ -26,7 +26,7 @@ mod train_step;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
-pub use gpt::GptStage;
+pub use gpt::{GptStage, GptStageLoss};
 pub use groups::PipelineGroups;
 pub use hooks::StageHooks;
 pub use model::PipelineModel;

@@ -1,10 +1,11 @@
 //! A model cut into stages, as one rank has it.
 
 use autograd::Var;
+use nn::{Module, Visitor, parallel::TensorPlan};
 use numcore::{Result, Runtime};
 
 use super::{LossFn, PipelineOptions, Stage, Tie};
-use crate::{pipeline::Checked, train::Loss};
+use crate::{mesh::Mesh, pipeline::Checked, train::Loss};
 
 /// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what stages share. A
 /// [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
@@ -70,5 +71,26 @@ impl<R: Runtime> PipelineModel<R> {
     /// How runs go.
     pub fn options(self, options: PipelineOptions) -> Self {
         PipelineModel { options, ..self }
+    }
+
+    /// Cuts this rank's stages over the ranks along the tensor axis, as [`Mesh::parallelize`] cuts a model. A pattern of the plan names something
+    /// in some stage, which may live on another rank. Every rank of the mesh calls it.
+    ///
+    /// # Errors
+    /// As [`Mesh::parallelize`].
+    #[doc(alias = "parallelize_module")]
+    #[track_caller]
+    pub fn parallelize(self, mesh: &Mesh<R>, plan: &TensorPlan) -> Result<Self> {
+        mesh.parallelize(&StagesHere(&self.stages), plan)?;
+        Ok(self)
+    }
+}
+
+/// The stages of a rank as one module, under the names of the whole model.
+struct StagesHere<'a, R: Runtime>(&'a [(usize, Box<dyn Stage<R>>)]);
+
+impl<R: Runtime> Module<R> for StagesHere<'_, R> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        self.0.iter().for_each(|(_, stage)| stage.visit(name, visitor));
     }
 }

@@ -189,6 +189,11 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
         self.pipeline.evaluate_with(batch, &mut self.stages)
     }
 
+    /// Whether what this rank measures of its examples counts: ranks along tensor measure the same, and the first of them counts.
+    pub fn counts_examples(&self) -> bool {
+        self.groups.tensor_rank == 0
+    }
+
     /// Updates so far.
     pub fn global_step(&self) -> u64 {
         self.updates.steps
@@ -239,7 +244,7 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
 
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
         self.stages.finish()?;
-        let metrics = self.updates.apply(&mut self.stages, &self.groups.world, &self.groups.world, losses)?;
+        let metrics = self.updates.apply(&mut self.stages, &self.groups.losses, &self.groups.world, losses)?;
         let how = self.updates.config.buffers;
         self.stages.parts.values().try_for_each(|part| part.sync_buffers(how))?;
         Ok(metrics)

@@ -64,7 +64,8 @@ fn architecture(family: Family) -> &'static str {
     match family {
         // Mistral's files are of llama.cpp's architecture for Llama.
         Family::Llama | Family::Mistral => "llama",
-        Family::Gpt2 | Family::Qwen2 | Family::Qwen3 => family.name(),
+        // Those with experts are refused before they are written.
+        _ => family.name(),
     }
 }
 
@@ -99,6 +100,12 @@ fn rotary(rope: &RopeConfig) -> Vec<(&'static str, GgufValue)> {
 /// An error if llama.cpp would compute something else.
 fn check(config: &DecoderConfig, context: usize) -> Result<()> {
     let wrong = |field, why: String| Err(Error::config("gguf", field, why));
+    if config.mixtures.is_some() {
+        return wrong(
+            "mixtures",
+            format!("experts of `{}` are not written: save it by `save_pretrained`", config.family.name()),
+        );
+    }
     let activation = if config.family == Family::Gpt2 { Activation::GeluTanh } else { Activation::Silu };
     if config.activation != activation {
         let why = format!("is {:?}; llama.cpp computes this family with {activation:?}", config.activation);

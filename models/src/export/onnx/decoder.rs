@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use numcore::{Result, Runtime};
+use numcore::{Error, Result, Runtime};
 
 use super::{
     graph::{Attribute, OnnxGraph, OnnxType, Size},
@@ -16,9 +16,16 @@ use crate::{
 /// The graph of a model: tokens to logits.
 ///
 /// # Errors
-/// If the model lacks a parameter of its family.
+/// If the model lacks a parameter of its family, or has mixtures of experts.
 pub fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>> {
     let (config, mut m) = (model.config(), ModelGraph::new("decoder", model));
+    if config.mixtures.is_some() {
+        let why = format!(
+            "experts of `{}` have no graph of a fixed size: save it by `save_pretrained`",
+            config.family.name()
+        );
+        return Err(Error::config("onnx", "mixtures", why));
+    }
     let (any, vocab) = ([Size::Any("batch"), Size::Any("sequence")], Size::Is(config.vocab));
     let tokens = m.graph.input("input_ids", OnnxType::I64, &any);
     let positions = positions(&mut m.graph, &tokens);

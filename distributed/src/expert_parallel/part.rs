@@ -1,0 +1,61 @@
+//! The experts of a model, and all the rest of it, as models.
+
+use nn::{AdapterSlot, Buffer, Mode, Module, Param, Visitor, parallel::TensorStyle};
+use numcore::Runtime;
+
+/// One of the two parts of a model, under the names of the whole one.
+pub(super) struct ModelPart<'m, M: ?Sized> {
+    pub(super) model: &'m M,
+    /// Whether it is the experts that are shared out; buffers, modes and adapters are the rest's.
+    pub(super) experts: bool,
+}
+
+impl<R: Runtime, M: Module<R> + ?Sized> Module<R> for ModelPart<'_, M> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        self.model.visit(name, &mut PartVisitor { experts: self.experts, visitor });
+    }
+}
+
+struct PartVisitor<'v, R: Runtime> {
+    experts: bool,
+    visitor: &'v mut dyn Visitor<R>,
+}
+
+impl<R: Runtime> Visitor<R> for PartVisitor<'_, R> {
+    fn enter(&mut self, name: &str) {
+        self.visitor.enter(name);
+    }
+
+    fn leave(&mut self) {
+        self.visitor.leave();
+    }
+
+    fn parameter(&mut self, name: &str, parameter: &Param<R>) {
+        if is_expert(parameter) == self.experts {
+            self.visitor.parameter(name, parameter);
+        }
+    }
+
+    fn buffer(&mut self, name: &str, buffer: &Buffer<R>) {
+        if !self.experts {
+            self.visitor.buffer(name, buffer);
+        }
+    }
+
+    fn mode(&mut self, mode: &Mode) {
+        if !self.experts {
+            self.visitor.mode(mode);
+        }
+    }
+
+    fn adapter(&mut self, slot: &AdapterSlot<R>) {
+        if !self.experts {
+            self.visitor.adapter(slot);
+        }
+    }
+}
+
+/// Whether a parameter is of experts that are shared out among ranks.
+fn is_expert<R: Runtime>(parameter: &Param<R>) -> bool {
+    parameter.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts)
+}

@@ -1,0 +1,118 @@
+//! What layers that are cut exchange in backward is under way while gradients of weights are computed.
+
+use std::{
+    panic::Location,
+    sync::{Arc, Mutex},
+};
+
+use autograd::{BackwardHook, Leaf, LeafGrad, backward_with_hooks};
+use distributed::{
+    comm::{Call, Comm, Communicator, Group, Guarantees, Ranks, Work},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+};
+use numcore::{Result, TensorMut};
+use runtime_cpu::Cpu;
+
+use crate::{common::cpu, tensor_common::TensorCase};
+
+type Events = Arc<Mutex<Vec<String>>>;
+
+/// Notes when calls are started, and when they are waited for.
+#[derive(Debug)]
+struct Noting {
+    inner: Comm<Cpu>,
+    events: Events,
+}
+
+impl Communicator<Cpu> for Noting {
+    fn runtime(&self) -> &Cpu {
+        self.inner.runtime()
+    }
+    fn timeout(&self) -> std::time::Duration {
+        self.inner.timeout()
+    }
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+    fn guarantees(&self) -> Guarantees {
+        self.inner.guarantees()
+    }
+    fn poll(&self) -> Result<()> {
+        self.inner.poll()
+    }
+    fn next_number(&self) -> u64 {
+        self.inner.next_number()
+    }
+    fn start(&self, call: Call<Cpu>) -> Result<Work<Option<TensorMut<Cpu>>>> {
+        let what = format!("{} of {}", call.what().name(), call.of().map_or("nothing", |of| of));
+        self.events.lock().unwrap().push(format!("start {what}"));
+        let (work, events) = (self.inner.start(call)?, self.events.clone());
+        Ok(work.map(move |memory| {
+            events.lock().unwrap().push(format!("wait {what}"));
+            Ok(memory)
+        }))
+    }
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<Cpu>>> {
+        let events = self.events.clone();
+        let inner = self.inner.split_at(color, key, at)?;
+        Ok(inner.map(|inner| Arc::new(Noting { inner, events }) as Comm<Cpu>))
+    }
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        self.inner.abort_for(world_rank, cause);
+    }
+}
+
+/// Notes when gradients are final.
+struct Ready(Events);
+
+impl BackwardHook<Cpu> for Ready {
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<Cpu>>, _: LeafGrad<Cpu>) -> Result<()> {
+        self.0.lock().unwrap().push(leaf.name().to_string());
+        Ok(())
+    }
+}
+
+/// What happens in a backward pass of a GPT, by rank.
+fn events(sequence: bool) -> Vec<Vec<String>> {
+    let case = TensorCase { sequence, ..TensorCase::new(2) };
+    let ranks = Ranks::new(2).run(cpu, |comm| {
+        let events = Events::default();
+        let comm: Comm<Cpu> = Arc::new(Noting { inner: comm, events: events.clone() });
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+        let model = case.build(&mesh)?;
+        let (x, y) = case.batch(comm.runtime(), 0, &[0, 1, 2])?;
+        let loss = model.next_token_loss(&x, &y, &case.loss)?;
+        events.lock().unwrap().clear();
+        backward_with_hooks(&loss, &mut Ready(events.clone()))?;
+        let events = events.lock().unwrap().clone();
+        Ok(events)
+    });
+    ranks.unwrap()
+}
+
+#[test]
+fn input_gradients_travel_while_weight_gradients_are_computed() {
+    for sequence in [false, true] {
+        let all = events(sequence);
+        assert_eq!(all[0], all[1], "ranks do the same in the same order");
+        let at =
+            |event: &str| all[0].iter().position(|e| e == event).unwrap_or_else(|| panic!("{event}: {:?}", all[0]));
+        let sum = if sequence { "reduce_scatter" } else { "all_reduce" };
+        for layer in ["blocks.1.fc1", "blocks.1.qkv", "blocks.0.fc1", "blocks.0.qkv", "head"] {
+            let of = format!("{sum} of {layer}.weight, backward");
+            let (start, wait) = (at(&format!("start {of}")), at(&format!("wait {of}")));
+            let weight = at(&format!("{layer}.weight"));
+            assert!(start < weight && weight < wait, "{layer}, sequence {sequence}: {:?}", all[0]);
+        }
+    }
+}
+
+#[test]
+fn with_parts_of_the_sequence_the_whole_input_is_gathered_again() {
+    for (sequence, again) in [(false, 0), (true, 5)] {
+        let own = &events(sequence)[0];
+        let is_gather = |e: &&String| e.starts_with("start all_gather of") && !e.ends_with("backward");
+        assert_eq!(own.iter().filter(is_gather).count(), again, "two in each of two blocks, and the head: {own:?}");
+    }
+}

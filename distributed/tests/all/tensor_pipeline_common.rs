@@ -1,0 +1,126 @@
+//! A GPT in stages that are cut along tensor, trained by any strategy.
+
+use autograd::{Var, manual_seed};
+use distributed::{
+    comm::{Communicator, Ranks},
+    mesh::Mesh,
+    pipeline::{GptStage, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind},
+    plan::{Axis, ParallelPlan},
+    sampler::shard_batches,
+    train::{Loss, StageStrategy, TrainStep, TrainingConfig, TrainingMetrics},
+};
+use nn::{Gpt, Init, ModuleExt};
+use numcore::Result;
+use runtime_cpu::Cpu;
+
+use crate::{
+    common::{adamw, cpu},
+    pipeline_common::TIMEOUT,
+    pipeline_staged::How,
+    tensor_common::{TensorCase, TensorTrace, assembled, pieces},
+};
+
+/// A case of tensor parallelism in stages.
+#[derive(Clone, Debug)]
+pub struct StagedCase {
+    pub case: TensorCase,
+    pub kind: ScheduleKind,
+    /// Stages on each rank.
+    pub v: usize,
+    pub micros: usize,
+    pub how: How,
+}
+
+impl StagedCase {
+    /// A model that `t` divides, of 8 examples a step.
+    pub fn new(t: usize, kind: ScheduleKind, v: usize, how: How) -> Self {
+        let mut case = TensorCase { sequences: 8, ..TensorCase::new(t) };
+        case.model.layers = 2 * v;
+        StagedCase { case, kind, v, micros: 4, how }
+    }
+
+    /// This rank's stages. A head that is tied has its logits cut, or gathered.
+    pub fn model(&self, mesh: &Mesh<Cpu>) -> Result<PipelineModel<Cpu>> {
+        let case = &self.case;
+        let pipe = mesh.axis(Axis::Pipe);
+        let checked = self.how.checked(self.kind, pipe.size(), self.v, self.micros).unwrap();
+        let init = Init::new(mesh.world().runtime(), 7).dtype(case.dtype).lazily();
+        let mut stages = GptStage::cut(&init, case.model, checked.schedule().stages())?;
+        for stage in &stages {
+            case.frozen.iter().for_each(|prefix| stage.freeze_where(nn::under(prefix)));
+        }
+        let loss = GptStage::next_token_loss(&mut stages, case.loss)?;
+        let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
+            Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
+        };
+        let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss).ties(GptStage::<Cpu>::ties(&case.model));
+        model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan().sequence_parallel(case.sequence))
+    }
+
+    /// Trains on the ranks of a mesh.
+    pub fn train(&self, mesh: &Mesh<Cpu>) -> Result<TensorTrace> {
+        manual_seed(3);
+        let case = &self.case;
+        let config =
+            TrainingConfig { max_norm: Some(case.max_norm), accumulation: case.accumulation, ..Default::default() };
+        let builder = TrainStep::builder(mesh, self.model(mesh)?).optimizer(adamw()).config(config);
+        match self.how.zero() {
+            None => {
+                let mut step = builder.build()?;
+                let trace = self.steps(&mut step, mesh)?;
+                with_pieces(trace, &step)
+            }
+            Some(zero) => {
+                let mut step = builder.zero(zero).build()?;
+                let trace = self.steps(&mut step, mesh)?;
+                let _all = step.gather_full_params()?;
+                with_pieces(trace, &step)
+            }
+        }
+    }
+
+    fn steps<S: StageStrategy<Cpu>>(
+        &self,
+        trainer: &mut PipelineTrainStep<Cpu, S>,
+        mesh: &Mesh<Cpu>,
+    ) -> Result<TensorTrace> {
+        let mut trace = TensorTrace::default();
+        for step in 0..self.case.steps {
+            let metrics = self.step(trainer, mesh, step)?;
+            trace.losses.push(metrics.loss()?);
+            trace.norms.extend(metrics.grad_norm()?);
+        }
+        Ok(trace)
+    }
+
+    /// A step of this replica's share of the examples.
+    pub fn step<S: StageStrategy<Cpu>>(
+        &self,
+        trainer: &mut PipelineTrainStep<Cpu, S>,
+        mesh: &Mesh<Cpu>,
+        step: usize,
+    ) -> Result<TrainingMetrics<Cpu>> {
+        let (comm, case) = (mesh.batch(), &self.case);
+        let own = shard_batches(case.sequences, comm.rank(), comm.size());
+        let of_run = own.len() / case.accumulation;
+        trainer.step(|k| {
+            let (x, y) = case.batch(comm.runtime(), step, &own[k * of_run..][..of_run])?;
+            MicroBatches::split(&[x.value()?], &[y.value()?], self.micros)
+        })
+    }
+
+    /// What ranks make of it: the whole weights, and what all ranks agree on.
+    pub fn on(&self, axes: &[(Axis, usize)]) -> TensorTrace {
+        let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+        let ranks = Ranks::new(plan.world()).timeout(TIMEOUT);
+        let traces = ranks.run(cpu, |comm| self.train(&Mesh::new(&comm, plan.clone())?));
+        assembled(traces.unwrap_or_else(|error| panic!("{axes:?} {self:?}: {error}")))
+    }
+}
+
+fn with_pieces<S: StageStrategy<Cpu>>(mut trace: TensorTrace, step: &PipelineTrainStep<Cpu, S>) -> Result<TensorTrace> {
+    for stage in step.pipeline().stages().values() {
+        trace.pieces.extend(pieces(&**stage)?);
+    }
+    Ok(trace)
+}

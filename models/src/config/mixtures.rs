@@ -1,0 +1,91 @@
+//! The mixtures of experts of decoders, as `config.json` gives them.
+
+use nn::{Activation, moe::MoeConfig};
+use numcore::Result;
+use serde_json::{Map, Value, json};
+
+use super::{ConfigFields, Family};
+
+/// The mixtures of experts of a decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderMixtures {
+    /// Sizes, and how tokens are routed.
+    pub mixture: MoeConfig,
+    /// Which layers have one in place of their linear layers.
+    pub layers: Vec<bool>,
+}
+
+impl DecoderMixtures {
+    /// Reads what a family's file says of them, for a model of so many channels and layers.
+    pub(super) fn read(fields: &ConfigFields, family: Family, width: usize, layers: usize) -> Result<Self> {
+        let (experts, top_k) = match family {
+            Family::Mixtral => (8, 2),
+            Family::Qwen2Moe => (60, 4),
+            _ => (128, 8),
+        };
+        let experts = count(fields)?.unwrap_or(experts);
+        let top_k = fields.size_or("num_experts_per_tok", top_k)?;
+        if fields.activation("hidden_act", Activation::Silu)? != Activation::Silu {
+            return Err(fields.wrong("hidden_act", "is not `silu`, which is what experts go through"));
+        }
+        // What only training reads, and this crate leaves to its caller.
+        fields.flag_or("output_router_logits", false)?;
+        fields.number_or("router_aux_loss_coef", 0.001)?;
+        if family == Family::Mixtral {
+            fields.number_or("router_jitter_noise", 0.0)?;
+            let mixture = MoeConfig::new(width, fields.size("intermediate_size")?, experts, top_k);
+            return Ok(DecoderMixtures { mixture, layers: vec![true; layers] });
+        }
+        let is_qwen2 = family == Family::Qwen2Moe;
+        let hidden = fields.size_or("moe_intermediate_size", if is_qwen2 { 1408 } else { 768 })?;
+        let shared_hidden = if is_qwen2 { fields.size_or("shared_expert_intermediate_size", 5632)? } else { 0 };
+        let mixture = MoeConfig {
+            shared_hidden,
+            shared_gate: shared_hidden > 0,
+            normalize_weights: fields.flag_or("norm_topk_prob", false)?,
+            ..MoeConfig::new(width, hidden, experts, top_k)
+        };
+        Ok(DecoderMixtures { mixture, layers: sparse_layers(fields, layers)? })
+    }
+
+    /// Writes the fields that give these mixtures again.
+    pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, family: Family) {
+        let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, .. } = self.mixture;
+        let names = ["num_experts", "num_local_experts"];
+        names.iter().for_each(|name| drop(fields.remove(*name)));
+        fields.insert(names[usize::from(family == Family::Mixtral)].into(), experts.into());
+        fields.insert("num_experts_per_tok".into(), top_k.into());
+        if family == Family::Mixtral {
+            fields.insert("intermediate_size".into(), hidden.into());
+            return;
+        }
+        let dense: Vec<usize> = (0..self.layers.len()).filter(|&layer| !self.layers[layer]).collect();
+        fields.insert("moe_intermediate_size".into(), hidden.into());
+        fields.insert("norm_topk_prob".into(), normalize_weights.into());
+        fields.insert("decoder_sparse_step".into(), 1.into());
+        fields.insert("mlp_only_layers".into(), json!(dense));
+        if family == Family::Qwen2Moe {
+            fields.insert("shared_expert_intermediate_size".into(), shared_hidden.into());
+        }
+    }
+}
+
+/// How many experts there are, by either of the names that transformers has for it.
+fn count(fields: &ConfigFields) -> Result<Option<usize>> {
+    match (fields.maybe_size("num_experts")?, fields.maybe_size("num_local_experts")?) {
+        (Some(a), Some(b)) if a != b => {
+            Err(fields.wrong("num_local_experts", format_args!("is {b}, `num_experts` {a}")))
+        }
+        (a, b) => Ok(a.or(b)),
+    }
+}
+
+/// Every `decoder_sparse_step`-th layer but those that are listed.
+fn sparse_layers(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>> {
+    let step = fields.size_or("decoder_sparse_step", 1)?;
+    let dense = fields.sizes("mlp_only_layers")?.unwrap_or_default();
+    if step == 0 {
+        return Err(fields.wrong("decoder_sparse_step", "is 0"));
+    }
+    Ok((0..layers).map(|layer| !dense.contains(&layer) && (layer + 1).is_multiple_of(step)).collect())
+}

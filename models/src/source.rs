@@ -1,0 +1,145 @@
+//! Weights of files as values of parameters.
+
+use std::sync::Arc;
+
+use autograd::{Leaf, Residency};
+use nn::Param;
+use numcore::{
+    DType, Result, Runtime, Shape, Tensor,
+    ops::{PointwiseOps, Spec, ViewOps, cat},
+    placement::TensorPlacement,
+};
+
+use crate::{
+    convert::{Change, StackNames},
+    files::{WeightWriter, Weights},
+};
+
+/// A parameter's value in a file: read whenever the parameter is, where it is in no memory.
+pub struct Source {
+    pub weights: Arc<Weights>,
+    pub names: SourceNames,
+}
+
+/// The weights that a value is made of.
+pub enum SourceNames {
+    /// One.
+    Weight(String, Change),
+    /// The weights of each expert.
+    Experts(Vec<Vec<String>>),
+}
+
+impl Source {
+    /// Why the weights do not fit a parameter, if they do not.
+    pub fn unfit(&self, due: Spec) -> Option<String> {
+        match &self.names {
+            SourceNames::Weight(name, change) => self.unfit_weight(name, due.shape, changed_shape(*change, due.shape)),
+            SourceNames::Experts(experts) => experts.iter().find_map(|names| {
+                let part = part_shape(due.shape, names.len())?;
+                names.iter().find_map(|name| self.unfit_weight(name, part, part))
+            }),
+        }
+    }
+
+    fn unfit_weight(&self, name: &str, due: Shape, here: Shape) -> Option<String> {
+        let (dtype, shape) = match self.weights.spec(name) {
+            Ok(spec) => spec,
+            Err(e) => return Some(e.to_string()),
+        };
+        if !dtype.is_float() {
+            return Some(format!("is {dtype} in files as {name}, and no quantised weights are read"));
+        }
+        (shape != here).then(|| format!("is {due} here, {shape} in files as {name}"))
+    }
+}
+
+impl Source {
+    fn read<R: Runtime>(&self, leaf: &Leaf<R>, name: &str) -> Result<Tensor<R>> {
+        self.weights.tensor(leaf.runtime(), name)?.to_dtype(leaf.spec().dtype)
+    }
+
+    /// The weights of some experts, as one tensor.
+    fn stacked<R: Runtime>(&self, leaf: &Leaf<R>, experts: &[Vec<String>]) -> Result<Tensor<R>> {
+        let shape = leaf.spec().shape.with(0, experts.len());
+        let weights = experts.iter().flatten().map(|name| self.read(leaf, name)).collect::<Result<Vec<_>>>()?;
+        cat(&weights.iter().collect::<Vec<_>>(), 0)?.reshape(shape)
+    }
+}
+
+impl<R: Runtime> Residency<R> for Source {
+    fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>> {
+        match &self.names {
+            SourceNames::Weight(name, change) => changed(*change, self.read(leaf, name)?),
+            SourceNames::Experts(experts) => self.stacked(leaf, experts),
+        }
+    }
+
+    /// Of experts, those of the piece alone are read.
+    fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
+        if let SourceNames::Experts(experts) = &self.names
+            && let [own] = piece.ranges(0)
+        {
+            let read = self.stacked(leaf, &experts[own.clone()])?;
+            let mut within: Vec<_> = (0..piece.logical().rank()).map(|dim| piece.ranges(dim).to_vec()).collect();
+            within[0] = vec![0..own.len()];
+            let within = TensorPlacement::new(*read.shape(), within)?;
+            return if within.is_whole() { Ok(read) } else { within.take(&read)?.copy() };
+        }
+        piece.take(&Residency::<R>::fetch(self, leaf)?)?.copy()
+    }
+}
+
+/// A parameter's weights, to be written as files have them.
+pub fn written<'a, R: Runtime>(
+    parameter: &'a Param<R>,
+    name: String,
+    change: Change,
+    dtype: DType,
+) -> WeightWriter<'a, R> {
+    let value = move || changed(change, parameter.value()?)?.to_dtype(dtype);
+    WeightWriter { name, shape: changed_shape(change, parameter.shape()), dtype, value: Box::new(value) }
+}
+
+/// The weights of each expert, of a parameter of all of them, to be written.
+pub fn written_experts<'a, R: Runtime>(
+    parameter: &'a Param<R>,
+    names: &StackNames,
+    dtype: DType,
+) -> impl Iterator<Item = WeightWriter<'a, R>> {
+    let (shape, parts) = (parameter.shape(), names.parts());
+    let writer = move |(name, expert, part): (String, usize, usize)| {
+        let rows = shape[1] / parts;
+        // No more than this expert is read of a parameter that is in no memory.
+        let value = move || {
+            let own = [expert..expert + 1, part * rows..(part + 1) * rows, 0..shape[2]];
+            let own = TensorPlacement::new(shape, own.into_iter().map(|range| vec![range]).collect())?;
+            parameter.leaf().piece(&own)?.reshape([rows, shape[2]])?.to_dtype(dtype)
+        };
+        let shape = [rows, shape[2]].into();
+        WeightWriter { name, shape, dtype, value: Box::new(value) }
+    };
+    let names: Vec<_> = (0..shape[0])
+        .flat_map(|expert| (0..parts).map(move |part| (expert, part)))
+        .map(|(expert, part)| (names.of(expert, part), expert, part))
+        .collect();
+    names.into_iter().map(writer)
+}
+
+/// The shape of one of so many weights of an expert, of a parameter `[E, n · F, C]`.
+fn part_shape(of: Shape, parts: usize) -> Option<Shape> {
+    match of[..] {
+        [_, rows, columns] if parts > 0 => Some([rows / parts, columns].into()),
+        _ => None,
+    }
+}
+
+fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
+    if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
+}
+
+fn changed_shape(change: Change, shape: Shape) -> Shape {
+    match (change, &shape[..]) {
+        (Change::Transpose, &[a, b]) => [b, a].into(),
+        _ => shape,
+    }
+}

@@ -1,0 +1,108 @@
+//! A loop over ranks among which experts are shared out: evaluations, averages of weights and resumed runs are those of one rank.
+
+use autograd::Var;
+use data::Batch;
+use distributed::{
+    comm::{Comm, Communicator},
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+    train::{Loss, TrainStep},
+    zero::ZeroStage,
+};
+use nn::{
+    Forward, Init, Linear, Module,
+    moe::{MixtureOfExperts, MoeConfig},
+    parallel::TensorPlan,
+};
+use numcore::{
+    DType, Result, Runtime,
+    ops::{PointwiseOps, ReduceOps, ViewOps},
+};
+use runtime_cpu::Cpu;
+use train::{Checkpoints, EqualWeights, Evaluate, Interval, Length, LoopStep, Resume, Trainer, WeightAveraging};
+
+use crate::common::*;
+
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Model<R: Runtime> {
+    a: Linear<R>,
+    mixture: MixtureOfExperts<R>,
+    b: Linear<R>,
+}
+
+impl Model<Cpu> {
+    fn new(mesh: &Mesh<Cpu>) -> Result<Self> {
+        let init = Init::new(mesh.world().runtime(), 5).dtype(DType::F64);
+        let mixture = MixtureOfExperts::new(&init, MoeConfig::new(6, 4, 4, 2))?;
+        let model = Model { a: Linear::new(&init, 3, 6)?, mixture, b: Linear::new(&init, 6, 1)? };
+        mesh.parallelize(&model, &TensorPlan::new().experts("mixture.experts"))?;
+        Ok(model)
+    }
+
+    fn loss(&self, batch: &Batch<Rows>) -> Result<Loss<Cpu>> {
+        let [x, y] =
+            [(0, 3), (3, 1)].map(|(at, n)| batch.data.narrow(1, at, n).and_then(|x| x.contiguous()).map(Var::new));
+        let out = self.mixture.forward_routed(&self.a.forward(&x?)?.tanh()?)?;
+        let sum = self.b.forward(&out.y)?.sub(&y?)?.square()?.sum(&[], false)?;
+        Loss::sum(sum.add(&out.routing.balance_loss()?.mul(0.01)?)?, batch.rows as f64)
+    }
+}
+
+/// Trains up to a step, from what is in the folder, and remembers losses and evaluations.
+fn run<S: LoopStep<Cpu, Work = Loss<Cpu>>>(
+    mesh: &Mesh<Cpu>,
+    model: &Model<Cpu>,
+    step: S,
+    until: u64,
+    folder: &Scratch,
+    memory: &Memory,
+) -> Result<()> {
+    let rt = mesh.world().runtime();
+    Trainer::new(model, step, loader(rt))
+        .until(Length::Steps(until))
+        .with(WeightAveraging::new(0.7))
+        .with(EqualWeights::every(Interval::Steps(2)))
+        .with(Evaluate::on(held_out(rt)).every(Interval::Steps(2)))
+        .with(Checkpoints::in_folder(&folder.0).on_signal(false))
+        .resume(Resume::IfThere)
+        .record_every(Interval::Steps(1))
+        .sink(memory.clone())
+        .run(|model, batch| model.loss(batch))
+        .map(drop)
+}
+
+fn on(axes: &[(Axis, usize)], zero: Option<ZeroStage>, until: u64, folder: &Scratch, memory: &Memory) {
+    let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+    let program = |comm: &Comm<Cpu>| {
+        let mesh = Mesh::new(comm, plan.clone())?;
+        let model = Model::new(&mesh)?;
+        let builder = TrainStep::builder(&mesh, &model).optimizer(adamw()).max_norm(0.5);
+        match zero {
+            None => run(&mesh, &model, builder.experts().build()?, until, folder, memory),
+            Some(stage) => run(&mesh, &model, builder.zero(stage).experts().build()?, until, folder, memory),
+        }
+    };
+    on_ranks(plan.world(), program).unwrap_or_else(|error| panic!("{axes:?} {zero:?}: {error}"));
+}
+
+#[test]
+fn a_run_over_ranks_with_experts_is_that_of_one() {
+    let (alone, folder) = (Memory::default(), Scratch::new("experts-alone"));
+    on(&[(Axis::Data, 1)], None, 8, &folder, &alone);
+    for zero in [None, Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        let (many, folder) = (Memory::default(), Scratch::new(&format!("experts-{zero:?}")));
+        on(&[(Axis::Data, 4), (Axis::Expert, 2)], zero, 5, &folder, &many);
+        // Goes on elsewhere, with other ranks for the experts.
+        on(&[(Axis::Data, 1), (Axis::Shard, 2), (Axis::Expert, 2)], zero, 8, &folder, &many);
+        for name in ["loss", "validation/loss"] {
+            let (many, alone) = (many.of(name), alone.of(name));
+            assert!(many.len() >= 4, "{name}: {many:?}");
+            for (step, value) in many {
+                let due = alone.iter().find(|(other, _)| *other == step);
+                let off = due.map_or(0.0, |(_, due)| (value - due).abs() / due.abs());
+                assert!(off <= 1e-11, "{zero:?} {name} of step {step}: {value} and {due:?}");
+            }
+        }
+    }
+}
