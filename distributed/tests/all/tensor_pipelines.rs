@@ -9,7 +9,7 @@ use distributed::{
     pipeline::{GptStage, MicroBatches, PipelineModel, ScheduleKind},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
-    zero::ZeroStage,
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{
     Gpt, Init,
@@ -71,6 +71,31 @@ fn every_strategy_trains_stages_that_are_cut() {
             let mut staged = StagedCase::new(2, ScheduleKind::Zbv, 2, how);
             (staged.case.sequence, staged.case.model.tied_head) = (sequence, true);
             same(&staged, EIGHT);
+        }
+    }
+}
+
+#[test]
+fn options_of_zero_change_nothing_in_stages() {
+    let adjusted: [fn(&mut ZeroOptions); 3] = [
+        |zero| zero.reduce_once = true,
+        |zero| zero.gathered_until_backward = true,
+        |zero| (zero.whole_up_to, zero.reduce_once, zero.gathered_until_backward) = (100, true, true),
+    ];
+    for (adjust, kind, v) in [
+        (adjusted[0], ScheduleKind::OneFOneB, 1),
+        (adjusted[0], ScheduleKind::ZbH1, 1),
+        (adjusted[1], ScheduleKind::OneFOneB, 1),
+        (adjusted[1], ScheduleKind::Zbv, 2),
+        (adjusted[2], ScheduleKind::Interleaved, 2),
+    ] {
+        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+            let mut staged = StagedCase { adjust, ..StagedCase::new(2, kind, v, How::Zero(stage)) };
+            (staged.case.accumulation, staged.micros, staged.case.model.tied_head) = (2, 2, true);
+            if kind == ScheduleKind::Zbv {
+                (staged.case.accumulation, staged.micros) = (1, 4);
+            }
+            same(&staged, SHARDED);
         }
     }
 }
