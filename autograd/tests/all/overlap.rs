@@ -97,6 +97,15 @@ impl Model {
         self.twice(&y)?.linear(last, None)?.square()?.sum(&[], false)
     }
 
+    /// A loss in which `q` is read before its layer, between that and its sender, and after: three gradients, whose order counts.
+    fn loss_of_shared(&self) -> Result<Var<Cpu>> {
+        let [first, q, k, bias, last] = &self.weights[..] else { unreachable!("five weights") };
+        let h = self.twice(&self.x.linear(first, None)?.tanh()?)?;
+        let between = q.mul(k)?;
+        let y = h.linear(q, Some(bias))?.linear(&between, None)?.linear(q, None)?;
+        y.linear(last, None)?.square()?.sum(&[], false)
+    }
+
     fn gradients(&self, gradients: &Gradients<Cpu>) -> Vec<Vec<f64>> {
         std::iter::once(&self.x).chain(&self.weights).map(|v| grad_of(gradients, v)).collect()
     }
@@ -127,6 +136,10 @@ fn no_bit_of_a_gradient_changes() {
     let (b, events) = plain.backward(&plain.loss().unwrap());
     assert_eq!(a, b);
     assert!(!events.contains(&"sent".to_string()));
+    let (a, events) = sending.backward(&sending.loss_of_shared().unwrap());
+    let (b, _) = plain.backward(&plain.loss_of_shared().unwrap());
+    assert_eq!(a, b, "gradients of one leaf are added in one order");
+    assert_eq!(events, ["last", "bias", "q", "k", "sent", "arrived", "x", "first"]);
 }
 
 #[test]

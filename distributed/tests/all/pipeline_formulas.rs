@@ -140,6 +140,32 @@ fn zb_h2() {
 }
 
 #[test]
+fn interleaved_zero_bubble() {
+    for size @ (v, m, p) in GRID.into_iter().filter(|&(_, m, p)| m >= p) {
+        for (f, i, w) in COSTS {
+            // A stage takes f, i, w; a rank's whole passes take v times that.
+            let costs = Costs::uniform(f, i, w);
+            let reports = ranks(ScheduleKind::InterleavedZeroBubble, size, &costs);
+            expect("InterleavedZeroBubble", size, &costs, idle(&reports), (p as u64 - 1) * (f + i - w));
+            let g = m / (m / p).max(1);
+            assert_eq!(peaks(&reports), vec![(v - 1) * g + p; p], "(v, m, p) = {size:?}");
+        }
+    }
+}
+
+#[test]
+fn one_stage_on_each_rank_is_zb_h1() {
+    for (m, p) in [(4, 4), (8, 4), (5, 5), (6, 2)] {
+        let [many, one] = [ScheduleKind::InterleavedZeroBubble, ScheduleKind::ZbH1]
+            .map(|kind| kind.generate(shape(p, 1, m)).unwrap());
+        for costs in COSTS.map(|(f, i, w)| Costs::uniform(f, i, w)) {
+            let of = |schedule: &Schedule| schedule.simulate(&costs, SendMode::Overlapped).unwrap().makespan();
+            assert_eq!(of(&many), of(&one));
+        }
+    }
+}
+
+#[test]
 fn zbv() {
     for size @ (_, _, p) in sizes(2).filter(|&(_, m, p)| m >= 2 * p - 1) {
         let reports = ranks(ScheduleKind::Zbv, size, &Costs::default());

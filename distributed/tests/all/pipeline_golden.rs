@@ -3,13 +3,14 @@
 use crate::pipeline_common::shape;
 use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind};
 
-const GOLDEN: [(ScheduleKind, (usize, usize, usize), &str); 8] = [
+const GOLDEN: [(ScheduleKind, (usize, usize, usize), &str); 9] = [
     (ScheduleKind::GPipe, (1, 4, 4), include_str!("schedules/gpipe_p4_m4.csv")),
     (ScheduleKind::OneFOneB, (1, 6, 4), include_str!("schedules/1f1b_p4_m6.csv")),
     (ScheduleKind::Interleaved, (2, 4, 2), include_str!("schedules/interleaved_p2_v2_m4.csv")),
     (ScheduleKind::LoopedBfs, (2, 4, 2), include_str!("schedules/looped_bfs_p2_v2_m4.csv")),
     (ScheduleKind::ZbH1, (1, 8, 4), include_str!("schedules/zb_h1_p4_m8.csv")),
     (ScheduleKind::ZbH2, (1, 8, 4), include_str!("schedules/zb_h2_p4_m8.csv")),
+    (ScheduleKind::InterleavedZeroBubble, (2, 4, 2), include_str!("schedules/interleaved_zero_bubble_p2_v2_m4.csv")),
     (ScheduleKind::Zbv, (2, 7, 4), include_str!("schedules/zbv_p4_m7.csv")),
     (ScheduleKind::DualPipeV, (2, 10, 4), include_str!("schedules/dualpipe_v_p4_m10.csv")),
 ];

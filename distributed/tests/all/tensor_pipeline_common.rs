@@ -8,6 +8,7 @@ use distributed::{
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
     train::{Loss, StageStrategy, TrainStep, TrainingConfig, TrainingMetrics},
+    zero::ZeroOptions,
 };
 use nn::{Gpt, Init, ModuleExt};
 use numcore::Result;
@@ -29,6 +30,8 @@ pub struct StagedCase {
     pub v: usize,
     pub micros: usize,
     pub how: How,
+    /// What is asked of ZeRO beside its stage.
+    pub adjust: fn(&mut ZeroOptions),
 }
 
 impl StagedCase {
@@ -36,7 +39,7 @@ impl StagedCase {
     pub fn new(t: usize, kind: ScheduleKind, v: usize, how: How) -> Self {
         let mut case = TensorCase { sequences: 8, ..TensorCase::new(t) };
         case.model.layers = 2 * v;
-        StagedCase { case, kind, v, micros: 4, how }
+        StagedCase { case, kind, v, micros: 4, how, adjust: |_| () }
     }
 
     /// This rank's stages. A head that is tied has its logits cut, or gathered.
@@ -70,7 +73,8 @@ impl StagedCase {
                 let trace = self.steps(&mut step, mesh)?;
                 with_pieces(trace, &step)
             }
-            Some(zero) => {
+            Some(mut zero) => {
+                (self.adjust)(&mut zero);
                 let mut step = builder.zero(zero).build()?;
                 let trace = self.steps(&mut step, mesh)?;
                 let _all = step.gather_full_params()?;

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use autograd::{RandomState, manual_seed, random_state};
 use distributed::{
     checkpoint::Folder,
     comm::{Communicator, Ranks},
@@ -9,7 +10,7 @@ use distributed::{
     pipeline::{GptStage, MicroBatches, PipelineModel, ScheduleKind},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
-    zero::ZeroStage,
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{
     Gpt, Init,
@@ -71,6 +72,31 @@ fn every_strategy_trains_stages_that_are_cut() {
             let mut staged = StagedCase::new(2, ScheduleKind::Zbv, 2, how);
             (staged.case.sequence, staged.case.model.tied_head) = (sequence, true);
             same(&staged, EIGHT);
+        }
+    }
+}
+
+#[test]
+fn options_of_zero_change_nothing_in_stages() {
+    let adjusted: [fn(&mut ZeroOptions); 3] = [
+        |zero| zero.reduce_once = true,
+        |zero| zero.gathered_until_backward = true,
+        |zero| (zero.whole_up_to, zero.reduce_once, zero.gathered_until_backward) = (100, true, true),
+    ];
+    for (adjust, kind, v) in [
+        (adjusted[0], ScheduleKind::OneFOneB, 1),
+        (adjusted[0], ScheduleKind::ZbH1, 1),
+        (adjusted[1], ScheduleKind::OneFOneB, 1),
+        (adjusted[1], ScheduleKind::Zbv, 2),
+        (adjusted[2], ScheduleKind::Interleaved, 2),
+    ] {
+        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+            let mut staged = StagedCase { adjust, ..StagedCase::new(2, kind, v, How::Zero(stage)) };
+            (staged.case.accumulation, staged.micros, staged.case.model.tied_head) = (2, 2, true);
+            if kind == ScheduleKind::Zbv {
+                (staged.case.accumulation, staged.micros) = (1, 4);
+            }
+            same(&staged, SHARDED);
         }
     }
 }
@@ -261,4 +287,31 @@ fn checkpoints_pass_between_pipelines_and_any_other_cut_to_the_bit() {
         go_on_staged(&staged(next), next.0, Some(&saved.0), &again.0);
         same(&again, &next);
     }
+}
+
+#[test]
+fn ranks_along_tensor_go_on_with_one_random_state() {
+    let (scratch, staged) =
+        (Scratch::new("random-states"), StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas));
+    let folder = scratch.folder();
+    // Saved by ranks of which each has a seed of its own.
+    let saved = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 4)])?)?;
+        let model = staged.case.build(&mesh)?;
+        let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw()).build()?;
+        manual_seed(10 + comm.rank() as u64);
+        staged.case.step(&mut step, &model, &comm, 0)?;
+        step.save(&folder, &BTreeMap::new())
+    });
+    saved.unwrap();
+    let states = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of(FOUR.to_vec())?)?;
+        let mut step = TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(adamw()).build()?;
+        assert!(step.load(&folder)?.is_some());
+        let RandomState { seed, drawn, .. } = random_state();
+        Ok((seed, drawn))
+    });
+    let states = states.unwrap();
+    assert!(states[0] == states[1] && states[2] == states[3], "{states:?}");
+    assert!(states.iter().all(|(seed, _)| *seed >= 10), "{states:?}");
 }

@@ -44,7 +44,7 @@ struct Options {
     /// What is sharded over the replicas: 0 nothing, 1 state, 2 gradients, 3 parameters too.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     zero: u8,
-    /// GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZB-H1, ZB-H2, ZBV or DualPipeV.
+    /// GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZB-H1, ZB-H2, InterleavedZeroBubble, ZBV or DualPipeV.
     #[arg(long, default_value = "1F1B")]
     schedule: ScheduleKind,
     /// Micro-batches in a step.
@@ -102,7 +102,7 @@ fn run(options: &Options) -> Outcome<()> {
 fn schedule(options: &Options) -> Result<Checked> {
     let stages_per_rank = match options.schedule {
         ScheduleKind::GPipe | ScheduleKind::OneFOneB | ScheduleKind::ZbH1 | ScheduleKind::ZbH2 => 1,
-        ScheduleKind::Interleaved | ScheduleKind::LoopedBfs | ScheduleKind::Zbv | ScheduleKind::DualPipeV => 2,
+        _ => 2,
     };
     let shape = PipeShape { ranks: options.ranks, stages_per_rank, micro_batches: options.micro_batches };
     let lowering = Lowering { sharded: options.zero == 3, ..Lowering::default() };

@@ -2,7 +2,7 @@
 //! strategy.
 //!
 //! `ranks [ROUNDS] [--link LATENCY_US,GB_PER_S]`: rounds alternate between the cases; the median is printed, with its
-//! ratio to one rank of one thread that computes the same per rank. With a link, ranks have its latency and bandwidth.
+//! ratio to one rank of one thread that computes the same per rank; a loss that is not that of one rank is an error. With a link, ranks have its latency and bandwidth.
 //! Each strategy is then shown bucket by bucket or unit by unit, and also with a single bucket or unit, which overlaps
 //! little communication. With `--processes`, in a build with the feature
 //! `mpi` and under `mpirun -n 2`, ranks that are processes are shown next to threads.
@@ -26,13 +26,18 @@ use weftgrad::{
 
 const ALL_REDUCE: usize = 64 << 20;
 
-const CASES: [Case; 6] = [
+/// How far the losses of cases with equal batches may be apart: all compute the same steps in `f32`.
+const APART: f64 = 1e-3;
+
+const CASES: [Case; 8] = [
     Case::one("1 rank × 1 thread", 1),
     Case::one("1 rank × 2 threads", 2),
     Case::two("ddp, 2 ranks", BUCKETS),
     Case::two("zero 1, 2 ranks", Way::Zero(ZeroStage::State, UnitOf::layers)),
     Case::two("zero 2, 2 ranks", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
     Case::two("zero 3, 2 ranks", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
+    Case::two("tensor, 2 ranks", Way::Tensor { sequence: false }),
+    Case::two("sequence, 2 ranks", Way::Tensor { sequence: true }),
 ];
 
 /// What is measured.
@@ -85,6 +90,13 @@ fn run(n: usize) -> Result<()> {
     println!("all-reduce of 64 MiB between two threads: {:.1} GB/s (median of {n})\n", moved[n / 2] / 1e9);
     let all = rounds(&CASES, n, None)?;
     println!("{:20} {:>12} {:>14} {:>12} {:>12} {:>9}", "", "ms a step", "per rank", "exposed ms", "peak MiB", "loss");
+    for (case, measured) in CASES.iter().zip(&all).skip(2) {
+        let (loss, alone) = (measured[n / 2].loss, all[1][n / 2].loss);
+        if (loss - alone).abs() > APART * alone {
+            let why = format!("{} has the loss {loss}, one rank with the same batch {alone}", case.name);
+            return Err(weftgrad::Error::argument("ranks", why));
+        }
+    }
     let one = CASES[0].rate(all[0][n / 2].step);
     for (case, measured) in CASES.iter().zip(&all) {
         let m = &measured[n / 2];

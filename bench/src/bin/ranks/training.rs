@@ -11,10 +11,12 @@ use weftgrad::{
     distributed::{
         buckets::{BucketLimits, BucketOptions},
         comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, SlowCommunicator, Traffic},
+        mesh::{AsMesh, Mesh},
+        plan::{Axis, ParallelPlan},
         train::{Loss, Strategy, TrainStep},
         zero::{UnitOf, ZeroOptions, ZeroStage},
     },
-    nn::{Gpt, GptConfig, Init},
+    nn::{Gpt, GptConfig, Init, parallel::VocabularyLoss},
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
@@ -35,13 +37,15 @@ pub(crate) struct Case {
     pub(crate) way: Way,
 }
 
-/// The strategy of data parallelism.
+/// How the work is spread over ranks.
 #[derive(Clone)]
 pub(crate) enum Way {
     /// Gradients, in buckets of these sizes, or of those that follow from the model.
     Ddp(Option<BucketLimits>),
     /// What ZeRO shards, in units.
     Zero(ZeroStage, fn() -> UnitOf),
+    /// Layers cut over all ranks, which see the same examples; the sequence between them, if asked for.
+    Tensor { sequence: bool },
 }
 
 /// Buckets as they are without asking.
@@ -107,13 +111,22 @@ pub(crate) fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<M
     let counted = Arc::new(CountingCommunicator::new(comm));
     let comm: Comm<Cpu> = counted.clone();
     let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig::default())?;
-    let step = TrainStep::builder(&comm, &model).optimizer(ParamGroups::decay_matrices(AdamWConfig::default()));
+    let mesh = match case.way {
+        Way::Tensor { sequence } => {
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, case.ranks)])?)?;
+            mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan().sequence_parallel(sequence))?;
+            mesh
+        }
+        _ => comm.as_mesh(),
+    };
+    let step = TrainStep::builder(&mesh, &model).optimizer(ParamGroups::decay_matrices(AdamWConfig::default()));
     match &case.way {
         Way::Ddp(limits) => {
             let options = BucketOptions { limits: limits.clone(), ..Default::default() };
             let mut trainer = step.buckets(options).build()?;
             steps(&mut trainer, &counted, link, &model, case)
         }
+        Way::Tensor { .. } => steps(&mut step.build()?, &counted, link, &model, case),
         Way::Zero(stage, units) => {
             let options = ZeroOptions { stage: *stage, units: units(), ..Default::default() };
             let mut trainer = step.zero(options).build()?;
@@ -130,13 +143,14 @@ fn steps<S: Strategy<Cpu>>(
     model: &Gpt<Cpu>,
     case: &Case,
 ) -> Result<Measured> {
-    let (rt, own) = (counted.runtime(), case.batch / case.ranks);
-    let first = counted.rank() * own * (BATCH[1] + 1);
+    let (rt, sharing) = (counted.runtime(), trainer.strategy().comm());
+    let own = case.batch / sharing.size();
+    let first = sharing.rank() * own * (BATCH[1] + 1);
     let text: Vec<i64> = (0..own * (BATCH[1] + 1)).map(|i| ((first + i) * 7919 % 256) as i64).collect();
     let text = Tensor::from_slice(rt, [own, BATCH[1] + 1], &text)?;
     let x = Var::new(text.narrow(1, 0, BATCH[1])?.contiguous()?);
-    let y = Var::new(text.narrow(1, 1, BATCH[1])?.reshape([own * BATCH[1]])?);
-    let loss = |_| Ok(Loss::mean(model.forward(&x)?.flatten(0, 1)?.cross_entropy(&y)?));
+    let y = Var::new(text.narrow(1, 1, BATCH[1])?.contiguous()?);
+    let loss = |_| Ok(Loss::mean(model.next_token_loss(&x, &y, &VocabularyLoss::default())?));
     for _ in 0..WARM_UP {
         trainer.step(loss)?.loss()?;
     }

@@ -8,25 +8,64 @@ use super::{Generator, Need, RowBuilder, Size, StageLayout};
 use crate::pipeline::action::Pass;
 
 /// With fewer micro-batches than ranks it would run, but idle for longer than its formula: (v, m, p) = (2, 3, 4) for 6, not 4.5.
-const FILLED: Need = ("m ≥ p", |size| size.m >= size.p);
-const EVEN_ROUNDS: Need = ("m % max(1, ⌊m/p⌋) = 0", |size| size.m % rounds(size) == 0);
+pub(super) const FILLED: Need = ("m ≥ p", |size| size.m >= size.p);
+pub(super) const EVEN_ROUNDS: Need = ("m % max(1, ⌊m/p⌋) = 0", |size| size.m % rounds(size) == 0);
 
-pub(super) const GENERATOR: Generator = Generator { shape: StageLayout::Loop, needs: &[FILLED, EVEN_ROUNDS], row };
+pub(super) const GENERATOR: Generator = Generator {
+    shape: StageLayout::Loop,
+    needs: &[FILLED, EVEN_ROUNDS],
+    row: |size, r, row| {
+        let order = InterleavedOrder::new(size);
+        order.row(order.before_last_stage() + 2 * (size.p - 1 - r), row, |row, stage, micro| {
+            row.pass(stage, Pass::B, micro)
+        })
+    },
+};
 
 fn rounds(size: Size) -> usize {
     (size.m / size.p).max(1)
 }
 
-fn row(size: Size, r: usize, row: RowBuilder) -> RowBuilder {
-    let Size { p, v, m } = size;
-    let g = m / rounds(size);
-    // The k-th pass of a rank: which of its stages, and which micro-batch.
-    let chunk = |k: usize| k / g % v;
-    let micro = |k: usize| k / (g * v) * g + k % g;
-    let f = |row: RowBuilder, k: usize| row.pass(chunk(k), Pass::F, micro(k));
-    let b = |row: RowBuilder, k: usize| row.pass(v - 1 - chunk(k), Pass::B, micro(k));
-    let (total, ahead) = (v * m, ((v - 1) * g + 2 * (p - 1 - r)).min(v * m));
-    let row = (0..ahead).fold(row, f);
-    let row = (ahead..total).fold(row, |row, k| b(f(row, k), k - ahead));
-    (total - ahead..total).fold(row, b)
+/// Which stage and micro-batch each pass of a rank is of.
+pub(super) struct InterleavedOrder {
+    size: Size,
+    /// Micro-batches in a round.
+    g: usize,
+}
+
+impl InterleavedOrder {
+    pub(super) fn new(size: Size) -> Self {
+        InterleavedOrder { size, g: size.m / rounds(size) }
+    }
+
+    /// How many forwards a rank has before the first through its last stage.
+    pub(super) fn before_last_stage(&self) -> usize {
+        (self.size.v - 1) * self.g
+    }
+
+    /// `ahead` forwards, then a forward and a backward in turn, then backwards.
+    pub(super) fn row(
+        &self,
+        ahead: usize,
+        row: RowBuilder,
+        backward: impl Fn(RowBuilder, usize, usize) -> RowBuilder,
+    ) -> RowBuilder {
+        let total = self.size.v * self.size.m;
+        let ahead = ahead.min(total);
+        let f = |row: RowBuilder, k: usize| row.pass(self.chunk(k), Pass::F, self.micro(k));
+        let b = |row: RowBuilder, k: usize| backward(row, self.size.v - 1 - self.chunk(k), self.micro(k));
+        let row = (0..ahead).fold(row, f);
+        let row = (ahead..total).fold(row, |row, k| b(f(row, k), k - ahead));
+        (total - ahead..total).fold(row, b)
+    }
+
+    /// The `k`-th pass of a rank is of this of its stages,
+    fn chunk(&self, k: usize) -> usize {
+        k / self.g % self.size.v
+    }
+
+    /// and of this micro-batch.
+    fn micro(&self, k: usize) -> usize {
+        k / (self.g * self.size.v) * self.g + k % self.g
+    }
 }

@@ -6,6 +6,7 @@ mod dualpipe_v;
 mod forward_only;
 mod gpipe;
 mod interleaved;
+mod interleaved_zero_bubble;
 mod looped_bfs;
 mod one_f_one_b;
 mod row;
@@ -60,6 +61,9 @@ kinds! {
     ZbH1 = "ZB-H1" | "ZBH1", zb_h1::GENERATOR;
     /// Zero bubble with twice that memory (Qi 2023).
     ZbH2 = "ZB-H2" | "ZBH2", zb_h2::GENERATOR;
+    /// Zero bubble within the memory of 1F1B, over several stages per rank.
+    #[doc(alias("ScheduleInterleavedZeroBubble"))]
+    InterleavedZeroBubble = "InterleavedZeroBubble" | "InterleavedZB", interleaved_zero_bubble::GENERATOR;
     /// Zero bubble on a fold of two stages per rank (Qi 2024).
     #[doc(alias("ScheduleZBVZeroBubble"))]
     Zbv = "ZBV" | "ZBVZeroBubble", zbv::GENERATOR;

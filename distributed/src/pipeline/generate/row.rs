@@ -77,6 +77,12 @@ impl RowBuilder {
         self.push(Compute { stage, pass, micro })
     }
 
+    /// The I of such a micro-batch, whose W is deferred.
+    pub fn i_of(mut self, chunk: usize, micro: usize) -> Self {
+        self.deferred.push_back(Compute { stage: self.stages[chunk], pass: Pass::W, micro });
+        self.pass(chunk, Pass::I, micro)
+    }
+
     /// `step` as often as told.
     pub fn repeat(self, times: usize, step: impl Fn(Self) -> Self) -> Self {
         (0..times).fold(self, |row, _| step(row))
