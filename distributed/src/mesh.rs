@@ -2,13 +2,17 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use nn::{Module, ModuleExt, parallel::TensorPlan};
+use nn::{
+    Module, ModuleExt,
+    parallel::{TensorPlan, cut_sequences},
+};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 use crate::{
     agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, NoOpCommunicator},
+    context_parallel::{ContextExchange, ContextRanks},
     plan::{Axis, ParallelPlan},
     tensor_parallel::TensorRanks,
 };
@@ -21,6 +25,7 @@ pub struct Mesh<R: Runtime> {
     world: Comm<R>,
     axes: Vec<Comm<R>>,
     batch: Comm<R>,
+    gradients: Comm<R>,
     /// Groups along several axes, made when they are first asked for.
     products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
     is_communicator: bool,
@@ -37,7 +42,12 @@ impl<R: Runtime> Mesh<R> {
         world.agree("the parallel plan", plan.to_string().as_bytes())?;
         let axes = Axis::ALL.iter().map(|&a| split(world, &plan, &[a])).collect::<Result<_>>()?;
         let batch = split(world, &plan, &[Axis::Data, Axis::Shard])?;
-        Ok(Mesh { plan, world: world.clone(), axes, batch, products: Arc::default(), is_communicator: false })
+        let gradients = match plan.size(Axis::Context) {
+            1 => batch.clone(),
+            _ => split(world, &plan, &[Axis::Data, Axis::Shard, Axis::Context])?,
+        };
+        let (world, products) = (world.clone(), Arc::default());
+        Ok(Mesh { plan, world, axes, batch, gradients, products, is_communicator: false })
     }
 
     /// A communicator as a mesh of one axis, [`Axis::Data`]. Nothing is exchanged.
@@ -45,7 +55,8 @@ impl<R: Runtime> Mesh<R> {
         let alone: Comm<R> = Arc::new(NoOpCommunicator::new(comm.runtime()));
         let axes = Axis::ALL.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() });
         let (plan, axes) = (ParallelPlan::along(Axis::Data, comm.size()), axes.to_vec());
-        Mesh { plan, world: comm.clone(), axes, batch: comm.clone(), products: Arc::default(), is_communicator: true }
+        let [world, batch, gradients] = [comm, comm, comm].map(Comm::clone);
+        Mesh { plan, world, axes, batch, gradients, products: Arc::default(), is_communicator: true }
     }
 
     /// The arrangement.
@@ -99,11 +110,31 @@ impl<R: Runtime> Mesh<R> {
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
         let comm = self.axis(Axis::Tensor);
         if comm.size() > 1 {
-            let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
-            let model: String = model.named_parameters().into_iter().map(line).collect();
+            let model = described_parameters(model);
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
         plan.apply(model, &TensorRanks::group(comm)).map_err(|error| error.on_rank(self.world.world_rank()))
+    }
+
+    /// Cuts the sequences of a model over the ranks along the context axis: each computes on its part of the tokens, with all of the
+    /// parameters, and attention sees the keys of all ranks by `exchange`. The model is given whole sequences, as on one rank, and its loss
+    /// stands for them. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`] says.
+    #[track_caller]
+    pub fn context_parallel(
+        &self,
+        model: &(impl Module<R> + ?Sized),
+        exchange: ContextExchange,
+    ) -> Result<()> {
+        let comm = self.axis(Axis::Context);
+        if comm.size() > 1 {
+            let model = described_parameters(model);
+            agree_on_lines(comm, "the model and its context exchange", &format!("{exchange:?}\n{model}"))?;
+        }
+        let cut = cut_sequences(model, &ContextRanks::group(comm, exchange));
+        cut.map_err(|error| error.on_rank(self.world.world_rank()))
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.
@@ -111,10 +142,21 @@ impl<R: Runtime> Mesh<R> {
         &self.batch
     }
 
+    /// The ranks over which gradients and losses are summed: those along data, shard and context.
+    pub fn gradients(&self) -> &Comm<R> {
+        &self.gradients
+    }
+
     /// Whether nobody has planned it: it is a communicator, so a pipeline may lay its replicas over it.
     pub(crate) fn is_communicator(&self) -> bool {
         self.is_communicator
     }
+}
+
+/// A model in a line for each parameter.
+fn described_parameters<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> String {
+    let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
+    model.named_parameters().into_iter().map(line).collect()
 }
 
 #[track_caller]

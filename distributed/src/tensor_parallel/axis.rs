@@ -6,7 +6,10 @@ use std::{
 };
 
 use autograd::{Leaf, random_state};
-use nn::{Buffer, Module, ModuleExt, parallel::Placed};
+use nn::{
+    Buffer, Module, ModuleExt,
+    parallel::{Placed, context_ranks},
+};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
 use crate::{
@@ -36,11 +39,8 @@ impl<R: Runtime> TensorAxis<R> {
     /// draw the same random values.
     #[track_caller]
     pub(crate) fn new(mesh: &Mesh<R>, label: &Label, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
-        let (size, context) = (mesh.plan().size(Axis::Tensor), mesh.plan().size(Axis::Context));
-        if context > 1 {
-            let why = format!("the mesh has {context} ranks along context, and no layer cuts sequences over them");
-            return Err(Error::config("a training step", "mesh", why));
-        }
+        check_context(mesh, model)?;
+        let size = mesh.plan().size(Axis::Tensor);
         let mut placed = HashMap::new();
         for (name, p) in model.named_parameters() {
             let over = p.placed().map_or(1, |placed| placed.group().size());
@@ -56,10 +56,10 @@ impl<R: Runtime> TensorAxis<R> {
         }
         let label = label.clone();
         if size == 1 {
-            let everyone = label.over(mesh.batch());
+            let everyone = label.over(mesh.gradients());
             return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label });
         }
-        let everyone = label.over(&mesh.group(&[Axis::Data, Axis::Shard, Axis::Tensor])?);
+        let everyone = label.over(&mesh.group(&[Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor])?);
         let ranks = label.over(mesh.axis(Axis::Tensor));
         let mut replicas = BTreeMap::new();
         for count in placed.values().map(|p| p.replicas()).filter(|&count| count > 1) {
@@ -164,4 +164,22 @@ impl<R: Runtime> TensorAxis<R> {
             None => Ok(own),
         }
     }
+}
+
+/// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the same random values.
+#[track_caller]
+fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
+    let (ranks, over) = (mesh.axis(Axis::Context), context_ranks(model));
+    if over != ranks.size() {
+        let why = format!(
+            "the sequences of the model are cut over {over} ranks, and the mesh has {} along context: cut them by \
+             `Mesh::context_parallel` of the mesh that it is trained over",
+            ranks.size()
+        );
+        return Err(Error::config("a training step", "mesh", why).on_rank(mesh.world().world_rank()));
+    }
+    if over == 1 {
+        return Ok(());
+    }
+    ranks.agree("the random state, which ranks along context share,", format!("{:?}", random_state()).as_bytes())
 }
