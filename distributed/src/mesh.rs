@@ -123,11 +123,7 @@ impl<R: Runtime> Mesh<R> {
     /// # Errors
     /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`] says.
     #[track_caller]
-    pub fn context_parallel(
-        &self,
-        model: &(impl Module<R> + ?Sized),
-        exchange: ContextExchange,
-    ) -> Result<()> {
+    pub fn context_parallel(&self, model: &(impl Module<R> + ?Sized), exchange: ContextExchange) -> Result<()> {
         let comm = self.axis(Axis::Context);
         if comm.size() > 1 {
             let model = described_parameters(model);

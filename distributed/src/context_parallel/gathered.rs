@@ -57,7 +57,9 @@ impl<R: Runtime> GatheredAttention<R> {
     }
 
     fn mask(&self, seen: &KeysSeen, like: &Tensor<R>) -> Result<Option<Tensor<R>>> {
-        let of = |segments| segment_mask(segments, &seen.queries, &SequencePart::of(self.order.tokens(), [seen.keys.clone()]), like);
+        let of = |segments| {
+            segment_mask(segments, &seen.queries, &SequencePart::of(self.order.tokens(), [seen.keys.clone()]), like)
+        };
         self.segments.as_ref().map(of).transpose()
     }
 
@@ -140,7 +142,8 @@ pub(super) fn stacked<T: Apply>(parts: &[T]) -> Result<T> {
 
 /// The sum of values `[B, G, n, D]` of ranges of a sequence, over all of the sequence.
 fn added<R: Runtime>(parts: &[(Range<usize>, Var<R>)], tokens: usize) -> Result<Var<R>> {
-    let mut edges: Vec<usize> = parts.iter().flat_map(|(range, _)| [range.start, range.end]).chain([0, tokens]).collect();
+    let mut edges: Vec<usize> =
+        parts.iter().flat_map(|(range, _)| [range.start, range.end]).chain([0, tokens]).collect();
     edges.sort_unstable();
     edges.dedup();
     let piece = |ends: &[usize]| {

@@ -1,10 +1,7 @@
 //! Masks of packed documents: tokens see none of another.
 
 use nn::parallel::{SequencePart, same_segment};
-use numcore::{
-    Result, Runtime, Tensor,
-    ops::PointwiseOps,
-};
+use numcore::{Result, Runtime, Tensor, ops::PointwiseOps};
 
 /// What is added to the scores of some queries with some keys, `[B, 1, n, m]`, of the dtype of `like`: 0 where both are of one document, −∞
 /// where they are not. `segments`, `[B, T]`, has the document of each token of the whole sequence.

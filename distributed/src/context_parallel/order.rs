@@ -90,7 +90,10 @@ mod tests {
             assert_eq!(seen, vec![1; 6 * ranks]);
         }
         let error = ZigZag::of(10, 0, 2).unwrap_err().to_string();
-        assert!(error.contains("10 tokens") && error.contains("2 ranks") && error.contains("pad them to 12"), "{error}");
+        assert!(
+            error.contains("10 tokens") && error.contains("2 ranks") && error.contains("pad them to 12"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -35,7 +35,8 @@ impl<R: Runtime> ContextRanks<R> {
     fn order_of(&self, [q, k, v]: [Shape; 3]) -> Result<ZigZag> {
         let fits = [q, k, v].iter().all(|shape| shape.rank() == 4) && q[2] == k[2] && k[2] == v[2];
         if !fits {
-            let why = "needs q [B, H, T, D], k and v [B, G, T, D], of the same part of a sequence that is cut over ranks";
+            let why =
+                "needs q [B, H, T, D], k and v [B, G, T, D], of the same part of a sequence that is cut over ranks";
             return Err(Error::shape("attention", &[q, k, v], why).on_rank(self.comm.world_rank()));
         }
         self.order(q[2] * self.comm.size())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::{Function, Var, apply_function};
 use numcore::{
     Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Apply, Backprop, Bits, Saves, ViewOps},
+    ops::{Backprop, Bits, Saves, ViewOps},
 };
 
 use super::order::ZigZag;

@@ -30,7 +30,8 @@ impl<R: Runtime> Ddp<R> {
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         if context_ranks(model) > 1 {
-            let why = "has its sequences cut over ranks, which read the same examples: train it by `TrainStep::builder`";
+            let why =
+                "has its sequences cut over ranks, which read the same examples: train it by `TrainStep::builder`";
             return Err(Error::state("the model", why).on_rank(comm.world_rank()));
         }
         if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| p.placed().is_some()) {

@@ -123,7 +123,7 @@ pub(super) struct ShardGroups<R: Runtime> {
 impl<R: Runtime> ShardGroups<R> {
     /// The ranks of a mesh: shards along its shard and context axes and replicas along data, or, where it has no shard axis, shards along data
     /// and context.
-    pub(super) fn of_mesh(mesh: &Mesh<R>) -> Result<Self> {
+    pub(super) fn of_mesh(mesh: &Mesh<R>) -> numcore::Result<Self> {
         let (all, label) = (mesh.gradients(), Label::next(mesh.gradients()));
         let (shard, replicas) = match (mesh.plan().size(Axis::Shard), mesh.plan().size(Axis::Data)) {
             (1, _) | (_, 1) => (all.clone(), None),

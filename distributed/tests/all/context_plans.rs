@@ -13,8 +13,7 @@ use distributed::{
 };
 use nn::{
     Activation, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig, GroupedQueryAttention,
-    GroupedQueryConfig, Init, Lstm, Module, MultiHeadAttention, RecurrentConfig,
-    parallel::ContextSlot,
+    GroupedQueryConfig, Init, Lstm, Module, MultiHeadAttention, RecurrentConfig, parallel::ContextSlot,
 };
 use numcore::{DType, Result, Runtime, Tensor, fused::SdpaOptions, ops::ViewOps};
 use optim::SgdConfig;
@@ -52,7 +51,8 @@ fn refused<M: Module<Cpu>>(make: impl Fn(&Init<Cpu>) -> Result<M> + Sync) -> Str
         let model = make(&Init::new(comm.runtime(), 0))?;
         over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)
     });
-    let mut errors: Vec<String> = outcomes.unwrap().into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    let mut errors: Vec<String> =
+        outcomes.unwrap().into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
     assert_eq!(errors.len(), 2);
     errors.remove(0)
 }

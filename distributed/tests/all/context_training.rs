@@ -138,7 +138,9 @@ fn logits_and_losses_of_rows_are_those_of_the_tokens_here() {
         let whole = part.take(&rows, 1).unwrap().to_vec::<f64>().unwrap();
         assert!(here.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-12) && here.len() == whole.len());
         let whole = part.take(&logits, 1).unwrap().to_vec::<f64>().unwrap();
-        assert!(logits_here.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-12) && logits_here.len() == whole.len());
+        assert!(
+            logits_here.iter().zip(&whole).all(|(a, b)| (a - b).abs() <= 1e-12) && logits_here.len() == whole.len()
+        );
     }
 }
 
@@ -148,7 +150,8 @@ fn a_step_weighs_what_one_rank_says() {
     let weights = Ranks::new(4).run(cpu, |comm| {
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Context, 2)])?)?;
         let model = case.build(&mesh)?;
-        let mut step = distributed::train::TrainStep::builder(&mesh, &model).optimizer(crate::common::adamw()).build()?;
+        let mut step =
+            distributed::train::TrainStep::builder(&mesh, &model).optimizer(crate::common::adamw()).build()?;
         case.step(&mut step, &model, mesh.batch(), 0)?.weight()
     });
     let tokens = (crate::tensor_common::SEQUENCES * case.model.context) as f64;

@@ -41,12 +41,7 @@ pub(super) struct Placement<R: Runtime> {
 
 impl<R: Runtime> Placement<R> {
     /// The placement of `tokens`, which may be cut over the ranks of `context`: positions are those of the tokens here.
-    pub fn of(
-        tokens: &Var<R>,
-        inputs: &DecoderInputs<'_, R>,
-        layers: usize,
-        context: &ContextSlot<R>,
-    ) -> Result<Self> {
+    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>, layers: usize, context: &ContextSlot<R>) -> Result<Self> {
         let shape = tokens.spec().shape;
         let &[b, t] = &shape[..] else {
             return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));

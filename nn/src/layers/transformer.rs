@@ -4,7 +4,7 @@ use autograd::{Var, recomputed};
 use numcore::{
     Result, Runtime, Within,
     fused::SdpaOptions,
-    ops::{Apply, PointwiseOps, ViewOps},
+    ops::{PointwiseOps, ViewOps},
 };
 
 use super::{

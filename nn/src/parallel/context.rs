@@ -6,7 +6,7 @@ use autograd::Var;
 use numcore::{
     DType, Error, Result, Runtime,
     fused::{NnOps, Reduction, SdpaOptions},
-    ops::{Apply, PointwiseOps, ReduceOps},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 use parking_lot::RwLock;
 
@@ -217,10 +217,7 @@ pub fn same_segment<T: Apply>(queries: &T, keys: &T) -> Result<T> {
 ///
 /// # Errors
 /// If nothing in the model cuts sequences, a layer needs the whole of them, or they are cut already. The model is as it was then.
-pub fn cut_sequences<R: Runtime>(
-    model: &(impl Module<R> + ?Sized),
-    group: &Arc<dyn ContextGroup<R>>,
-) -> Result<()> {
+pub fn cut_sequences<R: Runtime>(model: &(impl Module<R> + ?Sized), group: &Arc<dyn ContextGroup<R>>) -> Result<()> {
     let slots = context_slots(model);
     if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.0.role == ContextRole::Refuses) {
         let why = "looks at all tokens of a sequence, and does not know how to where sequences are cut over ranks";

@@ -17,7 +17,7 @@ pub struct SequencePart {
 impl SequencePart {
     /// All of a sequence of so many tokens.
     pub fn whole(tokens: usize) -> Self {
-        SequencePart::of(tokens, [0..tokens])
+        SequencePart::of(tokens, std::iter::once(0..tokens))
     }
 
     /// These ranges of a sequence of so many tokens, one after another. Ranges that meet are joined, empty ones left out.

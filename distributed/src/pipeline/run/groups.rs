@@ -52,7 +52,8 @@ impl<R: Runtime> PipelineGroups<R> {
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
         if let Some(axis) = [Axis::Context, Axis::Tensor].into_iter().find(|&axis| mesh.plan().size(axis) > 1) {
-            let why = format!("stages of a pipeline are not cut along {} yet, the mesh is {}", axis.name(), mesh.plan());
+            let why =
+                format!("stages of a pipeline are not cut along {} yet, the mesh is {}", axis.name(), mesh.plan());
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
