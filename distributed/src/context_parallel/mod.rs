@@ -20,7 +20,9 @@ mod gathered;
 mod masks;
 mod order;
 mod ranks;
+mod ring;
 mod sequence;
+mod ulysses;
 
 pub use ranks::ContextRanks;
 
@@ -30,9 +32,17 @@ pub use ranks::ContextRanks;
 /// | | elements forward | elements backward |
 /// |---|---|---|
 /// | `AllGather` | `(c − 1)/c · 2 · b·s·g·d` | twice as many: keys and values again, and their gradients |
+/// | `Ring` | as many | as many |
+/// | `Ulysses` | `(c − 1)/c² · b·s·d·(2a + 2g)` | as many as forward |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ContextExchange {
     /// Keys and values are gathered before attention, and again in backward (Llama 3). Cheap where there are few heads of keys and values.
     #[default]
     AllGather,
+    /// Keys and values travel from rank to rank, while attention over the last is computed (Liu et al. 2023): no rank has more than two parts of
+    /// them. Gradients cannot be differentiated again, and there are no sliding windows.
+    Ring,
+    /// Each rank has some heads of the whole sequence while attention is computed (Jacobs et al. 2023): ranks divide the heads of queries, and
+    /// divide those of keys and values or are divided by them.
+    Ulysses,
 }

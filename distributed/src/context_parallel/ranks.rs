@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use autograd::{Var, apply_function, autocast_dtype};
+use autograd::{Function, Var, apply_function, autocast_dtype};
 use nn::parallel::{ContextAttention, ContextGroup, SequencePart};
 use numcore::{
     Error, Result, Runtime, Shape,
@@ -10,7 +10,7 @@ use numcore::{
     ops::{Apply, PointwiseOps},
 };
 
-use super::{ContextExchange, gathered::GatheredAttention, order::ZigZag};
+use super::{ContextExchange, gathered::GatheredAttention, order::ZigZag, ring::RingAttention, ulysses::by_heads};
 use crate::comm::{Comm, Communicator};
 
 /// The ranks of a communicator, over which [`cut_sequences`](nn::parallel::cut_sequences) cuts the sequences of a model.
@@ -65,17 +65,23 @@ impl<R: Runtime> ContextGroup<R> for ContextRanks<R> {
             masked: segments.is_some(),
             ..Attention::new(scale.unwrap_or(1.0 / (shapes[0][3] as f64).sqrt()))
         };
-        let segments = segments.map(|segments| segments.value()).transpose()?;
-        if let Some(segments) = segments.as_ref().filter(|s| s.shape()[..] != [shapes[0][0], order.tokens()]) {
+        if let Some(segments) = segments.filter(|s| s.spec().shape[..] != [shapes[0][0], order.tokens()]) {
             let why = format!("segments must be [B, T] of all {} tokens of a sequence", order.tokens());
-            return Err(Error::shape("attention", &[*segments.shape()], why).on_rank(self.comm.world_rank()));
+            return Err(Error::shape("attention", &[segments.spec().shape], why).on_rank(self.comm.world_rank()));
         }
+        if self.exchange == ContextExchange::Ulysses {
+            return by_heads(&self.comm, order, [&q, &k, &v], (op, segments.cloned()), of);
+        }
+        let segments = segments.map(|segments| segments.value()).transpose()?;
         let (comm, of) = (self.comm.clone(), of.into());
-        match self.exchange {
-            ContextExchange::AllGather => {
-                let node = GatheredAttention { comm, order, op, segments, of };
-                Ok(apply_function(Arc::new(node), &[&q, &k, &v])?.remove(0))
+        let node: Arc<dyn Function<R>> = match self.exchange {
+            ContextExchange::Ring if window.is_some() => {
+                let why = "a ring of keys and values has no sliding windows: take `ContextExchange::AllGather`";
+                return Err(Error::argument("attention", why).on_rank(self.comm.world_rank()));
             }
-        }
+            ContextExchange::Ring => Arc::new(RingAttention { comm, order, op, segments, of }),
+            _ => Arc::new(GatheredAttention { comm, order, op, segments, of }),
+        };
+        Ok(apply_function(node, &[&q, &k, &v])?.remove(0))
     }
 }

@@ -137,7 +137,7 @@ impl ContextCase {
     }
 }
 
-const FORMS: [ContextExchange; 1] = [ContextExchange::AllGather];
+const FORMS: [ContextExchange; 3] = [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses];
 
 #[test]
 fn every_form_is_the_attention_of_one_rank() {

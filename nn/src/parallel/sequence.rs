@@ -113,7 +113,7 @@ mod tests {
             assert_eq!(slices, tokens(&part), "{n}");
             assert!((0..n).all(|k| part.slice(k, n).len() == 12 / n), "{n}");
         }
-        assert_eq!(SequencePart::whole(8).slice(1, 2), SequencePart::of(8, [4..8]));
+        assert_eq!(SequencePart::whole(8).slice(1, 2), SequencePart::of(8, std::iter::once(4..8)));
         assert!(SequencePart::whole(8).is_whole() && !part.is_whole() && SequencePart::whole(0).is_empty());
     }
 }
