@@ -164,10 +164,10 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values")).transpose()?;
             let step = self.step(j);
             let found = self.found(step, q, &both, depth)?;
-            for half in step.queries.0..step.queries.1 {
-                let at = ((half - step.queries.0) * self.order.chunk, self.order.chunk);
-                let own = Found { o: found.o.narrow(2, at.0, at.1)?, lse: found.lse.narrow(2, at.0, at.1)? };
-                halves[half] = Some(match halves[half].take() {
+            for (k, half) in halves[step.queries.0..step.queries.1].iter_mut().enumerate() {
+                let [o, lse] = [&found.o, &found.lse].map(|x| self.chunks(x, (k, k + 1)));
+                let own = Found { o: o?, lse: lse? };
+                *half = Some(match half.take() {
                     Some(before) => merged(&before, &own)?,
                     None => own,
                 });

@@ -156,22 +156,43 @@ fn every_form_is_the_attention_of_one_rank() {
 #[test]
 fn windows_caps_and_values_of_another_width() {
     for c in [2, 3, 4] {
-        let case = ContextCase::new(ContextExchange::AllGather, c);
-        for window in [0, 1, 3, 7, 100] {
-            ContextCase { window: Some(window), ..case }.same(c, false, 1e-12);
+        for exchange in [ContextExchange::AllGather, ContextExchange::Ulysses] {
+            let case = ContextCase::new(exchange, c);
+            for window in [0, 1, 3, 7, 100] {
+                ContextCase { window: Some(window), ..case }.same(c, false, 1e-12);
+            }
+            ContextCase { window: Some(5), segments: true, softcap: Some(1.5), ..case }.same(c, false, 1e-12);
         }
-        ContextCase { window: Some(5), segments: true, softcap: Some(1.5), ..case }.same(c, false, 1e-12);
-        ContextCase { sizes: [1, 4, 2, 6, 3], ..case }.same(c, false, 1e-12);
+        for exchange in FORMS {
+            let case = ContextCase::new(exchange, c);
+            ContextCase { segments: true, softcap: Some(1.5), ..case }.same(c, false, 1e-12);
+            ContextCase { sizes: [1, 4 * c, 2 * c, 6, 3], ..case }.same(c, false, 1e-12);
+        }
+    }
+}
+
+#[test]
+fn ranks_share_heads_of_keys_where_there_are_few() {
+    for (c, heads) in [(2, [2, 1]), (4, [4, 2]), (4, [8, 1]), (3, [6, 1])] {
+        for exchange in FORMS {
+            let case = ContextCase::new(exchange, c);
+            ContextCase { sizes: [2, heads[0], heads[1], 4, 4], ..case }.same(c, false, 1e-12);
+        }
     }
 }
 
 #[test]
 fn gradients_of_gradients_are_those_of_one_rank() {
     for c in [2, 3] {
-        for (causal, segments) in [(true, false), (false, true)] {
-            ContextCase { causal, segments, ..ContextCase::new(ContextExchange::AllGather, c) }.same(c, true, 1e-11);
+        for exchange in [ContextExchange::AllGather, ContextExchange::Ulysses] {
+            for (causal, segments) in [(true, false), (false, true)] {
+                ContextCase { causal, segments, ..ContextCase::new(exchange, c) }.same(c, true, 1e-11);
+            }
         }
     }
+    let case = ContextCase::new(ContextExchange::Ring, 2);
+    let error = Ranks::new(2).run(cpu, |comm| case.on(&comm, true)).unwrap_err().to_string();
+    assert!(error.contains("cannot be differentiated twice") && error.contains("AllGather"), "{error}");
 }
 
 #[test]
@@ -213,9 +234,17 @@ fn sent(case: ContextCase, c: usize) -> [u64; 2] {
 fn ranks_send_what_the_formulas_say() {
     for c in WORLDS {
         let case = ContextCase::new(ContextExchange::AllGather, c);
-        let [b, _, g, d, _] = case.sizes.map(|size| size as u64);
-        let keys = (c as u64 - 1) * 2 * b * case.tokens as u64 * g * d / c as u64;
-        assert_eq!(sent(case, c), [keys, 3 * keys], "{c} ranks");
+        let [b, a, g, d, _] = case.sizes.map(|size| size as u64);
+        let (ranks, tokens) = (c as u64, case.tokens as u64);
+        let keys = (ranks - 1) * 2 * b * tokens * g * d / ranks;
+        let heads = (ranks - 1) * b * tokens * d * (2 * a + 2 * g) / ranks / ranks;
+        for (exchange, due) in [
+            (ContextExchange::AllGather, [keys, 3 * keys]),
+            (ContextExchange::Ring, [keys, 3 * keys]),
+            (ContextExchange::Ulysses, [heads, 2 * heads]),
+        ] {
+            assert_eq!(sent(ContextCase { exchange, ..case }, c), due, "{exchange:?} {c} ranks");
+        }
     }
 }
 
@@ -241,4 +270,16 @@ fn what_does_not_fit_is_refused_with_numbers() {
         group(comm).attention([&q, &q, &q], options, "a").map(drop)
     });
     assert!(segments.contains("all 8 tokens"), "{segments}");
+    let heads = refused(&|comm| {
+        let group = ContextRanks::group(comm, ContextExchange::Ulysses);
+        let (q, k) = (zeros(comm, &[1, 3, 4, 8])?, zeros(comm, &[1, 1, 4, 8])?);
+        group.attention([&q, &k, &k], options(), "a").map(drop)
+    });
+    assert!(heads.contains("3 heads of queries and 1 of keys") && heads.contains("2 ranks"), "{heads}");
+    let window = refused(&|comm| {
+        let group = ContextRanks::group(comm, ContextExchange::Ring);
+        let q = zeros(comm, &[1, 2, 4, 8])?;
+        group.attention([&q, &q, &q], ContextAttention { window: Some(2), ..options() }, "a").map(drop)
+    });
+    assert!(window.contains("no sliding windows"), "{window}");
 }
