@@ -10,14 +10,14 @@ mod replacement;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
-    io::{Read, Seek, SeekFrom},
+    io::{Read, Seek},
     ops::Range,
     path::{Path, PathBuf},
 };
 
 use ::safetensors::tensor::{Dtype, Metadata};
 
-use crate::{DType, Error, Result, Runtime, Shape, Tensor};
+use crate::{DType, Error, Result, Runtime, Shape, Tensor, read_exact_at};
 pub use replacement::Replacement;
 
 const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, and so must be the host");
@@ -92,7 +92,7 @@ pub fn read_host(bytes: &[u8]) -> Result<Vec<HostTensor<'_>>> {
     header.slots.iter().map(|s| s.checked(&header.what, &rest[s.range.clone()])).collect()
 }
 
-/// An open file whose tensors are read one at a time.
+/// An open file whose tensors are read one at a time, by any number of threads.
 pub struct Reader {
     path: PathBuf,
     file: File,
@@ -135,23 +135,23 @@ impl Reader {
     }
 
     /// The bytes of a tensor, row-major.
-    pub fn bytes(&mut self, name: &str) -> Result<Vec<u8>> {
+    pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         let mut bytes = crate::tensor::zeros(self.slot(name)?.range.len(), 0)?;
         self.read_range(name, 0, &mut bytes)?;
         Ok(bytes)
     }
 
     /// Fills `into` with the bytes of a tensor from byte `from` on, row-major; nothing else of the file is read.
-    pub fn read_range(&mut self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
+    pub fn read_range(&self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
         let slot = self.slot(name)?;
         let len = slot.range.len();
         if from.checked_add(into.len()).is_none_or(|end| end > len) {
             let why = format!("has {len} bytes in {}, not {} from {from} on", self.path.display(), into.len());
             return Err(Error::state(name, why));
         }
-        let at = SeekFrom::Start(self.start + (slot.range.start + from) as u64);
-        self.file.seek(at).and_then(|_| self.file.read_exact(into)).map_err(|e| Error::io(&self.path, e))?;
-        self.slot(name)?.checked(&self.header.what, into)?;
+        let at = self.start + (slot.range.start + from) as u64;
+        read_exact_at(&self.file, at, into).map_err(|e| Error::io(&self.path, e))?;
+        slot.checked(&self.header.what, into)?;
         Ok(())
     }
 

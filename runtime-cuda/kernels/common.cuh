@@ -110,12 +110,14 @@ DEVICE u32 sort_key(u8 x) { return x; }
 
 // ---- Walks.
 
-// Offsets of position `i` in up to three operands of `a`'s sizes. Most launches have fewer than 2^31 positions: 32-bit divisions
-// are several times as fast.
+// `i / size`, neither negative. Most launches have fewer than 2^31 positions: 32-bit divisions are several times as fast.
+DEVICE i64 quotient(i64 i, i64 size) { return (i | size) <= 0x7fffffff ? (i64)((u32)i / (u32)size) : i / size; }
+
+// Offsets of position `i` in up to three operands of `a`'s sizes.
 template <int N> DEVICE void locate(i64 i, i64 (&at)[N], const Strided& a, const Strided& b, const Strided& c) {
     for (int k = 0; k < N; k++) at[k] = 0;
     for (int d = a.rank - 1; d >= 0; d--) {
-        i64 rest = d == 0 ? 0 : i <= 0x7fffffff ? (i64)((u32)i / (u32)a.size[d]) : i / a.size[d];
+        i64 rest = d == 0 ? 0 : quotient(i, a.size[d]);
         i64 p = i - rest * a.size[d];
         if (N > 0) at[0] += p * a.stride[d];
         if (N > 1) at[1] += p * b.stride[d];

@@ -32,6 +32,7 @@ files!(
     "cross_entropy.cu",
     "depthwise.cu",
     "gather.cu",
+    "linear4bit.cu",
     "norm.cu",
     "radix.cu",
     "scan.cu",

@@ -3,8 +3,8 @@
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{
-        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, MaxPool, MaxPoolGrad, Norm,
-        NormGrad, NormKind, Softmax, SoftmaxGrad,
+        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, Linear4bit, MaxPool,
+        MaxPoolGrad, NestedScales, Norm, NormGrad, NormKind, Softmax, SoftmaxGrad,
     },
     ops::{Apply, Op, PointwiseOps, ViewOps},
     rng::Philox,
@@ -32,6 +32,7 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
         bench.attention();
         bench.conv();
         bench.pool();
+        bench.linear4bit();
     }
     section
 }
@@ -228,6 +229,55 @@ impl<R: Runtime> Bench<'_, R> {
             let g = self.real(y.dims(), 20);
             self.compare(&format!("max_pool2d_grad {what}"), MaxPoolGrad(op), &[&x, &g]);
         }
+    }
+
+    fn linear4bit(&mut self) {
+        // The matrix, elements of a block, rows of the input.
+        let sizes: [([usize; 2], usize, &[usize]); 6] = [
+            ([1, 1], 4, &[1]),
+            ([7, 33], 32, &[5]),
+            ([40, 64], 64, &[2, 3]),
+            ([3, 5], 3, &[]),
+            ([130, 17], 16, &[1]),
+            ([4, 8], 32, &[0]),
+        ];
+        for (shape, block, rows) in sizes {
+            for (transposed, nested) in [(false, false), (true, false), (false, true), (true, true)] {
+                let nested = nested.then_some(NestedScales { block: 5, offset: 0.25 });
+                let op = Linear4bit { shape, block, nested, transposed };
+                let x = self.real(&[rows, &shape[usize::from(!transposed)..][..1]].concat(), 21);
+                let what = format!("linear4bit {shape:?} block {block} rows {rows:?} {op:?}");
+                match self.stored(&op) {
+                    Ok(stored) => {
+                        let ins: Vec<&Tensor<R>> = [&x].into_iter().chain(&stored).collect();
+                        self.compare(&what, op, &ins);
+                    }
+                    Err(e) => self.section.check(what, || Err(e)),
+                }
+            }
+        }
+    }
+
+    /// The operands after the input of a product with a matrix of four bits.
+    fn stored(&self, op: &Linear4bit) -> Result<Vec<Tensor<R>>> {
+        let mut rng = Philox::new(22, 1);
+        let elements = op.shape[0] * op.shape[1];
+        let blocks = elements.div_ceil(op.block);
+        let mut bytes = |n: usize| {
+            let bytes: Vec<u8> = (0..n).map(|_| rng.below(256) as u8).collect();
+            Tensor::from_vec(self.rt, bytes)
+        };
+        let packed = bytes(elements.div_ceil(2))?;
+        let mut rng = Philox::new(23, 1);
+        let mut floats = |n: usize| Tensor::from_vec(self.rt, (0..n).map(|_| rng.normal() as f32).collect());
+        let mut stored = vec![packed, floats(16)?];
+        match op.nested {
+            None => stored.push(floats(blocks)?),
+            Some(nested) => {
+                stored.extend([bytes(blocks)?, floats(blocks.div_ceil(nested.block))?, floats(256)?]);
+            }
+        }
+        Ok(stored)
     }
 
     fn conv(&mut self) {

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use numcore::{Error, Result};
+use numcore::{Error, Result, read_exact_at};
 
 /// A file of a known size, read by offset: no position is shared, so threads need no lock.
 ///
@@ -66,26 +66,4 @@ impl PositionedFile {
     pub fn malformed(&self, why: impl Into<String>) -> Error {
         Error::format(self.path.display().to_string(), why)
     }
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, into, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut offset: u64, mut into: &mut [u8]) -> std::io::Result<()> {
-    use std::{io::ErrorKind, os::windows::fs::FileExt};
-    while !into.is_empty() {
-        match file.seek_read(into, offset) {
-            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(n) => {
-                into = &mut into[n..];
-                offset += n as u64;
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }

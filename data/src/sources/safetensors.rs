@@ -1,10 +1,6 @@
 //! Rows of tensors in a safetensors file.
 
-use std::{
-    collections::BTreeMap,
-    path::Path,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, path::Path};
 
 use numcore::{DType, Error, Result, Shape, safetensors::Reader};
 
@@ -12,8 +8,7 @@ use crate::{Array, Dataset};
 
 /// Tensors of one file whose first axis counts examples: an example has a row of each, by name. Only the rows that are read come into memory.
 pub struct SafetensorsRows {
-    /// One position in the file is shared by all threads.
-    reader: Mutex<Reader>,
+    reader: Reader,
     columns: Vec<(String, DType, Shape)>,
     rows: usize,
 }
@@ -35,7 +30,7 @@ impl SafetensorsRows {
         if let Some((name, _, other)) = columns.iter().find(|(_, _, other)| other.dims().first() != Some(&rows)) {
             return wrong(format!("`{first}` {shape} and `{name}` {other} differ in their number of rows"));
         }
-        Ok(SafetensorsRows { reader: Mutex::new(reader), columns, rows })
+        Ok(SafetensorsRows { reader, columns, rows })
     }
 
     /// Names, element types and shapes of the tensors.
@@ -56,9 +51,7 @@ impl Dataset for SafetensorsRows {
         let row = |(name, dtype, shape): &(String, DType, Shape)| {
             let dims = &shape.dims()[1..];
             let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-            // A panic between reads leaves a reader that seeks before it reads.
-            let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-            reader.read_range(name, index * bytes.len(), &mut bytes)?;
+            self.reader.read_range(name, index * bytes.len(), &mut bytes)?;
             Ok((name.clone(), Array::from_bytes(dims, *dtype, bytes)?))
         };
         self.columns.iter().map(row).collect()

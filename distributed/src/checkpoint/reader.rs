@@ -205,7 +205,7 @@ fn opened<'a>(
     files: &'a mut BTreeMap<usize, safetensors::Reader>,
     folder: &Path,
     rank: usize,
-) -> Result<&'a mut safetensors::Reader> {
+) -> Result<&'a safetensors::Reader> {
     Ok(match files.entry(rank) {
         btree_map::Entry::Occupied(open) => open.into_mut(),
         btree_map::Entry::Vacant(place) => place.insert(safetensors::Reader::open(file(folder, rank))?),
@@ -240,7 +240,7 @@ fn check_slot(file: &safetensors::Reader, name: &str, entry: &TensorEntry, regio
 
 /// An error unless the bytes of a region are those that were saved; reads them through `block`.
 fn check_bytes(
-    file: &mut safetensors::Reader,
+    file: &safetensors::Reader,
     name: &str,
     entry: &TensorEntry,
     region: &Region,

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, btree_map},
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, safetensors::Reader};
@@ -16,7 +16,7 @@ pub struct Weights {
     folder: PathBuf,
     /// The file of each tensor.
     places: BTreeMap<String, String>,
-    open: Mutex<BTreeMap<String, Reader>>,
+    open: Mutex<BTreeMap<String, Arc<Reader>>>,
 }
 
 impl Weights {
@@ -31,7 +31,8 @@ impl Weights {
         if path.is_file() {
             let reader = Reader::open(&path)?;
             let places = reader.names().map(|tensor| (tensor.to_owned(), single.clone())).collect();
-            return Ok(Weights { folder: folder.into(), places, open: Mutex::new(BTreeMap::from([(single, reader)])) });
+            let open = Mutex::new(BTreeMap::from([(single, Arc::new(reader))]));
+            return Ok(Weights { folder: folder.into(), places, open });
         }
         if index.is_file() {
             let places = indexed(&JsonObject::open(&index)?)?;
@@ -55,7 +56,7 @@ impl Weights {
     /// # Errors
     /// If it is not there, its file is malformed, or no tensor here can have its element type.
     pub fn spec(&self, name: &str) -> Result<(DType, Shape)> {
-        self.with_reader(name, |reader| reader.tensor(name).map(|(dtype, shape)| (dtype, *shape)))
+        self.reader(name)?.tensor(name).map(|(dtype, shape)| (dtype, *shape))
     }
 
     /// A tensor as the file holds it. Nothing else of the file is read.
@@ -63,17 +64,15 @@ impl Weights {
     /// # Errors
     /// If [`spec`](Weights::spec) would fail, or the bytes cannot be read.
     pub fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
-        self.with_reader(name, |reader| {
-            let (dtype, shape) = reader.tensor(name)?;
-            let shape = *shape;
-            // Where memory is the host's, the file is read into it.
-            let mut memory = TensorMut::alloc(rt, shape, dtype)?;
-            if let Some(bytes) = memory.host_bytes_mut() {
-                reader.read_range(name, 0, bytes)?;
-                return memory.freeze();
-            }
-            Tensor::from_bytes(rt, shape, dtype, &reader.bytes(name)?)
-        })
+        let reader = self.reader(name)?;
+        let (dtype, &shape) = reader.tensor(name)?;
+        // Where memory is the host's, the file is read into it.
+        let mut memory = TensorMut::alloc(rt, shape, dtype)?;
+        if let Some(bytes) = memory.host_bytes_mut() {
+            reader.read_range(name, 0, bytes)?;
+            return memory.freeze();
+        }
+        Tensor::from_bytes(rt, shape, dtype, &reader.bytes(name)?)
     }
 
     /// The bytes of a tensor.
@@ -81,7 +80,7 @@ impl Weights {
     /// # Errors
     /// If it is not there, or cannot be read.
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
-        self.with_reader(name, |reader| reader.bytes(name))
+        self.reader(name)?.bytes(name)
     }
 
     /// Whether two tensors have one element type, shape and value, bit by bit.
@@ -95,15 +94,15 @@ impl Weights {
         Ok(self.bytes(a)? == self.bytes(b)?)
     }
 
-    fn with_reader<T>(&self, name: &str, read: impl FnOnce(&mut Reader) -> Result<T>) -> Result<T> {
+    /// The file that holds a tensor.
+    fn reader(&self, name: &str) -> Result<Arc<Reader>> {
         let Some(file) = self.places.get(name) else {
             return Err(Error::state(name, format!("is not among the weights in {}", self.folder.display())));
         };
-        // A panic between reads leaves a reader that seeks before it reads.
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        read(match open.entry(file.clone()) {
-            btree_map::Entry::Occupied(reader) => reader.into_mut(),
-            btree_map::Entry::Vacant(place) => place.insert(Reader::open(self.folder.join(file))?),
+        Ok(match open.entry(file.clone()) {
+            btree_map::Entry::Occupied(reader) => reader.get().clone(),
+            btree_map::Entry::Vacant(place) => place.insert(Arc::new(Reader::open(self.folder.join(file))?)).clone(),
         })
     }
 }

@@ -98,7 +98,7 @@ pub fn same_tensors(a: &[PathBuf], b: &[PathBuf]) {
     let all = |paths: &[PathBuf]| {
         let mut all: Vec<(String, DType, Vec<usize>, Vec<u8>)> = Vec::new();
         for path in paths {
-            let mut reader = Reader::open(path).unwrap();
+            let reader = Reader::open(path).unwrap();
             let names: Vec<String> = reader.names().map(String::from).collect();
             for name in names {
                 let (dtype, shape) = reader.tensor(&name).unwrap();

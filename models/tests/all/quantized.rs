@@ -26,7 +26,7 @@ type Contents = BTreeMap<String, (DType, Vec<usize>, Vec<u8>)>;
 fn contents(folder: &std::path::Path) -> Contents {
     let mut all = BTreeMap::new();
     for file in weight_files(folder) {
-        let mut reader = Reader::open(file).unwrap();
+        let reader = Reader::open(file).unwrap();
         let names: Vec<String> = reader.names().map(String::from).collect();
         for name in names {
             let (dtype, shape) = reader.tensor(&name).unwrap();

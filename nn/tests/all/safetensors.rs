@@ -177,7 +177,7 @@ fn errors_name_the_file_and_the_tensor() {
     // Others in the file can be read.
     let both = r#"{"w":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]},"x":{"dtype":"U8","shape":[1],"data_offsets":[8,9]}}"#;
     std::fs::write(&path, file(both, 9)).unwrap();
-    let mut reader = numcore::safetensors::Reader::open(&path).unwrap();
+    let reader = numcore::safetensors::Reader::open(&path).unwrap();
     assert_eq!(reader.names().collect::<Vec<_>>(), ["w", "x"]);
     assert_eq!(reader.tensors().map(|(name, ..)| name).collect::<Vec<_>>(), ["x"]);
     assert_eq!(reader.bytes("x").unwrap().len(), 1);

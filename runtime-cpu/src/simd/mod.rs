@@ -106,11 +106,33 @@ fn cap_named(name: &str) -> Simd {
 /// Prefetches `count` elements from `at` on into L1. The address need not be valid.
 #[inline(always)]
 pub(crate) fn prefetch<T>(at: *const T, count: usize) {
+    prefetch_into::<T, { hint::L1 }>(at, count);
+}
+
+/// Prefetches `count` elements from `at` on into L2. The address need not be valid.
+#[inline(always)]
+pub(crate) fn prefetch_far<T>(at: *const T, count: usize) {
+    prefetch_into::<T, { hint::L2 }>(at, count);
+}
+
+/// Which cache a prefetch is into.
+#[cfg(target_arch = "x86_64")]
+mod hint {
+    pub(super) const L1: i32 = std::arch::x86_64::_MM_HINT_T0;
+    pub(super) const L2: i32 = std::arch::x86_64::_MM_HINT_T1;
+}
+#[cfg(not(target_arch = "x86_64"))]
+mod hint {
+    pub(super) const L1: i32 = 0;
+    pub(super) const L2: i32 = 1;
+}
+
+#[inline(always)]
+fn prefetch_into<T, const HINT: i32>(at: *const T, count: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..(count * size_of::<T>()).div_ceil(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: every x86-64 CPU has the instruction, and a prefetch never faults, for any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(line * 64).cast()) };
+        unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(at.wrapping_byte_add(line * 64).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, count);

@@ -9,5 +9,5 @@ trap 'rm -rf "$build"' EXIT
 flags="-std=c++17 -O1 -Wall -Wextra -Wno-unknown-pragmas -Wno-unused-parameter -fno-strict-aliasing
     -fsanitize=alignment,bounds,shift,signed-integer-overflow -fno-sanitize-recover=all"
 # One process per CPU.
-printf '%s\n' ${*:-attention lines index cross_entropy norm conv softmax} |
+printf '%s\n' ${*:-attention lines index cross_entropy norm conv softmax linear4bit} |
     xargs -P "$(nproc)" -I NAME sh -c "${CXX:-g++} $(echo $flags) -o '$build/NAME' NAME.cpp && '$build/NAME'"

@@ -4,6 +4,7 @@
 mod attention;
 mod conv;
 mod cross_entropy;
+mod linear4bit;
 mod norm;
 mod softmax;
 
@@ -46,6 +47,7 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
         FusedOp::Attention(op) => attention::forward(&mut call, op),
         FusedOp::AttentionGrad(op) => attention::backward(&mut call, &op.0),
         FusedOp::Conv(op) => conv::run(&mut call, op),
+        FusedOp::Linear4bit(op) => linear4bit::run(&mut call, op),
         _ => Ok(Support::Decompose),
     }
 }
