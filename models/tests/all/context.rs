@@ -69,8 +69,8 @@ fn every_family_gives_the_logits_of_one_rank() {
             let (dims, one, _) = logits(1, ContextExchange::AllGather).remove(0);
             let whole = Tensor::from_slice(&cpu(), dims, &one).unwrap();
             for exchange in [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses] {
-                // Mistral has a sliding window.
-                if name == "mistral" && exchange == ContextExchange::Ring {
+                // Mistral has a sliding window, and five heads.
+                if name == "mistral" && exchange != ContextExchange::AllGather {
                     continue;
                 }
                 for ranks in [2, 4] {
