@@ -122,7 +122,7 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
 }
 
 /// Keys and values that lie next to each other.
-fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
+pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
     let width = both.spec().shape[3];
     Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
 }

@@ -15,7 +15,11 @@ use numcore::{
     pointwise::Program,
 };
 
-use super::{gathered::stacked, masks::segment_mask, order::ZigZag};
+use super::{
+    gathered::{apart, stacked},
+    masks::segment_mask,
+    order::ZigZag,
+};
 use crate::comm::{Collectives, Comm, Communicator, Named, Work};
 
 /// The attention of the queries here over blocks of keys and values that come by.
@@ -227,11 +231,6 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
         }
         Ok(())
     }
-}
-
-/// Keys and values that lie next to each other.
-fn apart<R: Runtime>(both: &Tensor<R>, depth: usize) -> Result<[Tensor<R>; 2]> {
-    Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, both.shape()[3] - depth)?])
 }
 
 /// The attention over the keys of both: weights are `exp` of the differences of the sums' logarithms. A query without keys has a sum of 0.

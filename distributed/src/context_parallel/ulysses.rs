@@ -1,6 +1,7 @@
 //! Ulysses (Jacobs et al. 2023): each rank has some of the heads of the whole sequence while attention is computed.
 
 use autograd::Var;
+use nn::parallel::SequencePart;
 use numcore::{
     Error, Result, Runtime,
     fused::Attention,
@@ -12,7 +13,6 @@ use crate::{
     comm::{Comm, Communicator, Named},
     differentiable::all_to_all,
 };
-use nn::parallel::SequencePart;
 
 /// Attention between two exchanges: parts of sequences become heads, and heads become parts of sequences again.
 pub(super) fn by_heads<R: Runtime>(

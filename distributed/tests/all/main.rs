@@ -18,6 +18,7 @@ mod checkpoints;
 mod common;
 mod context_attention;
 mod context_plans;
+mod context_products;
 mod context_training;
 mod data_parallel;
 mod data_parallel_unused;
