@@ -43,6 +43,6 @@ pub enum ContextExchange {
     /// them. Gradients cannot be differentiated again, and there are no sliding windows.
     Ring,
     /// Each rank has some heads of the whole sequence while attention is computed (Jacobs et al. 2023): ranks divide the heads of queries, and
-    /// divide those of keys and values or are divided by them.
+    /// divide those of keys and values or are divided by them. The output of attention is kept twice.
     Ulysses,
 }

@@ -14,7 +14,7 @@ use distributed::{
 use nn::{Forward, Gpt, GptConfig, Init};
 use numcore::{
     DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
+    ops::{Apply, PointwiseOps, ReduceOps},
 };
 use optim::LossScaler;
 use runtime_cpu::Cpu;
@@ -122,8 +122,12 @@ fn activations_are_those_of_the_tokens_here() {
     for exchange in EXCHANGES {
         for c in [2, 4, 8] {
             for own in kept(c, exchange) {
-                // But for a few numbers of the shapes of scalars and positions, they are 1/c.
-                assert!(own * c <= whole + whole / 50, "{exchange:?}: {own} on each of {c} ranks, {whole} on one");
+                // Attention by heads keeps its output, and what it becomes for the tokens here: two layers, 256 tokens, 32 channels.
+                let twice = if exchange == ContextExchange::Ulysses { 2 * 256 * 32 * 4 } else { 0 };
+                assert!(
+                    own * c <= whole + whole / 50 + twice,
+                    "{exchange:?}: {own} on each of {c} ranks, {whole} on one"
+                );
             }
         }
     }
