@@ -36,7 +36,7 @@ fn over(comm: &Comm<Cpu>) -> Result<Mesh<Cpu>> {
     Mesh::new(comm, ParallelPlan::of([(Axis::Context, comm.size())])?)
 }
 
-/// Losses and gradient norms of steps whose blocks are computed again in backward.
+/// Losses and gradient norms of steps whose blocks are recomputed in backward.
 fn checkpointed(case: &TensorCase, mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
     autograd::manual_seed(5);
     let model = Arc::new(case.build(mesh)?);
