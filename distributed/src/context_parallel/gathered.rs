@@ -106,7 +106,9 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         for seen in self.seen() {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
             let [g, o, sums, q] = [&upstream, &o, &sums, &q].map(|x| rows(x, &seen.rows));
-            let (g, o, sums, q, k, v) = (g?, o?, sums?, q?, k?, v?);
+            let (g, o, q, k, v) = (g?, o?, q?, k?, v?);
+            // Kernels read sums that lie next to each other. A gradient that is differentiated again does not read them.
+            let sums = Var::new(sums?.value()?.contiguous()?);
             let mask = self.mask(&seen, &q.value()?)?.map(Var::new);
             let operands: Vec<&Var<R>> = [&g, &o, &sums, &q, &k, &v].into_iter().chain(&mask).collect();
             let mut found = Var::apply(AttentionGrad(seen.op.clone()).into(), &operands)?;

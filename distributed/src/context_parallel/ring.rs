@@ -112,7 +112,8 @@ impl<R: Runtime> RingAttention<R> {
     fn gradients(&self, step: RingStep, saved: &SavedByRing<R>, both: &Tensor<R>) -> Result<[Tensor<R>; 2]> {
         let [k, v] = apart(&self.chunks(both, step.keys)?, saved.depth)?;
         let [g, o, q] = [&saved.g, &saved.o, &saved.q].map(|x| self.chunks(x, step.queries));
-        let (g, o, q, lse) = (g?, o?, q?, self.chunks(&saved.lse, step.queries)?);
+        // Kernels read sums that lie next to each other.
+        let (g, o, q, lse) = (g?, o?, q?, self.chunks(&saved.lse, step.queries)?.contiguous()?);
         let (op, mask) = self.call(step, &q)?;
         let operands: Vec<&Tensor<R>> = [&g, &o, &lse, &q, &k, &v].into_iter().chain(&mask).collect();
         let found = Tensor::apply(AttentionGrad(op).into(), &operands)?;

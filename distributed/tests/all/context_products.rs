@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use autograd::{Var, checkpoint};
+use autograd::{Var, backward, checkpoint};
 use distributed::{
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
     context_parallel::ContextExchange,
@@ -98,8 +98,8 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
     assert_eq!(outcomes.unwrap(), vec![([true, false, true], Some(2.0)); 4]);
 }
 
-/// Bytes that a forward pass leaves for backward on each rank.
-fn kept(c: usize, exchange: ContextExchange) -> Vec<usize> {
+/// Bytes that a forward pass leaves for backward on each rank, and the most there are until backward has ended.
+fn kept(c: usize, exchange: ContextExchange) -> Vec<[usize; 2]> {
     let config = GptConfig { vocab: 16, context: 256, layers: 2, heads: 8, width: 32, ..Default::default() };
     let kept = Ranks::new(c).run(cpu, |comm| {
         let rt = comm.runtime();
@@ -110,18 +110,21 @@ fn kept(c: usize, exchange: ContextExchange) -> Vec<usize> {
         let before = live();
         let found = model.blocks.iter().try_fold(model.embed(&tokens)?, |x, block| block.forward(&x))?;
         let bytes = live() - before;
-        drop(found);
-        Ok(bytes)
+        rt.reset_peak();
+        backward(&found.sum(&[], false)?)?;
+        Ok([bytes, rt.memory().of(MemoryCategory::Activations).peak - before])
     });
     kept.unwrap()
 }
 
 #[test]
 fn activations_are_those_of_the_tokens_here() {
-    let whole = kept(1, ContextExchange::AllGather)[0];
+    let [whole, most] = kept(1, ContextExchange::AllGather)[0];
     for exchange in EXCHANGES {
         for c in [2, 4, 8] {
-            for own in kept(c, exchange) {
+            for [own, peak] in kept(c, exchange) {
+                // Scores of all tokens would be more.
+                assert!(peak < most, "{exchange:?}: at most {peak} on each of {c} ranks, {most} on one");
                 // Attention by heads keeps its output, and what it becomes for the tokens here: two layers, 256 tokens, 32 channels.
                 let twice = if exchange == ContextExchange::Ulysses { 2 * 256 * 32 * 4 } else { 0 };
                 assert!(
