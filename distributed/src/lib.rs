@@ -1,9 +1,10 @@
-//! Many ranks, one training run: gradient buckets, ZeRO, tensor and expert parallelism, pipeline schedules, sharded checkpoints.
+//! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, pipeline schedules, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 mod agreement;
 pub mod buckets;
 pub mod checkpoint;
+pub mod context_parallel;
 pub mod ddp;
 pub mod differentiable;
 pub mod expert_parallel;

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use nn::{
     Module, ModuleExt,
-    parallel::{ExpertGroups, TensorPlan},
+    parallel::{ExpertGroups, TensorPlan, cut_sequences},
 };
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::{
     agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, all_ok},
+    context_parallel::{ContextExchange, ContextRanks},
     plan::{Axis, ParallelPlan},
     tensor_parallel::TensorRanks,
 };
@@ -24,6 +25,7 @@ pub struct Mesh<R: Runtime> {
     world: Comm<R>,
     axes: Vec<Comm<R>>,
     batch: Comm<R>,
+    gradients: Comm<R>,
     /// Groups along several axes, made when they are first asked for.
     products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
     is_communicator: bool,
@@ -45,8 +47,13 @@ impl<R: Runtime> Mesh<R> {
             1 => Arc::new(NoOpCommunicator::new(world.runtime())),
             _ => split(world, &plan, &[Axis::Expert])?,
         });
-        let (batch, products) = (split(world, &plan, &Axis::EXAMPLES)?, Arc::default());
-        Ok(Mesh { plan, world: world.clone(), axes, batch, products, is_communicator: false, of_experts: false })
+        let batch = split(world, &plan, &Axis::EXAMPLES)?;
+        let gradients = match plan.size(Axis::Context) {
+            1 => batch.clone(),
+            _ => split(world, &plan, &Axis::GRADIENTS)?,
+        };
+        let (world, products) = (world.clone(), Arc::default());
+        Ok(Mesh { plan, world, axes, batch, gradients, products, is_communicator: false, of_experts: false })
     }
 
     /// The ranks of [`batch`](Mesh::batch) as they have the experts: copies of one along data and shard, different ones along tensor. Every rank
@@ -67,8 +74,8 @@ impl<R: Runtime> Mesh<R> {
         let axes = Axis::ALL.into_iter().chain([Axis::Expert]);
         let axes = axes.map(|axis| if axis == Axis::Data { comm.clone() } else { alone.clone() }).collect();
         let (plan, products) = (ParallelPlan::along(Axis::Data, comm.size()), Arc::default());
-        let (world, batch) = (comm.clone(), comm.clone());
-        Mesh { plan, world, axes, batch, products, is_communicator: true, of_experts: false }
+        let [world, batch, gradients] = [comm, comm, comm].map(Comm::clone);
+        Mesh { plan, world, axes, batch, gradients, products, is_communicator: true, of_experts: false }
     }
 
     /// The arrangement.
@@ -130,8 +137,7 @@ impl<R: Runtime> Mesh<R> {
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
         let (comm, experts) = (self.axis(Axis::Tensor), self.axis(Axis::Expert));
         for comm in [comm, experts].into_iter().filter(|comm| comm.size() > 1) {
-            let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
-            let model: String = model.named_parameters().into_iter().map(line).collect();
+            let model = described_parameters(model);
             agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
         }
         let found = self.found_along_pipe(model, plan)?;
@@ -159,15 +165,43 @@ impl<R: Runtime> Mesh<R> {
         Ok((0..own.len()).map(|k| all.iter().any(|part| part.get(k) == Some(&1))).collect())
     }
 
+    /// Cuts the sequences of a model over the ranks along the context axis: each computes on its part of the tokens, with all of the
+    /// parameters, and attention sees the keys of all ranks by `exchange`. The model is given whole sequences, as on one rank, and its loss
+    /// stands for them. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`] says.
+    #[track_caller]
+    pub fn context_parallel(&self, model: &(impl Module<R> + ?Sized), exchange: ContextExchange) -> Result<()> {
+        let comm = self.axis(Axis::Context);
+        if comm.size() > 1 {
+            let model = described_parameters(model);
+            agree_on_lines(comm, "the model and its context exchange", &format!("{exchange:?}\n{model}"))?;
+        }
+        let cut = cut_sequences(model, &ContextRanks::group(comm, exchange));
+        cut.map_err(|error| error.on_rank(self.world.world_rank()))
+    }
+
     /// The ranks among which a batch is shared out: those along data and shard.
     pub fn batch(&self) -> &Comm<R> {
         &self.batch
+    }
+
+    /// The ranks over which gradients and losses are summed: those along data, shard and context.
+    pub fn gradients(&self) -> &Comm<R> {
+        &self.gradients
     }
 
     /// Whether nobody has planned it: it is a communicator, so a pipeline may lay its replicas over it.
     pub(crate) fn is_communicator(&self) -> bool {
         self.is_communicator
     }
+}
+
+/// A model in a line for each parameter.
+fn described_parameters<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> String {
+    let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
+    model.named_parameters().into_iter().map(line).collect()
 }
 
 #[track_caller]

@@ -29,6 +29,9 @@ impl Axis {
     /// The axes along which ranks read different data.
     pub const EXAMPLES: [Axis; 2] = [Axis::Data, Axis::Shard];
 
+    /// The axes over which gradients and losses are summed: along these, ranks read different tokens.
+    pub const GRADIENTS: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Context];
+
     /// The name of the axis in tables and messages.
     pub fn name(self) -> &'static str {
         ["pipe", "data", "shard", "context", "tensor", "expert"][self as usize]

@@ -191,6 +191,16 @@ fn experts() {
 }
 
 #[test]
+fn long_context() {
+    for ranks in [1, 2, 4] {
+        runs(program!("long-context"), &format!("--ranks {ranks} --width 32 --layers 2 --tokens 64"));
+    }
+    let refused =
+        "sequences of 64 tokens cannot be shared out among 3 ranks, which have two chunks each: pad them to 66";
+    refuses(program!("long-context"), "--ranks 3 --width 24 --layers 1 --tokens 64", refused);
+}
+
+#[test]
 fn zero() {
     runs(program!("zero"), "--ranks 2 --width 32 --layers 2");
     runs(program!("zero"), "--ranks 1 --width 32 --layers 2");

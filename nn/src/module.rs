@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Var;
 use numcore::{Result, Runtime};
 
-use crate::{AdapterSlot, Buffer, Mode, Param};
+use crate::{AdapterSlot, Buffer, Mode, Param, parallel::ContextSlot};
 
 /// Something that holds parameters, buffers or modes: a model, a layer, or one of those three.
 ///
@@ -51,6 +51,10 @@ pub trait Visitor<R: Runtime> {
     }
     /// Called for the place of a linear layer's adapter, before the adapter's own parts.
     fn adapter(&mut self, slot: &AdapterSlot<R>) {
+        let _ = slot;
+    }
+    /// Called for the place of the ranks that sequences are cut over.
+    fn context(&mut self, slot: &ContextSlot<R>) {
         let _ = slot;
     }
 }

@@ -99,7 +99,7 @@ impl<R: Runtime> ModelState<R> {
             let (id, slot) = match entry {
                 ModuleEntry::Parameter(p) => (p.id(), StateSlot::Parameter(p.clone())),
                 ModuleEntry::Buffer(b) => (b.id(), StateSlot::Buffer(b.clone())),
-                ModuleEntry::Mode(_) | ModuleEntry::Adapter(_) => return,
+                ModuleEntry::Mode(_) | ModuleEntry::Adapter(_) | ModuleEntry::Context(_) => return,
             };
             let at = *by_id.entry(id).or_insert(entries.len());
             if at == entries.len() {

@@ -2,7 +2,7 @@
 
 use numcore::Runtime;
 
-use crate::{AdapterSlot, Buffer, Mode, Module, Param, Visitor};
+use crate::{AdapterSlot, Buffer, Mode, Module, Param, Visitor, parallel::ContextSlot};
 
 /// An entry of a model that holds state.
 pub enum ModuleEntry<'a, R: Runtime> {
@@ -14,6 +14,8 @@ pub enum ModuleEntry<'a, R: Runtime> {
     Mode(&'a Mode),
     /// The place of a linear layer's adapter; its name is that of the layer.
     Adapter(&'a AdapterSlot<R>),
+    /// The place of the ranks that sequences are cut over; its name is that of its module.
+    Context(&'a ContextSlot<R>),
 }
 
 /// Calls back for every part of `module` with its full name, such as `blocks.0.attn.weight`. A shared part is visited
@@ -72,5 +74,9 @@ impl<R: Runtime> Visitor<R> for WalkVisitor<'_, R> {
 
     fn adapter(&mut self, slot: &AdapterSlot<R>) {
         self.show("", ModuleEntry::Adapter(slot));
+    }
+
+    fn context(&mut self, slot: &ContextSlot<R>) {
+        self.show("", ModuleEntry::Context(slot));
     }
 }

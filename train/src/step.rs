@@ -65,7 +65,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for TrainStep<R, 
     }
 
     fn share(&self) -> (usize, usize) {
-        (self.strategy().comm().rank(), self.strategy().comm().size())
+        self.strategy().share()
     }
 
     fn counts_examples(&self) -> bool {

@@ -184,10 +184,26 @@ impl<R: Runtime> Bench<'_, R> {
                 let [o, lse] = &outs[..] else { continue };
                 let mut ins = vec![&g, o, lse, &q, &key, &v];
                 ins.extend(masked.then_some(&mask));
-                self.compare(&format!("attention_grad {what}"), AttentionGrad(op), &ins);
+                self.compare(&format!("attention_grad {what}"), AttentionGrad(op.clone()), &ins);
+                if !op.lower_right {
+                    self.part_of_keys(&what, op, &ins);
+                }
             }
         }
         self.nothing_to_attend_to();
+    }
+
+    /// Gradients by the first half of the keys, of attention over all of them.
+    fn part_of_keys(&mut self, what: &str, op: Attention, ins: &[&Tensor<R>]) {
+        let half = |i: usize, x: &Tensor<R>| match i {
+            AttentionGrad::KEYS | AttentionGrad::VALUES => x.narrow(2, 0, x.dims()[2] / 2),
+            AttentionGrad::MASK => x.narrow(3, 0, x.dims()[3] / 2),
+            _ => Ok(x.clone()),
+        };
+        let halves = ins.iter().enumerate().map(|(i, x)| half(i, x)).collect::<Result<Vec<_>>>();
+        let Ok(halves) = halves else { return };
+        let op = AttentionGrad(Attention { partial: true, ..op });
+        self.compare(&format!("attention_grad of half the keys {what}"), op, &halves.iter().collect::<Vec<_>>());
     }
 
     /// Rows whose every key is masked give zeros, and no NaN backward.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, set_random_stream};
-use nn::{Buffer, Module, ModuleExt, Param};
+use nn::{Buffer, Module, ModuleExt, Param, parallel::context_ranks};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
 use crate::{
@@ -29,21 +29,26 @@ impl<R: Runtime> Ddp<R> {
     /// On every rank, as said; and if the model is cut over a tensor axis: a [training step](crate::train::TrainStep) sums its partial gradients.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
+        if context_ranks(model) > 1 {
+            let why =
+                "has its sequences cut over ranks, which read the same examples: train it by `TrainStep::builder`";
+            return Err(Error::state("the model", why).on_rank(comm.world_rank()));
+        }
         if let Some((name, _)) = model.named_parameters().into_iter().find(|(_, p)| is_cut(p)) {
             let why = "is of a model that is cut over ranks, whose partial gradients would be summed by nobody: train it by \
                        `TrainStep::builder`";
             return Err(Error::state(name, why).on_rank(comm.world_rank()));
         }
-        Ddp::of(comm, model)
+        Ddp::of(comm, model, comm.rank())
     }
 
-    /// The model on this rank, which may be cut over a tensor axis.
+    /// The model on this rank, which may be cut over a tensor or a context axis; `share` is which share of a batch the rank reads.
     #[track_caller]
-    pub(crate) fn of(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
+    pub(crate) fn of(comm: &Comm<R>, model: &(impl Module<R> + ?Sized), share: usize) -> Result<Self> {
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let buffers = model.named_buffers();
         agree_on_lines(comm, "the model", &described(&parameters, &buffers))?;
-        set_random_stream(comm.rank() as u32);
+        set_random_stream(share as u32);
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }
 

@@ -15,7 +15,8 @@ use crate::{
     buckets::{BucketOptions, BucketReducer, FailedSteps, GradCompression, GradientBuckets, Unused, reducer},
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Label},
-    mesh::AsMesh,
+    mesh::{AsMesh, Mesh},
+    plan::Axis,
     tensor_parallel::TensorAxis,
     train::{BufferSync, GradLoan, ReducedGradients, StageStrategy, Strategy, TrainStep, norm, not_of},
 };
@@ -39,6 +40,8 @@ pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn Buck
 /// The strategy of [`BucketedTrainer`]: an optimizer, and its gradients in buckets.
 pub struct DataParallel<R: Runtime> {
     pub(super) comm: Comm<R>,
+    /// Which share of a batch this rank reads, of how many.
+    share: (usize, usize),
     pub(super) optimizer: Box<dyn Optimizer<R>>,
     pub(super) buckets: GradientBuckets<R>,
     options: BucketOptions,
@@ -53,7 +56,7 @@ pub struct DataParallel<R: Runtime> {
 
 impl<R: Runtime> DataParallel<R> {
     /// Gives every rank the parameters and buffers of rank 0. An error unless all ranks have the same model and options. On a mesh the
-    /// ranks are those that a batch is shared out among.
+    /// ranks are those that gradients are summed over.
     ///
     /// Frozen parameters are best left out of the optimizer: those in it have memory for gradients and state, and are sent as zeros.
     #[track_caller]
@@ -76,12 +79,14 @@ impl<R: Runtime> DataParallel<R> {
         make: Option<MakeReducer<R>>,
     ) -> Result<Self> {
         let mesh = mesh.as_mesh();
-        let label = Label::next(mesh.batch());
-        let comm = &label.over(mesh.batch());
-        let ddp = Ddp::of(comm, model)?;
+        let label = Label::next(mesh.gradients());
+        let comm = &label.over(mesh.gradients());
+        let share = (mesh.batch().rank(), mesh.batch().size());
+        let ddp = Ddp::of(comm, model, share.0)?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
         require_elementwise(&*optimizer, &tensor)?;
         require_exact(&options, &tensor)?;
+        require_whole(&options, &mesh)?;
         comm.agree(
             "the optimizer and its buckets",
             format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes(),
@@ -106,7 +111,7 @@ impl<R: Runtime> DataParallel<R> {
         require_stateless(&*reducer, &leaves, &tensor)?;
         let buckets = GradientBuckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
         let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
-        Ok(DataParallel { comm, optimizer, buckets, options, leaves, frozen, buffers, tensor, begun: 0 })
+        Ok(DataParallel { comm, share, optimizer, buckets, options, leaves, frozen, buffers, tensor, begun: 0 })
     }
 
     /// The optimizer.
@@ -156,6 +161,10 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 
     fn everyone(&self) -> &Comm<R> {
         self.tensor.everyone()
+    }
+
+    fn share(&self) -> (usize, usize) {
+        self.share
     }
 
     fn counts_examples(&self) -> bool {
@@ -334,6 +343,18 @@ fn require_exact<R: Runtime>(options: &BucketOptions, tensor: &TensorAxis<R>) ->
         }
         _ => Ok(()),
     }
+}
+
+/// An error if gradients of parts of sequences would be summed as those of chunks of a batch.
+fn require_whole<R: Runtime>(options: &BucketOptions, mesh: &Mesh<R>) -> Result<()> {
+    let ranks = mesh.plan().size(Axis::Context);
+    if !options.canonical || ranks == 1 {
+        return Ok(());
+    }
+    let why = format!(
+        "canonical order adds up gradients of chunks of a batch, and {ranks} ranks along context have parts of sequences: leave it out"
+    );
+    Err(Error::config("TrainStep::builder", "buckets", why))
 }
 
 /// An error if a reducer would save a state of its own for pieces of parameters: checkpoints would have it under one name from several ranks.

@@ -127,6 +127,10 @@ impl<R: Runtime, S: StageStrategy<R>> Strategy<R> for ExpertParallel<R, S> {
         self.rest.everyone()
     }
 
+    fn share(&self) -> (usize, usize) {
+        self.rest.share()
+    }
+
     fn counts_examples(&self) -> bool {
         self.rest.counts_examples()
     }

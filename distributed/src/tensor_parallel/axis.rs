@@ -8,7 +8,7 @@ use std::{
 use autograd::{Leaf, random_state};
 use nn::{
     Buffer, Module, ModuleExt, Param,
-    parallel::{Cuts, Placed, TensorStyle},
+    parallel::{Cuts, Placed, TensorStyle, context_ranks},
 };
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The axes along which ranks take a training step of one model, or of one stage of it, together.
-pub(crate) const STEP: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Tensor];
+pub(crate) const STEP: [Axis; 4] = [Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor];
 
 /// The tensor axis of a mesh, and what this rank has along it of a model's parameters.
 pub(crate) struct TensorAxis<R: Runtime> {
@@ -44,11 +44,8 @@ impl<R: Runtime> TensorAxis<R> {
     /// draw the same random values.
     #[track_caller]
     pub(crate) fn new(mesh: &Mesh<R>, label: &Label, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
-        let (size, context) = (mesh.plan().size(Axis::Tensor), mesh.plan().size(Axis::Context));
-        if context > 1 {
-            let why = format!("the mesh has {context} ranks along context, and no layer cuts sequences over them");
-            return Err(Error::config("a training step", "mesh", why));
-        }
+        check_context(mesh, model)?;
+        let size = mesh.plan().size(Axis::Tensor);
         let mut placed = HashMap::new();
         for (name, p) in model.named_parameters() {
             if !mesh.is_of_experts() && p.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts) {
@@ -70,7 +67,7 @@ impl<R: Runtime> TensorAxis<R> {
         }
         let (label, of_experts) = (label.clone(), mesh.is_of_experts());
         if size == 1 {
-            let everyone = label.over(mesh.batch());
+            let everyone = label.over(mesh.gradients());
             return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label, of_experts });
         }
         let everyone = label.over(&mesh.group(&STEP)?);
@@ -188,6 +185,24 @@ impl<R: Runtime> TensorAxis<R> {
     }
 }
 
+/// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the same random values.
+#[track_caller]
+fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
+    let (ranks, over) = (mesh.axis(Axis::Context), context_ranks(model));
+    if over != ranks.size() {
+        let why = format!(
+            "the sequences of the model are cut over {over} ranks, and the mesh has {} along context: cut them by \
+             `Mesh::context_parallel` of the mesh that it is trained over",
+            ranks.size()
+        );
+        return Err(Error::config("a training step", "mesh", why).on_rank(mesh.world().world_rank()));
+    }
+    if over == 1 {
+        return Ok(());
+    }
+    ranks.agree("the random state, which ranks along context share,", format!("{:?}", random_state()).as_bytes())
+}
+
 fn axis_name(of_experts: bool) -> &'static str {
     if of_experts { Axis::Expert.name() } else { Axis::Tensor.name() }
 }
@@ -195,7 +210,7 @@ fn axis_name(of_experts: bool) -> &'static str {
 /// An error if the tokens of several ranks would compete for a mixture's experts, or move its bias, each rank's by themselves.
 fn require_known_ranks<R: Runtime>(mesh: &Mesh<R>, name: &str, parameter: &Param<R>) -> Result<()> {
     let knows = parameter.placed().is_some_and(|placed| placed.examples().is_some());
-    if mesh.batch().size() == 1 || knows || parameter.cuts() != (Cuts::Experts { compete: true }) {
+    if mesh.gradients().size() == 1 || knows || parameter.cuts() != (Cuts::Experts { compete: true }) {
         return Ok(());
     }
     let why = "is of a mixture with a capacity or a balance bias, for which the tokens of all ranks count: name its experts in a plan \

@@ -9,8 +9,11 @@ use crate::comm::Comm;
 /// A way of spreading training over ranks: where gradients go while the backward pass goes on, and how parameters are updated. The step
 /// itself is [`TrainStep`](super::TrainStep)'s.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
-    /// The ranks that examples are shared out among.
+    /// The ranks over which gradients and losses are summed: those that examples are shared out among, and those that have parts of the same
+    /// sequences.
     fn comm(&self) -> &Comm<R>;
+    /// Which share of a batch this rank reads, of how many: ranks that have parts of the same sequences read the same.
+    fn share(&self) -> (usize, usize);
     /// The ranks that take a step together: those, and the ranks that hold other pieces of the same layers.
     fn everyone(&self) -> &Comm<R> {
         self.comm()

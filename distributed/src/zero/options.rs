@@ -170,8 +170,10 @@ impl UnitOptions {
 /// The ranks of sharded training.
 #[derive(Clone, Debug)]
 pub(super) struct ShardGroups<R: Runtime> {
-    /// All that a batch is shared out among.
+    /// All that gradients are summed over.
     pub(super) all: Comm<R>,
+    /// Which share of a batch this rank reads, of how many.
+    pub(super) share: (usize, usize),
     /// The ranks that hold the shards of one replica.
     pub(super) shard: Comm<R>,
     /// The ranks that hold equal shards, if there are several replicas.
@@ -181,28 +183,25 @@ pub(super) struct ShardGroups<R: Runtime> {
 }
 
 impl<R: Runtime> ShardGroups<R> {
-    /// The ranks of a mesh: shards along its shard axis and replicas along data, or, where it has no shard axis, shards along data.
-    pub(super) fn of_mesh(mesh: &Mesh<R>) -> Self {
-        match (mesh.plan().size(Axis::Shard), mesh.plan().size(Axis::Data)) {
-            (1, _) => Self::new(mesh.batch(), mesh.batch(), None),
-            (_, 1) => Self::new(mesh.batch(), mesh.axis(Axis::Shard), None),
-            _ => Self::new(mesh.batch(), mesh.axis(Axis::Shard), Some(mesh.axis(Axis::Data))),
-        }
-    }
-
-    /// These ranks, for one more training step of theirs.
-    fn new(all: &Comm<R>, shard: &Comm<R>, replicas: Option<&Comm<R>>) -> Self {
-        let label = Label::next(all);
-        let [all, shard] = [all, shard].map(|comm| label.over(comm));
-        ShardGroups { all, shard, replicas: replicas.map(|comm| label.over(comm)), label }
+    /// The ranks of a mesh: shards along its shard and context axes and replicas along data, or, where it has no shard axis, shards along data
+    /// and context.
+    pub(super) fn of_mesh(mesh: &Mesh<R>) -> numcore::Result<Self> {
+        let (all, label) = (mesh.gradients(), Label::next(mesh.gradients()));
+        let (shard, replicas) = match (mesh.plan().size(Axis::Shard), mesh.plan().size(Axis::Data)) {
+            (1, _) | (_, 1) => (all.clone(), None),
+            _ => (mesh.group(&[Axis::Shard, Axis::Context])?, Some(label.over(mesh.axis(Axis::Data)))),
+        };
+        let (all, shard) = (label.over(all), label.over(&shard));
+        let share = (mesh.batch().rank(), mesh.batch().size());
+        Ok(ShardGroups { all, share, shard, replicas, label })
     }
 
     /// These groups, for the gathers and sums of a unit, with a note on it.
     pub(super) fn of(&self, unit: &str, note: &str) -> Self {
         let of = if unit.is_empty() { format!("the root unit{note}") } else { format!("unit `{unit}`{note}") };
         let named = |comm| self.label.named(comm, &of);
-        let (all, label) = (self.all.clone(), self.label.clone());
-        ShardGroups { all, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
+        let (all, share, label) = (self.all.clone(), self.share, self.label.clone());
+        ShardGroups { all, share, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
     }
 
     /// Whether this rank is of the replica that saves.

@@ -56,7 +56,7 @@ impl<R: Runtime> Sharded<R> {
     ///
     /// Parameters are cut along the mesh's shard axis, with replicas along its data axis: gathers stay within a replica; gradients are
     /// reduced to shards within it, and those summed over the replicas. A mesh without a shard axis, such as a communicator, is sharded
-    /// along data.
+    /// along data. Ranks along context have shards of their own.
     #[track_caller]
     pub fn new(
         mesh: &impl AsMesh<R>,
@@ -77,10 +77,10 @@ impl<R: Runtime> Sharded<R> {
         options: ZeroOptions,
     ) -> Result<Self> {
         options.check()?;
-        let groups = ShardGroups::of_mesh(mesh);
+        let groups = ShardGroups::of_mesh(mesh)?;
         let rates = Rates { optimizer: optimizer.clone(), schedule };
         let comm = &groups.all;
-        let ddp = Ddp::of(comm, model)?;
+        let ddp = Ddp::of(comm, model, mesh.batch().rank())?;
         let tensor = Arc::new(TensorAxis::new(mesh, &groups.label, model)?);
         let named: Vec<(String, Arc<Leaf<R>>)> =
             model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
@@ -166,6 +166,10 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
     fn everyone(&self) -> &Comm<R> {
         self.tensor.everyone()
+    }
+
+    fn share(&self) -> (usize, usize) {
+        self.groups.share
     }
 
     fn counts_examples(&self) -> bool {

@@ -25,7 +25,7 @@ pub const STEPS: usize = 2;
 /// An arrangement of ranks.
 pub type Axes = &'static [(Axis, usize)];
 
-const CUTS: [(Axes, Option<ZeroStage>); 7] = [
+const CUTS: [(Axes, Option<ZeroStage>); 9] = [
     (&[(Axis::Data, 1)], None),
     (&[(Axis::Tensor, 4)], None),
     (&[(Axis::Tensor, 8)], Some(ZeroStage::Parameters)),
@@ -33,6 +33,8 @@ const CUTS: [(Axes, Option<ZeroStage>); 7] = [
     (&[(Axis::Shard, 3), (Axis::Tensor, 2)], Some(ZeroStage::State)),
     (&[(Axis::Data, 2), (Axis::Tensor, 2)], None),
     (&[(Axis::Shard, 2), (Axis::Tensor, 4)], Some(ZeroStage::Gradients)),
+    (&[(Axis::Data, 2), (Axis::Context, 2)], None),
+    (&[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Context, 2)], Some(ZeroStage::Parameters)),
 ];
 
 fn folder(name: &str) -> PathBuf {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use autograd::{Var, manual_seed};
 use distributed::{
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
+    context_parallel::ContextExchange,
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
@@ -31,6 +32,7 @@ pub struct TensorCase {
     pub model: GptConfig,
     pub dtype: DType,
     pub sequence: bool,
+    pub exchange: ContextExchange,
     pub zero: Option<ZeroStage>,
     pub accumulation: usize,
     pub frozen: &'static [&'static str],
@@ -58,6 +60,7 @@ impl TensorCase {
             model,
             dtype: DType::F64,
             sequence: false,
+            exchange: ContextExchange::AllGather,
             zero: None,
             accumulation: 1,
             frozen: &[],
@@ -84,6 +87,7 @@ impl TensorCase {
         let model = Gpt::new(&init, self.model)?;
         self.frozen.iter().for_each(|prefix| model.freeze_where(nn::under(prefix)));
         mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan().sequence_parallel(self.sequence))?;
+        mesh.context_parallel(&model, self.exchange)?;
         Ok(model)
     }
 

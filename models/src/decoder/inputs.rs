@@ -1,6 +1,7 @@
 //! Where tokens stand: their positions, and which keys they may see.
 
 use autograd::Var;
+use nn::parallel::{ContextSlot, same_segment};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
     ops::{Apply, PointwiseOps, ViewOps},
@@ -30,6 +31,8 @@ pub(super) struct Placement<R: Runtime> {
     pub positions: Var<R>,
     /// Which keys each query may see besides what causality hides: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
+    /// The document of each token of the sequence, where the sequence is cut over ranks: each layer makes the masks it needs.
+    pub segments: Option<Var<R>>,
     /// One past the last position, where it is known on the host.
     pub end: usize,
     /// How many tokens of each row there are.
@@ -37,7 +40,8 @@ pub(super) struct Placement<R: Runtime> {
 }
 
 impl<R: Runtime> Placement<R> {
-    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>, layers: usize) -> Result<Self> {
+    /// The placement of `tokens`, which may be cut over the ranks of `context`: positions are those of the tokens here.
+    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>, layers: usize, context: &ContextSlot<R>) -> Result<Self> {
         let shape = tokens.spec().shape;
         let &[b, t] = &shape[..] else {
             return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));
@@ -50,12 +54,26 @@ impl<R: Runtime> Placement<R> {
                 let why = "a cache knows the positions of its tokens: give none, and no segments";
                 return Err(Error::argument("decoder", why));
             }
+            if context.ranks() > 1 {
+                let why = "a cache has all tokens of a sequence, and sequences of this model are cut over ranks";
+                return Err(Error::argument("decoder", why));
+            }
             cache.check(b, t, layers)?;
             return Placement::after(cache, range(cache.len())?, t);
         }
         let positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
-        let mask = inputs.segments.map(|segments| same_segment(segments)).transpose()?;
-        Ok(Placement { positions, mask, end: if inputs.positions.is_some() { 0 } else { t }, tokens: t })
+        let positions = context.take(&positions, positions.dims().len().saturating_sub(1))?;
+        if let Some(segments) = inputs.segments.filter(|segments| segments.spec().shape != shape) {
+            let shapes = [shape, segments.spec().shape];
+            return Err(Error::shape("decoder", &shapes, "tokens and segments must be [B, T]"));
+        }
+        // One mask for all layers, where it is one of whole sequences.
+        let (mask, segments) = match inputs.segments {
+            Some(segments) if context.ranks() == 1 => (Some(same_segment(segments, segments)?), None),
+            segments => (None, segments.cloned()),
+        };
+        let end = if inputs.positions.is_some() { 0 } else { t };
+        Ok(Placement { positions, mask, segments, end, tokens: t })
     }
 
     /// The tokens that follow those in a cache.
@@ -64,7 +82,7 @@ impl<R: Runtime> Placement<R> {
         // One past the last position of the row that has most.
         let end = columns - cache.shifts(columns).min().unwrap_or(0);
         if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
-            return Ok(Placement { positions: range, mask: None, end, tokens });
+            return Ok(Placement { positions: range, mask: None, segments: None, end, tokens });
         }
         let (rt, b) = (range.runtime(), cache.padding().len());
         let column = |list: Vec<i64>| Ok::<_, Error>(Var::new(Tensor::from_slice(rt, [b, 1], &list)?));
@@ -74,19 +92,10 @@ impl<R: Runtime> Placement<R> {
         let padding = column(cache.padding().iter().map(|&pad| pad as i64).collect())?;
         let keys = Var::new(Tensor::arange(rt, 0i64, 1i64, columns, DType::I64)?).reshape([1, columns])?;
         let mask = keys.ge(&padding)?.reshape([b, 1, 1, columns])?;
-        Ok(Placement { positions, mask: Some(mask), end, tokens })
+        Ok(Placement { positions, mask: Some(mask), segments: None, end, tokens })
     }
 }
 
 fn zero<R: Runtime>(rt: &R) -> Result<Var<R>> {
     Ok(Var::new(Tensor::zeros(rt, [1], DType::I64)?))
-}
-
-/// `[B, 1, T, T]`: whether two tokens are of one document.
-fn same_segment<R: Runtime>(segments: &Var<R>) -> Result<Var<R>> {
-    let shape = segments.spec().shape;
-    let &[b, t] = &shape[..] else {
-        return Err(Error::shape("decoder", &[shape], "segments must be [B, T]"));
-    };
-    segments.reshape([b, 1, t, 1])?.eq(&segments.reshape([b, 1, 1, t])?)
 }

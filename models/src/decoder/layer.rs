@@ -12,7 +12,7 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
-use super::cache::LayerCache;
+use super::{cache::LayerCache, inputs::Placement};
 use crate::config::{DecoderConfig, Family};
 
 /// A pre-norm layer of `x: [B, T, C]`: `x + attention(norm(x))`, then `x + mlp(norm(x))`.
@@ -53,7 +53,7 @@ impl<R: Runtime> DecoderLayer<R> {
         &self,
         x: &Var<R>,
         tables: Option<&RotaryTables<R>>,
-        mask: Option<&Var<R>>,
+        placement: &Placement<R>,
         cache: Option<&mut LayerCache<R>>,
     ) -> Result<(Var<R>, Option<Routing<R>>)> {
         let h = self.input_norm.forward(x).within("input_norm")?;
@@ -63,8 +63,12 @@ impl<R: Runtime> DecoderLayer<R> {
         }
         // Of tokens that the cache dropped, the mask says nothing.
         let kept = k.dims()[2];
-        let mask = mask.map(|mask| last_columns(mask, kept)).transpose()?;
-        let x = self.self_attn.attend([q, k, v], mask.as_ref(), x).within("self_attn")?;
+        let mask = placement.mask.as_ref().map(|mask| last_columns(mask, kept)).transpose()?;
+        let x = match &placement.segments {
+            Some(segments) => self.self_attn.attend_segments([q, k, v], segments, x),
+            None => self.self_attn.attend([q, k, v], mask.as_ref(), x),
+        };
+        let x = x.within("self_attn")?;
         self.mlp.forward_onto(&self.mlp_norm.forward(&x).within("mlp_norm")?, &x).within("mlp")
     }
 }

@@ -6,7 +6,11 @@ mod layer;
 mod tensor_plan;
 
 use autograd::Var;
-use nn::{Embedding, Forward, Init, Initializer, Linear, Module, Rotary, moe::Routing};
+use nn::{
+    Embedding, Forward, Init, Initializer, Linear, Module, Rotary,
+    moe::Routing,
+    parallel::{ContextSlot, VocabularyLoss},
+};
 use numcore::{
     Error, Result, Runtime, Within,
     ops::{Apply, IndexOps, PointwiseOps},
@@ -25,8 +29,8 @@ use crate::{
 };
 
 /// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3, and, with
-/// mixtures of experts, Mixtral, Qwen 1.5, 2 and 3. Tokens `[B, T]` (`i64`)
-/// give the logits of each next token, `[B, T, V]`.
+/// mixtures of experts, Mixtral, Qwen 1.5, 2 and 3. Tokens `[B, T]` (`i64`) give the logits of each next token, `[B, T, V]`; where
+/// sequences are cut over ranks, of this rank's part of the tokens.
 ///
 /// Dropout is none: what `config.json` says of it is kept and written back.
 #[derive(Debug, Module)]
@@ -41,6 +45,8 @@ pub struct Decoder<R: Runtime> {
     pub norm: DecoderNorm<R>,
     /// The projection to logits; absent where it is the token embedding.
     pub lm_head: Option<Linear<R>>,
+    /// The ranks that sequences are cut over, and which part of them is here: losses take their targets by it.
+    pub context: ContextSlot<R>,
     #[module(skip)]
     config: DecoderConfig,
     #[module(skip)]
@@ -65,6 +71,7 @@ impl<R: Runtime> Decoder<R> {
             layers: (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>()?,
             norm: DecoderNorm::new(init, &config)?,
             lm_head: (!config.tied).then(head).transpose()?,
+            context: ContextSlot::cuts(),
             rotary: config.rope.map(|rope| rope.rotary(config.head_dim)),
             config,
         })
@@ -106,13 +113,14 @@ impl<R: Runtime> Decoder<R> {
         tokens: &Var<R>,
         mut inputs: DecoderInputs<'_, R>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let placement = Placement::of(tokens, &inputs, self.layers.len())?;
-        let mut x = self.embed(tokens, &placement)?;
+        let placement = Placement::of(tokens, &inputs, self.layers.len(), &self.context)?;
+        let mut x = self.embed(&self.context.take(tokens, 1)?, &placement)?;
         let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
-        let (mask, mut routings) = (placement.mask.as_ref(), Vec::new());
+        let mut routings = Vec::new();
         for (i, layer) in self.layers.iter().enumerate() {
             let cache = inputs.cache.as_deref_mut().map(|cache| cache.layer(i));
-            let (y, routing) = layer.forward(&x, tables.as_ref(), mask, cache).within(format_args!("layers.{i}"))?;
+            let (y, routing) =
+                layer.forward(&x, tables.as_ref(), &placement, cache).within(format_args!("layers.{i}"))?;
             x = y;
             routings.extend(routing);
         }
@@ -153,6 +161,15 @@ impl<R: Runtime> Decoder<R> {
         let sum = losses.into_iter().map(Ok).reduce(|sum: Result<Var<R>>, loss| sum?.add(&loss?));
         let none = || Err(Error::state("balance_loss", "was given where no layer sent its tokens"));
         sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)
+    }
+
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the logits of [`forward_with`](Decoder::forward_with). Where sequences are cut
+    /// over ranks, targets are those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    ///
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn next_token_loss(&self, logits: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
+        self.context.loss(targets, loss, |targets, loss| loss.of(logits, targets, None))
     }
 
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {

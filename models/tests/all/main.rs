@@ -4,6 +4,7 @@ mod adapters;
 #[cfg(feature = "text")]
 mod chats;
 mod common;
+mod context;
 mod decoders;
 mod encoders;
 mod experts;

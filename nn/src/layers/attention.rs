@@ -8,7 +8,10 @@ use numcore::{
 };
 
 use super::Linear;
-use crate::{Forward, Init, Initializer, Module, Param, parallel::TensorStyle};
+use crate::{
+    Forward, Init, Initializer, Module, Param,
+    parallel::{ContextSlot, TensorStyle},
+};
 
 /// Options of attention: masks, window, scale and soft cap.
 pub struct AttentionOptions<'a, R: Runtime> {
@@ -54,6 +57,7 @@ pub struct MultiHeadAttention<R: Runtime> {
     /// The output projection, applied to the concatenated heads.
     pub out_proj: Linear<R>,
     heads: usize,
+    context: ContextSlot<R>,
 }
 
 impl<R: Runtime> MultiHeadAttention<R> {
@@ -64,7 +68,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         let in_proj_weight = init.weight([3 * width, width], Initializer::XavierUniform { gain: 1.0 })?;
         let in_proj_bias = Some(init.bias([3 * width], Initializer::Zeros)?);
         let out_proj = Linear::new(&init.clone().biases(Initializer::Zeros), width, width)?;
-        Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads })
+        Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads, context: ContextSlot::refuses() })
     }
 
     /// This layer without biases.

@@ -4,10 +4,10 @@ use autograd::{Var, next_seed};
 use numcore::{
     Error, Result, Runtime, Tensor, Within,
     fused::NnOps,
-    ops::{Apply, PointwiseOps, ViewOps},
+    ops::{Apply, PointwiseOps},
 };
 
-use crate::{Forward, Mode, Module};
+use crate::{Forward, Mode, Module, parallel::SequencePart};
 
 /// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times
 /// as large.
@@ -29,18 +29,20 @@ impl Dropout {
         Ok(Dropout { p, mode: Mode::default() })
     }
 
-    /// The dropout of part `k` of `n` of a sequence, `[.., T/n, C]`, if `part` is `(k, n)`: with the mask that the whole sequence would have
-    /// there. For models whose values are cut along the sequence ([`Placed::sequence_part`](crate::parallel::Placed::sequence_part)).
+    /// The dropout of values `[.., T, C]` of a part of a sequence, if one is given: with the mask that the whole sequence would have there. For
+    /// models whose values are cut along the sequence ([`ContextSlot::part_of_values`](crate::parallel::ContextSlot::part_of_values)).
+    ///
+    /// The mask is drawn for all of the sequence, and kept for the part.
     #[track_caller]
-    pub fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<(usize, usize)>) -> Result<Var<R>> {
-        let Some((k, n)) = part.filter(|_| !self.is_identity()) else { return self.forward(x) };
+    pub fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<&SequencePart>) -> Result<Var<R>> {
+        let Some(part) = part.filter(|_| !self.is_identity()) else { return self.forward(x) };
         let shape = x.spec().shape;
-        let Some(dim) = shape.rank().checked_sub(2) else {
-            return Err(Error::shape("dropout", &[shape], "needs [.., T, C], a part of a sequence"));
+        let Some(dim) = shape.rank().checked_sub(2).filter(|&dim| shape[dim] == part.len()) else {
+            let why = format!("needs [.., T, C], with {} tokens of a sequence", part.len());
+            return Err(Error::shape("dropout", &[shape], why));
         };
-        let len = shape[dim];
-        let ones = Tensor::ones(x.runtime(), shape.with(dim, n * len), x.dtype())?;
-        let factors = ones.dropout(self.p, next_seed())?.narrow(dim as isize, k * len, len)?.copy()?;
+        let ones = Tensor::ones(x.runtime(), shape.with(dim, part.tokens()), x.dtype())?;
+        let factors = part.take(&ones.dropout(self.p, next_seed())?, dim)?.copy()?;
         x.mul(&Var::new(factors))
     }
 

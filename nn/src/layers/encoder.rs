@@ -7,7 +7,10 @@ use super::{
     Activation, Dropout, LayerNorm, Linear,
     attention::{check_cut_alike, check_heads, merge_heads, split_heads},
 };
-use crate::{Forward, Init, Module, parallel::RowCut};
+use crate::{
+    Forward, Init, Module,
+    parallel::{ContextSlot, RowCut},
+};
 
 /// The sizes and options of an [`EncoderBlock`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,6 +53,7 @@ pub struct EncoderBlock<R: Runtime> {
     /// The norm of the linear layers: before them, or after they were added.
     pub norm2: LayerNorm<R>,
     dropout: Dropout,
+    context: ContextSlot<R>,
     #[module(skip)]
     config: EncoderBlockConfig,
 }
@@ -73,6 +77,7 @@ impl<R: Runtime> EncoderBlock<R> {
             fc2: Linear::new(init, hidden, width)?,
             norm2: norm()?,
             dropout: Dropout::new(config.dropout)?,
+            context: ContextSlot::refuses(),
             config,
         })
     }

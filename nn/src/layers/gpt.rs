@@ -12,7 +12,7 @@ use numcore::{
 use super::{Activation, Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
 use crate::{
     Forward, Init, Initializer, Module,
-    parallel::{Exchange, Placed, TensorPlan, TensorStyle, VocabularyLoss},
+    parallel::{ContextSlot, Exchange, Placed, TensorPlan, TensorStyle, VocabularyLoss},
 };
 
 /// The sizes and options of a [`Gpt`].
@@ -56,7 +56,7 @@ impl Default for GptConfig {
 }
 
 /// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]`
-/// (`i64`) to logits of each next token, `[B, T, V]`.
+/// (`i64`) to logits of each next token, `[B, T, V]`. Where sequences are cut over ranks, logits are those of this rank's part of the tokens.
 ///
 /// Weights are initialized as normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
 #[derive(Debug, Module)]
@@ -71,6 +71,8 @@ pub struct Gpt<R: Runtime> {
     pub lnf: LayerNorm<R>,
     /// The projection to logits; absent where it is the token embedding.
     pub head: Option<Linear<R>>,
+    /// The ranks that sequences are cut over, and which part of them is here: losses of one's own take their targets by it.
+    pub context: ContextSlot<R>,
     dropout: Dropout,
 }
 
@@ -87,11 +89,13 @@ impl<R: Runtime> Gpt<R> {
             blocks: (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?,
             lnf: LayerNorm::new(init, width)?,
             head: (!tied_head).then(head).transpose()?,
+            context: ContextSlot::cuts(),
             dropout: Dropout::new(dropout)?,
         })
     }
 
-    /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`.
+    /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`, of this rank's part of the sequence where that is
+    /// cut.
     #[track_caller]
     pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
         let (shape, context) = (tokens.spec().shape, self.wpe.weight.shape()[0]);
@@ -101,9 +105,11 @@ impl<R: Runtime> Gpt<R> {
         if t > context {
             return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
         }
-        // Positions are rows 0 .. T: a view of the table, not a gather.
-        let positions = self.wpe.weight.var().narrow(0, 0, t)?;
-        let x = self.dropout.forward(&self.wte.forward(tokens).within("wte")?.add(&positions)?)?;
+        let part = self.context.part(t)?;
+        // Positions are rows of the table: views of it, not a gather.
+        let positions = part.take(&self.wpe.weight.var().narrow(0, 0, t)?, 0)?;
+        let x = self.wte.forward(&part.take(tokens, 1)?).within("wte")?.add(&positions)?;
+        let x = self.dropout.forward_part(&x, Some(&part).filter(|part| !part.is_whole()))?;
         self.wte.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 
@@ -118,7 +124,8 @@ impl<R: Runtime> Gpt<R> {
     }
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits. Where
-    /// the projection is cut along the vocabulary no rank has the logits of all of it.
+    /// the projection is cut along the vocabulary no rank has the logits of all of it. Where sequences are cut over ranks, tokens and targets
+    /// are still those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
     pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         self.next_token_loss_of(&self.decoded(tokens)?, targets, loss)
     }
@@ -126,10 +133,10 @@ impl<R: Runtime> Gpt<R> {
     /// The loss, like [`next_token_loss`](Gpt::next_token_loss), for the output of the last block.
     pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         let (here, placed) = (self.logits_here(x)?, self.cut_projection());
-        if placed.is_none() && loss.z_loss == 0.0 {
-            return here.cross_entropy_with(targets, None, loss.cross_entropy);
-        }
-        loss.of(&here, targets, placed.as_deref())
+        self.context.loss(targets, loss, |targets, loss| match placed {
+            None if loss.z_loss == 0.0 => here.cross_entropy_with(targets, None, loss.cross_entropy),
+            placed => loss.of(&here, targets, placed.as_deref()),
+        })
     }
 
     /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and head along the

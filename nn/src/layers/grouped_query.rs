@@ -3,7 +3,7 @@
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Within,
-    fused::{NnOps, SdpaOptions},
+    fused::SdpaOptions,
     ops::{Apply, ViewOps},
 };
 
@@ -11,7 +11,10 @@ use super::{
     Linear, RmsNorm, RotaryTables,
     attention::{check_cut_alike, merge_heads, three},
 };
-use crate::{Forward, Init, Module, Visitor, parallel::RowCut};
+use crate::{
+    Forward, Init, Module, Visitor,
+    parallel::{ContextSlot, RowCut},
+};
 
 /// The sizes and options of a [`GroupedQueryAttention`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,6 +51,7 @@ pub struct GroupedQueryAttention<R: Runtime> {
     pub k_norm: Option<RmsNorm<R>>,
     /// The output projection, applied to the concatenated heads.
     pub o_proj: Linear<R>,
+    context: ContextSlot<R>,
     #[module(skip)]
     config: GroupedQueryConfig,
 }
@@ -96,6 +100,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             q_norm: config.head_norm.map(norm).transpose()?,
             k_norm: config.head_norm.map(norm).transpose()?,
             o_proj: Linear::new(init, heads * head_dim, width)?.with_bias_if(config.output_bias),
+            context: ContextSlot::attends(),
             config,
         })
     }
@@ -126,10 +131,28 @@ impl<R: Runtime> GroupedQueryAttention<R> {
     /// The output `[B, T, C]` of queries over keys and values, the queries being the last of the keys' positions, plus `residual`. A `bool`
     /// mask that broadcasts to `[B, H, T, S]` is false where a query must not attend, besides what comes later.
     #[track_caller]
-    pub fn attend(&self, [q, k, v]: [Var<R>; 3], mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
+    pub fn attend(&self, qkv: [Var<R>; 3], mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
+        self.attend_within(qkv, mask, None, residual)
+    }
+
+    /// The output like [`attend`](GroupedQueryAttention::attend), where tokens see none of another document: `segments`, `[B, T]` (`i64`), has
+    /// the document of each token of the sequence; of all of it, where it is cut over ranks.
+    #[track_caller]
+    pub fn attend_segments(&self, qkv: [Var<R>; 3], segments: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
+        self.attend_within(qkv, None, Some(segments), residual)
+    }
+
+    #[track_caller]
+    fn attend_within(
+        &self,
+        [q, k, v]: [Var<R>; 3],
+        mask: Option<&Var<R>>,
+        segments: Option<&Var<R>>,
+        residual: &Var<R>,
+    ) -> Result<Var<R>> {
         let window = (self.config.window.map(|keys| keys.saturating_sub(1)), None);
         let options = SdpaOptions { mask, causal: true, window, lower_right: true, scale: None, softcap: None };
-        let found = merge_heads(&q.attention_with(&k, &v, options)?)?;
+        let found = merge_heads(&self.context.attention([&q, &k, &v], options, segments)?)?;
         self.o_proj.forward_onto(&found, residual).within("o_proj")
     }
 

@@ -13,7 +13,7 @@ use numcore::{
 };
 
 use super::{Dropout, optional};
-use crate::{Forward, Init, Initializer, Module, Param, Visitor};
+use crate::{Forward, Init, Initializer, Module, Param, Visitor, parallel::ContextSlot};
 
 /// The computation of a recurrent layer in one time step.
 pub trait RecurrentCell: Send + Sync + 'static {
@@ -328,6 +328,7 @@ impl<R: Runtime, C: RecurrentCell> Module<R> for Recurrent<R, C> {
             pass.bias_hh.visit(&name("bias_hh"), visitor);
         }
         Module::<R>::visit(&self.dropout, "dropout", visitor);
+        visitor.context(&ContextSlot::refuses());
         visitor.leave();
     }
 }

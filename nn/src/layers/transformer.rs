@@ -3,7 +3,7 @@
 use autograd::{Var, recomputed};
 use numcore::{
     Result, Runtime, Within,
-    fused::NnOps,
+    fused::SdpaOptions,
     ops::{PointwiseOps, ViewOps},
 };
 
@@ -11,7 +11,10 @@ use super::{
     Activation, Dropout, LayerNorm, Linear,
     attention::{check_heads, merge_heads, split_heads, three},
 };
-use crate::{Forward, Init, Module, parallel::RowCut};
+use crate::{
+    Forward, Init, Module,
+    parallel::{ContextSlot, RowCut},
+};
 
 /// Causal self-attention of `x: [B, T, C]`: no position sees a later one.
 #[derive(Debug, Module)]
@@ -21,6 +24,7 @@ pub struct CausalSelfAttention<R: Runtime> {
     /// The output projection, applied to the concatenated heads.
     pub proj: Linear<R>,
     heads: usize,
+    context: ContextSlot<R>,
 }
 
 impl<R: Runtime> CausalSelfAttention<R> {
@@ -32,6 +36,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
             qkv: Linear::new(init, width, 3 * width)?.cut_along(rows),
             proj: Linear::new(init, width, width)?,
             heads,
+            context: ContextSlot::attends(),
         })
     }
 
@@ -48,7 +53,8 @@ impl<R: Runtime> CausalSelfAttention<R> {
         let parts = self.qkv.forward(x).within("qkv")?.chunk(-1, 3)?;
         let heads = self.qkv.share_of(self.heads);
         let [q, k, v] = three(parts)?.map(|x| split_heads(&x, heads));
-        let found = q?.attention(&k?, &v?, None, true, None)?;
+        let options = SdpaOptions { causal: true, ..SdpaOptions::default() };
+        let found = self.context.attention([&q?, &k?, &v?], options, None)?;
         recomputed(&[&found], |x| merge_heads(&x[0]))
     }
 }
@@ -123,8 +129,10 @@ impl<R: Runtime> Block<R> {
         if self.dropout.is_identity() {
             return last.forward_onto(h, x);
         }
-        let part = last.weight.placed().and_then(|placed| placed.sequence_part());
-        x.add(&self.dropout.forward_part(&last.forward(h)?, part)?)
+        let within = last.weight.placed().and_then(|placed| placed.sequence_part());
+        let h = last.forward(h)?;
+        let part = self.attention.context.part_of_values(h.dims()[h.dims().len() - 2], within)?;
+        x.add(&self.dropout.forward_part(&h, part.as_ref())?)
     }
 }
 

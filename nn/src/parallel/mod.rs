@@ -1,4 +1,4 @@
-//! Tensor parallelism: a model whose layers are cut over the ranks of a group, with the values and gradients of the whole model.
+//! Tensor and context parallelism. Tensor parallelism: a model whose layers are cut over the ranks of a group, with the values and gradients of the whole model.
 //!
 //! A model is written, and made, as on one rank. A [`TensorPlan`] says by the names of its layers which are cut and how;
 //! [`TensorPlan::apply`] leaves each rank with its pieces of the parameters and tells the layers. From then on [`Linear`](crate::Linear),
@@ -18,20 +18,27 @@
 //!
 //! Experts are shared out among other ranks ([`ExpertGroups`]): those that have different examples.
 //!
+//! Context parallelism leaves the layers whole and cuts sequences: a model's [`ContextSlot`]s take a rank's part of tokens and targets, and its
+//! attention sees the keys of all ranks through the [`ContextGroup`] that [`cut_sequences`] gave them.
+//!
 //! **Invariant**: ranks of a group compute with the same inputs, or make the same calls whatever their tokens are, so all of them make the same
 //! exchanges in the same order.
 
 mod apply;
+mod context;
 mod cuts;
 mod group;
 mod loss;
 mod placed;
 mod plan;
+mod sequence;
 
 pub(crate) use apply::PieceOf;
+pub use context::{ContextAttention, ContextGroup, ContextSlot, context_ranks, cut_sequences, same_segment};
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
 pub use loss::VocabularyLoss;
 pub use placed::Placed;
 pub(crate) use placed::own_rows;
 pub use plan::{TensorPlan, TensorStyle};
+pub use sequence::SequencePart;

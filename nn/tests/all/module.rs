@@ -115,6 +115,7 @@ fn every_part_is_shown_where_it_occurs() {
             ModuleEntry::Buffer(_) => format!("buffer {name}"),
             ModuleEntry::Mode(_) => format!("mode {name}"),
             ModuleEntry::Adapter(_) => format!("adapter {name}"),
+            ModuleEntry::Context(_) => format!("context {name}"),
         });
     });
     assert!(seen.iter().any(|s| s == "mode blocks.1.dropout") && seen.iter().any(|s| s == "mode blocks.0.norm"));

@@ -7,7 +7,10 @@ use smallvec::{SmallVec, smallvec};
 use super::{Fused, Softmax, as_forward};
 use crate::{
     DType, Error, Result, Shape, Tensor,
-    ops::{Apply, Backprop, Bits, Matmul, MatmulOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
+    ops::{
+        Apply, Backprop, Bits, Matmul, MatmulOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps,
+        rule::no_gradient,
+    },
     pointwise::Program,
 };
 
@@ -37,6 +40,9 @@ pub struct Attention {
     pub softcap: Option<f64>,
     /// Whether an additive mask is given.
     pub masked: bool,
+    /// Whether the keys are a part of those that queries attend to: whoever merges the parts differentiates them. [`AttentionGrad`] is then given
+    /// `o` and `lse` of all keys, and its gradients are those by the keys it is given.
+    pub partial: bool,
 }
 
 impl Attention {
@@ -55,7 +61,15 @@ impl Attention {
 
     /// Scores multiplied with `scale`; no mask, and every query sees every key.
     pub fn new(scale: f64) -> Self {
-        Attention { causal: false, window: [None, None], lower_right: false, scale, softcap: None, masked: false }
+        Attention {
+            causal: false,
+            window: [None, None],
+            lower_right: false,
+            scale,
+            softcap: None,
+            masked: false,
+            partial: false,
+        }
     }
 
     /// Whether the call uses nothing but a causal mask from the first query and key, a scale and an additive mask: the
@@ -239,6 +253,12 @@ impl Fused for Attention {
     }
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
+        if self.partial {
+            return Err(no_gradient(
+                "attention",
+                "it is over a part of the keys: the whole that parts are merged to has the gradient",
+            ));
+        }
         let mut ins: SmallVec<[T; 7]> =
             smallvec![cx.grad()?, cx.output(Attention::OUTPUT)?, cx.output(Attention::LSE)?];
         for i in 0..Attention::MASK + usize::from(self.masked) {
@@ -299,16 +319,23 @@ impl Fused for AttentionGrad {
     }
 
     /// With `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk = dSᵀ·q·scale`;
-    /// `dS` times the slope of a soft cap.
+    /// `dS` times the slope of a soft cap. Of a part of the keys, `P` is by the given `lse`, and the sum is `Σ g ∘ o`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let [g, q, k, v] =
             [AttentionGrad::GRAD, AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| ins[i]);
         let sizes = HeadSizes::of(q.spec().shape, k.spec().shape);
         let (scores, slope) = self.0.scores(q, k, ins.get(AttentionGrad::MASK).copied())?;
-        let p = self.0.probabilities(&scores)?;
+        let p = match self.0.partial {
+            false => self.0.probabilities(&scores)?,
+            true => weights(&scores, ins[AttentionGrad::LSE])?,
+        };
         let g = sizes.grouped(g)?;
         let dp = sizes.ungrouped(&T::apply1(Matmul, &[&g, &v.t()?])?)?;
-        let mut ds = p.mul(&dp.sub(&p.mul(&dp)?.sum(&[-1], true)?)?)?.mul(self.0.scale)?;
+        let weighed = match self.0.partial {
+            false => p.mul(&dp)?,
+            true => ins[AttentionGrad::GRAD].mul(ins[AttentionGrad::OUTPUT])?,
+        };
+        let mut ds = p.mul(&dp.sub(&weighed.sum(&[-1], true)?)?)?.mul(self.0.scale)?;
         if let Some(slope) = &slope {
             ds = ds.mul(slope)?;
         }
@@ -330,4 +357,12 @@ impl Fused for AttentionGrad {
     fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
         Ok(())
     }
+}
+
+/// The probabilities of scores `[B, H, T, S]` whose logsumexp over all keys is `lse`; 0 where a query attends to none.
+fn weights<T: Apply>(scores: &T, lse: &T) -> Result<T> {
+    static WEIGHTS: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("attention_weights", |[s, l], []| [(s - l.ne(f64::NEG_INFINITY).select(l, 0.0)).exp()])
+    });
+    scores.apply_program(&WEIGHTS, &[&lse.to_dtype(scores.spec().dtype)?.unsqueeze(-1)?], &[])
 }

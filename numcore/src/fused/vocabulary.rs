@@ -176,7 +176,8 @@ pub trait NnOps: Apply {
         let lower_right = lower_right && banded && key.spec().shape.dims().get(2) != self.spec().shape.dims().get(2);
         let causal = causal || right == Some(0);
         let window = [left, right.filter(|_| !causal)];
-        let op = Attention { causal, window, lower_right, scale, softcap, masked: mask.is_some() };
+        let masked = mask.is_some();
+        let op = Attention { causal, window, lower_right, softcap, masked, ..Attention::new(scale) };
         let mask = mask.map(|m| attention::additive(self, m)).transpose()?;
         let ins: SmallVec<[&Self; 4]> = [self, key, value].into_iter().chain(&mask).collect();
         Ok(Self::apply(op.into(), &ins)?.remove(0))

@@ -3,6 +3,7 @@
 mod averaging;
 mod buffers;
 mod common;
+mod context;
 mod control;
 mod doors;
 mod evaluation;

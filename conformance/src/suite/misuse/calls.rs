@@ -184,7 +184,7 @@ fn attention(draw: &mut Draw, dtype: DType) -> (Op, Vec<Spec>) {
     let window = [(); 2].map(|()| draw.once_in(4).then(|| draw.number()));
     let softcap = draw.once_in(4).then_some(3.0);
     let [causal, lower_right] = [2, 4].map(|n| draw.once_in(n));
-    let op = Attention { causal, window, lower_right, scale: 0.5, softcap, masked };
+    let op = Attention { causal, window, lower_right, softcap, masked, ..Attention::new(0.5) };
     let mut ins: Vec<Spec> =
         [[b, 2 * kv, t, d], [b, kv, s, d], [b, kv, s, e]].map(|dims| Spec::new(dims, dtype)).into();
     ins.extend(masked.then(|| Spec::new([t, s], dtype)));

@@ -1,0 +1,167 @@
+//! Attention over keys and values that are gathered from all ranks, in forward and again in backward, so that none keeps them.
+
+use std::{ops::Range, sync::Arc};
+
+use autograd::{Function, Var};
+use nn::parallel::SequencePart;
+use numcore::{
+    Result, Runtime, Tensor,
+    fused::{Attention, AttentionGrad},
+    ops::{Apply, Backprop, PointwiseOps, ViewOps, cat},
+};
+
+use super::{
+    masks::segment_mask,
+    order::ZigZag,
+    sequence::{SequenceExchange, SequenceStep},
+};
+use crate::comm::{Comm, Communicator};
+
+/// The attention of the queries here, in one or two calls, over the keys and values of all ranks.
+pub(super) struct GatheredAttention<R: Runtime> {
+    pub(super) comm: Comm<R>,
+    pub(super) order: ZigZag,
+    /// What queries see, were the sequence whole.
+    pub(super) op: Attention,
+    /// The document of each token of the whole sequence, `[B, T]`.
+    pub(super) segments: Option<Tensor<R>>,
+    pub(super) of: Arc<str>,
+}
+
+/// Some of the queries here, and the keys that they may see.
+struct KeysSeen {
+    rows: Range<usize>,
+    queries: SequencePart,
+    keys: Range<usize>,
+    op: Attention,
+}
+
+impl<R: Runtime> GatheredAttention<R> {
+    /// Which queries see which keys: a causal chunk those up to its end, so that nothing is computed of the rest.
+    fn seen(&self) -> Vec<KeysSeen> {
+        let ZigZag { rank, chunk, .. } = self.order;
+        if !self.op.causal {
+            let (rows, keys) = (0..2 * chunk, 0..self.order.tokens());
+            return vec![KeysSeen { rows, queries: self.order.part_of(rank), keys, op: self.op.clone() }];
+        }
+        let chunks = self.order.chunks_of(rank).into_iter().enumerate();
+        chunks
+            .map(|(k, at)| {
+                let first = self.op.window[0].map_or(0, |before| at.start.saturating_sub(before));
+                let keys = first..at.end;
+                let op = Attention { lower_right: keys.len() != chunk, ..self.op.clone() };
+                let queries = SequencePart::of(self.order.tokens(), [at]);
+                KeysSeen { rows: k * chunk..(k + 1) * chunk, queries, keys, op }
+            })
+            .collect()
+    }
+
+    fn mask(&self, seen: &KeysSeen, like: &Tensor<R>) -> Result<Option<Tensor<R>>> {
+        let of = |segments| {
+            segment_mask(segments, &seen.queries, &SequencePart::of(self.order.tokens(), [seen.keys.clone()]), like)
+        };
+        self.segments.as_ref().map(of).transpose()
+    }
+
+    /// The step that gathers keys and values, next to each other, or scatters their gradients.
+    fn exchange(&self, what: SequenceStep, when: &str) -> SequenceExchange<R> {
+        let of = format!("{}, keys and values{when}", self.of).into();
+        SequenceExchange { what, comm: self.comm.clone(), order: self.order, of }
+    }
+}
+
+impl<R: Runtime> Function<R> for GatheredAttention<R> {
+    fn name(&self) -> &'static str {
+        "gathered_attention"
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        let (q, both) = (&ins[0], cat(&[&ins[1], &ins[2]], -1)?);
+        let both = self.exchange(SequenceStep::Gather, "").run(&both)?;
+        let [k, v] = apart(&both, ins[1].shape()[3])?;
+        let (mut outputs, mut sums) = (Vec::new(), Vec::new());
+        for seen in self.seen() {
+            let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
+            let (q, k, v, mask) = (rows(q, &seen.rows)?, k?, v?, self.mask(&seen, q)?);
+            let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
+            let mut found = Tensor::apply(seen.op.into(), &operands)?.into_iter();
+            outputs.extend(found.next());
+            sums.extend(found.next());
+        }
+        Ok(vec![stacked(&outputs)?, cat(&sums.iter().collect::<Vec<_>>(), 2)?])
+    }
+
+    fn always(&self) -> Option<&R> {
+        Some(self.comm.runtime())
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let upstream = cx.grad()?;
+        let [q, k, v] = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
+        let (o, sums) = (cx.output(Attention::OUTPUT)?, cx.output(Attention::LSE)?);
+        let both = self.exchange(SequenceStep::Gather, ", again").apply(&cat(&[&k, &v], -1)?)?;
+        let depth = k.spec().shape[3];
+        let [k, v] = apart(&both, depth)?;
+        let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
+        for seen in self.seen() {
+            let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
+            let [g, o, sums, q] = [&upstream, &o, &sums, &q].map(|x| rows(x, &seen.rows));
+            let (g, o, q, k, v) = (g?, o?, q?, k?, v?);
+            // Kernels read sums that lie next to each other. A gradient that is differentiated again does not read them.
+            let sums = Var::new(sums?.value()?.contiguous()?);
+            let mask = self.mask(&seen, &q.value()?)?.map(Var::new);
+            let operands: Vec<&Var<R>> = [&g, &o, &sums, &q, &k, &v].into_iter().chain(&mask).collect();
+            let mut found = Var::apply(AttentionGrad(seen.op.clone()).into(), &operands)?;
+            of_queries.push(found.remove(0));
+            of_keys.push((seen.keys, cat(&[&found[0], &found[1]], -1)?));
+        }
+        cx.give_value(0, &stacked(&of_queries)?)?;
+        let whole = added(&of_keys, self.order.tokens())?;
+        let [dk, dv] = apart(&self.exchange(SequenceStep::Scatter, ", their gradients").apply(&whole)?, depth)?;
+        cx.give_value(1, &dk)?;
+        cx.give_value(2, &dv)
+    }
+}
+
+/// Keys and values that lie next to each other.
+pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
+    let width = both.spec().shape[3];
+    Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
+}
+
+fn rows<T: Apply>(x: &T, rows: &Range<usize>) -> Result<T> {
+    x.narrow(2, rows.start, rows.len())
+}
+
+/// Rows `[B, H, n, D]` one after another, stored token by token, as queries usually are: heads that were split by a view are merged by a view.
+pub(super) fn stacked<T: Apply>(parts: &[T]) -> Result<T> {
+    if let [only] = parts {
+        return Ok(only.clone());
+    }
+    let parts = parts.iter().map(|part| part.transpose(1, 2)).collect::<Result<Vec<_>>>()?;
+    cat(&parts.iter().collect::<Vec<_>>(), 1)?.transpose(1, 2)
+}
+
+/// The sum of values `[B, G, n, D]` of ranges of a sequence, over all of the sequence.
+fn added<R: Runtime>(parts: &[(Range<usize>, Var<R>)], tokens: usize) -> Result<Var<R>> {
+    let mut edges: Vec<usize> =
+        parts.iter().flat_map(|(range, _)| [range.start, range.end]).chain([0, tokens]).collect();
+    edges.sort_unstable();
+    edges.dedup();
+    let piece = |ends: &[usize]| {
+        let covers = |range: &Range<usize>| range.start <= ends[0] && ends[1] <= range.end;
+        let own = parts.iter().filter(|(range, _)| covers(range));
+        let mut own = own.map(|(range, x)| x.narrow(2, ends[0] - range.start, ends[1] - ends[0]));
+        let Some(first) = own.next().transpose()? else {
+            let spec = parts[0].1.spec();
+            let shape = spec.shape.with(2, ends[1] - ends[0]);
+            return Ok(Var::new(Tensor::zeros(parts[0].1.runtime(), shape, spec.dtype)?));
+        };
+        own.try_fold(first, |sum, x| sum.add(&x?))
+    };
+    let pieces = edges.windows(2).map(piece).collect::<Result<Vec<_>>>()?;
+    match &pieces[..] {
+        [only] => Ok(only.clone()),
+        pieces => cat(&pieces.iter().collect::<Vec<_>>(), 2),
+    }
+}

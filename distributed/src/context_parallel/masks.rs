@@ -1,0 +1,16 @@
+//! Masks of packed documents: tokens see none of another.
+
+use nn::parallel::{SequencePart, same_segment};
+use numcore::{Result, Runtime, Tensor, ops::PointwiseOps};
+
+/// What is added to the scores of some queries with some keys, `[B, 1, n, m]`, of the dtype of `like`: 0 where both are of one document, −∞
+/// where they are not. `segments`, `[B, T]`, has the document of each token of the whole sequence.
+pub(super) fn segment_mask<R: Runtime>(
+    segments: &Tensor<R>,
+    queries: &SequencePart,
+    keys: &SequencePart,
+    like: &Tensor<R>,
+) -> Result<Tensor<R>> {
+    let apart = same_segment(&queries.take(segments, 1)?, &keys.take(segments, 1)?)?.logical_not()?;
+    Tensor::zeros(like.runtime(), [], like.dtype())?.masked_fill(&apart, f64::NEG_INFINITY)
+}

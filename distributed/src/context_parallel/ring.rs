@@ -1,0 +1,289 @@
+//! Ring attention (Liu et al. 2023): blocks of keys and values travel from rank to rank while attention over the last is computed.
+//!
+//! The attention of some queries over a block of keys is `o` and the logarithm of its sum of weights; two of them are merged by these sums
+//! ([`merged`]). In backward the sums over all keys are known, so each block gives its part of every gradient by itself. A block's gradient
+//! follows it around, and is home after as many hops as the block made.
+
+use std::sync::{Arc, LazyLock};
+
+use autograd::{Function, Var, is_grad_enabled};
+use nn::parallel::SequencePart;
+use numcore::{
+    ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
+    fused::{Attention, AttentionGrad},
+    ops::{Apply, Backprop, PointwiseOps, ViewOps, cat},
+    pointwise::Program,
+};
+
+use super::{
+    gathered::{apart, stacked},
+    masks::segment_mask,
+    order::ZigZag,
+};
+use crate::comm::{Collectives, Comm, Communicator, Named, Work};
+
+/// The attention of the queries here over blocks of keys and values that come by.
+pub(super) struct RingAttention<R: Runtime> {
+    pub(super) comm: Comm<R>,
+    pub(super) order: ZigZag,
+    /// What queries see, were the sequence whole.
+    pub(super) op: Attention,
+    /// The document of each token of the whole sequence, `[B, T]`.
+    pub(super) segments: Option<Tensor<R>>,
+    pub(super) of: Arc<str>,
+}
+
+/// Which chunks a step computes with, of the two that each rank has: 0 is the early one, 1 the late one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RingStep {
+    /// The rank whose keys and values are here.
+    owner: usize,
+    queries: (usize, usize),
+    keys: (usize, usize),
+    causal: bool,
+}
+
+const BOTH: (usize, usize) = (0, 2);
+const EARLY: (usize, usize) = (0, 1);
+const LATE: (usize, usize) = (1, 2);
+
+/// What a rank computes in step `j`, with the block that has made as many hops. The early chunks of earlier ranks come before all queries
+/// here, and their late ones after; chunks of later ranks come between the two of this one.
+fn step(order: ZigZag, causal: bool, j: usize) -> RingStep {
+    let ZigZag { rank, ranks, .. } = order;
+    let owner = (rank + ranks - j) % ranks;
+    let (queries, keys) = match () {
+        () if !causal || owner == rank => (BOTH, BOTH),
+        () if owner < rank => (BOTH, EARLY),
+        () => (LATE, BOTH),
+    };
+    RingStep { owner, queries, keys, causal: causal && owner == rank }
+}
+
+/// The output of attention over some keys, and the logarithms of its sums of weights, both in the type of computation.
+struct Found<R: Runtime> {
+    o: Tensor<R>,
+    lse: Tensor<R>,
+}
+
+impl<R: Runtime> RingAttention<R> {
+    fn step(&self, j: usize) -> RingStep {
+        step(self.order, self.op.causal, j)
+    }
+
+    /// The call of a step, and its mask.
+    fn call(&self, step: RingStep, like: &Tensor<R>) -> Result<(Attention, Option<Tensor<R>>)> {
+        let chunks = |rank: usize, (from, to): (usize, usize)| {
+            SequencePart::of(self.order.tokens(), self.order.chunks_of(rank)[from..to].to_vec())
+        };
+        let of = |segments: &Tensor<R>| {
+            let queries = chunks(self.order.rank, step.queries);
+            segment_mask(segments, &queries, &chunks(step.owner, step.keys), like)
+        };
+        let mask = self.segments.as_ref().map(of).transpose()?;
+        Ok((Attention { causal: step.causal, partial: true, ..self.op.clone() }, mask))
+    }
+
+    /// Some of the chunks of a value, `[.., 2n, D]`.
+    fn chunks(&self, x: &Tensor<R>, (from, to): (usize, usize)) -> Result<Tensor<R>> {
+        x.narrow(2, from * self.order.chunk, (to - from) * self.order.chunk)
+    }
+
+    /// Starts to give `x` to the next rank, for what the one before has.
+    fn pass_on(&self, x: &Tensor<R>, when: &str) -> Result<InFlight<R>> {
+        let (rank, ranks) = (self.order.rank, self.order.ranks);
+        let comm = Named::over(&self.comm, &format!("{}, {when}", self.of));
+        let out = TensorMut::alloc(x.runtime(), Shape::new(&[x.shape().numel()])?, x.dtype())?;
+        let work = comm.send_recv(x, (rank + 1) % ranks, out, (rank + ranks - 1) % ranks)?;
+        Ok(InFlight { work, shape: *x.shape() })
+    }
+
+    /// The attention of the chunks of one step.
+    fn found(&self, step: RingStep, q: &Tensor<R>, both: &Tensor<R>, depth: usize) -> Result<Found<R>> {
+        let [k, v] = apart(&self.chunks(both, step.keys)?, depth)?;
+        let (q, (op, mask)) = (self.chunks(q, step.queries)?, self.call(step, q)?);
+        let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
+        let found = Tensor::apply(op.into(), &operands)?;
+        let [o, lse] = [&found[Attention::OUTPUT], &found[Attention::LSE]];
+        Ok(Found { o: o.to_dtype(o.dtype().compute())?, lse: lse.unsqueeze(-1)? })
+    }
+
+    /// The gradients of queries, and of keys and values next to each other, by the chunks of one step: in the type of computation.
+    fn gradients(&self, step: RingStep, saved: &SavedByRing<R>, both: &Tensor<R>) -> Result<[Tensor<R>; 2]> {
+        let [k, v] = apart(&self.chunks(both, step.keys)?, saved.depth)?;
+        let [g, o, q] = [&saved.g, &saved.o, &saved.q].map(|x| self.chunks(x, step.queries));
+        // Kernels read sums that lie next to each other.
+        let (g, o, q, lse) = (g?, o?, q?, self.chunks(&saved.lse, step.queries)?.contiguous()?);
+        let (op, mask) = self.call(step, &q)?;
+        let operands: Vec<&Tensor<R>> = [&g, &o, &lse, &q, &k, &v].into_iter().chain(&mask).collect();
+        let found = Tensor::apply(AttentionGrad(op).into(), &operands)?;
+        let wide = q.dtype().compute();
+        Ok([found[0].to_dtype(wide)?, cat(&[&found[1], &found[2]], -1)?.to_dtype(wide)?])
+    }
+
+    /// A value of all chunks with what is known of some added to it, which is all there is if there was none.
+    fn added(&self, sum: Option<Tensor<R>>, x: Tensor<R>, (from, to): (usize, usize)) -> Result<Tensor<R>> {
+        if (from, to) == BOTH {
+            return sum.map_or(Ok(x.clone()), |sum| sum.add(&x));
+        }
+        let other = if from == 0 { LATE } else { EARLY };
+        let (some, rest) = match sum {
+            Some(sum) => (self.chunks(&sum, (from, to))?.add(&x)?, self.chunks(&sum, other)?),
+            None => (x.clone(), Tensor::zeros(x.runtime(), *x.shape(), x.dtype())?),
+        };
+        if from == 0 { cat(&[&some, &rest], 2) } else { cat(&[&rest, &some], 2) }
+    }
+}
+
+/// A value on its way around the ring.
+struct InFlight<R: Runtime> {
+    work: Work<TensorMut<R>>,
+    shape: Shape,
+}
+
+impl<R: Runtime> InFlight<R> {
+    fn arrived(self) -> Result<Tensor<R>> {
+        self.work.wait()?.freeze()?.reshape(self.shape)
+    }
+}
+
+/// What backward reads.
+struct SavedByRing<R: Runtime> {
+    g: Tensor<R>,
+    q: Tensor<R>,
+    o: Tensor<R>,
+    lse: Tensor<R>,
+    depth: usize,
+}
+
+impl<R: Runtime> Function<R> for RingAttention<R> {
+    fn name(&self) -> &'static str {
+        "ring_attention"
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        let (q, depth, ranks) = (&ins[0], ins[1].shape()[3], self.order.ranks);
+        let mut both = cat(&[&ins[1], &ins[2]], -1)?;
+        let mut halves: [Option<Found<R>>; 2] = [None, None];
+        for j in 0..ranks {
+            let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values")).transpose()?;
+            let step = self.step(j);
+            let found = self.found(step, q, &both, depth)?;
+            for (k, half) in halves[step.queries.0..step.queries.1].iter_mut().enumerate() {
+                let [o, lse] = [&found.o, &found.lse].map(|x| self.chunks(x, (k, k + 1)));
+                let own = Found { o: o?, lse: lse? };
+                *half = Some(match half.take() {
+                    Some(before) => merged(&before, &own)?,
+                    None => own,
+                });
+            }
+            if let Some(next) = next {
+                both = next.arrived()?;
+            }
+        }
+        let halves: Vec<Found<R>> = halves.into_iter().flatten().collect();
+        let outputs = halves.iter().map(|half| half.o.to_dtype(q.dtype())).collect::<Result<Vec<_>>>()?;
+        let sums: Vec<&Tensor<R>> = halves.iter().map(|half| &half.lse).collect();
+        Ok(vec![stacked(&outputs)?, cat(&sums, 2)?.squeeze(-1)?])
+    }
+
+    fn always(&self) -> Option<&R> {
+        Some(self.comm.runtime())
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        if is_grad_enabled() {
+            let why =
+                "a ring of keys and values cannot be differentiated twice; take `ContextExchange::AllGather`".into();
+            return Err(ErrorKind::NoGradient { op: "ring_attention", why }.into());
+        }
+        let [k, v] = [cx.input(1)?.value()?, cx.input(2)?.value()?];
+        let saved = SavedByRing {
+            g: cx.grad()?.value()?,
+            q: cx.input(0)?.value()?,
+            o: cx.output(Attention::OUTPUT)?.value()?,
+            lse: cx.output(Attention::LSE)?.value()?,
+            depth: k.shape()[3],
+        };
+        let ranks = self.order.ranks;
+        let (mut both, mut of_queries, mut home, mut travelling) = (cat(&[&k, &v], -1)?, None, None, None);
+        for j in 0..ranks {
+            let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values, again")).transpose()?;
+            let step = self.step(j);
+            let [dq, dkv] = self.gradients(step, &saved, &both)?;
+            of_queries = Some(self.added(of_queries, dq, step.queries)?);
+            if j == 0 {
+                home = Some(dkv);
+            } else {
+                // What the ranks before this one have added to the gradient of this block.
+                let before = travelling.take().map(InFlight::arrived).transpose()?;
+                travelling = Some(self.pass_on(&self.added(before, dkv, step.keys)?, "their gradients")?);
+            }
+            if let Some(next) = next {
+                both = next.arrived()?;
+            }
+        }
+        let others = travelling.map(InFlight::arrived).transpose()?;
+        let (Some(dq), Some(home)) = (of_queries, home) else { return Ok(()) };
+        let dkv = others.map_or(Ok(home.clone()), |others| home.add(&others))?;
+        let [dk, dv] = apart(&dkv, saved.depth)?;
+        for (i, (gradient, like)) in [(dq, &saved.q), (dk, &k), (dv, &v)].into_iter().enumerate() {
+            cx.give_value(i, &Var::new(gradient.to_dtype(like.dtype())?))?;
+        }
+        Ok(())
+    }
+}
+
+/// The attention over the keys of both: weights are `exp` of the differences of the sums' logarithms. A query without keys has a sum of 0.
+fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>> {
+    static OUTPUT: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("merge_attention", |[o, p, l, m], []| {
+            let top = l.max(m);
+            let top = top.ne(f64::NEG_INFINITY).select(top, 0.0);
+            let (x, y) = ((l - top).exp(), (m - top).exp());
+            let sum = x + y;
+            [(o * x + p * y) / sum.gt(0.0).select(sum, 1.0)]
+        })
+    });
+    static SUM: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("merge_lse", |[l, m], []| {
+            let top = l.max(m);
+            let level = top.ne(f64::NEG_INFINITY).select(top, 0.0);
+            [level + ((l - level).exp() + (m - level).exp()).log()]
+        })
+    });
+    Ok(Found {
+        o: a.o.apply_program(&OUTPUT, &[&b.o, &a.lse, &b.lse], &[])?,
+        lse: a.lse.apply_program(&SUM, &[&b.lse], &[])?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_the_causal_mask_and_equal_work() {
+        for ranks in [1, 2, 3, 4, 5, 8] {
+            for rank in 0..ranks {
+                let order = ZigZag::of(2 * ranks, rank, ranks).unwrap();
+                let mut seen = Vec::new();
+                for j in 0..ranks {
+                    let step = step(order, true, j);
+                    let [queries, keys] = [(rank, step.queries), (step.owner, step.keys)].map(|(rank, (from, to))| {
+                        order.chunks_of(rank)[from..to].iter().map(|chunk| chunk.start).collect::<Vec<_>>()
+                    });
+                    let sees = |q: usize, k: usize| !step.causal || k <= q;
+                    let pairs = queries.iter().flat_map(|&q| keys.iter().map(move |&k| (q, k)));
+                    seen.extend(pairs.filter(|&(q, k)| sees(q, k)));
+                    // Two whole chunks by a chunk in each step but the first, which has two halves and a whole.
+                    assert_eq!(queries.len() * keys.len(), if j == 0 { 4 } else { 2 });
+                }
+                seen.sort_unstable();
+                let own = order.chunks_of(rank).map(|chunk| chunk.start);
+                let all: Vec<_> = own.iter().flat_map(|&q| (0..=q).map(move |k| (q, k))).collect();
+                assert_eq!(seen, all, "rank {rank} of {ranks}");
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Sequences gathered and scattered in their own order: each is the gradient of the other.
+
+use std::sync::Arc;
+
+use autograd::{Function, Var, apply_function};
+use numcore::{
+    Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{Backprop, Bits, Saves, ViewOps},
+};
+
+use super::order::ZigZag;
+use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
+
+/// What is done with the sequence of `[B, G, T, D]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SequenceStep {
+    /// Parts of all ranks become the whole, which each uses differently.
+    Gather,
+    /// Each rank gets its part of the sum of all ranks' values.
+    Scatter,
+}
+
+/// A step, with the ranks that take it.
+pub(super) struct SequenceExchange<R: Runtime> {
+    pub(super) what: SequenceStep,
+    pub(super) comm: Comm<R>,
+    pub(super) order: ZigZag,
+    /// What it is of, by which calls are told apart.
+    pub(super) of: Arc<str>,
+}
+
+impl<R: Runtime> SequenceExchange<R> {
+    /// The value after the step.
+    pub(super) fn run(&self, x: &Tensor<R>) -> Result<Tensor<R>> {
+        let comm = Named::over(&self.comm, &self.of);
+        match self.what {
+            SequenceStep::Gather => self.gathered(&comm, x),
+            SequenceStep::Scatter => self.scattered(&comm, x),
+        }
+    }
+
+    /// The variable after the step.
+    pub(super) fn apply(self, x: &Var<R>) -> Result<Var<R>> {
+        Ok(apply_function(Arc::new(self), &[x])?.remove(0))
+    }
+
+    fn gathered(&self, comm: &Comm<R>, x: &Tensor<R>) -> Result<Tensor<R>> {
+        let (shape, n) = (*x.shape(), comm.size());
+        let out = TensorMut::alloc(x.runtime(), Shape::new(&[n * shape.numel()])?, x.dtype())?;
+        let all = comm.all_gather(x, out)?.wait()?.freeze()?.reshape([n, shape.numel()])?;
+        let parts = (0..n).map(|rank| all.select(0, rank)?.reshape(shape)).collect::<Result<Vec<_>>>()?;
+        self.order.joined(&parts, 2)
+    }
+
+    fn scattered(&self, comm: &Comm<R>, x: &Tensor<R>) -> Result<Tensor<R>> {
+        let chunks = self.order.dealt(x, 2)?;
+        let own = TensorMut::alloc(x.runtime(), chunks.shape().with(0, 2), x.dtype())?;
+        self.order.merged(&comm.reduce_scatter(&chunks, own, ReduceOp::Sum)?.wait()?.freeze()?)
+    }
+}
+
+impl<R: Runtime> Function<R> for SequenceExchange<R> {
+    fn name(&self) -> &'static str {
+        match self.what {
+            SequenceStep::Gather => "gather_sequence",
+            SequenceStep::Scatter => "scatter_sequence",
+        }
+    }
+
+    fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
+        Ok(vec![self.run(&ins[0])?])
+    }
+
+    fn saves(&self) -> Saves {
+        Saves { inputs: Bits::NONE, outputs: Bits::NONE }
+    }
+
+    fn always(&self) -> Option<&R> {
+        Some(self.comm.runtime())
+    }
+
+    fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
+        let what = match self.what {
+            SequenceStep::Gather => SequenceStep::Scatter,
+            SequenceStep::Scatter => SequenceStep::Gather,
+        };
+        let of = format!("{}, backward", self.of).into();
+        let back = SequenceExchange { what, comm: self.comm.clone(), order: self.order, of };
+        let upstream = cx.grad()?;
+        cx.give_value(0, &back.apply(&upstream)?)
+    }
+}

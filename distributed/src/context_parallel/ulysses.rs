@@ -1,0 +1,73 @@
+//! Ulysses (Jacobs et al. 2023): each rank has some of the heads of the whole sequence while attention is computed.
+
+use autograd::Var;
+use nn::parallel::SequencePart;
+use numcore::{
+    Error, Result, Runtime,
+    fused::Attention,
+    ops::{Apply, ViewOps, cat},
+};
+
+use super::{masks::segment_mask, order::ZigZag};
+use crate::{
+    comm::{Comm, Communicator, Named},
+    differentiable::all_to_all,
+};
+
+/// Attention between two exchanges: parts of sequences become heads, and heads become parts of sequences again.
+pub(super) fn by_heads<R: Runtime>(
+    comm: &Comm<R>,
+    order: ZigZag,
+    [q, k, v]: [&Var<R>; 3],
+    (op, segments): (Attention, Option<Var<R>>),
+    of: &str,
+) -> Result<Var<R>> {
+    let ranks = order.ranks;
+    let [h, g] = [q, k].map(|x| x.spec().shape[1]);
+    let shared = g < ranks && ranks.is_multiple_of(g.max(1));
+    if !h.is_multiple_of(ranks) || !(shared || g.is_multiple_of(ranks)) {
+        let why = format!(
+            "{h} heads of queries and {g} of keys cannot be shared out among {ranks} ranks: take \
+             `ContextExchange::AllGather`, or ranks that divide the heads"
+        );
+        return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape], why).on_rank(comm.world_rank()));
+    }
+    let comm = &Named::over(comm, of);
+    // Ranks that have different heads of queries of one group each get its keys and values.
+    let [k, v] = if shared { [repeated(k, ranks / g)?, repeated(v, ranks / g)?] } else { [k.clone(), v.clone()] };
+    let (q, both) = (to_heads(comm, order, q)?, to_heads(comm, order, &cat(&[&k, &v], -1)?)?);
+    let depth = k.spec().shape[3];
+    let (k, v) = (both.narrow(3, 0, depth)?, both.narrow(3, depth, both.spec().shape[3] - depth)?);
+    let whole = SequencePart::whole(order.tokens());
+    let mask = segments.map(|segments| segment_mask(&segments.value()?, &whole, &whole, &q.value()?)).transpose()?;
+    let mask = mask.map(Var::new);
+    let operands: Vec<&Var<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
+    to_tokens(comm, order, &Var::apply(op.into(), &operands)?.remove(0))
+}
+
+/// Each head `times` times, one after another: `[B, G, T, D]` as `[B, G · times, T, D]`.
+fn repeated<R: Runtime>(x: &Var<R>, times: usize) -> Result<Var<R>> {
+    let &[b, g, t, d] = x.spec().shape.dims() else {
+        return Err(Error::shape("attention", &[x.spec().shape], "needs [B, G, T, D]"));
+    };
+    x.unsqueeze(2)?.broadcast_to([b, g, times, t, d])?.reshape([b, g * times, t, d])
+}
+
+/// All heads of a part of the sequence, `[B, H, T/c, D]`, as some heads of all of it, `[B, H/c, T, D]`.
+fn to_heads<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var<R>> {
+    let (ranks, shape) = (order.ranks, x.spec().shape);
+    let heads = x.reshape([shape[0], ranks, shape[1] / ranks, shape[2], shape[3]])?.transpose(0, 1)?;
+    let parts = all_to_all(comm, &heads)?.chunk(0, ranks)?;
+    let parts = parts.iter().map(|part| part.squeeze(0)).collect::<Result<Vec<_>>>()?;
+    order.joined(&parts, 2)
+}
+
+/// Some heads of the whole sequence, `[B, H/c, T, D]`, as all heads of a part of it, `[B, H, T/c, D]`.
+fn to_tokens<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var<R>> {
+    let (ranks, shape) = (order.ranks, x.spec().shape);
+    let [b, h, n, d] = [shape[0], shape[1], 2 * order.chunk, shape[3]];
+    // Two chunks of each rank, [c, 2, B, H/c, n/2, D].
+    let chunks = order.dealt(x, 2)?;
+    let heads = all_to_all(comm, &chunks)?.reshape([ranks, 2, b, h, order.chunk, d])?;
+    heads.permute(&[2, 0, 3, 1, 4, 5])?.reshape([b, ranks * h, n, d])
+}

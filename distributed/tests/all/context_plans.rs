@@ -1,0 +1,198 @@
+//! Models whose sequences cannot be cut, and trainers that cannot train them: what is refused, and that the errors say why.
+
+use autograd::Var;
+use distributed::{
+    buckets::BucketOptions,
+    comm::{Collectives, Communicator, NoOpCommunicator, Ranks},
+    context_parallel::ContextExchange,
+    ddp::Ddp,
+    mesh::{AsMesh, Mesh},
+    pipeline::PipelineGroups,
+    plan::{Axis, ParallelPlan},
+    train::TrainStep,
+};
+use nn::{
+    Activation, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig, GroupedQueryAttention,
+    GroupedQueryConfig, Init, Lstm, Module, MultiHeadAttention, RecurrentConfig, parallel::ContextSlot,
+};
+use numcore::{DType, Result, Runtime, Tensor, fused::SdpaOptions, ops::ViewOps};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+
+use crate::common::cpu;
+
+const SMALL: GptConfig = GptConfig {
+    vocab: 16,
+    context: 12,
+    layers: 1,
+    heads: 2,
+    width: 8,
+    bias: true,
+    dropout: 0.0,
+    activation: Activation::Gelu,
+    tied_head: false,
+};
+
+/// A model that takes its part of sequences, with something in it.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Around<R: Runtime, M: Module<R>> {
+    inner: M,
+    context: ContextSlot<R>,
+}
+
+fn over(comm: &distributed::comm::Comm<Cpu>, axis: Axis) -> Result<Mesh<Cpu>> {
+    Mesh::new(comm, ParallelPlan::of([(axis, comm.size())])?)
+}
+
+/// The error of cutting what `make` gives over two ranks, which both report.
+fn refused<M: Module<Cpu>>(make: impl Fn(&Init<Cpu>) -> Result<M> + Sync) -> String {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = make(&Init::new(comm.runtime(), 0))?;
+        over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)
+    });
+    let mut errors: Vec<String> =
+        outcomes.unwrap().into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect();
+    assert_eq!(errors.len(), 2);
+    errors.remove(0)
+}
+
+#[test]
+fn layers_that_need_all_of_a_sequence_are_refused_by_name() {
+    let encoder = EncoderBlockConfig {
+        width: 8,
+        heads: 2,
+        hidden: 16,
+        activation: Activation::Gelu,
+        pre_norm: true,
+        qkv_bias: true,
+        eps: 1e-5,
+        dropout: 0.0,
+    };
+    let around = |inner| Around { inner, context: ContextSlot::cuts() };
+    for error in [
+        refused(|init| Ok(around_of(MultiHeadAttention::new(init, 8, 2)?))),
+        refused(|init| EncoderBlock::new(init, encoder).map(around)),
+        refused(|init| Ok(around_of(Lstm::new(init, RecurrentConfig::new(8, 8))?))),
+    ] {
+        assert!(error.contains("inner") && error.contains("all tokens of a sequence"), "{error}");
+    }
+}
+
+fn around_of<M: Module<Cpu>>(inner: M) -> Around<Cpu, M> {
+    Around { inner, context: ContextSlot::cuts() }
+}
+
+#[test]
+fn models_that_do_not_cut_sequences_are_refused() {
+    let block = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
+    let error = refused(|init| Block::new(init, block));
+    assert!(error.contains("ContextSlot::cuts"), "{error}");
+    let twice = Ranks::new(2).run(cpu, |comm| {
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
+        let mesh = over(&comm, Axis::Context)?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)
+    });
+    assert!(twice.unwrap_err().to_string().contains("cut already"));
+    // One rank is told as well.
+    let rt = cpu(0).unwrap();
+    let model = Block::new(&Init::new(&rt, 0), block).unwrap();
+    let error = NoOpCommunicator::new(&rt).as_mesh().context_parallel(&model, ContextExchange::AllGather).unwrap_err();
+    assert!(error.to_string().contains("ContextSlot::cuts"), "{error}");
+}
+
+#[test]
+fn sequences_that_cannot_be_shared_out_are_refused() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
+        over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
+        model.forward(&Var::new(Tensor::zeros(comm.runtime(), [1, 10], DType::I64)?)).map(drop)
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("10 tokens") && error.contains("pad them to 12"), "{error}");
+}
+
+#[test]
+fn masks_and_windows_to_both_sides_are_refused() {
+    let config = GroupedQueryConfig {
+        width: 8,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 4,
+        fused: false,
+        bias: false,
+        output_bias: false,
+        head_norm: None,
+        window: None,
+    };
+    let error = |causal: bool, masked: bool| {
+        let outcome = Ranks::new(2).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let model = around_of(GroupedQueryAttention::new(&Init::new(rt, 0), config)?);
+            over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
+            let x = Var::new(Tensor::zeros(rt, [1, 6, 8], DType::F32)?);
+            let [q, k, v] = model.inner.project(&x, None)?;
+            if masked {
+                let mask = Var::new(Tensor::zeros(rt, [1, 1, 6, 12], DType::Bool)?);
+                return model.inner.attend([q, k, v], Some(&mask), &x).map(drop);
+            }
+            let slot = ContextSlot::<Cpu>::attends();
+            let slot = Around { inner: slot, context: ContextSlot::cuts() };
+            over(&comm, Axis::Context)?.context_parallel(&slot, ContextExchange::AllGather)?;
+            let options = SdpaOptions { causal, window: (Some(2), Some(2)), ..SdpaOptions::default() };
+            slot.inner.attention([&q, &k, &v], options, None).map(drop)
+        });
+        outcome.unwrap_err().to_string()
+    };
+    assert!(error(true, true).contains("give segments"));
+    assert!(error(false, false).contains("sliding window"));
+}
+
+#[test]
+fn a_step_wants_the_sequences_cut_over_its_own_mesh() {
+    let build = |cut: bool, axis: Axis, canonical: bool| {
+        let outcome = Ranks::new(2).run(cpu, |comm| {
+            let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
+            if cut {
+                over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
+            }
+            let builder = TrainStep::builder(&over(&comm, axis)?, &model).optimizer(SgdConfig::default());
+            builder.buckets(BucketOptions { canonical, ..Default::default() }).build().map(drop)
+        });
+        outcome.unwrap_err().to_string()
+    };
+    assert!(build(true, Axis::Data, false).contains("are cut over 2 ranks, and the mesh has 1 along context"));
+    assert!(build(false, Axis::Context, false).contains("are cut over 1 ranks, and the mesh has 2 along context"));
+    assert!(build(true, Axis::Context, true).contains("canonical order"));
+    let by_hand = Ranks::new(2).run(cpu, |comm| {
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
+        over(&comm, Axis::Context)?.context_parallel(&model, ContextExchange::AllGather)?;
+        Ddp::new(&comm, &model).map(drop)
+    });
+    assert!(by_hand.unwrap_err().to_string().contains("sequences cut over ranks"));
+    let stages = Ranks::new(2).run(cpu, |comm| PipelineGroups::new(&over(&comm, Axis::Context)?, 1).map(drop));
+    assert!(stages.unwrap_err().to_string().contains("not cut along context yet"));
+}
+
+#[test]
+fn ranks_along_context_draw_the_same_random_values() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        autograd::manual_seed(comm.rank() as u64);
+        let mesh = over(&comm, Axis::Context)?;
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+        TrainStep::builder(&mesh, &model).optimizer(SgdConfig::default()).build().map(drop)
+    });
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("the random state, which ranks along context share"), "{error}");
+    // Parts of a batch are read along data, and sums are over both.
+    let sizes = Ranks::new(4).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Context, 2)])?)?;
+        mesh.gradients().barrier()?;
+        Ok([mesh.batch().size(), mesh.gradients().size(), mesh.axis(Axis::Context).size()])
+    });
+    assert_eq!(sizes.unwrap(), vec![[2, 4, 2]; 4]);
+    let part = Tensor::zeros(&cpu(0).unwrap(), [2, 6], DType::I64).unwrap();
+    assert_eq!(ContextSlot::<Cpu>::cuts().take(&part.narrow(0, 0, 1).unwrap(), 1).unwrap().shape()[..], [1, 6]);
+}

@@ -1,0 +1,160 @@
+//! Context parallelism with what else there is: checkpointed segments, skipped steps, memory, ranks that disagree.
+
+use std::sync::Arc;
+
+use autograd::{Var, backward, checkpoint};
+use distributed::{
+    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
+    context_parallel::ContextExchange,
+    mesh::{AsMesh, Mesh},
+    plan::{Axis, ParallelPlan},
+    train::{Loss, TrainStep},
+    zero::ZeroStage,
+};
+use nn::{Forward, Gpt, GptConfig, Init};
+use numcore::{
+    DType, MemoryCategory, Result, Runtime, Tensor,
+    ops::{Apply, PointwiseOps, ReduceOps},
+};
+use optim::LossScaler;
+use runtime_cpu::Cpu;
+
+use crate::{
+    common::{adamw, cpu},
+    tensor_common::TensorCase,
+};
+
+const EXCHANGES: [ContextExchange; 3] = [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses];
+
+fn case(c: usize, exchange: ContextExchange) -> TensorCase {
+    let mut case = TensorCase { exchange, ..TensorCase::new(2 * c) };
+    case.model.context = 4 * c;
+    case
+}
+
+fn over(comm: &Comm<Cpu>) -> Result<Mesh<Cpu>> {
+    Mesh::new(comm, ParallelPlan::of([(Axis::Context, comm.size())])?)
+}
+
+/// Losses and gradient norms of steps whose blocks are recomputed in backward.
+fn checkpointed(case: &TensorCase, mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
+    autograd::manual_seed(5);
+    let model = Arc::new(case.build(mesh)?);
+    let mut step =
+        TrainStep::builder(mesh, &*model).optimizer(adamw()).zero(ZeroStage::Parameters).max_norm(0.5).build()?;
+    let mut seen = Vec::new();
+    for k in 0..3 {
+        let (x, y) = case.batch(mesh.world().runtime(), k, &[0, 1, 2])?;
+        let metrics = step.step(|_| {
+            let mut h = model.embed(&x)?;
+            for i in 0..case.model.layers {
+                let model = model.clone();
+                h = checkpoint(&[&h], move |h| Ok(vec![model.blocks[i].forward(&h[0])?]))?.remove(0);
+            }
+            Loss::sum(model.next_token_loss_of(&h, &y, &case.loss)?, (3 * case.model.context) as f64)
+        })?;
+        seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+    }
+    Ok(seen)
+}
+
+#[test]
+fn checkpointed_segments_exchange_again() {
+    for exchange in EXCHANGES {
+        for c in [2, 3] {
+            let mut case = case(c, exchange);
+            case.model.dropout = 0.2;
+            let rt = cpu(0).unwrap();
+            let one = checkpointed(&case, &NoOpCommunicator::new(&rt).as_mesh()).unwrap();
+            for many in Ranks::new(c).run(cpu, |comm| checkpointed(&case, &over(&comm)?)).unwrap() {
+                let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-11 * b.abs();
+                assert!(many.len() == 6 && many.iter().zip(&one).all(close), "{exchange:?} {c}: {many:?} {one:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_overflow_on_one_rank_is_skipped_by_all() {
+    let case = case(2, ContextExchange::Ring);
+    let outcomes = Ranks::new(4).run(cpu, |comm| {
+        let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Context, 2)])?)?;
+        let model = case.build(&mesh)?;
+        let scaler = LossScaler::starting_at(4.0)?;
+        let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw()).loss_scaling(scaler).build()?;
+        let stepped = [0, 1, 2].map(|k| {
+            let metrics = step.step(|_| {
+                let (x, y) = case.batch(comm.runtime(), k, &[mesh.batch().rank()])?;
+                let loss = model.next_token_loss(&x, &y, &case.loss)?;
+                // The root of a zero, which has no finite gradient.
+                let weight = model.lnf.weight.var();
+                let root = weight.sub(&weight.detach())?.sqrt()?.sum(&[], false)?;
+                Loss::sum(if k == 1 && comm.rank() == 3 { loss.add(&root)? } else { loss }, 1.0)
+            });
+            metrics.unwrap().stepped()
+        });
+        Ok((stepped, step.scaler().map(|scaler| scaler.factor())))
+    });
+    assert_eq!(outcomes.unwrap(), vec![([true, false, true], Some(2.0)); 4]);
+}
+
+/// Bytes that a forward pass leaves for backward on each rank, and the most there are until backward has ended.
+fn kept(c: usize, exchange: ContextExchange) -> Vec<[usize; 2]> {
+    let config = GptConfig { vocab: 16, context: 256, layers: 2, heads: 8, width: 32, ..Default::default() };
+    let kept = Ranks::new(c).run(cpu, |comm| {
+        let rt = comm.runtime();
+        let model = Gpt::new(&Init::new(rt, 3), config)?;
+        over(&comm)?.context_parallel(&model, exchange)?;
+        let tokens = Var::new(Tensor::zeros(rt, [1, 256], DType::I64)?);
+        let live = || rt.memory().of(MemoryCategory::Activations).live;
+        let before = live();
+        let found = model.blocks.iter().try_fold(model.embed(&tokens)?, |x, block| block.forward(&x))?;
+        let bytes = live() - before;
+        rt.reset_peak();
+        backward(&found.sum(&[], false)?)?;
+        Ok([bytes, rt.memory().of(MemoryCategory::Activations).peak - before])
+    });
+    kept.unwrap()
+}
+
+#[test]
+fn activations_are_those_of_the_tokens_here() {
+    let [whole, most] = kept(1, ContextExchange::AllGather)[0];
+    for exchange in EXCHANGES {
+        for c in [2, 4, 8] {
+            for [own, peak] in kept(c, exchange) {
+                // Scores of all tokens would be more.
+                assert!(peak < most, "{exchange:?}: at most {peak} on each of {c} ranks, {most} on one");
+                // Attention by heads keeps its output, and what it becomes for the tokens here: two layers, 256 tokens, 32 channels.
+                let twice = if exchange == ContextExchange::Ulysses { 2 * 256 * 32 * 4 } else { 0 };
+                assert!(
+                    own * c <= whole + whole / 50 + twice,
+                    "{exchange:?}: {own} on each of {c} ranks, {whole} on one"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_differ_are_told_and_none_waits() {
+    for exchange in EXCHANGES {
+        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+            let model = case(2, exchange).build(&over(&comm)?)?;
+            let (x, _) = case(2, exchange).batch(comm.runtime(), 0, if comm.rank() == 0 { &[0] } else { &[0, 1] })?;
+            model.forward(&x).map(drop)
+        });
+        for outcome in outcomes.unwrap() {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("blocks.0"), "{exchange:?}: {error}");
+        }
+    }
+    let plans = Ranks::new(2).outcomes(cpu, |comm| {
+        let model = Gpt::new(&Init::new(comm.runtime(), 0), case(2, ContextExchange::Ring).model)?;
+        over(&comm)?.context_parallel(&model, EXCHANGES[comm.rank()])
+    });
+    for outcome in plans.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the model and its context exchange of rank 0 is not that of rank 1"), "{error}");
+    }
+}

@@ -1,0 +1,116 @@
+//! What context parallelism saves and costs: the most bytes of activations there were at once on a rank, bytes it sent in a step, and the time,
+//! for a GPT whose long sequences are whole on each rank, and cut over ranks that share keys and values in each of the ways there are.
+#![forbid(unsafe_code)]
+
+use std::{process::ExitCode, sync::Arc, time::Instant};
+
+use clap::Parser;
+use weftgrad::{
+    AnyRuntime, MemoryCategory,
+    distributed::{
+        comm::{Collectives, Comm, Communicator, CountingCommunicator},
+        context_parallel::ContextExchange,
+        mesh::Mesh,
+        plan::{Axis, ParallelPlan},
+        train::{Loss, TrainStep},
+    },
+    nn::{Gpt, GptConfig, Init, parallel::VocabularyLoss},
+    optim::{AdamWConfig, ParamGroups},
+    prelude::*,
+};
+use weftgrad_examples::{
+    Outcome,
+    options::{self, positive},
+    ranks::Joined,
+};
+
+/// Measure the memory, the traffic and the time of sequences that are cut over ranks.
+#[derive(Debug, Parser)]
+#[command(name = "long-context", version)]
+struct Options {
+    /// Ranks, all along the context axis.
+    #[arg(long, default_value = "4", value_parser = positive)]
+    ranks: usize,
+    /// Tokens of a sequence; a multiple of twice the ranks.
+    #[arg(long, default_value = "1024", value_parser = positive)]
+    tokens: usize,
+    /// Channels of the model; a multiple of its 8 heads.
+    #[arg(long, default_value = "128", value_parser = positive)]
+    width: usize,
+    /// Blocks of the model.
+    #[arg(long, default_value = "4", value_parser = positive)]
+    layers: usize,
+    /// Steps whose time is taken; the least is shown.
+    #[arg(long, default_value = "1", value_parser = positive)]
+    steps: usize,
+    #[command(flatten)]
+    joined: Joined,
+}
+
+/// How sequences lie on the ranks: whole on each, or cut.
+type Cut = Option<ContextExchange>;
+
+/// The most bytes of activations on a rank within a step, what it sent, the loss, and the seconds of the fastest step.
+struct Measured {
+    activations: usize,
+    sent: u64,
+    loss: f64,
+    seconds: f64,
+}
+
+fn main() -> ExitCode {
+    options::main(run)
+}
+
+fn run(options: &Options) -> Outcome<()> {
+    let ranks = options.joined.ranks(options.ranks)?;
+    let say = |line: String| {
+        if ranks.leads() {
+            println!("{line}");
+        }
+    };
+    say(format!("{:10} {:>12} {:>12} {:>10} {:>10}", "", "activations", "sent", "loss", "ms"));
+    for (name, cut) in [
+        ("whole", None),
+        ("gather", Some(ContextExchange::AllGather)),
+        ("ring", Some(ContextExchange::Ring)),
+        ("ulysses", Some(ContextExchange::Ulysses)),
+    ] {
+        let Measured { activations, sent, loss, seconds } = ranks.run(|comm| measure(comm, options, cut))?;
+        say(format!("{name:10} {activations:>12} {sent:>12} {loss:>10.5} {:>10.1}", 1e3 * seconds));
+    }
+    Ok(())
+}
+
+fn measure(comm: Comm<AnyRuntime>, options: &Options, cut: Cut) -> Result<Measured> {
+    let counting = Arc::new(CountingCommunicator::new(comm));
+    let comm: Comm<AnyRuntime> = counting.clone();
+    let rt = comm.runtime();
+    // Where sequences are whole, each rank has one of its own.
+    let axis = if cut.is_some() { Axis::Context } else { Axis::Data };
+    let mesh = Mesh::new(&comm, ParallelPlan::of([(axis, comm.size())])?)?;
+    let Options { tokens, layers, width, .. } = *options;
+    let config = GptConfig { vocab: 256, context: tokens, layers, heads: 8, width, ..Default::default() };
+    let model = Gpt::new(&Init::new(rt, 1), config)?;
+    if let Some(exchange) = cut {
+        mesh.context_parallel(&model, exchange)?;
+    }
+    let optimizer = ParamGroups::decay_matrices(AdamWConfig::default());
+    let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).max_norm(1.0).build()?;
+    let text = (0..tokens as i64).map(|i| (i * i + i / 7) % 256).collect::<Vec<_>>();
+    let text = Var::new(Tensor::from_slice(rt, [1, tokens], &text)?);
+    let loss = |_| Ok(Loss::mean(model.next_token_loss(&text, &text, &VocabularyLoss::default())?));
+    step.step(loss)?;
+    let mut measured = Measured { activations: 0, sent: 0, loss: 0.0, seconds: f64::INFINITY };
+    for _ in 0..options.steps {
+        comm.barrier()?;
+        rt.reset_peak();
+        counting.reset();
+        let begun = Instant::now();
+        measured.loss = step.step(loss)?.loss()?;
+        measured.seconds = measured.seconds.min(begun.elapsed().as_secs_f64());
+        measured.activations = rt.memory().of(MemoryCategory::Activations).peak;
+        measured.sent = counting.total().sent;
+    }
+    Ok(measured)
+}

@@ -1,0 +1,137 @@
+//! Pretrained decoders whose sequences are cut over ranks: logits and training steps are those of one rank.
+
+use autograd::Var;
+use distributed::{
+    comm::{Comm, Communicator, Ranks},
+    context_parallel::ContextExchange,
+    mesh::Mesh,
+    plan::{Axis, ParallelPlan},
+    train::{Loss, TrainStep},
+};
+use models::{Decoder, DecoderInputs, Pretrained};
+use nn::{Init, parallel::VocabularyLoss};
+use numcore::{
+    DType, Result, Tensor,
+    fused::{CrossEntropyOptions, Reduction},
+};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+
+use crate::common::*;
+
+const TOKENS: usize = 24;
+
+fn cut(comm: &Comm<Cpu>, name: &str, exchange: ContextExchange) -> Result<(Mesh<Cpu>, Decoder<Cpu>)> {
+    let mesh = Mesh::new(comm, ParallelPlan::of([(Axis::Context, comm.size())])?)?;
+    let init = Init::new(comm.runtime(), 0).dtype(DType::F64);
+    let model = Decoder::from_pretrained(reference(name), &init)?;
+    mesh.context_parallel(&model, exchange)?;
+    Ok((mesh, model))
+}
+
+/// Tokens `[2, T]`, and of packed rows their positions and documents, which chunks cut anywhere.
+fn packed(rt: &Cpu) -> Result<[Var<Cpu>; 3]> {
+    let lengths = [[5, 12, 7], [1, 8, 15]];
+    let all = |of: &dyn Fn(usize, usize, usize) -> i64| {
+        let row = |row: usize| {
+            lengths[row].into_iter().enumerate().flat_map(move |(k, len)| (0..len).map(move |i| (row, k, i)))
+        };
+        let values: Vec<i64> = (0..2).flat_map(row).map(|(row, k, i)| of(row, k, i)).collect();
+        Tensor::from_slice(rt, [2, TOKENS], &values).map(Var::new)
+    };
+    Ok([
+        all(&|row, k, i| ((row * 11 + k * 5 + i * 7) % 40) as i64)?,
+        all(&|_, _, i| i as i64)?,
+        all(&|_, k, _| k as i64 + 1)?,
+    ])
+}
+
+fn inputs<'a>([_, positions, segments]: &'a [Var<Cpu>; 3], packs: bool) -> DecoderInputs<'a, Cpu> {
+    DecoderInputs { positions: packs.then_some(positions), segments: packs.then_some(segments), cache: None }
+}
+
+fn run<T: Send>(ranks: usize, f: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Vec<T> {
+    Ranks::new(ranks).run(|_| Ok(cpu()), f).unwrap()
+}
+
+#[test]
+fn every_family_gives_the_logits_of_one_rank() {
+    for name in ["gpt2", "llama", "mistral", "qwen3"] {
+        for packs in [false, true] {
+            let logits = |ranks: usize, exchange: ContextExchange| {
+                run(ranks, |comm| {
+                    let (_, model) = cut(&comm, name, exchange)?;
+                    let given = packed(comm.runtime())?;
+                    let logits = model.forward_with(&given[0], inputs(&given, packs))?.value()?;
+                    Ok((logits.dims().to_vec(), logits.to_vec::<f64>()?, model.context.part(TOKENS)?))
+                })
+            };
+            let (dims, one, _) = logits(1, ContextExchange::AllGather).remove(0);
+            let whole = Tensor::from_slice(&cpu(), dims, &one).unwrap();
+            for exchange in [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses] {
+                // Mistral has a sliding window, and five heads.
+                if name == "mistral" && exchange != ContextExchange::AllGather {
+                    continue;
+                }
+                for ranks in [2, 4] {
+                    for (dims, here, part) in logits(ranks, exchange) {
+                        let here = Tensor::from_slice(&cpu(), dims, &here).unwrap();
+                        let due = part.take(&whole, 1).unwrap().contiguous().unwrap();
+                        close(&format!("{name} {exchange:?} {ranks} {packs}"), &here, &due, 1e-11);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_of_packed_rows_are_those_of_one_rank() {
+    let train = |ranks: usize, exchange: ContextExchange| {
+        let mut outcomes = run(ranks, |comm| {
+            let (mesh, model) = cut(&comm, "llama", exchange)?;
+            let optimizer = SgdConfig { lr: 0.1, ..Default::default() };
+            let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).max_norm(0.5).build()?;
+            let given = packed(comm.runtime())?;
+            let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+            let options = VocabularyLoss { cross_entropy, z_loss: 0.0 };
+            let mut seen = Vec::new();
+            for _ in 0..3 {
+                let metrics = step.step(|_| {
+                    let logits = model.forward_with(&given[0], inputs(&given, true))?;
+                    Loss::sum(model.next_token_loss(&logits, &given[0], &options)?, 2.0 * TOKENS as f64)
+                })?;
+                seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+            }
+            Ok(seen)
+        });
+        outcomes.remove(0)
+    };
+    let alone = train(1, ContextExchange::AllGather);
+    for exchange in [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses] {
+        for (a, b) in train(2, exchange).into_iter().zip(&alone) {
+            assert!((a - b).abs() <= 1e-11 * b.abs(), "{exchange:?}: {a} and {b}");
+        }
+    }
+}
+
+#[test]
+fn what_a_cut_decoder_cannot_do_it_refuses() {
+    let error = |f: fn(&Decoder<Cpu>, &Var<Cpu>) -> Result<Var<Cpu>>| {
+        let outcome = Ranks::new(2).run(
+            |_| Ok(cpu()),
+            |comm| {
+                let (_, model) = cut(&comm, "mistral", ContextExchange::Ring)?;
+                f(&model, &packed(comm.runtime())?[0]).map(drop)
+            },
+        );
+        outcome.unwrap_err().to_string()
+    };
+    let cached = error(|model, tokens| {
+        let mut cache = model.cache(TOKENS, vec![0; 2]);
+        model.forward_with(tokens, DecoderInputs { cache: Some(&mut cache), ..Default::default() })
+    });
+    assert!(cached.contains("cut over ranks"), "{cached}");
+    let window = error(|model, tokens| model.forward_with(tokens, DecoderInputs::default()));
+    assert!(window.contains("no sliding windows") && window.contains("AllGather"), "{window}");
+}
