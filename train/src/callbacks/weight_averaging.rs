@@ -27,8 +27,8 @@ static BLEND: LazyLock<Program> =
 /// quarter on each. For an evaluation they take the place of the weights: with ZeRO in the shards, so that no rank has more of the parameters than it keeps; elsewhere the ranks
 /// send each other their parts. Halves are averaged in `f32`. The stages of a pipeline are evaluated with their weights, and the averages are in its checkpoints.
 ///
-/// A limit: where ZeRO shards over a part of the ranks, with replicas of the shards or a tensor axis, every rank has all that it computes with in memory during an evaluation,
-/// and putting weights of half precision back rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
+/// A limit: where parameters are sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor axis, each rank has all that it computes with in memory
+/// during an evaluation, and putting weights of half precision back rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {
