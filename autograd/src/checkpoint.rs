@@ -151,7 +151,11 @@ impl<R: Runtime> NodeStep<'_, R> {
         let first = self.sweep.only.is_none() && self.sweep.leaf_state(leaf)?.grad.is_none();
         let grad = match first && !looks_at_gradients() {
             true => match grad.try_mut() {
-                Ok(memory) => return self.return_slot(leaf, memory),
+                Ok(memory) => {
+                    self.return_slot(leaf, memory)?;
+                    self.given[i] = true;
+                    return self.sweep.finish_edge(leaf, self.hook);
+                }
                 Err(shared) => shared,
             },
             false => grad,
