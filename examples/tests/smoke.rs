@@ -201,6 +201,14 @@ fn long_context() {
 }
 
 #[test]
+fn heterogeneous() {
+    let small = "--steps 4 --every 2 --batch 2 --context 16 --layers 1 --width 16";
+    runs(program!("heterogeneous"), &format!("--ranks 2 {small}"));
+    runs(program!("heterogeneous"), &format!("--ranks 1 {small}"));
+    refuses(program!("heterogeneous"), "--slow 0", "above 0");
+}
+
+#[test]
 fn zero() {
     runs(program!("zero"), "--ranks 2 --width 32 --layers 2");
     runs(program!("zero"), "--ranks 1 --width 32 --layers 2");

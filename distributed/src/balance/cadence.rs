@@ -29,7 +29,7 @@ impl Default for CadenceOptions {
 
 /// What was measured between two exchanges.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Window<'a> {
+pub struct CadenceWindow<'a> {
     /// How long each rank computed, in seconds.
     pub seconds: &'a [f64],
     /// How many micro-batches each rank computed.
@@ -41,14 +41,14 @@ pub struct Window<'a> {
 /// Counts of micro-batches that ranks of different speeds compute in the same time.
 ///
 /// ```
-/// use distributed::balance::{Cadence, CadenceOptions, Window};
+/// use distributed::balance::{Cadence, CadenceOptions, CadenceWindow};
 /// # fn main() -> numcore::Result<()> {
 /// let mut cadence = Cadence::new(2, CadenceOptions { anchor: 4, ..Default::default() })?;
 /// for _ in 0..3 {
 ///     // The first rank takes 0.2 s for a micro-batch, the second 0.5 s.
 ///     let batches = cadence.counts().to_vec();
 ///     let seconds = [0.2 * batches[0] as f64, 0.5 * batches[1] as f64];
-///     cadence.report(Window { seconds: &seconds, batches: &batches, exchange: 0.1 })?;
+///     cadence.report(CadenceWindow { seconds: &seconds, batches: &batches, exchange: 0.1 })?;
 /// }
 /// assert_eq!(cadence.counts(), [10, 4]);
 /// # Ok(())
@@ -94,8 +94,8 @@ impl Cadence {
     }
 
     /// Takes note of what was measured up to an exchange, and chooses the counts until the next.
-    pub fn report(&mut self, window: Window<'_>) -> Result<()> {
-        let Window { seconds, batches, exchange } = window;
+    pub fn report(&mut self, window: CadenceWindow<'_>) -> Result<()> {
+        let CadenceWindow { seconds, batches, exchange } = window;
         require_ranks("Cadence", self.speeds.len(), [seconds.len(), batches.len()])?;
         for (speed, (seconds, &batches)) in self.speeds.iter_mut().zip(seconds.iter().zip(batches)) {
             speed.measure(seconds / batches as f64);
@@ -188,7 +188,7 @@ mod tests {
             let longest = seconds.iter().copied().fold(0.0, f64::max) + self.exchange;
             self.done += counts.iter().sum::<usize>() as f64;
             self.possible += self.each.iter().map(|each| longest / each).sum::<f64>();
-            cadence.report(Window { seconds: &seconds, batches: &counts, exchange: self.exchange }).unwrap();
+            cadence.report(CadenceWindow { seconds: &seconds, batches: &counts, exchange: self.exchange }).unwrap();
         }
 
         /// What was done of what could have been, over so many steps.

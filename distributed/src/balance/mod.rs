@@ -19,7 +19,7 @@ mod shares;
 mod speed;
 mod step;
 
-pub use cadence::{Cadence, CadenceOptions, Window};
+pub use cadence::{Cadence, CadenceOptions, CadenceWindow};
 pub use ranges::BatchRanges;
 pub use shares::SpeedShares;
 pub use speed::SpeedEstimate;

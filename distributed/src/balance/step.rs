@@ -7,7 +7,7 @@ use std::{
 
 use numcore::{Error, Result, Runtime};
 
-use super::{BatchRanges, Cadence, CadenceOptions, Window};
+use super::{BatchRanges, Cadence, CadenceOptions, CadenceWindow};
 use crate::{
     comm::{Collectives, Comm, Communicator, abort_on_err},
     train::{Loss, Strategy, TrainStep, TrainingMetrics},
@@ -141,7 +141,7 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
         let all = comm.exchange_equal(bytes)?;
         let seconds: Vec<f64> = all.iter().map(|bytes| number(&bytes[..8])).collect();
         let exchange = all.iter().map(|bytes| number(&bytes[8..])).fold(f64::INFINITY, f64::min);
-        self.cadence.report(Window { seconds: &seconds, batches, exchange })
+        self.cadence.report(CadenceWindow { seconds: &seconds, batches, exchange })
     }
 
     /// The counts, and what they follow from.

@@ -69,7 +69,7 @@ pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
 /// How far ranks had gone apart when they met.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meeting {
-    /// Its number, from 1.
+    /// The number of the meeting, from 1.
     pub number: u64,
     /// The largest distance of a rank's weights from the new global ones, over the norm of these.
     pub divergence: f64,
