@@ -56,11 +56,11 @@ impl<R: Runtime> Mesh<R> {
         Ok(Mesh { plan, world, axes, batch, gradients, products, is_communicator: false, of_experts: false })
     }
 
-    /// The ranks of [`batch`](Mesh::batch) as they have the experts: copies of one along data and shard, different ones along tensor. Every rank
-    /// calls this.
+    /// The ranks of [`gradients`](Mesh::gradients) as they have the experts: copies of one along data and shard, different ones along tensor. Every
+    /// rank calls this.
     #[track_caller]
     pub(crate) fn of_experts(&self) -> Result<Self> {
-        Ok(Mesh { of_experts: true, ..Mesh::new(&self.batch, self.plan.of_experts())? })
+        Ok(Mesh { of_experts: true, ..Mesh::new(&self.gradients, self.plan.of_experts())? })
     }
 
     /// Whether it is [of experts](Mesh::of_experts).
@@ -101,7 +101,7 @@ impl<R: Runtime> Mesh<R> {
         key.sort_unstable();
         key.dedup();
         if key.len() > 1 && key.contains(&Axis::Expert) {
-            let why = "the expert axis is laid over data and shard, and makes no groups with others: ask for it alone, or for those";
+            let why = "the expert axis is laid over data, shard and context, and makes no groups with others: ask for it alone, or for those";
             return Err(Error::argument("Mesh::group", why).on_rank(self.world.world_rank()));
         }
         match key[..] {
@@ -142,9 +142,9 @@ impl<R: Runtime> Mesh<R> {
         }
         let found = self.found_along_pipe(model, plan)?;
         // Ranks of their own: what a recomputed mixture exchanges does not come between gradients, whose order is another on each rank.
-        let examples = match plan.has_experts() && self.batch.size() > 1 {
-            true => split(&self.world, &self.plan, &Axis::EXAMPLES)?,
-            false => self.batch.clone(),
+        let examples = match plan.has_experts() && self.gradients.size() > 1 {
+            true => split(&self.world, &self.plan, &Axis::GRADIENTS)?,
+            false => self.gradients.clone(),
         };
         let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&examples) };
         let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);

@@ -1,32 +1,26 @@
 //! Attention over keys and values that are gathered from all ranks, in forward and again in backward, so that none keeps them.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use autograd::{Function, Var};
 use nn::parallel::SequencePart;
 use numcore::{
     Result, Runtime, Tensor,
-    fused::{Attention, AttentionGrad},
+    fused::Attention,
     ops::{Apply, Backprop, PointwiseOps, ViewOps, cat},
 };
 
 use super::{
+    cut::{CutAttention, apart},
+    masked::gradients,
     masks::segment_mask,
     order::ZigZag,
     sequence::{SequenceExchange, SequenceStep},
 };
-use crate::comm::{Comm, Communicator};
+use crate::comm::Communicator;
 
 /// The attention of the queries here, in one or two calls, over the keys and values of all ranks.
-pub(super) struct GatheredAttention<R: Runtime> {
-    pub(super) comm: Comm<R>,
-    pub(super) order: ZigZag,
-    /// What queries see, were the sequence whole.
-    pub(super) op: Attention,
-    /// The document of each token of the whole sequence, `[B, T]`.
-    pub(super) segments: Option<Tensor<R>>,
-    pub(super) of: Arc<str>,
-}
+pub(super) struct GatheredAttention<R: Runtime>(pub(super) CutAttention<R>);
 
 /// Some of the queries here, and the keys that they may see.
 struct KeysSeen {
@@ -39,18 +33,19 @@ struct KeysSeen {
 impl<R: Runtime> GatheredAttention<R> {
     /// Which queries see which keys: a causal chunk those up to its end, so that nothing is computed of the rest.
     fn seen(&self) -> Vec<KeysSeen> {
-        let ZigZag { rank, chunk, .. } = self.order;
-        if !self.op.causal {
-            let (rows, keys) = (0..2 * chunk, 0..self.order.tokens());
-            return vec![KeysSeen { rows, queries: self.order.part_of(rank), keys, op: self.op.clone() }];
+        let CutAttention { order, op, .. } = &self.0;
+        let &ZigZag { rank, chunk, .. } = order;
+        if !op.causal {
+            let (rows, keys) = (0..2 * chunk, 0..order.tokens());
+            return vec![KeysSeen { rows, queries: order.part_of(rank), keys, op: op.clone() }];
         }
-        let chunks = self.order.chunks_of(rank).into_iter().enumerate();
+        let chunks = order.chunks_of(rank).into_iter().enumerate();
         chunks
             .map(|(k, at)| {
-                let first = self.op.window[0].map_or(0, |before| at.start.saturating_sub(before));
+                let first = op.window[0].map_or(0, |before| at.start.saturating_sub(before));
                 let keys = first..at.end;
-                let op = Attention { lower_right: keys.len() != chunk, ..self.op.clone() };
-                let queries = SequencePart::of(self.order.tokens(), [at]);
+                let op = Attention { lower_right: keys.len() != chunk, ..op.clone() };
+                let queries = SequencePart::of(order.tokens(), [at]);
                 KeysSeen { rows: k * chunk..(k + 1) * chunk, queries, keys, op }
             })
             .collect()
@@ -58,15 +53,15 @@ impl<R: Runtime> GatheredAttention<R> {
 
     fn mask(&self, seen: &KeysSeen, like: &Tensor<R>) -> Result<Option<Tensor<R>>> {
         let of = |segments| {
-            segment_mask(segments, &seen.queries, &SequencePart::of(self.order.tokens(), [seen.keys.clone()]), like)
+            segment_mask(segments, &seen.queries, &SequencePart::of(self.0.order.tokens(), [seen.keys.clone()]), like)
         };
-        self.segments.as_ref().map(of).transpose()
+        self.0.segments.as_ref().map(of).transpose()
     }
 
     /// The step that gathers keys and values, next to each other, or scatters their gradients.
     fn exchange(&self, what: SequenceStep, when: &str) -> SequenceExchange<R> {
-        let of = format!("{}, keys and values{when}", self.of).into();
-        SequenceExchange { what, comm: self.comm.clone(), order: self.order, of }
+        let of = format!("{}, keys and values{when}", self.0.of).into();
+        SequenceExchange { what, comm: self.0.comm.clone(), order: self.0.order, of }
     }
 }
 
@@ -92,7 +87,7 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
     }
 
     fn always(&self) -> Option<&R> {
-        Some(self.comm.runtime())
+        Some(self.0.comm.runtime())
     }
 
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
@@ -107,26 +102,21 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
             let [g, o, sums, q] = [&upstream, &o, &sums, &q].map(|x| rows(x, &seen.rows));
             let (g, o, q, k, v) = (g?, o?, q?, k?, v?);
-            // Kernels read sums that lie next to each other. A gradient that is differentiated again does not read them.
-            let sums = Var::new(sums?.value()?.contiguous()?);
-            let mask = self.mask(&seen, &q.value()?)?.map(Var::new);
-            let operands: Vec<&Var<R>> = [&g, &o, &sums, &q, &k, &v].into_iter().chain(&mask).collect();
-            let mut found = Var::apply(AttentionGrad(seen.op.clone()).into(), &operands)?;
+            let mask = self.mask(&seen, &q.value()?)?;
+            let mut found = gradients(&seen.op, [&g, &o, &sums?], [&q, &k, &v], mask)?;
             of_queries.push(found.remove(0));
             of_keys.push((seen.keys, cat(&[&found[0], &found[1]], -1)?));
         }
         cx.give_value(0, &stacked(&of_queries)?)?;
-        let whole = added(&of_keys, self.order.tokens())?;
+        // What is trained, all ranks know alike.
+        if !(cx.wants(1) || cx.wants(2)) {
+            return Ok(());
+        }
+        let whole = added(&of_keys, self.0.order.tokens())?;
         let [dk, dv] = apart(&self.exchange(SequenceStep::Scatter, ", their gradients").apply(&whole)?, depth)?;
         cx.give_value(1, &dk)?;
         cx.give_value(2, &dv)
     }
-}
-
-/// Keys and values that lie next to each other.
-pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
-    let width = both.spec().shape[3];
-    Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
 }
 
 fn rows<T: Apply>(x: &T, rows: &Range<usize>) -> Result<T> {

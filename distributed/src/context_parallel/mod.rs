@@ -16,7 +16,9 @@
 //!
 //! **Invariant**: ranks along the context axis read the same examples, in parts, and decide alike.
 
+mod cut;
 mod gathered;
+mod masked;
 mod masks;
 mod order;
 mod ranks;
