@@ -243,7 +243,8 @@ mod tests {
         }
         let all = ParallelPlan::of([(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Shard, 2), (Axis::Expert, 4)]).unwrap();
         assert_eq!(all.group(Axis::Expert, 5), [4, 5, 6, 7]);
-        let cut = ParallelPlan::of([(Axis::Data, 2), (Axis::Context, 2), (Axis::Tensor, 2), (Axis::Expert, 2)]).unwrap();
+        let cut =
+            ParallelPlan::of([(Axis::Data, 2), (Axis::Context, 2), (Axis::Tensor, 2), (Axis::Expert, 2)]).unwrap();
         assert_eq!([0, 3, 6].map(|rank| cut.group(Axis::Expert, rank)), [[0, 2], [1, 3], [4, 6]]);
         let color = |rank| plan.color(&[Axis::Tensor, Axis::Expert], rank);
         assert!((0..8).all(|rank| color(rank) == color(0)), "beside others it is data and shard");

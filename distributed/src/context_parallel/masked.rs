@@ -1,4 +1,4 @@
-//! Attention within documents, whose masks are made again in backward, so that no layer keeps them.
+//! Attention within documents, whose masks are recomputed in backward, so that no layer keeps them.
 
 use autograd::{Function, Var};
 use nn::parallel::SequencePart;

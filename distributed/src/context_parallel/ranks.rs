@@ -4,14 +4,11 @@ use std::sync::Arc;
 
 use autograd::{Function, Var, apply_function, autocast_operands};
 use nn::parallel::{ContextAttention, ContextGroup, SequencePart};
-use numcore::{
-    Error, Result, Runtime, Shape,
-    fused::Attention,
-    ops::Apply,
-};
+use numcore::{Error, Result, Runtime, Shape, fused::Attention, ops::Apply};
 
 use super::{
-    ContextExchange, cut::CutAttention, gathered::GatheredAttention, order::ZigZag, ring::RingAttention, ulysses::by_heads,
+    ContextExchange, cut::CutAttention, gathered::GatheredAttention, order::ZigZag, ring::RingAttention,
+    ulysses::by_heads,
 };
 use crate::comm::{Collectives, Comm, Communicator};
 
@@ -54,7 +51,9 @@ impl<R: Runtime> ContextRanks<R> {
             (_, None) if options.causal => {
                 "a ring of keys and values has no sliding windows: take `ContextExchange::AllGather`"
             }
-            _ => "a sliding window over sequences that are cut over ranks is for causal attention, and of keys before a query",
+            _ => {
+                "a sliding window over sequences that are cut over ranks is for causal attention, and of keys before a query"
+            }
         };
         Err(Error::shape("attention", shapes, why).on_rank(self.comm.world_rank()))
     }

@@ -78,7 +78,9 @@ impl<R: Runtime> RingAttention<R> {
         add: impl Fn(T, T) -> Result<T>,
     ) -> Result<()> {
         sums.resize_with(self.pieces().len(), || None);
-        for (sum, &(from, to)) in sums.iter_mut().zip(self.pieces()).filter(|(_, (from, to))| first <= *from && *to <= end) {
+        for (sum, &(from, to)) in
+            sums.iter_mut().zip(self.pieces()).filter(|(_, (from, to))| first <= *from && *to <= end)
+        {
             let own = piece((from - first, to - first))?;
             *sum = Some(match sum.take() {
                 Some(before) => add(before, own)?,
@@ -234,7 +236,8 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
                 both = next.arrived()?;
             }
         }
-        let of_queries: Vec<_> = of_queries.into_iter().flatten().map(|dq| dq.to_dtype(saved.q.dtype())).collect::<Result<_>>()?;
+        let of_queries: Vec<_> =
+            of_queries.into_iter().flatten().map(|dq| dq.to_dtype(saved.q.dtype())).collect::<Result<_>>()?;
         cx.give_value(0, &Var::new(stacked(&of_queries)?))?;
         let others = travelling.map(InFlight::arrived).transpose()?;
         let Some(home) = home.filter(|_| keys_too) else { return Ok(()) };

@@ -7,9 +7,7 @@ use numcore::{Result, Runtime, Tensor};
 use optim::LossScaler;
 
 use super::{Strategy, TrainStep, Updates};
-use crate::{
-    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
-};
+use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names};
 
 /// Notes of the caller: where its data goes on (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;

@@ -261,7 +261,8 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let group = |comm: &Comm<Cpu>| ContextRanks::group(comm, ContextExchange::AllGather);
     let odd = refused(&|comm| group(comm).part(10).map(drop));
     assert!(odd.contains("10 tokens") && odd.contains("2 ranks") && odd.contains("pad them to 12"), "{odd}");
-    let options = || ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
+    let options =
+        || ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
     let zeros = |comm: &Comm<Cpu>, dims: &[usize]| Tensor::zeros(comm.runtime(), dims, DType::F32).map(Var::new);
     let keys = refused(&|comm| {
         let (q, k) = (zeros(comm, &[1, 2, 4, 8])?, zeros(comm, &[1, 2, 8, 8])?);

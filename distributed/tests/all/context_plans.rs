@@ -12,8 +12,9 @@ use distributed::{
     train::TrainStep,
 };
 use nn::{
-    Activation, BatchNorm1d, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig, GroupedQueryAttention,
-    GroupedQueryConfig, Init, Linear, Lstm, Module, MultiHeadAttention, RecurrentConfig, parallel::ContextSlot,
+    Activation, BatchNorm1d, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig,
+    GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Lstm, Module, MultiHeadAttention, RecurrentConfig,
+    parallel::ContextSlot,
 };
 use numcore::{DType, Result, Runtime, Tensor, fused::SdpaOptions, ops::ViewOps};
 use optim::SgdConfig;
@@ -33,8 +34,7 @@ const SMALL: GptConfig = GptConfig {
     tied_head: false,
 };
 
-const BLOCK: BlockConfig =
-    BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
+const BLOCK: BlockConfig = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
 
 /// A model that takes its part of sequences, with something in it.
 #[derive(Module)]

@@ -65,9 +65,8 @@ fn capacities_of_parts_of_sequences_are_refused() {
     let capacity = Some(Capacity { factor: 1.0, drop: DropBy::Position });
     let case = ExpertCase::new(4);
     let case = ExpertCase { model: MoeConfig { capacity, ..case.model.clone() }, ..case };
-    let outcome = Ranks::new(2).run(cpu, |comm| {
-        case.build(&Mesh::new(&comm, ParallelPlan::of([(Axis::Context, comm.size())])?)?).map(drop)
-    });
+    let outcome = Ranks::new(2)
+        .run(cpu, |comm| case.build(&Mesh::new(&comm, ParallelPlan::of([(Axis::Context, comm.size())])?)?).map(drop));
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("blocks.0.mlp") && error.contains("all tokens of a sequence"), "{error}");
 }

@@ -3,9 +3,7 @@
 use std::{any::Any, sync::Arc};
 
 use autograd::{Var, no_grad};
-use nn::{
-    Adapter, AdapterSlot, Dropout, Forward, Init, Initializer, Linear, Module, Param, parallel::ContextSlot,
-};
+use nn::{Adapter, AdapterSlot, Dropout, Forward, Init, Initializer, Linear, Module, Param, parallel::ContextSlot};
 use numcore::{
     Result, Runtime, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
@@ -91,7 +89,9 @@ impl<R: Runtime> LoraAdapter<R> {
 
     /// The layer's input after dropout.
     fn dropped(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
-        let Some(context) = self.context.as_ref().filter(|_| x.dims().len() >= 2) else { return self.dropout.forward(x) };
+        let Some(context) = self.context.as_ref().filter(|_| x.dims().len() >= 2) else {
+            return self.dropout.forward(x);
+        };
         let within = layer.weight.placed().and_then(|placed| placed.sequence_part());
         let part = context.part_of_values(x.dims()[x.dims().len() - 2], within)?;
         self.dropout.forward_part(x, part.as_ref())
