@@ -182,7 +182,7 @@ fn a_step_wants_the_sequences_cut_over_its_own_mesh() {
     });
     assert!(by_hand.unwrap_err().to_string().contains("sequences cut over ranks"));
     let stages = Ranks::new(2).run(cpu, |comm| PipelineGroups::new(&over(&comm, Axis::Context)?, 1).map(drop));
-    assert!(stages.unwrap_err().to_string().contains("2 ranks along context"));
+    assert!(stages.unwrap_err().to_string().contains("2 ranks along context, and sequences of stages"));
 }
 
 #[test]
