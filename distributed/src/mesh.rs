@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use nn::{
     Module, ModuleExt,
-    parallel::{ExpertGroups, TensorPlan, cut_sequences},
+    parallel::{ContextRoles, ExpertGroups, TensorPlan, cut_sequences_of_part},
 };
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
@@ -169,8 +169,11 @@ impl<R: Runtime> Mesh<R> {
     /// parameters, and attention sees the keys of all ranks by `exchange`. The model is given whole sequences, as on one rank, and its loss
     /// stands for them. Every rank calls it.
     ///
+    /// Of a pipeline each rank gives its stages:
+    /// [`PipelineModel::context_parallel`](crate::pipeline::PipelineModel::context_parallel).
+    ///
     /// # Errors
-    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`] says.
+    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`](nn::parallel::cut_sequences) says.
     #[track_caller]
     pub fn context_parallel(&self, model: &(impl Module<R> + ?Sized), exchange: ContextExchange) -> Result<()> {
         let comm = self.axis(Axis::Context);
@@ -178,8 +181,21 @@ impl<R: Runtime> Mesh<R> {
             let model = described_parameters(model);
             agree_on_lines(comm, "the model and its context exchange", &format!("{exchange:?}\n{model}"))?;
         }
-        let cut = cut_sequences(model, &ContextRanks::group(comm, exchange));
-        cut.map_err(|error| error.on_rank(self.world.world_rank()))
+        let all = self.roles_along_pipe(ContextRoles::of(model), exchange)?;
+        let cut = cut_sequences_of_part(model, &ContextRanks::group(comm, exchange), all);
+        match self.axis(Axis::Pipe) {
+            pipe if pipe.size() > 1 => all_ok(pipe, "context_parallel", cut),
+            _ => cut.map_err(|error| error.on_rank(self.world.world_rank())),
+        }
+    }
+
+    /// The roles of places in a model, of which each rank along pipe has its part.
+    fn roles_along_pipe(&self, own: ContextRoles, exchange: ContextExchange) -> Result<ContextRoles> {
+        let pipe = self.axis(Axis::Pipe);
+        pipe.agree("the context exchange", format!("{exchange:?}").as_bytes())?;
+        let all = pipe.exchange_equal([u8::from(own.cuts), u8::from(own.attends)])?;
+        let any = |k: usize| all.iter().any(|roles| roles[k] == 1);
+        Ok(ContextRoles { cuts: any(0), attends: any(1) })
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.

@@ -189,7 +189,9 @@ impl<R: Runtime> TensorAxis<R> {
 #[track_caller]
 fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
     let (ranks, places) = (mesh.axis(Axis::Context), context_ranks(model));
-    let nowhere = || (places.is_empty() && ranks.size() > 1).then(|| ("the model".to_string(), 1));
+    // A stage may have no place: a head alone looks at no other token.
+    let staged = mesh.plan().size(Axis::Pipe) > 1;
+    let nowhere = || (places.is_empty() && ranks.size() > 1 && !staged).then(|| ("the model".to_string(), 1));
     if let Some((name, over)) = places.iter().find(|(_, over)| *over != ranks.size()).cloned().or_else(nowhere) {
         let here = if over == 1 { "are not cut".to_string() } else { format!("are cut over {over} ranks") };
         let why = format!(

@@ -264,8 +264,39 @@ fn segments_and<R: Runtime>(mask: Option<&Var<R>>, [q, k]: [&Var<R>; 2], segment
 /// On one rank the model is checked, and nothing else happens.
 ///
 /// # Errors
-/// If nothing in the model cuts sequences, a layer needs the whole of them, or they are cut already. The model is as it was then.
+/// If nothing in the model cuts sequences, or attends over ranks, a layer needs the whole of them, or they are cut already. The model is as it
+/// was then.
 pub fn cut_sequences<R: Runtime>(model: &(impl Module<R> + ?Sized), group: &Arc<dyn ContextGroup<R>>) -> Result<()> {
+    cut_sequences_of_part(model, group, ContextRoles::of(model))
+}
+
+/// What places for ranks a model has, of which each rank may have a part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ContextRoles {
+    /// Something takes a rank's part of sequences ([`ContextSlot::cuts`]).
+    pub cuts: bool,
+    /// Something attends over ranks ([`ContextSlot::attends`]).
+    pub attends: bool,
+}
+
+impl ContextRoles {
+    /// The roles of the places in a model, or in a part of one.
+    pub fn of<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Self {
+        let slots = context_slots(model);
+        let has = |role| slots.iter().any(|(_, slot)| slot.0.role == role);
+        ContextRoles { cuts: has(ContextRole::Cuts), attends: has(ContextRole::Attends) }
+    }
+}
+
+/// Cuts sequences like [`cut_sequences`], of a part of a model that is spread over ranks; `all` are the roles in all of it.
+///
+/// # Errors
+/// As [`cut_sequences`].
+pub fn cut_sequences_of_part<R: Runtime>(
+    model: &(impl Module<R> + ?Sized),
+    group: &Arc<dyn ContextGroup<R>>,
+    all: ContextRoles,
+) -> Result<()> {
     let slots = context_slots(model);
     if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.0.role == ContextRole::Refuses) {
         let why = "looks at all tokens of a sequence, and does not know how to where sequences are cut over ranks";
@@ -274,11 +305,11 @@ pub fn cut_sequences<R: Runtime>(model: &(impl Module<R> + ?Sized), group: &Arc<
     if let Some((name, _)) = slots.iter().find(|(_, slot)| slot.ranks() > 1) {
         return Err(Error::state(name.clone(), "has its sequences cut already: a model is cut once"));
     }
-    for (role, why) in [
-        (ContextRole::Cuts, "takes a rank's part of a sequence: a model that can has a `ContextSlot::cuts`"),
-        (ContextRole::Attends, "attends over ranks: attention that can goes through a `ContextSlot::attends`"),
+    for (has, why) in [
+        (all.cuts, "takes a rank's part of a sequence: a model that can has a `ContextSlot::cuts`"),
+        (all.attends, "attends over ranks: attention that can goes through a `ContextSlot::attends`"),
     ] {
-        if !slots.iter().any(|(_, slot)| slot.0.role == role) {
+        if !has {
             return Err(Error::config("context parallelism", "model", format!("nothing in the model {why}")));
         }
     }
