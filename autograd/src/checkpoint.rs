@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use numcore::{
-    Error, ErrorKind, Result, Runtime, TensorMut,
+    Error, ErrorKind, Result, Runtime, Tensor, TensorMut,
     ops::{Apply, Backprop, Spec},
 };
 
 use crate::{
     Backward, BackwardHook, Leaf, LeafGrad, LeafView, Var,
-    anomaly::in_forward,
+    anomaly::{in_forward, looks_at_gradients},
     is_grad_enabled,
     mode::{ForwardContext, note_read, reading, with_grad},
     node::{Edge, NodeCall},
@@ -133,14 +133,14 @@ impl<R: Runtime> BackwardHook<R> for SegmentHook<'_, '_, R> {
         match (self.input(leaf), grad) {
             (Some(i), LeafGrad::Own(g)) => (self.step as &mut dyn Backprop<Var<R>>).give_value(i, &Var::new(g)),
             (_, LeafGrad::Slot(slot)) => self.step.return_slot(leaf, slot),
-            (None, LeafGrad::Own(g)) => self.step.give_leaf(leaf, &Var::new(g)),
+            (None, LeafGrad::Own(g)) => self.step.give_leaf(leaf, g),
         }
     }
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Gives the gradient of a leaf that the segment read, by the edge from its node.
-    fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: &Var<R>) -> Result<()> {
+    /// Gives the gradient of a leaf that the segment read, by the edge from its node. Where nothing was added up yet, its memory is the sum so far.
+    fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
         let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));
         let at = self.node.edges.iter().rposition(is);
         let unread = || {
@@ -148,6 +148,18 @@ impl<R: Runtime> NodeStep<'_, R> {
             Error::state(leaf.name().to_string(), why)
         };
         let i = at.ok_or_else(unread)?;
-        (self as &mut dyn Backprop<Var<R>>).give_value(i, grad)
+        let first = self.sweep.only.is_none() && self.sweep.leaf_state(leaf)?.grad.is_none();
+        let grad = match first && !looks_at_gradients() {
+            true => match grad.try_mut() {
+                Ok(memory) => {
+                    self.return_slot(leaf, memory)?;
+                    self.given[i] = true;
+                    return self.sweep.finish_edge(leaf, self.hook);
+                }
+                Err(shared) => shared,
+            },
+            false => grad,
+        };
+        (self as &mut dyn Backprop<Var<R>>).give_value(i, &Var::new(grad))
     }
 }

@@ -3,6 +3,8 @@
 //! A function whose gradient is a collective sends it, and the pass has nothing to go on with before it arrives: but for the weight gradients of
 //! the nodes that gave it its gradient. Their op calls are postponed until it is sent (Megatron's overlap of the input gradient's all-reduce
 //! with the weight gradient's GEMM). Calls for one leaf keep their order, so no bit of a sum changes.
+//!
+//! A value that is sent once and read by many layers would have all of them wait until the end: calls wait for a few nodes alone.
 
 use std::sync::Arc;
 
@@ -16,10 +18,21 @@ use crate::{
     sweep::{KeptCall, Sweep, target},
 };
 
+/// How many nodes after the last one that postponed a call are visited before what is postponed runs: more than lie between the projections
+/// that read one value, and fewer than a layer has. A number of nodes is the same on every rank.
+const PATIENCE: usize = 16;
+
 impl<R: Runtime> Sweep<R> {
+    /// Before a node is visited: whether its calls for leaves are postponed. Runs those that have waited long enough.
+    pub(crate) fn begin_node(&mut self, node: &Node<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
+        self.postpones = self.leads_to_sender(node);
+        self.waited = if self.postpones { 0 } else { self.waited + 1 };
+        if self.waited > PATIENCE && !self.postponed.is_empty() { self.run_postponed(hook) } else { Ok(()) }
+    }
+
     /// Whether a node reads a leaf, and an output of a function that sends its gradient. Where gradients are recorded, or deferred, nothing
     /// is postponed.
-    pub(crate) fn leads_to_sender(&self, node: &Node<R>) -> bool {
+    fn leads_to_sender(&self, node: &Node<R>) -> bool {
         let sends = |edge: &Edge<R>| match edge {
             Edge::Node(node, _) => matches!(&node.call, NodeCall::Function(function) if function.sends_gradient()),
             Edge::Leaf(_) => false,

@@ -23,9 +23,12 @@ impl<R: Runtime> Sweep<R> {
         if self.options.create_graph || self.only.is_some() {
             return Ok(edges.iter().map(|_| None).collect());
         }
-        let leaf = |edge: &Edge<R>| if let Edge::Leaf(view) = edge { Some(view.leaf().clone()) } else { None };
         if !self.postpones && !self.postponed.is_empty() {
-            edges.iter().flatten().filter_map(leaf).try_for_each(|leaf| self.flush_for(&leaf, hook))?;
+            for edge in edges.iter().flatten() {
+                if let Edge::Leaf(view) = edge {
+                    self.flush_for(view.leaf(), hook)?;
+                }
+            }
         }
         let again = |i: usize, edge: &Edge<R>| edges[..i].iter().flatten().any(|e| target(e) == target(edge));
         let lend = |(i, edge): (usize, &Option<Edge<R>>)| match edge {

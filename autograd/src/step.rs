@@ -27,8 +27,9 @@ pub(crate) struct NodeStep<'a, R: Runtime> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Lends the slot of a leaf that this node reads to an inner backward pass.
+    /// Lends the slot of a leaf that this node reads to an inner backward pass, which adds to what waits to be added.
     pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.sweep.flush_for(leaf, self.hook)?;
         let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
         if let Some(slot) = state.grad.take() {
             return Ok(Some(slot));

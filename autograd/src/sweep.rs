@@ -67,6 +67,8 @@ pub(crate) struct Sweep<R: Runtime> {
     pub(crate) postponed: Vec<KeptCall<R>>,
     /// Whether those of the node that is visited do.
     pub(crate) postpones: bool,
+    /// Nodes visited since the last one whose calls wait.
+    pub(crate) waited: usize,
     /// Nodes that run with the deferred calls.
     later: Vec<Arc<Node<R>>>,
 }
@@ -97,6 +99,7 @@ impl<R: Runtime> Sweep<R> {
             kept: Vec::new(),
             postponed: Vec::new(),
             postpones: false,
+            waited: 0,
             later: Vec::new(),
         };
         let mut stack: Vec<Arc<Node<R>>> = Vec::new();
@@ -205,7 +208,7 @@ impl<R: Runtime> Sweep<R> {
                 self.later.push(node);
                 continue;
             }
-            self.postpones = self.leads_to_sender(&node);
+            self.begin_node(&node, hook)?;
             self.visit(&node, hook)?;
         }
         self.postpones = false;

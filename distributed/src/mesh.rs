@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::{
     agreement::agree_on_lines,
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator, all_ok},
+    comm::{Collectives, Comm, Communicator, NoOpCommunicator, abort_on_err, all_ok},
     context_parallel::{ContextExchange, ContextRanks},
     plan::{Axis, ParallelPlan},
     tensor_parallel::TensorRanks,
@@ -131,10 +131,16 @@ impl<R: Runtime> Mesh<R> {
     /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
     ///
     /// # Errors
-    /// On every rank along these axes, unless all have the same model and plan; and as [`TensorPlan::apply`] says.
+    /// On every rank, unless all along these axes have the same model and plan; and as [`TensorPlan::apply`] says.
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
+        // Ranks of other stages and replicas wait for this one, not along the axes whose ranks differ.
+        abort_on_err(&self.world, self.cut(model, plan))
+    }
+
+    #[track_caller]
+    fn cut(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
         let (comm, experts) = (self.axis(Axis::Tensor), self.axis(Axis::Expert));
         for comm in [comm, experts].into_iter().filter(|comm| comm.size() > 1) {
             let model = described_parameters(model);
@@ -150,7 +156,7 @@ impl<R: Runtime> Mesh<R> {
         let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);
         match self.axis(Axis::Pipe) {
             pipe if pipe.size() > 1 => all_ok(pipe, "parallelize", applied),
-            _ => applied.map_err(|error| error.on_rank(self.world.world_rank())),
+            _ => applied,
         }
     }
 

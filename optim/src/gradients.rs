@@ -87,13 +87,14 @@ impl<R: Runtime> FlatGradients<R> {
         }
     }
 
-    /// Replaces the gradient of a leaf; an error if the optimizer does not own the leaf.
+    /// Replaces the gradient of a leaf, in the parameter's type or in that of [`get`](FlatGradients::get); an error if the optimizer does not own
+    /// the leaf.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: &Tensor<R>) -> Result<()> {
         self.apply_scale()?;
         let Some(&(p, i)) = self.place.get(&leaf.id()) else {
             return Err(Error::state(leaf.name().to_string(), "is no parameter of this optimizer"));
         };
-        fits(leaf, grad)?;
+        self.fits(p, leaf, grad)?;
         let grad = grad.to_dtype(self.flats[p].layout().dtype())?;
         overwrite(&mut self.flats[p], i, &grad)
     }
@@ -149,6 +150,17 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(())
     }
 
+    /// An error unless a gradient is of the leaf's shape, and of its type or that of buffer `p`.
+    fn fits(&self, p: usize, leaf: &Leaf<R>, grad: &Tensor<R>) -> Result<()> {
+        let (spec, kept) = (leaf.spec(), self.flats[p].layout().dtype());
+        if spec.shape == *grad.shape() && [spec.dtype, kept].contains(&grad.dtype()) {
+            return Ok(());
+        }
+        let or = if kept == spec.dtype { String::new() } else { format!(", or {kept} {}", spec.shape) };
+        let why = format!("its gradient is {} {}{or}, not {} {}", spec.dtype, spec.shape, grad.dtype(), grad.shape());
+        Err(Error::state(leaf.name().to_string(), why))
+    }
+
     pub(crate) fn dtypes(&self) -> impl Iterator<Item = numcore::DType> {
         self.flats.iter().map(|f| f.layout().dtype())
     }
@@ -167,20 +179,11 @@ impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
         match grad {
             LeafGrad::Slot(slot) => self.flats[p].restore(slot),
             LeafGrad::Own(own) => {
-                fits(leaf, &own)?;
+                self.fits(p, leaf, &own)?;
                 self.apply_scale()?;
                 let convert = Op::cast(own.dtype(), self.flats[p].layout().dtype());
                 lending(&mut [&mut self.flats[p]], |f| f.lend(i), |slot| slot[0].accumulate(&convert, &[&own]))
             }
         }
     }
-}
-
-fn fits<R: Runtime>(leaf: &Leaf<R>, grad: &Tensor<R>) -> Result<()> {
-    let spec = leaf.spec();
-    if (spec.shape, spec.dtype) == (*grad.shape(), grad.dtype()) {
-        return Ok(());
-    }
-    let why = format!("is {} {}, its gradient is {} {}", spec.dtype, spec.shape, grad.dtype(), grad.shape());
-    Err(Error::state(leaf.name().to_string(), why))
 }

@@ -11,7 +11,7 @@ use autograd::{
     next_seed, no_grad, random_state,
 };
 use numcore::{
-    DType, ErrorKind, Flat, FlatLayout, NullRuntime, Result, Runtime, TensorMut,
+    DType, ErrorKind, Flat, FlatLayout, MemoryCategory, NullRuntime, Result, Runtime, TensorMut,
     fused::NnOps,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
@@ -299,4 +299,21 @@ fn parameters_given_to_an_inner_segment_are_known_to_the_outer() {
     let (nested, plain) = (backward(&outer.unwrap()[0]).unwrap(), backward(&loss(&h, &w).unwrap()).unwrap());
     assert_eq!(grad_of(&nested, &w), grad_of(&plain, &w));
     assert_eq!(grad_of(&nested, &h), grad_of(&plain, &h));
+}
+
+/// Where no slot is lent, a segment's gradient is handed on: it is in memory once.
+#[test]
+fn gradients_of_a_segment_are_not_copied() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [2, 64], &[0.5; 128]);
+    let w = leaf(&rt, "w", [64, 64], &[0.25; 64 * 64]);
+    let own = w.clone();
+    let y = checkpoint(&[&x], move |x| Ok(vec![x[0].linear(&own, None)?])).unwrap().remove(0);
+    let loss = y.sum(&[], false).unwrap();
+    rt.reset_peak();
+    let before = rt.memory().of(MemoryCategory::Gradients).live;
+    let gradients = loss.backward().unwrap();
+    let most = rt.memory().of(MemoryCategory::Gradients).peak - before;
+    assert_eq!(grad_of(&gradients, &w), [1.0; 64 * 64]);
+    assert!(most < 2 * 64 * 64 * 8, "{most} bytes, of a weight of {}", 64 * 64 * 8);
 }

@@ -189,3 +189,42 @@ fn a_checkpointed_segment_sends_as_well() {
     assert_eq!(a, b);
     assert_eq!(events[..3], ["sent", "q", "arrived"]);
 }
+
+/// A value that two layers read, with others between them: what the later one postpones does not wait for the earlier one.
+#[test]
+fn a_sender_that_is_far_below_is_not_waited_for() {
+    let run = |between: usize, sends: bool| {
+        let model = Model::new(sends);
+        let [first, q, k, bias, last] = &model.weights[..] else { unreachable!("five weights") };
+        let h = model.twice(&model.x.linear(first, None).unwrap().tanh().unwrap()).unwrap();
+        let mut y = h.linear(q, Some(bias)).unwrap();
+        for _ in 0..between {
+            y = y.tanh().unwrap();
+        }
+        let y = y.linear(last, None).unwrap().mul(&h.linear(k, None).unwrap()).unwrap();
+        model.backward(&y.square().unwrap().sum(&[], false).unwrap())
+    };
+    let (near, far) = (run(3, true), run(40, true));
+    assert_eq!(near.1, ["last", "sent", "k", "bias", "q", "arrived", "x", "first"]);
+    assert_eq!(far.1, ["last", "k", "sent", "bias", "q", "arrived", "x", "first"]);
+    assert_eq!(near.0, run(3, false).0);
+    assert_eq!(far.0, run(40, false).0);
+}
+
+/// A weight that a reader of a sender, a checkpointed segment before that and a layer after both use: three gradients, whose order counts. And
+/// the segment's input is a leaf that waits as well.
+#[test]
+fn a_segment_adds_to_what_waits() {
+    let run = |sends: bool| {
+        let model = Model::new(sends);
+        let [first, q, k, bias, last] = &model.weights[..] else { unreachable!("five weights") };
+        let h = model.twice(&model.x.linear(first, None).unwrap().tanh().unwrap()).unwrap();
+        let own = q.clone();
+        let segment = checkpoint(&[k], move |k| Ok(vec![k[0].linear(&own, None)?])).unwrap().remove(0);
+        let y =
+            h.linear(q, Some(bias)).unwrap().add(&h.linear(k, None).unwrap()).unwrap().linear(&segment, None).unwrap();
+        let y = y.linear(q, None).unwrap().linear(last, None).unwrap();
+        model.backward(&y.square().unwrap().sum(&[], false).unwrap()).0
+    };
+    assert_eq!(run(true), run(false));
+}

@@ -65,8 +65,8 @@ pub trait Checkpointed<R: Runtime> {
     fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         Ok(self.parts()?.into_iter().filter(|part| names::is_parameter(&part.name)).collect())
     }
-    /// Puts other values in place of this rank's [`parameter_parts`](Checkpointed::parameter_parts), where a rank keeps no more of parameters than these; for a while,
-    /// as the optimizer does not learn of it. False where ranks keep whole parameters, on all ranks: nothing is changed then.
+    /// Puts other values in place of this rank's [`parameter_parts`](Checkpointed::parameter_parts), for a while, as the optimizer does not learn
+    /// of it. Ranks that keep whole parameters get each other's. False, on all ranks, where the strategy cannot: nothing is changed then.
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let _ = rows;
         Ok(false)

@@ -189,7 +189,7 @@ impl<R: Runtime> TensorAxis<R> {
 #[track_caller]
 fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
     let (ranks, places) = (mesh.axis(Axis::Context), context_ranks(model));
-    // A stage may have no place: a head alone looks at no other token.
+    // A stage may have no place: layers that look at no other token.
     let staged = mesh.plan().size(Axis::Pipe) > 1;
     let nowhere = || (places.is_empty() && ranks.size() > 1 && !staged).then(|| ("the model".to_string(), 1));
     if let Some((name, over)) = places.iter().find(|(_, over)| *over != ranks.size()).cloned().or_else(nowhere) {

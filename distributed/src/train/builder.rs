@@ -165,8 +165,9 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
     }
 
     /// Looks at each parameter's gradient the moment it is final in a backward pass of this rank: before it is summed over ranks, with
-    /// what earlier micro-batches of the step have left in its memory, and times the loss scale if there is one. Of a parameter that is cut over a
-    /// tensor axis it is the gradient of this rank's piece. An error ends the step.
+    /// what earlier micro-batches of the step have left in its memory, and times the loss scale if there is one. With main gradients
+    /// ([`ZeroOptions::main_gradients`], [`BucketOptions::main_gradients`]) a half-precision parameter's is that of this micro-batch alone, in
+    /// the parameter's type. Of a parameter that is cut over a tensor axis it is the gradient of this rank's piece. An error ends the step.
     ///
     /// Costs a copy of every gradient.
     #[doc(alias("register_hook"))]

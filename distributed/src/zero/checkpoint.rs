@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
+use numcore::{
+    Error, Result, Runtime, Tensor, TensorMut,
+    ops::{Op, ViewOps},
+};
 
 use super::{gradients::ShardState, sharded::Sharded, unit::Unit, values::overwrite};
 use crate::{
@@ -40,9 +43,8 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
 
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let mut engine = self.engine.lock();
-        // Replicas, of shards or along the tensor axis, have no parts; ranks that keep whole values would need those of the others.
-        if self.groups.replicas.is_some() || self.tensor.is_cut() || engine.units.iter().any(|unit| !unit.is_sharded())
-        {
+        // Replicas, of shards or along the tensor axis, have no parts.
+        if self.groups.replicas.is_some() || self.tensor.is_cut() {
             return Ok(false);
         }
         let mut rows = rows.iter();
@@ -120,14 +122,28 @@ impl<R: Runtime> Unit<R> {
         Ok(CheckpointPart { name, placement, start: piece.elements.start, row: values.into() })
     }
 
-    /// Puts other values in place of this rank's pieces.
+    /// Puts other values in place of this rank's pieces. Where all values are kept, ranks gather each other's.
     fn put_values<'r>(&mut self, rows: &mut impl Iterator<Item = &'r Tensor<R>>) -> Result<()> {
         self.take_values()?;
-        let put = (0..self.pieces.len()).try_for_each(|k| {
+        let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
+        let whole = self.values.lend_whole()?;
+        // What lies before each piece, the piece, and what is left in the end.
+        let (mut lens, mut end) = (Vec::new(), 0);
+        for (k, piece) in self.pieces.iter().enumerate() {
+            let start = at + layout.range(k).offset();
+            lens.extend([start - end, piece.elements.len()]);
+            end = start + piece.elements.len();
+        }
+        lens.push(whole.shape().numel() - end);
+        let mut memory = whole.split(&lens)?;
+        let put = memory.iter_mut().skip(1).step_by(2).try_for_each(|piece| {
             let row = rows.next().ok_or_else(|| Error::state("parameters", "have more parts than there are values"))?;
-            overwrite(&mut self.values, k, row)
+            piece.reset();
+            piece.accumulate(&Op::identity(), &[row])
         });
-        put.and(self.values_changed())
+        self.values.restore(TensorMut::join(memory)?)?;
+        self.leaves.iter().for_each(|leaf| leaf.touch());
+        put.and(if self.is_sharded() { Ok(()) } else { self.prefetch() })
     }
 
     /// What optimizes parameter `i`, if it is not frozen: frozen parameters have no state in checkpoints.

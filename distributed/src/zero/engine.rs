@@ -91,8 +91,12 @@ impl<R: Runtime> ZeroEngine<R> {
         Some(self.acquire(unit).and_then(|()| self.units[unit].value(i)))
     }
 
-    /// A unit is about to be read: gathers it with those of its name, lets others go, and prefetches what will be read next.
+    /// A unit is about to be read: gathers it with those of its name, lets others go, and prefetches what will be read next. One that is kept
+    /// whole has no part in this: it is read unseen, but for once after an update.
     pub(super) fn acquire(&mut self, unit: usize) -> Result<()> {
+        if !self.units[unit].is_sharded() {
+            return self.units[unit].fetch();
+        }
         let set = self.set_of[unit];
         self.reads.note(set);
         let next = self.reads.following(set);

@@ -25,13 +25,13 @@ pub(super) struct ShardState<R: Runtime> {
 /// | from | by | to |
 /// |---|---|---|
 /// | any | [`forget`](Unit::forget), before a step | `Clear` |
-/// | `Clear`, `Reduced` | [`slot`](Unit::slot), where gradients are sharded | `Filling` |
+/// | `Clear`, `Reduced`, `Filling` | [`slot`](Unit::slot), where gradients are sharded | `Filling`, with `reduce_once` over several passes |
 /// | `Clear`, `Filling`, `Reduced` | [`send`](Unit::send) | `Reducing` |
 /// | `Reducing` | [`collect`](Unit::collect) | `Reduced` |
 pub(super) enum UnitGradients<R: Runtime> {
     /// No backward pass of this step has left sums. Where gradients are not sharded, passes may have written their own.
     Clear,
-    /// Whole gradients of the backward pass that goes on; `summed` if earlier passes of the step have left their sums in the shard.
+    /// Whole gradients of the backward pass that goes on, or, with `reduce_once`, of the step so far; `summed` if earlier passes of the step have left their sums in the shard.
     Filling { whole: Flat<R>, summed: bool },
     /// Sums over ranks are in flight; `summed` as for those they are of.
     Reducing { sums: Work<TensorMut<R>>, summed: bool },
@@ -100,7 +100,10 @@ impl<R: Runtime> Unit<R> {
     fn take_whole(&mut self) -> Result<(Flat<R>, bool)> {
         let (rt, full) = (self.values.runtime(), self.layout.full());
         let full = full.with_dtype(self.options.whole(full.dtype()));
-        self.gradients.take(|| Flat::zeros_for(rt, MemoryCategory::Communication, full))
+        // Of one pass they are there for as long as it takes to send them; of a step, they are its gradients.
+        let once = self.options.reduce_once;
+        let category = if once { MemoryCategory::Gradients } else { MemoryCategory::Communication };
+        self.gradients.take(|| Flat::zeros_for(rt, category, full))
     }
 
     /// Takes the gradient back; it is part of the step from now on.

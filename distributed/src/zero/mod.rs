@@ -8,7 +8,7 @@
 //!
 //! Of what is sharded, beside the root and gradients of the root, at most three units are there in whole at once: in forward the one that is
 //! read and the next; in backward one, its gradients and, in the first half of its leaves, the gradients before it in flight, in the
-//! second, the values of the one after.
+//! second, the values of the one after. Options that keep more say so: `reduce_once`, `gathered_until_backward` and `whole_up_to`.
 //!
 //! Values that someone puts into parameters afterwards (a state dict, [`Param::set`](nn::Param::set)) are the parameters' from then on, as
 //! they are in data parallelism; every rank must be given the same ones.

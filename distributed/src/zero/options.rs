@@ -103,12 +103,14 @@ pub struct ZeroOptions {
     pub unused: Unused,
     /// Where optimizer state lies between updates.
     pub state: StatePlace,
-    /// The type in which gradients travel and are summed over ranks; the parameters' own if there is none (PyTorch: `reduce_dtype` of
-    /// `MixedPrecisionPolicy`). `param_dtype` is that of the model's parameters, of which each shard has an `f32` master copy; the output
-    /// of a model is cast where its loss is computed.
+    /// The type in which gradients travel and are summed over ranks: `bf16`, `f32` or `f64`; if there is none, that in which they are kept (PyTorch: `reduce_dtype` of
+    /// `MixedPrecisionPolicy`). Sums are kept in the parameters' type, to which they are rounded when they arrive: for sums in `f32` that are
+    /// never rounded, as FSDP has them, ask for [`main_gradients`](ZeroOptions::main_gradients) and leave this out. `param_dtype` is that of the
+    /// model's parameters, of which each shard has an `f32` master copy; the output of a model is cast where its loss is computed.
     #[doc(alias("MixedPrecisionPolicy"))]
     pub reduce_dtype: Option<DType>,
-    /// Keeps gradients of half-precision parameters in `f32`, and adds micro-batches up in it.
+    /// Keeps gradients of half-precision parameters in `f32`: micro-batches are added up in it, and sums over ranks travel and are kept in it,
+    /// as with [`BucketOptions::main_gradients`](crate::buckets::BucketOptions::main_gradients). A `reduce_dtype` of `bf16` halves what travels.
     #[doc(alias("main_grad"))]
     #[doc(alias("grad_accum_dtype"))]
     pub main_gradients: bool,
@@ -119,32 +121,47 @@ pub struct ZeroOptions {
     pub reduce_once: bool,
     /// Stage 3: keeps what a forward has gathered until its gradients are there (PyTorch: `reshard_after_forward=False`). A backward pass
     /// gathers nothing then, and all parameters are in memory when it begins. What an evaluation has gathered stays until the next step.
+    ///
+    /// A backward pass lets go what it is done with. In a pipeline several may follow one another without a forward between them: GPipe's, and the
+    /// last of 1F1B. The first of these gathers nothing, and each of the others gathers its stage again.
     #[doc(alias("reshard_after_forward"))]
     pub gathered_until_backward: bool,
     /// Stage 3: units of at most so many elements are not sharded but kept whole, as stage 2 keeps them, and gathered once a step: gathers of
-    /// small ones cost more time than they save memory (DeepSpeed: `stage3_param_persistence_threshold`).
+    /// small ones cost more time than they save memory (DeepSpeed: `stage3_param_persistence_threshold`). All parameters of a unit count, frozen
+    /// ones and those of another type too; of a model that is cut over a tensor axis, this rank's pieces.
     #[doc(alias("stage3_param_persistence_threshold"))]
     pub whole_up_to: usize,
 }
 
 impl ZeroOptions {
-    /// An error where gradients could not travel so.
+    /// An error where gradients could not travel so, or for what its stage does not have.
     pub(super) fn check(&self) -> Result<()> {
+        let refuse = |field, why| Err(Error::config("ZeroOptions", field, why));
         match self.reduce_dtype {
-            None | Some(DType::BF16 | DType::F32 | DType::F64) => Ok(()),
-            Some(dtype) => {
+            None | Some(DType::BF16 | DType::F32 | DType::F64) => {}
+            Some(dtype) if dtype.is_float() => {
                 let why = format!("sums of gradients leave the range of {dtype}: take bf16, f32 or f64");
-                Err(Error::config("ZeroOptions", "reduce_dtype", why))
+                return refuse("reduce_dtype", why);
             }
+            Some(dtype) => {
+                return refuse("reduce_dtype", format!("{dtype} is no floating type: take bf16, f32 or f64"));
+            }
+        }
+        let stage = self.stage.number();
+        let why = format!("is of stage 3 alone, which shards parameters: leave it out at stage {stage}");
+        match self.stage.shards_parameters() {
+            false if self.gathered_until_backward => refuse("gathered_until_backward", why),
+            false if self.whole_up_to > 0 => refuse("whole_up_to", why),
+            _ => Ok(()),
         }
     }
 
-    /// How parameters of a dtype are sharded, of a unit of so many elements.
+    /// How parameters of a dtype are sharded, which are of a unit of so many elements in all.
     pub(super) fn of_unit(&self, dtype: DType, elements: usize) -> UnitOptions {
         let whole = self.stage == ZeroStage::Parameters && elements <= self.whole_up_to;
         let stage = if whole { ZeroStage::Gradients } else { self.stage };
         let kept = if self.main_gradients && dtype.is_half() { DType::F32 } else { dtype };
-        UnitOptions { stage, sent: self.reduce_dtype.unwrap_or(dtype), kept, reduce_once: self.reduce_once }
+        UnitOptions { stage, sent: self.reduce_dtype.unwrap_or(kept), kept, reduce_once: self.reduce_once }
     }
 }
 

@@ -76,7 +76,6 @@ impl<R: Runtime> Sharded<R> {
         schedule: Option<Arc<dyn LrSchedule>>,
         options: ZeroOptions,
     ) -> Result<Self> {
-        options.check()?;
         let groups = ShardGroups::of_mesh(mesh)?;
         let rates = Rates { optimizer: optimizer.clone(), schedule };
         let comm = &groups.all;
@@ -92,6 +91,8 @@ impl<R: Runtime> Sharded<R> {
         let all = format!("{label:?} {rules}{}", described(&named, &[]));
         comm.agree("how the model is sharded", all.as_bytes())?;
         tensor.agree("how the model is sharded", &rules)?;
+        // All ranks have the same by now, and refuse it alike.
+        options.check().map_err(|error| error.on_rank(comm.world_rank()))?;
         ddp.sync_buffers()?;
         let buffers = Buffers(model.named_buffers());
         // Values of the first rank along tensor before those of the first along the other axes, which are taken below.
@@ -152,9 +153,16 @@ fn build<R: Runtime>(
             None => parts.push((key, vec![leaf])),
         }
     }
-    let unit = |((name, _, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
+    // Of all parts of a unit, which are read together.
+    let mut elements: HashMap<String, usize> = HashMap::new();
+    for ((name, ..), leaves) in &parts {
+        let here: usize = leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum();
+        *elements.entry(name.clone()).or_default() += here;
+    }
+    let unit = |((name, dtype, trained), mut leaves): (Key, Vec<Arc<Leaf<R>>>)| {
         leaves.sort_by_key(|l| optimizer.group(&l.name(), &l.spec()));
-        Unit::new(groups, options, name, leaves, trained.then_some((optimizer, options.state)))
+        let how = options.of_unit(dtype, elements[&name]);
+        Unit::new(groups, how, name, leaves, trained.then_some((optimizer, options.state)))
     };
     parts.into_iter().map(unit).collect()
 }

@@ -7,7 +7,7 @@ use numcore::{Flat, MemoryCategory, Result, Runtime, ops::ViewOps};
 use optim::{Shards, StatePlace};
 
 use super::{
-    Piece, UnitLayout, ZeroOptions,
+    Piece, UnitLayout,
     gradients::{ShardState, UnitGradients},
     options::{ShardGroups, UnitOptions},
     values::{GatheredValues, fill},
@@ -43,7 +43,7 @@ impl<R: Runtime> Unit<R> {
     /// Takes the values of `leaves`, one at a time, so that at most one is in memory in addition to what this rank keeps.
     pub(super) fn new(
         unnamed: &ShardGroups<R>,
-        options: &ZeroOptions,
+        options: UnitOptions,
         name: String,
         leaves: Vec<Arc<Leaf<R>>>,
         optimizer: Option<(&dyn Shards<R>, StatePlace)>,
@@ -54,7 +54,6 @@ impl<R: Runtime> Unit<R> {
         let (dtype, rank) = (leaves[0].spec().dtype, comm.rank());
         let parameters = leaves.iter().map(|l| (l.name().to_string(), l.spec().shape));
         let layout = UnitLayout::new(dtype, parameters, comm.size());
-        let options = options.of_unit(dtype, leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum());
         let stage = options.stage;
         let (pieces, shard) = (layout.pieces(rank), layout.shard_layout(rank)?);
         let kept = if stage.shards_parameters() { shard.clone() } else { layout.full().clone() };

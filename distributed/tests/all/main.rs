@@ -87,3 +87,4 @@ mod zero_order;
 mod zero_overlap;
 mod zero_rules;
 mod zero_stages;
+mod zero_whole_units;

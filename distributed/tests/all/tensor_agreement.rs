@@ -1,10 +1,13 @@
 //! What ranks along tensor have in common is made equal, or agreed on, when a step is made.
 
+use std::time::Duration;
+
 use autograd::manual_seed;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
     ddp::Ddp,
     mesh::Mesh,
+    pipeline::ScheduleKind,
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
     zero::ZeroStage,
@@ -16,7 +19,9 @@ use runtime_cpu::Cpu;
 
 use crate::{
     common::{adamw, cpu},
+    pipeline_staged::How,
     tensor_common::{SEQUENCES, TensorCase},
+    tensor_pipeline_common::StagedCase,
 };
 
 /// A GPT of a seed, cut over two ranks along data and two along tensor.
@@ -118,4 +123,26 @@ fn partial_gradients_of_what_nobody_updates_are_left_alone() {
         Ok(before == model.lnf.weight.value()?.to_vec::<f64>()?)
     });
     assert_eq!(outcome.unwrap(), [true, true]);
+}
+
+/// Where the models of one stage differ along tensor, the other stages and replicas learn which lines differ.
+#[test]
+fn a_stage_that_differs_is_named_on_every_rank() {
+    for differs in 0..8 {
+        let outcomes = Ranks::new(8).timeout(Duration::from_secs(5)).outcomes(cpu, |comm| {
+            let axes = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)];
+            let mesh = Mesh::new(&comm, ParallelPlan::of(axes)?)?;
+            let mut staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
+            if comm.rank() == differs {
+                staged.case.model.context += 1;
+                staged.case.model.bias = !staged.case.model.bias;
+            }
+            // A program that went on would not end the others.
+            Ok(staged.model(&mesh).map(drop).map_err(|error| error.to_string()))
+        });
+        for (rank, outcome) in outcomes.unwrap().into_iter().enumerate() {
+            let error = outcome.unwrap().unwrap_err();
+            assert!(error.contains("the model and its tensor-parallel plan"), "rank {rank} of {differs}: {error}");
+        }
+    }
 }

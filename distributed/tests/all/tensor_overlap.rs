@@ -5,13 +5,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use autograd::{BackwardHook, Leaf, LeafGrad, backward_with_hooks};
+use autograd::{BackwardHook, Leaf, LeafGrad, Var, autocast, backward, backward_with_hooks};
 use distributed::{
-    comm::{Call, Comm, Communicator, Group, Guarantees, Ranks, Work},
+    comm::{Call, Comm, Communicator, CountingCommunicator, Group, Guarantees, Ranks, Work},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
 };
-use numcore::{Result, TensorMut};
+use nn::{Forward, Init, Linear, parallel::TensorPlan};
+use numcore::{
+    DType, MemoryCategory, Result, Runtime, Tensor, TensorMut,
+    ops::{PointwiseOps, ReduceOps},
+};
 use runtime_cpu::Cpu;
 
 use crate::{common::cpu, tensor_common::TensorCase};
@@ -114,5 +118,43 @@ fn with_parts_of_the_sequence_the_whole_input_is_gathered_again() {
         let own = &events(sequence)[0];
         let is_gather = |e: &&String| e.starts_with("start all_gather of") && !e.ends_with("backward");
         assert_eq!(own.iter().filter(is_gather).count(), again, "two in each of two blocks, and the head: {own:?}");
+    }
+}
+
+/// Bytes that a column layer keeps between forward and backward, and those it sends in both, of a sequence that is cut.
+#[test]
+fn mixed_precision_gathers_halves_and_keeps_its_part() {
+    let [plain, mixed] = [false, true].map(|mixed| {
+        let ranks = Ranks::new(2).run(cpu, |comm| {
+            let counting = Arc::new(CountingCommunicator::new(comm));
+            let (comm, rt): (Comm<Cpu>, _) = (counting.clone(), counting.runtime());
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
+            let model = vec![Linear::new(&Init::new(rt, 0), 64, 64)?.without_bias()];
+            mesh.parallelize(&model, &TensorPlan::new().column("0").sequence_region("0").sequence_parallel(true))?;
+            let x = Var::leaf("x", Tensor::normal(rt, [1, 256, 64], DType::F32, 0.0, 1.0, 1 + comm.rank() as u64)?)?;
+            counting.reset();
+            let before = rt.memory().of(MemoryCategory::Activations).live;
+            let forward = || model[0].forward(&x);
+            let y = if mixed { autocast(DType::BF16, forward)? } else { forward()? };
+            // The output, and a cast copy of the weight.
+            let cast = if mixed { 32 * 64 * 2 } else { 0 };
+            let kept = rt.memory().of(MemoryCategory::Activations).live - before - 512 * 32 * y.dtype().size() - cast;
+            let loss = y.to_dtype(DType::F32)?.square()?.sum(&[], false)?;
+            let gradients = backward(&loss)?;
+            let of = |v: &Var<Cpu>| gradients.get(v.as_leaf().unwrap()).unwrap().to_f64s();
+            let sent = ["all_gather", "reduce_scatter"].map(|kind| counting.of(kind).sent);
+            Ok((kept, sent, of(&x)?, of(&model[0].weight.var())?))
+        });
+        ranks.unwrap()
+    });
+    let part = 256 * 64;
+    for ((kept, sent, x, w), (half_kept, half_sent, half_x, half_w)) in plain.into_iter().zip(mixed) {
+        assert_eq!((kept, sent), (0, [2 * part * 4, part * 4]), "gathered again in backward");
+        assert_eq!((half_kept, half_sent), (0, [2 * part * 2, part * 2]));
+        let close = |a: &[f64], b: &[f64]| {
+            let most = a.iter().fold(0.0, |most: f64, a| most.max(a.abs()));
+            a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 0.03 * most)
+        };
+        assert!(close(&x, &half_x) && close(&w, &half_w));
     }
 }

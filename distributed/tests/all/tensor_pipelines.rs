@@ -2,22 +2,22 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use autograd::{RandomState, manual_seed, random_state};
+use autograd::{RandomState, Var, manual_seed, random_state};
 use distributed::{
     checkpoint::Folder,
     comm::{Communicator, Ranks},
     mesh::Mesh,
-    pipeline::{GptStage, MicroBatches, PipelineModel, ScheduleKind},
+    pipeline::{GptStage, MicroBatches, PipelineModel, ScheduleKind, Stage},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
     zero::{ZeroOptions, ZeroStage},
 };
 use nn::{
-    Gpt, Init,
+    Forward, Gpt, GptConfig, Init,
     loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
     parallel::TensorPlan,
 };
-use numcore::DType;
+use numcore::{DType, Result, Tensor};
 use runtime_cpu::Cpu;
 
 use crate::{
@@ -78,19 +78,19 @@ fn every_strategy_trains_stages_that_are_cut() {
 
 #[test]
 fn options_of_zero_change_nothing_in_stages() {
-    let adjusted: [fn(&mut ZeroOptions); 3] = [
-        |zero| zero.reduce_once = true,
-        |zero| zero.gathered_until_backward = true,
-        |zero| (zero.whole_up_to, zero.reduce_once, zero.gathered_until_backward) = (100, true, true),
-    ];
-    for (adjust, kind, v) in [
-        (adjusted[0], ScheduleKind::OneFOneB, 1),
-        (adjusted[0], ScheduleKind::ZbH1, 1),
-        (adjusted[1], ScheduleKind::OneFOneB, 1),
-        (adjusted[1], ScheduleKind::Zbv, 2),
-        (adjusted[2], ScheduleKind::Interleaved, 2),
+    type Set = fn(&mut ZeroOptions);
+    let once: Set = |zero| zero.reduce_once = true;
+    let kept: Set = |zero| zero.gathered_until_backward = true;
+    let all: Set = |zero| (zero.whole_up_to, zero.reduce_once, zero.gathered_until_backward) = (100, true, true);
+    let stages = [ZeroStage::Gradients, ZeroStage::Parameters];
+    for (adjust, kind, v, stages) in [
+        (once, ScheduleKind::OneFOneB, 1, &stages[..]),
+        (once, ScheduleKind::ZbH1, 1, &stages),
+        (kept, ScheduleKind::OneFOneB, 1, &stages[1..]),
+        (kept, ScheduleKind::Zbv, 2, &stages[1..]),
+        (all, ScheduleKind::Interleaved, 2, &stages[1..]),
     ] {
-        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+        for &stage in stages {
             let mut staged = StagedCase { adjust, ..StagedCase::new(2, kind, v, How::Zero(stage)) };
             (staged.case.accumulation, staged.micros, staged.case.model.tied_head) = (2, 2, true);
             if kind == ScheduleKind::Zbv {
@@ -174,6 +174,63 @@ fn a_head_that_gathers_its_logits_has_the_same_loss() {
                 assert!((trained * 4.0 / tokens - want).abs() <= CLOSE, "{trained}, {want}");
             }
         }
+    }
+}
+
+/// The stages of a model say what the model says, and compute what it computes, to the bit.
+#[test]
+fn stages_are_the_model() {
+    let rt = cpu(0).unwrap();
+    let case = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas).case;
+    for tied_head in [false, true] {
+        let config = GptConfig { tied_head, ..case.model };
+        let init = || Init::new(&rt, 7).dtype(DType::BF16);
+        let (model, mut stages) = (Gpt::new(&init(), config).unwrap(), GptStage::cut(&init(), config, 2).unwrap());
+        let loss = GptStage::next_token_loss(&mut stages, case.loss).unwrap();
+        let run = |x: &Var<Cpu>| stages.iter().try_fold(vec![x.clone()], |x, stage| stage.forward(&x));
+        let (x, y) = case.batch(&rt, 0, &[0, 1, 2]).unwrap();
+        let staged = loss.of(&run(&x).unwrap()[0], &y).unwrap();
+        let whole = model.next_token_loss(&x, &y, &case.loss).unwrap();
+        assert_eq!(staged.value().unwrap().to_f64s().unwrap(), whole.value().unwrap().to_f64s().unwrap());
+        let long = Var::new(Tensor::zeros(&rt, [1, config.context + 1], DType::I64).unwrap());
+        let flat = Var::new(Tensor::zeros(&rt, [3], DType::I64).unwrap());
+        let unknown = Var::new(Tensor::full(&rt, [1, 2], DType::I64, 1e6).unwrap());
+        for wrong in [&long, &flat, &unknown] {
+            assert_eq!(run(wrong).unwrap_err().to_string(), model.forward(wrong).unwrap_err().to_string());
+        }
+    }
+}
+
+/// Evaluations give out the logits of the whole vocabulary, on every rank of the last stage, also where training leaves them cut.
+#[test]
+fn evaluations_give_out_whole_logits() {
+    for tied_head in [false, true] {
+        let mut staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
+        staged.case.model.tied_head = tied_head;
+        let case = &staged.case;
+        let all: Vec<usize> = (0..case.sequences).collect();
+        let evaluated = |axes: &[(Axis, usize)]| {
+            let plan = ParallelPlan::of(axes.to_vec()).unwrap();
+            let outputs = Ranks::new(plan.world()).timeout(TIMEOUT).run(cpu, |comm| {
+                let mesh = Mesh::new(&comm, plan.clone())?;
+                let mut step = TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(adamw()).build()?;
+                let (x, y) = case.batch(comm.runtime(), 0, &all)?;
+                let output = step.evaluate(MicroBatches::split(&[x.value()?], &[y.value()?], 4)?)?;
+                let losses = step.pipeline().losses(&output)?.into_iter().map(|(sum, _)| sum).collect::<Vec<_>>();
+                let logits = output.outputs().iter().map(|y| y[0].to_f64s()).collect::<Result<Vec<_>>>()?;
+                Ok((losses, logits.concat()))
+            });
+            outputs.unwrap()
+        };
+        let one = evaluated(&[(Axis::Pipe, 2)]);
+        let close =
+            |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= CLOSE * 100.0);
+        for (rank, (losses, logits)) in evaluated(FOUR).into_iter().enumerate() {
+            let (of, want) = &one[rank / 2];
+            assert!(close(&losses, of), "{losses:?} {of:?}");
+            assert!(close(&logits, want), "rank {rank}: {} logits, {}", logits.len(), want.len());
+        }
+        assert!(!one[1].1.is_empty());
     }
 }
 

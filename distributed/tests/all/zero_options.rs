@@ -1,6 +1,6 @@
 //! What people ask of ZeRO beside its stages: the types of gradients, when they are exchanged, what stays gathered.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use distributed::{
     buckets::{BucketOptions, GradCompression},
@@ -8,14 +8,14 @@ use distributed::{
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, Strategy, TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
+    zero::{Sharded, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Gpt, Init, Linear, ModuleExt};
 use numcore::{
     DType, MemoryCategory, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps, ViewOps},
 };
-use optim::{Sgd, SgdConfig};
+use optim::{ParamGroups, Sgd, SgdConfig};
 use runtime_cpu::Cpu;
 
 use crate::{
@@ -54,10 +54,13 @@ fn none_of_them_changes_what_is_trained() {
                 many
             };
             let plain = with(|_| ());
-            assert_eq!(with(|o| o.gathered_until_backward = true), plain, "gathers move values alone");
             assert_eq!(with(|o| o.main_gradients = true), plain, "f64 is wider already");
             with(|o| o.reduce_once = true);
             with(|o| o.reduce_dtype = Some(DType::F64));
+            if stage != ZeroStage::Parameters {
+                continue;
+            }
+            assert_eq!(with(|o| o.gathered_until_backward = true), plain, "gathers move values alone");
             with(|o| o.whole_up_to = 300);
             with(|o| (o.reduce_once, o.whole_up_to, o.gathered_until_backward) = (true, usize::MAX, true));
         }
@@ -110,6 +113,25 @@ fn what_they_cost_is_what_they_say() {
     assert_eq!(calls(ZeroOptions { whole_up_to: 128 * 128 - 1, ..three.clone() }), calls(three));
 }
 
+#[test]
+fn whole_gradients_of_a_step_are_accounted_as_gradients() {
+    for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+        let live = Ranks::new(2).run(cpu, |comm| {
+            let (rt, mut live) = (comm.runtime(), 0);
+            let model = layers(rt, LAYERS as usize, DType::F32)?;
+            let config = TrainingConfig { accumulation: 2, ..Default::default() };
+            let options = ZeroOptions { reduce_once: true, ..options(stage, UnitOf::layers()) };
+            sharded(&comm, &model, config, options)?.step(|_| {
+                live = rt.memory().of(MemoryCategory::Gradients).live;
+                loss(&model, rt, DType::F32)
+            })?;
+            Ok(live)
+        });
+        let all = LAYERS as usize * 128 * 128 * 4;
+        assert_eq!(live.unwrap(), [all + all / 2; 2], "{stage:?}: whole ones, and those of the shard");
+    }
+}
+
 /// Bytes of gradients and bytes sent in a step of one micro-batch, of a model in `bf16` on two ranks.
 fn bytes(options: ZeroOptions) -> (usize, u64) {
     let measured = Ranks::new(2).run(cpu, |comm| {
@@ -133,7 +155,7 @@ fn gradients_are_kept_and_sent_in_the_types_asked_for() {
         let plain = options(stage, UnitOf::layers());
         let kept = if stage == ZeroStage::State { parameters } else { parameters / 2 };
         for (main, reduce_dtype, kept_size, sent_size) in
-            [(false, None, 2, 2), (true, None, 4, 2), (true, Some(DType::F32), 4, 4), (false, Some(DType::F32), 2, 4)]
+            [(false, None, 2, 2), (true, None, 4, 4), (true, Some(DType::BF16), 4, 2), (false, Some(DType::F32), 2, 4)]
         {
             let found = bytes(ZeroOptions { main_gradients: main, reduce_dtype, ..plain.clone() });
             assert_eq!(
@@ -191,11 +213,8 @@ fn micro_batches_of_halves_add_up_in_f32() {
             let zero = |main_gradients| ZeroOptions { main_gradients, reduce_once, ..options(stage, UnitOf::layers()) };
             let half = loss_of_weight(Some(zero(false)), BucketOptions::default());
             assert!(half <= 256.0, "in bf16 the rest is lost: {half}");
-            let main = loss_of_weight(
-                Some(ZeroOptions { reduce_dtype: Some(DType::F32), ..zero(true) }),
-                BucketOptions::default(),
-            );
-            assert_eq!(main, exact, "{stage:?}, once {reduce_once}");
+            let main = loss_of_weight(Some(zero(true)), BucketOptions::default());
+            assert_eq!(main, exact, "{stage:?}, once {reduce_once}: as buckets do");
         }
     }
     let buckets = |main_gradients, compression| BucketOptions { main_gradients, compression, ..Default::default() };
@@ -259,8 +278,8 @@ fn replicas_of_shards_take_them_too() {
             let model = <Gpt<Cpu> as Task>::new(&Init::new(comm.runtime(), comm.rank() as u64).dtype(DType::F64))?;
             let options = ZeroOptions {
                 reduce_once: true,
-                gathered_until_backward: true,
-                whole_up_to: 200,
+                gathered_until_backward: stage == ZeroStage::Parameters,
+                whole_up_to: if stage == ZeroStage::Parameters { 200 } else { 0 },
                 ..options(stage, UnitOf::layers())
             };
             let mut trainer = sharded(&mesh, &model, TrainingConfig { accumulation: 2, ..config() }, options)?;
@@ -289,4 +308,40 @@ fn a_type_that_sums_leave_is_refused() {
     });
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("the range of f16: take bf16"), "{error}");
+}
+
+#[test]
+fn options_that_a_stage_does_not_have_are_refused() {
+    type Set = fn(&mut ZeroOptions);
+    let cases: [(Set, &str); 3] = [
+        (|o| o.gathered_until_backward = true, "stage 3 alone"),
+        (|o| o.whole_up_to = 1, "stage 3 alone"),
+        (|o| o.reduce_dtype = Some(DType::I32), "i32 is no floating type"),
+    ];
+    for stage in [ZeroStage::State, ZeroStage::Gradients] {
+        for (set, why) in cases {
+            let outcome = Ranks::new(2).run(cpu, |comm| {
+                let model = Linear::new(&Init::new(comm.runtime(), 0), 2, 2)?;
+                let mut options = options(stage, UnitOf::layers());
+                set(&mut options);
+                sharded(&comm, &model, TrainingConfig::default(), options).map(drop)
+            });
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
+
+#[test]
+fn ranks_whose_options_differ_all_learn_of_it() {
+    let outcomes = Ranks::new(3).timeout(Duration::from_secs(5)).outcomes(cpu, |comm| {
+        let model = Linear::new(&Init::new(comm.runtime(), 0), 2, 2)?;
+        let reduce_dtype = (comm.rank() == 1).then_some(DType::F16);
+        let options = ZeroOptions { reduce_dtype, ..Default::default() };
+        Sharded::new(&comm, &model, ParamGroups::new(SgdConfig::default()), options).map(drop)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("how the model is sharded"), "{error}");
+    }
 }

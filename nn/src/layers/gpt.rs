@@ -1,18 +1,14 @@
 //! A decoder-only language model.
 
-use std::sync::Arc;
-
 use autograd::Var;
-use numcore::{
-    Error, Result, Runtime, Within,
-    fused::NnOps,
-    ops::{Apply, PointwiseOps, ViewOps},
-};
+use numcore::{Result, Runtime, Within};
 
-use super::{Activation, Block, BlockConfig, Dropout, Embedding, LayerNorm, Linear};
+use super::{
+    Activation, Block, BlockConfig, Dropout, Embedding, GptEmbedding, GptHead, GptProjection, LayerNorm, Linear,
+};
 use crate::{
     Forward, Init, Initializer, Module,
-    parallel::{ContextSlot, Exchange, Placed, TensorPlan, TensorStyle, VocabularyLoss},
+    parallel::{ContextSlot, TensorPlan, VocabularyLoss},
 };
 
 /// The sizes and options of a [`Gpt`].
@@ -98,31 +94,14 @@ impl<R: Runtime> Gpt<R> {
     /// cut.
     #[track_caller]
     pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        let (shape, context) = (tokens.spec().shape, self.wpe.weight.shape()[0]);
-        let &[_, t] = &shape[..] else {
-            return Err(Error::shape("gpt", &[shape], "tokens must be [B, T]"));
-        };
-        if t > context {
-            return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
-        }
-        let part = self.context.part(t)?;
-        // First: ranks may compare their tokens.
-        let tokens = self.context.take_tokens(tokens)?;
-        // Positions are rows of the table: views of it, not a gather.
-        let positions = part.take(&self.wpe.weight.var().narrow(0, 0, t)?, 0)?;
-        let x = self.wte.forward(&tokens).within("wte")?.add(&positions)?;
-        let x = self.dropout.forward_part(&x, Some(&part).filter(|part| !part.is_whole()))?;
-        self.wte.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
+        let Gpt { wte, wpe, dropout, context, .. } = self;
+        GptEmbedding { wte, wpe, dropout, context }.forward(tokens)
     }
 
     /// The logits for the output of the last block: all of them, on every rank, where the projection is cut along the vocabulary.
     #[track_caller]
     pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
-        let here = self.logits_here(x)?;
-        match self.cut_projection() {
-            None => Ok(here),
-            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
-        }
+        self.end().logits(x)
     }
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits. Where
@@ -134,11 +113,9 @@ impl<R: Runtime> Gpt<R> {
 
     /// The loss, like [`next_token_loss`](Gpt::next_token_loss), for the output of the last block.
     pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        let (here, placed) = (self.logits_here(x)?, self.cut_projection());
-        self.context.loss(targets, loss, |targets, loss| match placed {
-            None if loss.z_loss == 0.0 => here.cross_entropy_with(targets, None, loss.cross_entropy),
-            placed => loss.of(&here, targets, placed.as_deref()),
-        })
+        let end = self.end();
+        let (here, placed) = (end.logits_here(x)?, end.projection.cut());
+        self.context.loss(targets, loss, |targets, loss| loss.of(&here, targets, placed.as_deref()))
     }
 
     /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and head along the
@@ -165,24 +142,10 @@ impl<R: Runtime> Gpt<R> {
         self.blocks.iter().enumerate().try_fold(self.embed(tokens)?, block)
     }
 
-    /// How the projection to logits is cut, if it is cut along the vocabulary.
-    fn cut_projection(&self) -> Option<Arc<Placed<R>>> {
-        let weight = self.head.as_ref().map_or(&self.wte.weight, |head| &head.weight);
-        weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
-    }
-
-    /// The logits of the rows of the vocabulary that are here.
-    fn logits_here(&self, x: &Var<R>) -> Result<Var<R>> {
-        let x = self.lnf.forward(x).within("lnf")?;
-        // What is not cut computes with all of the sequence, on every rank alike.
-        let x = match self.wte.weight.placed().filter(|_| self.cut_projection().is_none()) {
-            Some(placed) => placed.leave_sequence(&x)?,
-            None => x,
-        };
-        match &self.head {
-            Some(head) => head.project_here(&x).within("head"),
-            None => self.wte.project_here(&x).within("wte"),
-        }
+    /// The layers after the blocks.
+    fn end(&self) -> GptHead<'_, R> {
+        let projection = self.head.as_ref().map_or(GptProjection::Table(&self.wte), GptProjection::Head);
+        GptHead { lnf: &self.lnf, projection }
     }
 }
 

@@ -198,6 +198,7 @@ pub(crate) struct PieceOf<R: Runtime> {
 
 impl<R: Runtime> Residency<R> for PieceOf<R> {
     fn fetch(&self, _: &Leaf<R>) -> Result<Tensor<R>> {
-        self.whole.piece(&self.placement)
+        // Of a whole one there is no need of a copy.
+        if self.placement.is_whole() { self.whole.value() } else { self.whole.piece(&self.placement) }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use autograd::Var;
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor,
-    fused::{CrossEntropyOptions, Reduction},
+    fused::{CrossEntropyOptions, NnOps, Reduction},
     ops::{Apply, IndexOps, PointwiseOps, Reduce, ReduceOps, ScalarList, ViewOps, cat},
     pointwise::Program,
 };
@@ -32,7 +32,7 @@ static SHIFTED: LazyLock<Program> = LazyLock::new(|| Program::new("shifted", |[z
 impl VocabularyLoss {
     /// The loss of logits `[.., V]` with classes `[..]` (`i64`). Where `placed` is of a projection that is cut along the vocabulary, the
     /// logits are those of its rows here, `[.., V/t]`, and the loss is that of all of them, on every rank, as it is on one: ranks exchange
-    /// the largest logit of each row, then two or three sums of each row, in one call.
+    /// the largest logit of each row, then two or three sums of each row, in one call. On one rank, without a z-loss, it is the fused operation.
     pub fn of<R: Runtime>(&self, logits: &Var<R>, target: &Var<R>, placed: Option<&Placed<R>>) -> Result<Var<R>> {
         let (z, y) = (logits.spec(), target.spec());
         let Some((&here, rows)) = z.shape.dims().split_last().filter(|(_, rows)| **rows == y.shape[..]) else {
@@ -45,6 +45,9 @@ impl VocabularyLoss {
         if own.count != here {
             let why = format!("this rank has rows {}..{} of {}", own.first, own.first + own.count, own.of);
             return Err(Error::shape("cross_entropy", &[z.shape], why));
+        }
+        if placed.is_none() && self.z_loss == 0.0 {
+            return logits.cross_entropy_with(target, None, self.cross_entropy);
         }
         let n: usize = rows.iter().product();
         let logits = logits.reshape([n, here])?.to_dtype(z.dtype.compute())?;

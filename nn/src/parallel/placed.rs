@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, LazyLock};
 
-use autograd::{Var, recomputed};
+use autograd::{Var, autocast_dtype, recomputed};
 use numcore::{
-    Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Tensor,
     ops::{Apply, PointwiseOps},
     placement::TensorPlacement,
     pointwise::Program,
@@ -77,13 +77,18 @@ impl<R: Runtime> Placed<R> {
     }
 
     /// The input of one layer alone, which is cut along its outputs, as [`enter`](Placed::enter) has it. Where the sequence is cut, the whole of
-    /// it is gathered again for the gradient of the weight, and only this rank's part is kept until then (Korthikanti et al. 2022).
+    /// it is gathered again for the gradient of the weight, and only this rank's part is kept until then (Korthikanti et al. 2022). In mixed
+    /// precision it travels in the type in which the layer reads it.
+    ///
+    /// That gather comes after the product that is the gradient of the input, and nothing is computed beside it. A split backward pass makes it
+    /// in I, and keeps the whole until W; a checkpointed block gathers a third time.
     pub fn enter_alone(&self, x: &Var<R>) -> Result<Var<R>> {
         if !self.sequence {
             return self.enter(x);
         }
         let (dim, group, name) = (sequence_of(x)?, self.group.clone(), self.name.clone());
-        recomputed(&[x], move |x| group.exchange(Exchange::AllGather(dim), &x[0], &name))
+        // Cast here: the cast of a value that is recomputed would be kept, of the whole sequence.
+        recomputed(&[x], move |x| group.exchange(Exchange::AllGather(dim), &cast_for_product(&x[0])?, &name))
     }
 
     /// The sum of all ranks' partial outputs, of a layer that is cut along its inputs: this rank's part of the sequence, where that is cut.
@@ -129,6 +134,14 @@ impl<R: Runtime> Placed<R> {
         let of = self.placement.logical()[0];
         let own = self.placement.ranges(0).first().cloned().unwrap_or(0..0);
         RowsHere { first: own.start, count: own.len(), of }
+    }
+}
+
+/// A value as a matrix product reads it in mixed precision.
+fn cast_for_product<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
+    match autocast_dtype().filter(|_| x.dtype() == DType::F32 || x.dtype().is_half()) {
+        Some(half) => x.to_dtype(half),
+        None => Ok(x.clone()),
     }
 }
 

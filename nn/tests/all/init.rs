@@ -138,3 +138,17 @@ fn a_model_without_memory() {
     let model = Gpt::new(&Init::new(&NullRuntime::new(), 0), GptConfig::default()).unwrap();
     assert_eq!(model.num_parameters().total, 10_942_464);
 }
+
+#[test]
+fn a_copy_of_what_is_not_drawn_yet_draws_one_table() {
+    let rt = cpu();
+    let one = Init::new(&rt, 3).lazily().weight([64, 64], Initializer::by_fan(64)).unwrap();
+    let copy = one.duplicate().unwrap();
+    let most = |parameter: &Param<_>| {
+        rt.reset_peak();
+        let before = rt.memory().of(MemoryCategory::Parameters).live;
+        let value = parameter.value().unwrap();
+        (rt.memory().of(MemoryCategory::Parameters).peak - before, value.to_f64s().unwrap())
+    };
+    assert_eq!(most(&copy), most(&one));
+}

@@ -134,3 +134,22 @@ fn what_comes_without_a_slot_is_added_after_a_pending_factor() {
     assert_eq!(with(false), with(true));
     assert!((with(false) - 11.0).abs() < 1e-5);
 }
+
+#[test]
+fn gradients_in_f32_are_read_changed_and_put_back() {
+    let cpu = Cpu::new();
+    let params = leaves(&cpu, &[&[3]], DType::BF16);
+    let sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
+    let mut gradients = FlatGradients::in_f32(&sgd.params()).unwrap();
+    gradients.set(&params[0], &tensor(&cpu, &[3], DType::BF16, 1)).unwrap();
+    // A number that `bf16` does not have.
+    let noisy = gradients.get(&params[0]).unwrap().unwrap().mul(0.0).unwrap().add(1.0 + 1.0 / 1024.0).unwrap();
+    assert_eq!(noisy.dtype(), DType::F32);
+    gradients.set(&params[0], &noisy).unwrap();
+    assert_eq!(gradients.get(&params[0]).unwrap().unwrap().to_f64s().unwrap(), [1.0 + 1.0 / 1024.0; 3]);
+    // One of a loop's own comes in the buffer's type, too.
+    gradients.on_leaf_grad_ready(&params[0], autograd::LeafGrad::Own(noisy)).unwrap();
+    assert_eq!(gradients.get(&params[0]).unwrap().unwrap().to_f64s().unwrap(), [2.0 + 2.0 / 1024.0; 3]);
+    let error = gradients.set(&params[0], &tensor(&cpu, &[3], DType::F64, 1)).unwrap_err().to_string();
+    assert!(error.contains("bf16 [3], or f32 [3]") && error.contains("f64"), "{error}");
+}

@@ -24,11 +24,11 @@ static BLEND: LazyLock<Program> =
 /// checkpoints, under `ema/`.
 ///
 /// Every rank keeps the averages of a part of the parameters, so over all ranks there is one average, whatever the strategy: with four ranks a
-/// quarter on each. For an evaluation they take the place of the weights: in the shards where parameters are sharded, so that no rank has all of them; elsewhere the ranks
+/// quarter on each. For an evaluation they take the place of the weights: with ZeRO in the shards, so that no rank has more of the parameters than it keeps; elsewhere the ranks
 /// send each other their parts. Halves are averaged in `f32`. The stages of a pipeline are evaluated with their weights, and the averages are in its checkpoints.
 ///
-/// A limit: where parameters of half precision are sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards, putting the weights back after an evaluation
-/// rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
+/// A limit: where parameters are sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor axis, each rank has all that it computes with in memory
+/// during an evaluation, and putting weights of half precision back rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {

@@ -2,7 +2,11 @@
 
 use std::{cell::RefCell, rc::Rc};
 
-use distributed::{comm::Comm, train::Loss, zero::ZeroStage};
+use distributed::{
+    comm::Comm,
+    train::{Loss, TrainStep, TrainingConfig},
+    zero::{UnitOf, ZeroOptions, ZeroStage},
+};
 use nn::ModuleExt;
 use numcore::Result;
 use runtime_cpu::Cpu;
@@ -76,16 +80,24 @@ fn every_strategy_evaluates_the_same_averages_and_trains_as_without() {
         run(comm, &model, ddp(comm, &model, 1)?, true, &plain)
     })
     .unwrap();
-    let stages = [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)];
+    let stages = [None, Some((ZeroStage::State, 0)), Some((ZeroStage::Gradients, 0)), Some((ZeroStage::Parameters, 0))];
+    // At last, one of two layers is kept whole.
+    let stages = stages.into_iter().chain([Some((ZeroStage::Parameters, 10))]);
     for ranks in [1, 2, 3, 5] {
-        for stage in stages {
+        for stage in stages.clone() {
             let trained = |averaged: bool| {
                 let memory = Memory::default();
                 on_ranks(ranks, |comm| {
                     let model = Mlp::new(comm.runtime(), 0.0)?;
                     match stage {
                         None => run(comm, &model, ddp(comm, &model, 1)?, averaged, &memory),
-                        Some(stage) => run(comm, &model, zero(comm, &model, stage, 1)?, averaged, &memory),
+                        Some((stage, whole_up_to)) => {
+                            let options =
+                                ZeroOptions { stage, whole_up_to, units: UnitOf::children(), ..Default::default() };
+                            let config = TrainingConfig { max_norm: Some(0.5), ..Default::default() };
+                            let step = TrainStep::builder(comm, &model).optimizer(adamw()).config(config);
+                            run(comm, &model, step.zero(options).build()?, averaged, &memory)
+                        }
                     }
                 })
                 .unwrap();

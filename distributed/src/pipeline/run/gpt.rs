@@ -1,20 +1,18 @@
 //! A [`Gpt`] cut into stages.
 
-use autograd::Var;
+use autograd::{Var, is_grad_enabled};
 use nn::{
-    Block, Dropout, Embedding, Forward, Gpt, GptConfig, Init, LayerNorm, Linear, Module, Param, Visitor,
-    parallel::{TensorStyle, VocabularyLoss},
+    Block, Dropout, Embedding, Forward, Gpt, GptConfig, GptEmbedding, GptHead, GptProjection, Init, LayerNorm, Linear,
+    Module, Param, Visitor,
+    parallel::{ContextSlot, TensorStyle, VocabularyLoss},
 };
-use numcore::{
-    Error, Result, Runtime,
-    ops::{Apply, PointwiseOps, ViewOps},
-};
+use numcore::{Error, Result, Runtime, Within};
 
 use super::{Stage, Tie};
 
 /// A part of a [`Gpt`]: tokens `[B, T]` (`i64`) into the first, `[B, T, C]` between stages, logits `[B, T, V]` out of the last. Names
-/// of parameters are those of the whole model, so its [`tensor_plan`](Gpt::tensor_plan) cuts the stages too; with sequence parallelism a rank
-/// has, and sends on, its part of `[B, T, C]` along `T`.
+/// of parameters are those of the whole model, so its [`tensor_plan`](Gpt::tensor_plan) cuts the stages too; with sequence parallelism,
+/// and where sequences are cut over ranks, a rank has, and sends on, its part of `[B, T, C]` along `T`.
 pub struct GptStage<R: Runtime> {
     embed: Option<EmbedStage<R>>,
     first: usize,
@@ -26,6 +24,7 @@ struct EmbedStage<R: Runtime> {
     wte: Embedding<R>,
     wpe: Embedding<R>,
     dropout: Dropout,
+    context: ContextSlot<R>,
 }
 
 struct HeadStage<R: Runtime> {
@@ -33,6 +32,8 @@ struct HeadStage<R: Runtime> {
     projection: Projection<R>,
     /// Whether all logits go to the loss, or those of the rows of the vocabulary that are here.
     gathers: bool,
+    /// The ranks that sequences are cut over: the loss takes its targets by it.
+    context: ContextSlot<R>,
 }
 
 enum Projection<R: Runtime> {
@@ -55,6 +56,7 @@ impl<R: Runtime> GptStage<R> {
             None if stages == 1 => Projection::Table(Embedding::of(wte.weight.clone())),
             None => Projection::Table(Embedding::of(wte.weight.duplicate()?)),
         };
+        let dropout = Dropout::new(config.dropout)?;
         let (count, mut blocks) = (blocks.len(), blocks.into_iter());
         let mut cut: Vec<Self> = (0..stages)
             .map(|stage| {
@@ -62,14 +64,14 @@ impl<R: Runtime> GptStage<R> {
                 GptStage { embed: None, first, blocks: blocks.by_ref().take(end - first).collect(), head: None }
             })
             .collect();
-        cut[0].embed = Some(EmbedStage { wte, wpe, dropout: Dropout::new(config.dropout)? });
-        cut[stages - 1].head = Some(HeadStage { lnf, projection, gathers: true });
+        cut[0].embed = Some(EmbedStage { wte, wpe, dropout, context: ContextSlot::cuts() });
+        cut[stages - 1].head = Some(HeadStage { lnf, projection, gathers: true, context: ContextSlot::cuts() });
         Ok(cut)
     }
 
     /// The loss of predicting targets (`i64`, `[B, T]`), for the [loss](super::PipelineModel::loss) of these stages, which are all there are:
-    /// [`Gpt::next_token_loss`] in stages. Where a plan cuts the vocabulary, the last stage leaves logits cut from now on, `[B, T, V/t]`: no rank
-    /// has those of all of it, and the loss is that of all of them.
+    /// [`Gpt::next_token_loss`] in stages. Where a plan cuts the vocabulary, the last stage leaves logits cut from now on in runs that train,
+    /// `[B, T, V/t]`: no rank has those of all of it, and the loss is that of all of them. Evaluations give out `[B, T, V]`.
     ///
     /// # Errors
     /// If the last of them is not the last of the model.
@@ -79,7 +81,7 @@ impl<R: Runtime> GptStage<R> {
             return Err(Error::argument("GptStage::next_token_loss", why));
         };
         head.gathers = false;
-        Ok(GptStageLoss { weight: head.projection.weight().clone(), loss })
+        Ok(GptStageLoss { weight: head.end().projection.weight().clone(), loss, context: head.context.clone() })
     }
 
     /// What is tied in a model of this kind.
@@ -94,51 +96,39 @@ pub struct GptStageLoss<R: Runtime> {
     /// The weight of the projection to logits.
     weight: Param<R>,
     loss: VocabularyLoss,
+    context: ContextSlot<R>,
 }
 
 impl<R: Runtime> GptStageLoss<R> {
-    /// The loss of a micro-batch's logits with its targets.
+    /// The loss of a micro-batch's logits with its targets. Where sequences are cut over ranks, targets are those of whole sequences, and the
+    /// loss is by this rank's part of them ([`ContextSlot::loss`]).
     pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
-        let placed = self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary);
-        self.loss.of(logits, targets, placed.as_deref())
+        let cut = self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary);
+        // Those of all of the vocabulary are the same on every rank.
+        let placed = cut.filter(|placed| logits.dims().last() != Some(&placed.placement().logical()[0]));
+        self.context.loss(targets, &self.loss, |targets, loss| loss.of(logits, targets, placed.as_deref()))
     }
 }
 
 impl<R: Runtime> EmbedStage<R> {
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        let shape = tokens.spec().shape;
-        let &[_, t] = &shape[..] else {
-            return Err(Error::shape("gpt stage", &[shape], "tokens must be [B, T]"));
-        };
-        let positions = self.wpe.weight.var().narrow(0, 0, t)?;
-        let x = self.dropout.forward(&self.wte.forward(tokens)?.add(&positions)?)?;
-        self.wte.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
+        let EmbedStage { wte, wpe, dropout, context } = self;
+        GptEmbedding { wte, wpe, dropout, context }.forward(tokens)
     }
 }
 
 impl<R: Runtime> HeadStage<R> {
-    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let (x, weight) = (self.lnf.forward(x)?, self.projection.weight());
-        // A projection that is not cut computes with all of the sequence, on every rank alike.
-        let x = match weight.placed().filter(|placed| placed.style() != TensorStyle::Vocabulary) {
-            Some(placed) => placed.leave_sequence(&x)?,
-            None => x,
+    fn end(&self) -> GptHead<'_, R> {
+        let projection = match &self.projection {
+            Projection::Linear(head) => GptProjection::Head(head),
+            Projection::Table(table) => GptProjection::Table(table),
         };
-        match (&self.projection, self.gathers) {
-            (Projection::Linear(head), true) => head.forward(&x),
-            (Projection::Linear(head), false) => head.project_here(&x),
-            (Projection::Table(table), true) => table.project(&x),
-            (Projection::Table(table), false) => table.project_here(&x),
-        }
+        GptHead { lnf: &self.lnf, projection }
     }
-}
 
-impl<R: Runtime> Projection<R> {
-    fn weight(&self) -> &Param<R> {
-        match self {
-            Projection::Linear(head) => &head.weight,
-            Projection::Table(table) => &table.weight,
-        }
+    /// Logits: in an evaluation, whose outputs they are, all of them.
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        if self.gathers || !is_grad_enabled() { self.end().logits(x) } else { self.end().logits_here(x) }
     }
 }
 
@@ -148,7 +138,10 @@ impl<R: Runtime> Stage<R> for GptStage<R> {
             return Err(Error::argument("gpt stage", format!("takes one value, got {}", inputs.len())));
         };
         let x = self.embed.as_ref().map_or_else(|| Ok(x.clone()), |embed| embed.forward(x))?;
-        let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
+        let block = |x: Var<R>, (k, block): (usize, &Block<R>)| {
+            block.forward(&x).within(format_args!("blocks.{}", self.first + k))
+        };
+        let x = self.blocks.iter().enumerate().try_fold(x, block)?;
         Ok(vec![self.head.as_ref().map_or_else(|| Ok(x.clone()), |head| head.forward(&x))?])
     }
 }
@@ -156,7 +149,8 @@ impl<R: Runtime> Stage<R> for GptStage<R> {
 impl<R: Runtime> Module<R> for GptStage<R> {
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
         visitor.enter(name);
-        if let Some(EmbedStage { wte, wpe, dropout }) = &self.embed {
+        if let Some(EmbedStage { wte, wpe, dropout, context }) = &self.embed {
+            visitor.context(context);
             wte.visit("wte", visitor);
             wpe.visit("wpe", visitor);
             Module::<R>::visit(dropout, "dropout", visitor);
@@ -164,7 +158,8 @@ impl<R: Runtime> Module<R> for GptStage<R> {
         visitor.enter("blocks");
         self.blocks.iter().enumerate().for_each(|(k, block)| block.visit(&(self.first + k).to_string(), visitor));
         visitor.leave();
-        if let Some(HeadStage { lnf, projection, .. }) = &self.head {
+        if let Some(HeadStage { lnf, projection, context, .. }) = &self.head {
+            visitor.context(context);
             lnf.visit("lnf", visitor);
             match projection {
                 Projection::Linear(head) => head.visit("head", visitor),

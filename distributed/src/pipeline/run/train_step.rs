@@ -39,10 +39,12 @@ pub type PipelineTrainer<R> = PipelineTrainStep<R, DataParallel<R>>;
 /// Trains a pipeline and shards the state, gradients and parameters of every stage over its replicas, as far as [`ZeroOptions`] say.
 ///
 /// - Stage 1 costs nothing: what is exchanged in a step is what [`PipelineTrainer`] exchanges.
-/// - Stage 2 reduces gradients to shards after every micro-batch, so it exchanges them as many times as there are micro-batches.
+/// - Stage 2 reduces gradients to shards after every micro-batch, so it exchanges them as many times as there are micro-batches; with
+///   [`reduce_once`](ZeroOptions::reduce_once) once a step, and they are whole until then.
 /// - Stage 3 gathers parameters as a stage's layers read them, in every pass; with a schedule that was
 ///   [lowered for it](crate::pipeline::Lowering::sharded) once for all passes that follow one another, a pipeline stage at a time. Then it
-///   pays where a rank has more stages than the two that are gathered at once.
+///   pays where a rank has more stages than the two that are gathered at once. What
+///   [`gathered_until_backward`](ZeroOptions::gathered_until_backward) keeps is the first backward pass's alone, of several that follow one another.
 pub type ZeroPipelineTrainer<R> = PipelineTrainStep<R, Sharded<R>>;
 
 impl<R: Runtime> PipelineTrainer<R> {
