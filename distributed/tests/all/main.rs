@@ -17,6 +17,7 @@ mod checkpoint_traffic;
 mod checkpoints;
 mod common;
 mod context_attention;
+mod context_pipelines;
 mod context_plans;
 mod context_products;
 mod context_rules;
