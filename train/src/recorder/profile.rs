@@ -131,7 +131,7 @@ impl Profile {
 
     /// Whether the step that begins is the first after a window.
     fn ends_window(&self) -> bool {
-        self.begun % (self.wait + self.active) == 0
+        self.begun.is_multiple_of(self.wait + self.active)
     }
 
     fn start(&self) -> Result<Recording> {
