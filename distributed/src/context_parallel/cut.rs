@@ -5,7 +5,7 @@ use std::sync::Arc;
 use numcore::{
     Result, Runtime, Tensor,
     fused::Attention,
-    ops::{Apply, ViewOps},
+    ops::{Apply, ViewOps, cat},
 };
 
 use super::order::ZigZag;
@@ -27,4 +27,13 @@ pub(super) struct CutAttention<R: Runtime> {
 pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
     let width = both.spec().shape[3];
     Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
+}
+
+/// Rows `[B, H, n, D]` one after another, stored token by token, as queries usually are: heads that were split by a view are merged by a view.
+pub(super) fn stacked<T: Apply>(parts: &[T]) -> Result<T> {
+    if let [only] = parts {
+        return Ok(only.clone());
+    }
+    let parts = parts.iter().map(|part| part.transpose(1, 2)).collect::<Result<Vec<_>>>()?;
+    cat(&parts.iter().collect::<Vec<_>>(), 1)?.transpose(1, 2)
 }

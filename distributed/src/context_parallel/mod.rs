@@ -17,6 +17,7 @@
 //! **Invariant**: ranks along the context axis read the same examples, in parts, and decide alike.
 
 mod cut;
+mod found;
 mod gathered;
 mod masked;
 mod masks;
@@ -38,8 +39,7 @@ pub use ranks::ContextRanks;
 /// | `Ulysses` | `(c − 1)/c² · b·s·d·(2a + 2·max(g, c))` | as many as forward |
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ContextExchange {
-    /// Keys and values are gathered before attention, and again in backward (Llama 3). Cheap where there are few heads of keys and values. Causal
-    /// queries are counted from the end of the keys that they see: a runtime whose kernel cannot stores their scores (CUDA, WebGPU).
+    /// Keys and values are gathered before attention, and again in backward (Llama 3). Cheap where there are few heads of keys and values.
     #[default]
     AllGather,
     /// Keys and values travel from rank to rank, while attention over the last is computed (Liu et al. 2023). A rank has three parts of them: its

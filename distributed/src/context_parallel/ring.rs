@@ -4,20 +4,17 @@
 //! ([`merged`]). In backward the sums over all keys are known, so each block gives its part of every gradient by itself. A block's gradient
 //! follows it around, and is home after as many hops as the block made.
 
-use std::sync::LazyLock;
-
 use autograd::{Function, Var, is_grad_enabled};
 use nn::parallel::SequencePart;
 use numcore::{
     ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
     fused::{Attention, AttentionGrad},
     ops::{Apply, Backprop, PointwiseOps, ViewOps, cat},
-    pointwise::Program,
 };
 
 use super::{
-    cut::{CutAttention, apart},
-    gathered::stacked,
+    cut::{CutAttention, apart, stacked},
+    found::{Found, merged},
     masks::segment_mask,
     order::ZigZag,
 };
@@ -51,12 +48,6 @@ fn step(order: ZigZag, causal: bool, j: usize) -> RingStep {
         () => (LATE, BOTH),
     };
     RingStep { owner, queries, keys, causal: causal && owner == rank }
-}
-
-/// The output of attention over some keys, and the logarithms of its sums of weights, both in the type of computation.
-struct Found<R: Runtime> {
-    o: Tensor<R>,
-    lse: Tensor<R>,
 }
 
 impl<R: Runtime> RingAttention<R> {
@@ -122,9 +113,7 @@ impl<R: Runtime> RingAttention<R> {
         let [k, v] = apart(&self.chunks(both, step.keys)?, depth)?;
         let (q, (op, mask)) = (self.chunks(q, step.queries)?, self.call(step, q)?);
         let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
-        let found = Tensor::apply(op.into(), &operands)?;
-        let [o, lse] = [&found[Attention::OUTPUT], &found[Attention::LSE]];
-        Ok(Found { o: o.to_dtype(o.dtype().compute())?, lse: lse.unsqueeze(-1)? })
+        Found::of(op, &operands)
     }
 
     /// The gradients of queries, and of keys and values next to each other, by the chunks of one step: in the type of computation.
@@ -246,30 +235,6 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
         cx.give_value(1, &Var::new(dk.to_dtype(k.dtype())?))?;
         cx.give_value(2, &Var::new(dv.to_dtype(v.dtype())?))
     }
-}
-
-/// The attention over the keys of both: weights are `exp` of the differences of the sums' logarithms. A query without keys has a sum of 0.
-fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>> {
-    static OUTPUT: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("merge_attention", |[o, p, l, m], []| {
-            let top = l.max(m);
-            let top = top.ne(f64::NEG_INFINITY).select(top, 0.0);
-            let (x, y) = ((l - top).exp(), (m - top).exp());
-            let sum = x + y;
-            [(o * x + p * y) / sum.gt(0.0).select(sum, 1.0)]
-        })
-    });
-    static SUM: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("merge_lse", |[l, m], []| {
-            let top = l.max(m);
-            let level = top.ne(f64::NEG_INFINITY).select(top, 0.0);
-            [level + ((l - level).exp() + (m - level).exp()).log()]
-        })
-    });
-    Ok(Found {
-        o: a.o.apply_program(&OUTPUT, &[&b.o, &a.lse, &b.lse], &[])?,
-        lse: a.lse.apply_program(&SUM, &[&b.lse], &[])?,
-    })
 }
 
 #[cfg(test)]
