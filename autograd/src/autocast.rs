@@ -106,6 +106,15 @@ pub(crate) fn operands<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Option<Sm
     ins.iter().map(cast).collect::<Result<_>>().map(Some)
 }
 
+/// The operands of `op` as [`autocast`] has them at this place: for a [`Function`](crate::Function) that computes as that operation does.
+#[track_caller]
+pub fn autocast_operands<R: Runtime, const N: usize>(op: &Op, ins: [&Var<R>; N]) -> Result<[Var<R>; N]> {
+    Ok(match operands(op, &ins)? {
+        Some(cast) => std::array::from_fn(|i| cast[i].clone()),
+        None => ins.map(Var::clone),
+    })
+}
+
 fn target<R: Runtime>(op: &Op, half: DType, ins: &[&Var<R>]) -> Option<DType> {
     let floats = || ins.iter().map(|v| v.spec().dtype).filter(|dtype| dtype.is_float());
     if floats().any(|dtype| dtype == DType::F64) {

@@ -32,7 +32,7 @@ mod sweep;
 mod var;
 
 pub use anomaly::detect_anomaly;
-pub use autocast::{autocast, autocast_dtype, no_autocast};
+pub use autocast::{autocast, autocast_dtype, autocast_operands, no_autocast};
 pub use backward::{Backward, backward, backward_with_hooks, grad};
 pub use checkpoint::checkpoint;
 pub use deferred::Deferred;

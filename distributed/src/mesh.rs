@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use nn::{
     Module, ModuleExt,
-    parallel::{ExpertGroups, TensorPlan, cut_sequences},
+    parallel::{ContextRoles, ExpertGroups, TensorPlan, cut_sequences_of_part},
 };
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
@@ -56,11 +56,11 @@ impl<R: Runtime> Mesh<R> {
         Ok(Mesh { plan, world, axes, batch, gradients, products, is_communicator: false, of_experts: false })
     }
 
-    /// The ranks of [`batch`](Mesh::batch) as they have the experts: copies of one along data and shard, different ones along tensor. Every rank
-    /// calls this.
+    /// The ranks of [`gradients`](Mesh::gradients) as they have the experts: copies of one along data and shard, different ones along tensor. Every
+    /// rank calls this.
     #[track_caller]
     pub(crate) fn of_experts(&self) -> Result<Self> {
-        Ok(Mesh { of_experts: true, ..Mesh::new(&self.batch, self.plan.of_experts())? })
+        Ok(Mesh { of_experts: true, ..Mesh::new(&self.gradients, self.plan.of_experts())? })
     }
 
     /// Whether it is [of experts](Mesh::of_experts).
@@ -101,7 +101,7 @@ impl<R: Runtime> Mesh<R> {
         key.sort_unstable();
         key.dedup();
         if key.len() > 1 && key.contains(&Axis::Expert) {
-            let why = "the expert axis is laid over data and shard, and makes no groups with others: ask for it alone, or for those";
+            let why = "the expert axis is laid over data, shard and context, and makes no groups with others: ask for it alone, or for those";
             return Err(Error::argument("Mesh::group", why).on_rank(self.world.world_rank()));
         }
         match key[..] {
@@ -148,9 +148,9 @@ impl<R: Runtime> Mesh<R> {
         }
         let found = self.found_along_pipe(model, plan)?;
         // Ranks of their own: what a recomputed mixture exchanges does not come between gradients, whose order is another on each rank.
-        let examples = match plan.has_experts() && self.batch.size() > 1 {
-            true => split(&self.world, &self.plan, &Axis::EXAMPLES)?,
-            false => self.batch.clone(),
+        let examples = match plan.has_experts() && self.gradients.size() > 1 {
+            true => split(&self.world, &self.plan, &Axis::GRADIENTS)?,
+            false => self.gradients.clone(),
         };
         let experts = ExpertGroups { experts: TensorRanks::group(experts), examples: TensorRanks::group(&examples) };
         let applied = plan.apply_to_part(model, &TensorRanks::group(comm), Some(&experts), &found);
@@ -175,8 +175,11 @@ impl<R: Runtime> Mesh<R> {
     /// parameters, and attention sees the keys of all ranks by `exchange`. The model is given whole sequences, as on one rank, and its loss
     /// stands for them. Every rank calls it.
     ///
+    /// Of a pipeline each rank gives its stages:
+    /// [`PipelineModel::context_parallel`](crate::pipeline::PipelineModel::context_parallel).
+    ///
     /// # Errors
-    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`] says.
+    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`](nn::parallel::cut_sequences) says.
     #[track_caller]
     pub fn context_parallel(&self, model: &(impl Module<R> + ?Sized), exchange: ContextExchange) -> Result<()> {
         let comm = self.axis(Axis::Context);
@@ -184,8 +187,21 @@ impl<R: Runtime> Mesh<R> {
             let model = described_parameters(model);
             agree_on_lines(comm, "the model and its context exchange", &format!("{exchange:?}\n{model}"))?;
         }
-        let cut = cut_sequences(model, &ContextRanks::group(comm, exchange));
-        cut.map_err(|error| error.on_rank(self.world.world_rank()))
+        let all = self.roles_along_pipe(ContextRoles::of(model), exchange)?;
+        let cut = cut_sequences_of_part(model, &ContextRanks::group(comm, exchange), all);
+        match self.axis(Axis::Pipe) {
+            pipe if pipe.size() > 1 => all_ok(pipe, "context_parallel", cut),
+            _ => cut.map_err(|error| error.on_rank(self.world.world_rank())),
+        }
+    }
+
+    /// The roles of places in a model, of which each rank along pipe has its part.
+    fn roles_along_pipe(&self, own: ContextRoles, exchange: ContextExchange) -> Result<ContextRoles> {
+        let pipe = self.axis(Axis::Pipe);
+        pipe.agree("the context exchange", format!("{exchange:?}").as_bytes())?;
+        let all = pipe.exchange_equal([u8::from(own.cuts), u8::from(own.attends)])?;
+        let any = |k: usize| all.iter().any(|roles| roles[k] == 1);
+        Ok(ContextRoles { cuts: any(0), attends: any(1) })
     }
 
     /// The ranks among which a batch is shared out: those along data and shard.

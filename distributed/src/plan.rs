@@ -17,8 +17,8 @@ pub enum Axis {
     Context,
     /// Parts of each layer: ranks that hold different pieces of the parameters and read the same data.
     Tensor,
-    /// Experts of each mixture: ranks that hold different experts and read different data. It is no factor of the world: it is laid over the
-    /// ranks along [`EXAMPLES`](Axis::EXAMPLES), consecutive ones of which have all experts together.
+    /// Experts of each mixture: ranks that hold different experts and read different tokens. It is no factor of the world: it is laid over the
+    /// ranks along [`GRADIENTS`](Axis::GRADIENTS), consecutive ones of which have all experts together.
     Expert,
 }
 
@@ -54,13 +54,13 @@ impl Axis {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParallelPlan {
     sizes: [usize; Axis::ALL.len()],
-    /// Ranks that have all experts together, among those along [`Axis::EXAMPLES`].
+    /// Ranks that have all experts together, among those along [`Axis::GRADIENTS`].
     experts: usize,
 }
 
 impl ParallelPlan {
     /// An arrangement of `world` ranks; axes that are not named have size 1. The product of all sizes but that of [`Axis::Expert`] must be the
-    /// world; that one divides the number of ranks that read different data.
+    /// world; that one divides the number of ranks that read different tokens.
     pub fn new(world: usize, axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self> {
         let (mut sizes, mut experts) = ([1; Axis::ALL.len()], 1);
         let mut named = [false; Axis::ALL.len() + 1];
@@ -78,10 +78,10 @@ impl ParallelPlan {
             let why = format!("{plan} = {product} ranks, the world has {world}");
             return Err(Error::config("ParallelPlan", "axes", why));
         }
-        let examples = plan.examples();
-        if !examples.is_multiple_of(experts) {
+        let ranks = plan.readers();
+        if !ranks.is_multiple_of(experts) {
             let why = format!(
-                "experts cannot be laid over groups of {experts} of the {examples} ranks along data and shard, which {experts} does not divide"
+                "experts cannot be laid over groups of {experts} of the {ranks} ranks along data, shard and context, which {experts} does not divide"
             );
             return Err(Error::config("ParallelPlan", "axes", why));
         }
@@ -102,25 +102,26 @@ impl ParallelPlan {
         ParallelPlan { sizes, experts: 1 }
     }
 
-    /// The ranks that read different data from one another, of those that take a step together, arranged for the experts, of which ranks have
-    /// different ones along tensor. Copies of an expert lie along shard as far as there are such ranks in a shard group, and along data else.
+    /// The ranks that read different tokens from one another, of those that take a step together, arranged for the experts, of which ranks have
+    /// different ones along tensor. Copies of an expert lie along shard as far as there are such ranks along shard and context, and along data
+    /// else.
     pub(crate) fn of_experts(&self) -> Self {
-        let (examples, shard, experts) = (self.examples(), self.size(Axis::Shard), self.experts);
+        let (shard, experts) = (self.size(Axis::Shard) * self.size(Axis::Context), self.experts);
         let shards = if shard.is_multiple_of(experts) { shard / experts } else { 1 };
         let mut plan = ParallelPlan::along(Axis::Tensor, experts);
         plan.sizes[Axis::Shard as usize] = shards;
-        plan.sizes[Axis::Data as usize] = examples / experts / shards;
+        plan.sizes[Axis::Data as usize] = self.readers() / experts / shards;
         plan
     }
 
-    /// How many ranks read different data.
-    fn examples(&self) -> usize {
-        Axis::EXAMPLES.iter().map(|&axis| self.size(axis)).product()
+    /// How many ranks read different tokens.
+    fn readers(&self) -> usize {
+        Axis::GRADIENTS.iter().map(|&axis| self.size(axis)).product()
     }
 
-    /// A rank's place among those that read different data.
-    fn example(&self, rank: usize) -> usize {
-        Axis::EXAMPLES.iter().fold(0, |place, &axis| place * self.size(axis) + self.coordinate(axis, rank))
+    /// A rank's place among those that read different tokens.
+    fn reader(&self, rank: usize) -> usize {
+        Axis::GRADIENTS.iter().fold(0, |place, &axis| place * self.size(axis) + self.coordinate(axis, rank))
     }
 
     /// All ranks.
@@ -136,7 +137,7 @@ impl ParallelPlan {
     /// Where a rank stands along an axis.
     pub fn coordinate(&self, axis: Axis, rank: usize) -> usize {
         if axis == Axis::Expert {
-            return self.example(rank) % self.experts;
+            return self.reader(rank) % self.experts;
         }
         rank / self.stride(axis) % self.size(axis)
     }
@@ -154,10 +155,10 @@ impl ParallelPlan {
     /// A number that the ranks of one group, and no others, share. [`Axis::Expert`] beside other axes stands for those that it is laid over.
     pub fn color(&self, axes: &[Axis], rank: usize) -> usize {
         if axes == [Axis::Expert] {
-            let groups = self.examples() / self.experts;
-            return self.color(&Axis::EXAMPLES, rank) * groups + self.example(rank) / self.experts;
+            let groups = self.readers() / self.experts;
+            return self.color(&Axis::GRADIENTS, rank) * groups + self.reader(rank) / self.experts;
         }
-        let all = |axis: &Axis| axes.contains(axis) || axes.contains(&Axis::Expert) && Axis::EXAMPLES.contains(axis);
+        let all = |axis: &Axis| axes.contains(axis) || axes.contains(&Axis::Expert) && Axis::GRADIENTS.contains(axis);
         let others = Axis::ALL.into_iter().filter(|axis| !all(axis));
         others.fold(0, |color, axis| color * self.size(axis) + self.coordinate(axis, rank))
     }
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn experts_are_laid_over_consecutive_ranks_that_read_different_data() {
+    fn experts_are_laid_over_consecutive_ranks_that_read_different_tokens() {
         let plan = ParallelPlan::of([(Axis::Data, 2), (Axis::Shard, 2), (Axis::Tensor, 2), (Axis::Expert, 2)]).unwrap();
         assert_eq!((plan.world(), plan.size(Axis::Expert)), (8, 2));
         assert_eq!(plan.to_string(), "pipe 1 × data 2 × shard 2 × tensor 2, expert 2");
@@ -234,12 +235,17 @@ mod tests {
             (&[(Axis::Shard, 4)], "pipe 1 × data 1 × shard 2 × tensor 2"),
             (&[(Axis::Data, 3), (Axis::Shard, 4)], "pipe 1 × data 3 × shard 2 × tensor 2"),
             (&[(Axis::Data, 2), (Axis::Shard, 3)], "pipe 1 × data 3 × shard 1 × tensor 2"),
+            (&[(Axis::Data, 2), (Axis::Context, 2)], "pipe 1 × data 2 × shard 1 × tensor 2"),
+            (&[(Axis::Shard, 2), (Axis::Context, 2)], "pipe 1 × data 1 × shard 2 × tensor 2"),
         ] {
             let axes: Vec<_> = axes.iter().copied().chain([(Axis::Expert, 2)]).collect();
             assert_eq!(ParallelPlan::of(axes).unwrap().of_experts().to_string(), experts);
         }
         let all = ParallelPlan::of([(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Shard, 2), (Axis::Expert, 4)]).unwrap();
         assert_eq!(all.group(Axis::Expert, 5), [4, 5, 6, 7]);
+        let cut =
+            ParallelPlan::of([(Axis::Data, 2), (Axis::Context, 2), (Axis::Tensor, 2), (Axis::Expert, 2)]).unwrap();
+        assert_eq!([0, 3, 6].map(|rank| cut.group(Axis::Expert, rank)), [[0, 2], [1, 3], [4, 6]]);
         let color = |rank| plan.color(&[Axis::Tensor, Axis::Expert], rank);
         assert!((0..8).all(|rank| color(rank) == color(0)), "beside others it is data and shard");
     }
@@ -248,7 +254,7 @@ mod tests {
     fn experts_that_ranks_cannot_share_out_are_refused() {
         let error = |axes: &[(Axis, usize)]| ParallelPlan::of(axes.to_vec()).unwrap_err().to_string();
         let why = error(&[(Axis::Data, 3), (Axis::Shard, 2), (Axis::Tensor, 2), (Axis::Expert, 4)]);
-        assert!(why.contains("groups of 4 of the 6 ranks along data and shard"), "{why}");
+        assert!(why.contains("groups of 4 of the 6 ranks along data, shard and context"), "{why}");
         assert!(error(&[(Axis::Data, 2), (Axis::Expert, 0)]).contains("axis expert is empty"));
         assert!(error(&[(Axis::Expert, 2), (Axis::Data, 2), (Axis::Expert, 2)]).contains("axis expert is given twice"));
     }

@@ -81,7 +81,7 @@ impl<R: Runtime> Residency<R> for Source {
         {
             let read = self.stacked(leaf, &experts[own.clone()])?;
             let mut within: Vec<_> = (0..piece.logical().rank()).map(|dim| piece.ranges(dim).to_vec()).collect();
-            within[0] = vec![0..own.len()];
+            within[0] = std::iter::once(0..own.len()).collect();
             let within = TensorPlacement::new(*read.shape(), within)?;
             return if within.is_whole() { Ok(read) } else { within.take(&read)?.copy() };
         }

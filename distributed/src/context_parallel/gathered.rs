@@ -1,32 +1,27 @@
 //! Attention over keys and values that are gathered from all ranks, in forward and again in backward, so that none keeps them.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
-use autograd::{Function, Var};
+use autograd::{Function, Var, is_grad_enabled};
 use nn::parallel::SequencePart;
 use numcore::{
     Result, Runtime, Tensor,
-    fused::{Attention, AttentionGrad},
+    fused::Attention,
     ops::{Apply, Backprop, PointwiseOps, ViewOps, cat},
 };
 
 use super::{
+    cut::{CutAttention, apart, stacked},
+    found::{Found, merged},
+    masked::gradients,
     masks::segment_mask,
     order::ZigZag,
     sequence::{SequenceExchange, SequenceStep},
 };
-use crate::comm::{Comm, Communicator};
+use crate::comm::Communicator;
 
 /// The attention of the queries here, in one or two calls, over the keys and values of all ranks.
-pub(super) struct GatheredAttention<R: Runtime> {
-    pub(super) comm: Comm<R>,
-    pub(super) order: ZigZag,
-    /// What queries see, were the sequence whole.
-    pub(super) op: Attention,
-    /// The document of each token of the whole sequence, `[B, T]`.
-    pub(super) segments: Option<Tensor<R>>,
-    pub(super) of: Arc<str>,
-}
+pub(super) struct GatheredAttention<R: Runtime>(pub(super) CutAttention<R>);
 
 /// Some of the queries here, and the keys that they may see.
 struct KeysSeen {
@@ -37,36 +32,47 @@ struct KeysSeen {
 }
 
 impl<R: Runtime> GatheredAttention<R> {
-    /// Which queries see which keys: a causal chunk those up to its end, so that nothing is computed of the rest.
-    fn seen(&self) -> Vec<KeysSeen> {
-        let ZigZag { rank, chunk, .. } = self.order;
-        if !self.op.causal {
-            let (rows, keys) = (0..2 * chunk, 0..self.order.tokens());
-            return vec![KeysSeen { rows, queries: self.order.part_of(rank), keys, op: self.op.clone() }];
+    /// Which queries see which keys: a causal chunk those up to its end, so that nothing is computed of the rest. Those before the chunk and those
+    /// of the chunk are two calls, which every kernel has, and whose results are merged. With a window, or if asked for, they are one, which counts
+    /// queries from the end of the keys.
+    fn seen(&self, as_one: bool) -> Vec<KeysSeen> {
+        let CutAttention { order, op, .. } = &self.0;
+        let &ZigZag { rank, chunk, .. } = order;
+        if !op.causal {
+            let (rows, keys) = (0..2 * chunk, 0..order.tokens());
+            return vec![KeysSeen { rows, queries: order.part_of(rank), keys, op: op.clone() }];
         }
-        let chunks = self.order.chunks_of(rank).into_iter().enumerate();
-        chunks
-            .map(|(k, at)| {
-                let first = self.op.window[0].map_or(0, |before| at.start.saturating_sub(before));
-                let keys = first..at.end;
-                let op = Attention { lower_right: keys.len() != chunk, ..self.op.clone() };
-                let queries = SequencePart::of(self.order.tokens(), [at]);
-                KeysSeen { rows: k * chunk..(k + 1) * chunk, queries, keys, op }
-            })
-            .collect()
+        let chunks = order.chunks_of(rank).into_iter().enumerate();
+        let calls = chunks.flat_map(|(k, at)| {
+            let rows = k * chunk..(k + 1) * chunk;
+            let first = op.window[0].map_or(0, |before| at.start.saturating_sub(before));
+            let calls = match as_one || op.window != [None; 2] || first == at.start {
+                true => {
+                    let keys = first..at.end;
+                    vec![(Attention { lower_right: keys.len() != chunk, ..op.clone() }, keys)]
+                }
+                false => {
+                    let part = |causal| Attention { causal, partial: true, ..op.clone() };
+                    vec![(part(false), 0..at.start), (part(true), at.clone())]
+                }
+            };
+            let queries = SequencePart::of(order.tokens(), [at]);
+            calls.into_iter().map(move |(op, keys)| KeysSeen { rows: rows.clone(), queries: queries.clone(), keys, op })
+        });
+        calls.collect()
     }
 
     fn mask(&self, seen: &KeysSeen, like: &Tensor<R>) -> Result<Option<Tensor<R>>> {
         let of = |segments| {
-            segment_mask(segments, &seen.queries, &SequencePart::of(self.order.tokens(), [seen.keys.clone()]), like)
+            segment_mask(segments, &seen.queries, &SequencePart::of(self.0.order.tokens(), [seen.keys.clone()]), like)
         };
-        self.segments.as_ref().map(of).transpose()
+        self.0.segments.as_ref().map(of).transpose()
     }
 
     /// The step that gathers keys and values, next to each other, or scatters their gradients.
     fn exchange(&self, what: SequenceStep, when: &str) -> SequenceExchange<R> {
-        let of = format!("{}, keys and values{when}", self.of).into();
-        SequenceExchange { what, comm: self.comm.clone(), order: self.order, of }
+        let of = format!("{}, keys and values{when}", self.0.of).into();
+        SequenceExchange { what, comm: self.0.comm.clone(), order: self.0.order, of }
     }
 }
 
@@ -79,20 +85,24 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         let (q, both) = (&ins[0], cat(&[&ins[1], &ins[2]], -1)?);
         let both = self.exchange(SequenceStep::Gather, "").run(&both)?;
         let [k, v] = apart(&both, ins[1].shape()[3])?;
-        let (mut outputs, mut sums) = (Vec::new(), Vec::new());
-        for seen in self.seen() {
+        let mut rows_found: Vec<(Range<usize>, Found<R>)> = Vec::new();
+        for seen in self.seen(false) {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
             let (q, k, v, mask) = (rows(q, &seen.rows)?, k?, v?, self.mask(&seen, q)?);
             let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
-            let mut found = Tensor::apply(seen.op.into(), &operands)?.into_iter();
-            outputs.extend(found.next());
-            sums.extend(found.next());
+            let found = Found::of(seen.op, &operands)?;
+            match rows_found.last_mut().filter(|(rows, _)| *rows == seen.rows) {
+                Some((_, before)) => *before = merged(before, &found)?,
+                None => rows_found.push((seen.rows, found)),
+            }
         }
-        Ok(vec![stacked(&outputs)?, cat(&sums.iter().collect::<Vec<_>>(), 2)?])
+        let outputs = rows_found.iter().map(|(_, found)| found.o.to_dtype(q.dtype())).collect::<Result<Vec<_>>>()?;
+        let sums: Vec<&Tensor<R>> = rows_found.iter().map(|(_, found)| &found.lse).collect();
+        Ok(vec![stacked(&outputs)?, cat(&sums, 2)?.squeeze(-1)?])
     }
 
     fn always(&self) -> Option<&R> {
-        Some(self.comm.runtime())
+        Some(self.0.comm.runtime())
     }
 
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
@@ -102,44 +112,36 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         let both = self.exchange(SequenceStep::Gather, ", again").apply(&cat(&[&k, &v], -1)?)?;
         let depth = k.spec().shape[3];
         let [k, v] = apart(&both, depth)?;
-        let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
-        for seen in self.seen() {
+        let (mut of_queries, mut of_keys): (Vec<(Range<usize>, Var<R>)>, _) = (Vec::new(), Vec::new());
+        // A gradient by some of the keys cannot be differentiated again: the sums of weights are those of all.
+        for seen in self.seen(is_grad_enabled()) {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
             let [g, o, sums, q] = [&upstream, &o, &sums, &q].map(|x| rows(x, &seen.rows));
             let (g, o, q, k, v) = (g?, o?, q?, k?, v?);
-            // Kernels read sums that lie next to each other. A gradient that is differentiated again does not read them.
-            let sums = Var::new(sums?.value()?.contiguous()?);
-            let mask = self.mask(&seen, &q.value()?)?.map(Var::new);
-            let operands: Vec<&Var<R>> = [&g, &o, &sums, &q, &k, &v].into_iter().chain(&mask).collect();
-            let mut found = Var::apply(AttentionGrad(seen.op.clone()).into(), &operands)?;
-            of_queries.push(found.remove(0));
+            let mask = self.mask(&seen, &q.value()?)?;
+            let mut found = gradients(&seen.op, [&g, &o, &sums?], [&q, &k, &v], mask)?;
+            let own = found.remove(0);
+            match of_queries.last_mut().filter(|(rows, _)| *rows == seen.rows) {
+                Some((_, before)) => *before = before.add(&own)?,
+                None => of_queries.push((seen.rows, own)),
+            }
             of_keys.push((seen.keys, cat(&[&found[0], &found[1]], -1)?));
         }
+        let of_queries: Vec<Var<R>> = of_queries.into_iter().map(|(_, gradient)| gradient).collect();
         cx.give_value(0, &stacked(&of_queries)?)?;
-        let whole = added(&of_keys, self.order.tokens())?;
+        // What is trained, all ranks know alike.
+        if !(cx.wants(1) || cx.wants(2)) {
+            return Ok(());
+        }
+        let whole = added(&of_keys, self.0.order.tokens())?;
         let [dk, dv] = apart(&self.exchange(SequenceStep::Scatter, ", their gradients").apply(&whole)?, depth)?;
         cx.give_value(1, &dk)?;
         cx.give_value(2, &dv)
     }
 }
 
-/// Keys and values that lie next to each other.
-pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
-    let width = both.spec().shape[3];
-    Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
-}
-
 fn rows<T: Apply>(x: &T, rows: &Range<usize>) -> Result<T> {
     x.narrow(2, rows.start, rows.len())
-}
-
-/// Rows `[B, H, n, D]` one after another, stored token by token, as queries usually are: heads that were split by a view are merged by a view.
-pub(super) fn stacked<T: Apply>(parts: &[T]) -> Result<T> {
-    if let [only] = parts {
-        return Ok(only.clone());
-    }
-    let parts = parts.iter().map(|part| part.transpose(1, 2)).collect::<Result<Vec<_>>>()?;
-    cat(&parts.iter().collect::<Vec<_>>(), 1)?.transpose(1, 2)
 }
 
 /// The sum of values `[B, G, n, D]` of ranges of a sequence, over all of the sequence.
@@ -163,5 +165,37 @@ fn added<R: Runtime>(parts: &[(Range<usize>, Var<R>)], tokens: usize) -> Result<
     match &pieces[..] {
         [only] => Ok(only.clone()),
         pieces => cat(&pieces.iter().collect::<Vec<_>>(), 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::NoOpCommunicator;
+    use numcore::NullRuntime;
+    use std::sync::Arc;
+
+    #[test]
+    fn calls_are_plain_and_see_what_the_causal_mask_lets() {
+        for ranks in [1, 2, 3, 8] {
+            for rank in 0..ranks {
+                let order = ZigZag::of(4 * ranks, rank, ranks).unwrap();
+                let comm = Arc::new(NoOpCommunicator::new(&NullRuntime::new()));
+                let op = Attention { causal: true, ..Attention::new(1.0) };
+                let of = GatheredAttention(CutAttention { comm, order, op, segments: None, of: "a".into() });
+                let mut pairs = Vec::new();
+                for seen in of.seen(false) {
+                    assert!(seen.op.is_plain(), "{ranks} {rank}");
+                    let queries = seen.queries.ranges().iter().cloned().flatten().enumerate();
+                    let keys = |t: usize| seen.keys.clone().take(if seen.op.causal { t + 1 } else { usize::MAX });
+                    pairs.extend(queries.flat_map(|(t, q)| keys(t).map(move |k| (q, k)).collect::<Vec<_>>()));
+                }
+                pairs.sort_unstable();
+                let own = order.chunks_of(rank).into_iter().flatten();
+                let due: Vec<_> = own.flat_map(|q| (0..=q).map(move |k| (q, k))).collect();
+                assert_eq!(pairs, due, "{ranks} {rank}");
+                assert!(of.seen(true).len() == 2, "{ranks} {rank}");
+            }
+        }
     }
 }

@@ -2,16 +2,15 @@
 
 use std::sync::Arc;
 
-use autograd::{Function, Var, apply_function, autocast_dtype};
+use autograd::{Function, Var, apply_function, autocast_operands};
 use nn::parallel::{ContextAttention, ContextGroup, SequencePart};
-use numcore::{
-    Error, Result, Runtime, Shape,
-    fused::Attention,
-    ops::{Apply, PointwiseOps},
-};
+use numcore::{Error, Result, Runtime, Shape, fused::Attention, ops::Apply};
 
-use super::{ContextExchange, gathered::GatheredAttention, order::ZigZag, ring::RingAttention, ulysses::by_heads};
-use crate::comm::{Comm, Communicator};
+use super::{
+    ContextExchange, cut::CutAttention, gathered::GatheredAttention, order::ZigZag, ring::RingAttention,
+    ulysses::by_heads,
+};
+use crate::comm::{Collectives, Comm, Communicator};
 
 /// The ranks of a communicator, over which [`cut_sequences`](nn::parallel::cut_sequences) cuts the sequences of a model.
 /// [`Mesh::context_parallel`](crate::mesh::Mesh::context_parallel) gives models those along the context axis.
@@ -43,6 +42,23 @@ impl<R: Runtime> ContextRanks<R> {
     }
 }
 
+impl<R: Runtime> ContextRanks<R> {
+    /// How many keys before its own position a query sees; an error for windows that are not possible.
+    fn window_of(&self, options: &ContextAttention<'_, R>, shapes: &[Shape]) -> Result<Option<usize>> {
+        let why = match options.window {
+            (None, None) => return Ok(None),
+            (before, None) if options.causal && self.exchange != ContextExchange::Ring => return Ok(before),
+            (_, None) if options.causal => {
+                "a ring of keys and values has no sliding windows: take `ContextExchange::AllGather`"
+            }
+            _ => {
+                "a sliding window over sequences that are cut over ranks is for causal attention, and of keys before a query"
+            }
+        };
+        Err(Error::shape("attention", shapes, why).on_rank(self.comm.world_rank()))
+    }
+}
+
 impl<R: Runtime> ContextGroup<R> for ContextRanks<R> {
     fn size(&self) -> usize {
         self.comm.size()
@@ -53,11 +69,10 @@ impl<R: Runtime> ContextGroup<R> for ContextRanks<R> {
     }
 
     fn attention(&self, qkv: [&Var<R>; 3], options: ContextAttention<'_, R>, of: &str) -> Result<Var<R>> {
-        let cast = |x: &Var<R>| autocast_dtype().map_or_else(|| Ok(x.clone()), |dtype| x.to_dtype(dtype));
-        let [q, k, v] = [cast(qkv[0])?, cast(qkv[1])?, cast(qkv[2])?];
-        let shapes = [&q, &k, &v].map(|x| x.spec().shape);
+        let shapes = qkv.map(|x| x.spec().shape);
         let order = self.order_of(shapes)?;
-        let ContextAttention { causal, window, scale, softcap, segments } = options;
+        let window = self.window_of(&options, &shapes)?;
+        let ContextAttention { causal, scale, softcap, segments, .. } = options;
         let op = Attention {
             causal,
             window: [window, None],
@@ -65,23 +80,22 @@ impl<R: Runtime> ContextGroup<R> for ContextRanks<R> {
             masked: segments.is_some(),
             ..Attention::new(scale.unwrap_or(1.0 / (shapes[0][3] as f64).sqrt()))
         };
+        let [q, k, v] = autocast_operands(&op.clone().into(), qkv)?;
         if let Some(segments) = segments.filter(|s| s.spec().shape[..] != [shapes[0][0], order.tokens()]) {
             let why = format!("segments must be [B, T] of all {} tokens of a sequence", order.tokens());
             return Err(Error::shape("attention", &[segments.spec().shape], why).on_rank(self.comm.world_rank()));
         }
-        if self.exchange == ContextExchange::Ulysses {
-            return by_heads(&self.comm, order, [&q, &k, &v], (op, segments.cloned()), of);
-        }
         let segments = segments.map(|segments| segments.value()).transpose()?;
-        let (comm, of) = (self.comm.clone(), of.into());
+        let cut = CutAttention { comm: self.comm.clone(), order, op, segments, of: of.into() };
         let node: Arc<dyn Function<R>> = match self.exchange {
-            ContextExchange::Ring if window.is_some() => {
-                let why = "a ring of keys and values has no sliding windows: take `ContextExchange::AllGather`";
-                return Err(Error::argument("attention", why).on_rank(self.comm.world_rank()));
-            }
-            ContextExchange::Ring => Arc::new(RingAttention { comm, order, op, segments, of }),
-            _ => Arc::new(GatheredAttention { comm, order, op, segments, of }),
+            ContextExchange::Ulysses => return by_heads(cut, [&q, &k, &v]),
+            ContextExchange::Ring => Arc::new(RingAttention(cut)),
+            ContextExchange::AllGather => Arc::new(GatheredAttention(cut)),
         };
         Ok(apply_function(node, &[&q, &k, &v])?.remove(0))
+    }
+
+    fn agree(&self, what: &str, own: &[u8]) -> Result<()> {
+        self.comm.agree(what, own)
     }
 }

@@ -4,34 +4,24 @@
 //! ([`merged`]). In backward the sums over all keys are known, so each block gives its part of every gradient by itself. A block's gradient
 //! follows it around, and is home after as many hops as the block made.
 
-use std::sync::{Arc, LazyLock};
-
 use autograd::{Function, Var, is_grad_enabled};
 use nn::parallel::SequencePart;
 use numcore::{
     ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
     fused::{Attention, AttentionGrad},
     ops::{Apply, Backprop, PointwiseOps, ViewOps, cat},
-    pointwise::Program,
 };
 
 use super::{
-    gathered::{apart, stacked},
+    cut::{CutAttention, apart, stacked},
+    found::{Found, merged},
     masks::segment_mask,
     order::ZigZag,
 };
-use crate::comm::{Collectives, Comm, Communicator, Named, Work};
+use crate::comm::{Collectives, Communicator, Named, Work};
 
 /// The attention of the queries here over blocks of keys and values that come by.
-pub(super) struct RingAttention<R: Runtime> {
-    pub(super) comm: Comm<R>,
-    pub(super) order: ZigZag,
-    /// What queries see, were the sequence whole.
-    pub(super) op: Attention,
-    /// The document of each token of the whole sequence, `[B, T]`.
-    pub(super) segments: Option<Tensor<R>>,
-    pub(super) of: Arc<str>,
-}
+pub(super) struct RingAttention<R: Runtime>(pub(super) CutAttention<R>);
 
 /// Which chunks a step computes with, of the two that each rank has: 0 is the early one, 1 the late one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,39 +50,59 @@ fn step(order: ZigZag, causal: bool, j: usize) -> RingStep {
     RingStep { owner, queries, keys, causal: causal && owner == rank }
 }
 
-/// The output of attention over some keys, and the logarithms of its sums of weights, both in the type of computation.
-struct Found<R: Runtime> {
-    o: Tensor<R>,
-    lse: Tensor<R>,
-}
-
 impl<R: Runtime> RingAttention<R> {
     fn step(&self, j: usize) -> RingStep {
-        step(self.order, self.op.causal, j)
+        step(self.0.order, self.0.op.causal, j)
+    }
+
+    /// The pieces in which sums over steps are kept: chunks, where some steps are of one of them alone.
+    fn pieces(&self) -> &'static [(usize, usize)] {
+        if self.0.op.causal { &[EARLY, LATE] } else { &[BOTH] }
+    }
+
+    /// Adds what a step found of some chunks to the sum of each piece of them.
+    fn add_pieces<T>(
+        &self,
+        sums: &mut Vec<Option<T>>,
+        (first, end): (usize, usize),
+        piece: impl Fn((usize, usize)) -> Result<T>,
+        add: impl Fn(T, T) -> Result<T>,
+    ) -> Result<()> {
+        sums.resize_with(self.pieces().len(), || None);
+        for (sum, &(from, to)) in
+            sums.iter_mut().zip(self.pieces()).filter(|(_, (from, to))| first <= *from && *to <= end)
+        {
+            let own = piece((from - first, to - first))?;
+            *sum = Some(match sum.take() {
+                Some(before) => add(before, own)?,
+                None => own,
+            });
+        }
+        Ok(())
     }
 
     /// The call of a step, and its mask.
     fn call(&self, step: RingStep, like: &Tensor<R>) -> Result<(Attention, Option<Tensor<R>>)> {
         let chunks = |rank: usize, (from, to): (usize, usize)| {
-            SequencePart::of(self.order.tokens(), self.order.chunks_of(rank)[from..to].to_vec())
+            SequencePart::of(self.0.order.tokens(), self.0.order.chunks_of(rank)[from..to].to_vec())
         };
         let of = |segments: &Tensor<R>| {
-            let queries = chunks(self.order.rank, step.queries);
+            let queries = chunks(self.0.order.rank, step.queries);
             segment_mask(segments, &queries, &chunks(step.owner, step.keys), like)
         };
-        let mask = self.segments.as_ref().map(of).transpose()?;
-        Ok((Attention { causal: step.causal, partial: true, ..self.op.clone() }, mask))
+        let mask = self.0.segments.as_ref().map(of).transpose()?;
+        Ok((Attention { causal: step.causal, partial: true, ..self.0.op.clone() }, mask))
     }
 
     /// Some of the chunks of a value, `[.., 2n, D]`.
     fn chunks(&self, x: &Tensor<R>, (from, to): (usize, usize)) -> Result<Tensor<R>> {
-        x.narrow(2, from * self.order.chunk, (to - from) * self.order.chunk)
+        x.narrow(2, from * self.0.order.chunk, (to - from) * self.0.order.chunk)
     }
 
     /// Starts to give `x` to the next rank, for what the one before has.
     fn pass_on(&self, x: &Tensor<R>, when: &str) -> Result<InFlight<R>> {
-        let (rank, ranks) = (self.order.rank, self.order.ranks);
-        let comm = Named::over(&self.comm, &format!("{}, {when}", self.of));
+        let (rank, ranks) = (self.0.order.rank, self.0.order.ranks);
+        let comm = Named::over(&self.0.comm, &format!("{}, {when}", self.0.of));
         let out = TensorMut::alloc(x.runtime(), Shape::new(&[x.shape().numel()])?, x.dtype())?;
         let work = comm.send_recv(x, (rank + 1) % ranks, out, (rank + ranks - 1) % ranks)?;
         Ok(InFlight { work, shape: *x.shape() })
@@ -103,9 +113,7 @@ impl<R: Runtime> RingAttention<R> {
         let [k, v] = apart(&self.chunks(both, step.keys)?, depth)?;
         let (q, (op, mask)) = (self.chunks(q, step.queries)?, self.call(step, q)?);
         let operands: Vec<&Tensor<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
-        let found = Tensor::apply(op.into(), &operands)?;
-        let [o, lse] = [&found[Attention::OUTPUT], &found[Attention::LSE]];
-        Ok(Found { o: o.to_dtype(o.dtype().compute())?, lse: lse.unsqueeze(-1)? })
+        Found::of(op, &operands)
     }
 
     /// The gradients of queries, and of keys and values next to each other, by the chunks of one step: in the type of computation.
@@ -162,33 +170,26 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
     }
 
     fn forward(&self, ins: &[Tensor<R>]) -> Result<Vec<Tensor<R>>> {
-        let (q, depth, ranks) = (&ins[0], ins[1].shape()[3], self.order.ranks);
-        let mut both = cat(&[&ins[1], &ins[2]], -1)?;
-        let mut halves: [Option<Found<R>>; 2] = [None, None];
+        let (q, depth, ranks) = (&ins[0], ins[1].shape()[3], self.0.order.ranks);
+        let (mut both, mut sums) = (cat(&[&ins[1], &ins[2]], -1)?, Vec::new());
         for j in 0..ranks {
             let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values")).transpose()?;
             let step = self.step(j);
             let found = self.found(step, q, &both, depth)?;
-            for (k, half) in halves[step.queries.0..step.queries.1].iter_mut().enumerate() {
-                let [o, lse] = [&found.o, &found.lse].map(|x| self.chunks(x, (k, k + 1)));
-                let own = Found { o: o?, lse: lse? };
-                *half = Some(match half.take() {
-                    Some(before) => merged(&before, &own)?,
-                    None => own,
-                });
-            }
+            let piece = |at| Ok(Found { o: self.chunks(&found.o, at)?, lse: self.chunks(&found.lse, at)? });
+            self.add_pieces(&mut sums, step.queries, piece, |before, own| merged(&before, &own))?;
             if let Some(next) = next {
                 both = next.arrived()?;
             }
         }
-        let halves: Vec<Found<R>> = halves.into_iter().flatten().collect();
-        let outputs = halves.iter().map(|half| half.o.to_dtype(q.dtype())).collect::<Result<Vec<_>>>()?;
-        let sums: Vec<&Tensor<R>> = halves.iter().map(|half| &half.lse).collect();
+        let sums: Vec<Found<R>> = sums.into_iter().flatten().collect();
+        let outputs = sums.iter().map(|piece| piece.o.to_dtype(q.dtype())).collect::<Result<Vec<_>>>()?;
+        let sums: Vec<&Tensor<R>> = sums.iter().map(|piece| &piece.lse).collect();
         Ok(vec![stacked(&outputs)?, cat(&sums, 2)?.squeeze(-1)?])
     }
 
     fn always(&self) -> Option<&R> {
-        Some(self.comm.runtime())
+        Some(self.0.comm.runtime())
     }
 
     fn backward(&self, cx: &mut dyn Backprop<Var<R>>) -> Result<()> {
@@ -205,16 +206,17 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             lse: cx.output(Attention::LSE)?.value()?,
             depth: k.shape()[3],
         };
-        let ranks = self.order.ranks;
-        let (mut both, mut of_queries, mut home, mut travelling) = (cat(&[&k, &v], -1)?, None, None, None);
+        // What is trained, all ranks know alike.
+        let (ranks, keys_too) = (self.0.order.ranks, cx.wants(1) || cx.wants(2));
+        let (mut both, mut of_queries, mut home, mut travelling) = (cat(&[&k, &v], -1)?, Vec::new(), None, None);
         for j in 0..ranks {
             let next = (j + 1 < ranks).then(|| self.pass_on(&both, "keys and values, again")).transpose()?;
             let step = self.step(j);
             let [dq, dkv] = self.gradients(step, &saved, &both)?;
-            of_queries = Some(self.added(of_queries, dq, step.queries)?);
+            self.add_pieces(&mut of_queries, step.queries, |at| self.chunks(&dq, at), |sum, own| sum.add(&own))?;
             if j == 0 {
                 home = Some(dkv);
-            } else {
+            } else if keys_too {
                 // What the ranks before this one have added to the gradient of this block.
                 let before = travelling.take().map(InFlight::arrived).transpose()?;
                 travelling = Some(self.pass_on(&self.added(before, dkv, step.keys)?, "their gradients")?);
@@ -223,39 +225,16 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
                 both = next.arrived()?;
             }
         }
+        let of_queries: Vec<_> =
+            of_queries.into_iter().flatten().map(|dq| dq.to_dtype(saved.q.dtype())).collect::<Result<_>>()?;
+        cx.give_value(0, &Var::new(stacked(&of_queries)?))?;
         let others = travelling.map(InFlight::arrived).transpose()?;
-        let (Some(dq), Some(home)) = (of_queries, home) else { return Ok(()) };
+        let Some(home) = home.filter(|_| keys_too) else { return Ok(()) };
         let dkv = others.map_or(Ok(home.clone()), |others| home.add(&others))?;
         let [dk, dv] = apart(&dkv, saved.depth)?;
-        for (i, (gradient, like)) in [(dq, &saved.q), (dk, &k), (dv, &v)].into_iter().enumerate() {
-            cx.give_value(i, &Var::new(gradient.to_dtype(like.dtype())?))?;
-        }
-        Ok(())
+        cx.give_value(1, &Var::new(dk.to_dtype(k.dtype())?))?;
+        cx.give_value(2, &Var::new(dv.to_dtype(v.dtype())?))
     }
-}
-
-/// The attention over the keys of both: weights are `exp` of the differences of the sums' logarithms. A query without keys has a sum of 0.
-fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>> {
-    static OUTPUT: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("merge_attention", |[o, p, l, m], []| {
-            let top = l.max(m);
-            let top = top.ne(f64::NEG_INFINITY).select(top, 0.0);
-            let (x, y) = ((l - top).exp(), (m - top).exp());
-            let sum = x + y;
-            [(o * x + p * y) / sum.gt(0.0).select(sum, 1.0)]
-        })
-    });
-    static SUM: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("merge_lse", |[l, m], []| {
-            let top = l.max(m);
-            let level = top.ne(f64::NEG_INFINITY).select(top, 0.0);
-            [level + ((l - level).exp() + (m - level).exp()).log()]
-        })
-    });
-    Ok(Found {
-        o: a.o.apply_program(&OUTPUT, &[&b.o, &a.lse, &b.lse], &[])?,
-        lse: a.lse.apply_program(&SUM, &[&b.lse], &[])?,
-    })
 }
 
 #[cfg(test)]

@@ -1,48 +1,47 @@
 //! Ulysses (Jacobs et al. 2023): each rank has some of the heads of the whole sequence while attention is computed.
 
-use autograd::Var;
-use nn::parallel::SequencePart;
+use std::sync::Arc;
+
+use autograd::{Var, apply_function};
 use numcore::{
     Error, Result, Runtime,
-    fused::Attention,
     ops::{Apply, ViewOps, cat},
 };
 
-use super::{masks::segment_mask, order::ZigZag};
+use super::{
+    cut::{CutAttention, apart},
+    masked::MaskedAttention,
+    order::ZigZag,
+};
 use crate::{
     comm::{Comm, Communicator, Named},
     differentiable::all_to_all,
 };
 
 /// Attention between two exchanges: parts of sequences become heads, and heads become parts of sequences again.
-pub(super) fn by_heads<R: Runtime>(
-    comm: &Comm<R>,
-    order: ZigZag,
-    [q, k, v]: [&Var<R>; 3],
-    (op, segments): (Attention, Option<Var<R>>),
-    of: &str,
-) -> Result<Var<R>> {
+pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]) -> Result<Var<R>> {
+    let CutAttention { comm, order, op, segments, of } = cut;
     let ranks = order.ranks;
     let [h, g] = [q, k].map(|x| x.spec().shape[1]);
     let shared = g < ranks && ranks.is_multiple_of(g.max(1));
     if !h.is_multiple_of(ranks) || !(shared || g.is_multiple_of(ranks)) {
         let why = format!(
-            "{h} heads of queries and {g} of keys cannot be shared out among {ranks} ranks: take \
-             `ContextExchange::AllGather`, or ranks that divide the heads"
+            "{h} heads of queries and {g} of keys, as a rank has them after tensor parallelism, cannot be shared out among \
+             {ranks} ranks: take `ContextExchange::AllGather`, or ranks that divide the heads"
         );
         return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape], why).on_rank(comm.world_rank()));
     }
-    let comm = &Named::over(comm, of);
+    let comm = &Named::over(&comm, &of);
     // Ranks that have different heads of queries of one group each get its keys and values.
     let [k, v] = if shared { [repeated(k, ranks / g)?, repeated(v, ranks / g)?] } else { [k.clone(), v.clone()] };
     let (q, both) = (to_heads(comm, order, q)?, to_heads(comm, order, &cat(&[&k, &v], -1)?)?);
     let depth = k.spec().shape[3];
-    let (k, v) = (both.narrow(3, 0, depth)?, both.narrow(3, depth, both.spec().shape[3] - depth)?);
-    let whole = SequencePart::whole(order.tokens());
-    let mask = segments.map(|segments| segment_mask(&segments.value()?, &whole, &whole, &q.value()?)).transpose()?;
-    let mask = mask.map(Var::new);
-    let operands: Vec<&Var<R>> = [&q, &k, &v].into_iter().chain(&mask).collect();
-    to_tokens(comm, order, &Var::apply(op.into(), &operands)?.remove(0))
+    let [k, v] = apart(&both, depth)?;
+    let found = match segments {
+        None => Var::apply(op.into(), &[&q, &k, &v])?.remove(0),
+        Some(segments) => apply_function(Arc::new(MaskedAttention { op, segments }), &[&q, &k, &v])?.remove(0),
+    };
+    to_tokens(comm, order, &found)
 }
 
 /// Each head `times` times, one after another: `[B, G, T, D]` as `[B, G · times, T, D]`.

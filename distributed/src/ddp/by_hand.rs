@@ -29,7 +29,7 @@ impl<R: Runtime> Ddp<R> {
     /// On every rank, as said; and if the model is cut over a tensor axis: a [training step](crate::train::TrainStep) sums its partial gradients.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
-        if context_ranks(model) > 1 {
+        if context_ranks(model).iter().any(|(_, over)| *over > 1) {
             let why =
                 "has its sequences cut over ranks, which read the same examples: train it by `TrainStep::builder`";
             return Err(Error::state("the model", why).on_rank(comm.world_rank()));

@@ -1,4 +1,4 @@
-//! Expert parallelism: the experts of mixtures shared out among ranks that read different examples, trained with whatever trains the rest.
+//! Expert parallelism: the experts of mixtures shared out among ranks that read different tokens, trained with whatever trains the rest.
 //!
 //! [`Mesh::parallelize`](crate::mesh::Mesh::parallelize) leaves each rank some of the experts that a plan names
 //! ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)); the layers, which send tokens to their experts and back, are `nn`'s. What is left
@@ -6,8 +6,8 @@
 //!
 //! | | gradients are summed over | ZeRO shards it over | in the norm it counts |
 //! |---|---|---|---|
-//! | the rest | data × shard | shard (or data) | once |
-//! | experts | the ranks of data × shard that have the same ones | those of them along shard, if there are and `e` divides the axis, or all of them | once, summed over the expert axis |
+//! | the rest | data × shard × context | shard × context (or data) | once |
+//! | experts | the ranks of data × shard × context that have the same ones | those of them along shard × context, if there are and `e` divides these, or all of them | once, summed over the expert axis |
 //!
 //! The gradient of an expert comes from the tokens of all ranks, which reached it: sums are sums, and nothing is scaled.
 //!

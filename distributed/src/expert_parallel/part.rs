@@ -1,12 +1,15 @@
 //! The experts of a model, and all the rest of it, as models.
 
-use nn::{AdapterSlot, Buffer, Mode, Module, Param, Visitor, parallel::TensorStyle};
+use nn::{
+    AdapterSlot, Buffer, Mode, Module, Param, Visitor,
+    parallel::{ContextSlot, TensorStyle},
+};
 use numcore::Runtime;
 
 /// One of the two parts of a model, under the names of the whole one.
 pub(super) struct ModelPart<'m, M: ?Sized> {
     pub(super) model: &'m M,
-    /// Whether it is the experts that are shared out; buffers, modes and adapters are the rest's.
+    /// Whether it is the experts that are shared out; buffers, modes, adapters and places for other ranks are the rest's.
     pub(super) experts: bool,
 }
 
@@ -51,6 +54,12 @@ impl<R: Runtime> Visitor<R> for PartVisitor<'_, R> {
     fn adapter(&mut self, slot: &AdapterSlot<R>) {
         if !self.experts {
             self.visitor.adapter(slot);
+        }
+    }
+
+    fn context(&mut self, slot: &ContextSlot<R>) {
+        if !self.experts {
+            self.visitor.context(slot);
         }
     }
 }

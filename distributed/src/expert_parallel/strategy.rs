@@ -28,7 +28,7 @@ pub type ExpertTrainer<R> = TrainStep<R, ExpertParallel<R, DataParallel<R>>>;
 /// [`zero`](crate::train::TrainStepBuilder::zero) and [`experts`](crate::train::TrainStepBuilder::experts) are asked for.
 pub type ZeroExpertTrainer<R> = TrainStep<R, ExpertParallel<R, Sharded<R>>>;
 
-/// A strategy for the experts of a model, over the ranks that have the same ones, and one for the rest, over all that share out examples.
+/// A strategy for the experts of a model, over the ranks that have the same ones, and one for the rest, over all that read different tokens.
 pub struct ExpertParallel<R: Runtime, S> {
     /// All but the experts that are shared out.
     pub(super) rest: S,
@@ -58,10 +58,6 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
         let [experts, rest] = [true, false].map(|experts| ModelPart { model, experts });
         let leaves: HashSet<usize> = experts.parameters().iter().map(|p| p.leaf().id()).collect();
         let size = mesh.plan().size(Axis::Expert);
-        if size > 1 && mesh.plan().size(Axis::Context) > 1 {
-            let why = "experts are shared out among ranks that read different examples, and not beside a context axis: leave one of them out";
-            return Err(Error::config("TrainStep::builder", "mesh", why).on_rank(mesh.world().world_rank()));
-        }
         if size > 1 && leaves.is_empty() {
             let why = format!(
                 "the mesh has {size} ranks along expert, and the model has no experts that are shared out over them: \

@@ -188,19 +188,27 @@ impl<R: Runtime> TensorAxis<R> {
 /// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the same random values.
 #[track_caller]
 fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
-    let (ranks, over) = (mesh.axis(Axis::Context), context_ranks(model));
-    if over != ranks.size() {
+    let (ranks, places) = (mesh.axis(Axis::Context), context_ranks(model));
+    // A stage may have no place: layers that look at no other token.
+    let staged = mesh.plan().size(Axis::Pipe) > 1;
+    let nowhere = || (places.is_empty() && ranks.size() > 1 && !staged).then(|| ("the model".to_string(), 1));
+    if let Some((name, over)) = places.iter().find(|(_, over)| *over != ranks.size()).cloned().or_else(nowhere) {
+        let here = if over == 1 { "are not cut".to_string() } else { format!("are cut over {over} ranks") };
         let why = format!(
-            "the sequences of the model are cut over {over} ranks, and the mesh has {} along context: cut them by \
-             `Mesh::context_parallel` of the mesh that it is trained over",
-            ranks.size()
+            "has sequences that {here}, and the mesh has {} along context: cut those of all of the model by \
+             `Mesh::context_parallel` of the mesh that it is trained over, after the last layer and adapter was put in",
+            ranks_of(ranks.size())
         );
-        return Err(Error::config("a training step", "mesh", why).on_rank(mesh.world().world_rank()));
+        return Err(Error::state(name, why).on_rank(mesh.world().world_rank()));
     }
-    if over == 1 {
+    if ranks.size() == 1 {
         return Ok(());
     }
     ranks.agree("the random state, which ranks along context share,", format!("{:?}", random_state()).as_bytes())
+}
+
+fn ranks_of(count: usize) -> String {
+    if count == 1 { "1 rank".into() } else { format!("{count} ranks") }
 }
 
 fn axis_name(of_experts: bool) -> &'static str {

@@ -7,10 +7,7 @@ use numcore::{Result, Runtime, Tensor};
 use optim::LossScaler;
 
 use super::{Strategy, TrainStep, Updates};
-use crate::{
-    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
-    comm::Communicator,
-};
+use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names};
 
 /// Notes of the caller: where its data goes on (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;
@@ -30,15 +27,16 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> TrainStep<R, S> {
 }
 
 impl Updates {
-    pub(crate) fn numbers(&self, rank: usize) -> BTreeMap<String, u64> {
+    /// What is saved; `share` is which share of a batch the rank reads: ranks that read the same one draw the same random values.
+    pub(crate) fn numbers(&self, share: usize) -> BTreeMap<String, u64> {
         let mut numbers = BTreeMap::from([("trainer/steps".into(), self.steps)]);
         if let Some(scaler) = &self.scaler {
             numbers.insert("scaler/factor".into(), scaler.factor().to_bits());
             numbers.insert("scaler/good".into(), scaler.good_steps());
         }
         let RandomState { seed, drawn, .. } = random_state();
-        numbers.insert(names::own(rank, "seed"), seed);
-        numbers.insert(names::own(rank, "drawn"), drawn);
+        numbers.insert(names::own(share, "seed"), seed);
+        numbers.insert(names::own(share, "drawn"), drawn);
         numbers
     }
 
@@ -58,13 +56,13 @@ impl Updates {
         Ok(scaler)
     }
 
-    pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, rank: usize) -> Result<()> {
+    pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, share: usize) -> Result<()> {
         self.scaler = self.resumed(numbers)?;
         let number = |name: &str| numbers.get(name).copied();
         self.steps = number("trainer/steps").unwrap_or(0);
-        // The stream is that of the rank it is now. A rank that was not there before goes on from where the first one was.
-        let random = |rank| Some((number(&names::own(rank, "seed"))?, number(&names::own(rank, "drawn"))?));
-        if let Some((seed, drawn)) = random(rank).or_else(|| random(0)) {
+        // The stream is that of the share it is now. A share that was not there before goes on from where the first one was.
+        let random = |share| Some((number(&names::own(share, "seed"))?, number(&names::own(share, "drawn"))?));
+        if let Some((seed, drawn)) = random(share).or_else(|| random(0)) {
             set_random_state(RandomState { seed, drawn, ..random_state() });
         }
         Ok(())
@@ -86,7 +84,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
-        numbers.extend(self.updates.numbers(self.strategy.comm().rank()));
+        numbers.extend(self.updates.numbers(self.strategy.share().0));
         numbers
     }
 
@@ -105,6 +103,6 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.strategy.restore(read, numbers)?;
-        self.updates.restore(numbers, self.strategy.comm().rank())
+        self.updates.restore(numbers, self.strategy.share().0)
     }
 }

@@ -7,6 +7,8 @@ use numcore::{Result, Runtime, Tensor};
 pub struct TrainingMetrics<R: Runtime> {
     pub(crate) loss: Tensor<R>,
     pub(crate) weight: Tensor<R>,
+    /// How many ranks have parts of the same sequences, of which each says what they weigh.
+    pub(crate) alike: usize,
     pub(crate) grad_norm: Option<Tensor<R>>,
     pub(crate) stepped: bool,
     pub(crate) learning_rate: f64,
@@ -21,7 +23,7 @@ impl<R: Runtime> TrainingMetrics<R> {
 
     /// What the losses of all ranks and micro-batches weighed together: tokens, where each was a sum over tokens; waits for the device.
     pub fn weight(&self) -> Result<f64> {
-        self.weight.item()
+        Ok(self.weight.item()? / self.alike as f64)
     }
 
     /// What it tells of a step that was a part of one that weighed more.

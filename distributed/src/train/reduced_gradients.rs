@@ -96,7 +96,7 @@ impl Updates {
             scaler.adapt(stepped);
         }
         let loss = sum.div(&weight)?;
-        Ok(TrainingMetrics { loss, weight, grad_norm, stepped, learning_rate, global_step: self.steps })
+        Ok(TrainingMetrics { loss, weight, grad_norm, stepped, learning_rate, global_step: self.steps, alike: 1 })
     }
 }
 

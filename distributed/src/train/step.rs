@@ -5,7 +5,7 @@ use std::panic::Location;
 use autograd::backward_with_hooks;
 use numcore::{
     Error, ErrorKind, Result, Runtime, Within,
-    ops::{Apply, PointwiseOps},
+    ops::Apply,
     trace::{self, SpanKind},
 };
 use optim::LossScaler;
@@ -288,11 +288,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.strategy.finish()?;
         let (comm, everyone) = (self.strategy.comm().clone(), self.strategy.everyone().clone());
         let mut metrics = self.updates.apply(&mut self.strategy, &comm, &everyone, losses)?;
-        // Ranks that have parts of the same sequences each say what these weigh.
-        let alike = comm.size() / self.strategy.share().1.max(1);
-        if alike > 1 {
-            metrics.weight = metrics.weight.div(alike as f64)?;
-        }
+        metrics.alike = comm.size() / self.strategy.share().1.max(1);
         self.strategy.sync_buffers(self.updates.config.buffers)?;
         Ok(metrics)
     }

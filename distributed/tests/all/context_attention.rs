@@ -75,6 +75,7 @@ impl ContextCase {
         let part = group.part(self.tokens)?;
         let documents = self.documents(rt)?;
         let ContextCase { causal, window, softcap, .. } = *self;
+        let window = (window, None);
         let options = ContextAttention { causal, window, scale: None, softcap, segments: documents.as_ref() };
         self.values(rt, &part, twice, |q, k, v| group.attention([q, k, v], options, "attention"))
     }
@@ -218,7 +219,7 @@ fn sent(case: ContextCase, c: usize) -> [u64; 2] {
                 let part = group.part(case.tokens)?;
                 let [q, k, v, _] = case.whole(comm.runtime())?.map(|x| part.take(&x, 2).map(Var::new));
                 let options =
-                    ContextAttention { causal: true, window: None, scale: None, softcap: None, segments: None };
+                    ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
                 group.attention([&q?, &k?, &v?], options, "attention")?;
             }
             Ok(counting.total().sent)
@@ -246,6 +247,10 @@ fn ranks_send_what_the_formulas_say() {
             assert_eq!(sent(ContextCase { exchange, ..case }, c), due, "{exchange:?} {c} ranks");
         }
     }
+    // Ulysses gives each rank a head of keys, also where there are fewer.
+    let few = ContextCase { sizes: [2, 8, 1, 4, 4], ..ContextCase::new(ContextExchange::Ulysses, 4) };
+    let heads = 3 * 2 * 16 * 4 * (2 * 8 + 2 * 4) / 16;
+    assert_eq!(sent(few, 4), [heads, 2 * heads]);
 }
 
 #[test]
@@ -256,7 +261,8 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let group = |comm: &Comm<Cpu>| ContextRanks::group(comm, ContextExchange::AllGather);
     let odd = refused(&|comm| group(comm).part(10).map(drop));
     assert!(odd.contains("10 tokens") && odd.contains("2 ranks") && odd.contains("pad them to 12"), "{odd}");
-    let options = || ContextAttention { causal: true, window: None, scale: None, softcap: None, segments: None };
+    let options =
+        || ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
     let zeros = |comm: &Comm<Cpu>, dims: &[usize]| Tensor::zeros(comm.runtime(), dims, DType::F32).map(Var::new);
     let keys = refused(&|comm| {
         let (q, k) = (zeros(comm, &[1, 2, 4, 8])?, zeros(comm, &[1, 2, 8, 8])?);
@@ -279,7 +285,14 @@ fn what_does_not_fit_is_refused_with_numbers() {
     let window = refused(&|comm| {
         let group = ContextRanks::group(comm, ContextExchange::Ring);
         let q = zeros(comm, &[1, 2, 4, 8])?;
-        group.attention([&q, &q, &q], ContextAttention { window: Some(2), ..options() }, "a").map(drop)
+        group.attention([&q, &q, &q], ContextAttention { window: (Some(2), None), ..options() }, "a").map(drop)
     });
     assert!(window.contains("no sliding windows"), "{window}");
+    for (causal, window) in [(false, (Some(2), None)), (false, (None, Some(1))), (true, (Some(2), Some(1)))] {
+        let error = refused(&|comm| {
+            let q = zeros(comm, &[1, 2, 4, 8])?;
+            group(comm).attention([&q, &q, &q], ContextAttention { causal, window, ..options() }, "a").map(drop)
+        });
+        assert!(error.contains("is for causal attention") && error.contains("[1, 2, 4, 8]"), "{error}");
+    }
 }

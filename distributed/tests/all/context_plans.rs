@@ -7,13 +7,13 @@ use distributed::{
     context_parallel::ContextExchange,
     ddp::Ddp,
     mesh::{AsMesh, Mesh},
-    pipeline::PipelineGroups,
     plan::{Axis, ParallelPlan},
     train::TrainStep,
 };
 use nn::{
-    Activation, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig, GroupedQueryAttention,
-    GroupedQueryConfig, Init, Lstm, Module, MultiHeadAttention, RecurrentConfig, parallel::ContextSlot,
+    Activation, BatchNorm1d, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig,
+    GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Lstm, Module, MultiHeadAttention, RecurrentConfig,
+    parallel::ContextSlot,
 };
 use numcore::{DType, Result, Runtime, Tensor, fused::SdpaOptions, ops::ViewOps};
 use optim::SgdConfig;
@@ -32,6 +32,8 @@ const SMALL: GptConfig = GptConfig {
     activation: Activation::Gelu,
     tied_head: false,
 };
+
+const BLOCK: BlockConfig = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
 
 /// A model that takes its part of sequences, with something in it.
 #[derive(Module)]
@@ -84,9 +86,16 @@ fn around_of<M: Module<Cpu>>(inner: M) -> Around<Cpu, M> {
 }
 
 #[test]
+fn norms_of_the_batch_and_attention_that_knows_no_ranks_are_refused() {
+    let error = refused(|init| Ok(around_of(BatchNorm1d::new(init, 8)?)));
+    assert!(error.contains("inner") && error.contains("all tokens of a sequence"), "{error}");
+    let error = refused(|init| Ok(around_of(Linear::new(init, 8, 8)?)));
+    assert!(error.contains("ContextSlot::attends"), "{error}");
+}
+
+#[test]
 fn models_that_do_not_cut_sequences_are_refused() {
-    let block = BlockConfig { width: 8, heads: 2, bias: true, dropout: 0.0, activation: Activation::Gelu };
-    let error = refused(|init| Block::new(init, block));
+    let error = refused(|init| Block::new(init, BLOCK));
     assert!(error.contains("ContextSlot::cuts"), "{error}");
     let twice = Ranks::new(2).run(cpu, |comm| {
         let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
@@ -97,7 +106,7 @@ fn models_that_do_not_cut_sequences_are_refused() {
     assert!(twice.unwrap_err().to_string().contains("cut already"));
     // One rank is told as well.
     let rt = cpu(0).unwrap();
-    let model = Block::new(&Init::new(&rt, 0), block).unwrap();
+    let model = Block::new(&Init::new(&rt, 0), BLOCK).unwrap();
     let error = NoOpCommunicator::new(&rt).as_mesh().context_parallel(&model, ContextExchange::AllGather).unwrap_err();
     assert!(error.to_string().contains("ContextSlot::cuts"), "{error}");
 }
@@ -162,8 +171,8 @@ fn a_step_wants_the_sequences_cut_over_its_own_mesh() {
         });
         outcome.unwrap_err().to_string()
     };
-    assert!(build(true, Axis::Data, false).contains("are cut over 2 ranks, and the mesh has 1 along context"));
-    assert!(build(false, Axis::Context, false).contains("are cut over 1 ranks, and the mesh has 2 along context"));
+    assert!(build(true, Axis::Data, false).contains("are cut over 2 ranks, and the mesh has 1 rank along context"));
+    assert!(build(false, Axis::Context, false).contains("are not cut, and the mesh has 2 ranks along context"));
     assert!(build(true, Axis::Context, true).contains("canonical order"));
     let by_hand = Ranks::new(2).run(cpu, |comm| {
         let model = Gpt::new(&Init::new(comm.runtime(), 0), SMALL)?;
@@ -171,8 +180,6 @@ fn a_step_wants_the_sequences_cut_over_its_own_mesh() {
         Ddp::new(&comm, &model).map(drop)
     });
     assert!(by_hand.unwrap_err().to_string().contains("sequences cut over ranks"));
-    let stages = Ranks::new(2).run(cpu, |comm| PipelineGroups::new(&over(&comm, Axis::Context)?, 1).map(drop));
-    assert!(stages.unwrap_err().to_string().contains("2 ranks along context, and sequences of stages"));
 }
 
 #[test]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use autograd::{Var, backward, checkpoint};
 use distributed::{
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    context_parallel::ContextExchange,
+    context_parallel::{ContextExchange, ContextRanks},
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
     zero::ZeroStage,
 };
-use nn::{Forward, Gpt, GptConfig, Init};
+use nn::{Forward, Gpt, GptConfig, Init, parallel::ContextAttention};
 use numcore::{
     DType, MemoryCategory, Result, Runtime, Tensor,
     ops::{Apply, PointwiseOps, ReduceOps},
@@ -137,12 +137,42 @@ fn activations_are_those_of_the_tokens_here() {
 }
 
 #[test]
+fn no_layer_keeps_a_mask_of_documents() {
+    const TOKENS: usize = 128;
+    for exchange in EXCHANGES {
+        let kept = Ranks::new(2).run(cpu, |comm| {
+            let (rt, group) = (comm.runtime(), ContextRanks::group(&comm, exchange));
+            let value = |seed| Tensor::normal(rt, [1, 2, TOKENS / 2, 4], DType::F32, 0.0, 1.0, seed);
+            let [q, k, v] = [Var::leaf("q", value(1)?)?, Var::leaf("k", value(2)?)?, Var::leaf("v", value(3)?)?];
+            let documents: Vec<i64> = (0..TOKENS as i64).map(|i| i / 10).collect();
+            let segments = Var::new(Tensor::from_slice(rt, [1, TOKENS], &documents)?);
+            let options = ContextAttention {
+                causal: true,
+                window: (None, None),
+                scale: None,
+                softcap: None,
+                segments: Some(&segments),
+            };
+            let before = rt.memory().of(MemoryCategory::Activations).live;
+            let o = group.attention([&q, &k, &v], options, "attention")?;
+            let after = rt.memory().of(MemoryCategory::Activations).live;
+            backward(&o.sum(&[], false)?)?;
+            Ok(after - before)
+        });
+        for bytes in kept.unwrap() {
+            assert!(bytes < TOKENS * TOKENS * 4 / 2, "{exchange:?}: {bytes}");
+        }
+    }
+}
+
+#[test]
 fn ranks_that_differ_are_told_and_none_waits() {
     for exchange in EXCHANGES {
         let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
             let model = case(2, exchange).build(&over(&comm)?)?;
-            let (x, _) = case(2, exchange).batch(comm.runtime(), 0, if comm.rank() == 0 { &[0] } else { &[0, 1] })?;
-            model.forward(&x).map(drop)
+            let batch = |examples: &[usize]| case(2, exchange).batch(comm.runtime(), 0, examples);
+            model.forward(&batch(&[0])?.0)?;
+            model.forward(&batch(if comm.rank() == 0 { &[0] } else { &[0, 1] })?.0).map(drop)
         });
         for outcome in outcomes.unwrap() {
             let error = outcome.unwrap_err().to_string();

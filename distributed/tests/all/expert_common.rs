@@ -3,6 +3,7 @@
 use autograd::{Var, manual_seed};
 use distributed::{
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
+    context_parallel::ContextExchange,
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
     train::{Loss, Strategy, TrainStep, TrainingMetrics},
@@ -11,7 +12,7 @@ use distributed::{
 use nn::{
     Embedding, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt, RmsNorm,
     moe::{MixtureOfExperts, MoeConfig, Routing},
-    parallel::TensorPlan,
+    parallel::{ContextSlot, TensorPlan},
 };
 use numcore::{
     DType, Result, Runtime, Tensor,
@@ -47,6 +48,7 @@ pub struct MoeGpt<R: Runtime> {
     pub blocks: Vec<MoeBlock<R>>,
     pub norm: RmsNorm<R>,
     pub head: Linear<R>,
+    pub context: ContextSlot<R>,
 }
 
 impl MoeGpt<Cpu> {
@@ -75,6 +77,7 @@ impl MoeGpt<Cpu> {
             blocks: (0..2).map(block).collect::<Result<_>>()?,
             norm: RmsNorm::new(init, WIDTH)?,
             head: Linear::new(init, WIDTH, VOCAB)?.to_vocabulary(),
+            context: ContextSlot::cuts(),
         })
     }
 
@@ -85,9 +88,9 @@ impl MoeGpt<Cpu> {
         attention.row("blocks.*.attention.o_proj").vocabulary("wte").experts("blocks.*.mlp.experts")
     }
 
-    /// Logits of all tokens, and where each block routed them.
+    /// Logits of the tokens here, and where each block routed them.
     pub fn forward(&self, tokens: &Var<Cpu>) -> Result<(Var<Cpu>, Vec<Routing<Cpu>>)> {
-        let (mut x, mut routings) = (self.wte.forward(tokens)?, Vec::new());
+        let (mut x, mut routings) = (self.wte.forward(&self.context.take_tokens(tokens)?)?, Vec::new());
         for block in &self.blocks {
             x = block.attention.attend(block.attention.project(&block.norm1.forward(&x)?, None)?, None, &x)?;
             let out = block.mlp.forward_routed(&block.norm2.forward(&x)?)?;
@@ -104,6 +107,7 @@ pub struct ExpertCase {
     pub model: MoeConfig,
     pub dtype: DType,
     pub zero: Option<ZeroStage>,
+    pub exchange: ContextExchange,
     pub accumulation: usize,
     pub frozen: &'static [&'static str],
     /// The factors of the balance loss and of the z-loss.
@@ -121,6 +125,7 @@ impl ExpertCase {
             model: MoeConfig::new(WIDTH, 6, experts, 2.min(experts)),
             dtype: DType::F64,
             zero: None,
+            exchange: ContextExchange::AllGather,
             accumulation: 1,
             frozen: &[],
             router: [0.0; 2],
@@ -134,6 +139,9 @@ impl ExpertCase {
         let model = MoeGpt::new(&Init::new(mesh.world().runtime(), 7).dtype(self.dtype).lazily(), &self.model)?;
         self.frozen.iter().for_each(|prefix| model.freeze_where(nn::under(prefix)));
         mesh.parallelize(&model, &MoeGpt::plan())?;
+        if mesh.plan().size(Axis::Context) > 1 {
+            mesh.context_parallel(&model, self.exchange)?;
+        }
         Ok(model)
     }
 
@@ -153,12 +161,12 @@ impl ExpertCase {
         let [x, y] = [0, 1].map(|at| text.narrow(1, at, TOKENS).and_then(|t| t.contiguous()).map(Var::new));
         let (logits, routings) = model.forward(&x?)?;
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-        let mut loss = logits.cross_entropy_with(&y?, None, options)?;
+        let mut loss = logits.cross_entropy_with(&model.context.take(&y?, 1)?, None, options)?;
         let [balance, z] = self.router;
         for routing in routings.iter().filter(|_| self.router != [0.0; 2]) {
             loss = loss.add(&routing.balance_loss()?.mul(balance)?)?.add(&routing.z_loss()?.mul(z)?)?;
         }
-        Ok((Loss::sum(loss, (TOKENS * examples.len()) as f64)?, routings))
+        Ok((Loss::sum(model.context.of_whole(&loss)?, (TOKENS * examples.len()) as f64)?, routings))
     }
 
     pub fn step<S: Strategy<Cpu>>(

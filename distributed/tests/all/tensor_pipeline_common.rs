@@ -57,7 +57,8 @@ impl StagedCase {
             Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
         };
         let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss).ties(GptStage::<Cpu>::ties(&case.model));
-        model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan().sequence_parallel(case.sequence))
+        let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan().sequence_parallel(case.sequence))?;
+        model.context_parallel(mesh, case.exchange)
     }
 
     /// Trains on the ranks of a mesh.

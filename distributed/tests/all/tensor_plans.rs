@@ -145,7 +145,7 @@ fn a_step_wants_the_model_cut_over_its_own_mesh() {
     };
     assert!(build(false, Axis::Tensor).contains("is cut over 1 ranks, and the mesh has 2 along tensor"));
     assert!(build(true, Axis::Data).contains("is cut over 2 ranks, and the mesh has 1 along tensor"));
-    assert!(build(false, Axis::Context).contains("are cut over 1 ranks, and the mesh has 2 along context"));
+    assert!(build(false, Axis::Context).contains("are not cut, and the mesh has 2 ranks along context"));
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl<R: Runtime> Decoder<R> {
         mut inputs: DecoderInputs<'_, R>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
         let placement = Placement::of(tokens, &inputs, self.layers.len(), &self.context)?;
-        let mut x = self.embed(&self.context.take(tokens, 1)?, &placement)?;
+        let mut x = self.embed(&self.context.take_tokens(tokens)?, &placement)?;
         let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
         let mut routings = Vec::new();
         for (i, layer) in self.layers.iter().enumerate() {
@@ -144,7 +144,7 @@ impl<R: Runtime> Decoder<R> {
     /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times the number of tokens: a sum over
     /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the
     /// tokens of all, if [`Mesh::parallelize`](distributed::mesh::Mesh::parallelize) was given [`tensor_plan`](Decoder::tensor_plan), also where each
-    /// rank has all experts.
+    /// rank has all experts. Where sequences are cut over ranks it stands for whole sequences ([`ContextSlot::of_whole`]).
     ///
     /// # Errors
     /// If there are no mixtures.
@@ -160,7 +160,7 @@ impl<R: Runtime> Decoder<R> {
         let losses = routings.iter().map(|routing| routing.balance_loss_with(&shares)).collect::<Result<Vec<_>>>()?;
         let sum = losses.into_iter().map(Ok).reduce(|sum: Result<Var<R>>, loss| sum?.add(&loss?));
         let none = || Err(Error::state("balance_loss", "was given where no layer sent its tokens"));
-        sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)
+        self.context.of_whole(&sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)?)
     }
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) from the logits of [`forward_with`](Decoder::forward_with). Where sequences are cut

@@ -3,7 +3,7 @@
 use std::{any::Any, sync::Arc};
 
 use autograd::{Var, no_grad};
-use nn::{Adapter, AdapterSlot, Dropout, Forward, Init, Initializer, Linear, Module, Param};
+use nn::{Adapter, AdapterSlot, Dropout, Forward, Init, Initializer, Linear, Module, Param, parallel::ContextSlot};
 use numcore::{
     Result, Runtime, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
@@ -25,6 +25,8 @@ pub struct LoraAdapter<R: Runtime> {
     #[module(rename = "lora_magnitude_vector")]
     pub magnitude: Option<Param<R>>,
     dropout: Dropout,
+    /// Where there is dropout: the ranks that sequences are cut over, by which masks are those of whole sequences.
+    context: Option<ContextSlot<R>>,
     scale: f64,
     /// What computes the layer without this adapter, if not its weight: the weight in four bits.
     #[module(skip)]
@@ -54,6 +56,7 @@ impl<R: Runtime> LoraAdapter<R> {
             b,
             magnitude: None,
             dropout: Dropout::new(config.dropout)?,
+            context: (config.dropout > 0.0).then(ContextSlot::attends),
             scale: config.scale_of(theirs),
             base,
         };
@@ -84,6 +87,16 @@ impl<R: Runtime> LoraAdapter<R> {
         self.b.weight.value()?.matmul(&self.a.weight.value()?)?.mul(self.scale)
     }
 
+    /// The layer's input after dropout.
+    fn dropped(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
+        let Some(context) = self.context.as_ref().filter(|_| x.dims().len() >= 2) else {
+            return self.dropout.forward(x);
+        };
+        let within = layer.weight.placed().and_then(|placed| placed.sequence_part());
+        let part = context.part_of_values(x.dims()[x.dims().len() - 2], within)?;
+        self.dropout.forward_part(x, part.as_ref())
+    }
+
     /// `s · B A x`, in the element type of `x`.
     fn low_rank(&self, x: &Var<R>) -> Result<Var<R>> {
         let own = self.a.weight.dtype();
@@ -104,7 +117,7 @@ impl<R: Runtime> LoraAdapter<R> {
 impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
         let plain = self.plain(layer, x)?;
-        let dropped = self.dropout.forward(x)?;
+        let dropped = self.dropped(layer, x)?;
         let update = self.low_rank(&dropped)?;
         let Some(magnitude) = &self.magnitude else { return plain.add(&update) };
         let gains = self.gains(magnitude, &layer.weight)?.to_dtype(x.dtype())?;

@@ -8,7 +8,7 @@ use distributed::{
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
 };
-use models::{Decoder, DecoderInputs, Pretrained};
+use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
 use nn::{Init, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Tensor,
@@ -113,6 +113,49 @@ fn steps_of_packed_rows_are_those_of_one_rank() {
             assert!((a - b).abs() <= 1e-11 * b.abs(), "{exchange:?}: {a} and {b}");
         }
     }
+}
+
+/// Losses of steps of adapters with dropout, in decoders whose sequences are cut before or after they are put in.
+fn adapted(comm: &Comm<Cpu>, adapters_first: bool) -> Result<Vec<f64>> {
+    let rt = comm.runtime();
+    let init = Init::new(rt, 0).dtype(DType::F64);
+    let mesh = Mesh::new(comm, ParallelPlan::of([(Axis::Context, comm.size())])?)?;
+    let model = Decoder::from_pretrained(reference("llama"), &init)?;
+    let config = LoraConfig { dropout: 0.3, target_modules: LoraTargets::AllLinear, ..LoraConfig::default() };
+    if !adapters_first {
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+    }
+    let _lora = Lora::new(&model, &init, config)?;
+    if adapters_first {
+        mesh.context_parallel(&model, ContextExchange::AllGather)?;
+    }
+    autograd::manual_seed(4);
+    let optimizer = SgdConfig { lr: 0.5, ..Default::default() };
+    let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).build()?;
+    let tokens = &packed(rt)?[0];
+    let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+    let loss = VocabularyLoss { cross_entropy, z_loss: 0.0 };
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        let metrics = step.step(|_| {
+            let logits = model.forward_with(tokens, DecoderInputs::default())?;
+            Loss::sum(model.next_token_loss(&logits, tokens, &loss)?, 2.0 * TOKENS as f64)
+        })?;
+        seen.push(metrics.loss()?);
+    }
+    Ok(seen)
+}
+
+#[test]
+fn adapters_drop_what_one_rank_drops() {
+    let one = run(1, |comm| adapted(&comm, true)).remove(0);
+    assert!(one[0] - one[2] > 1e-3, "{one:?}");
+    for many in run(2, |comm| adapted(&comm, true)) {
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-11 * b.abs();
+        assert!(many.len() == 3 && many.iter().zip(&one).all(close), "{many:?} {one:?}");
+    }
+    let late = Ranks::new(2).run(|_| Ok(cpu()), |comm| adapted(&comm, false)).unwrap_err().to_string();
+    assert!(late.contains("q_proj") && late.contains("adapter"), "{late}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use autograd::Var;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
+    context_parallel::ContextExchange,
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
@@ -11,7 +12,7 @@ use distributed::{
 use models::{
     ConfigFields, Decoder, DecoderConfig, DecoderInputs, GenerationOptions, JsonObject, Pretrained, Prompt, generate,
 };
-use nn::{Init, ModuleExt, loss::cross_entropy_with};
+use nn::{Init, ModuleExt, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -38,6 +39,9 @@ fn train(name: &str, axes: &[(Axis, usize)]) -> Vec<f64> {
             let model = Decoder::from_pretrained(reference(name), &Init::new(rt, 0).dtype(DType::F64).lazily())?;
             let cut = Decoder::<Cpu>::tensor_plan().without("embed_tokens").without("lm_head");
             mesh.parallelize(&model, &cut)?;
+            if mesh.plan().size(Axis::Context) > 1 {
+                mesh.context_parallel(&model, ContextExchange::AllGather)?;
+            }
             let sgd = SgdConfig { lr: 0.1, ..Default::default() };
             let builder = TrainStep::builder(&mesh, &model).optimizer(sgd).max_norm(0.5);
             let mut step = builder.zero(ZeroStage::Parameters).experts().build()?;
@@ -45,18 +49,19 @@ fn train(name: &str, axes: &[(Axis, usize)]) -> Vec<f64> {
             let own: Vec<i64> =
                 (share(mesh.batch().rank())..share(mesh.batch().rank() + 1)).map(|i| i as i64).collect();
             // Six rows of two: each begins somewhere else.
-            let rows = own.iter().map(|&i| ids.narrow(0, (i % 2) as usize, 1)?.narrow(1, i as usize, 12));
+            let rows = own.iter().map(|&i| ids.narrow(0, (i % 2) as usize, 1)?.narrow(1, i as usize, 13));
             let rows = rows.collect::<Result<Vec<_>>>()?;
             let rows = numcore::ops::cat(&rows.iter().collect::<Vec<_>>(), 0)?.to_device(rt)?;
-            let (x, y) = (Var::new(rows.narrow(1, 0, 11)?), Var::new(rows.narrow(1, 1, 11)?));
+            let (x, y) = (Var::new(rows.narrow(1, 0, 12)?), Var::new(rows.narrow(1, 1, 12)?));
             let mut seen = Vec::new();
             for _ in 0..3 {
                 let metrics = step.step(|_| {
                     let (states, routings) = model.routed_states(&x, DecoderInputs::default())?;
                     let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-                    let loss = cross_entropy_with(&model.logits(&states)?, &y, None, sum)?;
+                    let sum = VocabularyLoss { cross_entropy: sum, z_loss: 0.0 };
+                    let loss = model.next_token_loss(&model.logits(&states)?, &y, &sum)?;
                     let balance = model.balance_loss(&routings)?.mul(0.1)?;
-                    Loss::sum(loss.add(&balance)?, (11 * own.len()) as f64)
+                    Loss::sum(loss.add(&balance)?, (12 * own.len()) as f64)
                 })?;
                 seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
             }
@@ -73,6 +78,7 @@ fn steps_of_shared_out_experts_are_those_of_one_rank() {
         let mut cuts = vec![vec![(Axis::Data, experts), (Axis::Expert, experts)]];
         if experts == 6 {
             cuts.push(vec![(Axis::Data, 3), (Axis::Shard, 2), (Axis::Expert, 2)]);
+            cuts.push(vec![(Axis::Shard, 3), (Axis::Context, 2), (Axis::Expert, 6)]);
         } else {
             cuts.push(vec![(Axis::Data, experts), (Axis::Tensor, 2), (Axis::Expert, experts)]);
         }

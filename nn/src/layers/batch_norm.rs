@@ -11,7 +11,7 @@ use numcore::{
 };
 
 use super::without_bias;
-use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param};
+use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, parallel::ContextSlot};
 
 /// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
 ///
@@ -35,6 +35,7 @@ pub struct BatchNorm<R: Runtime> {
     pub eps: f64,
     /// Whether the layer is in training or in evaluation mode.
     pub mode: Mode,
+    context: ContextSlot<R>,
 }
 
 /// Batch norm of `[N, C]` or `[N, C, L]`.
@@ -56,6 +57,7 @@ impl<R: Runtime> BatchNorm<R> {
             momentum: 0.1,
             eps: 1e-5,
             mode: Mode::default(),
+            context: ContextSlot::refuses(),
         })
     }
 

@@ -1,13 +1,20 @@
 //! Dropout layers.
 
+use std::sync::LazyLock;
+
 use autograd::{Var, next_seed};
 use numcore::{
     Error, Result, Runtime, Tensor, Within,
     fused::NnOps,
     ops::{Apply, PointwiseOps},
+    pointwise::Program,
 };
 
 use crate::{Forward, Mode, Module, parallel::SequencePart};
+
+/// [`NnOps::dropout`] by a mask.
+static DROPPED: LazyLock<Program> =
+    LazyLock::new(|| Program::new("dropped", |[x, dropped], [scale]| [dropped.select(0.0, x * scale)]));
 
 /// Dropout (Srivastava et al. 2014): in training, elements become 0 with probability `p` and the others `1/(1−p)` times
 /// as large.
@@ -32,7 +39,8 @@ impl Dropout {
     /// The dropout of values `[.., T, C]` of a part of a sequence, if one is given: with the mask that the whole sequence would have there. For
     /// models whose values are cut along the sequence ([`ContextSlot::part_of_values`](crate::parallel::ContextSlot::part_of_values)).
     ///
-    /// The mask is drawn for all of the sequence, and kept for the part.
+    /// The mask is drawn for all of the sequence, a byte an element until the part is taken of it: so many random numbers are drawn on each of
+    /// the ranks that have parts, however many there are.
     #[track_caller]
     pub fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<&SequencePart>) -> Result<Var<R>> {
         let Some(part) = part.filter(|_| !self.is_identity()) else { return self.forward(x) };
@@ -41,9 +49,9 @@ impl Dropout {
             let why = format!("needs [.., T, C], with {} tokens of a sequence", part.len());
             return Err(Error::shape("dropout", &[shape], why));
         };
-        let ones = Tensor::ones(x.runtime(), shape.with(dim, part.tokens()), x.dtype())?;
-        let factors = part.take(&ones.dropout(self.p, next_seed())?, dim)?.copy()?;
-        x.mul(&Var::new(factors))
+        let dropped = Tensor::bernoulli(x.runtime(), shape.with(dim, part.tokens()), self.p, next_seed())?;
+        let dropped = Var::new(part.take(&dropped, dim)?.copy()?);
+        x.apply_program(&DROPPED, &[&dropped], &[(1.0 / (1.0 - self.p)).into()])
     }
 
     /// Whether the layer returns its input: in evaluation, and with probability 0.

@@ -39,9 +39,10 @@ impl<R: Runtime> GptEmbedding<'_, R> {
             return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
         }
         let part = self.context.part(t)?;
-        // Positions are rows of the table: views of it, not a gather.
-        let positions = part.take(&self.wpe.weight.var().narrow(0, 0, t)?, 0)?;
-        let x = self.wte.forward(&part.take(tokens, 1)?).within("wte")?.add(&positions)?;
+        // On every rank in this order: tokens are compared, one table is read, then the other.
+        let x = self.wte.forward(&self.context.take_tokens(tokens)?).within("wte")?;
+        // Positions are rows of the table: views of it, not a gather, which are read when they are added; where ranges are joined, when they are.
+        let x = x.add(&part.take(&self.wpe.weight.var().narrow(0, 0, t)?, 0)?)?;
         let x = self.dropout.forward_part(&x, Some(&part).filter(|part| !part.is_whole()))?;
         self.wte.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }

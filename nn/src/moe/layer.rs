@@ -7,7 +7,7 @@ use numcore::{
 };
 
 use super::{Experts, GatedMlp, MoeConfig, Router, Routing};
-use crate::{Forward, Init, Linear, Module};
+use crate::{Forward, Init, Linear, Module, parallel::ContextSlot};
 
 /// A mixture of experts of `x: [.., C]`: each token's output is the weighted sum of the outputs of the `k` experts that it picks, plus that of
 /// the shared expert, if there is one.
@@ -35,6 +35,8 @@ pub struct MixtureOfExperts<R: Runtime> {
     pub shared_experts: Option<GatedMlp<R>>,
     /// What weighs that expert, `[1, C]`.
     pub shared_expert_gate: Option<Linear<R>>,
+    /// With a capacity tokens compete, in the order of the batch.
+    context: Option<ContextSlot<R>>,
     #[module(skip)]
     config: MoeConfig,
 }
@@ -62,6 +64,7 @@ impl<R: Runtime> MixtureOfExperts<R> {
             experts: Experts::new(init, &config)?,
             shared_experts: shared.transpose()?,
             shared_expert_gate: config.shared_gate.then(shared_gate).transpose()?,
+            context: config.capacity.is_some().then(ContextSlot::refuses),
             config,
         })
     }

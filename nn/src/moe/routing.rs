@@ -48,7 +48,8 @@ impl<R: Runtime> Routing<R> {
     /// (Hugging Face's `load_balancing_loss_func` has `k` times this: its shares add up to `k`.)
     ///
     /// A sum over the tokens here, to be divided by their number as other losses are: with the [shares](Routing::shares) of all ranks, the sum of
-    /// their losses is that of one rank with all tokens.
+    /// their losses is that of one rank with all tokens. Where sequences are cut over ranks it goes through
+    /// [`ContextSlot::of_whole`](crate::parallel::ContextSlot::of_whole).
     pub fn balance_loss(&self) -> Result<Var<R>> {
         self.balance_loss_with(&self.shares()?)
     }

@@ -84,7 +84,8 @@ pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
 pub struct ExpertGroups<R: Runtime> {
     /// The ranks that have different experts, which together are all of them.
     pub experts: Arc<dyn TensorGroup<R>>,
-    /// The ranks that examples are shared out among: as many groups of the first kind as there are copies of the experts.
+    /// The ranks that read different tokens, of other examples or of other parts of a sequence: as many groups of the first kind as there are
+    /// copies of the experts.
     pub examples: Arc<dyn TensorGroup<R>>,
 }
 

@@ -34,7 +34,10 @@ mod plan;
 mod sequence;
 
 pub(crate) use apply::PieceOf;
-pub use context::{ContextAttention, ContextGroup, ContextSlot, context_ranks, cut_sequences, same_segment};
+pub use context::{
+    ContextAttention, ContextGroup, ContextRoles, ContextSlot, context_ranks, cut_sequences, cut_sequences_of_part,
+    same_segment,
+};
 pub use cuts::{Cuts, RowCut};
 pub use group::{Exchange, ExpertGroups, TensorGroup};
 pub use loss::VocabularyLoss;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use numcore::{
-    DType, Result, Runtime, Tensor,
+    Result,
     ops::{Apply, ViewOps, cat},
 };
 
@@ -32,8 +32,8 @@ impl SequencePart {
         SequencePart { tokens, ranges: joined }
     }
 
-    /// Part `k` of `n` equal ones of this part, where it is cut further.
-    pub fn slice(&self, k: usize, n: usize) -> Self {
+    /// Part `k` of `n` equal ones of this part, whose length `n` divides, where it is cut further.
+    pub(crate) fn slice(&self, k: usize, n: usize) -> Self {
         let each = self.len() / n.max(1);
         let (mut skip, mut left) = (k * each, each);
         let ranges = self.ranges.iter().map(|range| {
@@ -84,17 +84,6 @@ impl SequencePart {
                 let pieces = ranges.iter().map(piece).collect::<Result<Vec<_>>>()?;
                 cat(&pieces.iter().collect::<Vec<_>>(), dim as isize)
             }
-        }
-    }
-
-    /// The positions of the tokens that are here, `[T]` (`i64`).
-    pub fn positions<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
-        let range = |range: &Range<usize>| Tensor::arange(rt, range.start as i64, 1i64, range.len(), DType::I64);
-        let ranges = self.ranges.iter().map(range).collect::<Result<Vec<_>>>()?;
-        match &ranges[..] {
-            [] => Tensor::zeros(rt, [0], DType::I64),
-            [one] => Ok(one.clone()),
-            many => cat(&many.iter().collect::<Vec<_>>(), 0),
         }
     }
 }

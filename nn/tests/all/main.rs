@@ -13,4 +13,5 @@ mod losses;
 mod module;
 mod moe;
 mod safetensors;
+mod segments;
 mod summary;

@@ -7,7 +7,6 @@ use numcore::{Result, Runtime, Tensor};
 use super::{PipelineTrainStep, local_stages::LocalStages};
 use crate::{
     checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
-    comm::Communicator,
     train::{CheckpointNotes, StageStrategy},
 };
 
@@ -46,7 +45,7 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        let mut numbers = self.updates.numbers(self.groups.losses.rank());
+        let mut numbers = self.updates.numbers(self.groups.draws_as);
         for (&stage, strategy) in &self.stages.parts {
             let aliases = Aliases::new(&self.stages, stage);
             numbers.extend(strategy.numbers().into_iter().filter(|(name, _)| !aliases.is_copy(name)));
@@ -80,7 +79,7 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
             of_stage.extend(aliases.0.iter().filter_map(own));
             strategy.restore(&mut |wanted| read(&aliases.resolved(wanted.clone())), &of_stage)?;
         }
-        self.updates.restore(numbers, self.groups.losses.rank())
+        self.updates.restore(numbers, self.groups.draws_as)
     }
 }
 

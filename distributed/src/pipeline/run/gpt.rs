@@ -11,8 +11,8 @@ use numcore::{Error, Result, Runtime, Within};
 use super::{Stage, Tie};
 
 /// A part of a [`Gpt`]: tokens `[B, T]` (`i64`) into the first, `[B, T, C]` between stages, logits `[B, T, V]` out of the last. Names
-/// of parameters are those of the whole model, so its [`tensor_plan`](Gpt::tensor_plan) cuts the stages too; with sequence parallelism a rank
-/// has, and sends on, its part of `[B, T, C]` along `T`.
+/// of parameters are those of the whole model, so its [`tensor_plan`](Gpt::tensor_plan) cuts the stages too; with sequence parallelism,
+/// and where sequences are cut over ranks, a rank has, and sends on, its part of `[B, T, C]` along `T`.
 pub struct GptStage<R: Runtime> {
     embed: Option<EmbedStage<R>>,
     first: usize,
@@ -32,6 +32,8 @@ struct HeadStage<R: Runtime> {
     projection: Projection<R>,
     /// Whether all logits go to the loss, or those of the rows of the vocabulary that are here.
     gathers: bool,
+    /// The ranks that sequences are cut over: the loss takes its targets by it.
+    context: ContextSlot<R>,
 }
 
 enum Projection<R: Runtime> {
@@ -63,7 +65,7 @@ impl<R: Runtime> GptStage<R> {
             })
             .collect();
         cut[0].embed = Some(EmbedStage { wte, wpe, dropout, context: ContextSlot::cuts() });
-        cut[stages - 1].head = Some(HeadStage { lnf, projection, gathers: true });
+        cut[stages - 1].head = Some(HeadStage { lnf, projection, gathers: true, context: ContextSlot::cuts() });
         Ok(cut)
     }
 
@@ -79,7 +81,7 @@ impl<R: Runtime> GptStage<R> {
             return Err(Error::argument("GptStage::next_token_loss", why));
         };
         head.gathers = false;
-        Ok(GptStageLoss { weight: head.end().projection.weight().clone(), loss })
+        Ok(GptStageLoss { weight: head.end().projection.weight().clone(), loss, context: head.context.clone() })
     }
 
     /// What is tied in a model of this kind.
@@ -94,15 +96,17 @@ pub struct GptStageLoss<R: Runtime> {
     /// The weight of the projection to logits.
     weight: Param<R>,
     loss: VocabularyLoss,
+    context: ContextSlot<R>,
 }
 
 impl<R: Runtime> GptStageLoss<R> {
-    /// The loss of a micro-batch's logits with its targets.
+    /// The loss of a micro-batch's logits with its targets. Where sequences are cut over ranks, targets are those of whole sequences, and the
+    /// loss is by this rank's part of them ([`ContextSlot::loss`]).
     pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
         let cut = self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary);
         // Those of all of the vocabulary are the same on every rank.
         let placed = cut.filter(|placed| logits.dims().last() != Some(&placed.placement().logical()[0]));
-        self.loss.of(logits, targets, placed.as_deref())
+        self.context.loss(targets, &self.loss, |targets, loss| loss.of(logits, targets, placed.as_deref()))
     }
 }
 
@@ -145,7 +149,8 @@ impl<R: Runtime> Stage<R> for GptStage<R> {
 impl<R: Runtime> Module<R> for GptStage<R> {
     fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
         visitor.enter(name);
-        if let Some(EmbedStage { wte, wpe, dropout, .. }) = &self.embed {
+        if let Some(EmbedStage { wte, wpe, dropout, context }) = &self.embed {
+            visitor.context(context);
             wte.visit("wte", visitor);
             wpe.visit("wpe", visitor);
             Module::<R>::visit(dropout, "dropout", visitor);
@@ -153,7 +158,8 @@ impl<R: Runtime> Module<R> for GptStage<R> {
         visitor.enter("blocks");
         self.blocks.iter().enumerate().for_each(|(k, block)| block.visit(&(self.first + k).to_string(), visitor));
         visitor.leave();
-        if let Some(HeadStage { lnf, projection, .. }) = &self.head {
+        if let Some(HeadStage { lnf, projection, context, .. }) = &self.head {
+            visitor.context(context);
             lnf.visit("lnf", visitor);
             match projection {
                 Projection::Linear(head) => head.visit("head", visitor),

@@ -13,7 +13,8 @@ use crate::{
 pub struct PipelineGroups<R: Runtime> {
     /// All ranks.
     pub world: Comm<R>,
-    /// The ranks of this rank's replica of the pipeline; where stages are cut along tensor, those with this rank's place there.
+    /// The ranks of this rank's replica of the pipeline; where stages are cut along tensor, or sequences along context, those with this rank's
+    /// place there.
     pub pipe: Comm<R>,
     /// The ranks that have the same stages, or the same pieces of them, one in each replica.
     pub data: Comm<R>,
@@ -21,11 +22,15 @@ pub struct PipelineGroups<R: Runtime> {
     pub losses: Comm<R>,
     /// This rank's place along tensor.
     pub(super) tensor_rank: usize,
+    /// How many ranks have parts of the same sequences.
+    pub(super) context_ranks: usize,
+    /// Whose random values this rank draws: ranks that have parts of the same sequences, or pieces of the same layers, draw the same.
+    pub(super) draws_as: usize,
 }
 
 impl<R: Runtime> PipelineGroups<R> {
-    /// The groups of a pipeline of `ranks` ranks. On a mesh, stages are along its pipe axis, replicas along data and shard, and pieces of the
-    /// layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of replica `r / ranks`. Blocks.
+    /// The groups of a pipeline of `ranks` ranks. On a mesh, stages are along its pipe axis, replicas along data and shard, parts of sequences
+    /// along context, and pieces of the layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of replica `r / ranks`. Blocks.
     ///
     /// # Errors
     /// When the mesh has another number of ranks along its pipe axis, or the communicator cannot be cut into such pipelines.
@@ -48,7 +53,16 @@ impl<R: Runtime> PipelineGroups<R> {
         let no_group = || Error::internal("pipeline groups", "the communicator gave no group");
         let pipe = world.split(Some(rank / ranks), rank % ranks)?.ok_or_else(no_group)?;
         let data = world.split(Some(rank % ranks), rank / ranks)?.ok_or_else(no_group)?;
-        Ok(PipelineGroups { world: world.clone(), pipe, data, losses: world.clone(), tensor_rank: 0 })
+        let losses = world.clone();
+        Ok(PipelineGroups {
+            world: losses.clone(),
+            pipe,
+            data,
+            losses,
+            tensor_rank: 0,
+            context_ranks: 1,
+            draws_as: rank,
+        })
     }
 
     fn of_mesh(mesh: &Mesh<R>, ranks: usize) -> Result<Self> {
@@ -56,21 +70,22 @@ impl<R: Runtime> PipelineGroups<R> {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
-        for (axis, what) in [(Axis::Expert, "experts"), (Axis::Context, "sequences")] {
-            let size = mesh.plan().size(axis);
-            if size > 1 {
-                let why = format!(
-                    "the mesh has {size} ranks along {}, and {what} of stages are not shared out: leave the axis out",
-                    axis.name()
-                );
-                return Err(Error::config("pipeline groups", "mesh", why).on_rank(mesh.world().world_rank()));
-            }
+        let experts = mesh.plan().size(Axis::Expert);
+        if experts > 1 {
+            let why = format!(
+                "the mesh has {experts} ranks along expert, and experts of stages are not shared out: leave the axis out"
+            );
+            return Err(Error::config("pipeline groups", "mesh", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         let losses = mesh.group(&[Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context])?;
         // Made here by all ranks together: ranks of different stages ask for it at different moments.
         mesh.group(&STEP)?;
-        Ok(PipelineGroups { world, pipe, data, losses, tensor_rank: mesh.axis(Axis::Tensor).rank() })
+        let context_ranks = mesh.plan().size(Axis::Context);
+        // Along the axes of `losses` context is the innermost.
+        let draws_as = losses.rank() / context_ranks;
+        let tensor_rank = mesh.axis(Axis::Tensor).rank();
+        Ok(PipelineGroups { world, pipe, data, losses, tensor_rank, context_ranks, draws_as })
     }
 
     /// The mesh of the replicas of one stage.

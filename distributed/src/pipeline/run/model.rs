@@ -5,7 +5,7 @@ use nn::{Module, Visitor, parallel::TensorPlan};
 use numcore::{Result, Runtime};
 
 use super::{LossFn, PipelineOptions, Stage, Tie};
-use crate::{mesh::Mesh, pipeline::Checked, train::Loss};
+use crate::{context_parallel::ContextExchange, mesh::Mesh, pipeline::Checked, train::Loss};
 
 /// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what stages share. A
 /// [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
@@ -82,6 +82,19 @@ impl<R: Runtime> PipelineModel<R> {
     #[track_caller]
     pub fn parallelize(self, mesh: &Mesh<R>, plan: &TensorPlan) -> Result<Self> {
         mesh.parallelize(&StagesHere(&self.stages), plan)?;
+        Ok(self)
+    }
+
+    /// Cuts the sequences of this rank's stages over the ranks along the context axis, as [`Mesh::context_parallel`] cuts those of a model: the
+    /// first stage takes its part of the tokens, and stages exchange parts. Micro-batches have whole sequences and targets. A
+    /// [loss](PipelineModel::loss) is by the part that the last stage makes, and stands for whole sequences: as
+    /// [`ContextSlot::loss`](nn::parallel::ContextSlot::loss) makes it, or [`GptStageLoss`](super::GptStageLoss). Every rank of the mesh calls it.
+    ///
+    /// # Errors
+    /// As [`Mesh::context_parallel`].
+    #[track_caller]
+    pub fn context_parallel(self, mesh: &Mesh<R>, exchange: ContextExchange) -> Result<Self> {
+        mesh.context_parallel(&StagesHere(&self.stages), exchange)?;
         Ok(self)
     }
 }

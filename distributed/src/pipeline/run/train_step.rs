@@ -246,7 +246,8 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
 
     fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
         self.stages.finish()?;
-        let metrics = self.updates.apply(&mut self.stages, &self.groups.losses, &self.groups.world, losses)?;
+        let mut metrics = self.updates.apply(&mut self.stages, &self.groups.losses, &self.groups.world, losses)?;
+        metrics.alike = self.groups.context_ranks;
         let how = self.updates.config.buffers;
         self.stages.parts.values().try_for_each(|part| part.sync_buffers(how))?;
         Ok(metrics)

@@ -1,0 +1,52 @@
+//! What attention finds over some of the keys, and how two of these are merged.
+
+use std::sync::LazyLock;
+
+use numcore::{
+    Result, Runtime, Tensor,
+    fused::Attention,
+    ops::{Apply, PointwiseOps, ViewOps},
+    pointwise::Program,
+};
+
+/// The output of attention over some keys, and the logarithms of its sums of weights, in the type of computation.
+pub(super) struct Found<R: Runtime> {
+    pub(super) o: Tensor<R>,
+    /// `[B, H, n, 1]`.
+    pub(super) lse: Tensor<R>,
+}
+
+impl<R: Runtime> Found<R> {
+    /// What a call finds; its output is in the type of computation where it is merged with others.
+    pub(super) fn of(op: Attention, operands: &[&Tensor<R>]) -> Result<Self> {
+        let partial = op.partial;
+        let found = Tensor::apply(op.into(), operands)?;
+        let [o, lse] = [&found[Attention::OUTPUT], &found[Attention::LSE]];
+        let o = if partial { o.to_dtype(o.dtype().compute())? } else { o.clone() };
+        Ok(Found { o, lse: lse.unsqueeze(-1)? })
+    }
+}
+
+/// The attention over the keys of both: weights are `exp` of the differences of the sums' logarithms. A query without keys has a sum of 0.
+pub(super) fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>> {
+    static OUTPUT: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("merge_attention", |[o, p, l, m], []| {
+            let top = l.max(m);
+            let top = top.ne(f64::NEG_INFINITY).select(top, 0.0);
+            let (x, y) = ((l - top).exp(), (m - top).exp());
+            let sum = x + y;
+            [(o * x + p * y) / sum.gt(0.0).select(sum, 1.0)]
+        })
+    });
+    static SUM: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("merge_lse", |[l, m], []| {
+            let top = l.max(m);
+            let level = top.ne(f64::NEG_INFINITY).select(top, 0.0);
+            [level + ((l - level).exp() + (m - level).exp()).log()]
+        })
+    });
+    Ok(Found {
+        o: a.o.apply_program(&OUTPUT, &[&b.o, &a.lse, &b.lse], &[])?,
+        lse: a.lse.apply_program(&SUM, &[&b.lse], &[])?,
+    })
+}

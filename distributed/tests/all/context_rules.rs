@@ -1,0 +1,217 @@
+//! Context parallelism: losses of one's own, random values after a checkpoint, mixed precision, and what ranks must have alike.
+
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+
+use autograd::{Var, autocast, grad, manual_seed};
+use distributed::{
+    checkpoint::Folder,
+    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
+    context_parallel::{ContextExchange, ContextRanks},
+    mesh::{AsMesh, Mesh},
+    plan::{Axis, ParallelPlan},
+    sampler::shard_batches,
+    train::{Loss, TrainStep},
+};
+use nn::{
+    Dropout, Forward, Gpt, Module,
+    parallel::{ContextAttention, SequencePart},
+};
+use numcore::{
+    DType, MemoryCategory, Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, NnOps, Reduction},
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+
+use crate::{
+    common::{adamw, cpu},
+    job,
+    tensor_common::{SEQUENCES, TensorCase},
+};
+
+const EXCHANGES: [ContextExchange; 3] = [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses];
+
+fn case(c: usize) -> TensorCase {
+    let mut case = TensorCase::new(2 * c);
+    case.model.context = 4 * c;
+    case
+}
+
+fn over(comm: &Comm<Cpu>, axes: &[(Axis, usize)]) -> Result<Mesh<Cpu>> {
+    Mesh::new(comm, ParallelPlan::of(axes.to_vec())?)
+}
+
+/// Losses, norms and weights of steps with a loss of one's own, a penalty on logits, and one on a parameter that every rank has.
+fn own_losses(mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
+    let case = case(2);
+    let model = case.build(mesh)?;
+    let mut step = TrainStep::builder(mesh, &model).optimizer(SgdConfig::default()).max_norm(0.05).build()?;
+    let own = shard_batches(SEQUENCES, mesh.batch().rank(), mesh.batch().size());
+    let mut seen = Vec::new();
+    for k in 0..3 {
+        let metrics = step.step(|_| {
+            let (x, y) = case.batch(mesh.world().runtime(), k, &own)?;
+            let logits = model.forward(&x)?;
+            let options = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
+            let rows = logits.cross_entropy_with(&model.context.take(&y, 1)?, None, options)?;
+            let penalty = logits.square()?.sum(&[], false)?.mul(1e-2)?;
+            let sum = model.context.of_whole(&rows.sum(&[], false)?.add(&penalty)?)?;
+            let tokens = (own.len() * case.model.context) as f64;
+            let decay = model.lnf.weight.var().square()?.sum(&[], false)?.mul(1e-2 * tokens)?;
+            Loss::sum(sum.add(&decay)?, tokens)
+        })?;
+        seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0), metrics.weight()?]);
+    }
+    Ok(seen)
+}
+
+#[test]
+fn a_loss_of_ones_own_stands_for_whole_sequences() {
+    let one = own_losses(&NoOpCommunicator::new(&cpu(0).unwrap()).as_mesh()).unwrap();
+    for axes in [&[(Axis::Context, 2)][..], &[(Axis::Data, 2), (Axis::Context, 2)]] {
+        let ranks = axes.iter().map(|(_, size)| size).product();
+        for many in Ranks::new(ranks).run(cpu, |comm| own_losses(&over(&comm, axes)?)).unwrap() {
+            let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12 * b.abs();
+            assert!(many.len() == 9 && many.iter().zip(&one).all(close), "{axes:?}: {many:?} {one:?}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_read_one_share_draw_alike_after_a_checkpoint() {
+    let path: PathBuf = std::env::temp_dir().join(format!("weftgrad-context-random-{}", job::id()));
+    let case = case(2);
+    let step_over = |comm: &Comm<Cpu>, axes: &[(Axis, usize)]| {
+        let mesh = over(comm, axes)?;
+        let model = case.build(&mesh)?;
+        TrainStep::builder(&mesh, &model).optimizer(adamw()).build()
+    };
+    let saved = Ranks::new(4).run(cpu, |comm| {
+        let step = step_over(&comm, &[(Axis::Data, 4)])?;
+        // Ranks that have drawn differently, as with losses that draw.
+        manual_seed(comm.rank() as u64 + 10);
+        step.save(&Folder::new(&path), &BTreeMap::new())
+    });
+    saved.unwrap();
+    for axes in [&[(Axis::Context, 4)][..], &[(Axis::Data, 2), (Axis::Context, 2)]] {
+        let states = Ranks::new(4).run(cpu, |comm| {
+            let mut step = step_over(&comm, axes)?;
+            step.load(&Folder::new(&path))?;
+            Ok(autograd::random_state().seed)
+        });
+        let due = |rank: usize| 10 + if axes.len() == 2 { rank as u64 / 2 } else { 0 };
+        let seeds: Vec<u64> = states.unwrap();
+        assert_eq!(seeds, (0..4).map(due).collect::<Vec<_>>(), "{axes:?}");
+    }
+    let _ = std::fs::remove_dir_all(path);
+}
+
+#[test]
+fn mixed_precision_casts_attention_as_on_one_rank() {
+    for (dtype, close) in [(DType::F64, 1e-12), (DType::F32, 0.03)] {
+        let losses = |mesh: &Mesh<Cpu>, exchange: ContextExchange| {
+            let case = TensorCase { dtype, exchange, ..case(2) };
+            let model = case.build(mesh)?;
+            let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).build()?;
+            let own: Vec<usize> = (0..SEQUENCES).collect();
+            let mut seen = Vec::new();
+            for k in 0..2 {
+                let metrics = step.step(|_| {
+                    let (x, y) = case.batch(mesh.world().runtime(), k, &own)?;
+                    let sum = autocast(DType::BF16, || model.next_token_loss(&x, &y, &case.loss))?;
+                    Loss::sum(sum, (own.len() * case.model.context) as f64)
+                })?;
+                seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
+            }
+            Ok::<_, numcore::Error>(seen)
+        };
+        let one = losses(&NoOpCommunicator::new(&cpu(0).unwrap()).as_mesh(), EXCHANGES[0]).unwrap();
+        for exchange in EXCHANGES {
+            for many in Ranks::new(2).run(cpu, |comm| losses(&over(&comm, &[(Axis::Context, 2)])?, exchange)).unwrap() {
+                let off = many.iter().zip(&one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs() / b.abs()));
+                assert!(off <= close, "{dtype} {exchange:?}: {off:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_read_different_examples_are_told() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let case = case(2);
+        let model = case.build(&over(&comm, &[(Axis::Context, 2)])?)?;
+        let (x, _) = case.batch(comm.runtime(), 0, &shard_batches(SEQUENCES, comm.rank(), comm.size()))?;
+        model.forward(&x).map(drop)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the batch of tokens") && error.contains("Mesh::batch"), "{error}");
+    }
+}
+
+/// Two models that are trained as one.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Pair<R: Runtime> {
+    first: Gpt<R>,
+    second: Gpt<R>,
+}
+
+#[test]
+fn a_model_that_is_cut_in_part_is_refused_by_name() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        let (mesh, case) = (over(&comm, &[(Axis::Context, 2)])?, case(2));
+        let whole = case.build(&NoOpCommunicator::new(comm.runtime()).as_mesh())?;
+        let pair = Pair { first: case.build(&mesh)?, second: whole };
+        TrainStep::builder(&mesh, &pair).optimizer(adamw()).build().map(drop)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("second.blocks.0") && error.contains("not cut") && error.contains("2 ranks"), "{error}");
+    }
+    let replaced = Ranks::new(2).run(cpu, |comm| {
+        let (mesh, case) = (over(&comm, &[(Axis::Context, 2)])?, case(2));
+        let mut model = case.build(&mesh)?;
+        let other = case.build(&NoOpCommunicator::new(comm.runtime()).as_mesh())?;
+        model.blocks[1] = other.blocks.into_iter().next().unwrap_or_else(|| panic!("a model has blocks"));
+        TrainStep::builder(&mesh, &model).optimizer(adamw()).build().map(drop)
+    });
+    let error = replaced.unwrap_err().to_string();
+    assert!(error.contains("blocks.1") && error.contains("not cut"), "{error}");
+}
+
+#[test]
+fn dropout_of_a_part_draws_a_byte_an_element() {
+    let rt = cpu(0).unwrap();
+    let live = || rt.memory().of(MemoryCategory::Activations);
+    let part = SequencePart::of(4096, [0..256, 3840..4096]);
+    let x = Var::new(Tensor::zeros(&rt, [1, 512, 64], DType::F32).unwrap());
+    let dropout = Dropout::new(0.1).unwrap();
+    let before = live().live;
+    rt.reset_peak();
+    let _y = dropout.forward_part(&x, Some(&part)).unwrap();
+    // What is drawn, a part of it twice, and the result.
+    let most = 4096 * 64 + 2 * 512 * 64 + 512 * 64 * 4;
+    assert!(live().peak - before <= most + most / 10, "{} bytes, {most} are due", live().peak - before);
+}
+
+#[test]
+fn gradients_of_keys_that_nobody_trains_do_not_travel() {
+    for exchange in [ContextExchange::AllGather, ContextExchange::Ring] {
+        let sent = Ranks::new(2).run(cpu, |comm| {
+            let counting = Arc::new(CountingCommunicator::new(comm));
+            let comm: Comm<Cpu> = counting.clone();
+            let group = ContextRanks::group(&comm, exchange);
+            let value = |seed| Tensor::normal(comm.runtime(), [1, 2, 4, 4], DType::F64, 0.0, 1.0, seed);
+            let (q, k) = (Var::leaf("q", value(1)?)?, Var::new(value(2)?));
+            let options =
+                ContextAttention { causal: true, window: (None, None), scale: None, softcap: None, segments: None };
+            let o = group.attention([&q, &k, &k], options, "a")?;
+            grad(&[&o.sum(&[], false)?], &[&q], false)?;
+            Ok(counting.total().sent / 8)
+        });
+        // Keys and values, of 32 elements each, once forward and once backward.
+        assert_eq!(sent.unwrap(), vec![2 * 64; 2], "{exchange:?}");
+    }
+}
