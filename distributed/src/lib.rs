@@ -1,13 +1,15 @@
-//! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, pipeline schedules, sharded checkpoints.
+//! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates, pipeline schedules, uneven machines, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 mod agreement;
+pub mod balance;
 pub mod buckets;
 pub mod checkpoint;
 pub mod context_parallel;
 pub mod ddp;
 pub mod differentiable;
 pub mod expert_parallel;
+pub mod local_updates;
 pub mod mesh;
 pub mod pipeline;
 pub mod plan;

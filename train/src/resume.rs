@@ -147,6 +147,10 @@ impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
         self.0.iter().flat_map(|each| each.numbers()).collect()
     }
 
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        self.0.iter_mut().for_each(|each| each.expect(numbers));
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let wanted = self.0.iter().map(|each| each.wanted()).collect::<Result<Vec<_>>>()?;
         Ok(wanted.into_iter().flatten().collect())

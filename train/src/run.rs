@@ -9,6 +9,7 @@ use data::Batch;
 use distributed::{
     checkpoint::Checkpointed,
     comm::{Collectives, Comm},
+    local_updates::Meeting,
 };
 use numcore::{Error, Result, Runtime};
 
@@ -58,6 +59,7 @@ pub(crate) trait RunEngine<R: Runtime, M, B> {
     fn share(&self) -> (usize, usize);
     fn counts_examples(&self) -> bool;
     fn state(&mut self) -> &mut dyn Checkpointed<R>;
+    fn last_meeting(&self) -> Option<Meeting>;
     /// Sum and weight of this rank's losses of a batch.
     fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)>;
 }
@@ -172,6 +174,11 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// How long the step that was taken last waited for data, in seconds.
     pub fn data_wait(&self) -> f64 {
         self.state.data_wait
+    }
+
+    /// How far ranks had gone apart when they met last, where they [train by themselves](distributed::local_updates) in between.
+    pub fn last_meeting(&self) -> Option<Meeting> {
+        self.engine.last_meeting()
     }
 
     /// Everything the training step keeps in checkpoints.

@@ -3,11 +3,12 @@
 use distributed::{
     checkpoint::Checkpointed,
     comm::{Comm, Communicator},
+    local_updates::{LocalTrainStep, Meeting},
     pipeline::{MicroBatches, PipelineTrainStep},
     train::{Loss, StageStrategy, Strategy, TrainStep, TrainingMetrics},
 };
 use nn::{Buffer, Module, ModuleExt, Visitor};
-use numcore::{Error, Result, Runtime};
+use numcore::{DType, Error, Result, Runtime, Tensor};
 
 use crate::modes::Modes;
 
@@ -41,6 +42,11 @@ pub trait LoopStep<R: Runtime>: Checkpointed<R> {
         micro_batches: usize,
         work: &mut dyn FnMut(usize) -> Result<Self::Work>,
     ) -> Result<TrainingMetrics<R>>;
+
+    /// How far ranks had gone apart when they met last, where they train by themselves in between.
+    fn last_meeting(&self) -> Option<Meeting> {
+        None
+    }
 
     /// What a share without examples becomes: what weighs nothing.
     fn weightless(work: Self::Work) -> Result<Self::Work>;
@@ -90,6 +96,60 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for TrainStep<R, 
 
     fn weightless(work: Loss<R>) -> Result<Loss<R>> {
         work.weightless()
+    }
+
+    fn into_mean(work: Loss<R>) -> Result<Loss<R>> {
+        work.into_mean()
+    }
+
+    fn evaluate(&mut self, work: Loss<R>) -> Result<(f64, f64)> {
+        Ok((work.total().item()?, work.weight()))
+    }
+}
+
+/// Each rank takes steps of its own, and what the loop is told of one is the rank's own but for its weight, which is that of all ranks: they
+/// count tokens alike.
+impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainStep<R, S> {
+    type Work = Loss<R>;
+
+    fn comm(&self) -> &Comm<R> {
+        LocalTrainStep::comm(self)
+    }
+
+    fn share(&self) -> (usize, usize) {
+        LocalTrainStep::share(self)
+    }
+
+    fn accumulation(&self) -> usize {
+        self.inner().accumulation()
+    }
+
+    fn global_step(&self) -> u64 {
+        self.inner().global_step()
+    }
+
+    fn step(
+        &mut self,
+        micro_batches: usize,
+        work: &mut dyn FnMut(usize) -> Result<Loss<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        if self.inner().strategy().comm().size() > 1 {
+            let why = "the loop agrees with the ranks that meet, and this step is also one of other ranks: loop over steps of one rank each,                        or write the loop";
+            return Err(Error::argument("Trainer::run", why));
+        }
+        let metrics = self.step_with(micro_batches, work)?;
+        let weight = Tensor::full(LocalTrainStep::comm(self).runtime(), [], DType::F64, self.weight_of_all()?)?;
+        Ok(metrics.weighing(weight))
+    }
+
+    fn last_meeting(&self) -> Option<Meeting> {
+        LocalTrainStep::last_meeting(self)
+    }
+
+    fn weightless(_: Loss<R>) -> Result<Loss<R>> {
+        let why = "a rank that trains by itself has no example in its share of a batch: drop the last batch (`Last::Drop`), or \
+                   make batches larger";
+        Err(Error::argument("Trainer::run", why))
     }
 
     fn into_mean(work: Loss<R>) -> Result<Loss<R>> {

@@ -74,6 +74,10 @@ pub trait Checkpointed<R: Runtime> {
     /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/`, of tensors too, are one rank's own:
     /// they need not be there when another number of ranks loads, where such a tensor reads as zeros.
     fn numbers(&self) -> BTreeMap<String, u64>;
+    /// Is told the numbers of a checkpoint before it is asked what it [wants](Checkpointed::wanted) of it, where that depends on who saved it.
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        let _ = numbers;
+    }
     /// Which elements this rank needs.
     fn wanted(&self) -> Result<Vec<Wanted>>;
     /// An error if [`restore`](Checkpointed::restore) could not take everything over, as far as this can be known before it is read: because

@@ -43,6 +43,7 @@ impl Folder {
         let opened = CheckpointReader::open(self.step(step));
         let mut reader = all_ok(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", &reader.manifest.digest())?;
+        state.expect(&reader.manifest.numbers);
         let numbers = state.numbers();
         let wanted = state.wanted().and_then(|wanted| {
             reader.check_wanted(&wanted, &numbers)?;

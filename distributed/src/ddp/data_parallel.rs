@@ -201,6 +201,10 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     fn may_idle(&self) -> bool {
         self.options.unused == Unused::Allow
     }
+
+    fn may_differ_in_passes(&self) -> bool {
+        !self.options.canonical
+    }
 }
 
 impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {

@@ -24,6 +24,11 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.weight.item()
     }
 
+    /// What it tells of a step that was a part of one that weighed more.
+    pub fn weighing(self, weight: Tensor<R>) -> Self {
+        TrainingMetrics { weight, ..self }
+    }
+
     /// The norm of all gradients before clipping, where there is clipping; waits for the device. Squares are added up for each parameter by
     /// itself, then in the model's order: it depends on the gradients alone, not on buckets. Where gradients are sharded, each piece of a
     /// parameter is added up by itself: on one rank that is the same, to the bit; on more, the last bits depend on where the number of

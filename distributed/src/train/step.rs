@@ -98,6 +98,54 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
     }
 
+    /// One step of `own` micro-batches on this rank, where no rank has more than `most`, which all ranks say alike: a fast rank takes more than a slow
+    /// one. The step is that of one rank with the micro-batches of all.
+    ///
+    /// # Errors
+    /// As [`step`](TrainStep::step); and if `own` is 0 or more than `most`, or the strategy [exchanges](Strategy::may_differ_in_passes) something
+    /// in every pass.
+    #[track_caller]
+    pub fn step_uneven(
+        &mut self,
+        own: usize,
+        most: usize,
+        micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        self.step_observed(own, most, micro_batch, &mut || Ok(()))
+    }
+
+    /// A [`step_uneven`](TrainStep::step_uneven) that says when the last backward pass is over.
+    #[track_caller]
+    pub(crate) fn step_observed(
+        &mut self,
+        own: usize,
+        most: usize,
+        mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
+        computed: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<TrainingMetrics<R>> {
+        let line = Location::caller();
+        let refused = match (self.strategy.may_differ_in_passes(), own) {
+            (false, _) => Some(
+                "this strategy exchanges in every pass, so ranks take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, \
+                 and no canonical order or experts over ranks"
+                    .to_string(),
+            ),
+            (true, own) if own == 0 || own > most => {
+                Some(format!("a rank has 1 to {most} micro-batches where none has more than {most}, this one was given {own}"))
+            }
+            _ => None,
+        };
+        if let Some(why) = refused {
+            return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::step_uneven", why)));
+        }
+        // The exchange is in the last pass, which all ranks take with examples.
+        let idle = most - own;
+        let passes = |k: usize| k.checked_sub(idle).map(&mut micro_batch).transpose();
+        let losses = self.accumulate(most, passes).and_then(|losses| computed().map(|()| losses));
+        let done = losses.and_then(|losses| traced("update", || self.update(&losses)));
+        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+    }
+
     /// Micro-batches in a step.
     pub fn accumulation(&self) -> usize {
         self.updates.config.accumulation

@@ -46,6 +46,10 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     }
     /// Whether a rank may take part in a step without examples.
     fn may_idle(&self) -> bool;
+    /// Whether ranks may take different numbers of passes in a step: whether nothing is exchanged in any pass but the last.
+    fn may_differ_in_passes(&self) -> bool {
+        false
+    }
     /// What helps a rank that has none, where it [may not](Strategy::may_idle).
     fn instead_of_idling(&self) -> &'static str {
         "allow unused parameters (`Unused::Allow`)"

@@ -209,6 +209,14 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     fn may_idle(&self) -> bool {
         self.options.unused == Unused::Allow
     }
+
+    fn may_differ_in_passes(&self) -> bool {
+        match self.options.stage {
+            super::ZeroStage::State => true,
+            super::ZeroStage::Gradients => self.options.reduce_once,
+            super::ZeroStage::Parameters => false,
+        }
+    }
 }
 
 impl<R: Runtime> ReducedGradients<R> for Sharded<R> {

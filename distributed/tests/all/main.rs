@@ -3,6 +3,7 @@
 
 mod accumulated_runs;
 mod agreements;
+mod balance;
 mod buckets_rebuilt;
 mod buffer_sync;
 mod buffers;
@@ -34,6 +35,7 @@ mod front_door;
 mod frozen_parameters;
 mod half_wires;
 mod job;
+mod local_updates;
 mod no_rate;
 mod own_reducer;
 mod pipeline_checkpoints;

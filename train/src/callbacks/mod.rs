@@ -2,6 +2,7 @@
 
 mod best_weights;
 mod checkpoints;
+mod divergence_guard;
 mod early_stop;
 mod equal_weights;
 mod evaluate;
@@ -14,6 +15,7 @@ mod weight_averaging;
 mod writer;
 
 pub use checkpoints::Checkpoints;
+pub use divergence_guard::DivergenceGuard;
 pub use early_stop::EarlyStop;
 pub use equal_weights::EqualWeights;
 pub use evaluate::Evaluate;

@@ -2,7 +2,7 @@
 
 use autograd::no_grad;
 use data::{Batch, Batches};
-use distributed::{checkpoint::Checkpointed, comm::Comm, train::TrainingMetrics};
+use distributed::{checkpoint::Checkpointed, comm::Comm, local_updates::Meeting, train::TrainingMetrics};
 use numcore::{Error, Result, Runtime};
 
 use super::Weighting;
@@ -68,6 +68,10 @@ where
 
     fn state(&mut self) -> &mut dyn Checkpointed<R> {
         &mut self.step
+    }
+
+    fn last_meeting(&self) -> Option<Meeting> {
+        self.step.last_meeting()
     }
 
     fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)> {

@@ -11,6 +11,7 @@ mod experts;
 mod failures;
 mod intervals;
 mod kills;
+mod local_updates;
 mod order;
 mod pipelines;
 mod policies;

@@ -1,0 +1,277 @@
+//! How many micro-batches each rank computes between two exchanges.
+
+use numcore::{Error, Result};
+
+use super::{SpeedEstimate, shares::require_ranks};
+
+/// How counts of micro-batches are chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CadenceOptions {
+    /// Micro-batches of the slowest rank between two exchanges, to begin with: the anchor.
+    pub anchor: usize,
+    /// The most that the anchor grows to where exchanges take too long. At [`anchor`](CadenceOptions::anchor) it stays as it is, and so does about what a
+    /// step's examples are.
+    pub max_anchor: usize,
+    /// Share of the time that exchanges may take, in `(0, 1)`, before the anchor grows.
+    pub overhead_target: f64,
+    /// The most that counts of two ranks differ by, if that is limited.
+    pub max_difference: Option<usize>,
+    /// A rank that is known to be slow, and how many times as fast the others are: what counts begin with.
+    pub speed_hint: Option<(usize, f64)>,
+}
+
+impl Default for CadenceOptions {
+    /// One micro-batch of the slowest rank to begin with, up to 200, for exchanges that take a tenth of the time.
+    fn default() -> Self {
+        CadenceOptions { anchor: 1, max_anchor: 200, overhead_target: 0.1, max_difference: None, speed_hint: None }
+    }
+}
+
+/// What was measured between two exchanges.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Window<'a> {
+    /// How long each rank computed, in seconds.
+    pub seconds: &'a [f64],
+    /// How many micro-batches each rank computed.
+    pub batches: &'a [usize],
+    /// How long the exchange took once all ranks had come to it, in seconds.
+    pub exchange: f64,
+}
+
+/// Counts of micro-batches that ranks of different speeds compute in the same time.
+///
+/// ```
+/// use distributed::balance::{Cadence, CadenceOptions, Window};
+/// # fn main() -> numcore::Result<()> {
+/// let mut cadence = Cadence::new(2, CadenceOptions { anchor: 4, ..Default::default() })?;
+/// for _ in 0..3 {
+///     // The first rank takes 0.2 s for a micro-batch, the second 0.5 s.
+///     let batches = cadence.counts().to_vec();
+///     let seconds = [0.2 * batches[0] as f64, 0.5 * batches[1] as f64];
+///     cadence.report(Window { seconds: &seconds, batches: &batches, exchange: 0.1 })?;
+/// }
+/// assert_eq!(cadence.counts(), [10, 4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cadence {
+    options: CadenceOptions,
+    anchor: usize,
+    speeds: Vec<SpeedEstimate>,
+    /// What counts were rounded from.
+    exact: Vec<f64>,
+    counts: Vec<usize>,
+}
+
+/// How much a count must change to be changed.
+const DEAD_ZONE: f64 = 0.1;
+
+impl Cadence {
+    /// Counts for so many ranks: the anchor, or what a hint makes of it.
+    pub fn new(ranks: usize, options: CadenceOptions) -> Result<Self> {
+        options.check(ranks)?;
+        let anchor = options.anchor;
+        let mut counts = vec![anchor; ranks];
+        if let Some((slow, ratio)) = options.speed_hint {
+            let fast = (anchor as f64 * ratio).round() as usize;
+            (0..ranks).filter(|rank| *rank != slow).for_each(|rank| counts[rank] = fast);
+        }
+        let exact = counts.iter().map(|&count| count as f64).collect();
+        let mut cadence = Cadence { anchor, speeds: vec![SpeedEstimate::default(); ranks], exact, counts, options };
+        cadence.limit();
+        Ok(cadence)
+    }
+
+    /// Micro-batches of each rank until the next exchange.
+    pub fn counts(&self) -> &[usize] {
+        &self.counts
+    }
+
+    /// Micro-batches of the slowest rank.
+    pub fn anchor(&self) -> usize {
+        self.anchor
+    }
+
+    /// Takes note of what was measured up to an exchange, and chooses the counts until the next.
+    pub fn report(&mut self, window: Window<'_>) -> Result<()> {
+        let Window { seconds, batches, exchange } = window;
+        require_ranks("Cadence", self.speeds.len(), [seconds.len(), batches.len()])?;
+        for (speed, (seconds, &batches)) in self.speeds.iter_mut().zip(seconds.iter().zip(batches)) {
+            speed.measure(seconds / batches as f64);
+        }
+        let Some(each) = self.speeds.iter().map(SpeedEstimate::seconds).collect::<Option<Vec<f64>>>() else {
+            return Ok(());
+        };
+        let slowest = each.iter().copied().fold(0.0, f64::max);
+        self.move_anchor(exchange / seconds.iter().copied().fold(f64::MIN_POSITIVE, f64::max));
+        let wanted: Vec<f64> = each.iter().map(|seconds| self.anchor as f64 * slowest / seconds).collect();
+        let calibrated = self.speeds.iter().all(SpeedEstimate::is_calibrated);
+        let is_far = |(wanted, exact): (&f64, &f64)| (wanted / exact - 1.0).abs() > DEAD_ZONE;
+        if !calibrated || wanted.iter().zip(&self.exact).any(is_far) {
+            self.counts = wanted.iter().map(|count| (count.round() as usize).max(1)).collect();
+            self.exact = wanted;
+            self.limit();
+        }
+        Ok(())
+    }
+
+    /// Exchanges further apart where they take too much of the time, up at once and down one by one.
+    fn move_anchor(&mut self, overhead: f64) {
+        let CadenceOptions { anchor: least, max_anchor: most, overhead_target: target, .. } = self.options;
+        if !overhead.is_finite() {
+            return;
+        }
+        if overhead > target {
+            self.anchor = ((self.anchor as f64 * overhead / target).ceil() as usize).clamp(least, most.max(least));
+        } else if overhead < target / 2.0 && self.anchor > least {
+            self.anchor -= 1;
+        }
+    }
+
+    fn limit(&mut self) {
+        let Some(most) = self.options.max_difference else { return };
+        let least = self.counts.iter().copied().min().unwrap_or(1);
+        self.counts.iter_mut().for_each(|count| *count = (*count).min(least + most));
+    }
+}
+
+impl CadenceOptions {
+    fn check(&self, ranks: usize) -> Result<()> {
+        let wrong = |field, why: String| Err(Error::config("CadenceOptions", field, why));
+        if ranks == 0 || self.anchor == 0 {
+            return wrong(
+                "anchor",
+                format!("{ranks} ranks with {} micro-batches of the slowest: both are at least one", self.anchor),
+            );
+        }
+        if !(self.overhead_target > 0.0 && self.overhead_target < 1.0) {
+            return wrong("overhead_target", format!("is a share of the time in (0, 1), not {}", self.overhead_target));
+        }
+        match self.speed_hint {
+            Some((rank, ratio)) if rank >= ranks || !(1.0..1e6).contains(&ratio) => {
+                wrong("speed_hint", format!("rank {rank} of {ranks}, others {ratio} times as fast: at least once"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numcore::rng::Philox;
+
+    use super::*;
+
+    /// Ranks whose seconds for a micro-batch are known: what they could do in the time, and did.
+    struct VirtualRanks {
+        each: Vec<f64>,
+        exchange: f64,
+        done: f64,
+        possible: f64,
+        noise: Option<(Philox, f64)>,
+    }
+
+    impl VirtualRanks {
+        fn new(each: &[f64], exchange: f64) -> Self {
+            VirtualRanks { each: each.to_vec(), exchange, done: 0.0, possible: 0.0, noise: None }
+        }
+
+        fn step(&mut self, cadence: &mut Cadence) {
+            let counts = cadence.counts().to_vec();
+            let mut factor = || match &mut self.noise {
+                Some((random, width)) => 1.0 + *width * (random.below(2_000_001) as f64 / 1e6 - 1.0),
+                None => 1.0,
+            };
+            let seconds: Vec<f64> =
+                self.each.iter().zip(&counts).map(|(each, &count)| each * count as f64 * factor()).collect();
+            let longest = seconds.iter().copied().fold(0.0, f64::max) + self.exchange;
+            self.done += counts.iter().sum::<usize>() as f64;
+            self.possible += self.each.iter().map(|each| longest / each).sum::<f64>();
+            cadence.report(Window { seconds: &seconds, batches: &counts, exchange: self.exchange }).unwrap();
+        }
+
+        /// What was done of what could have been, over so many steps.
+        fn efficiency(&mut self, cadence: &mut Cadence, steps: usize) -> f64 {
+            (self.done, self.possible) = (0.0, 0.0);
+            (0..steps).for_each(|_| self.step(cadence));
+            self.done / self.possible
+        }
+    }
+
+    fn cadence(ranks: usize, anchor: usize) -> Cadence {
+        Cadence::new(ranks, CadenceOptions { anchor, max_anchor: anchor, ..Default::default() }).unwrap()
+    }
+
+    #[test]
+    fn a_rank_that_is_slow_costs_no_more_than_a_twentieth() {
+        for each in [vec![1.0, 2.5], vec![1.0, 1.0, 1.0, 2.5], vec![1.0, 1.7, 2.5], vec![0.3, 0.31, 0.9, 1.4, 2.0]] {
+            let mut cadence = cadence(each.len(), 10);
+            let mut ranks = VirtualRanks::new(&each, 0.0);
+            ranks.efficiency(&mut cadence, 3);
+            let reached = ranks.efficiency(&mut cadence, 20);
+            assert!(reached >= 0.95, "{each:?}: {reached}, {:?}", cadence.counts());
+        }
+    }
+
+    #[test]
+    fn a_change_of_speed_is_over_within_three_exchanges() {
+        let mut cadence = cadence(2, 10);
+        let mut ranks = VirtualRanks::new(&[1.0, 2.5], 0.0);
+        ranks.efficiency(&mut cadence, 6);
+        for each in [[2.5, 1.0], [1.0, 1.0], [1.0, 2.5]] {
+            ranks.each = each.to_vec();
+            ranks.efficiency(&mut cadence, 3);
+            let reached = ranks.efficiency(&mut cadence, 5);
+            assert!(reached >= 0.95, "{each:?}: {reached}, {:?}", cadence.counts());
+        }
+    }
+
+    #[test]
+    fn noise_of_a_tenth_changes_no_count() {
+        for seed in 0..200 {
+            let mut cadence = cadence(4, 10);
+            let mut ranks = VirtualRanks::new(&[1.0, 1.0, 2.0, 2.5], 0.0);
+            ranks.efficiency(&mut cadence, 3);
+            // What calibration found is settled once the average is that of many.
+            ranks.efficiency(&mut cadence, 1);
+            let counts = cadence.counts().to_vec();
+            ranks.noise = Some((Philox::new(seed, 0), 0.1));
+            for _ in 0..50 {
+                ranks.step(&mut cadence);
+                assert_eq!(cadence.counts(), counts, "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_slow_exchange_moves_the_anchor_up_and_back() {
+        let options = CadenceOptions { anchor: 2, max_anchor: 50, ..Default::default() };
+        let mut cadence = Cadence::new(2, options).unwrap();
+        let mut ranks = VirtualRanks::new(&[1.0, 1.0], 1.0);
+        ranks.efficiency(&mut cadence, 6);
+        assert_eq!(cadence.anchor(), 10, "an exchange of a tenth of the time");
+        ranks.exchange = 0.01;
+        ranks.efficiency(&mut cadence, 60);
+        assert_eq!(cadence.anchor(), 2);
+        ranks.exchange = 1e9;
+        ranks.efficiency(&mut cadence, 3);
+        assert_eq!(cadence.anchor(), 50);
+    }
+
+    #[test]
+    fn hints_and_limits() {
+        let hinted = CadenceOptions { anchor: 4, speed_hint: Some((1, 2.5)), ..Default::default() };
+        assert_eq!(Cadence::new(3, hinted.clone()).unwrap().counts(), [10, 4, 10]);
+        let limited = CadenceOptions { max_difference: Some(3), ..hinted.clone() };
+        assert_eq!(Cadence::new(3, limited).unwrap().counts(), [7, 4, 7]);
+        let refused = [
+            CadenceOptions { anchor: 0, ..hinted.clone() },
+            CadenceOptions { overhead_target: 0.0, ..hinted.clone() },
+            CadenceOptions { overhead_target: f64::NAN, ..hinted.clone() },
+            CadenceOptions { speed_hint: Some((3, 2.0)), ..hinted.clone() },
+            CadenceOptions { speed_hint: Some((0, 0.5)), ..hinted },
+        ];
+        assert!(refused.into_iter().all(|options| Cadence::new(3, options).is_err()));
+    }
+}

@@ -1,0 +1,156 @@
+//! Shares of one batch, by the speeds of ranks.
+
+use numcore::{Error, Result};
+
+use super::SpeedEstimate;
+
+/// Shares of a batch that ranks of different speeds compute in the same time.
+///
+/// ```
+/// use distributed::balance::SpeedShares;
+/// # fn main() -> numcore::Result<()> {
+/// let mut shares = SpeedShares::new(2)?;
+/// assert_eq!(shares.sizes(30), [15, 15]);
+/// for _ in 0..3 {
+///     // The second rank takes twice as long for an example.
+///     let sizes = shares.sizes(30);
+///     shares.report(&[sizes[0] as f64, 2.0 * sizes[1] as f64], &sizes)?;
+/// }
+/// assert_eq!(shares.sizes(30), [20, 10]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeedShares {
+    speeds: Vec<SpeedEstimate>,
+    /// What each rank has of a whole.
+    ratios: Vec<f64>,
+}
+
+/// The least that a rank has of a whole, so that its speed is measured.
+const LEAST: f64 = 0.05;
+/// How much a share must change to be changed.
+const DEAD_ZONE: f64 = 0.1;
+
+impl SpeedShares {
+    /// Equal shares of so many ranks.
+    pub fn new(ranks: usize) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::argument("SpeedShares", "there is at least one rank"));
+        }
+        SpeedShares::of(vec![1.0; ranks])
+    }
+
+    /// Shares as given to begin with, in any unit.
+    pub fn of(ratios: Vec<f64>) -> Result<Self> {
+        if ratios.is_empty() || !ratios.iter().all(|ratio| *ratio > 0.0 && ratio.is_finite()) {
+            return Err(Error::argument("SpeedShares", format!("shares are positive numbers, not {ratios:?}")));
+        }
+        let total: f64 = ratios.iter().sum();
+        let speeds = vec![SpeedEstimate::default(); ratios.len()];
+        Ok(SpeedShares { speeds, ratios: ratios.iter().map(|ratio| ratio / total).collect() })
+    }
+
+    /// Takes note of how long each rank computed, in seconds, for how many examples; of a rank without any nothing is learned.
+    pub fn report(&mut self, seconds: &[f64], examples: &[usize]) -> Result<()> {
+        require_ranks("SpeedShares", self.speeds.len(), [seconds.len(), examples.len()])?;
+        for (speed, (seconds, &examples)) in self.speeds.iter_mut().zip(seconds.iter().zip(examples)) {
+            speed.measure(seconds / examples as f64);
+        }
+        let Some(each) = self.speeds.iter().map(SpeedEstimate::seconds).collect::<Option<Vec<f64>>>() else {
+            return Ok(());
+        };
+        let ratios = bounded(&each.iter().map(|seconds| 1.0 / seconds).collect::<Vec<_>>());
+        let calibrated = self.speeds.iter().all(SpeedEstimate::is_calibrated);
+        let far = ratios.iter().zip(&self.ratios).any(|(new, old)| (new / old - 1.0).abs() > DEAD_ZONE);
+        if far || !calibrated {
+            self.ratios = ratios;
+        }
+        Ok(())
+    }
+
+    /// What each rank has of a whole.
+    pub fn ratios(&self) -> &[f64] {
+        &self.ratios
+    }
+
+    /// How many of so many examples each rank reads: at least one, if there are enough.
+    pub fn sizes(&self, examples: usize) -> Vec<usize> {
+        apportioned(examples, &self.ratios)
+    }
+}
+
+/// Ratios that are no less than the least, and 1 together: what some have too little of, the others give.
+fn bounded(of: &[f64]) -> Vec<f64> {
+    let (total, least): (f64, f64) = (of.iter().sum(), LEAST.min(1.0 / of.len() as f64));
+    let mut ratios: Vec<f64> = of.iter().map(|ratio| ratio / total).collect();
+    // Whoever falls below while giving is raised in the next round.
+    for _ in 0..of.len() {
+        let (low, high): (f64, f64) = ratios.iter().fold((0.0, 0.0), |(low, high), &ratio| match ratio <= least {
+            true => (low + least, high),
+            false => (low, high + ratio),
+        });
+        ratios.iter_mut().for_each(|ratio| *ratio = if *ratio <= least { least } else { *ratio * (1.0 - low) / high });
+    }
+    ratios
+}
+
+/// A number in whole parts by ratios that sum up to 1 (largest remainders), one each at least if there are enough.
+pub(super) fn apportioned(whole: usize, ratios: &[f64]) -> Vec<usize> {
+    let least = usize::from(whole >= ratios.len());
+    let left = (whole - least * ratios.len()) as f64;
+    // What is above the one that each has already.
+    let above: Vec<f64> = ratios.iter().map(|ratio| (ratio * whole as f64 - least as f64).max(0.0)).collect();
+    let total: f64 = above.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let exact: Vec<f64> = above.iter().map(|part| part * left / total).collect();
+    let mut parts: Vec<usize> = exact.iter().map(|part| *part as usize + least).collect();
+    let mut order: Vec<usize> = (0..ratios.len()).collect();
+    order.sort_by(|&a, &b| exact[b].fract().total_cmp(&exact[a].fract()).then(a.cmp(&b)));
+    let short = whole - parts.iter().sum::<usize>();
+    order.into_iter().cycle().take(short).for_each(|rank| parts[rank] += 1);
+    parts
+}
+
+/// An error unless there is a measurement of each rank.
+pub(super) fn require_ranks<const K: usize>(what: &'static str, ranks: usize, given: [usize; K]) -> Result<()> {
+    match given.iter().find(|&&given| given != ranks) {
+        Some(given) => Err(Error::argument(what, format!("{ranks} ranks, and measurements of {given}"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_make_the_whole() {
+        for whole in [0, 1, 2, 3, 7, 100, 1001] {
+            for ratios in [vec![1.0], vec![0.5, 0.5], vec![0.7, 0.2, 0.1], vec![0.05, 0.05, 0.9], vec![0.2; 5]] {
+                let parts = apportioned(whole, &ratios);
+                assert_eq!(parts.iter().sum::<usize>(), whole, "{whole} by {ratios:?}");
+                assert!(whole < ratios.len() || parts.iter().all(|&part| part > 0), "{whole} by {ratios:?}: {parts:?}");
+            }
+        }
+        assert_eq!(apportioned(10, &[0.7, 0.2, 0.1]), [7, 2, 1]);
+    }
+
+    #[test]
+    fn a_rank_keeps_a_twentieth() {
+        let mut shares = SpeedShares::new(3).unwrap();
+        for _ in 0..4 {
+            shares.report(&[1.0, 1.0, 1000.0], &[1, 1, 1]).unwrap();
+        }
+        let ratios = shares.ratios();
+        assert!((ratios[2] - 0.05).abs() < 1e-12 && (ratios[0] - 0.475).abs() < 1e-9, "{ratios:?}");
+        assert!(shares.report(&[1.0], &[1, 1, 1]).is_err());
+        assert!(SpeedShares::new(0).is_err() && SpeedShares::of(vec![1.0, 0.0]).is_err());
+    }
+
+    #[test]
+    fn a_rank_without_examples_teaches_nothing() {
+        let mut shares = SpeedShares::new(2).unwrap();
+        shares.report(&[1.0, 0.0], &[1, 0]).unwrap();
+        assert_eq!(shares.ratios(), [0.5, 0.5]);
+    }
+}

@@ -1,0 +1,216 @@
+//! Checkpoints of ranks that train by themselves: what is common once, and what each rank has by itself.
+//!
+//! | name | what | saved by |
+//! |---|---|---|
+//! | `parameter/…` | global weights; parameters that are not trained | the rank that has the elements |
+//! | `outer/0/…`, `outer/mean/…` | the rule's state; sums that were under way | the rank that has the elements |
+//! | `rank/R/local/…` | all that the inner step of rank `R` saves: its own weights, its optimizer's state | that rank |
+//!
+//! As many ranks as saved go on as if nothing had been. Another number of ranks begins with the global weights, rank `r` with the
+//! optimizer's state of rank `r` modulo the number that saved.
+
+use std::collections::BTreeMap;
+
+use numcore::{
+    Error, Result, Runtime, Tensor,
+    ops::{ViewOps, cat},
+};
+
+use super::{LocalTrainStep, fragment::OwnElements};
+use crate::{
+    checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
+    comm::Communicator,
+    train::Strategy,
+};
+
+const RANKS: &str = "outer/ranks";
+const TAKEN: &str = "outer/taken";
+const MEETINGS: &str = "outer/meetings";
+
+/// What is known of a checkpoint before it is read.
+pub(super) struct SavedRanks {
+    ranks: usize,
+    /// Whether the sum of each fragment was under way.
+    flying: Vec<bool>,
+}
+
+fn flying(k: usize) -> String {
+    format!("outer/flying/{k}")
+}
+
+fn rate(k: usize) -> String {
+    format!("outer/rate/{k}")
+}
+
+/// What a rank's inner step calls something.
+fn local(rank: usize, name: &str) -> String {
+    names::own(rank, &format!("local/{name}"))
+}
+
+impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
+    /// Whether all ranks have the same value of a tensor that the inner step saves: a parameter that is not trained.
+    fn is_common(&self, name: &str) -> bool {
+        let trained = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| outer.leaf.name());
+        names::is_parameter(name) && trained().all(|leaf| names::parameter(&leaf) != name)
+    }
+
+    /// What the inner step of a rank calls something, in the checkpoint.
+    fn renamed(&self, rank: usize, name: &str) -> String {
+        if self.is_common(name) { name.into() } else { local(rank, name) }
+    }
+
+    /// The rank whose optimizer state this rank takes over.
+    fn source(&self) -> usize {
+        self.comm.rank() % self.saved.as_ref().map_or(self.comm.size(), |saved| saved.ranks)
+    }
+
+    /// Names of what is kept of each element besides the global weight.
+    fn kept(&self, k: usize, is_flying: bool) -> Vec<String> {
+        let states = (0..self.fragments[k].state.len()).map(|i| format!("outer/{i}"));
+        states.chain(is_flying.then(|| "outer/mean".to_string())).collect()
+    }
+
+    fn outer_parts(&self, k: usize) -> Result<Vec<CheckpointPart<R>>> {
+        let fragment = &self.fragments[k];
+        let mean = fragment.mean()?;
+        let tensors: Vec<&Tensor<R>> = std::iter::once(&fragment.global).chain(&fragment.state).chain(&mean).collect();
+        let mut names = vec!["parameter".to_string()];
+        names.extend(self.kept(k, mean.is_some()));
+        let mut parts = Vec::new();
+        for OwnElements { outer, at, part, len } in fragment.own().filter(|own| own.outer.saves) {
+            for (kind, tensor) in names.iter().zip(&tensors) {
+                let name = format!("{kind}/{}", outer.leaf.name());
+                let row = tensor.narrow(0, part, len)?.into();
+                parts.push(CheckpointPart { name, placement: outer.placement.clone(), start: at, row });
+            }
+        }
+        Ok(parts)
+    }
+
+    fn outer_wanted(&self, k: usize, is_flying: bool) -> Vec<(Wanted, usize)> {
+        let fragment = &self.fragments[k];
+        let mut kinds = vec!["parameter".to_string()];
+        kinds.extend(self.kept(k, is_flying));
+        let wanted = |(kind, OwnElements { outer, at, part, len }): (&String, OwnElements<'_, R>)| {
+            let (name, placement) = (format!("{kind}/{}", outer.leaf.name()), outer.placement.clone());
+            (Wanted { name, placement, dtype: fragment.dtype(), elements: at..at + len }, part)
+        };
+        kinds.iter().flat_map(|kind| fragment.own().map(move |own| (kind, own))).map(wanted).collect()
+    }
+
+    fn is_flying(&self, k: usize) -> bool {
+        match &self.saved {
+            Some(saved) => saved.flying.get(k).copied().unwrap_or(false),
+            None => self.fragments[k].is_flying(),
+        }
+    }
+
+    /// Takes over the parts of a fragment that this rank keeps.
+    fn restore_fragment(&mut self, k: usize, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
+        let (is_flying, wanted) = (self.is_flying(k), self.outer_wanted(k, self.is_flying(k)));
+        let fragment = &mut self.fragments[k];
+        let tensors = 1 + fragment.state.len() + usize::from(is_flying);
+        let (each, mut read_all) = (wanted.len() / tensors, Vec::with_capacity(tensors));
+        for t in 0..tensors {
+            let of = &wanted[t * each..(t + 1) * each];
+            let mut rows = of.iter().map(|(wanted, _)| read(wanted)).collect::<Result<Vec<_>>>()?;
+            let have: usize = of.iter().map(|(wanted, _)| wanted.elements.len()).sum();
+            rows.push(Tensor::zeros(self.comm.runtime(), [fragment.len() - have], fragment.dtype())?);
+            read_all.push(cat(&rows.iter().collect::<Vec<_>>(), 0)?);
+        }
+        let mut read_all = read_all.into_iter();
+        let none = || Error::internal("local updates", "nothing was read");
+        fragment.global = read_all.next().ok_or_else(none)?;
+        fragment.state = read_all.by_ref().take(fragment.state.len()).collect();
+        fragment.set_mean(read_all.next());
+        Ok(())
+    }
+
+    /// The numbers of the inner step of the rank whose state is taken over.
+    fn inner_numbers(&self, numbers: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+        let prefix = local(self.source(), "");
+        let own = |(name, number): (&String, &u64)| Some((name.strip_prefix(&prefix)?.to_string(), *number));
+        numbers.iter().filter_map(own).collect()
+    }
+}
+
+impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrainStep<R, S> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        let rank = self.comm.rank();
+        let mut parts = self.inner.parts()?;
+        parts.retain(|part| rank == 0 || !self.is_common(&part.name));
+        parts.iter_mut().for_each(|part| part.name = self.renamed(rank, &part.name));
+        for k in 0..self.fragments.len() {
+            parts.extend(self.outer_parts(k)?);
+        }
+        Ok(parts)
+    }
+
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        let rank = self.comm.rank();
+        let inner = self.inner.numbers().into_iter().map(|(name, number)| (local(rank, &name), number));
+        let mut numbers: BTreeMap<String, u64> = inner.collect();
+        numbers.insert(RANKS.into(), self.comm.size() as u64);
+        numbers.insert(TAKEN.into(), self.steps);
+        numbers.insert(MEETINGS.into(), self.meetings);
+        for (k, fragment) in self.fragments.iter().enumerate() {
+            numbers.insert(flying(k), u64::from(fragment.is_flying()));
+            numbers.insert(rate(k), fragment.rate.to_bits());
+            numbers.insert(local(rank, &format!("weight/{k}")), fragment.weight.to_bits());
+        }
+        numbers
+    }
+
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        let number = |name: &str| numbers.get(name).copied().unwrap_or(0);
+        let ranks = usize::try_from(number(RANKS)).unwrap_or(0).max(1);
+        let flying = (0..self.fragments.len()).map(|k| number(&flying(k)) != 0).collect();
+        self.saved = Some(SavedRanks { ranks, flying });
+    }
+
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        let source = self.source();
+        let inner = self.inner.wanted()?.into_iter();
+        let mut wanted: Vec<Wanted> = inner.map(|w| Wanted { name: self.renamed(source, &w.name), ..w }).collect();
+        for k in 0..self.fragments.len() {
+            wanted.extend(self.outer_wanted(k, self.is_flying(k)).into_iter().map(|(wanted, _)| wanted));
+        }
+        Ok(wanted)
+    }
+
+    fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
+        let inner = self.inner_numbers(numbers);
+        self.inner.check_restore(&inner)
+    }
+
+    fn restore(
+        &mut self,
+        read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        for k in 0..self.fragments.len() {
+            self.restore_fragment(k, read)?;
+        }
+        let (source, inner) = (self.source(), self.inner_numbers(numbers));
+        let common: Vec<(String, String)> =
+            self.inner.wanted()?.into_iter().map(|w| (w.name.clone(), self.renamed(source, &w.name))).collect();
+        let names: BTreeMap<String, String> = common.into_iter().collect();
+        let mut renamed = |wanted: &Wanted| {
+            let name = names.get(&wanted.name).cloned().unwrap_or_else(|| local(source, &wanted.name));
+            read(&Wanted { name, ..wanted.clone() })
+        };
+        self.inner.restore(&mut renamed, &inner)?;
+        let number = |name: &str| numbers.get(name).copied().unwrap_or(0);
+        (self.steps, self.meetings, self.last) = (number(TAKEN), number(MEETINGS), None);
+        let as_saved = self.saved.take().is_none_or(|saved| saved.ranks == self.comm.size());
+        for (k, fragment) in self.fragments.iter_mut().enumerate() {
+            fragment.rate = f64::from_bits(number(&rate(k)));
+            let weight = f64::from_bits(number(&local(source, &format!("weight/{k}"))));
+            fragment.weight = if as_saved { weight } else { 0.0 };
+            if !as_saved {
+                fragment.spread_global(&self.comm)?;
+            }
+        }
+        Ok(())
+    }
+}

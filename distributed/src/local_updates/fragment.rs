@@ -1,0 +1,219 @@
+//! A part of the parameters that meets at once.
+
+use std::sync::Arc;
+
+use autograd::Leaf;
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
+    ops::{PointwiseOps, ReduceOps, ViewOps, cat},
+    placement::TensorPlacement,
+};
+use parking_lot::Mutex;
+
+use super::{OuterRule, OuterStep};
+use crate::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory};
+
+/// A parameter, and where it begins in the flat range of its fragment.
+pub(super) struct OuterLeaf<R: Runtime> {
+    pub leaf: Arc<Leaf<R>>,
+    /// What is here of it.
+    pub placement: TensorPlacement,
+    pub start: usize,
+    /// Whether this rank saves the elements that it keeps: of inner ranks that have the same parameter, one does.
+    pub saves: bool,
+}
+
+impl<R: Runtime> OuterLeaf<R> {
+    fn numel(&self) -> usize {
+        self.placement.local().numel()
+    }
+
+    /// What a flat range of the fragment has of it.
+    fn of(&self, all: &Tensor<R>) -> Result<Tensor<R>> {
+        all.narrow(0, self.start, self.numel())?.reshape(self.placement.local())
+    }
+}
+
+/// A sum of weights that was started.
+enum Flying<R: Runtime> {
+    Travelling(Work<TensorMut<R>>),
+    /// This rank's range of it.
+    Arrived(Tensor<R>),
+}
+
+/// Parameters that meet at once, as one flat range of which each rank keeps a part.
+pub(super) struct OuterFragment<R: Runtime> {
+    pub leaves: Vec<OuterLeaf<R>>,
+    dtype: DType,
+    /// Elements of each rank's part; the last one's may be past the end.
+    part: usize,
+    /// Where this rank's part begins.
+    pub start: usize,
+    /// This rank's part of the global weights.
+    pub global: Tensor<R>,
+    pub state: Vec<Tensor<R>>,
+    /// What this rank's losses have weighed since the last meeting.
+    pub weight: f64,
+    flying: Mutex<Option<Flying<R>>>,
+    /// The inner learning rate when the sum was started.
+    pub rate: f64,
+}
+
+/// How far ranks were apart, before they met and of how much.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Distances {
+    /// The square of the largest distance of a rank from the global weights.
+    pub apart: f64,
+    /// The square of the norm of the global weights.
+    pub norm: f64,
+}
+
+impl<R: Runtime> OuterFragment<R> {
+    /// A fragment whose global weights are those that ranks have now.
+    pub fn new(comm: &Comm<R>, mut leaves: Vec<OuterLeaf<R>>, dtype: DType, states: usize) -> Result<Self> {
+        let mut numel = 0;
+        for outer in &mut leaves {
+            outer.start = numel;
+            numel += outer.numel();
+        }
+        let part = numel.div_ceil(comm.size()).max(1);
+        let zeros = || Tensor::zeros(comm.runtime(), [part], dtype);
+        let state = (0..states).map(|_| zeros()).collect::<Result<Vec<_>>>()?;
+        let (global, start) = (zeros()?, part * comm.rank());
+        let mut fragment = OuterFragment {
+            leaves,
+            dtype,
+            part,
+            start,
+            global,
+            state,
+            weight: 0.0,
+            flying: Mutex::new(None),
+            rate: 0.0,
+        };
+        fragment.take_global(comm)?;
+        Ok(fragment)
+    }
+
+    /// Makes the weights that this rank has now the global ones.
+    pub fn take_global(&mut self, comm: &Comm<R>) -> Result<()> {
+        let own = self.joined(comm)?.narrow(0, self.start, self.part)?.copy()?;
+        self.global = own;
+        Ok(())
+    }
+
+    /// All weights as one flat range, with zeros up to equal parts for all ranks.
+    fn joined(&self, comm: &Comm<R>) -> Result<Tensor<R>> {
+        let row =
+            |outer: &OuterLeaf<R>| outer.leaf.value()?.contiguous()?.reshape([outer.numel()])?.to_dtype(self.dtype);
+        let mut rows = self.leaves.iter().map(row).collect::<Result<Vec<_>>>()?;
+        let numel = self.leaves.last().map_or(0, |last| last.start + last.numel());
+        rows.push(Tensor::zeros(comm.runtime(), [self.part * comm.size() - numel], self.dtype)?);
+        cat(&rows.iter().collect::<Vec<_>>(), 0)
+    }
+
+    /// Starts to sum the weights that ranks have now, of which this rank's count for `share`.
+    pub fn begin(&mut self, comm: &Comm<R>, share: f64, rate: f64) -> Result<()> {
+        let own = memory(&self.joined(comm)?.mul(share)?)?;
+        *self.flying.get_mut() = Some(Flying::Travelling(comm.reduce_scatter_in_place(own, ReduceOp::Sum)?));
+        (self.weight, self.rate) = (0.0, rate);
+        Ok(())
+    }
+
+    /// Whether a sum was started and not applied.
+    pub fn is_flying(&self) -> bool {
+        self.flying.lock().is_some()
+    }
+
+    /// This rank's part of the mean that was started; none if none was. Waits for it.
+    pub fn mean(&self) -> Result<Option<Tensor<R>>> {
+        let mut flying = self.flying.lock();
+        let mean = match flying.take() {
+            None => return Ok(None),
+            Some(Flying::Travelling(work)) => work.wait()?.freeze()?.narrow(0, self.start, self.part)?.copy()?,
+            Some(Flying::Arrived(mean)) => mean,
+        };
+        *flying = Some(Flying::Arrived(mean.clone()));
+        Ok(Some(mean))
+    }
+
+    /// Gives every rank the global weights.
+    pub fn spread_global(&self, comm: &Comm<R>) -> Result<()> {
+        let all = self.gathered(comm, &self.global)?;
+        self.leaves
+            .iter()
+            .try_for_each(|outer| outer.leaf.set(outer.of(&all)?.to_dtype(outer.leaf.spec().dtype)?.copy()?))
+    }
+
+    /// The parts of all ranks.
+    fn gathered(&self, comm: &Comm<R>, part: &Tensor<R>) -> Result<Tensor<R>> {
+        let out = TensorMut::zeros(comm.runtime(), Shape::new(&[self.part * comm.size()])?, self.dtype)?;
+        comm.all_gather(part, out)?.wait()?.freeze()
+    }
+
+    /// Puts a mean in place of one that travels.
+    pub fn set_mean(&mut self, mean: Option<Tensor<R>>) {
+        *self.flying.get_mut() = mean.map(Flying::Arrived);
+    }
+
+    /// Applies the sum that was started: every rank gets the new global weights, and keeps a share of its own difference from them.
+    pub fn end(&mut self, comm: &Comm<R>, rule: &dyn OuterRule<R>, keep: f64) -> Result<Distances> {
+        let none = || Error::internal("local updates", "no sum was started");
+        let mean = self.mean()?.ok_or_else(none)?;
+        let (mut state, outer) =
+            (self.state.clone(), OuterStep { global: &self.global, mean: &mean, inner_rate: self.rate });
+        let next = rule.next(&outer, &mut state)?;
+        let all = self.gathered(comm, &next)?;
+        let (mut values, mut squares) = (Vec::new(), [0.0; 2]);
+        for outer in &self.leaves {
+            let global = outer.of(&all)?;
+            let apart = outer.leaf.value()?.to_dtype(self.dtype)?.sub(&global)?;
+            squares[0] += apart.square()?.sum(&[], false)?.item()?;
+            squares[1] += global.square()?.sum(&[], false)?.item()?;
+            let value = if keep == 0.0 { global } else { global.add(&apart.mul(keep)?)? };
+            values.push(value.to_dtype(outer.leaf.spec().dtype)?);
+        }
+        let apart = comm.exchange_equal(squares[0].to_le_bytes())?.into_iter().map(f64::from_le_bytes);
+        let distances = Distances { apart: apart.fold(0.0, f64::max), norm: squares[1] };
+        for (outer, value) in self.leaves.iter().zip(values) {
+            // Not a view of all: it would keep the whole range in memory.
+            outer.leaf.set(value.copy()?)?;
+        }
+        (self.global, self.state) = (next, state);
+        *self.flying.get_mut() = None;
+        Ok(distances)
+    }
+
+    /// This rank's elements of each parameter, which are not past the end: the parameter, where they begin in it, and where in this rank's part.
+    pub fn own(&self) -> impl Iterator<Item = OwnElements<'_, R>> {
+        let (start, end) = (self.start, self.start + self.part);
+        self.leaves.iter().filter_map(move |outer| {
+            let (first, last) = (outer.start.max(start), (outer.start + outer.numel()).min(end));
+            (first < last).then(|| OwnElements {
+                outer,
+                at: first - outer.start,
+                part: first - start,
+                len: last - first,
+            })
+        })
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements of this rank's part.
+    pub fn len(&self) -> usize {
+        self.part
+    }
+}
+
+/// Elements of a parameter that a rank keeps the global weights of.
+pub(super) struct OwnElements<'a, R: Runtime> {
+    pub outer: &'a OuterLeaf<R>,
+    /// The first of them in the parameter.
+    pub at: usize,
+    /// The first of them in the rank's part.
+    pub part: usize,
+    pub len: usize,
+}

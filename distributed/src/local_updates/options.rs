@@ -1,0 +1,103 @@
+//! When ranks that train by themselves meet.
+
+use numcore::{Error, Result};
+
+use crate::train::BufferSync;
+
+/// When ranks that train by themselves bring their weights together, and in how many parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalUpdates {
+    /// Steps from one meeting to the next, `H`. With none, ranks meet where they call [`LocalTrainStep::meet`](super::LocalTrainStep::meet) alone,
+    /// which may be after a different number of steps on each.
+    pub every: Option<u64>,
+    /// Steps at the beginning after each of which ranks meet: post-local SGD (Lin et al., *Don't Use Large Mini-Batches, Use Local SGD*, 2018).
+    pub warmup: u64,
+    /// Parts of the parameters, consecutive ones of about equal size, that meet one after another within [`every`](LocalUpdates::every) steps. It
+    /// divides them.
+    pub fragments: usize,
+    /// Steps that the sum of a fragment may travel for before it is applied, less than from one fragment to the next.
+    pub delay: u64,
+    /// Share of its own new weights that a rank keeps where a delayed sum arrives, in `[0, 1)`: what it learned meanwhile. At 0 it takes the global
+    /// weights. [`ElasticAveraging`](super::ElasticAveraging) has a share of its own, which this multiplies nothing of: leave it at 0 there.
+    pub keep: f64,
+    /// What becomes of buffers, such as running statistics, at each meeting of the first fragment.
+    pub buffers: BufferSync,
+}
+
+impl Default for LocalUpdates {
+    /// Meetings after every 100 steps, of all parameters at once, at which buffers are averaged.
+    fn default() -> Self {
+        LocalUpdates { every: Some(100), warmup: 0, fragments: 1, delay: 0, keep: 0.0, buffers: BufferSync::Average }
+    }
+}
+
+impl LocalUpdates {
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |field, why: String| Err(Error::config("LocalUpdates", field, why));
+        if self.fragments == 0 {
+            return wrong("fragments", "there is at least one fragment, the whole".into());
+        }
+        if !(0.0..1.0).contains(&self.keep) {
+            return wrong("keep", format!("a share in [0, 1) is kept, not {}", self.keep));
+        }
+        let Some(every) = self.every else {
+            return match (self.fragments, self.delay, self.warmup) {
+                (1, 0, 0) => Ok(()),
+                _ => wrong("every", "fragments, a delay and a warm-up need a number of steps between meetings".into()),
+            };
+        };
+        if every == 0 || !every.is_multiple_of(self.fragments as u64) {
+            return wrong(
+                "fragments",
+                format!("{} fragments do not divide {every} steps between meetings", self.fragments),
+            );
+        }
+        let apart = every / self.fragments as u64;
+        if self.delay >= apart {
+            return wrong(
+                "delay",
+                format!("a sum of {} steps is still under way when the next fragment meets, after {apart}", self.delay),
+            );
+        }
+        Ok(())
+    }
+
+    /// Which fragment meets after this many steps of training; none if none does.
+    pub(super) fn due(&self, steps: u64) -> Option<usize> {
+        let after = steps.checked_sub(self.warmup).filter(|after| *after > 0)?;
+        let apart = self.every? / self.fragments as u64;
+        after.is_multiple_of(apart).then(|| ((after / apart - 1) % self.fragments as u64) as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_meet_in_turn_after_the_warmup() {
+        let options = LocalUpdates { every: Some(6), warmup: 2, fragments: 3, ..LocalUpdates::default() };
+        let due: Vec<_> = (1..=10).map(|step| options.due(step)).collect();
+        assert_eq!(due, [None, None, None, Some(0), None, Some(1), None, Some(2), None, Some(0)]);
+        let by_hand = LocalUpdates { every: None, ..LocalUpdates::default() };
+        assert!((0..9).all(|step| by_hand.due(step).is_none()));
+    }
+
+    #[test]
+    fn options_that_make_no_sense_are_refused() {
+        let good = LocalUpdates { every: Some(6), fragments: 3, delay: 1, ..LocalUpdates::default() };
+        assert!(good.check().is_ok());
+        let refused = [
+            LocalUpdates { fragments: 0, ..good.clone() },
+            LocalUpdates { fragments: 4, ..good.clone() },
+            LocalUpdates { every: Some(0), fragments: 1, delay: 0, ..good.clone() },
+            LocalUpdates { delay: 2, ..good.clone() },
+            LocalUpdates { keep: 1.0, ..good.clone() },
+            LocalUpdates { keep: f64::NAN, ..good.clone() },
+            LocalUpdates { every: None, ..good.clone() },
+        ];
+        for options in refused {
+            assert!(options.check().is_err(), "{options:?}");
+        }
+    }
+}

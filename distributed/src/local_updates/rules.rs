@@ -1,0 +1,161 @@
+//! What ranks make of their weights when they meet.
+
+use std::fmt;
+
+use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
+
+/// What a rule is given at a meeting: a flat range of weights, in `f32`, or `f64` where a parameter is.
+pub struct OuterStep<'a, R: Runtime> {
+    /// The weights that all ranks had after the last meeting.
+    pub global: &'a Tensor<R>,
+    /// The mean of the weights that they have now.
+    pub mean: &'a Tensor<R>,
+    /// The learning rate of the last inner step.
+    pub inner_rate: f64,
+}
+
+/// What ranks make of their weights when they meet, element by element: each rank computes it for its range of them.
+pub trait OuterRule<R: Runtime>: fmt::Debug + Send {
+    /// How many tensors of state it has, of zeros at first.
+    fn states(&self) -> usize {
+        0
+    }
+
+    /// The next global weights; what replaces its state is put there. Nothing is kept if it fails, or a later part of the meeting does.
+    fn next(&self, step: &OuterStep<'_, R>, state: &mut [Tensor<R>]) -> Result<Tensor<R>>;
+
+    /// The share of its own difference from the global weights that a rank keeps.
+    fn keep(&self) -> f64 {
+        0.0
+    }
+
+    /// An error if its numbers make no sense.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Ranks go on with the mean of their weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LocalSgd;
+
+impl<R: Runtime> OuterRule<R> for LocalSgd {
+    fn next(&self, step: &OuterStep<'_, R>, _: &mut [Tensor<R>]) -> Result<Tensor<R>> {
+        Ok(step.mean.clone())
+    }
+}
+
+/// Ranks stay apart, and are drawn to the mean of their weights: `x ← (1 − α)·x + α·X̄`.
+#[doc(alias = "EASGD")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ElasticAveraging {
+    /// How far, from 0, not at all, to 1, which is [`LocalSgd`].
+    pub alpha: f64,
+}
+
+impl Default for ElasticAveraging {
+    fn default() -> Self {
+        ElasticAveraging { alpha: 0.5 }
+    }
+}
+
+impl<R: Runtime> OuterRule<R> for ElasticAveraging {
+    fn next(&self, step: &OuterStep<'_, R>, _: &mut [Tensor<R>]) -> Result<Tensor<R>> {
+        Ok(step.mean.clone())
+    }
+
+    fn keep(&self) -> f64 {
+        1.0 - self.alpha
+    }
+
+    fn check(&self) -> Result<()> {
+        require("ElasticAveraging", "alpha", self.alpha, |alpha| alpha > 0.0 && alpha <= 1.0)
+    }
+}
+
+/// Slow momentum over the rounds: `u ← β·u + (X − X̄)/γ`, `X ← X − α·γ·u`, where γ is the inner learning rate.
+#[doc(alias = "BMUF")]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SlowMo {
+    /// The slow learning rate α.
+    pub lr: f64,
+    /// The slow momentum β, in `[0, 1)`.
+    pub momentum: f64,
+}
+
+impl Default for SlowMo {
+    fn default() -> Self {
+        SlowMo { lr: 1.0, momentum: 0.7 }
+    }
+}
+
+impl<R: Runtime> OuterRule<R> for SlowMo {
+    fn states(&self) -> usize {
+        1
+    }
+
+    fn next(&self, step: &OuterStep<'_, R>, state: &mut [Tensor<R>]) -> Result<Tensor<R>> {
+        let gamma = step.inner_rate;
+        if !(gamma > 0.0 && gamma.is_finite()) {
+            let why = format!(
+                "divides by the inner learning rate, which is {gamma}: end the schedule above 0, or meet before"
+            );
+            return Err(Error::state("SlowMo", why));
+        }
+        let gradient = step.global.sub(step.mean)?.mul(1.0 / gamma)?;
+        state[0] = state[0].mul(self.momentum)?.add(&gradient)?;
+        step.global.sub(&state[0].mul(self.lr * gamma)?)
+    }
+
+    fn check(&self) -> Result<()> {
+        require("SlowMo", "lr", self.lr, |lr| lr > 0.0 && lr.is_finite())?;
+        require("SlowMo", "momentum", self.momentum, |beta| (0.0..1.0).contains(&beta))
+    }
+}
+
+/// SGD over the rounds, whose gradient is `X − X̄`, with momentum as PyTorch's `SGD` has it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DiLoCo {
+    /// The outer learning rate η.
+    pub lr: f64,
+    /// The outer momentum μ, in `[0, 1)`.
+    pub momentum: f64,
+    /// Whether the momentum is Nesterov's.
+    pub nesterov: bool,
+}
+
+impl Default for DiLoCo {
+    /// The values of the paper.
+    fn default() -> Self {
+        DiLoCo { lr: 0.7, momentum: 0.9, nesterov: true }
+    }
+}
+
+impl<R: Runtime> OuterRule<R> for DiLoCo {
+    fn states(&self) -> usize {
+        usize::from(self.momentum > 0.0)
+    }
+
+    fn next(&self, step: &OuterStep<'_, R>, state: &mut [Tensor<R>]) -> Result<Tensor<R>> {
+        let gradient = step.global.sub(step.mean)?;
+        let Some(velocity) = state.first_mut() else {
+            return match self.lr {
+                // To the bit.
+                1.0 => Ok(step.mean.clone()),
+                lr => step.global.sub(&gradient.mul(lr)?),
+            };
+        };
+        *velocity = velocity.mul(self.momentum)?.add(&gradient)?;
+        let update = if self.nesterov { gradient.add(&velocity.mul(self.momentum)?)? } else { velocity.clone() };
+        step.global.sub(&update.mul(self.lr)?)
+    }
+
+    fn check(&self) -> Result<()> {
+        require("DiLoCo", "lr", self.lr, |lr| lr > 0.0 && lr.is_finite())?;
+        require("DiLoCo", "momentum", self.momentum, |mu| (0.0..1.0).contains(&mu))
+    }
+}
+
+fn require(rule: &'static str, field: &'static str, value: f64, holds: impl Fn(f64) -> bool) -> Result<()> {
+    if holds(value) { Ok(()) } else { Err(Error::config(rule, field, format!("cannot be {value}"))) }
+}

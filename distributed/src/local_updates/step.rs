@@ -1,0 +1,312 @@
+//! A training step of ranks that train by themselves and meet.
+
+use std::panic::Location;
+
+use autograd::set_random_stream;
+use nn::{Module, ModuleExt, Param};
+use numcore::{DType, Error, Result, Runtime, Within, placement::TensorPlacement};
+
+use super::{
+    LocalUpdates, OuterRule,
+    fragment::{Distances, OuterFragment, OuterLeaf},
+};
+use crate::{
+    agreement::agree_on_lines,
+    checkpoint::names::Buffers,
+    comm::{Collectives, Comm, Communicator, Label, abort_on_err, memory},
+    train::{Loss, Strategy, TrainStep, TrainingMetrics},
+};
+
+/// Trains a model on ranks that each take steps of their own and bring their weights together every so often: [the rules](super).
+///
+/// The inner step is made over the ranks of one machine, or a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) for a rank alone; `comm` joins
+/// those ranks of all machines that have the same parameters.
+///
+/// ```
+/// use distributed::{
+///     comm::{Communicator, NoOpCommunicator, Ranks},
+///     local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
+///     train::{Loss, TrainStep},
+/// };
+/// use nn::{Forward, Init, Linear};
+/// use numcore::{DType, NullRuntime, Tensor, ops::ReduceOps};
+/// use optim::AdamWConfig;
+/// # fn main() -> numcore::Result<()> {
+/// Ranks::new(2).run(|_| Ok(NullRuntime::new()), |comm| {
+///     let rt = comm.runtime();
+///     let model = Linear::new(&Init::new(rt, 42), 4, 1)?;
+///     let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(AdamWConfig::default()).build()?;
+///     let meetings = LocalUpdates { every: Some(2), ..Default::default() };
+///     let mut step = LocalTrainStep::new(&comm, &model, inner, DiLoCo::default(), meetings)?;
+///     let x = autograd::Var::new(Tensor::zeros(rt, [8, 4], DType::F32)?);
+///     for _ in 0..4 {
+///         step.step(|_| Loss::sum(model.forward(&x)?.sum(&[], false)?, 8.0))?;
+///     }
+///     assert_eq!(step.meetings(), 2);
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
+    pub(super) inner: TrainStep<R, S>,
+    pub(super) comm: Comm<R>,
+    share: (usize, usize),
+    pub(super) rule: Box<dyn OuterRule<R>>,
+    pub(super) options: LocalUpdates,
+    pub(super) fragments: Vec<OuterFragment<R>>,
+    pub(super) buffers: Buffers<R>,
+    /// What this rank's losses of the last step weighed.
+    weight: f64,
+    /// Steps taken, which meetings are counted by.
+    pub(super) steps: u64,
+    pub(super) meetings: u64,
+    pub(super) last: Option<Meeting>,
+    /// How many ranks saved the checkpoint that is being loaded, and whether sums of fragments were under way then.
+    pub(super) saved: Option<super::checkpoint::SavedRanks>,
+}
+
+/// How far ranks had gone apart when they met.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Meeting {
+    /// Its number, from 1.
+    pub number: u64,
+    /// The largest distance of a rank's weights from the new global ones, over the norm of these.
+    pub divergence: f64,
+}
+
+impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
+    /// Gives every rank the parameters of rank 0. Every rank calls it, after its inner step was made.
+    ///
+    /// # Errors
+    /// On every rank, unless all have the same model, rule and options, and these make sense; and where the inner step shards parameters (ZeRO
+    /// stage 3), of which a rank has none in whole.
+    #[track_caller]
+    pub fn new(
+        comm: &Comm<R>,
+        model: &(impl Module<R> + ?Sized),
+        inner: TrainStep<R, S>,
+        rule: impl OuterRule<R> + 'static,
+        options: LocalUpdates,
+    ) -> Result<Self> {
+        options.check().and_then(|()| rule.check()).map_err(|error| error.on_rank(comm.world_rank()))?;
+        let comm = Label::next(comm).over(comm);
+        let named = model.named_parameters();
+        let line =
+            |(name, p): &(String, Param<R>)| format!("{name} {} {} {}\n", p.dtype(), p.shape(), p.requires_grad());
+        let lines: String = named.iter().map(line).collect();
+        let inside = inner.strategy().share();
+        agree_on_lines(&comm, "the model and when ranks meet", &format!("{options:?} {rule:?} {inside:?}\n{lines}"))?;
+        if let Some((name, _)) = named.iter().find(|(_, p)| !p.leaf().is_resident()) {
+            let why = "is kept in shards by the inner step, and ranks bring whole weights together: take a lower stage of ZeRO";
+            return Err(Error::state(name.clone(), why).on_rank(comm.world_rank()));
+        }
+        for (name, parameter) in &named {
+            let leaf = parameter.leaf();
+            let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
+            leaf.set(value.wait()?.freeze()?)?;
+        }
+        let fragments = {
+            let strategy = inner.strategy();
+            let is_first = inside.0 == 0;
+            let saves = |p: &Param<R>| {
+                is_first && p.placed().map_or(strategy.counts_examples(), |placed| placed.is_first_replica())
+            };
+            fragments(&comm, &named, options.fragments, rule.states(), saves)?
+        };
+        // Of all ranks, each draws random values of its own.
+        let share = (comm.rank() * inside.1 + inside.0, comm.size() * inside.1);
+        set_random_stream(share.0 as u32);
+        let buffers = Buffers(model.named_buffers());
+        buffers.sync(&comm, crate::train::BufferSync::Broadcast)?;
+        let (rule, weight) = (Box::new(rule), 0.0);
+        Ok(LocalTrainStep {
+            weight,
+            inner,
+            comm,
+            share,
+            rule,
+            options,
+            fragments,
+            buffers,
+            steps: 0,
+            meetings: 0,
+            last: None,
+            saved: None,
+        })
+    }
+
+    /// One step of this rank, and a meeting with the others where it is due. What it tells is this rank's own: loss, weight and norm.
+    ///
+    /// # Errors
+    /// As [`TrainStep::step`]; and on every rank if a meeting fails, after which no weights have changed but by the step.
+    #[track_caller]
+    pub fn step(&mut self, micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
+        let line = Location::caller();
+        self.step_with(self.inner.accumulation(), micro_batch).map_err(|error| error.at(line))
+    }
+
+    /// A [`step`](LocalTrainStep::step) of fewer micro-batches than configured.
+    #[track_caller]
+    pub fn step_with(
+        &mut self,
+        micro_batches: usize,
+        mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        let mut weight = 0.0;
+        let metrics = self.inner.step_with(micro_batches, |k| {
+            let loss = micro_batch(k)?;
+            weight += loss.weight();
+            Ok(loss)
+        });
+        let metrics = abort_on_err(&self.comm, metrics)?;
+        self.weight = weight;
+        self.fragments.iter_mut().for_each(|fragment| fragment.weight += weight);
+        self.steps += 1;
+        let met = self.meet_if_due(metrics.learning_rate());
+        abort_on_err(&self.comm, met)?;
+        Ok(metrics)
+    }
+
+    /// Meets with the other ranks now, with all parameters; sums that are under way are applied before. Every rank calls it.
+    #[track_caller]
+    pub fn meet(&mut self) -> Result<Meeting> {
+        let rate = self.inner.strategy().learning_rate();
+        let met = self.arrive().and_then(|()| self.meet_all(rate));
+        abort_on_err(&self.comm, met)
+    }
+
+    /// What the losses of the last step weighed on all ranks. Every rank calls it.
+    #[track_caller]
+    pub fn weight_of_all(&self) -> Result<f64> {
+        sum(&self.comm, sum(self.inner.strategy().comm(), self.weight)?)
+    }
+
+    /// Meetings so far: of each fragment one.
+    pub fn meetings(&self) -> u64 {
+        self.meetings
+    }
+
+    /// The last meeting, if ranks have met.
+    pub fn last_meeting(&self) -> Option<Meeting> {
+        self.last
+    }
+
+    /// The ranks that meet.
+    pub fn comm(&self) -> &Comm<R> {
+        &self.comm
+    }
+
+    /// Which share of a batch this rank reads, of how many.
+    pub fn share(&self) -> (usize, usize) {
+        self.share
+    }
+
+    /// The step of this rank.
+    pub fn inner(&self) -> &TrainStep<R, S> {
+        &self.inner
+    }
+
+    /// The step of this rank, for schedules.
+    pub fn inner_mut(&mut self) -> &mut TrainStep<R, S> {
+        &mut self.inner
+    }
+
+    fn meet_if_due(&mut self, rate: f64) -> Result<()> {
+        if self.steps <= self.options.warmup {
+            return self.meet_all(rate).map(drop);
+        }
+        let (delay, due) = (self.options.delay, self.options.due(self.steps));
+        if let Some(k) = due {
+            self.begin(&[k], rate)?;
+        }
+        let arrived = self.steps.checked_sub(delay).and_then(|begun| self.options.due(begun));
+        match arrived.filter(|&k| self.fragments[k].is_flying()) {
+            Some(k) => self.end(&[k]).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    fn meet_all(&mut self, rate: f64) -> Result<Meeting> {
+        let all: Vec<usize> = (0..self.fragments.len()).collect();
+        self.begin(&all, rate)?;
+        self.end(&all)
+    }
+
+    /// Starts to sum fragments, weighted by what the losses of each rank weighed.
+    fn begin(&mut self, which: &[usize], rate: f64) -> Result<()> {
+        // Of a machine, what all of its ranks did: they meet those of other machines each by itself, and must come to the same.
+        let own = sum(self.inner.strategy().comm(), self.fragments[which[0]].weight)?;
+        let total = sum(&self.comm, own)?;
+        let share = if total > 0.0 { own / total } else { 1.0 / self.comm.size() as f64 };
+        which.iter().try_for_each(|&k| self.fragments[k].begin(&self.comm, share, rate))
+    }
+
+    /// Applies sums that were started.
+    fn end(&mut self, which: &[usize]) -> Result<Meeting> {
+        let keep = match self.rule.keep() {
+            0.0 => self.options.keep,
+            keep => keep,
+        };
+        let mut all = Distances::default();
+        for &k in which {
+            let Distances { apart, norm } = self.fragments[k].end(&self.comm, &*self.rule, keep)?;
+            all = Distances { apart: all.apart + apart, norm: all.norm + norm };
+        }
+        if which.contains(&0) {
+            self.buffers.sync(&self.comm, self.options.buffers)?;
+        }
+        self.meetings += 1;
+        let divergence = if all.apart == 0.0 { 0.0 } else { (all.apart / all.norm).sqrt() };
+        let meeting = Meeting { number: self.meetings, divergence };
+        self.last = Some(meeting);
+        Ok(meeting)
+    }
+
+    /// Applies the sums that are under way.
+    fn arrive(&mut self) -> Result<()> {
+        let flying: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_flying()).collect();
+        if flying.is_empty() { Ok(()) } else { self.end(&flying).map(drop) }
+    }
+}
+
+/// The sum of what ranks have.
+fn sum<R: Runtime>(comm: &Comm<R>, own: f64) -> Result<f64> {
+    Ok(comm.exchange_equal(own.to_le_bytes())?.into_iter().map(f64::from_le_bytes).sum())
+}
+
+/// Trained parameters in consecutive parts of about equal size, as many as there may be of one parameter at least.
+fn fragments<R: Runtime>(
+    comm: &Comm<R>,
+    named: &[(String, Param<R>)],
+    count: usize,
+    states: usize,
+    saves: impl Fn(&Param<R>) -> bool,
+) -> Result<Vec<OuterFragment<R>>> {
+    let trained: Vec<&Param<R>> = named.iter().map(|(_, p)| p).filter(|p| p.requires_grad()).collect();
+    if trained.len() < count {
+        let why = format!("{} trained parameters make no {count} fragments", trained.len());
+        return Err(Error::config("LocalUpdates", "fragments", why).on_rank(comm.world_rank()));
+    }
+    let wide = if trained.iter().any(|p| p.dtype() == DType::F64) { DType::F64 } else { DType::F32 };
+    let total: usize = trained.iter().map(|p| p.shape().numel()).sum();
+    let mut parts: Vec<Vec<OuterLeaf<R>>> = vec![Vec::new()];
+    let mut before = 0;
+    for (k, parameter) in trained.iter().enumerate() {
+        let left = trained.len() - k;
+        // The next part begins where its share of all elements does, and early enough to leave a parameter to each of the others.
+        let full = before * count >= parts.len() * total || left == count - parts.len();
+        if full && parts.len() < count && parts.last().is_some_and(|part| !part.is_empty()) {
+            parts.push(Vec::new());
+        }
+        let whole = || TensorPlacement::whole(parameter.leaf().spec().shape);
+        let placement = parameter.placed().map_or_else(whole, |placed| placed.placement().clone());
+        let outer = OuterLeaf { leaf: parameter.leaf(), placement, start: 0, saves: saves(parameter) };
+        match parts.last_mut() {
+            Some(part) => part.push(outer),
+            None => parts.push(vec![outer]),
+        }
+        before += parameter.shape().numel();
+    }
+    parts.into_iter().map(|leaves| OuterFragment::new(comm, leaves, wide, states)).collect()
+}

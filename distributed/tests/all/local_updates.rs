@@ -1,0 +1,407 @@
+//! Ranks that train by themselves and meet: against data parallelism, the formulas of the papers, and themselves without a break.
+
+use crate::checkpoint_common::Scratch;
+use crate::common::{Mlp, Task, WORLDS, adamw, cpu, weights};
+use distributed::{
+    checkpoint::{CheckpointReader, Folder},
+    comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
+    ddp::DataParallel,
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
+    sampler::shard_batches,
+    train::{SimpleTrainer, TrainStep},
+    zero::ZeroStage,
+};
+use nn::{Init, ModuleExt};
+use numcore::{DType, Error, Result, Tensor};
+use optim::SgdConfig;
+use runtime_cpu::Cpu;
+
+const EXAMPLES: usize = 13;
+const SGD: f64 = 0.05;
+
+fn model(rt: &Cpu) -> Result<Mlp<Cpu>> {
+    Mlp::new(&Init::new(rt, 3).dtype(DType::F64))
+}
+
+fn sgd(rt: &Cpu, model: &Mlp<Cpu>) -> Result<SimpleTrainer<Cpu>> {
+    let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
+    TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(config).build()
+}
+
+fn adam(rt: &Cpu, model: &Mlp<Cpu>) -> Result<SimpleTrainer<Cpu>> {
+    TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(adamw()).build()
+}
+
+fn every(steps: u64) -> LocalUpdates {
+    LocalUpdates { every: Some(steps), ..LocalUpdates::default() }
+}
+
+/// The weights after some steps of each rank on its share of the examples.
+fn train(
+    comm: &Comm<Cpu>,
+    rule: impl OuterRule<Cpu> + 'static,
+    options: LocalUpdates,
+    steps: usize,
+    share: impl Fn(usize, usize) -> Vec<usize>,
+) -> Result<Vec<f64>> {
+    let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+    let mut step = LocalTrainStep::new(comm, &model, adam(rt, &model)?, rule, options)?;
+    for k in 0..steps {
+        step.step(|_| model.loss(rt, k, &share(comm.rank(), comm.size())))?;
+    }
+    weights(&model)
+}
+
+fn own(rank: usize, ranks: usize) -> Vec<usize> {
+    shard_batches(EXAMPLES, rank, ranks)
+}
+
+fn close(a: &[f64], b: &[f64], within: f64, what: &str) {
+    assert_eq!(a.len(), b.len());
+    let off = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(off <= within, "{what}: {off:e}");
+}
+
+#[test]
+fn meeting_after_every_step_of_sgd_is_data_parallelism() {
+    for n in WORLDS {
+        let all = Ranks::new(n).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let (local, whole) = (model(rt)?, model(rt)?);
+            let mut meeting = LocalTrainStep::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
+            let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
+            let mine = own(comm.rank(), n);
+            for k in 0..5 {
+                meeting.step(|_| local.loss(rt, k, &mine))?;
+                ddp.step(|_| whole.loss(rt, k, &mine))?;
+            }
+            assert_eq!(meeting.meetings(), 5);
+            Ok((weights(&local)?, weights(&whole)?))
+        });
+        for (local, whole) in all.unwrap() {
+            close(&local, &whole, 1e-12, &format!("{n} ranks"));
+        }
+    }
+}
+
+#[test]
+fn on_one_rank_a_mean_changes_nothing() {
+    let alone = Ranks::new(1).run(cpu, |comm| train(&comm, LocalSgd, every(1000), 6, own)).unwrap();
+    let plain = DiLoCo { lr: 1.0, momentum: 0.0, nesterov: false };
+    let streamed = LocalUpdates { every: Some(4), fragments: 2, ..LocalUpdates::default() };
+    let met = Ranks::new(1).run(cpu, |comm| {
+        Ok([
+            train(&comm, LocalSgd, every(2), 6, own)?,
+            train(&comm, plain, every(3), 6, own)?,
+            train(&comm, ElasticAveraging::default(), every(1), 6, own)?,
+            train(&comm, LocalSgd, streamed.clone(), 6, own)?,
+        ])
+    });
+    for other in &met.unwrap()[0] {
+        assert!(*other == alone[0], "to the bit");
+    }
+}
+
+#[test]
+fn equal_data_on_all_ranks_is_one_rank() {
+    let all = |_: usize, _: usize| (0..EXAMPLES).collect();
+    let one = Ranks::new(1).run(cpu, |comm| train(&comm, LocalSgd, every(1000), 6, all)).unwrap();
+    for n in [2, 3, 4, 5] {
+        for steps in [1, 2, 3] {
+            let met = Ranks::new(n).run(cpu, |comm| train(&comm, LocalSgd, every(steps), 6, all)).unwrap();
+            met.iter().for_each(|met| close(met, &one[0], 1e-12, &format!("{n} ranks, {steps}")));
+        }
+    }
+}
+
+/// What a rule makes of global weights, the mean, and its state.
+type Formula = fn(&mut [f64], &[f64], &mut [f64]) -> f64;
+
+/// Ranks by themselves, which meet by a formula: the weights of all of them, after some steps.
+fn by_formula(n: usize, formula: Formula, every: usize, steps: usize) -> Result<Vec<Vec<f64>>> {
+    let rt = cpu(0)?;
+    let models: Vec<Mlp<Cpu>> = (0..n).map(|_| model(&rt)).collect::<Result<_>>()?;
+    let mut trainers: Vec<_> = models.iter().map(|model| adam(&rt, model)).collect::<Result<_>>()?;
+    let mut global = weights(&models[0])?;
+    let mut state = vec![0.0; global.len()];
+    for k in 0..steps {
+        for (r, trainer) in trainers.iter_mut().enumerate() {
+            trainer.step(|_| models[r].loss(&rt, k, &own(r, n)))?;
+        }
+        if (k + 1) % every == 0 {
+            let local: Vec<Vec<f64>> = models.iter().map(weights).collect::<Result<_>>()?;
+            let share = |r: usize| own(r, n).len() as f64 / EXAMPLES as f64;
+            let mean: Vec<f64> = (0..global.len()).map(|i| (0..n).map(|r| share(r) * local[r][i]).sum()).collect();
+            let keep = formula(&mut global, &mean, &mut state);
+            for (model, local) in models.iter().zip(&local) {
+                let value: Vec<f64> = global.iter().zip(local).map(|(x, own)| x + keep * (own - x)).collect();
+                put(&rt, model, &value)?;
+            }
+        }
+    }
+    models.iter().map(weights).collect()
+}
+
+fn put(rt: &Cpu, model: &Mlp<Cpu>, values: &[f64]) -> Result<()> {
+    let mut at = 0;
+    for parameter in model.parameters() {
+        let shape = parameter.shape();
+        parameter.leaf().set(Tensor::from_slice(rt, shape, &values[at..at + shape.numel()])?)?;
+        at += shape.numel();
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_are_the_formulas() {
+    let averaging: Formula = |x, mean, _| {
+        x.copy_from_slice(mean);
+        0.0
+    };
+    let elastic: Formula = |x, mean, _| {
+        x.copy_from_slice(mean);
+        0.7
+    };
+    let slow: Formula = |x, mean, u| {
+        for i in 0..x.len() {
+            u[i] = 0.6 * u[i] + (x[i] - mean[i]) / 0.01;
+            x[i] -= 0.8 * 0.01 * u[i];
+        }
+        0.0
+    };
+    let nesterov: Formula = |x, mean, v| {
+        for i in 0..x.len() {
+            let g = x[i] - mean[i];
+            v[i] = 0.9 * v[i] + g;
+            x[i] -= 0.7 * (g + 0.9 * v[i]);
+        }
+        0.0
+    };
+    let heavy: Formula = |x, mean, v| {
+        for i in 0..x.len() {
+            v[i] = 0.5 * v[i] + x[i] - mean[i];
+            x[i] -= 0.7 * v[i];
+        }
+        0.0
+    };
+    let met = |n: usize, rule: fn() -> Box<dyn Fn(&Comm<Cpu>) -> Result<Vec<f64>>>| {
+        Ranks::new(n).run(cpu, |comm| rule()(&comm)).unwrap()
+    };
+    for n in [1, 2, 3, 5] {
+        let cases: [(&str, Formula, fn() -> Box<dyn Fn(&Comm<Cpu>) -> Result<Vec<f64>>>); 5] = [
+            ("averaging", averaging, || Box::new(|c| train(c, LocalSgd, every(2), 6, own))),
+            ("elastic", elastic, || Box::new(|c| train(c, ElasticAveraging { alpha: 0.3 }, every(2), 6, own))),
+            ("slow", slow, || Box::new(|c| train(c, SlowMo { lr: 0.8, momentum: 0.6 }, every(2), 6, own))),
+            ("nesterov", nesterov, || Box::new(|c| train(c, DiLoCo::default(), every(2), 6, own))),
+            ("heavy", heavy, || {
+                Box::new(|c| {
+                    train(c, DiLoCo { momentum: 0.5, nesterov: false, ..Default::default() }, every(2), 6, own)
+                })
+            }),
+        ];
+        for (name, formula, rule) in cases {
+            let expected = by_formula(n, formula, 2, 6).unwrap();
+            for (met, expected) in met(n, rule).iter().zip(&expected) {
+                close(met, expected, 1e-10, &format!("{name} on {n}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_fragment_without_delay_is_the_whole_and_more_meet_in_turn() {
+    let streams =
+        |fragments, delay, keep| LocalUpdates { every: Some(6), fragments, delay, keep, ..Default::default() };
+    Ranks::new(3)
+        .run(cpu, |comm| {
+            let whole = train(&comm, DiLoCo::default(), every(6), 12, own)?;
+            assert!(train(&comm, DiLoCo::default(), streams(1, 0, 0.0), 12, own)? == whole);
+            // After the last fragment has met, the first has gone on by itself.
+            let before = train(&comm, LocalSgd, every(1000), 2, own)?;
+            let first = train(&comm, LocalSgd, streams(3, 0, 0.0), 2, own)?;
+            let second = train(&comm, LocalSgd, streams(3, 0, 0.0), 4, own)?;
+            let ranks: Vec<Vec<u8>> = comm.exchange(&bytes(&first))?;
+            let met = |i: usize| ranks.iter().all(|rank| rank[8 * i..8 * i + 8] == ranks[0][8 * i..8 * i + 8]);
+            let count = (0..first.len()).filter(|&i| met(i)).count();
+            assert!(count > 0 && count < first.len(), "a part has met: {count} of {}", first.len());
+            assert!((0..first.len()).all(|i| met(i) || first[i] == before[i]), "the rest is as it was");
+            let then: Vec<Vec<u8>> = comm.exchange(&bytes(&second))?;
+            let apart = (0..first.len())
+                .filter(|&i| met(i) && then.iter().any(|r| r[8 * i..8 * i + 8] != then[0][8 * i..8 * i + 8]));
+            assert!(apart.count() > 0);
+            Ok(())
+        })
+        .unwrap();
+}
+
+fn bytes(values: &[f64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+#[test]
+fn a_delayed_sum_is_of_the_weights_when_it_was_started() {
+    // By hand: meet with a delay of one step, of which a rank keeps half.
+    let n = 3;
+    let rt = cpu(0).unwrap();
+    let models: Vec<Mlp<Cpu>> = (0..n).map(|_| model(&rt).unwrap()).collect();
+    let mut trainers: Vec<_> = models.iter().map(|model| adam(&rt, model).unwrap()).collect();
+    let mut mean = Vec::new();
+    for k in 0..5 {
+        for (r, trainer) in trainers.iter_mut().enumerate() {
+            trainer.step(|_| models[r].loss(&rt, k, &own(r, n))).unwrap();
+        }
+        let local: Vec<Vec<f64>> = models.iter().map(|model| weights(model).unwrap()).collect();
+        if (k + 1) % 2 == 0 {
+            let share = |r: usize| own(r, n).len() as f64 / EXAMPLES as f64;
+            mean = (0..local[0].len()).map(|i| (0..n).map(|r| share(r) * local[r][i]).sum::<f64>()).collect();
+        } else if k > 0 {
+            for (model, local) in models.iter().zip(&local) {
+                let value: Vec<f64> = mean.iter().zip(local).map(|(x, own)| x + 0.5 * (own - x)).collect();
+                put(&rt, model, &value).unwrap();
+            }
+        }
+    }
+    let options = LocalUpdates { every: Some(2), delay: 1, keep: 0.5, ..Default::default() };
+    let met = Ranks::new(n).run(cpu, |comm| train(&comm, LocalSgd, options.clone(), 5, own)).unwrap();
+    for (met, model) in met.iter().zip(&models) {
+        close(met, &weights(model).unwrap(), 1e-12, "delayed");
+    }
+}
+
+type Local = LocalTrainStep<Cpu, DataParallel<Cpu>>;
+
+/// Steps from `from` to `to`, loaded if they do not begin the run, and saved if asked.
+fn resumed(
+    comm: &Comm<Cpu>,
+    folder: &Folder,
+    options: &LocalUpdates,
+    (from, to): (usize, usize),
+    save: bool,
+) -> Result<Vec<f64>> {
+    let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+    let mut step: Local = LocalTrainStep::new(comm, &model, adam(rt, &model)?, DiLoCo::default(), options.clone())?;
+    if from > 0 {
+        folder.load_latest(comm, &mut step)?;
+    }
+    for k in from..to {
+        step.step(|_| model.loss(rt, k, &own(comm.rank(), comm.size())))?;
+    }
+    if save {
+        folder.save(comm, to as u64, &step, &Default::default())?;
+    }
+    weights(&model)
+}
+
+#[test]
+fn a_run_that_is_resumed_between_meetings_goes_on_to_the_bit() {
+    let cases = [every(4), LocalUpdates { every: Some(6), fragments: 2, delay: 2, keep: 0.25, ..Default::default() }];
+    for options in &cases {
+        for n in [1, 2, 3] {
+            let scratch = Scratch::new("local-updates");
+            let folder = scratch.folder();
+            let whole = Ranks::new(n).run(cpu, |c| resumed(&c, &folder, options, (0, 13), false)).unwrap();
+            // In the middle of a round, and of a sum that is under way.
+            for at in [3, 4, 7] {
+                Ranks::new(n).run(cpu, |c| resumed(&c, &folder, options, (0, at), true)).unwrap();
+                let after = Ranks::new(n).run(cpu, |c| resumed(&c, &folder, options, (at, 13), false)).unwrap();
+                assert!(after == whole, "{options:?}, {n} ranks, at {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_number_of_ranks_begins_with_the_global_weights() {
+    let scratch = Scratch::new("local-updates-ranks");
+    let folder = scratch.folder();
+    Ranks::new(3).run(cpu, |c| resumed(&c, &folder, &every(4), (0, 6), true)).unwrap();
+    let met = Ranks::new(3).run(cpu, |c| resumed(&c, &scratch.folder(), &every(4), (0, 4), false)).unwrap();
+    for n in [1, 2, 5] {
+        let all = Ranks::new(n).run(cpu, |c| resumed(&c, &folder, &every(4), (6, 6), false)).unwrap();
+        assert!(all.iter().all(|rank| *rank == met[0]), "{n} ranks");
+        Ranks::new(n).run(cpu, |c| resumed(&c, &folder, &every(4), (6, 12), false)).unwrap();
+    }
+    // The parameters alone, for a model that is trained otherwise or not at all.
+    let rt = cpu(0).unwrap();
+    let other = model(&rt).unwrap();
+    CheckpointReader::open(folder.step(6)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
+    assert!(weights(&other).unwrap() == met[0]);
+}
+
+#[test]
+fn uneven_numbers_of_steps_count_by_what_they_weighed() {
+    let by_hand = LocalUpdates { every: None, ..LocalUpdates::default() };
+    let all = Ranks::new(3).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        let mut step = LocalTrainStep::new(&comm, &model, adam(rt, &model)?, LocalSgd, by_hand.clone())?;
+        for k in 0..=comm.rank() {
+            step.step(|_| model.loss(rt, k, &[0, 1]))?;
+        }
+        let before = weights(&model)?;
+        let meeting = step.meet()?;
+        assert!(meeting.divergence > 0.0 && step.last_meeting() == Some(meeting));
+        Ok((before, weights(&model)?))
+    });
+    let all = all.unwrap();
+    let mean: Vec<f64> =
+        (0..all[0].0.len()).map(|i| (0..3).map(|r| (r + 1) as f64 / 6.0 * all[r].0[i]).sum()).collect();
+    all.iter().for_each(|(_, after)| close(after, &mean, 1e-14, "by weight"));
+}
+
+#[test]
+fn machines_of_several_ranks_meet() {
+    let all = Ranks::new(4).run(cpu, |comm| {
+        let (rt, whole) = (comm.runtime(), || Error::internal("a test", "no group"));
+        let inside = comm.split(Some(comm.rank() / 2), comm.rank())?.ok_or_else(whole)?;
+        let across = comm.split(Some(comm.rank() % 2), comm.rank())?.ok_or_else(whole)?;
+        let model = model(rt)?;
+        let inner = TrainStep::builder(&inside, &model).optimizer(adamw()).zero(ZeroStage::State).build()?;
+        let mut step = LocalTrainStep::new(&across, &model, inner, LocalSgd, every(2))?;
+        assert_eq!(step.share(), (comm.rank(), 4));
+        for k in 0..4 {
+            step.step(|_| model.loss(rt, k, &own(comm.rank(), 4)))?;
+        }
+        weights(&model)
+    });
+    let all = all.unwrap();
+    all.iter().for_each(|rank| assert!(*rank == all[0], "all ranks have met"));
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_step_of_all_and_frozen_parameters_stay() {
+    let outcome = Ranks::new(3).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        model.b.weight.set_requires_grad(false);
+        let frozen = model.b.weight.value()?.to_vec::<f64>()?;
+        let mut step = LocalTrainStep::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(2))?;
+        for k in 0..2 {
+            step.step(|_| model.loss(rt, k, &own(comm.rank(), 3)))?;
+        }
+        assert!(model.b.weight.value()?.to_vec::<f64>()? == frozen);
+        let before = weights(&model)?;
+        let failed = |k: usize| {
+            step.step(|_| {
+                if comm.rank() == 1 { Err(Error::state("a loss", "fails on purpose")) } else { model.loss(rt, k, &[0]) }
+            })
+            .map(drop)
+        };
+        let mut failed = failed;
+        // The others meet after two steps, and learn of it there.
+        let why = (2..6).find_map(|k| failed(k).err()).ok_or_else(|| Error::state("a test", "nothing failed"))?;
+        Ok((why.to_string(), comm.rank() == 1 && weights(&model)? != before))
+    });
+    for (why, changed) in outcome.unwrap() {
+        assert!(why.contains("fails on purpose"), "{why}");
+        assert!(!changed, "a failed step changes nothing");
+    }
+}
+
+#[test]
+fn options_that_differ_are_told() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        LocalTrainStep::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(1 + comm.rank() as u64)).map(drop)
+    });
+    assert!(outcome.unwrap_err().to_string().contains("when ranks meet"));
+}

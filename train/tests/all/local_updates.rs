@@ -1,0 +1,98 @@
+//! The loop over ranks that train by themselves and meet.
+
+use distributed::{
+    comm::{Comm, NoOpCommunicator},
+    ddp::DataParallel,
+    local_updates::{ElasticAveraging, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
+    train::TrainStep,
+};
+use numcore::Result;
+use runtime_cpu::Cpu;
+use train::{
+    Checkpoints, DivergenceGuard, Evaluate, Interval, Length, Resume, RunReport, StopReason, Trainer, WeightAveraging,
+};
+
+use crate::common::*;
+
+type Local = LocalTrainStep<Cpu, DataParallel<Cpu>>;
+
+fn local(
+    comm: &Comm<Cpu>,
+    model: &Mlp<Cpu>,
+    rule: impl OuterRule<Cpu> + 'static,
+    options: LocalUpdates,
+) -> Result<Local> {
+    let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), model).optimizer(adamw()).build()?;
+    LocalTrainStep::new(comm, model, inner, rule, options)
+}
+
+fn run_to(comm: &Comm<Cpu>, folder: &Scratch, until: u64, memory: &Memory) -> Result<()> {
+    autograd::manual_seed(until);
+    let model = Mlp::new(comm.runtime(), 0.3)?;
+    let options = LocalUpdates { every: Some(4), fragments: 2, delay: 1, ..Default::default() };
+    let step = local(comm, &model, SlowMo::default(), options)?;
+    if std::fs::read_dir(&folder.0).is_err() {
+        autograd::manual_seed(9);
+    }
+    let report = Trainer::new(&model, step, loader(comm.runtime()))
+        .until(Length::Steps(until))
+        .record_every(Interval::Steps(1))
+        .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(4)).at_end(false))
+        .with(WeightAveraging::new(0.9))
+        .with(DivergenceGuard::above(1e9))
+        .with(Checkpoints::in_folder(&folder.0).keep(2).on_signal(false))
+        .sink(memory.clone())
+        .resume(Resume::IfThere)
+        .run(loss)?;
+    assert_eq!(report.progress.step, until);
+    // Five steps in an epoch of 37 examples, whatever the rank read of them.
+    assert_eq!(report.progress.tokens, (until / 5 * 37 + until % 5 * 8) as f64);
+    Ok(())
+}
+
+#[test]
+fn resumed_after_every_step_is_uninterrupted_to_the_bit() {
+    for ranks in [1, 2, 3] {
+        let (whole, memory) = (Scratch::new("local-whole"), Memory::default());
+        on_ranks(ranks, |comm| run_to(comm, &whole, 9, &memory)).unwrap();
+        let (parts, pieces) = (Scratch::new("local-parts"), Memory::default());
+        for until in 1..=9 {
+            on_ranks(ranks, |comm| run_to(comm, &parts, until, &pieces)).unwrap();
+        }
+        for name in ["loss", "validation/loss", "divergence"] {
+            assert_eq!(memory.of(name), pieces.of(name), "{name} on {ranks} ranks");
+        }
+        assert_eq!(memory.of("divergence").len(), 4);
+    }
+}
+
+#[test]
+fn a_divergence_that_rises_ends_the_run() {
+    let until = |threshold: f64| {
+        let report = on_ranks(2, |comm| -> Result<RunReport<Local>> {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let options = LocalUpdates { every: Some(1), ..Default::default() };
+            let step = local(comm, &model, ElasticAveraging { alpha: 0.1 }, options)?;
+            Trainer::new(&model, step, loader(comm.runtime()))
+                .until(Length::Steps(20))
+                .with(DivergenceGuard::above(threshold))
+                .run(loss)
+        });
+        let report = report.unwrap();
+        (report.progress.step, report.reason)
+    };
+    let (step, reason) = until(1e-6);
+    assert!((4..20).contains(&step), "{step}");
+    assert!(matches!(&reason, StopReason::Asked(why) if why.contains("meet more often")), "{reason:?}");
+    assert_eq!(until(1e3), (20, StopReason::Finished));
+}
+
+#[test]
+fn a_share_without_examples_is_an_error_that_says_what_to_do() {
+    let outcome = on_ranks(8, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let step = local(comm, &model, SlowMo::default(), LocalUpdates::default())?;
+        Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(8)).run(loss).map(drop)
+    });
+    assert!(outcome.unwrap_err().to_string().contains("Last::Drop"));
+}
