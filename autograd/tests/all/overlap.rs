@@ -211,20 +211,24 @@ fn a_sender_that_is_far_below_is_not_waited_for() {
     assert_eq!(far.0, run(40, false).0);
 }
 
-/// A weight that a reader of a sender, a checkpointed segment before that and a layer after both use: three gradients, whose order counts. And
-/// the segment's input is a leaf that waits as well.
+/// A weight that a reader of a sender, a checkpointed segment before that and a layer after both use: three gradients, whose order counts. The
+/// segment's input is a leaf that waits as well, or one that does not.
 #[test]
 fn a_segment_adds_to_what_waits() {
-    let run = |sends: bool| {
+    let run = |sends: bool, waits: bool| {
         let model = Model::new(sends);
         let [first, q, k, bias, last] = &model.weights[..] else { unreachable!("five weights") };
         let h = model.twice(&model.x.linear(first, None).unwrap().tanh().unwrap()).unwrap();
         let own = q.clone();
-        let segment = checkpoint(&[k], move |k| Ok(vec![k[0].linear(&own, None)?])).unwrap().remove(0);
+        let input = if waits { k } else { first };
+        let twice = move |x: &[Var<Cpu>]| Ok(vec![x[0].linear(&own, None)?.linear(&own, None)?]);
+        let segment = checkpoint(&[input], twice).unwrap().remove(0);
         let y =
             h.linear(q, Some(bias)).unwrap().add(&h.linear(k, None).unwrap()).unwrap().linear(&segment, None).unwrap();
         let y = y.linear(q, None).unwrap().linear(last, None).unwrap();
         model.backward(&y.square().unwrap().sum(&[], false).unwrap()).0
     };
-    assert_eq!(run(true), run(false));
+    for waits in [false, true] {
+        assert_eq!(run(true, waits), run(false, waits), "{waits}");
+    }
 }

@@ -105,7 +105,8 @@ pub struct ZeroOptions {
     pub state: StatePlace,
     /// The type in which gradients travel and are summed over ranks: `bf16`, `f32` or `f64`; if there is none, that in which they are kept (PyTorch: `reduce_dtype` of
     /// `MixedPrecisionPolicy`). Sums are kept in the parameters' type, to which they are rounded when they arrive: for sums in `f32` that are
-    /// never rounded, as FSDP has them, ask for [`main_gradients`](ZeroOptions::main_gradients) and leave this out. `param_dtype` is that of the
+    /// never rounded, as FSDP has them, ask for [`main_gradients`](ZeroOptions::main_gradients) and leave this out. Gradients of `f16` parameters
+    /// travel in `f16` without either: what leaves its range there is infinite, which loss scaling finds. `param_dtype` is that of the
     /// model's parameters, of which each shard has an `f32` master copy; the output of a model is cast where its loss is computed.
     #[doc(alias("MixedPrecisionPolicy"))]
     pub reduce_dtype: Option<DType>,
@@ -114,7 +115,7 @@ pub struct ZeroOptions {
     #[doc(alias("main_grad"))]
     #[doc(alias("grad_accum_dtype"))]
     pub main_gradients: bool,
-    /// Exchanges gradients in the last micro-batch of a step alone (PyTorch: `no_sync`). Stages 2 and 3 do so in each otherwise: what it saves
+    /// Exchanges gradients in the last micro-batch of a step alone (PyTorch: `no_sync`), as stage 1 always does. Stages 2 and 3 do so in each otherwise: what it saves
     /// of their exchanges it costs in memory, as gradients are whole on every rank until then.
     #[doc(alias("no_sync"))]
     #[doc(alias("set_requires_gradient_sync"))]
