@@ -131,7 +131,7 @@ impl<R: Runtime> Mesh<R> {
     /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
     ///
     /// # Errors
-    /// On every rank, unless all along these axes have the same model and plan; and as [`TensorPlan::apply`] says.
+    /// On every rank, here or in its next call, unless all along these axes have the same model and plan; and as [`TensorPlan::apply`] says.
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
