@@ -108,7 +108,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for TrainStep<R, 
 }
 
 /// Each rank takes steps of its own, and what the loop is told of one is the rank's own but for its weight, which is that of all ranks: they
-/// count tokens alike.
+/// count tokens alike. A step of the loop has two small exchanges, for that and to agree.
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainStep<R, S> {
     type Work = Loss<R>;
 
@@ -125,7 +125,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainSte
     }
 
     fn global_step(&self) -> u64 {
-        self.inner().global_step()
+        LocalTrainStep::global_step(self)
     }
 
     fn step(
@@ -133,8 +133,9 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainSte
         micro_batches: usize,
         work: &mut dyn FnMut(usize) -> Result<Loss<R>>,
     ) -> Result<TrainingMetrics<R>> {
-        if self.inner().strategy().comm().size() > 1 {
-            let why = "the loop agrees with the ranks that meet, and this step is also one of other ranks: loop over steps of one rank each,                        or write the loop";
+        if self.inner().strategy().everyone().size() > 1 {
+            let why = "the loop agrees with the ranks that meet, and the inner step is one of other ranks too: loop over inner steps of one rank \
+                       each, or write the loop";
             return Err(Error::argument("Trainer::run", why));
         }
         let metrics = self.step_with(micro_batches, work)?;

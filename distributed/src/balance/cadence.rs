@@ -2,7 +2,10 @@
 
 use numcore::{Error, Result};
 
-use super::{SpeedEstimate, shares::require_ranks};
+use super::{
+    SpeedEstimate,
+    shares::{require_ranks, settled},
+};
 
 /// How counts of micro-batches are chosen.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +37,7 @@ pub struct CadenceWindow<'a> {
     pub seconds: &'a [f64],
     /// How many micro-batches each rank computed.
     pub batches: &'a [usize],
-    /// How long the exchange took once all ranks had come to it, in seconds.
+    /// How long the exchange and the update took once all ranks had come to them, in seconds.
     pub exchange: f64,
 }
 
@@ -59,6 +62,7 @@ pub struct Cadence {
     options: CadenceOptions,
     anchor: usize,
     speeds: Vec<SpeedEstimate>,
+    exchange: SpeedEstimate,
     /// What counts were rounded from.
     exact: Vec<f64>,
     counts: Vec<usize>,
@@ -78,7 +82,14 @@ impl Cadence {
             (0..ranks).filter(|rank| *rank != slow).for_each(|rank| counts[rank] = fast);
         }
         let exact = counts.iter().map(|&count| count as f64).collect();
-        let mut cadence = Cadence { anchor, speeds: vec![SpeedEstimate::default(); ranks], exact, counts, options };
+        let mut cadence = Cadence {
+            anchor,
+            speeds: vec![SpeedEstimate::default(); ranks],
+            exchange: SpeedEstimate::default(),
+            exact,
+            counts,
+            options,
+        };
         cadence.limit();
         Ok(cadence)
     }
@@ -100,15 +111,13 @@ impl Cadence {
         for (speed, (seconds, &batches)) in self.speeds.iter_mut().zip(seconds.iter().zip(batches)) {
             speed.measure(seconds / batches as f64);
         }
-        let Some(each) = self.speeds.iter().map(SpeedEstimate::seconds).collect::<Option<Vec<f64>>>() else {
-            return Ok(());
-        };
+        self.exchange.measure(exchange);
+        let Some(each) = settled(&self.speeds) else { return Ok(()) };
         let slowest = each.iter().copied().fold(0.0, f64::max);
-        self.move_anchor(exchange / seconds.iter().copied().fold(f64::MIN_POSITIVE, f64::max));
+        self.move_anchor(self.exchange.seconds().unwrap_or(0.0) / (self.anchor as f64 * slowest));
         let wanted: Vec<f64> = each.iter().map(|seconds| self.anchor as f64 * slowest / seconds).collect();
-        let calibrated = self.speeds.iter().all(SpeedEstimate::is_calibrated);
         let is_far = |(wanted, exact): (&f64, &f64)| (wanted / exact - 1.0).abs() > DEAD_ZONE;
-        if !calibrated || wanted.iter().zip(&self.exact).any(is_far) {
+        if wanted.iter().zip(&self.exact).any(is_far) {
             self.counts = wanted.iter().map(|count| (count.round() as usize).max(1)).collect();
             self.exact = wanted;
             self.limit();
@@ -116,14 +125,12 @@ impl Cadence {
         Ok(())
     }
 
-    /// Exchanges further apart where they take too much of the time, up at once and down one by one.
+    /// Exchanges further apart where they take too much of the time, up by as much as twice and down one by one.
     fn move_anchor(&mut self, overhead: f64) {
         let CadenceOptions { anchor: least, max_anchor: most, overhead_target: target, .. } = self.options;
-        if !overhead.is_finite() {
-            return;
-        }
         if overhead > target {
-            self.anchor = ((self.anchor as f64 * overhead / target).ceil() as usize).clamp(least, most.max(least));
+            let wanted = (self.anchor as f64 * overhead / target).ceil() as usize;
+            self.anchor = wanted.min(2 * self.anchor).clamp(least, most.max(least));
         } else if overhead < target / 2.0 && self.anchor > least {
             self.anchor -= 1;
         }
@@ -249,13 +256,15 @@ mod tests {
         let options = CadenceOptions { anchor: 2, max_anchor: 50, ..Default::default() };
         let mut cadence = Cadence::new(2, options).unwrap();
         let mut ranks = VirtualRanks::new(&[1.0, 1.0], 1.0);
-        ranks.efficiency(&mut cadence, 6);
+        ranks.efficiency(&mut cadence, 8);
         assert_eq!(cadence.anchor(), 10, "an exchange of a tenth of the time");
         ranks.exchange = 0.01;
         ranks.efficiency(&mut cadence, 60);
         assert_eq!(cadence.anchor(), 2);
         ranks.exchange = 1e9;
-        ranks.efficiency(&mut cadence, 3);
+        ranks.efficiency(&mut cadence, 1);
+        assert_eq!(cadence.anchor(), 2, "a pause");
+        ranks.efficiency(&mut cadence, 6);
         assert_eq!(cadence.anchor(), 50);
     }
 

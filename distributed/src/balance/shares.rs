@@ -57,13 +57,9 @@ impl SpeedShares {
         for (speed, (seconds, &examples)) in self.speeds.iter_mut().zip(seconds.iter().zip(examples)) {
             speed.measure(seconds / examples as f64);
         }
-        let Some(each) = self.speeds.iter().map(SpeedEstimate::seconds).collect::<Option<Vec<f64>>>() else {
-            return Ok(());
-        };
+        let Some(each) = settled(&self.speeds) else { return Ok(()) };
         let ratios = bounded(&each.iter().map(|seconds| 1.0 / seconds).collect::<Vec<_>>());
-        let calibrated = self.speeds.iter().all(SpeedEstimate::is_calibrated);
-        let far = ratios.iter().zip(&self.ratios).any(|(new, old)| (new / old - 1.0).abs() > DEAD_ZONE);
-        if far || !calibrated {
+        if ratios.iter().zip(&self.ratios).any(|(new, old)| (new / old - 1.0).abs() > DEAD_ZONE) {
             self.ratios = ratios;
         }
         Ok(())
@@ -109,6 +105,11 @@ pub(super) fn apportioned(whole: usize, ratios: &[f64]) -> Vec<usize> {
     let short = whole - parts.iter().sum::<usize>();
     order.into_iter().cycle().take(short).for_each(|rank| parts[rank] += 1);
     parts
+}
+
+/// What each rank takes for a unit of work, once that is known of all.
+pub(super) fn settled(speeds: &[SpeedEstimate]) -> Option<Vec<f64>> {
+    speeds.iter().map(|speed| speed.seconds().filter(|_| speed.is_calibrated())).collect()
 }
 
 /// An error unless there is a measurement of each rank.

@@ -90,7 +90,8 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
     }
 
     /// One step of the next batches of an epoch, each of which `loss` is given by its number on one rank; none when all are read. In the last
-    /// step of an epoch a rank that is left without a batch computes one of another rank, which weighs nothing.
+    /// step of an epoch a rank that is left without a batch is given the number before its place, of a batch that another rank reads too, and what it
+    /// computes weighs nothing.
     ///
     /// # Errors
     /// As [`TrainStep::step`].

@@ -23,6 +23,11 @@ pub(crate) fn buffer(name: &str) -> String {
     format!("buffer/{name}")
 }
 
+/// Whether a tensor is a buffer's value.
+pub(crate) fn is_buffer(name: &str) -> bool {
+    name.starts_with("buffer/")
+}
+
 /// A tensor the optimizer keeps for a parameter.
 pub(crate) fn state(state: &str, name: &str) -> String {
     format!("state/{state}/{name}")
@@ -56,6 +61,11 @@ pub(crate) fn own(rank: usize, name: &str) -> String {
 /// Whether a number or a tensor may be missing, or left over: ranks come and go.
 pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with("rank/")
+}
+
+/// Whether a tensor is one rank's own that must be there all the same: what its inner step needs to go on by itself.
+pub(crate) fn is_local(name: &str) -> bool {
+    is_own(name) && name.splitn(4, '/').nth(2) == Some("local")
 }
 
 /// A model's buffers: rank 0 saves them, every rank reads them.

@@ -97,7 +97,8 @@ impl CheckpointReader {
     /// An error unless everything that a rank needs is there as it needs it.
     fn check_wanted(&self, wanted: &[Wanted], numbers: &BTreeMap<String, u64>) -> Result<()> {
         let tensors = wanted.iter().map(|w| &w.name);
-        let tensors = tensors.filter(|n| !names::is_own(n) && !self.manifest.entries.contains_key(*n));
+        let must_be = |name: &str| !names::is_own(name) || names::is_local(name);
+        let tensors = tensors.filter(|n| must_be(n) && !self.manifest.entries.contains_key(*n));
         let numbers = numbers.keys().filter(|n| !names::is_own(n) && !self.manifest.numbers.contains_key(*n));
         let missing: BTreeSet<&str> = tensors.chain(numbers).map(String::as_str).collect();
         if !missing.is_empty() {

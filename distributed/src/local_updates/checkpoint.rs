@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `parameter/…` | global weights; parameters that are not trained | the rank that has the elements |
 //! | `outer/0/…`, `outer/mean/…` | the rule's state; sums that were under way | the rank that has the elements |
+//! | `buffer/…` | buffers as rank 0 has them, for those who load the model alone | rank 0 |
 //! | `rank/R/local/…` | all that the inner step of rank `R` saves: its own weights, its optimizer's state | that rank |
 //!
 //! As many ranks as saved go on as if nothing had been. Another number of ranks begins with the global weights, rank `r` with the
@@ -11,16 +12,15 @@
 
 use std::collections::BTreeMap;
 
-use numcore::{
-    Error, Result, Runtime, Tensor,
-    ops::{ViewOps, cat},
-};
+use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
 use super::{LocalTrainStep, fragment::OwnElements};
+use optim::StateRow;
+
 use crate::{
-    checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
     comm::Communicator,
-    train::Strategy,
+    train::{CheckpointNotes, Strategy},
 };
 
 const RANKS: &str = "outer/ranks";
@@ -40,6 +40,15 @@ fn flying(k: usize) -> String {
 
 fn rate(k: usize) -> String {
     format!("outer/rate/{k}")
+}
+
+/// A part once more.
+fn copied<R: Runtime>(part: &CheckpointPart<R>) -> Result<CheckpointPart<R>> {
+    let row = match &part.row {
+        StateRow::Device(row) => StateRow::Device(row.clone()),
+        StateRow::Host(dtype, bytes) => StateRow::Host(*dtype, bytes.clone()),
+    };
+    Ok(CheckpointPart { name: part.name.clone(), placement: part.placement.clone(), start: part.start, row })
 }
 
 /// What a rank's inner step calls something.
@@ -62,6 +71,41 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
     /// The rank whose optimizer state this rank takes over.
     fn source(&self) -> usize {
         self.comm.rank() % self.saved.as_ref().map_or(self.comm.size(), |saved| saved.ranks)
+    }
+
+    /// What this rank's losses have weighed since a fragment met; each rank of a machine has its own.
+    fn weight_name(&self, k: usize) -> String {
+        format!("weight/{k}/{}", self.inner.strategy().everyone().rank())
+    }
+
+    /// Saves everything that going on needs. Every rank calls it. Where the inner steps are those of several ranks each, all of these save together:
+    /// `Folder::save` over a communicator of all.
+    ///
+    /// # Errors
+    /// As [`Folder::save`]; and where an inner step is one of several ranks.
+    #[track_caller]
+    pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
+        self.require_alone()?;
+        folder.save(&self.comm, self.steps, self, notes)
+    }
+
+    /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks; none if there is none. Every rank calls it.
+    ///
+    /// # Errors
+    /// As [`Folder::load_latest`]; and where an inner step is one of several ranks.
+    #[track_caller]
+    pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
+        self.require_alone()?;
+        let comm = self.comm.clone();
+        folder.load_latest(&comm, self)
+    }
+
+    fn require_alone(&self) -> Result<()> {
+        if self.inner.strategy().everyone().size() == 1 {
+            return Ok(());
+        }
+        let why = "the inner step is one of several ranks, which save together: `Folder::save` or `load_latest` over a communicator of all";
+        Err(Error::argument("LocalTrainStep", why).on_rank(self.comm.world_rank()))
     }
 
     /// Names of what is kept of each element besides the global weight.
@@ -87,13 +131,13 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
         Ok(parts)
     }
 
-    fn outer_wanted(&self, k: usize, is_flying: bool) -> Vec<(Wanted, usize)> {
+    fn outer_wanted(&self, k: usize, is_flying: bool) -> Vec<Wanted> {
         let fragment = &self.fragments[k];
         let mut kinds = vec!["parameter".to_string()];
         kinds.extend(self.kept(k, is_flying));
-        let wanted = |(kind, OwnElements { outer, at, part, len }): (&String, OwnElements<'_, R>)| {
+        let wanted = |(kind, OwnElements { outer, at, len, .. }): (&String, OwnElements<'_, R>)| {
             let (name, placement) = (format!("{kind}/{}", outer.leaf.name()), outer.placement.clone());
-            (Wanted { name, placement, dtype: fragment.dtype(), elements: at..at + len }, part)
+            Wanted { name, placement, dtype: fragment.dtype(), elements: at..at + len }
         };
         kinds.iter().flat_map(|kind| fragment.own().map(move |own| (kind, own))).map(wanted).collect()
     }
@@ -113,10 +157,8 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
         let (each, mut read_all) = (wanted.len() / tensors, Vec::with_capacity(tensors));
         for t in 0..tensors {
             let of = &wanted[t * each..(t + 1) * each];
-            let mut rows = of.iter().map(|(wanted, _)| read(wanted)).collect::<Result<Vec<_>>>()?;
-            let have: usize = of.iter().map(|(wanted, _)| wanted.elements.len()).sum();
-            rows.push(Tensor::zeros(self.comm.runtime(), [fragment.len() - have], fragment.dtype())?);
-            read_all.push(cat(&rows.iter().collect::<Vec<_>>(), 0)?);
+            let rows = of.iter().map(|wanted| read(wanted)).collect::<Result<Vec<_>>>()?;
+            read_all.push(fragment.padded(&rows.iter().collect::<Vec<_>>())?);
         }
         let mut read_all = read_all.into_iter();
         let none = || Error::internal("local updates", "nothing was read");
@@ -139,11 +181,38 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
         let rank = self.comm.rank();
         let mut parts = self.inner.parts()?;
         parts.retain(|part| rank == 0 || !self.is_common(&part.name));
+        // Buffers of the first rank once more, by their plain names: for those who load the model alone.
+        let buffers: Vec<CheckpointPart<R>> = match rank {
+            0 => parts.iter().filter(|part| names::is_buffer(&part.name)).map(copied).collect::<Result<_>>()?,
+            _ => Vec::new(),
+        };
         parts.iter_mut().for_each(|part| part.name = self.renamed(rank, &part.name));
+        parts.extend(buffers);
         for k in 0..self.fragments.len() {
             parts.extend(self.outer_parts(k)?);
         }
         Ok(parts)
+    }
+
+    /// The next call puts this rank's own weights back, whatever it is given: those are not what [`parts`](Checkpointed::parts) calls parameters.
+    fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
+        if self.inner.strategy().everyone().size() > 1 {
+            return Ok(false);
+        }
+        let leaves = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| &outer.leaf);
+        if let Some(own) = self.own.take() {
+            leaves().zip(own).try_for_each(|(leaf, value)| leaf.set(value))?;
+            return Ok(true);
+        }
+        self.own = Some(leaves().map(|leaf| leaf.value()).collect::<Result<_>>()?);
+        // Those of parameters that are not trained come first, and are what they are.
+        let count: usize = self.fragments.iter().map(|fragment| fragment.own().count()).sum();
+        let mut rows = rows[rows.len().saturating_sub(count)..].iter();
+        for fragment in &self.fragments {
+            let parts: Vec<&Tensor<R>> = rows.by_ref().take(fragment.own().count()).collect();
+            fragment.spread(&self.comm, &fragment.padded(&parts)?)?;
+        }
+        Ok(true)
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
@@ -156,7 +225,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
         for (k, fragment) in self.fragments.iter().enumerate() {
             numbers.insert(flying(k), u64::from(fragment.is_flying()));
             numbers.insert(rate(k), fragment.rate.to_bits());
-            numbers.insert(local(rank, &format!("weight/{k}")), fragment.weight.to_bits());
+            numbers.insert(local(rank, &self.weight_name(k)), fragment.weight.to_bits());
         }
         numbers
     }
@@ -170,10 +239,12 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let source = self.source();
-        let inner = self.inner.wanted()?.into_iter();
-        let mut wanted: Vec<Wanted> = inner.map(|w| Wanted { name: self.renamed(source, &w.name), ..w }).collect();
+        let inner = self.inner.wanted()?;
+        let buffers = inner.iter().filter(|wanted| names::is_buffer(&wanted.name)).cloned();
+        let renamed = inner.iter().map(|w| Wanted { name: self.renamed(source, &w.name), ..w.clone() });
+        let mut wanted: Vec<Wanted> = renamed.chain(buffers).collect();
         for k in 0..self.fragments.len() {
-            wanted.extend(self.outer_wanted(k, self.is_flying(k)).into_iter().map(|(wanted, _)| wanted));
+            wanted.extend(self.outer_wanted(k, self.is_flying(k)));
         }
         Ok(wanted)
     }
@@ -202,10 +273,11 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
         self.inner.restore(&mut renamed, &inner)?;
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0);
         (self.steps, self.meetings, self.last) = (number(TAKEN), number(MEETINGS), None);
+        let weights: Vec<String> = (0..self.fragments.len()).map(|k| local(source, &self.weight_name(k))).collect();
         let as_saved = self.saved.take().is_none_or(|saved| saved.ranks == self.comm.size());
         for (k, fragment) in self.fragments.iter_mut().enumerate() {
             fragment.rate = f64::from_bits(number(&rate(k)));
-            let weight = f64::from_bits(number(&local(source, &format!("weight/{k}"))));
+            let weight = f64::from_bits(number(&weights[k]));
             fragment.weight = if as_saved { weight } else { 0.0 };
             if !as_saved {
                 fragment.spread_global(&self.comm)?;

@@ -59,13 +59,28 @@ pub(super) struct OuterFragment<R: Runtime> {
     pub rate: f64,
 }
 
-/// How far ranks were apart, before they met and of how much.
+/// What a meeting makes of a fragment.
+pub(super) struct NextWeights<R: Runtime> {
+    global: Tensor<R>,
+    state: Vec<Tensor<R>>,
+    values: Vec<Tensor<R>>,
+}
+
+/// Squares of what a rank has.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Distances {
-    /// The square of the largest distance of a rank from the global weights.
+    /// Of the distance of its weights from the new global ones.
     pub apart: f64,
-    /// The square of the norm of the global weights.
+    /// Of the norm of the new global weights.
     pub norm: f64,
+    /// Of the norm of its own weights.
+    pub own: f64,
+}
+
+impl Distances {
+    pub fn add(self, other: Self) -> Self {
+        Distances { apart: self.apart + other.apart, norm: self.norm + other.norm, own: self.own + other.own }
+    }
 }
 
 impl<R: Runtime> OuterFragment<R> {
@@ -139,7 +154,12 @@ impl<R: Runtime> OuterFragment<R> {
 
     /// Gives every rank the global weights.
     pub fn spread_global(&self, comm: &Comm<R>) -> Result<()> {
-        let all = self.gathered(comm, &self.global)?;
+        self.spread(comm, &self.global)
+    }
+
+    /// Gives every rank the weights of which each has a part.
+    pub fn spread(&self, comm: &Comm<R>, part: &Tensor<R>) -> Result<()> {
+        let all = self.gathered(comm, part)?;
         self.leaves
             .iter()
             .try_for_each(|outer| outer.leaf.set(outer.of(&all)?.to_dtype(outer.leaf.spec().dtype)?.copy()?))
@@ -156,32 +176,34 @@ impl<R: Runtime> OuterFragment<R> {
         *self.flying.get_mut() = mean.map(Flying::Arrived);
     }
 
-    /// Applies the sum that was started: every rank gets the new global weights, and keeps a share of its own difference from them.
-    pub fn end(&mut self, comm: &Comm<R>, rule: &dyn OuterRule<R>, keep: f64) -> Result<Distances> {
+    /// What the sum that was started makes of the weights: every rank gets the new global ones, and keeps a share of its own difference from
+    /// them. Nothing is changed.
+    pub fn next(&self, comm: &Comm<R>, rule: &dyn OuterRule<R>, keep: f64) -> Result<(NextWeights<R>, Distances)> {
         let none = || Error::internal("local updates", "no sum was started");
         let mean = self.mean()?.ok_or_else(none)?;
-        let (mut state, outer) =
-            (self.state.clone(), OuterStep { global: &self.global, mean: &mean, inner_rate: self.rate });
-        let next = rule.next(&outer, &mut state)?;
-        let all = self.gathered(comm, &next)?;
-        let (mut values, mut squares) = (Vec::new(), [0.0; 2]);
+        let mut state = self.state.clone();
+        let global = rule.next(&OuterStep { global: &self.global, mean: &mean, inner_rate: self.rate }, &mut state)?;
+        let all = self.gathered(comm, &global)?;
+        let (mut values, mut distances) = (Vec::new(), Distances::default());
+        let square = |x: &Tensor<R>| x.square()?.sum(&[], false)?.item();
         for outer in &self.leaves {
-            let global = outer.of(&all)?;
-            let apart = outer.leaf.value()?.to_dtype(self.dtype)?.sub(&global)?;
-            squares[0] += apart.square()?.sum(&[], false)?.item()?;
-            squares[1] += global.square()?.sum(&[], false)?.item()?;
+            let (own, global) = (outer.leaf.value()?.to_dtype(self.dtype)?, outer.of(&all)?);
+            let apart = own.sub(&global)?;
+            distances = distances.add(Distances { apart: square(&apart)?, norm: square(&global)?, own: square(&own)? });
             let value = if keep == 0.0 { global } else { global.add(&apart.mul(keep)?)? };
-            values.push(value.to_dtype(outer.leaf.spec().dtype)?);
-        }
-        let apart = comm.exchange_equal(squares[0].to_le_bytes())?.into_iter().map(f64::from_le_bytes);
-        let distances = Distances { apart: apart.fold(0.0, f64::max), norm: squares[1] };
-        for (outer, value) in self.leaves.iter().zip(values) {
             // Not a view of all: it would keep the whole range in memory.
-            outer.leaf.set(value.copy()?)?;
+            values.push(value.to_dtype(outer.leaf.spec().dtype)?.copy()?);
         }
-        (self.global, self.state) = (next, state);
+        Ok((NextWeights { global, state, values }, distances))
+    }
+
+    /// Takes what a meeting has come to.
+    pub fn take(&mut self, next: NextWeights<R>) -> Result<()> {
+        let NextWeights { global, state, values } = next;
+        self.leaves.iter().zip(values).try_for_each(|(outer, value)| outer.leaf.set(value))?;
+        (self.global, self.state) = (global, state);
         *self.flying.get_mut() = None;
-        Ok(distances)
+        Ok(())
     }
 
     /// This rank's elements of each parameter, which are not past the end: the parameter, where they begin in it, and where in this rank's part.
@@ -198,13 +220,16 @@ impl<R: Runtime> OuterFragment<R> {
         })
     }
 
-    pub fn dtype(&self) -> DType {
-        self.dtype
+    /// This rank's part, of rows of [its elements](OuterFragment::own): with zeros past the end.
+    pub fn padded(&self, rows: &[&Tensor<R>]) -> Result<Tensor<R>> {
+        let have: usize = rows.iter().map(|row| row.shape().numel()).sum();
+        let zeros = Tensor::zeros(self.global.runtime(), [self.part - have], self.dtype)?;
+        let rows = rows.iter().map(|row| row.to_dtype(self.dtype)).chain([Ok(zeros)]).collect::<Result<Vec<_>>>()?;
+        cat(&rows.iter().collect::<Vec<_>>(), 0)
     }
 
-    /// Elements of this rank's part.
-    pub fn len(&self) -> usize {
-        self.part
+    pub fn dtype(&self) -> DType {
+        self.dtype
     }
 }
 

@@ -4,7 +4,7 @@ use std::panic::Location;
 
 use autograd::set_random_stream;
 use nn::{Module, ModuleExt, Param};
-use numcore::{DType, Error, Result, Runtime, Within, placement::TensorPlacement};
+use numcore::{DType, Error, Result, Runtime, Tensor, Within, placement::TensorPlacement};
 
 use super::{
     LocalUpdates, OuterRule,
@@ -56,8 +56,11 @@ pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
     pub(super) options: LocalUpdates,
     pub(super) fragments: Vec<OuterFragment<R>>,
     pub(super) buffers: Buffers<R>,
-    /// What this rank's losses of the last step weighed.
+    /// What this rank's losses of the last step weighed, and the learning rate it was taken with.
     weight: f64,
+    rate: f64,
+    /// This rank's own weights, while others are in their place.
+    pub(super) own: Option<Vec<Tensor<R>>>,
     /// Steps taken, which meetings are counted by.
     pub(super) steps: u64,
     pub(super) meetings: u64,
@@ -71,6 +74,8 @@ pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
 pub struct Meeting {
     /// The number of the meeting, from 1.
     pub number: u64,
+    /// The fragment that met, or the first of those that did.
+    pub fragment: usize,
     /// The largest distance of a rank's weights from the new global ones, over the norm of these.
     pub divergence: f64,
 }
@@ -80,7 +85,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
     ///
     /// # Errors
     /// On every rank, unless all have the same model, rule and options, and these make sense; and where the inner step shards parameters (ZeRO
-    /// stage 3), of which a rank has none in whole.
+    /// stage 3), of which a rank has none in whole, or trains parameters in half precision.
     #[track_caller]
     pub fn new(
         comm: &Comm<R>,
@@ -101,6 +106,14 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
             let why = "is kept in shards by the inner step, and ranks bring whole weights together: take a lower stage of ZeRO";
             return Err(Error::state(name.clone(), why).on_rank(comm.world_rank()));
         }
+        let is_half = |p: &Param<R>| p.requires_grad() && !matches!(p.dtype(), DType::F32 | DType::F64);
+        if let Some((name, p)) = named.iter().find(|(_, p)| is_half(p)) {
+            let why = format!(
+                "is {}, and each meeting would round what ranks learned: keep trained parameters in f32 and compute in halves by `autocast`",
+                p.dtype()
+            );
+            return Err(Error::state(name.clone(), why).on_rank(comm.world_rank()));
+        }
         for (name, parameter) in &named {
             let leaf = parameter.leaf();
             let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
@@ -108,7 +121,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         }
         let fragments = {
             let strategy = inner.strategy();
-            let is_first = inside.0 == 0;
+            let is_first = strategy.comm().rank() == 0;
             let saves = |p: &Param<R>| {
                 is_first && p.placed().map_or(strategy.counts_examples(), |placed| placed.is_first_replica())
             };
@@ -119,9 +132,11 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         set_random_stream(share.0 as u32);
         let buffers = Buffers(model.named_buffers());
         buffers.sync(&comm, crate::train::BufferSync::Broadcast)?;
-        let (rule, weight) = (Box::new(rule), 0.0);
+        let (rule, rate) = (Box::new(rule), inner.strategy().learning_rate());
         Ok(LocalTrainStep {
-            weight,
+            weight: 0.0,
+            rate,
+            own: None,
             inner,
             comm,
             share,
@@ -160,26 +175,37 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
             Ok(loss)
         });
         let metrics = abort_on_err(&self.comm, metrics)?;
-        self.weight = weight;
+        (self.weight, self.rate) = (weight, metrics.learning_rate());
         self.fragments.iter_mut().for_each(|fragment| fragment.weight += weight);
         self.steps += 1;
-        let met = self.meet_if_due(metrics.learning_rate());
+        let met = self.meet_if_due();
         abort_on_err(&self.comm, met)?;
         Ok(metrics)
     }
 
     /// Meets with the other ranks now, with all parameters; sums that are under way are applied before. Every rank calls it.
+    ///
+    /// # Errors
+    /// On every rank: if the weights of one are not finite, or one has failed; no weights have changed then.
     #[track_caller]
     pub fn meet(&mut self) -> Result<Meeting> {
-        let rate = self.inner.strategy().learning_rate();
-        let met = self.arrive().and_then(|()| self.meet_all(rate));
+        let met = self.arrive().and_then(|()| self.meet_all());
         abort_on_err(&self.comm, met)
     }
 
     /// What the losses of the last step weighed on all ranks. Every rank calls it.
     #[track_caller]
     pub fn weight_of_all(&self) -> Result<f64> {
-        sum(&self.comm, sum(self.inner.strategy().comm(), self.weight)?)
+        let inside = self.inner.strategy().comm();
+        let own = sums(inside, &[self.weight])?[0];
+        // Ranks that have parts of the same sequences each say what these weigh.
+        let alike = inside.size() / self.inner.strategy().share().1.max(1);
+        Ok(sums(&self.comm, &[own])?[0] / alike.max(1) as f64)
+    }
+
+    /// Steps taken, also those that this rank left out because its gradients were not finite: equal on all ranks, unless they meet by hand alone.
+    pub fn global_step(&self) -> u64 {
+        self.steps
     }
 
     /// Meetings so far: of each fragment one.
@@ -212,67 +238,101 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         &mut self.inner
     }
 
-    fn meet_if_due(&mut self, rate: f64) -> Result<()> {
+    fn meet_if_due(&mut self) -> Result<()> {
         if self.steps <= self.options.warmup {
-            return self.meet_all(rate).map(drop);
+            return self.meet_all().map(drop);
         }
         let (delay, due) = (self.options.delay, self.options.due(self.steps));
         if let Some(k) = due {
-            self.begin(&[k], rate)?;
+            self.begin(&[k])?;
         }
         let arrived = self.steps.checked_sub(delay).and_then(|begun| self.options.due(begun));
         match arrived.filter(|&k| self.fragments[k].is_flying()) {
-            Some(k) => self.end(&[k]).map(drop),
+            Some(k) => self.end(&[k], if delay == 0 { 0.0 } else { self.options.keep }).map(drop),
             None => Ok(()),
         }
     }
 
-    fn meet_all(&mut self, rate: f64) -> Result<Meeting> {
+    fn meet_all(&mut self) -> Result<Meeting> {
         let all: Vec<usize> = (0..self.fragments.len()).collect();
-        self.begin(&all, rate)?;
-        self.end(&all)
+        self.begin(&all)?;
+        self.end(&all, 0.0)
     }
 
     /// Starts to sum fragments, weighted by what the losses of each rank weighed.
-    fn begin(&mut self, which: &[usize], rate: f64) -> Result<()> {
+    fn begin(&mut self, which: &[usize]) -> Result<()> {
         // Of a machine, what all of its ranks did: they meet those of other machines each by itself, and must come to the same.
-        let own = sum(self.inner.strategy().comm(), self.fragments[which[0]].weight)?;
-        let total = sum(&self.comm, own)?;
-        let share = if total > 0.0 { own / total } else { 1.0 / self.comm.size() as f64 };
-        which.iter().try_for_each(|&k| self.fragments[k].begin(&self.comm, share, rate))
+        let weights: Vec<f64> = which.iter().map(|&k| self.fragments[k].weight).collect();
+        let own = sums(self.inner.strategy().comm(), &weights)?;
+        let totals = sums(&self.comm, &own)?;
+        for ((&k, own), total) in which.iter().zip(own).zip(totals) {
+            let share = if total > 0.0 { own / total } else { 1.0 / self.comm.size() as f64 };
+            self.fragments[k].begin(&self.comm, share, self.rate)?;
+        }
+        Ok(())
     }
 
-    /// Applies sums that were started.
-    fn end(&mut self, which: &[usize]) -> Result<Meeting> {
-        let keep = match self.rule.keep() {
-            0.0 => self.options.keep,
-            keep => keep,
-        };
-        let mut all = Distances::default();
+    /// Applies sums that were started. A rank keeps a share of its own difference from the global weights.
+    fn end(&mut self, which: &[usize], keep: f64) -> Result<Meeting> {
+        let keep = if self.rule.keep() == 0.0 { keep } else { self.rule.keep() };
+        let (mut met, mut all) = (Vec::new(), Distances::default());
         for &k in which {
-            let Distances { apart, norm } = self.fragments[k].end(&self.comm, &*self.rule, keep)?;
-            all = Distances { apart: all.apart + apart, norm: all.norm + norm };
+            let (fragment, distances) = self.fragments[k].next(&self.comm, &*self.rule, keep)?;
+            met.push((k, fragment));
+            all = all.add(distances);
         }
+        self.require_finite(all)?;
         if which.contains(&0) {
             self.buffers.sync(&self.comm, self.options.buffers)?;
         }
+        // Nothing has changed until here, and nothing is exchanged from here on.
+        for (k, next) in met {
+            self.fragments[k].take(next)?;
+        }
         self.meetings += 1;
-        let divergence = if all.apart == 0.0 { 0.0 } else { (all.apart / all.norm).sqrt() };
-        let meeting = Meeting { number: self.meetings, divergence };
+        let apart =
+            self.comm.exchange_equal(all.apart.to_le_bytes())?.into_iter().map(f64::from_le_bytes).fold(0.0, f64::max);
+        let divergence = if apart == 0.0 { 0.0 } else { (apart / all.norm).sqrt() };
+        let meeting = Meeting { number: self.meetings, fragment: which[0], divergence };
         self.last = Some(meeting);
         Ok(meeting)
+    }
+
+    /// An error on every rank if the weights of one are not finite, or the rule made them so.
+    fn require_finite(&self, own: Distances) -> Result<()> {
+        let [mine, made] = [own.own, own.norm].map(|square| u8::from(square.is_finite()));
+        let all = self.comm.exchange_equal([mine, made])?;
+        let wrong: Vec<String> = (0..all.len())
+            .filter(|&rank| all[rank][0] == 0)
+            .map(|rank| self.comm.members()[rank].to_string())
+            .collect();
+        let why = match (wrong.is_empty(), all.iter().all(|[_, made]| *made == 1)) {
+            (true, true) => return Ok(()),
+            (true, false) => format!("{:?} made weights that are not finite: lower its rates", self.rule),
+            (false, _) => format!(
+                "the weights of rank {} are not finite: leave out steps whose gradients are not (`skip_non_finite`), or go back to a checkpoint",
+                wrong.join(", ")
+            ),
+        };
+        Err(Error::state("a meeting of ranks", why).on_rank(self.comm.world_rank()))
     }
 
     /// Applies the sums that are under way.
     fn arrive(&mut self) -> Result<()> {
         let flying: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_flying()).collect();
-        if flying.is_empty() { Ok(()) } else { self.end(&flying).map(drop) }
+        if flying.is_empty() { Ok(()) } else { self.end(&flying, self.options.keep).map(drop) }
     }
 }
 
-/// The sum of what ranks have.
-fn sum<R: Runtime>(comm: &Comm<R>, own: f64) -> Result<f64> {
-    Ok(comm.exchange_equal(own.to_le_bytes())?.into_iter().map(f64::from_le_bytes).sum())
+/// The sums of numbers that each rank has as many of.
+fn sums<R: Runtime>(comm: &Comm<R>, own: &[f64]) -> Result<Vec<f64>> {
+    if comm.size() == 1 {
+        return Ok(own.to_vec());
+    }
+    let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let all = comm.exchange(&bytes)?;
+    let number = |rank: &[u8], k: usize| f64::from_le_bytes(std::array::from_fn(|i| rank[8 * k + i]));
+    Ok((0..own.len()).map(|k| all.iter().map(|rank| number(rank, k)).sum()).collect())
 }
 
 /// Trained parameters in consecutive parts of about equal size, as many as there may be of one parameter at least.

@@ -2,17 +2,21 @@
 
 use crate::checkpoint_common::Scratch;
 use crate::common::{Mlp, Task, WORLDS, adamw, cpu, weights};
+use autograd::Var;
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
     ddp::DataParallel,
     local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
     sampler::shard_batches,
-    train::{SimpleTrainer, TrainStep},
+    train::{Loss, SimpleTrainer, TrainStep},
     zero::ZeroStage,
 };
-use nn::{Init, ModuleExt};
-use numcore::{DType, Error, Result, Tensor};
+use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt};
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ReduceOps},
+};
 use optim::SgdConfig;
 use runtime_cpu::Cpu;
 
@@ -115,6 +119,9 @@ fn equal_data_on_all_ranks_is_one_rank() {
     }
 }
 
+/// A training on one of some ranks, which gives the weights.
+type Training = Box<dyn Fn(&Comm<Cpu>) -> Result<Vec<f64>>>;
+
 /// What a rule makes of global weights, the mean, and its state.
 type Formula = fn(&mut [f64], &[f64], &mut [f64]) -> f64;
 
@@ -185,11 +192,9 @@ fn rules_are_the_formulas() {
         }
         0.0
     };
-    let met = |n: usize, rule: fn() -> Box<dyn Fn(&Comm<Cpu>) -> Result<Vec<f64>>>| {
-        Ranks::new(n).run(cpu, |comm| rule()(&comm)).unwrap()
-    };
+    let met = |n: usize, rule: fn() -> Training| Ranks::new(n).run(cpu, |comm| rule()(&comm)).unwrap();
     for n in [1, 2, 3, 5] {
-        let cases: [(&str, Formula, fn() -> Box<dyn Fn(&Comm<Cpu>) -> Result<Vec<f64>>>); 5] = [
+        let cases: [(&str, Formula, fn() -> Training); 5] = [
             ("averaging", averaging, || Box::new(|c| train(c, LocalSgd, every(2), 6, own))),
             ("elastic", elastic, || Box::new(|c| train(c, ElasticAveraging { alpha: 0.3 }, every(2), 6, own))),
             ("slow", slow, || Box::new(|c| train(c, SlowMo { lr: 0.8, momentum: 0.6 }, every(2), 6, own))),
@@ -404,4 +409,87 @@ fn options_that_differ_are_told() {
         LocalTrainStep::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(1 + comm.rank() as u64)).map(drop)
     });
     assert!(outcome.unwrap_err().to_string().contains("when ranks meet"));
+}
+
+#[test]
+fn weights_that_are_not_finite_meet_nobody() {
+    let outcome = Ranks::new(3).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        let mut step = LocalTrainStep::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(100))?;
+        step.step(|_| model.loss(rt, 0, &own(comm.rank(), 3)))?;
+        if comm.rank() == 1 {
+            model.b.weight.leaf().set(model.b.weight.value()?.mul(f64::NAN)?)?;
+        }
+        let before = weights(&model)?;
+        let why = step.meet().unwrap_err().to_string();
+        let same = weights(&model)?.iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits());
+        Ok((why, same))
+    });
+    for (why, same) in outcome.unwrap() {
+        assert!(why.contains("weights of rank 1 are not finite"), "{why}");
+        assert!(same, "nothing has changed");
+    }
+}
+
+#[test]
+fn halves_and_what_was_not_saved_are_refused() {
+    let halves = Ranks::new(2).run(cpu, |comm| {
+        let model: Mlp<Cpu> = Mlp::new(&Init::new(comm.runtime(), 3).dtype(DType::BF16))?;
+        LocalTrainStep::new(&comm, &model, adam(comm.runtime(), &model)?, LocalSgd, every(2)).map(drop)
+    });
+    assert!(halves.unwrap_err().to_string().contains("compute in halves by `autocast`"));
+    let scratch = Scratch::new("local-updates-frozen");
+    let folder = scratch.folder();
+    let with = |frozen: bool, load: bool| {
+        Ranks::new(2).run(cpu, |comm| {
+            let model = model(comm.runtime())?;
+            model.b.weight.set_requires_grad(!frozen);
+            let mut step = LocalTrainStep::new(&comm, &model, sgd(comm.runtime(), &model)?, LocalSgd, every(2))?;
+            if load {
+                return step.load(&folder).map(drop);
+            }
+            step.save(&folder, &Default::default())
+        })
+    };
+    with(true, false).unwrap();
+    with(true, true).unwrap();
+    let why = with(false, true).unwrap_err().to_string();
+    assert!(why.contains("local/parameter/b.weight"), "{why}");
+}
+
+/// A model with running statistics.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Normed<R: Runtime> {
+    a: Linear<R>,
+    norm: BatchNorm<R>,
+}
+
+#[test]
+fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
+    let scratch = Scratch::new("local-updates-buffers");
+    let folder = scratch.folder();
+    let make = |rt: &Cpu| {
+        let init = Init::new(rt, 3).dtype(DType::F64);
+        Ok::<_, Error>(Normed { a: Linear::new(&init, 2, 4)?, norm: BatchNorm::new(&init, 4)? })
+    };
+    let means = Ranks::new(3).run(cpu, |comm| {
+        let model = make(comm.runtime())?;
+        let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), &model).optimizer(adamw()).build()?;
+        let mut step = LocalTrainStep::new(&comm, &model, inner, LocalSgd, every(2))?;
+        for k in 0..2 {
+            let x = Tensor::normal(comm.runtime(), [6, 2], DType::F64, 0.0, 1.0, (10 * k + comm.rank()) as u64)?;
+            step.step(|_| {
+                Loss::sum(model.norm.forward(&model.a.forward(&Var::new(x.clone()))?)?.square()?.sum(&[], false)?, 6.0)
+            })?;
+        }
+        step.save(&folder, &Default::default())?;
+        model.norm.running_mean.value().to_vec::<f64>()
+    });
+    let means = means.unwrap();
+    assert!(means.iter().all(|mean| *mean == means[0] && mean.iter().any(|value| *value != 0.0)));
+    let rt = cpu(0).unwrap();
+    let other = make(&rt).unwrap();
+    CheckpointReader::open(folder.step(2)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
+    assert!(other.norm.running_mean.value().to_vec::<f64>().unwrap() == means[0]);
 }

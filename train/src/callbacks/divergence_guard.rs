@@ -1,11 +1,14 @@
 //! Looking at how far ranks go apart between meetings.
 
+use std::collections::BTreeMap;
+
+use distributed::local_updates::Meeting;
 use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Records how far ranks that [train by themselves](distributed::local_updates) had gone apart at each meeting, as `divergence`: the largest
-/// distance of a rank's weights from the new ones, over the norm of these. Where it has risen three meetings in a row, and is above a threshold, the run ends:
+/// distance of a rank's weights from the new ones, over the norm of these. Where that of a fragment has risen three meetings in a row, and is above a threshold, the run ends:
 /// ranks should meet more often, or learn more slowly.
 ///
 /// Ranks that never meet in full ([`ElasticAveraging`](distributed::local_updates::ElasticAveraging)) are farther apart: 0.3 is a threshold there.
@@ -13,10 +16,10 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 pub struct DivergenceGuard {
     threshold: f64,
     ends: bool,
-    /// The number of the last meeting that was looked at, and its divergence.
-    seen: Option<(u64, f64)>,
-    /// Meetings in a row of which each was further apart than the one before.
-    rising: u64,
+    /// The number of the last meeting that was looked at.
+    seen: u64,
+    /// Of each fragment, the last divergence, and how many meetings in a row were further apart than the one before.
+    fragments: BTreeMap<usize, (f64, u64)>,
 }
 
 /// Meetings in a row that are too many to rise in.
@@ -25,7 +28,7 @@ const RISING: u64 = 3;
 impl DivergenceGuard {
     /// Ends a run at a divergence above `threshold` that has risen three times in a row; 0.05 is usual.
     pub fn above(threshold: f64) -> Self {
-        DivergenceGuard { threshold, ends: true, seen: None, rising: 0 }
+        DivergenceGuard { threshold, ends: true, seen: 0, fragments: BTreeMap::new() }
     }
 
     /// Records alone.
@@ -34,11 +37,13 @@ impl DivergenceGuard {
     }
 
     /// Why the run is to end after a meeting, if it is.
-    fn judge(&mut self, number: u64, divergence: f64) -> Option<String> {
-        let rises = self.seen.is_some_and(|(_, before)| divergence > before);
-        self.rising = if rises { self.rising + 1 } else { 0 };
-        self.seen = Some((number, divergence));
-        (self.ends && self.rising >= RISING && divergence > self.threshold).then(|| {
+    fn judge(&mut self, meeting: Meeting) -> Option<String> {
+        let Meeting { number, fragment, divergence } = meeting;
+        self.seen = number;
+        let (before, rising) = self.fragments.get(&fragment).copied().unwrap_or((f64::INFINITY, 0));
+        let rising = if divergence > before { rising + 1 } else { 0 };
+        self.fragments.insert(fragment, (divergence, rising));
+        (self.ends && rising >= RISING && divergence > self.threshold).then(|| {
             let threshold = self.threshold;
             format!("ranks went {divergence:.3} apart, further in each of {RISING} meetings, and {threshold} is allowed: meet more often")
         })
@@ -51,11 +56,11 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
             return Ok(());
         }
         let Some(meeting) = run.last_meeting() else { return Ok(()) };
-        if self.seen.is_some_and(|(number, _)| number == meeting.number) {
+        if self.seen == meeting.number {
             return Ok(());
         }
         run.record("divergence", meeting.divergence);
-        if let Some(why) = self.judge(meeting.number, meeting.divergence) {
+        if let Some(why) = self.judge(meeting) {
             run.control().stop(why);
         }
         Ok(())
@@ -66,18 +71,21 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
     }
 
     fn state(&self) -> CallbackState {
-        let mut state = CallbackState::from([("rising".into(), self.rising.to_string())]);
-        if let Some((number, divergence)) = self.seen {
-            state.insert("meeting".into(), number.to_string());
-            state.insert("divergence".into(), divergence.to_string());
+        let mut state = CallbackState::from([("meeting".into(), self.seen.to_string())]);
+        for (fragment, (divergence, rising)) in &self.fragments {
+            state.insert(format!("divergence/{fragment}"), divergence.to_string());
+            state.insert(format!("rising/{fragment}"), rising.to_string());
         }
         state
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
-        self.rising = parsed(state, "rising")?;
-        let seen = || Ok::<_, Error>((parsed(state, "meeting")?, parsed(state, "divergence")?));
-        self.seen = state.contains_key("meeting").then(seen).transpose()?;
+        self.seen = parsed(state, "meeting")?;
+        self.fragments.clear();
+        for fragment in state.keys().filter_map(|key| key.strip_prefix("divergence/")?.parse().ok()) {
+            let of = |what: &str| format!("{what}/{fragment}");
+            self.fragments.insert(fragment, (parsed(state, &of("divergence"))?, parsed(state, &of("rising"))?));
+        }
         Ok(())
     }
 
@@ -86,5 +94,28 @@ impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
             return Ok(());
         }
         Err(Error::config("DivergenceGuard", "threshold", format!("cannot be {}", self.threshold)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fragments_are_compared_with_themselves() {
+        let mut guard = DivergenceGuard::above(0.05);
+        let mut number = 0;
+        let mut judge = |fragment, divergence| {
+            number += 1;
+            guard.judge(Meeting { number, fragment, divergence })
+        };
+        // Each is farther apart than the one before it, and none than itself.
+        for _ in 0..3 {
+            for (fragment, divergence) in [0.1, 0.2, 0.3, 0.4].into_iter().enumerate() {
+                assert!(judge(fragment, divergence).is_none());
+            }
+        }
+        assert!(judge(1, 0.21).is_none() && judge(1, 0.22).is_none());
+        assert!(judge(1, 0.23).is_some_and(|why| why.contains("0.230 apart")));
     }
 }

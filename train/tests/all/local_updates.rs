@@ -1,12 +1,12 @@
 //! The loop over ranks that train by themselves and meet.
 
 use distributed::{
-    comm::{Comm, NoOpCommunicator},
+    comm::{Comm, Communicator, NoOpCommunicator},
     ddp::DataParallel,
     local_updates::{ElasticAveraging, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
-    train::TrainStep,
+    train::{Loss, TrainStep, TrainingConfig},
 };
-use numcore::Result;
+use numcore::{Result, ops::PointwiseOps};
 use runtime_cpu::Cpu;
 use train::{
     Checkpoints, DivergenceGuard, Evaluate, Interval, Length, Resume, RunReport, StopReason, Trainer, WeightAveraging,
@@ -95,4 +95,57 @@ fn a_share_without_examples_is_an_error_that_says_what_to_do() {
         Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(8)).run(loss).map(drop)
     });
     assert!(outcome.unwrap_err().to_string().contains("Last::Drop"));
+}
+
+#[test]
+fn averages_of_weights_leave_no_trace_in_the_training() {
+    let losses = |averaged: bool| {
+        let memory = Memory::default();
+        on_ranks(3, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            // Evaluated between two meetings, where ranks are apart.
+            let step = local(comm, &model, SlowMo::default(), LocalUpdates { every: Some(4), ..Default::default() })?;
+            let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(10));
+            if averaged {
+                trainer = trainer.with(WeightAveraging::new(0.7));
+            }
+            let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false);
+            trainer.with(evaluate).record_every(Interval::Steps(1)).sink(memory.clone()).run(loss).map(drop)
+        })
+        .unwrap();
+        (memory.of("loss"), memory.of("validation/loss"))
+    };
+    let (with, without) = (losses(true), losses(false));
+    assert_eq!(with.0, without.0);
+    assert_ne!(with.1, without.1, "averages are other weights");
+}
+
+#[test]
+fn a_step_that_one_rank_leaves_out_counts_on_all() {
+    let steps = on_ranks(3, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let config = TrainingConfig { skip_non_finite: true, ..Default::default() };
+        let alone = NoOpCommunicator::new(comm.runtime());
+        let inner = TrainStep::builder(&alone, &model).optimizer(adamw()).config(config).build()?;
+        let step = LocalTrainStep::new(
+            comm,
+            &model,
+            inner,
+            SlowMo::default(),
+            LocalUpdates { every: Some(2), ..Default::default() },
+        )?;
+        let (rank, calls) = (comm.rank(), std::cell::Cell::new(0));
+        let report = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(7)).run(
+            |model: &Mlp<Cpu>, batch| {
+                calls.set(calls.get() + 1);
+                let own = loss(model, batch)?;
+                match rank == 1 && calls.get() == 3 {
+                    true => Loss::sum(own.total().mul(f64::NAN)?, own.weight()),
+                    false => Ok(own),
+                }
+            },
+        )?;
+        Ok((report.progress.step, calls.get()))
+    });
+    assert_eq!(steps.unwrap(), (7, 7));
 }
