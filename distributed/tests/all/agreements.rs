@@ -203,6 +203,26 @@ fn a_trainer_that_is_dropped_leaves_the_model_where_parameters_are_whole() {
 }
 
 #[test]
+fn a_graph_from_before_a_load_is_stale_after_it() {
+    for how in HOWS {
+        let scratch = Scratch::new("stale");
+        let folder = scratch.folder();
+        let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            trainer.step(&model, &comm, 1)?;
+            trainer.save(&folder)?;
+            let before = model.loss(comm.runtime(), 0, &own(&comm))?;
+            trainer.load(&folder)?;
+            let error = autograd::backward(before.total()).map(|_| ()).unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{how:?}: {error}");
+            Ok(())
+        });
+        outcomes.unwrap().into_iter().for_each(|outcome| outcome.unwrap());
+    }
+}
+
+#[test]
 fn a_graph_from_before_an_update_is_stale_after_it() {
     for how in HOWS {
         for n in [1, 2] {
