@@ -65,7 +65,7 @@ pub(crate) fn is_own(name: &str) -> bool {
 
 /// Whether a tensor is one rank's own that must be there all the same: what its inner step needs to go on by itself.
 pub(crate) fn is_local(name: &str) -> bool {
-    is_own(name) && name.splitn(4, '/').nth(2) == Some("local")
+    is_own(name) && name.split('/').nth(2) == Some("local")
 }
 
 /// A model's buffers: rank 0 saves them, every rank reads them.

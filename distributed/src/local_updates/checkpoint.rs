@@ -157,7 +157,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
         let (each, mut read_all) = (wanted.len() / tensors, Vec::with_capacity(tensors));
         for t in 0..tensors {
             let of = &wanted[t * each..(t + 1) * each];
-            let rows = of.iter().map(|wanted| read(wanted)).collect::<Result<Vec<_>>>()?;
+            let rows = of.iter().map(&mut *read).collect::<Result<Vec<_>>>()?;
             read_all.push(fragment.padded(&rows.iter().collect::<Vec<_>>())?);
         }
         let mut read_all = read_all.into_iter();

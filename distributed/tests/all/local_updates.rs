@@ -122,6 +122,9 @@ fn equal_data_on_all_ranks_is_one_rank() {
 /// A training on one of some ranks, which gives the weights.
 type Training = Box<dyn Fn(&Comm<Cpu>) -> Result<Vec<f64>>>;
 
+/// What makes a training by one rule.
+type Rule = fn() -> Training;
+
 /// What a rule makes of global weights, the mean, and its state.
 type Formula = fn(&mut [f64], &[f64], &mut [f64]) -> f64;
 
@@ -192,9 +195,9 @@ fn rules_are_the_formulas() {
         }
         0.0
     };
-    let met = |n: usize, rule: fn() -> Training| Ranks::new(n).run(cpu, |comm| rule()(&comm)).unwrap();
+    let met = |n: usize, rule: Rule| Ranks::new(n).run(cpu, |comm| rule()(&comm)).unwrap();
     for n in [1, 2, 3, 5] {
-        let cases: [(&str, Formula, fn() -> Training); 5] = [
+        let cases: [(&str, Formula, Rule); 5] = [
             ("averaging", averaging, || Box::new(|c| train(c, LocalSgd, every(2), 6, own))),
             ("elastic", elastic, || Box::new(|c| train(c, ElasticAveraging { alpha: 0.3 }, every(2), 6, own))),
             ("slow", slow, || Box::new(|c| train(c, SlowMo { lr: 0.8, momentum: 0.6 }, every(2), 6, own))),
