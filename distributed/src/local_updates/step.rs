@@ -300,13 +300,13 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
 
     /// An error on every rank if the weights of one are not finite, or the rule made them so.
     fn require_finite(&self, own: Distances) -> Result<()> {
-        let [mine, made] = [own.own, own.norm].map(|square| u8::from(square.is_finite()));
+        let [mine, made] = [own.own, own.norm].map(|square| u8::from(!square.is_finite()));
         let all = self.comm.exchange_equal([mine, made])?;
         let wrong: Vec<String> = (0..all.len())
-            .filter(|&rank| all[rank][0] == 0)
+            .filter(|&rank| all[rank][0] != 0)
             .map(|rank| self.comm.members()[rank].to_string())
             .collect();
-        let why = match (wrong.is_empty(), all.iter().all(|[_, made]| *made == 1)) {
+        let why = match (wrong.is_empty(), all.iter().all(|[_, made]| *made == 0)) {
             (true, true) => return Ok(()),
             (true, false) => format!("{:?} made weights that are not finite: lower its rates", self.rule),
             (false, _) => format!(
@@ -331,8 +331,13 @@ fn sums<R: Runtime>(comm: &Comm<R>, own: &[f64]) -> Result<Vec<f64>> {
     }
     let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
     let all = comm.exchange(&bytes)?;
-    let number = |rank: &[u8], k: usize| f64::from_le_bytes(std::array::from_fn(|i| rank[8 * k + i]));
+    // Between ranks of a runtime without values nothing arrives, which reads as zeros there.
+    let number = |rank: &[u8], k: usize| rank.chunks_exact(8).nth(k).map_or(0.0, number_of);
     Ok((0..own.len()).map(|k| all.iter().map(|rank| number(rank, k)).sum()).collect())
+}
+
+fn number_of(bytes: &[u8]) -> f64 {
+    f64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }
 
 /// Trained parameters in consecutive parts of about equal size, as many as there may be of one parameter at least.

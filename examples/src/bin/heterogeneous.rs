@@ -28,7 +28,7 @@ use weftgrad::{
 };
 use weftgrad_examples::{
     Outcome,
-    options::{self, above_0, positive},
+    options::{self, above_0, from_0, positive},
     ranks::Joined,
     text::{self, Corpus, Part, Sequences},
 };
@@ -67,6 +67,12 @@ struct Options {
     /// The inner learning rate.
     #[arg(long, default_value = "1e-3", value_parser = above_0)]
     lr: f64,
+    /// DiLoCo's outer learning rate.
+    #[arg(long, default_value = "0.7", value_parser = above_0)]
+    outer_lr: f64,
+    /// DiLoCo's outer momentum, below 1: smaller in runs of few meetings, where the paper's has no time to settle.
+    #[arg(long, default_value = "0.9", value_parser = from_0)]
+    outer_momentum: f64,
     #[command(flatten)]
     joined: Joined,
 }
@@ -231,7 +237,8 @@ impl<'a> Task<'a> {
     ) -> Result<LocalTrainStep<AnyRuntime, impl Strategy<AnyRuntime>>> {
         let alone = NoOpCommunicator::new(comm.runtime());
         let inner = TrainStep::builder(&alone, &self.model).optimizer(self.optimizer()).max_norm(1.0).build()?;
-        LocalTrainStep::new(comm, &self.model, inner, DiLoCo::default(), LocalUpdates { every, ..Default::default() })
+        let rule = DiLoCo { lr: self.options.outer_lr, momentum: self.options.outer_momentum, ..Default::default() };
+        LocalTrainStep::new(comm, &self.model, inner, rule, LocalUpdates { every, ..Default::default() })
     }
 
     /// Takes steps, and tells how long they took in seconds.
