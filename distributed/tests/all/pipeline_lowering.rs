@@ -73,8 +73,9 @@ fn costs() -> [Costs; 5] {
 /// Sends that travel by themselves: every pass is on time, to the tick, whatever the costs.
 #[test]
 fn no_pass_waits_for_sends_that_travel_by_themselves() {
-    for costs in costs() {
-        for (kind, size, schedule) in all() {
+    for (at, costs) in costs().into_iter().enumerate() {
+        // The largest, of 64 ranks, with the first costs alone: it takes as long as all others together.
+        for (kind, size, schedule) in all().filter(|(_, (_, _, p), _)| at == 0 || *p < 64) {
             let lowered = schedule.lower(Lowering { costs: costs.clone(), sharded: true }).unwrap();
             let on_time =
                 passes(&lowered, &costs, SendMode::Overlapped) == passes(&schedule, &costs, SendMode::Overlapped);
