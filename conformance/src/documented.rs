@@ -3,18 +3,21 @@
 use numcore::{Capabilities, Runtime};
 
 /// Where the table is, as written.
-const PAGE: &str = include_str!("../../docs/runtimes.md");
+const PAGE: &str = include_str!("../../docs/book/src/runtimes.md");
 
-/// Panics if the table of `docs/runtimes.md` and this runtime's [`Capabilities`] disagree on an element type.
+/// Panics if the table of `docs/book/src/runtimes.md` and this runtime's [`Capabilities`] disagree on an element type.
 ///
 /// # Panics
 /// With the row that is wrong and what it should be.
 pub fn documented<R: Runtime>(rt: &R) {
     let kind = format!("{:?}", rt.device().kind);
-    let said = column(PAGE, &kind).unwrap_or_else(|| panic!("docs/runtimes.md has no column {kind}"));
+    let said = column(PAGE, &kind).unwrap_or_else(|| panic!("docs/book/src/runtimes.md has no column {kind}"));
     let table = Capabilities::table(&[(&kind, rt.capabilities())]);
     for (row, cell) in column(&table, &kind).into_iter().flatten().filter(|(row, _)| row.starts_with('`')) {
-        assert!(said.contains(&(row, cell)), "docs/runtimes.md, row {row}, column {kind}: should say {cell:?}");
+        assert!(
+            said.contains(&(row, cell)),
+            "docs/book/src/runtimes.md, row {row}, column {kind}: should say {cell:?}"
+        );
     }
 }
 

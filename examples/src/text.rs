@@ -22,7 +22,7 @@ const DOCUMENTS: &[&str] = &[
     include_str!("../../README.md"),
     include_str!("../../ARCHITECTURE.md"),
     include_str!("../../CONTRIBUTING.md"),
-    include_str!("../../docs/many-ranks.md"),
+    include_str!("../../docs/book/src/many-ranks.md"),
     include_str!("../../record/2026-11-21-past-pytorch.md"),
     include_str!("../../record/2026-11-22-between.md"),
     include_str!("../../record/2026-11-22-halves.md"),

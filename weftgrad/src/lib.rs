@@ -117,30 +117,30 @@ pub mod prelude {
 
 /// The code of the guide runs as tests.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/data.md")]
+#[doc = include_str!("../../docs/book/src/data.md")]
 pub mod guide_to_data {}
 
 /// The code of the guide to pretrained models is compiled.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/hugging-face.md")]
+#[doc = include_str!("../../docs/book/src/hugging-face.md")]
 pub mod guide_to_pretrained_models {}
 
 /// The code of the guide to chat is compiled.
 #[cfg(all(doctest, feature = "cpu", feature = "text"))]
-#[doc = include_str!("../../docs/chat.md")]
+#[doc = include_str!("../../docs/book/src/chat.md")]
 pub mod guide_to_chat {}
 
 /// The code of the guide runs as tests.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/first-training-run.md")]
+#[doc = include_str!("../../docs/book/src/first-training-run.md")]
 pub mod guide_to_training {}
 
 /// The code of the guide runs as tests.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/checkpoints-and-resuming.md")]
+#[doc = include_str!("../../docs/book/src/checkpoints-and-resuming.md")]
 pub mod guide_to_checkpoints {}
 
 /// The code of the guide runs as tests.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/watching-a-run.md")]
+#[doc = include_str!("../../docs/book/src/watching-a-run.md")]
 pub mod guide_to_watching_a_run {}

@@ -1,4 +1,4 @@
-//! The right columns of `docs/coming-from.md`, so that they stay true.
+//! The right columns of `docs/book/src/coming-from.md`, so that they stay true.
 
 use weftgrad::{
     TensorMut, autograd,

@@ -1,7 +1,7 @@
 //! Rule: the field's standard terms. Names and phrases that this project once had of its own do not come back.
 //!
 //! Prose is comments and Markdown, without code in back-ticks. `record/` and `CHANGELOG.md` say what was, in the words of
-//! their time. `docs/glossary.md` defines the few terms that are the project's own.
+//! their time. `docs/book/src/glossary.md` defines the few terms that are the project's own.
 
 use super::Finding;
 use super::rust::{code_only, is_word, line_of, words};
