@@ -8,7 +8,8 @@ use crate::{repo, stages};
 /// Where it is written, outside of every workspace.
 const FOLDER: &str = "target/downstream";
 
-const MAIN: &str = r#"use weftgrad::prelude::*;
+/// A program of a user.
+pub const MAIN: &str = r#"use weftgrad::prelude::*;
 
 fn main() -> Result<()> {
     let cpu = weftgrad::Cpu::new();
@@ -45,7 +46,8 @@ fn profiles(readme: &str) -> Result<String, String> {
     if lines.is_empty() { Err("README.md gives no profile for a Cargo.toml".into()) } else { Ok(lines) }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), String> {
+/// Writes a file, and the folders it is in.
+pub fn write(path: &Path, text: &str) -> Result<(), String> {
     let folder = path.parent().ok_or_else(|| format!("{} is in no folder", path.display()))?;
     fs::create_dir_all(folder)
         .and_then(|()| fs::write(path, text))

@@ -10,6 +10,7 @@ mod downstream;
 mod goldens;
 mod isa;
 mod mpi;
+mod packages;
 mod repo;
 mod report;
 mod stages;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, isa, mpi, repo, tidy, tools, watched};
+use crate::{cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -42,6 +42,8 @@ enum Action {
     SystemMpi,
     /// A crate that depends on the facade.
     Downstream,
+    /// The library crates as packages, and a crate that depends on them.
+    Packages,
     /// What a run writes, read by TensorBoard, or shown by a browser.
     TensorBoard,
     Browser,
@@ -199,6 +201,7 @@ pub static STAGES: &[Stage] = &[
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),
     long("browser", "a browser shows the report and the pictures of a run", Action::Browser),
     long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
+    long("packages", "the library crates are packaged, and a crate builds on the packages", Action::Packages),
 ];
 
 /// The stage called `name`.
@@ -252,6 +255,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Mpi => mpi::run(),
         Action::SystemMpi => mpi::run_system(),
         Action::Downstream => downstream::run(),
+        Action::Packages => packages::run(),
         Action::TensorBoard => watched::run_tensorboard(),
         Action::Browser => watched::run_browser(),
     }
