@@ -143,7 +143,7 @@ impl<R: Runtime> Decoder<R> {
 
     /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times the number of tokens: a sum over
     /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the
-    /// tokens of all, if [`Mesh::parallelize`](distributed::mesh::Mesh::parallelize) was given [`tensor_plan`](Decoder::tensor_plan), also where each
+    /// tokens of all, if `distributed::mesh::Mesh::parallelize` was given [`tensor_plan`](Decoder::tensor_plan), also where each
     /// rank has all experts. Where sequences are cut over ranks it stands for whole sequences ([`ContextSlot::of_whole`]).
     ///
     /// # Errors
