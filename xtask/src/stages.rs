@@ -121,7 +121,7 @@ const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
     Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
-    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "guide_to_chat"]),
+    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "book::chat"]),
     Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
     Step::Cargo(&["run", "-p", MODELS, "--example", "exported", "--", "target/exported"]),
     Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
