@@ -12,10 +12,12 @@ use crate::axes::magic;
 pub(crate) const LIMIT: usize = 4096;
 
 /// The arguments of one launch, in order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Args {
     words: SmallVec<[u64; 64]>,
     starts: SmallVec<[u32; 32]>,
+    /// Whether the kernel reports an index out of range in the queue's flag word.
+    pub reports: bool,
 }
 
 impl Args {

@@ -10,6 +10,8 @@ use crate::{Cuda, driver::Recording, memory::HeldBlocks, queue::Queue};
 pub struct Graph {
     queue: Arc<Queue>,
     recording: Recording,
+    /// Whether it has kernels that report an index out of range.
+    reports: bool,
     held: Arc<HeldBlocks>,
 }
 
@@ -35,11 +37,11 @@ impl Cuda {
         queue.refuse_while_capturing("capture")?;
         queue.workspace()?;
         queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
-        queue.set_capturing(true);
+        queue.begin_capture();
         let held = queue.memory.begin_capture();
         let result = step();
         queue.memory.end_capture();
-        queue.set_capturing(false);
+        let reports = queue.end_capture();
         let recording = queue.driver().end_capture(queue.stream);
         match result {
             // The step's own error says more than that of the capture it broke.
@@ -52,18 +54,16 @@ impl Cuda {
             }
             Ok(value) => {
                 let recording = queue.kept("capture", recording)?;
-                Ok((Graph { queue: queue.clone(), recording, held }, value))
+                Ok((Graph { queue: queue.clone(), recording, reports, held }, value))
             }
         }
     }
 }
 
 impl Graph {
-    /// Queues the whole graph.
+    /// Queues the whole graph. An index out of range in it is found as that of any other work: by the next read.
     pub fn launch(&self) -> Result<()> {
-        self.queue.check()?;
-        self.queue.refuse_while_capturing("launch")?;
-        self.queue.kept("launch", self.queue.driver().replay(self.recording, self.queue.stream))
+        self.queue.replay(self.recording, self.reports)
     }
 }
 

@@ -187,6 +187,13 @@ impl<'a> KernelLaunch<'a> {
         self
     }
 
+    /// Appends the word in which the kernel reports an index out of range; the queue will read it.
+    pub(crate) fn flag(mut self) -> Self {
+        self.args.push(self.cuda.queue.flag);
+        self.args.reports = true;
+        self
+    }
+
     /// Queues the kernel.
     ///
     /// # Safety

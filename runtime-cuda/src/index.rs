@@ -47,7 +47,7 @@ pub(crate) fn gather(
         .arg(count as i64)
         .arg((step / each as isize) as i64)
         .arg(size as i64)
-        .arg(cuda.queue.flag());
+        .flag();
     // SAFETY: the contract of `numcore::Runtime`; an index is checked by the kernel before it is followed.
     unsafe { launch.run(blocks(cuda, count), [256, 1]) }
 }
@@ -90,7 +90,7 @@ pub(crate) fn scatter_add(
         .arg(step(&index))
         .arg(out.dims()[axis] as i64)
         .arg(step(&out))
-        .arg(cuda.queue.flag());
+        .flag();
     // SAFETY: as above; no two rows share an output.
     unsafe { launch.run(blocks(cuda, lines), [256, 1]) }
 }

@@ -27,7 +27,9 @@
 //!
 //! # Errors
 //!
-//! Work is queued, so an error may be reported later. A failure of the driver is sticky: every later call reports it.
+//! Work is queued, so an error may be reported later. A fault of the device (an illegal address, uncorrectable memory)
+//! is sticky: every later call reports it, with the queue's last sixteen launches. Any other failure of the driver or a
+//! library is returned once, by the call that met it.
 //! An index out of range is found when results are next read (`download`, `synchronize`), reported once, and the queue
 //! continues.
 
@@ -48,6 +50,7 @@ mod operand;
 mod pointwise;
 mod queue;
 mod radix;
+mod recent;
 mod reduce;
 mod runtime;
 mod scatter;
@@ -59,7 +62,7 @@ use std::{fmt, sync::Arc};
 use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
-pub use driver::AccessOrder;
+pub use driver::{AccessOrder, GemmRefusal};
 pub use graph::Graph;
 pub use memory::CudaBuffer;
 pub use queue::CudaEvent;

@@ -1,14 +1,15 @@
 //! Matrix products as problems of a column-major library. A row-major product `a · b` is the column-major product
 //! `bᵀ · aᵀ` of the same memory, so nothing is moved: transposed views become operation flags, strides leading
 //! dimensions, axes along which an operand repeats batches of stride 0. Only operands without such a form are copied to
-//! contiguous memory first.
+//! contiguous memory first, and those of products that the library refuses.
 
-use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, View};
+use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, Shape, View};
+use smallvec::SmallVec;
 
 use crate::{
     Cuda,
     axes::{LoopAxes, Steps},
-    driver::{CublasGemm, GemmOperand},
+    driver::{CublasGemm, DriverFailure, GemmOperand},
     memory::CudaBuffer,
     operand::Operand,
     pointwise::{Target, convert, fill, to_dense},
@@ -35,7 +36,10 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     let a = fitting(cuda, a, &mut kept)?;
     let b = fitting(cuda, b, &mut kept)?;
     match BatchedGemm::new(&a, &b, &out) {
-        Some(problem) => problem.run(cuda, out),
+        Some(problem) => match problem.run(cuda, out)? {
+            None => Ok(()),
+            Some(_) => by_copies(cuda, &a, &b, &out),
+        },
         None => {
             // The output's layout is not one that cuBLASLt writes.
             let layout = Layout::contiguous(*out.to.layout.shape());
@@ -52,15 +56,67 @@ fn fitting(cuda: &Cuda, x: Operand, kept: &mut Vec<CudaBuffer>) -> Result<Operan
     if MatrixLayout::of(&x.layout).form().is_some() {
         return Ok(x);
     }
-    let (shape, rank) = (*x.layout.shape(), x.layout.rank());
+    let (memory, copy) = to_dense(cuda, &without_repeats(&x)?, x.dtype)?;
+    kept.push(memory);
+    Ok(Operand { layout: copy.layout.broadcast_to(*x.layout.shape())?, ..copy })
+}
+
+/// One of the matrices that an operand repeats.
+fn without_repeats(x: &Operand) -> Result<Operand> {
     let mut once = x.layout;
-    for axis in (0..rank - 2).filter(|&i| x.layout.strides()[i] == 0) {
+    for axis in (0..x.layout.rank() - 2).filter(|&i| x.layout.strides()[i] == 0) {
         once = once.slice(axis, 0, 1, 1)?;
     }
-    let (memory, copy) = to_dense(cuda, &Operand { layout: once, ..x }, x.dtype)?;
-    kept.push(memory);
-    Ok(Operand { layout: copy.layout.broadcast_to(shape)?, ..copy })
+    Ok(Operand { layout: once, ..*x })
 }
+
+/// A product that the library refused, on copies it has every algorithm for. Sums are still rounded once: what the
+/// result is added to is copied too.
+fn by_copies(cuda: &Cuda, a: &Operand, b: &Operand, out: &Target) -> Result<()> {
+    let mut kept: Vec<CudaBuffer> = Vec::new();
+    let mut copy = |x: &Operand, filled: bool| -> Result<Operand> {
+        let once = without_repeats(x)?;
+        let (memory, copy) = aligned_space(cuda, &once)?;
+        kept.push(memory);
+        if filled {
+            convert(cuda, &once, copy, false)?;
+        }
+        Ok(Operand { layout: copy.layout.broadcast_to(*x.layout.shape())?, ..copy })
+    };
+    let (left, right, to) = (copy(a, true)?, copy(b, true)?, copy(&out.to, out.add)?);
+    let dense = Target { to, add: out.add };
+    let refused = match BatchedGemm::new(&left, &right, &dense) {
+        Some(problem) => problem.run(cuda, dense)?,
+        None => Some(DriverFailure::new("the copies have no form")),
+    };
+    match refused {
+        None => convert(cuda, &to, out.to, false),
+        Some(failure) => {
+            let (a, b, dtype) = (a.dims(), b.dims(), out.to.dtype);
+            let why = format!(
+                "the library computes no product {a:?} x {b:?} of {dtype}, also without a workspace and on aligned copies ({failure}); \
+                 use other shapes or another type"
+            );
+            Err(ErrorKind::Unsupported { op: "matmul", device: cuda.queue.engine.device, why }.into())
+        }
+    }
+}
+
+/// Memory for the elements of `x`, of which every row starts at a multiple of 16 bytes.
+fn aligned_space(cuda: &Cuda, x: &Operand) -> Result<(CudaBuffer, Operand)> {
+    let last = x.layout.rank() - 1;
+    let columns = x.dims()[last];
+    let mut dims: SmallVec<[usize; MAX_RANK]> = x.dims().into();
+    dims[last] = columns.next_multiple_of(16 / x.dtype.size());
+    let padded = Layout::contiguous(Shape::new(&dims)?);
+    let memory = cuda.scratch(padded.numel() * x.dtype.size())?;
+    let space = Operand::of(&memory, padded.slice(last, 0, columns, 1)?, x.dtype);
+    Ok((memory, space))
+}
+
+/// The most matrices of one call, above which the library has no algorithm (a dimension of a grid ends at 65,535). A
+/// power of two, so that every call's first matrix is as aligned as the first of all.
+const MOST_BATCHES: usize = 1 << 15;
 
 /// The last two axes of an operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,7 +141,8 @@ impl MatrixLayout {
     /// Elements between rows, if rows are contiguous.
     fn row_major(self) -> Option<usize> {
         let neighbours = self.steps[1] == 1 || self.columns == 1;
-        let leading = if self.rows == 1 { self.columns as isize } else { self.steps[0] };
+        // From a single row nothing leads to another: whatever makes rows start at multiples of 16 bytes.
+        let leading = if self.rows == 1 { self.columns.next_multiple_of(8) as isize } else { self.steps[0] };
         (neighbours && leading >= self.columns as isize).then_some(leading as usize)
     }
 
@@ -133,13 +190,14 @@ impl BatchedGemm {
             }
             last -= 1;
         }
-        // The longest axis is the library's batch.
-        let longest = (0..axes.rank()).max_by_key(|&i| axes.sizes[i])?;
-        let (count, steps) = (axes.sizes[longest], axes.steps.clone());
-        axes.sizes[longest] = 1;
+        // The longest axis is the library's batch, which goes forwards.
+        let forwards = |axis: &usize| axes.steps.iter().all(|steps| steps[*axis] >= 0);
+        let longest = (0..axes.rank()).filter(forwards).max_by_key(|&i| axes.sizes[i]);
+        let steps = axes.steps.clone();
+        let count = longest.map_or(1, |axis| std::mem::replace(&mut axes.sizes[axis], 1));
         let side = |operand: &Operand, index: usize, (leading, other): (usize, bool)| GemmOperand {
             leading,
-            batch: steps[index][longest],
+            batch: longest.map_or(0, |axis| steps[index][axis]),
             transposed: other,
             aligned: aligned(operand, &axes, &steps[index]),
         };
@@ -165,15 +223,28 @@ impl BatchedGemm {
         Some(BatchedGemm { gemm, at: [b.address, a.address, out.to.address], loops })
     }
 
-    fn run(mut self, cuda: &Cuda, out: Target) -> Result<()> {
+    /// What the library says if it refuses the problem; nothing was queued then.
+    fn run(mut self, cuda: &Cuda, out: Target) -> Result<Option<DriverFailure>> {
         self.gemm.tf32 = cuda.tf32 && out.to.dtype == DType::F32;
-        for position in 0..self.loops.count() {
-            let at: [u64; 3] = std::array::from_fn(|i| self.at[i].wrapping_add_signed(self.offset(i, position)));
+        let CublasGemm { a, b, d, batch, dtype, .. } = self.gemm;
+        let first = |start: usize, side: &GemmOperand| start as i64 * side.batch as i64 * dtype.size() as i64;
+        let starts: Vec<usize> = (0..batch).step_by(MOST_BATCHES).collect();
+        for (position, &start) in (0..self.loops.count()).flat_map(|p| starts.iter().map(move |s| (p, s))) {
+            let before = [a, b, d].map(|side| first(start, &side));
+            let at: [u64; 3] =
+                std::array::from_fn(|i| self.at[i].wrapping_add_signed(self.offset(i, position) + before[i]));
+            let gemm = CublasGemm { batch: MOST_BATCHES.min(batch - start), ..self.gemm };
             // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and the output overlaps
             // nothing.
-            unsafe { cuda.queue.gemm(&self.gemm, at)? };
+            let refused = unsafe { cuda.queue.gemm(&gemm, at)? };
+            match refused {
+                None => {}
+                Some(failure) if position == 0 && start == 0 => return Ok(Some(failure)),
+                // Parts of the result are there, and may have been added to.
+                Some(failure) => return cuda.queue.kept("matmul", Err(failure)),
+            }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Bytes to a position of the loops.

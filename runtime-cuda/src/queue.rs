@@ -13,10 +13,13 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
-    driver::{CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Stream},
+    driver::{
+        CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, Grid, KernelFunction, Mark, Recording, Stream,
+    },
     engine::{Engine, backend},
     kernel_times::KernelTimes,
     memory::Memory,
+    recent::RecentLaunches,
     staging::Staging,
 };
 
@@ -27,9 +30,12 @@ pub(crate) struct Queue {
     pub memory: Arc<Memory>,
     staging: Mutex<Staging>,
     /// A word that kernels set where an index is out of range, and whether one that may do so was launched.
-    flag: u64,
+    pub flag: u64,
     flagged: AtomicBool,
-    failed: Mutex<Option<(&'static str, String)>>,
+    /// Whether a kernel that may set it was captured.
+    captured_flag: AtomicBool,
+    recent: RecentLaunches,
+    failed: Mutex<Option<(&'static str, DriverFailure)>>,
     capturing: AtomicBool,
     /// The workspace of GEMM, one at a time, since the queue is ordered. Allocated at first use.
     workspace: OnceLock<u64>,
@@ -65,6 +71,8 @@ impl Queue {
             memory,
             flag,
             flagged: AtomicBool::new(false),
+            captured_flag: AtomicBool::new(false),
+            recent: RecentLaunches::default(),
             failed: Mutex::new(None),
             capturing: AtomicBool::new(false),
             workspace: OnceLock::new(),
@@ -80,14 +88,17 @@ impl Queue {
     pub(crate) fn check(&self) -> Result<()> {
         match &*self.failed.lock() {
             None => Ok(()),
-            Some((op, message)) => Err(backend(op, self.engine.device, DriverFailure::new(message.clone()))),
+            Some((op, failure)) => Err(backend(op, self.engine.device, failure.clone())),
         }
     }
 
-    /// Hands a result on; a failure stays with the queue.
+    /// Hands a result on. A sticky failure stays with the queue, with the launches before it.
     pub(crate) fn kept<T>(&self, op: &'static str, done: Fallible<T>) -> Result<T> {
-        done.map_err(|failure| {
-            self.failed.lock().get_or_insert_with(|| (op, failure.message.clone()));
+        done.map_err(|mut failure| {
+            if failure.is_sticky() {
+                failure.message.push_str(&self.recent.told());
+                self.failed.lock().get_or_insert_with(|| (op, failure.clone()));
+            }
             backend(op, self.engine.device, failure)
         })
     }
@@ -111,22 +122,42 @@ impl Queue {
             return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
         }
         // SAFETY: the caller's promise.
-        let launch = || unsafe { self.driver().launch(self.stream, kernel, grid, &mut args.pointers()) };
+        let launch = || unsafe { self.driver().launch(self.stream, kernel, grid, args) };
+        self.recent.note(op, entry, grid);
         let done = self.measured(op, launch);
-        self.kept(op, done.map_err(|e| DriverFailure::new(format!("kernel {entry}: {e}"))))
+        self.kept(op, done.map_err(|e| e.within(&format!("kernel {entry}"))))?;
+        // After the launch: a reader that came before it would clear this, and find nothing.
+        if args.reports {
+            self.reporting(self.capturing.load(Ordering::Acquire)).store(true, Ordering::Release);
+        }
+        Ok(())
     }
 
-    /// A GEMM by cuBLASLt.
+    /// Whether a kernel that may set the flag word was launched, or captured.
+    fn reporting(&self, captured: bool) -> &AtomicBool {
+        if captured { &self.captured_flag } else { &self.flagged }
+    }
+
+    /// A GEMM by cuBLASLt. What it says where it has no algorithm, with a workspace or without; nothing was queued then.
     ///
     /// # Safety
     /// As for [`Driver::gemm`].
-    pub(crate) unsafe fn gemm(&self, gemm: &CublasGemm, at: [u64; 3]) -> Result<()> {
+    pub(crate) unsafe fn gemm(&self, gemm: &CublasGemm, at: [u64; 3]) -> Result<Option<DriverFailure>> {
         self.check()?;
         let workspace = (self.workspace()?, WORKSPACE);
+        self.recent.note("matmul", "cuBLASLt", Grid { blocks: [gemm.m, gemm.n, gemm.k], threads: [1, 1], shared: 0 });
         // SAFETY: the caller's promise; the workspace is this queue's, which is ordered.
         let launch = || unsafe { self.driver().gemm(self.stream, gemm, at, workspace) };
-        let done = self.measured("matmul", launch);
-        self.kept("matmul", done)
+        let refused = |done: &Fallible<()>| matches!(done, Err(e) if e.kind == DriverFailureKind::NotSupported);
+        let mut done = self.measured("matmul", launch);
+        if refused(&done) {
+            // SAFETY: as above, with no workspace.
+            done = self.measured("matmul", || unsafe { self.driver().gemm(self.stream, gemm, at, (0, 0)) });
+        }
+        match done {
+            Err(failure) if failure.kind == DriverFailureKind::NotSupported => Ok(Some(failure)),
+            done => self.kept("matmul", done).map(|()| None),
+        }
     }
 
     /// Launches a kernel, and measures when it runs if such spans are recorded.
@@ -159,12 +190,6 @@ impl Queue {
         Ok(*self.workspace.get().unwrap_or(&at))
     }
 
-    /// The word in which kernels report an index out of range; it will be checked.
-    pub(crate) fn flag(&self) -> u64 {
-        self.flagged.store(true, Ordering::Release);
-        self.flag
-    }
-
     /// Blocks until all queued work is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.check()?;
@@ -178,7 +203,7 @@ impl Queue {
         self.check()?;
         self.refuse_while_capturing("upload")?;
         // SAFETY: the caller hands on an output of exactly this size.
-        let done = unsafe { self.staging.lock().upload(from, to) };
+        let done = self.staged(|staging| unsafe { staging.upload(from, to) });
         self.kept("upload", done)
     }
 
@@ -186,9 +211,15 @@ impl Queue {
         self.check()?;
         self.refuse_while_capturing("download")?;
         // SAFETY: the caller hands on a view of exactly this size.
-        let done = unsafe { self.staging.lock().download(from, to) };
+        let done = self.staged(|staging| unsafe { staging.download(from, to) });
         self.kept("download", done)?;
         self.check_flag()
+    }
+
+    /// A copy through page-locked memory. Where it fails half-way, its chunks are free again once this returns.
+    fn staged(&self, copy: impl FnOnce(&mut Staging) -> Fallible<()>) -> Fallible<()> {
+        let mut staging = self.staging.lock();
+        copy(&mut staging).inspect_err(|_| staging.settle())
     }
 
     /// Reports an index out of range once: the kernel that met it wrote nothing there, and the queue continues.
@@ -196,22 +227,26 @@ impl Queue {
         if !self.flagged.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
+        // A word that could not be read is read by the next one.
+        self.read_flag().inspect_err(|_| self.flagged.store(true, Ordering::Release))?.map_or(Ok(()), Err)
+    }
+
+    /// Reads the flag word and clears it: what it says, if anything.
+    fn read_flag(&self) -> Result<Option<Error>> {
         let mut word = [0u8; 4];
         // SAFETY: the flag has 4 bytes.
-        let done = unsafe { self.staging.lock().download(self.flag, &mut word) };
+        let done = self.staged(|staging| unsafe { staging.download(self.flag, &mut word) });
         self.kept("download", done)?;
         let bits = u32::from_le_bytes(word);
         if bits == 0 {
-            return Ok(());
+            return Ok(None);
         }
         // SAFETY: the flag has this size.
         let cleared = unsafe { self.driver().zero(self.stream, self.flag, FLAG_BYTES) };
         self.kept("download", cleared)?;
         let (_, op) = FLAGS.into_iter().find(|(bit, _)| bits & bit != 0).unwrap_or(FLAGS[0]);
-        Err(Error::argument(
-            op,
-            "an index is out of range; it was found when results were read, so look at the ops before",
-        ))
+        let why = "an index is out of range; it was found when results were read, so look at the ops before";
+        Ok(Some(Error::argument(op, why)))
     }
 
     pub(crate) fn refuse_while_capturing(&self, op: &'static str) -> Result<()> {
@@ -222,9 +257,26 @@ impl Queue {
         Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
     }
 
-    /// Sets whether work is captured from here on; returns the old setting.
-    pub(crate) fn set_capturing(&self, on: bool) -> bool {
-        self.capturing.swap(on, Ordering::AcqRel)
+    /// Work is captured from here on.
+    pub(crate) fn begin_capture(&self) {
+        self.captured_flag.store(false, Ordering::Release);
+        self.capturing.store(true, Ordering::Release);
+    }
+
+    /// Work runs again from here on. Returns whether a captured kernel may report an index out of range.
+    pub(crate) fn end_capture(&self) -> bool {
+        self.capturing.store(false, Ordering::Release);
+        self.captured_flag.swap(false, Ordering::AcqRel)
+    }
+
+    /// Launches what was captured. `reports`: it has kernels that may report an index out of range.
+    pub(crate) fn replay(&self, recording: Recording, reports: bool) -> Result<()> {
+        self.check()?;
+        self.refuse_while_capturing("launch")?;
+        self.recent.note("launch", "a captured step", Grid { blocks: [1; 3], threads: [1; 2], shared: 0 });
+        self.kept("launch", self.driver().replay(recording, self.stream))?;
+        self.flagged.fetch_or(reports, Ordering::AcqRel);
+        Ok(())
     }
 }
 

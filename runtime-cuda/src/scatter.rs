@@ -44,7 +44,7 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
         .arg(count as i64)
         .arg(n as i64)
         .arg(size as i64)
-        .arg(cuda.queue.flag());
+        .flag();
     // SAFETY: the contract of `numcore::Runtime`; pairs have space for `count`.
     unsafe { keys.run(blocks(cuda, count), [256, 1])? };
     pairs.sort(cuda, "scatter_add", bits)?;

@@ -122,6 +122,13 @@ impl Staging {
         waiting.map_or(Ok(()), |(at, bytes)| self.arrived(at, bytes))
     }
 
+    /// After a copy that failed half-way: nothing uses the chunks any more.
+    pub(crate) fn settle(&self) {
+        // What fails here is reported by the next call.
+        let _ = self.driver.synchronize(self.copies);
+        let _ = self.driver.synchronize(self.work);
+    }
+
     fn arrived(&self, at: usize, to: &mut [u8]) -> Fallible<()> {
         let piece = &self.pieces[at];
         self.driver.await_mark(piece.travelled)?;

@@ -12,7 +12,7 @@ use runtime_cuda::Cuda;
 
 #[test]
 fn kernels_have_spans_on_a_track_of_their_queue() {
-    let cuda = Cuda::emulated(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated")).unwrap();
+    let cuda = Cuda::emulated(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated")).unwrap();
     let x = Tensor::from_slice(&cuda, [2, 2], &[1f32, 2.0, 3.0, 4.0]).unwrap();
     // Before the recording: no part of it.
     let y = x.add(&x).unwrap();

@@ -188,6 +188,29 @@ fn matmuls<R: Runtime>(rt: &R, section: &mut Section) {
             }
         }
     }
+    // More matrices than a dimension of a GPU's grid has, and batches that go backwards.
+    section.check("matmul 70000 × [2, 3] · [3, 2]", || matmul(rt, [70_000, 2, 3, 2], Placement::Dense));
+    section.check("matmul 5 × [2, 3] · [3, 2], batches backwards", || backwards(rt));
+}
+
+/// Flipped along the batch: either operand, both.
+fn backwards<R: Runtime>(rt: &R) -> Result<Verdict> {
+    let (a, b) = (Host::new(&[5, 2, 3], 7), Host::new(&[5, 3, 2], 8));
+    let (left, right) = (a.on(rt, Placement::Dense)?, b.on(rt, Placement::Dense)?);
+    let mut verdict = Verdict::PASSED;
+    for flipped in [[true, false], [false, true], [true, true]] {
+        let turned = |x: &Tensor<R>, on: bool| if on { x.flip(&[0]) } else { Ok(x.clone()) };
+        let got = turned(&left, flipped[0])?.matmul(&turned(&right, flipped[1])?)?.to_f64s()?;
+        let of = |at: usize, on: bool| if on { 4 - at } else { at };
+        let cell = |at: usize| {
+            let (s, i, j) = (at / 4, at / 2 % 2, at % 2);
+            let (s, t) = (of(s, flipped[0]), of(s, flipped[1]));
+            (0..3).map(|l| a.values[(s * 2 + i) * 3 + l] * b.values[(t * 3 + l) * 2 + j]).sum()
+        };
+        let want: Vec<f64> = (0..20).map(cell).collect();
+        verdict = verdict.and(near(&format!("flipped {flipped:?}"), &got, &want, 0.0));
+    }
+    Ok(verdict)
 }
 
 fn matmul<R: Runtime>(rt: &R, [batch, m, k, n]: [usize; 4], placement: Placement) -> Result<Verdict> {

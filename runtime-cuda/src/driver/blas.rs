@@ -24,7 +24,15 @@ pub(super) struct Blas {
 }
 
 fn words(e: CublasError) -> DriverFailure {
-    DriverFailure::new(format!("cuBLASLt: {e}"))
+    said(e, format!("cuBLASLt: {e}"))
+}
+
+/// A fault of the device is not known from the library's code: the next call of the driver reports it.
+fn said(e: CublasError, message: String) -> DriverFailure {
+    match e.0 {
+        sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => DriverFailure::not_supported(message),
+        _ => DriverFailure::new(message),
+    }
 }
 
 impl Blas {
@@ -72,7 +80,7 @@ impl Blas {
                 stream.raw().cast(),
             )
         };
-        done.map_err(|e| DriverFailure::new(format!("cuBLASLt: {e} for {gemm:?}")))
+        done.map_err(|e| said(e, format!("cuBLASLt: {e} for {gemm:?}")))
     }
 
     fn problem(&self, gemm: &CublasGemm, workspace: usize) -> Fallible<Arc<CublasPlan>> {
@@ -160,6 +168,10 @@ impl CublasPlan {
         };
         let bytes = workspace as u64;
         set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&bytes).cast(), 8)?;
+        // Where a sum is split over blocks, its parts are added up in the type it is computed in. By default they may be
+        // in the output's, and a half would be rounded once per part.
+        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::ptr::from_ref(&scheme).cast(), 4)?;
         for (which, side) in [
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm.a),
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm.b),
@@ -172,7 +184,7 @@ impl CublasPlan {
         let found = unsafe {
             result::get_matmul_algo_heuristic(handle, self.product, self.a, self.b, self.d, self.d, preference.0)
         };
-        found.map(|h| h.algo).map_err(|e| DriverFailure::new(format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
+        found.map(|h| h.algo).map_err(|e| said(e, format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
     }
 }
 

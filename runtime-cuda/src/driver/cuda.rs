@@ -3,7 +3,7 @@
 //! The raw interface is used, not cudarc's safe layer: that one tracks an event per buffer, which costs more than a
 //! launch, while here one stream's order is all a buffer needs.
 
-use std::{ffi::c_void, time::Duration};
+use std::time::Duration;
 
 use cudarc::driver::{
     result::{self, DriverError},
@@ -14,7 +14,7 @@ use super::{
     About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording,
     Stream, blas::Blas, libraries,
 };
-use crate::codegen::KernelSource;
+use crate::{args::Args, codegen::KernelSource};
 
 /// Shared memory a kernel may use without asking.
 const PLAIN_SHARED: u32 = 48 << 10;
@@ -34,7 +34,7 @@ unsafe impl Send for CudaDriver {}
 unsafe impl Sync for CudaDriver {}
 
 fn words(e: DriverError) -> DriverFailure {
-    DriverFailure::new(e.to_string())
+    DriverFailure::of_code(e.0 as u32, e.to_string())
 }
 
 impl CudaDriver {
@@ -228,7 +228,7 @@ impl Driver for CudaDriver {
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction> {
         self.bind()?;
         let code = self.compiler.compile(source)?;
-        let named = |e: DriverError| DriverFailure::new(format!("kernel {}: {e}", source.entry));
+        let named = |e: DriverError| words(e).within(&format!("kernel {}", source.entry));
         let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
         // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the
         // context frees them.
@@ -243,19 +243,14 @@ impl Driver for CudaDriver {
         Ok(KernelFunction(function as usize as u64))
     }
 
-    unsafe fn launch(
-        &self,
-        stream: Stream,
-        kernel: KernelFunction,
-        grid: Grid,
-        args: &mut [*mut c_void],
-    ) -> Fallible<()> {
+    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
         self.bind()?;
+        let mut args = args.pointers();
         let ([x, y, z], [tx, ty]) = (grid.blocks.map(|b| b as u32), grid.threads);
         let function = kernel.0 as usize as sys::CUfunction;
         // SAFETY: the caller's promise.
         unsafe {
-            result::launch_kernel(function, (x, y, z), (tx, ty, 1), grid.shared, stream.raw(), args).map_err(words)
+            result::launch_kernel(function, (x, y, z), (tx, ty, 1), grid.shared, stream.raw(), &mut args).map_err(words)
         }
     }
 

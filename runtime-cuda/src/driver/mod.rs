@@ -6,36 +6,20 @@ mod compile;
 mod cuda;
 #[cfg(feature = "emulate")]
 mod emulated;
+mod failure;
 mod libraries;
 
-use std::{ffi::c_void, fmt, time::Duration};
+use std::time::Duration;
 
-use crate::codegen::KernelSource;
+use crate::{args::Args, codegen::KernelSource};
 
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub use emulated::AccessOrder;
+pub use emulated::{AccessOrder, GemmRefusal};
 #[cfg(feature = "emulate")]
 pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
-
-/// A failure that a driver reports, in its own words.
-#[derive(Debug)]
-pub(crate) struct DriverFailure {
-    pub message: String,
-}
-
-impl fmt::Display for DriverFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl DriverFailure {
-    pub(crate) fn new(message: impl Into<String>) -> DriverFailure {
-        DriverFailure { message: message.into() }
-    }
-}
+pub(crate) use failure::{DriverFailure, DriverFailureKind};
 
 pub(crate) type Fallible<T> = Result<T, DriverFailure>;
 
@@ -156,13 +140,7 @@ pub(crate) trait Driver: Send + Sync {
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
     /// # Safety
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
-    unsafe fn launch(
-        &self,
-        stream: Stream,
-        kernel: KernelFunction,
-        grid: Grid,
-        args: &mut [*mut c_void],
-    ) -> Fallible<()>;
+    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()>;
     /// # Safety
     /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices are inside their memory and `d` overlaps
     /// neither of the others.

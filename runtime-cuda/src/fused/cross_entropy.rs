@@ -19,7 +19,7 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Sup
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy", smooth, rows, &[x]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy", &kernel)?;
     let launch = call.outs.iter().fold(launch, |launch, out| launch.arg(out.address)).arg(x).arg(target).arg(w);
-    finish(call, op, rows, launch)
+    finish(op, rows, launch)
 }
 
 /// From logits, classes, the rows' statistics, the upstream gradient and class weights (if given).
@@ -36,14 +36,14 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Su
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy_grad", &kernel)?;
     let launch = launch.arg(d).arg(x).arg(target).arg(top).arg(log_sum).arg(g).arg(w);
-    finish(call, op, rows, launch)
+    finish(op, rows, launch)
 }
 
 /// What both kernels take at the end.
-fn finish(call: &FusedCall<'_>, op: &CrossEntropy, rows: RowShape, launch: KernelLaunch<'_>) -> Result<Support> {
+fn finish(op: &CrossEntropy, rows: RowShape, launch: KernelLaunch<'_>) -> Result<Support> {
     let launch = launch.arg(rows.rows as i64).arg(rows.width as i64).arg(op.ignore_index).arg(op.label_smoothing);
     let (blocks, threads) = rows.grid();
     // SAFETY: the contract of `numcore::Runtime`; rows are contiguous; a class is checked before it is followed.
-    unsafe { launch.arg(call.cuda.queue.flag()).run(blocks, threads)? };
+    unsafe { launch.flag().run(blocks, threads)? };
     Ok(Support::Done)
 }

@@ -1,7 +1,6 @@
 //! A driver that computes nothing and records which kernels are requested.
 
 use std::{
-    ffi::c_void,
     sync::{
         LazyLock,
         atomic::{AtomicU64, Ordering},
@@ -15,7 +14,7 @@ use super::{
     super::{About, CublasGemm, Driver, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     at_once,
 };
-use crate::codegen::KernelSource;
+use crate::{args::Args, codegen::KernelSource};
 
 /// What work would launch. All it reads are zeros.
 pub(crate) struct Listing {
@@ -72,6 +71,33 @@ impl Driver for Listing {
 
     at_once!();
 
+    fn synchronize(&self, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
+        Ok(())
+    }
+
+    // What is captured is listed like all else, and a replay needs nothing that was not.
+    fn begin_capture(&self, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn end_capture(&self, _: Stream) -> Fallible<Recording> {
+        Ok(Recording(self.number()))
+    }
+
+    fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
+        Ok(())
+    }
+
+    fn destroy_recording(&self, _: Recording) {}
+
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
     unsafe fn copy_in(&self, _: Stream, _: u64, _: *const u8, _: usize) -> Fallible<()> {
         Ok(())
@@ -100,7 +126,7 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn launch(&self, _: Stream, _: KernelFunction, _: Grid, _: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(&self, _: Stream, _: KernelFunction, _: Grid, _: &mut Args) -> Fallible<()> {
         Ok(())
     }
 

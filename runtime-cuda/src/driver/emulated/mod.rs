@@ -1,13 +1,15 @@
 //! An emulated GPU: kernel sources compiled by a C++ compiler against the emulator of `kernels/shim`, one fiber per
 //! thread.
 //!
-//! Memory is host memory, calls are synchronous, and GEMM is a plain loop. It tests everything except the hardware:
+//! Memory is host memory, calls are synchronous, and GEMM is a plain loop that refuses what cuBLASLt refuses. It tests everything except the hardware:
 //! plans, arguments, index arithmetic, the kernels' logic, memory and errors.
 
 mod build;
+mod captures;
 mod listing;
 mod ordered;
 mod parameters;
+mod refusal;
 mod vector_clock;
 
 use std::{
@@ -29,12 +31,14 @@ use parking_lot::Mutex;
 use super::{
     About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream,
 };
-use crate::codegen::KernelSource;
+use crate::{args::Args, codegen::KernelSource};
 
 pub(crate) use build::HostBuilder;
+use captures::{CapturedWork, Captures};
 pub(crate) use listing::Listing;
 pub use ordered::AccessOrder;
 pub(crate) use ordered::Ordered;
+pub use refusal::GemmRefusal;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
 type EntryFn = unsafe extern "C" fn(*const u32, *mut *mut c_void);
@@ -46,7 +50,11 @@ pub(crate) struct Emulated {
     kernels: Mutex<Kernels>,
     next: AtomicU64,
     blocks: Mutex<HashMap<u64, Layout>>,
+    captures: Captures,
 }
+
+/// The most matrices of one product that the library takes.
+const MOST_BATCHES: usize = 65_535;
 
 #[derive(Default)]
 struct Kernels {
@@ -63,7 +71,14 @@ impl Emulated {
     pub(crate) fn new(folder: &Path) -> Fallible<Emulated> {
         let builder = HostBuilder::new(folder)?;
         let (kernels, blocks) = (Mutex::default(), Mutex::default());
-        Ok(Emulated { about: about(), builder, kernels, next: AtomicU64::new(1), blocks })
+        Ok(Emulated {
+            about: about(),
+            builder,
+            kernels,
+            next: AtomicU64::new(1),
+            blocks,
+            captures: Captures::default(),
+        })
     }
 
     fn number(&self) -> u64 {
@@ -94,8 +109,7 @@ impl Emulated {
     }
 }
 
-/// Streams of a driver whose work is done at once, also while it is captured: what remains to be tested is memory.
-/// There is nothing to replay.
+/// Streams and marks of a driver whose work is done at once.
 macro_rules! at_once {
     () => {
         fn stream(&self) -> Fallible<Stream> {
@@ -103,10 +117,6 @@ macro_rules! at_once {
         }
 
         fn destroy_stream(&self, _: Stream) {}
-
-        fn synchronize(&self, _: Stream) -> Fallible<()> {
-            Ok(())
-        }
 
         fn mark(&self) -> Fallible<Mark> {
             Ok(Mark(self.number()))
@@ -124,31 +134,9 @@ macro_rules! at_once {
 
         fn destroy_mark(&self, _: Mark) {}
 
-        fn record(&self, _: Mark, _: Stream) -> Fallible<()> {
-            Ok(())
-        }
-
-        fn wait(&self, _: Stream, _: Mark) -> Fallible<()> {
-            Ok(())
-        }
-
         fn await_mark(&self, _: Mark) -> Fallible<()> {
             Ok(())
         }
-
-        fn begin_capture(&self, _: Stream) -> Fallible<()> {
-            Ok(())
-        }
-
-        fn end_capture(&self, _: Stream) -> Fallible<Recording> {
-            Ok(Recording(self.number()))
-        }
-
-        fn replay(&self, _: Recording, _: Stream) -> Fallible<()> {
-            Ok(())
-        }
-
-        fn destroy_recording(&self, _: Recording) {}
     };
 }
 use at_once;
@@ -178,6 +166,48 @@ impl Driver for Emulated {
 
     at_once!();
 
+    fn synchronize(&self, stream: Stream) -> Fallible<()> {
+        self.captures.synchronize(stream)
+    }
+
+    fn record(&self, mark: Mark, stream: Stream) -> Fallible<()> {
+        self.captures.record(mark, stream);
+        Ok(())
+    }
+
+    fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+        self.captures.wait(stream, mark)
+    }
+
+    fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+        self.captures.begin(stream);
+        Ok(())
+    }
+
+    fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
+        self.captures.end(stream, Recording(self.number()))
+    }
+
+    fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
+        for work in self.captures.recording(recording).iter() {
+            // SAFETY: the memory that captured work uses lives as long as its recording, by the caller's promise when it
+            // was captured.
+            unsafe {
+                match work.clone() {
+                    CapturedWork::Launch(kernel, grid, mut args) => self.launch(stream, kernel, grid, &mut args)?,
+                    CapturedWork::Gemm(gemm, at, workspace) => self.gemm(stream, &gemm, at, workspace)?,
+                    CapturedWork::Copy { to, from, bytes } => self.copy(stream, to, from, bytes)?,
+                    CapturedWork::Zero { at, bytes } => self.zero(stream, at, bytes)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn destroy_recording(&self, recording: Recording) {
+        self.captures.forget(recording);
+    }
+
     // SAFETY: as above; on the host a copy is done at once.
     unsafe fn copy_in(&self, _: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // SAFETY: the caller's promise.
@@ -191,13 +221,19 @@ impl Driver for Emulated {
         Ok(())
     }
 
-    unsafe fn copy(&self, _: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()> {
+        if self.captures.keep(stream, || CapturedWork::Copy { to, from, bytes }) {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
         Ok(())
     }
 
-    unsafe fn zero(&self, _: Stream, at: u64, bytes: usize) -> Fallible<()> {
+    unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()> {
+        if self.captures.keep(stream, || CapturedWork::Zero { at, bytes }) {
+            return Ok(());
+        }
         // SAFETY: the caller's promise.
         unsafe { (at as *mut u8).write_bytes(0, bytes) };
         Ok(())
@@ -216,11 +252,14 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions, which the entry relies on as a kernel does.
-    unsafe fn launch(&self, _: Stream, kernel: KernelFunction, grid: Grid, args: &mut [*mut c_void]) -> Fallible<()> {
+    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
         let [x, y, z] = grid.blocks.map(|b| b as u32);
         if grid.threads[0] * grid.threads[1] > 1024 || y > 65_535 || z > 65_535 || x * y * z == 0 || x > i32::MAX as u32
         {
             return Err(DriverFailure::new(format!("a launch beyond the device's limits: {grid:?}")));
+        }
+        if self.captures.keep(stream, || CapturedWork::Launch(kernel, grid, Box::new(args.clone()))) {
+            return Ok(());
         }
         // One at a time: the emulator's state is global. Threads run in another order at every launch.
         let mut kernels = self.kernels.lock();
@@ -228,12 +267,12 @@ impl Driver for Emulated {
         let at = [x, y, z, grid.threads[0], grid.threads[1], grid.shared, kernels.launches % 3];
         let entry = kernels.loaded[kernel.0 as usize].1;
         // SAFETY: the caller's promise.
-        unsafe { entry(at.as_ptr(), args.as_mut_ptr()) };
+        unsafe { entry(at.as_ptr(), args.pointers().as_mut_ptr()) };
         Ok(())
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn gemm(&self, _: Stream, gemm: &CublasGemm, at: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
         let rows = |side: &GemmOperand, rows, columns| if side.transposed { columns } else { rows };
         if a.leading < rows(a, gemm.m, gemm.k).max(1)
@@ -246,6 +285,13 @@ impl Driver for Emulated {
             if !at.is_multiple_of(u64::from(side.aligned)) {
                 return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
             }
+        }
+        // Batches are a dimension of the grid, and go forwards.
+        if gemm.batch > MOST_BATCHES || [a, b, &gemm.d].iter().any(|side| side.batch < 0) {
+            return Err(DriverFailure::not_supported(format!("CUBLAS_STATUS_NOT_SUPPORTED for {gemm:?}")));
+        }
+        if self.captures.keep(stream, || CapturedWork::Gemm(*gemm, at, workspace)) {
+            return Ok(());
         }
         // SAFETY: the caller's promise.
         unsafe {

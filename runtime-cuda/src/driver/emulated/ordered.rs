@@ -11,7 +11,6 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    ffi::c_void,
     fmt,
     sync::Arc,
     time::Duration,
@@ -23,9 +22,13 @@ use super::{
     super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
     Emulated,
     parameters::parameters,
+    refusal::GemmRefusal,
     vector_clock::{Moment, VectorClock, join},
 };
-use crate::codegen::KernelSource;
+use crate::{args::Args, codegen::KernelSource};
+
+/// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
+const LAUNCH_FAILED: u32 = 719;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Access {
@@ -60,6 +63,7 @@ struct OrderState {
     recordings: HashMap<u64, Vec<(u64, Access)>>,
     complaints: Vec<String>,
     operations: usize,
+    refusal: GemmRefusal,
     gone: bool,
 }
 
@@ -78,6 +82,11 @@ impl AccessOrder {
         std::mem::take(&mut self.0.lock().complaints)
     }
 
+    /// From here on the library refuses what `refusal` says.
+    pub fn refuse_gemms(&self, refusal: GemmRefusal) {
+        self.0.lock().refusal = refusal;
+    }
+
     /// Makes every later call fail, as when a device is lost.
     pub fn unplug(&self) {
         self.0.lock().gone = true;
@@ -92,7 +101,7 @@ impl fmt::Debug for AccessOrder {
 
 impl OrderState {
     fn there(&self) -> Fallible<()> {
-        if self.gone { Err(DriverFailure::new("the device is gone")) } else { Ok(()) }
+        if self.gone { Err(DriverFailure::of_code(LAUNCH_FAILED, "the device is gone")) } else { Ok(()) }
     }
 
     /// The next operation of a stream.
@@ -332,18 +341,13 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn launch(
-        &self,
-        stream: Stream,
-        kernel: KernelFunction,
-        grid: Grid,
-        args: &mut [*mut c_void],
-    ) -> Fallible<()> {
+    unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()> {
+        let values = args.pointers();
         let parameters = self.state.lock().kernels.get(&kernel.0).cloned().unwrap_or_default();
-        if parameters.len() != args.len() {
-            return Err(DriverFailure::new(format!("{} arguments for {} parameters", args.len(), parameters.len())));
+        if parameters.len() != values.len() {
+            return Err(DriverFailure::new(format!("{} arguments for {} parameters", values.len(), parameters.len())));
         }
-        let pointers = parameters.iter().zip(args.iter()).filter_map(|(how, arg)| how.map(|how| (*arg, how)));
+        let pointers = parameters.iter().zip(values.iter()).filter_map(|(how, arg)| how.map(|how| (*arg, how)));
         // SAFETY: the argument of a parameter that is a pointer is an address.
         let accesses: Vec<(u64, Access)> = pointers.map(|(arg, how)| (unsafe { *arg.cast::<u64>() }, how)).collect();
         self.note("a kernel", stream, &accesses)?;
@@ -353,6 +357,9 @@ impl Driver for Ordered {
 
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+        if self.state.lock().refusal.refuses(gemm, workspace.1) {
+            return Err(DriverFailure::not_supported("CUBLAS_STATUS_NOT_SUPPORTED"));
+        }
         let [a, b, d] = at;
         let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
         self.note("a product", stream, &accesses)?;

@@ -1,0 +1,115 @@
+//! What the emulator captures: work of a stream that is kept in place of being done, and done at each replay. Whatever
+//! breaks a capture of the driver's breaks this one, with the driver's code.
+
+use std::{collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+
+use super::super::{CublasGemm, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream};
+use crate::args::Args;
+
+/// One piece of captured work.
+#[derive(Clone)]
+pub(super) enum CapturedWork {
+    Launch(KernelFunction, Grid, Box<Args>),
+    Gemm(CublasGemm, [u64; 3], (u64, usize)),
+    Copy { to: u64, from: u64, bytes: usize },
+    Zero { at: u64, bytes: usize },
+}
+
+#[derive(Default)]
+struct OpenCapture {
+    work: Vec<CapturedWork>,
+    /// What `end_capture` will report.
+    broken: Option<(u32, &'static str)>,
+}
+
+#[derive(Default)]
+struct CaptureState {
+    open: HashMap<u64, OpenCapture>,
+    /// Marks that were recorded in a capture, and its stream.
+    marks: HashMap<u64, u64>,
+    recordings: HashMap<u64, Arc<Vec<CapturedWork>>>,
+}
+
+/// Captures in progress, and recordings.
+#[derive(Default)]
+pub(super) struct Captures(Mutex<CaptureState>);
+
+fn failure((code, name): (u32, &'static str)) -> DriverFailure {
+    DriverFailure::of_code(code, name)
+}
+
+const INVALIDATED: (u32, &str) = (901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED");
+const UNSUPPORTED: (u32, &str) = (900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED");
+const UNJOINED: (u32, &str) = (904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED");
+const ISOLATION: (u32, &str) = (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION");
+
+impl Captures {
+    /// Keeps work of a stream that is captured; gives it back where none is.
+    pub(super) fn keep(&self, stream: Stream, work: impl FnOnce() -> CapturedWork) -> bool {
+        let mut state = self.0.lock();
+        let open = state.open.get_mut(&stream.0);
+        open.map(|capture| capture.work.push(work())).is_some()
+    }
+
+    pub(super) fn begin(&self, stream: Stream) {
+        self.0.lock().open.insert(stream.0, OpenCapture::default());
+    }
+
+    pub(super) fn end(&self, stream: Stream, recording: Recording) -> Fallible<Recording> {
+        let mut state = self.0.lock();
+        let capture = state.open.remove(&stream.0).unwrap_or_default();
+        state.marks.retain(|_, of| *of != stream.0);
+        if let Some(broken) = capture.broken {
+            return Err(failure(broken));
+        }
+        state.recordings.insert(recording.0, Arc::new(capture.work));
+        Ok(recording)
+    }
+
+    pub(super) fn recording(&self, recording: Recording) -> Arc<Vec<CapturedWork>> {
+        self.0.lock().recordings.get(&recording.0).cloned().unwrap_or_default()
+    }
+
+    pub(super) fn forget(&self, recording: Recording) {
+        self.0.lock().recordings.remove(&recording.0);
+    }
+
+    /// The host waits for a stream, which must not be captured.
+    pub(super) fn synchronize(&self, stream: Stream) -> Fallible<()> {
+        match self.0.lock().open.get_mut(&stream.0) {
+            None => Ok(()),
+            Some(capture) => {
+                capture.broken = Some(INVALIDATED);
+                Err(failure(UNSUPPORTED))
+            }
+        }
+    }
+
+    pub(super) fn record(&self, mark: Mark, stream: Stream) {
+        let mut state = self.0.lock();
+        match state.open.contains_key(&stream.0) {
+            true => drop(state.marks.insert(mark.0, stream.0)),
+            false => drop(state.marks.remove(&mark.0)),
+        }
+    }
+
+    /// A captured stream waits for nothing outside of its capture; another stream that waits for a mark inside of it
+    /// joins it, and is never joined back here.
+    pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
+        let mut state = self.0.lock();
+        let of = state.marks.get(&mark.0).copied();
+        if of == Some(stream.0) {
+            return Ok(());
+        }
+        if let Some(capture) = state.open.get_mut(&stream.0) {
+            capture.broken = Some(INVALIDATED);
+            return Err(failure(ISOLATION));
+        }
+        if let Some(capture) = of.and_then(|of| state.open.get_mut(&of)) {
+            capture.broken = Some(UNJOINED);
+        }
+        Ok(())
+    }
+}
