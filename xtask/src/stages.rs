@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
+use crate::{api, cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ enum Action {
     Tests(&'static [&'static str]),
     /// The same, and this program's own tests.
     AllTests,
+    /// The documentation, and the public API that it shows.
+    Doc,
     /// Several commands in order.
     Steps(&'static [Step]),
     /// The project's own source checks, in this process.
@@ -185,8 +187,8 @@ pub static STAGES: &[Stage] = &[
     stage("doctest", "the documentation's examples run", Action::Tests(&["--doc"])),
     stage(
         "doc",
-        "the documentation builds without a warning",
-        Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
+        "the documentation builds without a warning, and the public API is what docs/public-api says",
+        Action::Doc,
     ),
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
     long("isa", "the suites pass at every instruction set of this processor", Action::Isa),
@@ -257,6 +259,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
         }
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
+        Action::Doc => document().and_then(|()| api::check()),
         Action::Cuda => cuda::run(),
         Action::Isa => isa::run(),
         Action::Mpi => mpi::run(),
@@ -266,6 +269,11 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::TensorBoard => watched::run_tensorboard(),
         Action::Browser => watched::run_browser(),
     }
+}
+
+/// Builds the documentation of the workspace.
+pub fn document() -> Result<(), String> {
+    run_cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
 pub fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {
