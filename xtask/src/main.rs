@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod book;
 mod cli;
 mod cuda;
 mod downstream;

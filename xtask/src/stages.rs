@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{api, cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
+use crate::{api, book, cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -42,6 +42,8 @@ enum Action {
     /// Ranks as processes, with the Open MPI that is installed for it, or with the system's.
     Mpi,
     SystemMpi,
+    /// The chapters of the book, rendered.
+    Book,
     /// A crate that depends on the facade.
     Downstream,
     /// The library crates as packages, and a crate that depends on them.
@@ -209,6 +211,7 @@ pub static STAGES: &[Stage] = &[
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),
     long("browser", "a browser shows the report and the pictures of a run", Action::Browser),
+    long("book", "mdBook renders the book, and its pages link to each other", Action::Book),
     long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
     long("packages", "the library crates are packaged, and a crate builds on the packages", Action::Packages),
 ];
@@ -264,6 +267,7 @@ fn execute(stage: &Stage) -> Result<(), String> {
         Action::Isa => isa::run(),
         Action::Mpi => mpi::run(),
         Action::SystemMpi => mpi::run_system(),
+        Action::Book => book::run(),
         Action::Downstream => downstream::run(),
         Action::Packages => packages::run(),
         Action::TensorBoard => watched::run_tensorboard(),
