@@ -115,32 +115,39 @@ pub mod prelude {
     pub use runtime_wgpu::Wgpu;
 }
 
-/// The code of the guide runs as tests.
+/// The chapters of the book in `docs/book/src`: their code is compiled, and runs unless it needs what a test has not.
 #[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/book/src/data.md")]
-pub mod guide_to_data {}
+pub mod book {
+    macro_rules! chapter {
+        ($name:ident, $file:literal) => {
+            #[doc = include_str!(concat!("../../docs/book/src/", $file))]
+            pub mod $name {}
+        };
+    }
 
-/// The code of the guide to pretrained models is compiled.
-#[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/book/src/hugging-face.md")]
-pub mod guide_to_pretrained_models {}
-
-/// The code of the guide to chat is compiled.
-#[cfg(all(doctest, feature = "cpu", feature = "text"))]
-#[doc = include_str!("../../docs/book/src/chat.md")]
-pub mod guide_to_chat {}
-
-/// The code of the guide runs as tests.
-#[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/book/src/first-training-run.md")]
-pub mod guide_to_training {}
-
-/// The code of the guide runs as tests.
-#[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/book/src/checkpoints-and-resuming.md")]
-pub mod guide_to_checkpoints {}
-
-/// The code of the guide runs as tests.
-#[cfg(all(doctest, feature = "cpu"))]
-#[doc = include_str!("../../docs/book/src/watching-a-run.md")]
-pub mod guide_to_watching_a_run {}
+    chapter!(introduction, "introduction.md");
+    chapter!(install, "install.md");
+    chapter!(tensors, "tensors.md");
+    chapter!(autograd, "autograd.md");
+    chapter!(layers, "layers.md");
+    chapter!(custom_ops, "custom-ops.md");
+    chapter!(first_training_run, "first-training-run.md");
+    chapter!(data, "data.md");
+    chapter!(watching_a_run, "watching-a-run.md");
+    chapter!(checkpoints_and_resuming, "checkpoints-and-resuming.md");
+    chapter!(runtimes, "runtimes.md");
+    chapter!(many_ranks, "many-ranks.md");
+    chapter!(clusters, "clusters.md");
+    chapter!(pipelines, "pipelines.md");
+    chapter!(parallelism, "parallelism.md");
+    chapter!(uneven_machines, "uneven-machines.md");
+    chapter!(hugging_face, "hugging-face.md");
+    #[cfg(feature = "text")]
+    chapter!(chat, "chat.md");
+    chapter!(coming_from, "coming-from.md");
+    chapter!(conventions, "conventions.md");
+    chapter!(errors, "errors.md");
+    chapter!(performance, "performance.md");
+    chapter!(design, "design.md");
+    chapter!(glossary, "glossary.md");
+}

@@ -121,7 +121,7 @@ const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
     Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
-    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "guide_to_chat"]),
+    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "book::chat"]),
     Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
     Step::Cargo(&["run", "-p", MODELS, "--example", "exported", "--", "target/exported"]),
     Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
@@ -164,6 +164,12 @@ const KILLS_STAGE: &[Step] = &[Step::CargoWith(
     &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
 )];
 
+#[rustfmt::skip]
+const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
+    &[("WEFTGRAD_TEST_MUTATIONS", "1000000")],
+    &["test", "--release", "-p", "weftgrad-examples", "--test", "malformed_files"],
+)];
+
 const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
 
 /// Every stage, in order.
@@ -197,6 +203,7 @@ pub static STAGES: &[Stage] = &[
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),
+    long("malformed", "a million changed files for everything that reads files", Action::Steps(MALFORMED_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),
     long("browser", "a browser shows the report and the pictures of a run", Action::Browser),

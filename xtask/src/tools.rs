@@ -151,14 +151,14 @@ const TOOLS: &[Tool] = &[
         ],
         advice: "your distribution's libopenmpi-dev and openmpi-bin packages",
     },
-    // For the bindings of MPI's header.
+    // For the bindings of MPI's header, which are made with the C interface alone.
     Tool {
         name: "libclang",
         stages: &["mpi", "mpi-system"],
         probe: &[
             "sh",
             "-c",
-            "ls /usr/lib/llvm-*/lib/libclang*.so* \"$LIBCLANG_PATH\"/libclang*.so* 2>/dev/null | grep -q .",
+            "ls /usr/lib/llvm-*/lib/libclang[.-]*so* \"$LIBCLANG_PATH\"/libclang[.-]*so* 2>/dev/null | grep -v libclang-cpp | grep -q .",
         ],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends libclang-dev clang"],
         advice: "your distribution's libclang-dev and clang packages",
