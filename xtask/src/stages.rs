@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
+use crate::{api, book, cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ enum Action {
     Tests(&'static [&'static str]),
     /// The same, and this program's own tests.
     AllTests,
+    /// The documentation, and the public API that it shows.
+    Doc,
     /// Several commands in order.
     Steps(&'static [Step]),
     /// The project's own source checks, in this process.
@@ -40,6 +42,8 @@ enum Action {
     /// Ranks as processes, with the Open MPI that is installed for it, or with the system's.
     Mpi,
     SystemMpi,
+    /// The chapters of the book, rendered.
+    Book,
     /// A crate that depends on the facade.
     Downstream,
     /// The library crates as packages, and a crate that depends on them.
@@ -185,8 +189,8 @@ pub static STAGES: &[Stage] = &[
     stage("doctest", "the documentation's examples run", Action::Tests(&["--doc"])),
     stage(
         "doc",
-        "the documentation builds without a warning",
-        Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
+        "the documentation builds without a warning, and the public API is what docs/public-api says",
+        Action::Doc,
     ),
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
     long("isa", "the suites pass at every instruction set of this processor", Action::Isa),
@@ -207,6 +211,7 @@ pub static STAGES: &[Stage] = &[
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),
     long("browser", "a browser shows the report and the pictures of a run", Action::Browser),
+    long("book", "mdBook renders the book, and its pages link to each other", Action::Book),
     long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
     long("packages", "the library crates are packaged, and a crate builds on the packages", Action::Packages),
 ];
@@ -257,15 +262,22 @@ fn execute(stage: &Stage) -> Result<(), String> {
         }
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
+        Action::Doc => document().and_then(|()| api::check()),
         Action::Cuda => cuda::run(),
         Action::Isa => isa::run(),
         Action::Mpi => mpi::run(),
         Action::SystemMpi => mpi::run_system(),
+        Action::Book => book::run(),
         Action::Downstream => downstream::run(),
         Action::Packages => packages::run(),
         Action::TensorBoard => watched::run_tensorboard(),
         Action::Browser => watched::run_browser(),
     }
+}
+
+/// Builds the documentation of the workspace.
+pub fn document() -> Result<(), String> {
+    run_cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
 pub fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::{cuda, mpi, repo, watched};
+use crate::{book, cuda, mpi, repo, watched};
 
 /// Something a stage needs. To add a system package, add a row.
 struct Tool {
@@ -128,6 +128,23 @@ const TOOLS: &[Tool] = &[
             "onnxruntime==1.32.0",
         ],
         advice: "`pip install --target target/formats-1 gguf==0.19.0 onnx==1.23.2 onnxruntime==1.32.0`",
+    },
+    Tool {
+        name: "mdBook 0.5.4",
+        stages: &["book"],
+        probe: &["target/mdbook-0.5.4/bin/mdbook", "--version"],
+        install: &[
+            "cargo",
+            "install",
+            "mdbook",
+            "--version",
+            "0.5.4",
+            "--locked",
+            "--no-default-features",
+            "--root",
+            book::FOLDER,
+        ],
+        advice: "`cargo install mdbook --version 0.5.4 --locked --no-default-features --root target/mdbook-0.5.4`",
     },
     Tool {
         name: "chromium",

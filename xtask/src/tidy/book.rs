@@ -1,5 +1,5 @@
 //! Rule: the book is whole. `SUMMARY.md` lists every chapter once, each chapter's code is a test of the facade, no block of it is left out of
-//! the tests, and a link to a heading of a chapter finds one.
+//! the tests, a link to a heading of a chapter finds one, and no chapter links out of the book, whose pages are rendered elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -39,6 +39,7 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
                 format!("`{words}`: a block that no test compiles; say `no_run`, or `text` for what is no program"),
             )
         }));
+        found.extend(outside(path, text));
     }
     found.extend(tree.texts(".md").flat_map(|(path, text)| lost_anchors(tree, path, text)));
     found
@@ -65,6 +66,22 @@ fn listed(tree: &Tree) -> Vec<Finding> {
 /// Whether a block with these words after its fence is Rust that rustdoc does not compile.
 fn is_ignored(words: &str) -> bool {
     words.split(',').map(str::trim).any(|word| word == "ignore" || word.starts_with("ignore-"))
+}
+
+/// Links of a chapter to files of the repository that are not chapters.
+fn outside(path: &str, text: &str) -> Vec<Finding> {
+    let targets =
+        prose(text).flat_map(|(line, prose)| link_targets(prose).into_iter().map(move |target| (line, target)));
+    let out = targets.filter(|(_, target)| {
+        let file = target.split('#').next().unwrap_or_default();
+        !file.contains("://")
+            && !file.starts_with("mailto:")
+            && resolve(path, file).is_none_or(|to| !to.starts_with(FOLDER.trim_end_matches('/')))
+    });
+    out.map(|(line, target)| {
+        Finding::new(path, line, format!("`{target}` is not in the book: name the file in backticks"))
+    })
+    .collect()
 }
 
 /// Links, of any page, to a heading that a chapter does not have.
@@ -97,10 +114,7 @@ mod tests {
 
     #[test]
     fn a_whole_book_is_fine() {
-        check_chapter(
-            "# A\n[b](b.md#one-part) [web](https://example.org#x) [code](../../../weftgrad/src/lib.rs#L1)",
-            &[],
-        );
+        check_chapter("# A\n[b](b.md#one-part) [web](https://example.org#x)", &[]);
         expect(check, &[("README.md", "[x](#gone)")], &[]);
     }
 
@@ -127,6 +141,14 @@ mod tests {
         check_chapter("```rust,no_run\n```\n```text\nignore\n```\n", &[]);
         check_chapter("x\n```rust,ignore\n```\n", &["docs/book/src/a.md:2: `rust,ignore`"]);
         check_chapter("```ignore-windows\n```\n", &["docs/book/src/a.md:1: `ignore-windows`"]);
+    }
+
+    #[test]
+    fn chapters_link_to_chapters() {
+        check_chapter(
+            "[x](../../../weftgrad/src/lib.rs)",
+            &["docs/book/src/a.md:1: `../../../weftgrad/src/lib.rs` is not"],
+        );
     }
 
     #[test]
