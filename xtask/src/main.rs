@@ -11,6 +11,7 @@ mod cuda;
 mod downstream;
 mod goldens;
 mod isa;
+mod long_stages;
 mod mpi;
 mod packages;
 mod repo;

@@ -20,6 +20,9 @@ struct Tool {
 /// Where the readers of GGUF and ONNX are installed.
 pub const FORMATS: &str = "target/formats-1";
 
+/// Where PyTorch is installed.
+pub const TORCH: &str = "target/torch-2.15.0";
+
 const TOOLS: &[Tool] = &[
     Tool {
         name: "rustfmt",
@@ -62,7 +65,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["cuda", "mpi", "tensorboard", "formats"],
+        stages: &["cuda", "mpi", "tensorboard", "formats", "torch"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -145,6 +148,24 @@ const TOOLS: &[Tool] = &[
             book::FOLDER,
         ],
         advice: "`cargo install mdbook --version 0.5.4 --locked --no-default-features --root target/mdbook-0.5.4`",
+    },
+    Tool {
+        name: "PyTorch 2.15.0",
+        stages: &["torch"],
+        probe: &["sh", "-c", "PYTHONPATH=target/torch-2.15.0 python3 -c 'import torch, safetensors'"],
+        install: &[
+            "python3",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            TORCH,
+            "torch==2.15.0",
+            "numpy",
+            "safetensors",
+        ],
+        advice: "`pip install --target target/torch-2.15.0 torch==2.15.0 numpy safetensors`",
     },
     Tool {
         name: "chromium",
