@@ -293,15 +293,20 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         let length = Tensor::from_slice(rt, [1], &[bytes.len() as i64])?;
         let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
         let lengths = self.gather_of(of, &length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
-        let lengths: Vec<usize> = lengths.into_iter().map(|l| l as usize).collect();
-        if lengths.iter().all(|&l| l == 0) {
+        // What a faulty engine makes of a length is an error, not memory of that size.
+        let wrong =
+            || Error::argument("exchange", format!("ranks have sent {lengths:?} bytes")).on_rank(self.world_rank());
+        let counts = lengths.iter().map(|&l| usize::try_from(l).ok()).collect::<Option<Vec<usize>>>();
+        let counts = counts.ok_or_else(wrong)?;
+        let total = counts.iter().try_fold(0, |sum: usize, &l| sum.checked_add(l)).ok_or_else(wrong)?;
+        if total == 0 {
             return Ok(vec![Vec::new(); n]);
         }
         let own = Tensor::from_slice(rt, [bytes.len()], bytes)?;
-        let out = TensorMut::alloc(rt, Shape::new(&[lengths.iter().sum()])?, DType::U8)?;
-        let all = self.gather_of(of, &own, &lengths, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let out = TensorMut::alloc(rt, Shape::new(&[total])?, DType::U8)?;
+        let all = self.gather_of(of, &own, &counts, out, at)?.wait()?.freeze()?.to_vec::<u8>()?;
         let mut rest = &all[..];
-        Ok(lengths.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
+        Ok(counts.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
     }
 
     /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank: ranks meet once, and the host waits for the device once.

@@ -185,11 +185,11 @@ pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)],
 
 /// Writes tensors from any source: their names, dtypes and shapes, and a function that returns the bytes of the `i`-th,
 /// called for one tensor at a time. The file is written as by [`save`].
-pub fn save_with(
+pub fn save_with<B: AsRef<[u8]>>(
     path: impl AsRef<Path>,
     tensors: &[(String, DType, Shape)],
     notes: &Notes,
-    mut bytes: impl FnMut(usize) -> Result<Vec<u8>>,
+    mut bytes: impl FnMut(usize) -> Result<B>,
 ) -> Result<()> {
     let mut sorted: Vec<usize> = (0..tensors.len()).collect();
     sorted.sort_by_key(|&i| (std::cmp::Reverse(tensors[i].1.size()), &tensors[i].0));
@@ -200,10 +200,11 @@ pub fn save_with(
     for i in sorted {
         let (name, dtype, shape) = &tensors[i];
         let bytes = bytes(i)?;
+        let bytes = bytes.as_ref();
         if bytes.len() != shape.numel() * dtype.size() {
             return Err(Error::state(name.as_str(), format!("{} bytes are no {dtype} {shape}", bytes.len())));
         }
-        file.write(&bytes)?;
+        file.write(bytes)?;
     }
     file.commit()
 }

@@ -61,6 +61,20 @@ impl<R: Runtime> StateRow<R> {
             StateRow::Host(_, bytes) => Ok(bytes.clone()),
         }
     }
+
+    /// The stored bytes, row-major, into memory that is reused: afterwards the vector has them and nothing else.
+    ///
+    /// # Errors
+    /// As [`to_bytes`](StateRow::to_bytes).
+    pub fn to_bytes_in(&self, bytes: &mut Vec<u8>) -> Result<()> {
+        match self {
+            StateRow::Device(row) => row.to_bytes_in(bytes),
+            StateRow::Host(_, own) => {
+                own.clone_into(bytes);
+                Ok(())
+            }
+        }
+    }
 }
 
 impl<R: Runtime> From<Tensor<R>> for StateRow<R> {

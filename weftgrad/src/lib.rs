@@ -135,8 +135,12 @@ pub mod book {
     chapter!(data, "data.md");
     chapter!(watching_a_run, "watching-a-run.md");
     chapter!(checkpoints_and_resuming, "checkpoints-and-resuming.md");
+    chapter!(runtimes, "runtimes.md");
+    chapter!(many_ranks, "many-ranks.md");
+    chapter!(clusters, "clusters.md");
     chapter!(pipelines, "pipelines.md");
     chapter!(parallelism, "parallelism.md");
+    chapter!(uneven_machines, "uneven-machines.md");
     chapter!(hugging_face, "hugging-face.md");
     #[cfg(feature = "text")]
     chapter!(chat, "chat.md");

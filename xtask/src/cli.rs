@@ -10,6 +10,7 @@ pub enum Command {
     Help,
     Test { install: bool, stages: Vec<&'static Stage> },
     Tidy,
+    Api,
     Goldens { from: PathBuf },
     Hot,
 }
@@ -21,10 +22,11 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
         [] | ["help" | "--help" | "-h", ..] => Ok(Command::Help),
         ["test", rest @ ..] => parse_test(rest),
         ["tidy"] => Ok(Command::Tidy),
+        ["api"] => Ok(Command::Api),
         ["goldens", from] => Ok(Command::Goldens { from: PathBuf::from(from) }),
         ["hot"] => Ok(Command::Hot),
         ["goldens", ..] => Err("goldens: give the one folder to copy from".into()),
-        [name @ ("tidy" | "hot"), extra, ..] => Err(format!("{name} takes no argument, found `{extra}`")),
+        [name @ ("tidy" | "api" | "hot"), extra, ..] => Err(format!("{name} takes no argument, found `{extra}`")),
         [other, ..] => Err(format!("unknown command `{other}`")),
     }
 }
@@ -39,6 +41,7 @@ usage: cargo xtask COMMAND
   test [--install] [STAGE]  run the stages in order, or the one named; --install gets missing tools first
   test --all [--install]    the same with the long stages, which are for hand
   tidy                      check the sources against the project's own rules
+  api                       write the public API of every crate (docs/public-api)
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
   hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
   help                      this page
@@ -101,6 +104,7 @@ mod tests {
         assert!(misuse("frobnicate").contains("unknown command `frobnicate`"));
         assert!(misuse("goldens").contains("folder"));
         assert!(misuse("tidy now").contains("`now`"));
+        assert!(misuse("api now").contains("`now`"));
         assert!(misuse("hot now").contains("`now`"));
     }
 
@@ -115,6 +119,7 @@ mod tests {
         assert!(matches!(check(""), Ok(Command::Help)));
         assert!(matches!(check("help"), Ok(Command::Help)));
         assert!(matches!(check("tidy"), Ok(Command::Tidy)));
+        assert!(matches!(check("api"), Ok(Command::Api)));
         assert!(matches!(check("hot"), Ok(Command::Hot)));
         assert!(matches!(check("goldens a/b"), Ok(Command::Goldens { from }) if from == *"a/b"));
     }

@@ -4,11 +4,14 @@
 //! Built on the standard library alone, so that the first `cargo xtask` after a checkout takes seconds.
 #![forbid(unsafe_code)]
 
+mod api;
+mod book;
 mod cli;
 mod cuda;
 mod downstream;
 mod goldens;
 mod isa;
+mod long_stages;
 mod mpi;
 mod packages;
 mod repo;
@@ -45,6 +48,7 @@ fn run(command: Command) -> Result<(), String> {
         }
         Command::Test { install, stages } => stages::test(&stages, install),
         Command::Tidy => tidy::run(),
+        Command::Api => stages::document().and_then(|()| api::refresh()),
         Command::Hot => stages::run_cargo(HOT, &[("WEFTGRAD_WRITE_HOT", "1")]),
         Command::Goldens { from } => goldens::refresh(&from, &repo::root().join("conformance/goldens")),
     }

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use crate::long_stages::*;
 use crate::report::{Outcome, Report};
-use crate::{cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
+use crate::{api, book, cuda, downstream, isa, mpi, packages, repo, tidy, tools, watched};
 
 /// One stage of the test command.
 #[derive(Debug)]
@@ -29,6 +30,8 @@ enum Action {
     Tests(&'static [&'static str]),
     /// The same, and this program's own tests.
     AllTests,
+    /// The documentation, and the public API that it shows.
+    Doc,
     /// Several commands in order.
     Steps(&'static [Step]),
     /// The project's own source checks, in this process.
@@ -40,6 +43,8 @@ enum Action {
     /// Ranks as processes, with the Open MPI that is installed for it, or with the system's.
     Mpi,
     SystemMpi,
+    /// The chapters of the book, rendered.
+    Book,
     /// A crate that depends on the facade.
     Downstream,
     /// The library crates as packages, and a crate that depends on them.
@@ -51,7 +56,7 @@ enum Action {
 
 /// One command of several.
 #[derive(Debug)]
-enum Step {
+pub enum Step {
     Cargo(&'static [&'static str]),
     /// A cargo command with environment variables.
     CargoWith(&'static [(&'static str, &'static str)], &'static [&'static str]),
@@ -74,7 +79,7 @@ const fn long(name: &'static str, about: &'static str, action: Action) -> Stage 
 }
 
 /// Needs a driver: it has a stage of its own.
-const WGPU: &str = "weftgrad-runtime-wgpu";
+pub const WGPU: &str = "weftgrad-runtime-wgpu";
 
 /// What has no tests that run anywhere. Every stage excludes the same packages: otherwise dependencies have other features and are
 /// compiled a second time, for minutes.
@@ -83,88 +88,6 @@ const UNTESTED: &[&str] = &[WGPU, "weftgrad-bench", "weftgrad-gpu-check"];
 /// The kinds of targets that have tests. Programs are left out, which would be compiled a second time, as tests of nothing: their rules are
 /// in libraries, and `tests/smoke.rs` runs them.
 const TESTS: &[&str] = &["--lib", "--test", "*"];
-
-/// Programs as users build them. All that they share with the tests is compiled again, optimised.
-#[rustfmt::skip]
-const RELEASE_STAGE: &[Step] = &[
-    Step::Cargo(&["build", "--release"]),
-    Step::Cargo(&["test", "--release", "-p", "weftgrad-examples", "--test", "smoke"]),
-    Step::Cargo(&["run", "--release", "--bin", "golden", "--", "conformance/goldens"]),
-    Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "40"]),
-];
-
-/// Both selections of packages, that of the tests and that of the programs, use the same features of their common
-/// dependencies: built one by one, all of it was compiled twice.
-#[rustfmt::skip]
-const WGPU_STAGE: &[Step] = &[
-    Step::Cargo(&[
-        "test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--lib", "--test", "*",
-    ]),
-    Step::Cargo(&["test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--doc"]),
-    Step::Cargo(&[
-        "build", "-p", "weftgrad-conformance", "-p", "weftgrad-examples",
-        "--features", "weftgrad-conformance/wgpu,weftgrad-examples/wgpu", "--bin", "golden", "--bin", "mlp", "--bin", "ddp",
-    ]),
-    Step::Built("golden", &["conformance/goldens", "--device", "wgpu"]),
-    Step::Built("mlp", &["--device", "wgpu"]),
-    Step::Built("ddp", &["--device", "wgpu", "--ranks", "2", "--steps", "2"]),
-];
-
-const DATA: &str = "weftgrad-data";
-const MODELS: &str = "weftgrad-models";
-
-/// Formats behind features, which no other stage compiles.
-#[rustfmt::skip]
-const FORMATS_STAGE: &[Step] = &[
-    Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
-    Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
-    Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
-    Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
-    Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
-    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "book::chat"]),
-    Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
-    Step::Cargo(&["run", "-p", MODELS, "--example", "exported", "--", "target/exported"]),
-    Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
-];
-
-/// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
-/// compiler has it behind the switch that makes it take unstable options.
-#[rustfmt::skip]
-const ASAN_STAGE: &[Step] = &[Step::CargoWith(
-    &[
-        ("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan"),
-        // Memory that no machine has is an error of ours, which `misuse` asks for.
-        ("ASAN_OPTIONS", "allocator_may_return_null=1"),
-    ],
-    &[
-        "test", "--target", "x86_64-unknown-linux-gnu", "-p", "weftgrad-conformance", "--test", "cpu", "--",
-        "misuse", "views", "repeated", "slots", "empty", "geometry", "kernels", "sizes",
-    ],
-)];
-
-/// Leaks are not looked for: worker threads and tables live as long as the process.
-#[rustfmt::skip]
-const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
-    &[
-        ("WEFTGRAD_MAX_CPU_ISA", "avx2"),
-        ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "valgrind --quiet --error-exitcode=9 --leak-check=no"),
-    ],
-    &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "misuse", "repeated", "empty"],
-)];
-
-#[rustfmt::skip]
-const LOOPBACK_STAGE: &[Step] = &[Step::CargoWith(
-    &[("CARGO_TARGET_DIR", "target/loopback")],
-    &["test", "--manifest-path", "comm/tests/loopback/Cargo.toml"],
-)];
-
-#[rustfmt::skip]
-const KILLS_STAGE: &[Step] = &[Step::CargoWith(
-    &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
-    &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
-)];
-
-const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
 
 /// Every stage, in order.
 pub static STAGES: &[Stage] = &[
@@ -179,8 +102,8 @@ pub static STAGES: &[Stage] = &[
     stage("doctest", "the documentation's examples run", Action::Tests(&["--doc"])),
     stage(
         "doc",
-        "the documentation builds without a warning",
-        Action::Cargo { args: &["doc", "--workspace", "--no-deps"], env: &[("RUSTDOCFLAGS", "-D warnings")] },
+        "the documentation builds without a warning, and the public API is what docs/public-api says",
+        Action::Doc,
     ),
     stage("mpi", "ranks are processes under Open MPI 5: the suites, faults, examples", Action::Mpi),
     long("isa", "the suites pass at every instruction set of this processor", Action::Isa),
@@ -197,9 +120,12 @@ pub static STAGES: &[Stage] = &[
     long("asan", "views, misuse and slots under AddressSanitizer", Action::Steps(ASAN_STAGE)),
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),
+    long("torch", "random calls, their gradients and second gradients are PyTorch's", Action::Steps(TORCH_STAGE)),
+    long("malformed", "a million changed files for everything that reads files", Action::Steps(MALFORMED_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),
     long("browser", "a browser shows the report and the pictures of a run", Action::Browser),
+    long("book", "mdBook renders the book, and its pages link to each other", Action::Book),
     long("downstream", "a crate outside of the workspace builds with the lines README gives", Action::Downstream),
     long("packages", "the library crates are packaged, and a crate builds on the packages", Action::Packages),
 ];
@@ -250,15 +176,22 @@ fn execute(stage: &Stage) -> Result<(), String> {
         }
         Action::Steps(steps) => steps.iter().try_for_each(Step::run),
         Action::Tidy => tidy::run(),
+        Action::Doc => document().and_then(|()| api::check()),
         Action::Cuda => cuda::run(),
         Action::Isa => isa::run(),
         Action::Mpi => mpi::run(),
         Action::SystemMpi => mpi::run_system(),
+        Action::Book => book::run(),
         Action::Downstream => downstream::run(),
         Action::Packages => packages::run(),
         Action::TensorBoard => watched::run_tensorboard(),
         Action::Browser => watched::run_browser(),
     }
+}
+
+/// Builds the documentation of the workspace.
+pub fn document() -> Result<(), String> {
+    run_cargo(&["doc", "--workspace", "--no-deps"], &[("RUSTDOCFLAGS", "-D warnings")])
 }
 
 pub fn tests_args<'a>(targets: &[&'a str]) -> Vec<&'a str> {

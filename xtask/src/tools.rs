@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::{cuda, mpi, repo, watched};
+use crate::{book, cuda, mpi, repo, watched};
 
 /// Something a stage needs. To add a system package, add a row.
 struct Tool {
@@ -19,6 +19,9 @@ struct Tool {
 
 /// Where the readers of GGUF and ONNX are installed.
 pub const FORMATS: &str = "target/formats-1";
+
+/// Where PyTorch is installed.
+pub const TORCH: &str = "target/torch-2.15.0";
 
 const TOOLS: &[Tool] = &[
     Tool {
@@ -62,7 +65,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["cuda", "mpi", "tensorboard", "formats"],
+        stages: &["cuda", "mpi", "tensorboard", "formats", "torch"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -130,6 +133,41 @@ const TOOLS: &[Tool] = &[
         advice: "`pip install --target target/formats-1 gguf==0.19.0 onnx==1.23.2 onnxruntime==1.32.0`",
     },
     Tool {
+        name: "mdBook 0.5.4",
+        stages: &["book"],
+        probe: &["target/mdbook-0.5.4/bin/mdbook", "--version"],
+        install: &[
+            "cargo",
+            "install",
+            "mdbook",
+            "--version",
+            "0.5.4",
+            "--locked",
+            "--no-default-features",
+            "--root",
+            book::FOLDER,
+        ],
+        advice: "`cargo install mdbook --version 0.5.4 --locked --no-default-features --root target/mdbook-0.5.4`",
+    },
+    Tool {
+        name: "PyTorch 2.15.0",
+        stages: &["torch"],
+        probe: &["sh", "-c", "PYTHONPATH=target/torch-2.15.0 python3 -c 'import torch, safetensors'"],
+        install: &[
+            "python3",
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--target",
+            TORCH,
+            "torch==2.15.0",
+            "numpy",
+            "safetensors",
+        ],
+        advice: "`pip install --target target/torch-2.15.0 torch==2.15.0 numpy safetensors`",
+    },
+    Tool {
         name: "chromium",
         stages: &["browser"],
         probe: &["chromium", "--version"],
@@ -151,14 +189,14 @@ const TOOLS: &[Tool] = &[
         ],
         advice: "your distribution's libopenmpi-dev and openmpi-bin packages",
     },
-    // For the bindings of MPI's header.
+    // For the bindings of MPI's header, which are made with the C interface alone.
     Tool {
         name: "libclang",
         stages: &["mpi", "mpi-system"],
         probe: &[
             "sh",
             "-c",
-            "ls /usr/lib/llvm-*/lib/libclang*.so* \"$LIBCLANG_PATH\"/libclang*.so* 2>/dev/null | grep -q .",
+            "ls /usr/lib/llvm-*/lib/libclang[.-]*so* \"$LIBCLANG_PATH\"/libclang[.-]*so* 2>/dev/null | grep -v libclang-cpp | grep -q .",
         ],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends libclang-dev clang"],
         advice: "your distribution's libclang-dev and clang packages",

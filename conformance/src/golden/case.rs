@@ -95,6 +95,12 @@ impl Case {
         list.map_or_else(Vec::new, |l| l.iter().map(|v| v.as_f64().unwrap_or(f64::NAN)).collect())
     }
 
+    /// The shape that input `i` is repeated to, along axes of size 1.
+    pub fn expanded(&self, i: usize) -> Option<Vec<usize>> {
+        let shape = self.json.get("expand")?.get(i.to_string())?.as_array()?;
+        shape.iter().map(|n| n.as_u64().map(|n| n as usize)).collect()
+    }
+
     /// A real that the case states apart from its attributes.
     pub fn number(&self, field: &str) -> Option<f64> {
         self.json.get(field).and_then(Value::as_f64)

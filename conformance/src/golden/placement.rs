@@ -40,7 +40,7 @@ impl Placement {
     }
 
     /// The tensor as it is stored in memory.
-    fn stored<R: Runtime>(self, x: &Tensor<R>) -> Result<Tensor<R>> {
+    pub(crate) fn stored<R: Runtime>(self, x: &Tensor<R>) -> Result<Tensor<R>> {
         let rank = x.dims().len() as isize;
         match self {
             Placement::Transposed | Placement::Computed if rank >= 2 => x.t()?.contiguous(),

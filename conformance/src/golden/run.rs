@@ -3,7 +3,10 @@
 use std::fmt;
 
 use autograd::{Backward, BackwardHook, Gradients, Leaf, LeafGrad, Var};
-use numcore::{DType, Error, Result, Runtime, Tensor, ops::PointwiseOps};
+use numcore::{
+    DType, Error, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ViewOps},
+};
 
 use crate::caught::caught;
 
@@ -70,13 +73,17 @@ fn run_op<R: Runtime>(rt: &R, case: &Case, options: Options) -> Result<Outcome> 
     let op: OpFn<R> = super::ops::find(&case.op)
         .ok_or_else(|| Error::argument("golden", format!("`{}` is not an op this runner knows", case.op)))?;
     let run = Run { rt, case, options, tol: tolerance(case, options.dtype)? };
-    let inputs = (0..case.count("inputs")?).map(|i| run.input(i)).collect::<Result<Vec<_>>>()?;
-    let values: Vec<Var<R>> = inputs.iter().map(|i| i.value.clone()).collect();
+    let inputs = run.inputs()?;
+    let values = values_of(&inputs);
     let call = Call::new(case, &values);
     let outs = op(&call)?;
     let mut mismatches = run.outputs(&outs)?;
     if let Some(gradients) = run.backward(&outs)? {
         mismatches.extend(run.gradients(&inputs, &call.stand_ins(), &gradients)?);
+    }
+    if case.under("v").next().is_some() {
+        let inputs = run.inputs()?;
+        mismatches.extend(run.second(&op(&Call::new(case, &values_of(&inputs)))?, &inputs)?);
     }
     Ok(Outcome::of(mismatches))
 }
@@ -103,6 +110,10 @@ struct Input<R: Runtime> {
     leaf: Option<Var<R>>,
 }
 
+fn values_of<R: Runtime>(inputs: &[Input<R>]) -> Vec<Var<R>> {
+    inputs.iter().map(|input| input.value.clone()).collect()
+}
+
 impl<R: Runtime> Run<'_, R> {
     /// A tensor of the case in the requested dtype, row-major.
     fn dense(&self, host: &HostValue) -> Result<Tensor<R>> {
@@ -113,13 +124,21 @@ impl<R: Runtime> Run<'_, R> {
         }
     }
 
+    fn inputs(&self) -> Result<Vec<Input<R>>> {
+        (0..self.case.count("inputs")?).map(|i| self.input(i)).collect()
+    }
+
     fn input(&self, i: usize) -> Result<Input<R>> {
         let t = self.dense(self.case.tensor(&format!("in{i}"))?)?;
+        let repeated = |value: Var<R>| match self.case.expanded(i) {
+            Some(shape) => value.broadcast_to(shape),
+            None => Ok(value),
+        };
         if self.case.numbers("grads").contains(&(i as f64)) {
             let (value, leaf) = self.options.placement.leaf(&format!("in{i}"), &t)?;
-            return Ok(Input { value, leaf: Some(leaf) });
+            return Ok(Input { value: repeated(value)?, leaf: Some(leaf) });
         }
-        Ok(Input { value: Var::new(self.options.placement.of(&t)?), leaf: None })
+        Ok(Input { value: repeated(Var::new(self.options.placement.of(&t)?))?, leaf: None })
     }
 
     fn outputs(&self, outs: &[Var<R>]) -> Result<Vec<Mismatch>> {
@@ -136,6 +155,13 @@ impl<R: Runtime> Run<'_, R> {
 
     /// A backward pass from every output that has an upstream gradient; `None` without one.
     fn backward(&self, outs: &[Var<R>]) -> Result<Option<Gradients<R>>> {
+        let Some(backward) = self.seeded(outs)? else { return Ok(None) };
+        let mut gradients = Gradients::new();
+        backward.run(&mut Once(&mut gradients))?;
+        Ok(Some(gradients))
+    }
+
+    fn seeded(&self, outs: &[Var<R>]) -> Result<Option<Backward<R>>> {
         let mut backward: Option<Backward<R>> = None;
         for (k, out) in outs.iter().enumerate() {
             let Some(host) = self.case.maybe(&format!("gout{k}")) else { continue };
@@ -145,10 +171,37 @@ impl<R: Runtime> Run<'_, R> {
                 Some(b) => b.seed(out, &seed)?,
             });
         }
+        Ok(backward)
+    }
+
+    /// The gradients, each times what the case gives for it, are summed; the gradients of that sum.
+    fn second(&self, outs: &[Var<R>], inputs: &[Input<R>]) -> Result<Vec<Mismatch>> {
+        let leaves: Vec<(usize, &Var<R>)> =
+            inputs.iter().enumerate().filter_map(|(i, input)| Some((i, input.leaf.as_ref()?))).collect();
+        let Some(backward) = self.seeded(outs)? else { return Ok(Vec::new()) };
+        let first = backward.grads(&leaves.iter().map(|(_, leaf)| *leaf).collect::<Vec<_>>(), true)?;
+        let mut again: Option<Backward<R>> = None;
+        for ((i, _), gradient) in leaves.iter().zip(first) {
+            // A gradient that depends on no leaf has no gradient of its own.
+            let Some(gradient) = gradient.filter(Var::requires_grad) else { continue };
+            let weight = Var::new(self.options.placement.stored(&self.dense(self.case.tensor(&format!("v{i}"))?)?)?);
+            again = Some(match again {
+                None => Backward::from(&gradient, &weight)?,
+                Some(backward) => backward.seed(&gradient, &weight)?,
+            });
+        }
         let mut gradients = Gradients::new();
-        let Some(backward) = backward else { return Ok(None) };
-        backward.run(&mut Once(&mut gradients))?;
-        Ok(Some(gradients))
+        again.map_or(Ok(()), |again| again.run(&mut Once(&mut gradients)))?;
+        let mut found = Vec::new();
+        for (i, leaf) in leaves {
+            let what = format!("ggin{i}");
+            found.extend(match gradients.of(leaf) {
+                Some(gradient) => self.compare(&what, &self.options.placement.seen(gradient)?)?,
+                None if self.case.tensor(&what)?.to_f64s().iter().all(|value| *value == 0.0) => None,
+                None => Some(Mismatch::new(what, "no gradient reached it")),
+            });
+        }
+        Ok(found)
     }
 
     fn gradients(

@@ -18,6 +18,7 @@ mod overlap;
 mod parameters;
 mod reader;
 mod snapshot;
+mod snapshot_writer;
 mod writer;
 
 use std::{collections::BTreeMap, ops::Range};
@@ -29,6 +30,7 @@ pub use folder::Folder;
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
 pub use snapshot::Snapshot;
+pub use snapshot_writer::SnapshotWriter;
 
 /// Elements of a named tensor that this rank saves.
 pub struct CheckpointPart<R: Runtime> {

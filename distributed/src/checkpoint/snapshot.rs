@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use numcore::{DType, Result, Runtime, placement::TensorPlacement};
 
-use super::{Checkpointed, writer::PartEntry};
+use super::{CheckpointPart, Checkpointed, writer::PartEntry};
 
 /// This rank's part of a checkpoint in host memory: nothing that training does afterwards changes it.
 /// [`Folder::save_snapshot`](super::Folder::save_snapshot) writes it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     pub(super) parts: Vec<HostPart>,
     pub(super) numbers: BTreeMap<String, u64>,
@@ -27,12 +27,23 @@ pub(super) struct HostPart {
 impl Snapshot {
     /// Copies what this rank saves; waits for the device. To be called in the thread that trains.
     pub fn of<R: Runtime>(state: &(impl Checkpointed<R> + ?Sized)) -> Result<Self> {
-        let part = |part: super::CheckpointPart<R>| {
-            let (dtype, bytes) = (part.row.dtype(), part.row.to_bytes()?);
-            Ok(HostPart { name: part.name, placement: part.placement, start: part.start, dtype, bytes })
-        };
-        let parts = state.parts()?.into_iter().map(part).collect::<Result<_>>()?;
-        Ok(Snapshot { parts, numbers: state.numbers() })
+        let mut snapshot = Snapshot::default();
+        snapshot.copy(state)?;
+        Ok(snapshot)
+    }
+
+    /// Copies what this rank saves, in place of what was here, into the memory of that; waits for the device. To be called in the thread that trains. After an error
+    /// it holds parts of both, and is not to be saved.
+    pub fn copy<R: Runtime>(&mut self, state: &(impl Checkpointed<R> + ?Sized)) -> Result<()> {
+        let mut spare = std::mem::take(&mut self.parts).into_iter().map(|part| part.bytes);
+        for part in state.parts()? {
+            let mut bytes = spare.next().unwrap_or_default();
+            part.row.to_bytes_in(&mut bytes)?;
+            let CheckpointPart { name, placement, start, row } = part;
+            self.parts.push(HostPart { name, placement, start, dtype: row.dtype(), bytes });
+        }
+        self.numbers = state.numbers();
+        Ok(())
     }
 
     /// How many bytes of tensors it holds.

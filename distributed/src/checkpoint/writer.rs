@@ -47,7 +47,7 @@ impl Folder {
         self.save_written(comm, step, notes, |at| {
             self.will("write a rank's file")?;
             let entries = snapshot.parts.iter().map(|part| part.entry()).collect::<Vec<_>>();
-            write(at, comm.rank(), &entries, |i| Ok(snapshot.parts[i].bytes.clone()), &snapshot.numbers)
+            write(at, comm.rank(), &entries, |i| Ok(&snapshot.parts[i].bytes), &snapshot.numbers)
         })
     }
 
@@ -70,7 +70,7 @@ impl Folder {
         create_all(&at)?;
         self.will("write a rank's file")?;
         let entries = snapshot.parts.iter().map(|part| part.entry()).collect::<Vec<_>>();
-        let own = write(&at, rank, &entries, |i| Ok(snapshot.parts[i].bytes.clone()), &snapshot.numbers)?;
+        let own = write(&at, rank, &entries, |i| Ok(&snapshot.parts[i].bytes), &snapshot.numbers)?;
         self.will("write a rank's table")?;
         safetensors::replace_file(table(&at, rank), own.as_bytes())?;
         if rank > 0 {
@@ -146,11 +146,11 @@ impl<'a> PartEntry<'a> {
 }
 
 /// Writes a rank's file of what `bytes` gives for each part; gives its table of contents as text.
-fn write(
+fn write<B: AsRef<[u8]>>(
     at: &Path,
     rank: usize,
     parts: &[PartEntry<'_>],
-    mut bytes: impl FnMut(usize) -> Result<Vec<u8>>,
+    mut bytes: impl FnMut(usize) -> Result<B>,
     numbers: &BTreeMap<String, u64>,
 ) -> Result<String> {
     let mut tensors = Vec::with_capacity(parts.len());
@@ -165,7 +165,7 @@ fn write(
     let mut checksums = vec![0; parts.len()];
     safetensors::save_with(file(at, rank), &tensors, &BTreeMap::new(), |i| {
         let bytes = bytes(i)?;
-        checksums[i] = crc32fast::hash(&bytes);
+        checksums[i] = crc32fast::hash(bytes.as_ref());
         Ok(bytes)
     })?;
     let lines = table.iter_mut().filter_map(Value::as_array_mut);

@@ -18,7 +18,7 @@ use super::{LocalTrainStep, fragment::OwnElements};
 use optim::StateRow;
 
 use crate::{
-    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, names},
     comm::Communicator,
     train::{CheckpointNotes, Strategy},
 };
@@ -87,6 +87,26 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         self.require_alone()?;
         folder.save(&self.comm, self.steps, self, notes)
+    }
+
+    /// A writer for [`save_in_background`](LocalTrainStep::save_in_background); every rank makes one, and keeps it.
+    #[track_caller]
+    pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
+        self.require_alone()?;
+        SnapshotWriter::new(&self.comm)
+    }
+
+    /// Saves as [`save`](LocalTrainStep::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotWriter::save`].
+    pub fn save_in_background(
+        &self,
+        writer: &mut SnapshotWriter<R>,
+        folder: &Folder,
+        notes: &CheckpointNotes,
+    ) -> Result<()> {
+        writer.save(folder, self.steps, self, notes)
     }
 
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks; none if there is none. Every rank calls it.

@@ -7,7 +7,7 @@ use numcore::{Result, Runtime, Tensor};
 use optim::LossScaler;
 
 use super::{Strategy, TrainStep, Updates};
-use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names};
+use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, names};
 
 /// Notes of the caller: where its data goes on (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;
@@ -16,6 +16,24 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> TrainStep<R, S> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(self.strategy.everyone(), self.global_step(), self, notes)
+    }
+
+    /// A writer for [`save_in_background`](TrainStep::save_in_background); every rank makes one, and keeps it.
+    pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
+        SnapshotWriter::new(self.strategy.everyone())
+    }
+
+    /// Saves as [`save`](TrainStep::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotWriter::save`].
+    pub fn save_in_background(
+        &self,
+        writer: &mut SnapshotWriter<R>,
+        folder: &Folder,
+        notes: &CheckpointNotes,
+    ) -> Result<()> {
+        writer.save(folder, self.global_step(), self, notes)
     }
 
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or

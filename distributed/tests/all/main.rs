@@ -9,6 +9,7 @@ mod buffer_sync;
 mod buffers;
 mod by_hand;
 mod canonical_order;
+mod checkpoint_background;
 mod checkpoint_common;
 mod checkpoint_faults;
 mod checkpoint_held;

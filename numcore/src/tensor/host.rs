@@ -72,6 +72,21 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
+    /// The stored bytes, row-major, into memory that is reused: afterwards the vector has them and nothing else.
+    ///
+    /// # Errors
+    /// As [`to_bytes`](Tensor::to_bytes), where the vector is too small and the host has no memory for a larger one.
+    pub fn to_bytes_in(&self, bytes: &mut Vec<u8>) -> Result<()> {
+        let dense = self.contiguous()?;
+        let len = dense.shape().numel() * dense.dtype().size();
+        if bytes.capacity() < len {
+            *bytes = Vec::new();
+            *bytes = zeros(len, self.live())?;
+        }
+        bytes.resize(len, 0);
+        dense.runtime().download(dense.view(), bytes)
+    }
+
     /// The stored bytes as they lie, of a contiguous tensor in host memory; none of others, whose bytes [`to_bytes`](Tensor::to_bytes)
     /// copies.
     pub fn host_bytes(&self) -> Option<&[u8]> {

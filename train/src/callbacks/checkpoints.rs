@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
-    checkpoint::Folder,
+    checkpoint::{Folder, SnapshotWriter},
     comm::{Collectives, Comm, Communicator, all_ok},
 };
 use nn::Module;
@@ -12,7 +12,7 @@ use numcore::{Error, Result, Runtime};
 use super::{
     Monitor, best_weights,
     interrupt::{self, Listening},
-    writer::{CheckpointWriter, WriteJob, name_of_run},
+    writer::{WriteJob, name_of_run},
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
 
@@ -46,7 +46,7 @@ pub struct Checkpoints<R: Runtime> {
     /// Whether the next save is its own, too.
     is_due: bool,
     listening: Option<Listening>,
-    writer: Option<CheckpointWriter<R>>,
+    writer: Option<SnapshotWriter<R>>,
     /// This rank, of how many, and a name of this run.
     here: (usize, usize, String),
 }
@@ -177,15 +177,15 @@ impl<R: Runtime> Checkpoints<R> {
         let keep = self.keep.map(|keep| (keep, also));
         let job = WriteJob { folder: self.folder.clone(), snapshot: snapshot.clone(), keep, mark };
         if self.in_thread {
-            return writer.start(job);
+            return writer.start(move |comm| job.run(comm));
         }
-        let written = writer.write(&job);
+        let written = writer.finish().and_then(|()| job.run(writer.comm()));
         self.judge(written)
     }
 
     /// Waits for what is being written. All ranks do so at one point of the run, and know the same of it afterwards.
     fn finish(&mut self) -> Result<()> {
-        let written = self.writer.as_mut().map_or(Ok(()), CheckpointWriter::finish);
+        let written = self.writer.as_mut().map_or(Ok(()), SnapshotWriter::finish);
         self.judge(written)
     }
 
@@ -263,7 +263,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 }
                 // Where transfers wait for each other, those of a thread could wait for those of the step, and the other way round.
                 self.in_thread &= run.comm().guarantees().independent_transfers;
-                self.writer = Some(CheckpointWriter::new(run.comm())?);
+                self.writer = Some(SnapshotWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
                 self.saved = self.resumed_here(run)?;
                 if run.comm().rank() == 0 {

@@ -1,4 +1,4 @@
-//! Just enough Markdown: lines outside code blocks, code spans, link targets.
+//! Just enough Markdown: lines outside code blocks, what begins a block, code spans, link targets, anchors of headings.
 
 /// The lines outside fenced code blocks, numbered from 1.
 pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
@@ -8,6 +8,23 @@ pub fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
         in_code ^= fence;
         (!in_code && !fence).then_some((i + 1, line))
     })
+}
+
+/// The words after each fence that begins a code block, with its line from 1.
+pub fn fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let fences = text.lines().enumerate().filter_map(|(i, line)| Some((i + 1, line.trim_start().strip_prefix("```")?)));
+    fences.step_by(2)
+}
+
+/// The anchors of a page's headings, as forges and mdBook make them: small letters, digits, `-` and `_`, and a hyphen for each space.
+pub fn anchors(text: &str) -> Vec<String> {
+    let headings = prose(text).filter(|(_, line)| line.starts_with('#')).map(|(_, line)| line.trim_start_matches('#'));
+    headings.filter_map(|heading| heading.strip_prefix(' ')).map(|heading| anchor(heading.trim())).collect()
+}
+
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
 }
 
 /// What stands between backticks on a line.
@@ -36,6 +53,18 @@ mod tests {
     fn code_blocks_are_no_prose() {
         let text = "a\n```rust\nb\n```\nc\n  ```\n  d\n  ```\n";
         assert_eq!(prose(text).collect::<Vec<_>>(), [(1, "a"), (5, "c")]);
+    }
+
+    #[test]
+    fn fences_have_words_and_lines() {
+        let text = "```rust,no_run\n```\nx\n  ```\n  ```\n```sh\n";
+        assert_eq!(fences(text).collect::<Vec<_>>(), [(1, "rust,no_run"), (4, ""), (6, "sh")]);
+    }
+
+    #[test]
+    fn anchors_are_those_of_forges() {
+        let text = "# From one, to many\n```\n# no heading\n```\n## `a_b` and C-d\n#none";
+        assert_eq!(anchors(text), ["from-one-to-many", "a_b-and-c-d"]);
     }
 
     #[test]

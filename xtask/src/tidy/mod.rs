@@ -3,6 +3,7 @@
 //! One file per rule: `fn check(&Tree) -> Vec<Finding>`, tested on small texts. A new rule is a file and a row of
 //! [`RULES`].
 
+mod book;
 mod dependencies;
 mod doc_comments;
 mod file_size;
@@ -51,6 +52,7 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
     dependencies::check,
     recipes::check,
     links::check,
+    book::check,
     names::check,
     vocabulary::check,
     doc_comments::check,

@@ -6,7 +6,7 @@ use numcore::{Result, Runtime, Tensor};
 
 use super::{PipelineTrainStep, local_stages::LocalStages};
 use crate::{
-    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, Wanted, names},
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, names},
     train::{CheckpointNotes, StageStrategy},
 };
 
@@ -14,6 +14,24 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(&self.groups.world, self.global_step(), self, notes)
+    }
+
+    /// A writer for [`save_in_background`](PipelineTrainStep::save_in_background); every rank makes one, and keeps it.
+    pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
+        SnapshotWriter::new(&self.groups.world)
+    }
+
+    /// Saves as [`save`](PipelineTrainStep::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotWriter::save`].
+    pub fn save_in_background(
+        &self,
+        writer: &mut SnapshotWriter<R>,
+        folder: &Folder,
+        notes: &CheckpointNotes,
+    ) -> Result<()> {
+        writer.save(folder, self.global_step(), self, notes)
     }
 
     /// Goes on from the last complete checkpoint in a folder, whatever trainer saved it: of any strategy, on any number of ranks, of

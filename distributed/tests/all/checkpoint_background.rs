@@ -1,0 +1,363 @@
+//! Checkpoints that a thread writes while training goes on: what is saved, and what becomes of a save that fails or is killed.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use distributed::{
+    checkpoint::{CheckpointPart, CheckpointReader, Checkpointed, Folder, SnapshotWriter, Wanted},
+    comm::{Comm, Communicator, InOrderCommunicator, NoOpCommunicator, Ranks},
+    local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
+    mesh::Mesh,
+    pipeline::ScheduleKind,
+    plan::{Axis, ParallelPlan},
+    train::{BucketedTrainer, CheckpointNotes, TrainStep},
+    zero::ZeroStage,
+};
+use nn::Init;
+use numcore::{DType, Error, Result, Tensor};
+use runtime_cpu::Cpu;
+
+use crate::{
+    checkpoint_common::Scratch,
+    common::{Mlp, Task, adamw, bucketed, config, cpu, own, pipelined, sharded_pipeline},
+    expert_common::ExpertCase,
+    pipeline_staged::{How, Model, everywhere, steps},
+    tensor_common::TensorCase,
+};
+
+/// An arrangement of ranks.
+type Axes = &'static [(Axis, usize)];
+
+/// Opens when it is dropped, also by a test that fails.
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+}
+
+/// A folder into which this rank's file is written only once the gate is open.
+fn gated(path: PathBuf) -> (Folder, Gate) {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let own = gate.clone();
+    let folder = Folder::new(path).watched(move |change| {
+        if change == "write a rank's file" {
+            drop(own.1.wait_while(own.0.lock().unwrap(), |open| !*open).unwrap());
+        }
+        Ok(())
+    });
+    (folder, Gate(gate))
+}
+
+/// Saves twice at once, and the same beside a step that is taken before a byte is written.
+fn save_beside<C: Checkpointed<Cpu>>(
+    comm: &Comm<Cpu>,
+    scratch: &Path,
+    step: &mut C,
+    mut train: impl FnMut(&mut C, usize) -> Result<()>,
+) -> Result<()> {
+    let mut writer = SnapshotWriter::new(comm)?;
+    train(step, 0)?;
+    for k in 1..3 {
+        Folder::new(scratch.join("at-once")).save(comm, k as u64, step, &CheckpointNotes::new())?;
+        let (folder, gate) = gated(scratch.join("beside"));
+        writer.save(&folder, k as u64, step, &CheckpointNotes::new())?;
+        train(step, k)?;
+        assert!(writer.is_writing());
+        drop(gate);
+    }
+    writer.finish()
+}
+
+/// Every file of the checkpoint of a step.
+fn files(path: &Path, step: u64) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(Folder::new(path).step(step)).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.file_name().unwrap().to_str().unwrap().into(), fs::read(path).unwrap())).collect()
+}
+
+/// What both ways of saving have written is equal, byte by byte.
+fn compare(what: &str, scratch: &Scratch) {
+    let of = |way: &str| [1, 2].map(|step| files(&scratch.0.join(way), step));
+    let (at_once, beside) = (of("at-once"), of("beside"));
+    assert!(at_once == beside, "{what}");
+    assert!(at_once[0] != at_once[1], "{what}: a step changed nothing");
+}
+
+#[test]
+fn every_strategy_saves_beside_a_step_what_it_saves_at_once() {
+    const CUTS: [(Axes, Option<ZeroStage>); 9] = [
+        (&[(Axis::Data, 1)], None),
+        (&[(Axis::Data, 3)], None),
+        (&[(Axis::Shard, 2)], Some(ZeroStage::State)),
+        (&[(Axis::Shard, 3)], Some(ZeroStage::Gradients)),
+        (&[(Axis::Shard, 4)], Some(ZeroStage::Parameters)),
+        (&[(Axis::Data, 2), (Axis::Shard, 2)], Some(ZeroStage::Parameters)),
+        (&[(Axis::Data, 2), (Axis::Tensor, 2)], None),
+        (&[(Axis::Shard, 2), (Axis::Tensor, 2)], Some(ZeroStage::Parameters)),
+        (&[(Axis::Data, 2), (Axis::Context, 2)], None),
+    ];
+    for (axes, zero) in CUTS {
+        let (scratch, plan) = (Scratch::new("background"), ParallelPlan::of(axes.to_vec()).unwrap());
+        let case = TensorCase { dtype: DType::BF16, zero, ..TensorCase::new(2) };
+        let run = everywhere(plan.world(), |comm| {
+            let mesh = Mesh::new(&comm, plan.clone())?;
+            let model = case.build(&mesh)?;
+            let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
+            macro_rules! save {
+                ($step:expr) => {
+                    save_beside(&comm, &scratch.0, &mut $step, |step, k| {
+                        case.step(step, &model, mesh.batch(), k).map(|_| ())
+                    })
+                };
+            }
+            match zero {
+                None => save!(builder.build()?),
+                Some(stage) => save!(builder.zero(stage).build()?),
+            }
+        });
+        run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
+        compare(&format!("{axes:?} {zero:?}"), &scratch);
+    }
+}
+
+#[test]
+fn experts_are_saved_beside_a_step_as_at_once() {
+    const CUTS: [(Axes, Option<ZeroStage>); 2] = [
+        (&[(Axis::Data, 2), (Axis::Expert, 2)], None),
+        (&[(Axis::Shard, 4), (Axis::Expert, 2)], Some(ZeroStage::Parameters)),
+    ];
+    for (axes, zero) in CUTS {
+        let (scratch, plan) = (Scratch::new("background"), ParallelPlan::of(axes.to_vec()).unwrap());
+        let case = ExpertCase { zero, ..ExpertCase::new(4) };
+        let run = everywhere(plan.world(), |comm| {
+            let mesh = Mesh::new(&comm, plan.clone())?;
+            let model = case.build(&mesh)?;
+            let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
+            macro_rules! save {
+                ($step:expr) => {
+                    save_beside(&comm, &scratch.0, &mut $step, |step, k| {
+                        case.step(step, &model, mesh.batch(), k).map(|_| ())
+                    })
+                };
+            }
+            match zero {
+                None => save!(builder.experts().build()?),
+                Some(stage) => save!(builder.zero(stage).experts().build()?),
+            }
+        });
+        run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
+        compare(&format!("{axes:?} {zero:?}"), &scratch);
+    }
+}
+
+#[test]
+fn pipelines_are_saved_beside_a_step_as_at_once() {
+    let cuts = [
+        (ScheduleKind::OneFOneB, 2, 1, 1, How::Replicas),
+        (ScheduleKind::OneFOneB, 2, 1, 2, How::Zero(ZeroStage::Gradients)),
+        // The first and the last stage, with both copies of the table, on one rank.
+        (ScheduleKind::Zbv, 2, 2, 2, How::Gathered),
+    ];
+    for (kind, p, v, replicas, how) in cuts {
+        let scratch = Scratch::new("background");
+        let run = everywhere(p * replicas, |comm| {
+            let (model, checked) = (Model::Gpt, how.checked(kind, p, v, 4).expect("a schedule"));
+            let staged = model.staged(&comm, &checked, 4);
+            macro_rules! save {
+                ($step:expr) => {
+                    save_beside(&comm, &scratch.0, &mut $step, |step, k| {
+                        steps(&comm, model, step, k..k + 1, |_| Ok(())).map(|_| ())
+                    })
+                };
+            }
+            match how.zero() {
+                None => save!(pipelined(&comm, staged, config())?),
+                Some(zero) => {
+                    let mut step = sharded_pipeline(&comm, staged, config(), zero)?;
+                    save_beside(&comm, &scratch.0, &mut step, |step, k| {
+                        steps(&comm, model, step, k..k + 1, |step| step.gather_full_params()).map(|_| ())
+                    })
+                }
+            }
+        });
+        run.unwrap_or_else(|error| panic!("{kind:?} {how:?}: {error}"));
+        compare(&format!("{kind:?} {how:?}"), &scratch);
+    }
+}
+
+#[test]
+fn local_updates_are_saved_beside_a_step_as_at_once() {
+    let scratch = Scratch::new("background");
+    let run = everywhere(3, |comm| {
+        let (rt, options) = (comm.runtime(), LocalUpdates { every: Some(2), ..LocalUpdates::default() });
+        let model = Mlp::new(&Init::new(rt, 3))?;
+        let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(adamw()).build()?;
+        let mut step = LocalTrainStep::new(&comm, &model, inner, DiLoCo::default(), options)?;
+        save_beside(&comm, &scratch.0, &mut step, |step, k| step.step(|_| model.loss(rt, k, &own(&comm))).map(|_| ()))
+    });
+    run.unwrap();
+    compare("local updates", &scratch);
+}
+
+/// Data parallelism, with a step taken.
+fn trained(comm: &Comm<Cpu>) -> Result<(Mlp<Cpu>, BucketedTrainer<Cpu>)> {
+    let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+    let mut step = bucketed(comm, &model, config(), Default::default())?;
+    step.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
+    Ok((model, step))
+}
+
+/// Saves steps 1 and 2.
+fn saves(comm: &Comm<Cpu>, folder: &Folder) -> Result<()> {
+    let (model, mut step) = trained(comm)?;
+    let mut writer = step.snapshot_writer()?;
+    step.save_in_background(&mut writer, folder, &CheckpointNotes::new())?;
+    step.step(|_| model.loss(comm.runtime(), 1, &own(comm)))?;
+    step.save_in_background(&mut writer, folder, &CheckpointNotes::new())?;
+    writer.finish()
+}
+
+/// Changes of two ranks that save one step.
+const CHANGES: usize = 6;
+const FOLDER: &str = "WEFTGRAD_TEST_BACKGROUND_FOLDER";
+const AT: &str = "WEFTGRAD_TEST_BACKGROUND_AT";
+
+/// What the test below starts: it ends itself before a change.
+#[test]
+fn saves_in_the_background_until_it_ends_itself() {
+    let (Ok(folder), Ok(at)) = (std::env::var(FOLDER), std::env::var(AT)) else { return };
+    let (at, made) = (at.parse::<usize>().unwrap(), AtomicUsize::new(0));
+    let folder = Folder::new(folder).watched(move |_| {
+        if made.fetch_add(1, Ordering::SeqCst) == at {
+            std::process::abort();
+        }
+        Ok(())
+    });
+    Ranks::new(2).run(cpu, |comm| saves(&comm, &folder)).unwrap();
+}
+
+#[test]
+fn a_thread_that_is_killed_before_any_change_leaves_the_last_checkpoint() {
+    for at in 0..=2 * CHANGES {
+        let scratch = Scratch::new("background-killed");
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "checkpoint_background::saves_in_the_background_until_it_ends_itself"])
+            .envs([(FOLDER, scratch.0.to_str().unwrap()), (AT, &at.to_string())])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        assert_eq!(child.unwrap().success(), at == 2 * CHANGES, "{at}");
+        let last = [None, Some(1), Some(2)][at / CHANGES];
+        assert_eq!(scratch.folder().latest().unwrap(), last, "{at}");
+        let loaded = Ranks::new(1).run(cpu, |comm| {
+            let (_, mut step) = trained(&comm)?;
+            let there = step.load(&scratch.folder())?.is_some();
+            Ok(there.then(|| step.global_step()))
+        });
+        assert_eq!(loaded.unwrap(), [last], "{at}");
+    }
+}
+
+#[test]
+fn what_fails_in_the_thread_the_next_call_tells_on_all_ranks() {
+    for at in 0..CHANGES {
+        let scratch = Scratch::new("background-full");
+        let made = AtomicUsize::new(0);
+        // The second save fails, of three.
+        let folder =
+            scratch.folder().watched(move |change| match made.fetch_add(1, Ordering::SeqCst) == CHANGES + at {
+                true => Err(Error::argument("save", format!("no space to {change}"))),
+                false => Ok(()),
+            });
+        Ranks::new(2)
+            .run(cpu, |comm| {
+                let (model, mut step) = trained(&comm)?;
+                let mut writer = step.snapshot_writer()?;
+                let notes = CheckpointNotes::new();
+                step.save_in_background(&mut writer, &folder, &notes)?;
+                step.step(|_| model.loss(comm.runtime(), 1, &own(&comm)))?;
+                step.save_in_background(&mut writer, &folder, &notes)?;
+                step.step(|_| model.loss(comm.runtime(), 2, &own(&comm)))?;
+                let error = step.save_in_background(&mut writer, &folder, &notes).expect_err("the disk is full");
+                assert!(error.to_string().contains("no space to"), "{error}");
+                assert_eq!(folder.latest()?, Some(1), "{at}");
+                // It is told once, and training and saving go on.
+                writer.finish()?;
+                step.step(|_| model.loss(comm.runtime(), 3, &own(&comm)))?;
+                step.save_in_background(&mut writer, &folder, &notes)?;
+                writer.finish()?;
+                assert_eq!(folder.latest()?, Some(4), "{at}");
+                Ok(())
+            })
+            .unwrap_or_else(|error| panic!("{at}: {error}"));
+        CheckpointReader::open(scratch.folder().step(4)).unwrap();
+    }
+}
+
+/// A step that rank 1 cannot copy.
+struct Uncopied<'a>(&'a BucketedTrainer<Cpu>, bool);
+
+impl Checkpointed<Cpu> for Uncopied<'_> {
+    fn parts(&self) -> Result<Vec<CheckpointPart<Cpu>>> {
+        if self.1 { Err(Error::argument("test", "no memory on the host")) } else { self.0.parts() }
+    }
+    fn numbers(&self) -> BTreeMap<String, u64> {
+        self.0.numbers()
+    }
+    fn wanted(&self) -> Result<Vec<Wanted>> {
+        self.0.wanted()
+    }
+    fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
+        Ok(())
+    }
+    fn restore(&mut self, _: &mut dyn FnMut(&Wanted) -> Result<Tensor<Cpu>>, _: &BTreeMap<String, u64>) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_one_rank_cannot_copy_no_rank_saves() {
+    let scratch = Scratch::new("background-copy");
+    let folder = scratch.folder();
+    let run = Ranks::new(2).run(cpu, |comm| {
+        let (_, step) = trained(&comm)?;
+        let mut writer = step.snapshot_writer()?;
+        let notes = CheckpointNotes::new();
+        let error = writer.save(&folder, 1, &Uncopied(&step, comm.rank() == 1), &notes).expect_err("rank 1 has none");
+        assert!(error.to_string().contains("no memory on the host"), "{error}");
+        writer.finish()?;
+        assert_eq!(folder.latest()?, None);
+        writer.save(&folder, 1, &Uncopied(&step, false), &notes)?;
+        writer.finish()?;
+        assert_eq!(folder.latest()?, Some(1));
+        Ok(())
+    });
+    run.unwrap();
+}
+
+#[test]
+fn where_transfers_wait_for_each_other_nothing_is_left_to_the_thread() {
+    let scratch = Scratch::new("background-in-order");
+    let folder = scratch.folder();
+    let run = Ranks::new(2).run(cpu, |comm| {
+        let comm: Comm<Cpu> = Arc::new(InOrderCommunicator::new(comm)?);
+        let (_, step) = trained(&comm)?;
+        let mut writer = step.snapshot_writer()?;
+        step.save_in_background(&mut writer, &folder, &CheckpointNotes::new())?;
+        assert!(!writer.is_writing());
+        assert_eq!(folder.latest()?, Some(1));
+        Ok(())
+    });
+    run.unwrap();
+}

@@ -1,0 +1,98 @@
+//! What the long stages of `cargo xtask test --all` run, where that is cargo commands and programs in order.
+
+use crate::stages::{Step, WGPU};
+use crate::tools;
+
+/// Programs as users build them. All that they share with the tests is compiled again, optimised.
+#[rustfmt::skip]
+pub const RELEASE_STAGE: &[Step] = &[
+    Step::Cargo(&["build", "--release"]),
+    Step::Cargo(&["test", "--release", "-p", "weftgrad-examples", "--test", "smoke"]),
+    Step::Cargo(&["run", "--release", "--bin", "golden", "--", "conformance/goldens"]),
+    Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "40"]),
+];
+
+/// Both selections of packages, that of the tests and that of the programs, use the same features of their common
+/// dependencies: built one by one, all of it was compiled twice.
+#[rustfmt::skip]
+pub const WGPU_STAGE: &[Step] = &[
+    Step::Cargo(&[
+        "test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--lib", "--test", "*",
+    ]),
+    Step::Cargo(&["test", "-p", WGPU, "-p", "weftgrad-examples", "--features", "weftgrad-examples/wgpu", "--doc"]),
+    Step::Cargo(&[
+        "build", "-p", "weftgrad-conformance", "-p", "weftgrad-examples",
+        "--features", "weftgrad-conformance/wgpu,weftgrad-examples/wgpu", "--bin", "golden", "--bin", "mlp", "--bin", "ddp",
+    ]),
+    Step::Built("golden", &["conformance/goldens", "--device", "wgpu"]),
+    Step::Built("mlp", &["--device", "wgpu"]),
+    Step::Built("ddp", &["--device", "wgpu", "--ranks", "2", "--steps", "2"]),
+];
+
+const DATA: &str = "weftgrad-data";
+const MODELS: &str = "weftgrad-models";
+
+/// Formats behind features, which no other stage compiles.
+#[rustfmt::skip]
+pub const FORMATS_STAGE: &[Step] = &[
+    Step::Cargo(&["clippy", "-p", DATA, "--all-features", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", DATA, "--all-features", "--lib", "--tests"]),
+    Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
+    Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
+    Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
+    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "book::chat"]),
+    Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
+    Step::Cargo(&["run", "-p", MODELS, "--example", "exported", "--", "target/exported"]),
+    Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
+];
+
+/// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
+/// compiler has it behind the switch that makes it take unstable options.
+#[rustfmt::skip]
+pub const ASAN_STAGE: &[Step] = &[Step::CargoWith(
+    &[
+        ("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", "-Zsanitizer=address"), ("CARGO_TARGET_DIR", "target/asan"),
+        // Memory that no machine has is an error of ours, which `misuse` asks for.
+        ("ASAN_OPTIONS", "allocator_may_return_null=1"),
+    ],
+    &[
+        "test", "--target", "x86_64-unknown-linux-gnu", "-p", "weftgrad-conformance", "--test", "cpu", "--",
+        "misuse", "views", "repeated", "slots", "empty", "geometry", "kernels", "sizes",
+    ],
+)];
+
+/// Leaks are not looked for: worker threads and tables live as long as the process.
+#[rustfmt::skip]
+pub const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
+    &[
+        ("WEFTGRAD_MAX_CPU_ISA", "avx2"),
+        ("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "valgrind --quiet --error-exitcode=9 --leak-check=no"),
+    ],
+    &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "misuse", "repeated", "empty"],
+)];
+
+#[rustfmt::skip]
+pub const LOOPBACK_STAGE: &[Step] = &[Step::CargoWith(
+    &[("CARGO_TARGET_DIR", "target/loopback")],
+    &["test", "--manifest-path", "comm/tests/loopback/Cargo.toml"],
+)];
+
+#[rustfmt::skip]
+pub const KILLS_STAGE: &[Step] = &[Step::CargoWith(
+    &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
+    &["test", "-p", "weftgrad-train", "--test", "all", "kills"],
+)];
+
+#[rustfmt::skip]
+pub const TORCH_STAGE: &[Step] = &[
+    Step::Python(tools::TORCH, &["conformance/against/torch_cases.py", "target/against", "--count", "20000"]),
+    Step::Cargo(&["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "target/against", "--views"]),
+];
+
+#[rustfmt::skip]
+pub const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
+    &[("WEFTGRAD_TEST_MUTATIONS", "1000000")],
+    &["test", "--release", "-p", "weftgrad-examples", "--test", "malformed_files"],
+)];
+
+pub const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
