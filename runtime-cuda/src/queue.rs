@@ -219,7 +219,7 @@ impl Queue {
     /// A copy through page-locked memory. Where it fails half-way, its chunks are free again once this returns.
     fn staged(&self, copy: impl FnOnce(&mut Staging) -> Fallible<()>) -> Fallible<()> {
         let mut staging = self.staging.lock();
-        copy(&mut staging).inspect_err(|_| staging.settle())
+        copy(&mut staging).inspect_err(|_| staging.drain())
     }
 
     /// Reports an index out of range once: the kernel that met it wrote nothing there, and the queue continues.

@@ -123,7 +123,7 @@ impl Staging {
     }
 
     /// After a copy that failed half-way: nothing uses the chunks any more.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn drain(&self) {
         // What fails here is reported by the next call.
         let _ = self.driver.synchronize(self.copies);
         let _ = self.driver.synchronize(self.work);
