@@ -2,16 +2,17 @@
 
 use numcore::{Capabilities, Runtime};
 
-/// Where the table is, as written.
-const PAGE: &str = include_str!("../../docs/book/src/runtimes.md");
+/// Where the table is, in a checkout: a package of this crate does not have it.
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/runtimes.md");
 
 /// Panics if the table of `docs/book/src/runtimes.md` and this runtime's [`Capabilities`] disagree on an element type.
 ///
 /// # Panics
-/// With the row that is wrong and what it should be.
+/// With the row that is wrong and what it should be; outside of a checkout, where there is no such page.
 pub fn documented<R: Runtime>(rt: &R) {
     let kind = format!("{:?}", rt.device().kind);
-    let said = column(PAGE, &kind).unwrap_or_else(|| panic!("docs/book/src/runtimes.md has no column {kind}"));
+    let page = std::fs::read_to_string(PAGE).unwrap_or_else(|error| panic!("{PAGE}: {error}"));
+    let said = column(&page, &kind).unwrap_or_else(|| panic!("docs/book/src/runtimes.md has no column {kind}"));
     let table = Capabilities::table(&[(&kind, rt.capabilities())]);
     for (row, cell) in column(&table, &kind).into_iter().flatten().filter(|(row, _)| row.starts_with('`')) {
         assert!(
