@@ -20,12 +20,12 @@ FLOATS = [torch.float32, torch.float64]
 HALVES = [torch.float16, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64, torch.uint8]
 SPECIAL = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-40, 1e-6, 60000.0, 1e30, -1e30, 0.5, 1.5, -2.5, 88.8, -104.0]
-# Halves: PyTorch rounds in between. Gradients are compared as absolute below 1.
+# Halves: what PyTorch computes in f64 from the same inputs, rounded once; in halves it rounds in between.
 # Where PyTorch itself is off: constants of `celu` and `hardsigmoid` are rounded to f32 in the gradients of f64, and the gradient of `batch_norm`
 # is wrong where statistics are repeated.
 SINGLE = ["celu", "hardsigmoid"]
 UNREPEATED = ["sort", "topk", "argmax", "argmin", "max_pool2d", "batch_norm_eval", "layer_norm", "rms_norm", "group_norm", "var", "std"]
-TOL = {torch.float32: 2e-5, torch.float64: 1e-11, torch.float16: 2.5e-2, torch.bfloat16: 2e-1}
+TOL = {torch.float32: 2e-5, torch.float64: 1e-11, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 class Draw:
@@ -543,22 +543,25 @@ def case(name, seed):
     d.special = special and floats and d.random.random() < 0.25
     ins, attrs, grads, call = draw(d)
     grads = grads if floats and not d.special else []
-    expand = {} if name in UNREPEATED else repeated(d, ins)
-    leaves = [x.clone().requires_grad_(i in grads) for i, x in enumerate(ins)]
+    # Gradients of halves are rounded before those of one repeated element are added up.
+    expand = {} if name in UNREPEATED or d.dtype in HALVES else repeated(d, ins)
+    wide = lambda x: x.double() if x.dtype in HALVES else x.clone()
+    rounded = lambda x: x.detach().to(d.dtype) if x.dtype == torch.float64 else x.detach()
+    leaves = [wide(x).requires_grad_(i in grads) for i, x in enumerate(ins)]
     seen = [x.expand(expand[str(i)]) if str(i) in expand else x for i, x in enumerate(leaves)]
     outs = call(*seen)
     outs = outs if isinstance(outs, list) else [outs]
-    tensors = {f"in{i}": x.detach() for i, x in enumerate(leaves)} | {f"out{k}": out.detach() for k, out in enumerate(outs)}
+    tensors = {f"in{i}": x for i, x in enumerate(ins)} | {f"out{k}": rounded(out) for k, out in enumerate(outs)}
     if grads and all(outs[0].shape[axis] > 0 for axis in range(outs[0].dim())):
         differentiable = [(k, out) for k, out in enumerate(outs) if out.requires_grad]
         seeds = [d.values(list(out.shape)) for _, out in differentiable]
         inner = [leaves[i] for i in grads]
         twice = second and d.dtype in FLOATS and d.random.random() < 0.6
-        found = torch.autograd.grad([out for _, out in differentiable], inner, seeds, create_graph=twice, allow_unused=True)
+        found = torch.autograd.grad([out for _, out in differentiable], inner, [wide(seed) for seed in seeds], create_graph=twice, allow_unused=True)
         tensors |= {f"gout{k}": seed for (k, _), seed in zip(differentiable, seeds)}
         grads = [i for i, gradient in zip(grads, found) if gradient is not None]
         found = [gradient for gradient in found if gradient is not None]
-        tensors |= {f"gin{i}": gradient.detach() for i, gradient in zip(grads, found)}
+        tensors |= {f"gin{i}": rounded(gradient) for i, gradient in zip(grads, found)}
         if twice and any(gradient.requires_grad for gradient in found):
             weights = [d.values(list(gradient.shape)) for gradient in found]
             total = sum((gradient * weight).sum() for gradient, weight in zip(found, weights))

@@ -96,7 +96,7 @@ impl Queue {
     pub(crate) fn kept<T>(&self, op: &'static str, done: Fallible<T>) -> Result<T> {
         done.map_err(|mut failure| {
             if failure.is_sticky() {
-                failure.message.push_str(&self.recent.told());
+                failure.message.push_str(&self.recent.listing());
                 self.failed.lock().get_or_insert_with(|| (op, failure.clone()));
             }
             backend(op, self.engine.device, failure)

@@ -32,7 +32,7 @@ impl RecentLaunches {
     }
 
     /// One line for each, or nothing where nothing was launched.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn listing(&self) -> String {
         let all = self.0.lock();
         let mut text = String::new();
         if !all.is_empty() {
@@ -53,12 +53,12 @@ mod tests {
     #[test]
     fn the_last_sixteen_are_told_in_order() {
         let recent = RecentLaunches::default();
-        assert_eq!(recent.told(), "");
+        assert_eq!(recent.listing(), "");
         for i in 0..20 {
             recent.note("add", &format!("k{i}"), Grid { blocks: [i, 1, 1], threads: [256, 1], shared: 0 });
         }
-        let told = recent.told();
-        let lines: Vec<&str> = told.lines().skip(2).collect();
+        let listed = recent.listing();
+        let lines: Vec<&str> = listed.lines().skip(2).collect();
         assert_eq!(lines.len(), KEPT);
         assert_eq!(lines[0], "  add: k4, 4x1x1 blocks of 256x1");
         assert_eq!(lines[KEPT - 1], "  add: k19, 19x1x1 blocks of 256x1");

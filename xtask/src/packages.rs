@@ -11,9 +11,6 @@ use crate::{repo, stages};
 /// What is for this repository alone, and has `publish = false`.
 const PRIVATE: &[&str] = &["weftgrad-xtask", "weftgrad-bench", "weftgrad-examples", "weftgrad-gpu-check"];
 
-/// Where cargo unpacks what it has packaged, in order to build it.
-const UNPACKED: &str = "target/package";
-
 /// Where the crate that depends on the packages is written.
 const FOLDER: &str = "target/packaged";
 
@@ -23,17 +20,20 @@ const FEATURES: &[&str] = &["image", "parquet", "text", "cuda", "wgpu"];
 pub fn run() -> Result<(), String> {
     let mut package = vec!["package", "--workspace", "--allow-dirty"];
     package.extend(PRIVATE.iter().flat_map(|name| ["--exclude", name]));
-    stages::run_cargo(&package, &[])?;
+    // A folder of this run's own: cargo would take packages that an earlier one has built, while their versions are the same.
+    let target = format!("target/packages-{}", std::process::id());
+    stages::run_cargo(&package, &[("CARGO_TARGET_DIR", &target)])?;
 
-    let folder = repo::root().join(FOLDER);
-    write(&folder.join("Cargo.toml"), &manifest(&packages(&repo::root().join(UNPACKED))?))?;
+    let (folder, target) = (repo::root().join(FOLDER), repo::root().join(target));
+    // Cargo unpacks what it has packaged there, in order to build it.
+    write(&folder.join("Cargo.toml"), &manifest(&packages(&target.join("package"))?))?;
     write(&folder.join("src/main.rs"), MAIN)?;
     let manifest = format!("{FOLDER}/Cargo.toml");
     stages::run_cargo(&["run", "--manifest-path", &manifest], &[])?;
     for feature in FEATURES {
         stages::run_cargo(&["check", "--manifest-path", &manifest, "--features", feature], &[])?;
     }
-    Ok(())
+    fs::remove_dir_all(&target).map_err(|error| format!("{}: {error}", target.display()))
 }
 
 /// Name and folder of every package that is unpacked in `unpacked`, in order of names.

@@ -112,7 +112,7 @@ impl<R: Runtime> SnapshotWriter<R> {
         if self.is_writing() { Ok(()) } else { self.finish() }
     }
 
-    /// Waits for what is being written, but no longer than this; what became of it the next [`finish`](SnapshotWriter::finish) tells.
+    /// Waits for what is being written, but no longer than this; the next [`finish`](SnapshotWriter::finish) returns its error, if it failed.
     pub fn wait_at_most(&self, most: Duration) {
         let begun = Instant::now();
         while self.is_writing() && begun.elapsed() < most {
@@ -123,7 +123,7 @@ impl<R: Runtime> SnapshotWriter<R> {
     /// Waits until what was saved is in place.
     ///
     /// # Errors
-    /// What failed in the thread, on all ranks. It is told once.
+    /// What failed in the thread, on all ranks. It is returned once.
     pub fn finish(&mut self) -> Result<()> {
         let Some(running) = self.running.take() else { return Ok(()) };
         let (written, spare) = running.join().unwrap_or_else(|panic| {

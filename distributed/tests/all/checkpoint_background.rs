@@ -292,7 +292,7 @@ fn what_fails_in_the_thread_the_next_call_tells_on_all_ranks() {
                 let error = step.save_in_background(&mut writer, &folder, &notes).expect_err("the disk is full");
                 assert!(error.to_string().contains("no space to"), "{error}");
                 assert_eq!(folder.latest()?, Some(1), "{at}");
-                // It is told once, and training and saving go on.
+                // It is returned once, and training and saving go on.
                 writer.finish()?;
                 step.step(|_| model.loss(comm.runtime(), 3, &own(&comm)))?;
                 step.save_in_background(&mut writer, &folder, &notes)?;
