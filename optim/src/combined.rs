@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::Leaf;
 use numcore::{Error, Flat, Result, Runtime, Tensor};
 
-use crate::{FlatParams, LrSchedule, Optimizer, OwnGradients};
+use crate::{FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, hyper::require_groups};
 
 /// Optimizers of disjoint parameters that step together, with one set of gradients.
 pub struct Combined<R: Runtime> {
@@ -110,6 +110,31 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         let wrong = self.all.iter().enumerate().filter_map(|(k, o)| o.check_state_dict(&Self::own(state, k)).err());
         problems.extend(wrong.map(|e| e.to_string()));
         if problems.is_empty() { Ok(()) } else { Err(Error::state("Combined state", problems.join("; "))) }
+    }
+
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        let all: Vec<_> = self.all.iter().map(|o| o.hyper_parameters()).collect::<Result<_>>()?;
+        Ok(all.concat())
+    }
+
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        self.check_hyper_parameters(groups)?;
+        let mut rest = groups;
+        self.all.iter_mut().try_for_each(|optimizer| {
+            let (own, others) = rest.split_at(optimizer.hyper_parameters()?.len());
+            rest = others;
+            optimizer.set_hyper_parameters(own)
+        })
+    }
+
+    fn check_hyper_parameters(&self, groups: &[HyperParams]) -> Result<()> {
+        require_groups("Combined", groups.len(), self.hyper_parameters()?.len())?;
+        let mut rest = groups;
+        self.all.iter().try_for_each(|optimizer| {
+            let (own, others) = rest.split_at(optimizer.hyper_parameters()?.len());
+            rest = others;
+            optimizer.check_hyper_parameters(own)
+        })
     }
 
     fn is_elementwise(&self) -> bool {

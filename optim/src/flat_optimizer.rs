@@ -7,7 +7,8 @@ use nn::{Module, ModuleExt};
 use numcore::{DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor};
 
 use crate::{
-    FlatParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateMemory, UpdateRule,
+    FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateMemory, UpdateRule,
+    hyper::require_groups,
     params::{one_of, overwrite, require_sole},
     runs::next_run,
 };
@@ -151,6 +152,23 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         self.groups[k] = config;
     }
 
+    /// Configurations and kernels with other hyper-parameters.
+    fn replaced(&self, groups: &[HyperParams]) -> Result<Vec<(C, Vec<C::Kernel>)>> {
+        require_groups(C::NAME, groups.len(), self.groups.len())?;
+        let one = |(k, (group, config)): (usize, (&HyperParams, &C))| {
+            let config = group.applied(config)?;
+            let kernels = self.prepare(k, &config)?;
+            Ok((config, kernels))
+        };
+        groups.iter().zip(&self.groups).enumerate().map(one).collect()
+    }
+
+    /// The names of the parameters of group `k`.
+    fn names(&self, k: usize) -> impl Iterator<Item = String> {
+        let own = self.parts.iter().filter(move |part| part.group == k);
+        own.flat_map(|part| part.params.leaves()).map(|leaf| leaf.name().to_string())
+    }
+
     fn lr(&self, config: &C) -> f64 {
         self.schedule.as_ref().map_or(config.lr(), |s| s.lr(config.lr(), self.steps))
     }
@@ -261,14 +279,28 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         self.read(state).map(|_| ())
     }
 
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        let group = |(k, config): (usize, &C)| HyperParams::of(config, self.names(k).collect());
+        Ok(self.groups.iter().enumerate().map(group).collect())
+    }
+
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        let replaced = self.replaced(groups)?;
+        replaced.into_iter().enumerate().for_each(|(k, (config, kernels))| self.install(k, config, kernels));
+        Ok(())
+    }
+
+    fn check_hyper_parameters(&self, groups: &[HyperParams]) -> Result<()> {
+        self.replaced(groups).map(|_| ())
+    }
+
     fn is_elementwise(&self) -> bool {
         !C::PER_PARAMETER
     }
 
     fn describe(&self) -> String {
         let group = |(k, config): (usize, &C)| {
-            let own = self.parts.iter().filter(move |part| part.group == k);
-            let names: String = own.flat_map(|p| p.params.leaves()).map(|l| format!(" {}", l.name())).collect();
+            let names: String = self.names(k).map(|name| format!(" {name}")).collect();
             let rates =
                 SAMPLED.map(|s| self.schedule.as_ref().map_or(config.lr(), |all| all.lr(config.lr(), self.steps + s)));
             format!("{}{}, rates {rates:?}:{names}\n", C::NAME, crate::config::described(config))

@@ -29,6 +29,7 @@ mod elementwise;
 mod ema;
 mod flat_optimizer;
 mod gradients;
+mod hyper;
 mod into_optimizer;
 mod lamb;
 mod lion;
@@ -38,6 +39,7 @@ mod nadam;
 pub mod norms;
 mod optimizer;
 mod own;
+mod param_groups;
 mod params;
 mod place;
 mod radam;
@@ -64,6 +66,7 @@ pub use elementwise::{Elementwise, Programs, Scalars, UpdateForm, programs, scal
 pub use ema::Ema;
 pub use flat_optimizer::FlatOptimizer;
 pub use gradients::FlatGradients;
+pub use hyper::HyperParams;
 pub use into_optimizer::{IntoOptimizer, OptimizerFn};
 pub use lamb::{Lamb, LambConfig};
 pub use lion::{Lion, LionConfig};
@@ -72,6 +75,7 @@ pub use muon::{AdjustLr, Muon, MuonConfig};
 pub use nadam::{NAdam, NAdamConfig};
 pub use optimizer::Optimizer;
 pub use own::OwnGradients;
+pub use param_groups::ParamGroups;
 pub use params::FlatParams;
 pub use place::{StatePlace, StateRow};
 pub use radam::{RAdam, RAdamConfig};
@@ -83,4 +87,4 @@ pub use schedule::{
     OneCycle, PolynomialLr, SequentialLr, StepLr, Warmup, WarmupCosine, Wsd, require_rates,
 };
 pub use sgd::{Sgd, SgdConfig};
-pub use shard::{ParamGroups, ShardOptimizer, Shards};
+pub use shard::{ShardOptimizer, Shards};

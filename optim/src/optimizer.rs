@@ -5,7 +5,7 @@ use std::sync::Arc;
 use autograd::{Gradients, Leaf, Var, backward_with_hooks};
 use numcore::{Flat, Result, Runtime, Tensor, Within};
 
-use crate::{FlatGradients, FlatParams, LrSchedule, OwnGradients};
+use crate::{FlatGradients, FlatParams, HyperParams, LrSchedule, OwnGradients, hyper::untold};
 
 /// The interface of every optimizer, for code that does not depend on the update rule.
 pub trait Optimizer<R: Runtime>: Send {
@@ -41,6 +41,28 @@ pub trait Optimizer<R: Runtime>: Send {
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()>;
     /// An error if an update could not begin, because a parameter's value or a state tensor has another holder.
     fn check_sole(&mut self) -> Result<()>;
+
+    /// The hyper-parameters of each group, with the names of its parameters.
+    ///
+    /// # Errors
+    /// For an optimizer that does not tell them.
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        untold("Optimizer")
+    }
+    /// Replaces the hyper-parameters of each group, in the order of [`hyper_parameters`](Optimizer::hyper_parameters). A schedule goes on, from
+    /// the new base rates.
+    ///
+    /// # Errors
+    /// Those of [`check_hyper_parameters`](Optimizer::check_hyper_parameters); nothing is changed then.
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        self.check_hyper_parameters(groups)
+    }
+    /// An error if [`set_hyper_parameters`](Optimizer::set_hyper_parameters) would refuse these: for another number of groups, a
+    /// hyper-parameter that is unknown, missing or out of range, and where other state would be kept of the parameters.
+    fn check_hyper_parameters(&self, groups: &[HyperParams]) -> Result<()> {
+        let _ = groups;
+        untold("Optimizer")
+    }
 
     /// Whether each element is updated by itself, so that pieces of parameters are updated as the whole would be. Rules that look at norms
     /// or matrices do not.

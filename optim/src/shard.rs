@@ -2,7 +2,6 @@
 
 use std::{ops::Range, sync::Arc};
 
-use autograd::Leaf;
 use numcore::{
     DType, Error, ErrorKind, Flat, FlatLayout, MemoryCategory, Result, Runtime, Tensor, TensorMut,
     ops::{Input, PointwiseOps, Spec, ViewOps, compute, update},
@@ -11,85 +10,16 @@ use numcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    AdamWConfig, Elementwise, FlatOptimizer, LrSchedule, Optimizer, Programs, StatePlace, StateRow, StateSpec,
-    StepContext, UpdateRule, flat_optimizer::SAMPLED, memory::lending, params::one_of, place::States, runs::next_run,
-    schedule::require_rates, state::MASTER,
+    Elementwise, HyperParams, Programs, StatePlace, StateRow, StateSpec, StepContext, UpdateRule,
+    flat_optimizer::SAMPLED,
+    hyper::{require_groups, untold},
+    memory::lending,
+    params::one_of,
+    place::States,
+    runs::next_run,
+    schedule::require_rates,
+    state::MASTER,
 };
-
-/// Hyper-parameters by group, as [`FlatOptimizer`](crate::FlatOptimizer) has them, for parameters that are known by
-/// name only.
-///
-/// ```
-/// use optim::{AdamWConfig, ParamGroups};
-/// let groups = ParamGroups::new(AdamWConfig { lr: 3e-4, weight_decay: 0.1, ..Default::default() })
-///     .group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
-/// ```
-#[derive(Clone)]
-pub struct ParamGroups<E> {
-    configs: Vec<E>,
-    which: Vec<Select>,
-    schedule: Option<Arc<dyn LrSchedule>>,
-}
-
-type Select = Arc<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
-
-impl<E: Elementwise> ParamGroups<E> {
-    /// Hyper-parameters for all parameters in one group.
-    pub fn new(defaults: E) -> Self {
-        ParamGroups { configs: vec![defaults], which: Vec::new(), schedule: None }
-    }
-
-    /// Adds a group of the parameters for which `which` holds; a parameter is in the last such group.
-    pub fn group(
-        mut self,
-        which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
-        set: impl FnOnce(&mut E),
-    ) -> Self {
-        let mut config = self.configs[0].clone();
-        set(&mut config);
-        self.configs.push(config);
-        self.which.push(Arc::new(which));
-        self
-    }
-
-    /// Adds a learning-rate schedule.
-    pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
-        self.schedule = Some(Arc::new(schedule));
-        self
-    }
-
-    /// An optimizer of these parameters, each in the group that picks it. Groups that pick none are left out,
-    /// but for one, which knows the learning rate.
-    pub(crate) fn optimizer<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<FlatOptimizer<R, E>> {
-        let mut groups = vec![Vec::new(); self.configs.len()];
-        for leaf in leaves {
-            groups[self.group_of(&leaf.name(), &leaf.spec())].push(leaf);
-        }
-        let mut optimizer = FlatOptimizer::in_groups(self.configs[0].clone());
-        let none = groups.iter().all(Vec::is_empty);
-        for (k, (config, leaves)) in self.configs.iter().zip(groups).enumerate() {
-            if leaves.is_empty() && !(none && k == 0) {
-                continue;
-            }
-            optimizer = optimizer.group(leaves, |own| *own = config.clone())?;
-        }
-        if let Some(schedule) = &self.schedule {
-            optimizer.set_schedule(schedule.clone());
-        }
-        Ok(optimizer)
-    }
-
-    fn group_of(&self, name: &str, spec: &Spec) -> usize {
-        self.which.iter().rposition(|which| which(name, spec)).map_or(0, |k| k + 1)
-    }
-}
-
-impl ParamGroups<AdamWConfig> {
-    /// Weight decay for matrices and more alone: none for biases and norms, as [`split_decay`](crate::split_decay) has it.
-    pub fn decay_matrices(config: AdamWConfig) -> Self {
-        ParamGroups::new(config).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
-    }
-}
 
 /// Builders of sharded optimizers.
 #[diagnostic::on_unimplemented(
@@ -110,6 +40,22 @@ pub trait Shards<R: Runtime>: Send + Sync {
     /// the rule, hyper-parameters and future learning rates. The default covers learning rates.
     fn describe(&self) -> String {
         format!("{:?}", SAMPLED.map(|step| self.lrs(step)))
+    }
+    /// The hyper-parameters of each group, without names of parameters.
+    ///
+    /// # Errors
+    /// For a builder that does not tell them.
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        untold("Shards")
+    }
+    /// A builder with other hyper-parameters for each group, in the order of [`hyper_parameters`](Shards::hyper_parameters), whose parameters
+    /// do not matter. A schedule goes on, from the new base rates.
+    ///
+    /// # Errors
+    /// For another number of groups, a hyper-parameter that is unknown, missing or out of range, and where other state would be kept.
+    fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
+        let _ = groups;
+        untold("Shards")
     }
     /// An optimizer of fragments with the given layout, each of a group. Half-precision parameters have an `f32` master
     /// copy, initialized from `values` (one row).
@@ -140,6 +86,14 @@ pub trait ShardOptimizer<R: Runtime>: Send {
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>>;
+    /// Replaces the hyper-parameters of each group by some that its builder [took](Shards::with_hyper_parameters).
+    ///
+    /// # Errors
+    /// Those of the builder; nothing is changed then.
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        let _ = groups;
+        untold("ShardOptimizer")
+    }
     /// Names and element types of the state kept for each fragment, the master copy included.
     fn state(&self) -> Vec<(&'static str, DType)>;
     /// State `k` of a fragment.
@@ -162,66 +116,8 @@ pub trait ShardOptimizer<R: Runtime>: Send {
     fn steps_mut(&mut self) -> &mut [u64];
 }
 
-impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
-    fn group(&self, name: &str, spec: &Spec) -> usize {
-        self.group_of(name, spec)
-    }
-
-    fn lrs(&self, step: u64) -> Vec<f64> {
-        self.configs.iter().map(|c| self.schedule.as_ref().map_or(c.lr(), |s| s.lr(c.lr(), step))).collect()
-    }
-
-    fn base_lrs(&self) -> Vec<f64> {
-        self.configs.iter().map(|c| c.lr()).collect()
-    }
-
-    fn describe(&self) -> String {
-        let rates = SAMPLED.map(|step| <Self as Shards<R>>::lrs(self, step));
-        let groups: Vec<String> = self.configs.iter().map(crate::config::described).collect();
-        format!("{} {groups:?}, rates {rates:?}", E::NAME)
-    }
-
-    fn shard(
-        &self,
-        layout: &FlatLayout,
-        groups: Vec<usize>,
-        values: &Tensor<R>,
-        place: StatePlace,
-    ) -> Result<Box<dyn ShardOptimizer<R>>> {
-        for config in &self.configs {
-            config.check()?;
-            config.validate()?;
-        }
-        Ok(Box::new(Shard::new(&self.configs, layout, groups, values, place)?))
-    }
-}
-
-/// All parameters in one group.
-impl<R: Runtime, E: Elementwise> Shards<R> for E {
-    fn group(&self, _: &str, _: &Spec) -> usize {
-        0
-    }
-
-    fn lrs(&self, _: u64) -> Vec<f64> {
-        vec![self.lr()]
-    }
-
-    fn describe(&self) -> String {
-        Shards::<R>::describe(&ParamGroups::new(self.clone()))
-    }
-
-    fn shard(
-        &self,
-        layout: &FlatLayout,
-        groups: Vec<usize>,
-        values: &Tensor<R>,
-        place: StatePlace,
-    ) -> Result<Box<dyn ShardOptimizer<R>>> {
-        ParamGroups::new(self.clone()).shard(layout, groups, values, place)
-    }
-}
-
-struct Shard<R: Runtime, E> {
+/// An optimizer of one shard, by the rules of each group.
+pub(crate) struct Shard<R: Runtime, E> {
     rules: Rules<E>,
     states: States<R>,
     steps: Vec<u64>,
@@ -235,7 +131,7 @@ struct Rules<E> {
 }
 
 impl<R: Runtime, E: Elementwise> Shard<R, E> {
-    fn new(
+    pub(crate) fn new(
         configs: &[E],
         layout: &FlatLayout,
         groups: Vec<usize>,
@@ -256,8 +152,7 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
         if half.is_some() {
             states.add(MASTER, master(rt, &working, values)?)?;
         }
-        let of = |c: &E| Ok((c.clone(), c.kernel(half)?));
-        let configs = configs.iter().map(of).collect::<Result<Vec<_>>>()?;
+        let configs = with_programs(configs, half)?;
         let steps = vec![0; groups.len()];
         Ok(Shard { rules: Rules { configs, groups, layout: layout.clone() }, states, steps })
     }
@@ -360,6 +255,13 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         self.states.names()
     }
 
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        let old: Vec<E> = self.rules.configs.iter().map(|(config, _)| config.clone()).collect();
+        let half = Some(self.rules.layout.dtype()).filter(|d| d.is_half());
+        self.rules.configs = with_programs(&replaced(&old, groups)?, half)?;
+        Ok(())
+    }
+
     fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>> {
         self.states.row(k, piece)
     }
@@ -375,6 +277,30 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
     fn steps_mut(&mut self) -> &mut [u64] {
         &mut self.steps
     }
+}
+
+/// Rules with other hyper-parameters, which keep the state that the old ones do.
+pub(crate) fn replaced<E: Elementwise>(configs: &[E], groups: &[HyperParams]) -> Result<Vec<E>> {
+    require_groups(E::NAME, groups.len(), configs.len())?;
+    let one = |(k, (config, group)): (usize, (&E, &HyperParams))| {
+        let new = group.applied(config)?;
+        new.validate()?;
+        let names = |c: &E| c.tensors().iter().map(|state| state.name).collect::<Vec<_>>();
+        if names(config) != names(&new) {
+            let why = format!(
+                "group {k} keeps {:?}, with these hyper-parameters {:?}: configure it so",
+                names(config),
+                names(&new)
+            );
+            return Err(Error::argument(E::NAME, why));
+        }
+        Ok(new)
+    };
+    configs.iter().zip(groups).enumerate().map(one).collect()
+}
+
+fn with_programs<E: Elementwise>(configs: &[E], half: Option<DType>) -> Result<Vec<(E, Programs)>> {
+    configs.iter().map(|c| Ok((c.clone(), c.kernel(half)?))).collect()
 }
 
 fn filled<R: Runtime>(rt: &R, layout: &FlatLayout, state: &StateSpec) -> Result<Flat<R>> {

@@ -12,6 +12,7 @@
 //! was checked. If a rank still fails after that, the communicator ends: ranks have different states then.
 
 mod folder;
+pub(crate) mod hyper;
 mod manifest;
 pub(crate) mod names;
 mod overlap;

@@ -43,11 +43,26 @@ pub(crate) fn is_count(name: &str) -> bool {
     name == STEPS || name.starts_with("updates/")
 }
 
+/// A scalar of a hyper-parameter of what updates a parameter.
+pub(crate) fn hyper(setting: &str, name: &str) -> String {
+    format!("hyper/{setting}/{name}")
+}
+
+/// The hyper-parameter and the parameter of such a name; none for all else.
+pub(crate) fn hyper_parted(name: &str) -> Option<(&str, &str)> {
+    name.strip_prefix("hyper/")?.split_once('/')
+}
+
+/// Whether a number is a scalar of a hyper-parameter, which are taken over on request alone.
+pub(crate) fn is_hyper(name: &str) -> bool {
+    hyper_parted(name).is_some()
+}
+
 /// What belongs to a parameter as what it is of it, up to the last `/`, and the parameter's name; none for all else.
 pub(crate) fn parted(name: &str) -> Option<(&str, &str)> {
     let kind = match name.split_once('/')? {
         ("parameter" | "updates", _) => name.find('/')?,
-        ("state", rest) => name.len() - rest.len() + rest.find('/')?,
+        ("state" | "hyper", rest) => name.len() - rest.len() + rest.find('/')?,
         _ => return None,
     };
     Some(name.split_at(kind + 1))
@@ -102,6 +117,8 @@ mod tests {
         assert_eq!(parted(&parameter("a.weight")), Some(("parameter/", "a.weight")));
         assert_eq!(parted(&updates("a.weight")), Some(("updates/", "a.weight")));
         assert_eq!(parted(&state("exp_avg", "a.weight")), Some(("state/exp_avg/", "a.weight")));
+        assert_eq!(parted(&hyper("betas.1", "a.weight")), Some(("hyper/betas.1/", "a.weight")));
+        assert_eq!(hyper_parted(&hyper("betas.1", "a.weight")), Some(("betas.1", "a.weight")));
         assert_eq!(["buffer/a.mean", STEPS, "rank/3/seed"].map(parted), [None; 3]);
     }
 }

@@ -99,7 +99,8 @@ impl CheckpointReader {
         let tensors = wanted.iter().map(|w| &w.name);
         let must_be = |name: &str| !names::is_own(name) || names::is_local(name);
         let tensors = tensors.filter(|n| must_be(n) && !self.manifest.entries.contains_key(*n));
-        let numbers = numbers.keys().filter(|n| !names::is_own(n) && !self.manifest.numbers.contains_key(*n));
+        let must_be = |name: &str| !names::is_own(name) && !names::is_hyper(name);
+        let numbers = numbers.keys().filter(|n| must_be(n) && !self.manifest.numbers.contains_key(*n));
         let missing: BTreeSet<&str> = tensors.chain(numbers).map(String::as_str).collect();
         if !missing.is_empty() {
             let names = missing.into_iter().collect::<Vec<_>>().join(", ");
@@ -122,7 +123,7 @@ impl CheckpointReader {
     ) -> Result<()> {
         let own: HashSet<&str> = wanted.iter().map(|w| &*w.name).chain(numbers.keys().map(|n| &**n)).collect();
         let all = self.manifest.names().chain(self.manifest.numbers.keys().map(|n| &**n));
-        let all: Vec<&str> = all.filter(|name| !names::is_own(name)).collect();
+        let all: Vec<&str> = all.filter(|name| !names::is_own(name) && !names::is_hyper(name)).collect();
         let taken: Vec<bool> = all.iter().map(|name| own.contains(name)).collect();
         let taken = Partial::new(Tensor::from_slice(comm.runtime(), [all.len()], &taken)?);
         let taken = taken.combine(comm, ReduceOp::Sum)?.to_vec::<bool>()?;

@@ -69,7 +69,7 @@ impl<R: Runtime> DataParallel<R> {
 
     /// Parameters of which no more than the value is in checkpoints: whether their optimizer has state for those that are frozen is not the
     /// checkpoint's affair, and those without elements are not in it at all.
-    fn without_state(&self) -> BTreeSet<String> {
+    pub(super) fn without_state(&self) -> BTreeSet<String> {
         let without = |l: &&Arc<Leaf<R>>| !l.requires_grad() || l.spec().shape.numel() == 0;
         self.leaves.iter().filter(without).map(|l| l.name().to_string()).collect()
     }

@@ -8,7 +8,7 @@ use std::{
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
-use optim::{Optimizer, all_finite, require_rates};
+use optim::{HyperParams, Optimizer, all_finite, require_rates};
 
 use super::Ddp;
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     mesh::{AsMesh, Mesh},
     plan::Axis,
     tensor_parallel::TensorAxis,
-    train::{BufferSync, GradLoan, ReducedGradients, StageStrategy, Strategy, TrainStep, norm, not_of},
+    train::{BufferSync, GradLoan, ReducedGradients, StageStrategy as _, Strategy, TrainStep, norm, not_of},
 };
 
 /// Trains a model of which every rank has a copy: PyTorch's `DistributedDataParallel` with its optimizer. Gradients are sent bucket by bucket
@@ -234,6 +234,20 @@ impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {
         self.options.canonical
     }
 
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        let (mut groups, without) = (self.optimizer.hyper_parameters()?, self.without_state());
+        groups.iter_mut().for_each(|group| group.parameters.retain(|name| !without.contains(name)));
+        Ok(groups)
+    }
+
+    fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        self.optimizer.check_hyper_parameters(groups)
+    }
+
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        self.optimizer.set_hyper_parameters(groups)
+    }
+
     fn learning_rate(&self) -> f64 {
         self.optimizer.lrs().first().copied().unwrap_or(0.0)
     }
@@ -261,29 +275,6 @@ impl<R: Runtime> DataParallel<R> {
     }
 }
 
-/// Every rank keeps all of it.
-impl<R: Runtime> StageStrategy<R> for DataParallel<R> {
-    fn squared_norm(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        self.tensor.sum(self.squares(counts)?)
-    }
-
-    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
-        let (buffer, range) = self.place_of(leaf)?;
-        let slot = self.buckets_mut().gradients_mut().flats_mut()[buffer].lend(range)?;
-        Ok(GradLoan::new(vec![slot], 0))
-    }
-
-    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
-        let (buffer, _) = self.place_of(leaf)?;
-        let flat = &mut self.buckets_mut().gradients_mut().flats_mut()[buffer];
-        sum.into_pieces().into_iter().try_for_each(|slot| flat.restore(slot))
-    }
-
-    fn rate(&self) -> Option<f64> {
-        self.optimizer.lrs().first().copied()
-    }
-}
-
 impl<R: Runtime> DataParallel<R> {
     /// Sums gradients of which ranks along tensor have their parts, all at once.
     fn sum_partial_gradients(&mut self) -> Result<()> {
@@ -305,7 +296,7 @@ impl<R: Runtime> DataParallel<R> {
     }
 
     /// Where a parameter has its gradient: buffer and range.
-    fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
+    pub(super) fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
         let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
         let params = self.optimizer.params();
         let place = params.iter().enumerate().find_map(|(buffer, of)| Some((buffer, range(of.leaves())?)));

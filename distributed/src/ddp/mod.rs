@@ -3,6 +3,7 @@
 mod by_hand;
 mod checkpoint;
 mod data_parallel;
+mod stage_strategy;
 
 pub use by_hand::Ddp;
 pub(crate) use by_hand::described;

@@ -9,6 +9,8 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
+use optim::HyperParams;
+
 use super::part::ModelPart;
 use crate::{
     agreement::agree_on_lines,
@@ -16,7 +18,7 @@ use crate::{
     ddp::{DataParallel, described},
     mesh::Mesh,
     plan::Axis,
-    train::{BufferSync, ReducedGradients, StageStrategy, Strategy, TrainStep, wide},
+    train::{BufferSync, ReducedGradients, StageStrategy, Strategy, TrainStep, share_groups, wide},
     zero::Sharded,
 };
 
@@ -203,6 +205,20 @@ impl<R: Runtime, S: StageStrategy<R>> ReducedGradients<R> for ExpertParallel<R, 
 
     fn learning_rate(&self) -> f64 {
         self.rest.rate().or_else(|| self.experts.as_ref()?.rate()).unwrap_or(0.0)
+    }
+
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        let mut groups = self.rest.hyper_parameters()?;
+        groups.extend(self.experts.as_ref().map_or_else(|| Ok(Vec::new()), S::hyper_parameters)?);
+        Ok(groups)
+    }
+
+    fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        share_groups(self.both(), groups, S::check_hyper_parameters)
+    }
+
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        share_groups(self.both(), groups, S::set_hyper_parameters)
     }
 
     fn is_canonical(&self) -> bool {

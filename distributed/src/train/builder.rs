@@ -6,7 +6,7 @@ use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor};
 use optim::{IntoOptimizer, LossScaler, LrSchedule, Optimizer, OptimizerFn, Shards};
 
-use super::{BufferSync, GradientObserver, TrainStep, TrainingConfig};
+use super::{BufferSync, GradientObserver, HyperParameters, TrainStep, TrainingConfig};
 use crate::{
     buckets::{BucketOptions, BucketReducer},
     comm::Comm,
@@ -155,6 +155,13 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
     /// What becomes of buffers that every rank changes by itself.
     pub fn buffers(mut self, sync: BufferSync) -> Self {
         self.parts.config.buffers = sync;
+        self
+    }
+
+    /// What becomes of the optimizer's hyper-parameters in checkpoints: they are the configuration's alone, unless this asks for something else.
+    #[doc(alias("param_groups"))]
+    pub fn hyper_parameters(mut self, what: HyperParameters) -> Self {
+        self.parts.config.hyper_parameters = what;
         self
     }
 

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use autograd::{RandomState, random_state, set_random_state};
 use numcore::{Result, Runtime, Tensor};
-use optim::LossScaler;
+use optim::{HyperParams, LossScaler};
 
-use super::{Strategy, TrainStep, Updates};
-use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, names};
+use super::{HyperParameters, ReducedGradients, Strategy, TrainStep, Updates};
+use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, hyper, names};
 
 /// Notes of the caller: where its data goes on (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;
@@ -63,6 +63,53 @@ impl Updates {
         self.resumed(numbers).map(|_| ())
     }
 
+    /// What is saved of hyper-parameters, if they are.
+    pub(crate) fn hyper_numbers<R: Runtime>(&self, strategy: &dyn ReducedGradients<R>) -> BTreeMap<String, u64> {
+        match self.config.hyper_parameters {
+            HyperParameters::Configured => BTreeMap::new(),
+            // A strategy that does not tell them was refused when the step was made.
+            _ => strategy.hyper_parameters().map_or_else(|_| BTreeMap::new(), |groups| hyper::numbers(&groups)),
+        }
+    }
+
+    /// An error unless hyper-parameters can be saved, if they are to be.
+    pub(crate) fn check_hyper<R: Runtime>(&self, strategy: &dyn ReducedGradients<R>) -> Result<()> {
+        match self.config.hyper_parameters {
+            HyperParameters::Configured => Ok(()),
+            _ => strategy.hyper_parameters().map(|_| ()),
+        }
+    }
+
+    /// The groups of a strategy with the hyper-parameters of a checkpoint, if these are taken over.
+    fn restored_groups<R: Runtime>(
+        &self,
+        strategy: &dyn ReducedGradients<R>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<Option<Vec<HyperParams>>> {
+        let asked = self.config.hyper_parameters == HyperParameters::Restored;
+        asked.then(|| hyper::restored(numbers, strategy.hyper_parameters()?)).transpose()
+    }
+
+    /// An error if [`restore_hyper`](Updates::restore_hyper) would fail.
+    pub(crate) fn check_restore_hyper<R: Runtime>(
+        &self,
+        strategy: &mut dyn ReducedGradients<R>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let groups = self.restored_groups(strategy, numbers)?;
+        groups.map_or(Ok(()), |groups| strategy.check_hyper_parameters(&groups))
+    }
+
+    /// Takes over the hyper-parameters of a checkpoint, if that is asked for.
+    pub(crate) fn restore_hyper<R: Runtime>(
+        &self,
+        strategy: &mut dyn ReducedGradients<R>,
+        numbers: &BTreeMap<String, u64>,
+    ) -> Result<()> {
+        let groups = self.restored_groups(strategy, numbers)?;
+        groups.map_or(Ok(()), |groups| strategy.set_hyper_parameters(&groups))
+    }
+
     /// The scaler as it goes on from these numbers.
     fn resumed(&self, numbers: &BTreeMap<String, u64>) -> Result<Option<LossScaler>> {
         let mut scaler = self.scaler.clone();
@@ -103,6 +150,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
         numbers.extend(self.updates.numbers(self.strategy.share().0));
+        numbers.extend(self.updates.hyper_numbers(&self.strategy));
         numbers
     }
 
@@ -112,6 +160,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
 
     fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
         self.strategy.check_restore(numbers)?;
+        self.updates.check_restore_hyper(&mut self.strategy, numbers)?;
         self.updates.check_restore(numbers)
     }
 
@@ -121,6 +170,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         self.strategy.restore(read, numbers)?;
+        self.updates.restore_hyper(&mut self.strategy, numbers)?;
         self.updates.restore(numbers, self.strategy.share().0)
     }
 }

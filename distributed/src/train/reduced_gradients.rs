@@ -7,7 +7,7 @@ use numcore::{
     ops::{PointwiseOps, ReduceOps, ViewOps, cat},
     pointwise::Program,
 };
-use optim::LossScaler;
+use optim::{HyperParams, LossScaler};
 
 use super::{Loss, TrainingConfig, TrainingMetrics};
 use crate::comm::{Collectives, Comm, ReduceOp, all_gather_bool, memory};
@@ -26,11 +26,52 @@ pub trait ReducedGradients<R: Runtime> {
     fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
     /// The learning rate of the next update (of the first group).
     fn learning_rate(&self) -> f64;
+    /// The hyper-parameters of the optimizer, of each of its groups, with the parameters of which there is state in checkpoints.
+    ///
+    /// # Errors
+    /// For a strategy or an optimizer that does not tell them.
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        untold()
+    }
+    /// An error if [`set_hyper_parameters`](ReducedGradients::set_hyper_parameters) would refuse these. Nothing is changed.
+    fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        let _ = groups;
+        untold()
+    }
+    /// Replaces the hyper-parameters of each group, in the order of [`hyper_parameters`](ReducedGradients::hyper_parameters).
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        let _ = groups;
+        untold()
+    }
     /// Whether sums must be those of one rank, to the bit: micro-batch `k` of rank `r` of `n` is chunk `k·n + r`, and chunks are added up in
     /// order.
     fn is_canonical(&self) -> bool {
         false
     }
+}
+
+fn untold<T>() -> Result<T> {
+    let why = "does not tell its optimizer's hyper-parameters, so no checkpoint can have them: leave them to the configuration";
+    Err(Error::config("ReducedGradients", "hyper_parameters", why))
+}
+
+/// Hands each of several strategies that are one the groups that are its own.
+pub(crate) fn share_groups<'s, R: Runtime, S: ReducedGradients<R> + 's>(
+    parts: impl Iterator<Item = &'s mut S>,
+    groups: &[HyperParams],
+    take: impl Fn(&mut S, &[HyperParams]) -> Result<()>,
+) -> Result<()> {
+    let mut rest = groups;
+    for part in parts {
+        let wanted = part.hyper_parameters()?.len();
+        let Some((own, others)) = rest.split_at_checked(wanted) else {
+            let why = format!("hyper-parameters of {} groups were given, there are more", groups.len());
+            return Err(Error::argument("set_hyper_parameters", why));
+        };
+        take(part, own)?;
+        rest = others;
+    }
+    Ok(())
 }
 
 /// What a trainer does after the last backward pass of a step, and what it remembers from step to step.

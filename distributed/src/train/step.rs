@@ -62,7 +62,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     pub(super) fn observed(strategy: S, config: TrainingConfig, observer: Option<GradientObserver<R>>) -> Result<Self> {
         config.check()?;
         strategy.everyone().agree("the training configuration", format!("{config:?}").as_bytes())?;
-        Ok(TrainStep { updates: Updates::new(config), strategy, observer })
+        let updates = Updates::new(config);
+        updates.check_hyper(&strategy)?;
+        Ok(TrainStep { updates, strategy, observer })
     }
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)

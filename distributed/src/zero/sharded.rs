@@ -11,7 +11,7 @@ use numcore::{
     DType, Result, Runtime, Tensor, TensorMut,
     ops::{PointwiseOps, ViewOps},
 };
-use optim::{LrSchedule, Shards};
+use optim::{HyperParams, LrSchedule, Shards};
 use parking_lot::Mutex;
 
 use super::{
@@ -242,6 +242,31 @@ impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         self.engine.lock().update(&self.rates(), scale)?;
         self.steps += 1;
+        Ok(())
+    }
+
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        let (mut groups, engine) = (self.rates.optimizer.hyper_parameters()?, self.engine.lock());
+        for unit in engine.units.iter().filter(|unit| unit.own.is_some()) {
+            for leaf in unit.leaves.iter().filter(|l| l.requires_grad() && l.spec().shape.numel() > 0) {
+                let name = leaf.name();
+                let group = self.rates.optimizer.group(&name, &leaf.spec());
+                groups.get_mut(group).into_iter().for_each(|own| own.parameters.push(name.to_string()));
+            }
+        }
+        Ok(groups)
+    }
+
+    fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        self.rates.optimizer.with_hyper_parameters(groups).map(|_| ())
+    }
+
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        let optimizer = self.rates.optimizer.with_hyper_parameters(groups)?;
+        let mut engine = self.engine.lock();
+        let mut own = engine.units.iter_mut().filter_map(|unit| unit.own.as_mut());
+        own.try_for_each(|own| own.optimizer.set_hyper_parameters(groups))?;
+        self.rates.optimizer = optimizer;
         Ok(())
     }
 

@@ -38,6 +38,7 @@ mod failed_steps;
 mod front_door;
 mod frozen_parameters;
 mod half_wires;
+mod hyper_parameters;
 mod job;
 mod local_updates;
 mod no_rate;

@@ -14,6 +14,7 @@ const CONFIG: TrainingConfig = TrainingConfig {
     loss_scaling: None,
     skip_non_finite: false,
     buffers: distributed::train::BufferSync::Own,
+    hyper_parameters: distributed::train::HyperParameters::Configured,
 };
 
 /// Weights after two epochs in the loop.

@@ -1,7 +1,11 @@
 //! Resuming: what follows is what would have followed.
 
-use distributed::{comm::Comm, zero::ZeroStage};
+use distributed::{
+    comm::{Comm, Communicator},
+    zero::ZeroStage,
+};
 use numcore::Result;
+use optim::AdamWConfig;
 use runtime_cpu::Cpu;
 use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, LoopStep, Resume, Trainer, WeightAveraging};
 
@@ -151,6 +155,27 @@ fn without_a_checkpoint_it_begins_or_says_so() {
         let error = run(resume).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("there is no checkpoint in"), "{error}");
     }
+}
+
+#[test]
+fn hyper_parameters_are_those_of_the_run_before_where_that_is_asked_for() {
+    use distributed::train::{HyperParameters, TrainStep};
+    let run = |ranks: usize, folder: &Scratch, lr: f64, what: HyperParameters, until: u64| {
+        let losses = Memory::default();
+        let told = on_ranks(ranks, |comm| {
+            let (model, adamw) = (Mlp::new(comm.runtime(), 0.0)?, AdamWConfig { lr, ..adamw() });
+            let step = TrainStep::builder(comm, &model).optimizer(adamw).hyper_parameters(what);
+            let memory = if comm.rank() == 0 { losses.clone() } else { Memory::default() };
+            go_on(comm, &model, step.build()?, folder, until, &memory)
+        });
+        told.map(|()| losses.of("loss"))
+    };
+    let (whole, parts) = (Scratch::new("hyper-whole"), Scratch::new("hyper-parts"));
+    let expected = run(2, &whole, 0.02, HyperParameters::Configured, 6).unwrap();
+    run(2, &parts, 0.02, HyperParameters::Saved, 3).unwrap();
+    assert_eq!(run(2, &parts, 0.5, HyperParameters::Restored, 6).unwrap(), expected[3..]);
+    let error = run(2, &whole, 0.02, HyperParameters::Restored, 9).unwrap_err().to_string();
+    assert!(error.contains("hyper-parameters"), "{error}");
 }
 
 #[test]

@@ -66,7 +66,8 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
         let mut numbers = self.updates.numbers(self.groups.draws_as);
         for (&stage, strategy) in &self.stages.parts {
             let aliases = Aliases::new(&self.stages, stage);
-            numbers.extend(strategy.numbers().into_iter().filter(|(name, _)| !aliases.is_copy(name)));
+            let own = strategy.numbers().into_iter().chain(self.updates.hyper_numbers(strategy));
+            numbers.extend(own.filter(|(name, _)| !aliases.is_copy(name)));
         }
         numbers
     }
@@ -82,6 +83,8 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
 
     fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
         self.stages.parts.values_mut().try_for_each(|strategy| strategy.check_restore(numbers))?;
+        let of_copies = self.with_copies(numbers);
+        self.updates.check_restore_hyper(&mut self.stages, &of_copies)?;
         self.updates.check_restore(numbers)
     }
 
@@ -92,12 +95,20 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
     ) -> Result<()> {
         let aliases: Vec<Aliases> = self.stages.parts.keys().map(|&stage| Aliases::new(&self.stages, stage)).collect();
         for (aliases, strategy) in aliases.iter().zip(self.stages.parts.values_mut()) {
-            let own = |alias: &Alias| Some((names::updates(&alias.copy), *numbers.get(&names::updates(&alias.name))?));
-            let mut of_stage = numbers.clone();
-            of_stage.extend(aliases.0.iter().filter_map(own));
+            let of_stage = aliases.with_copies(numbers);
             strategy.restore(&mut |wanted| read(&aliases.resolved(wanted.clone())), &of_stage)?;
         }
+        let of_copies = self.with_copies(numbers);
+        self.updates.restore_hyper(&mut self.stages, &of_copies)?;
         self.updates.restore(numbers, self.groups.draws_as)
+    }
+}
+
+impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
+    /// The numbers of a checkpoint, and what they are for the copies of tied parameters that this rank's stages have.
+    fn with_copies(&self, numbers: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+        let all = self.stages.parts.keys().flat_map(|&stage| Aliases::new(&self.stages, stage).0);
+        Aliases(all.collect()).with_copies(numbers)
     }
 }
 
@@ -128,6 +139,17 @@ impl Aliases {
     /// Whether this is what belongs to a copy: the parameter's own stage has it.
     fn is_copy(&self, name: &str) -> bool {
         self.alias(name).is_some()
+    }
+
+    /// Numbers of a checkpoint, and what they are for copies.
+    fn with_copies(&self, numbers: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+        let mut all = numbers.clone();
+        for (name, &number) in numbers {
+            let Some((kind, parameter)) = names::parted(name) else { continue };
+            let copies = self.0.iter().filter(|alias| alias.name == parameter);
+            all.extend(copies.map(|alias| (format!("{kind}{}", alias.copy), number)));
+        }
+        all
     }
 
     /// What belongs to a copy is read from the parameter's own.

@@ -7,12 +7,13 @@ use numcore::{
     Error, Result, Runtime, Tensor, TensorMut,
     ops::{PointwiseOps, ViewOps},
 };
+use optim::HyperParams;
 
 use super::{StageHooks, tie::Tied};
 use crate::{
     comm::{Collectives, Comm, Communicator, ReduceOp, all_gather_bool, memory},
     pipeline::{Compute, Pass},
-    train::{GradientObserver, ReducedGradients, StageStrategy, observe, wide},
+    train::{GradientObserver, ReducedGradients, StageStrategy, observe, share_groups, wide},
 };
 
 /// A strategy for each stage of this rank: the [`StageHooks`] of training.
@@ -138,6 +139,19 @@ impl<R: Runtime, S: StageStrategy<R>> ReducedGradients<R> for LocalStages<R, S> 
             self.check_update()?;
         }
         self.parts.values_mut().try_for_each(|part| part.update(scale))
+    }
+
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        let all: Vec<_> = self.parts.values().map(S::hyper_parameters).collect::<Result<_>>()?;
+        Ok(all.concat())
+    }
+
+    fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        share_groups(self.parts.values_mut(), groups, S::check_hyper_parameters)
+    }
+
+    fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
+        share_groups(self.parts.values_mut(), groups, S::set_hyper_parameters)
     }
 
     fn learning_rate(&self) -> f64 {

@@ -141,7 +141,9 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
                 parts.insert(number, strategy(&**stage, &replicas)?);
             }
             let stages = LocalStages::new(&groups.pipe, parts, ties, observer);
-            Ok(PipelineTrainStep { groups, pipeline, stages, updates: Updates::new(config), last: None })
+            let updates = Updates::new(config);
+            updates.check_hyper(&stages)?;
+            Ok(PipelineTrainStep { groups, pipeline, stages, updates, last: None })
         };
         abort_on_err(world, build())
     }

@@ -1,0 +1,281 @@
+//! Hyper-parameters in checkpoints: saved by any strategy at any cut, and taken over by any other where that is asked for.
+
+use std::{collections::BTreeMap, ops::Range};
+
+use autograd::manual_seed;
+use distributed::{
+    checkpoint::Folder,
+    comm::{NoOpCommunicator, Ranks},
+    mesh::{AsMesh, Mesh},
+    pipeline::ScheduleKind,
+    plan::{Axis, ParallelPlan},
+    train::{HyperParameters, TrainStep, TrainingConfig},
+    zero::{ZeroOptions, ZeroStage},
+};
+use nn::{Init, Linear, ModuleExt};
+use numcore::Result;
+use optim::{AdamW, AdamWConfig, Combined, Muon, MuonConfig, ParamGroups, Sgd, SgdConfig};
+use runtime_cpu::Cpu;
+
+use crate::{
+    checkpoint_common::Scratch,
+    common::{Mlp, Task, cpu},
+    pipeline_common::TIMEOUT,
+    pipeline_staged::How,
+    tensor_common::{TensorCase, TensorTrace, apart, assembled, pieces},
+    tensor_pipeline_common::StagedCase,
+};
+
+/// What the run that saves is configured with.
+fn saving() -> ParamGroups<AdamWConfig> {
+    let config = AdamWConfig { lr: 1e-2, betas: [0.8, 0.97], eps: 1e-4, weight_decay: 0.2, ..Default::default() };
+    ParamGroups::new(config).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
+}
+
+/// Of other values, and of other groups, none of which has parameters that differ above.
+fn going_on() -> ParamGroups<AdamWConfig> {
+    ParamGroups::new(AdamWConfig { lr: 3.0, ..Default::default() })
+        .group(|name, _| name.contains("fc1"), |c| c.eps = 1.0)
+        .group(|_, spec| spec.shape.rank() < 2, |c| c.lr = 2.0)
+        .group(|_, _| false, |c| c.lr = 7.0)
+}
+
+/// An arrangement of ranks: in stages or whole, sharded or not.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    axes: &'static [(Axis, usize)],
+    staged: bool,
+    zero: Option<ZeroStage>,
+}
+
+const fn cut(axes: &'static [(Axis, usize)], staged: bool, zero: Option<ZeroStage>) -> Cut {
+    Cut { axes, staged, zero }
+}
+
+const CUTS: [Cut; 6] = [
+    cut(&[(Axis::Data, 2)], false, None),
+    cut(&[(Axis::Data, 2), (Axis::Shard, 2)], false, Some(ZeroStage::Parameters)),
+    cut(&[(Axis::Shard, 3)], false, Some(ZeroStage::State)),
+    cut(&[(Axis::Pipe, 2), (Axis::Tensor, 2)], true, None),
+    cut(&[(Axis::Pipe, 2), (Axis::Data, 2)], true, Some(ZeroStage::Gradients)),
+    cut(&[(Axis::Tensor, 2)], false, None),
+];
+
+fn staged_case(how: How) -> StagedCase {
+    let mut case = StagedCase::new(2, ScheduleKind::OneFOneB, 1, how);
+    case.case.model.tied_head = true;
+    case
+}
+
+fn case() -> TensorCase {
+    staged_case(How::Replicas).case
+}
+
+/// Loads what comes before these steps, trains them, and saves.
+fn steps(
+    cut: Cut,
+    optimizer: ParamGroups<AdamWConfig>,
+    what: HyperParameters,
+    steps: Range<usize>,
+    folder: &Folder,
+) -> TensorTrace {
+    let plan = ParallelPlan::of(cut.axes.to_vec()).unwrap();
+    let traces = Ranks::new(plan.world()).timeout(TIMEOUT).run(cpu, |comm| {
+        manual_seed(3);
+        let mesh = Mesh::new(&comm, plan.clone())?;
+        let (case, mut trace) = (case(), TensorTrace::default());
+        let config = TrainingConfig { max_norm: Some(0.5), hyper_parameters: what, ..Default::default() };
+        macro_rules! train {
+            ($step:expr, $take:expr) => {{
+                let mut step = $step;
+                assert_eq!(step.load(folder)?.is_some(), steps.start > 0);
+                for k in steps.clone() {
+                    let metrics = $take(&mut step, k)?;
+                    trace.losses.push(metrics.loss()?);
+                    trace.norms.extend(metrics.grad_norm()?);
+                }
+                step.save(folder, &BTreeMap::new())?;
+                step
+            }};
+        }
+        macro_rules! staged {
+            ($step:expr, $case:expr) => {{ train!($step, |step: &mut _, k| $case.step(step, &mesh, k)) }};
+        }
+        match (cut.staged, cut.zero) {
+            (true, None) => {
+                let staged = staged_case(How::Replicas);
+                let builder =
+                    TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(optimizer.clone()).config(config);
+                let step = staged!(builder.build()?, staged);
+                for stage in step.pipeline().stages().values() {
+                    trace.pieces.extend(pieces(&**stage)?);
+                }
+            }
+            (true, Some(stage)) => {
+                let staged = staged_case(How::Zero(stage));
+                let builder =
+                    TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(optimizer.clone()).config(config);
+                let step = staged!(builder.zero(ZeroOptions { stage, ..Default::default() }).build()?, staged);
+                let _all = step.gather_full_params()?;
+                for stage in step.pipeline().stages().values() {
+                    trace.pieces.extend(pieces(&**stage)?);
+                }
+            }
+            (false, zero) => {
+                let model = case.build(&mesh)?;
+                let builder = TrainStep::builder(&mesh, &model).optimizer(optimizer.clone()).config(config);
+                match zero {
+                    None => {
+                        train!(builder.build()?, |step: &mut _, k| case.step(step, &model, mesh.batch(), k));
+                        trace.pieces = pieces(&model)?;
+                    }
+                    Some(stage) => {
+                        let step = train!(builder.zero(stage).build()?, |step: &mut _, k| case.step(
+                            step,
+                            &model,
+                            mesh.batch(),
+                            k
+                        ));
+                        let _all = step.strategy().gather_full_params()?;
+                        trace.pieces = pieces(&model)?;
+                    }
+                }
+            }
+        }
+        Ok(trace)
+    });
+    let mut trace = assembled(traces.unwrap_or_else(|error| panic!("{cut:?}: {error}")));
+    // A copy of a tied table is the table.
+    trace.pieces.retain(|(name, ..)| !name.starts_with("head"));
+    trace
+}
+
+const ONE: Cut = cut(&[(Axis::Data, 1)], false, None);
+
+#[test]
+fn any_strategy_takes_over_what_any_other_has_saved() {
+    let whole = Scratch::new("hyper-whole");
+    let mut expected = steps(ONE, saving(), HyperParameters::Configured, 0..4, &whole.folder());
+    expected.losses.drain(..2);
+    expected.norms.drain(..2);
+    for (k, from) in CUTS.into_iter().enumerate() {
+        let saved = Scratch::new("hyper-saved");
+        steps(from, saving(), HyperParameters::Saved, 0..2, &saved.folder());
+        // From each, to every other one in the course of all.
+        for to in [CUTS[(k + 1) % CUTS.len()], CUTS[(k + 3) % CUTS.len()]] {
+            let copy = Scratch::new("hyper-copy");
+            copy_tree(&saved.0, &copy.0);
+            let got = steps(to, going_on(), HyperParameters::Restored, 2..4, &copy.folder());
+            let off = apart(&got, &expected);
+            assert!(off < 1e-12, "from {from:?} to {to:?}: {off:e}");
+        }
+    }
+}
+
+fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy_tree(&entry.path(), &target),
+            false => drop(std::fs::copy(entry.path(), target).unwrap()),
+        }
+    }
+}
+
+#[test]
+fn the_configuration_wins_unless_asked() {
+    let whole = Scratch::new("hyper-configured");
+    steps(ONE, saving(), HyperParameters::Saved, 0..2, &whole.folder());
+    let copies = [HyperParameters::Configured, HyperParameters::Saved, HyperParameters::Restored].map(|what| {
+        let copy = Scratch::new("hyper-configured-copy");
+        copy_tree(&whole.0, &copy.0);
+        let sharded = cut(&[(Axis::Shard, 2)], false, Some(ZeroStage::Parameters));
+        steps(sharded, going_on(), what, 2..3, &copy.folder())
+    });
+    assert_eq!(apart(&copies[0], &copies[1]), 0.0, "hyper-parameters that are saved are not taken over");
+    assert!(apart(&copies[0], &copies[2]) > 0.1, "those that are asked for are");
+}
+
+/// A model of one rank, with its step.
+fn alone(
+    folder: &Folder,
+    optimizer: Box<dyn optim::Optimizer<Cpu>>,
+    model: &Mlp<Cpu>,
+    what: HyperParameters,
+    load: bool,
+) -> Result<Vec<f64>> {
+    let comm = NoOpCommunicator::new(&cpu(0)?);
+    let mut step = TrainStep::builder(&comm.as_mesh(), model).optimizer(optimizer).hyper_parameters(what).build()?;
+    if load {
+        step.load(folder)?;
+    }
+    step.step(|_| model.loss(&cpu(0)?, 0, &[0, 1, 2]))?;
+    step.save(folder, &BTreeMap::new())?;
+    Ok(step.strategy().optimizer().lrs())
+}
+
+fn mlp() -> Mlp<Cpu> {
+    let model = Mlp::new(&Init::new(&cpu(0).unwrap(), 0)).unwrap();
+    // Gives parameters their names, which optimizers in groups need.
+    assert_eq!(model.named_parameters().len(), 6);
+    model
+}
+
+#[test]
+fn a_checkpoint_without_them_says_so() {
+    let scratch = Scratch::new("hyper-none");
+    let folder = scratch.folder();
+    let (model, adamw) = (mlp(), AdamWConfig::default());
+    let make = |model: &Mlp<Cpu>| Box::new(AdamW::new(model, adamw.clone()).unwrap());
+    alone(&folder, make(&model), &model, HyperParameters::Configured, false).unwrap();
+    let error = alone(&folder, make(&model), &model, HyperParameters::Restored, true).unwrap_err().to_string();
+    assert!(
+        error.contains("of the optimizer are not in the checkpoint") && error.contains("HyperParameters::Saved"),
+        "{error}"
+    );
+}
+
+#[test]
+fn parameters_of_one_group_cannot_have_different_ones() {
+    let scratch = Scratch::new("hyper-differ");
+    let folder = scratch.folder();
+    let model = mlp();
+    let group = |linear: &Linear<Cpu>| [linear.weight.leaf(), linear.bias.as_ref().unwrap().leaf()];
+    let groups = |model: &Mlp<Cpu>| {
+        let all = AdamW::in_groups(AdamWConfig::default()).group(group(&model.a), |c| c.lr = 0.5);
+        let all = all.and_then(|all| all.group(group(&model.b), |c| c.lr = 0.25));
+        Box::new(all.and_then(|all| all.group(group(&model.c), |_| ())).unwrap())
+    };
+    alone(&folder, groups(&model), &model, HyperParameters::Saved, false).unwrap();
+    let one = Box::new(AdamW::new(&model, AdamWConfig::default()).unwrap());
+    let error = alone(&folder, one, &model, HyperParameters::Restored, true).unwrap_err().to_string();
+    assert!(error.contains("b.bias") && error.contains("a.bias") && error.contains("`lr` [0.25] and [0.5]"), "{error}");
+    // A rule that has others refuses them by name.
+    let sgd = Box::new(Sgd::new(&model, SgdConfig { ..Default::default() }).unwrap());
+    let error = alone(&folder, sgd, &model, HyperParameters::Restored, true).unwrap_err().to_string();
+    assert!(error.contains("state/exp_avg") || error.contains("betas"), "{error}");
+}
+
+#[test]
+fn a_schedule_starts_from_the_rate_that_was_saved() {
+    let scratch = Scratch::new("hyper-schedule");
+    let folder = scratch.folder();
+    let model = mlp();
+    let optimizer = |model: &Mlp<Cpu>, lr: f64| -> Box<dyn optim::Optimizer<Cpu>> {
+        let matrices = Muon::over(
+            MuonConfig { lr: 2.0 * lr, ..Default::default() },
+            [model.a.weight.leaf(), model.b.weight.leaf()],
+        );
+        let rest =
+            [model.a.bias.as_ref(), model.b.bias.as_ref(), model.c.bias.as_ref()].map(|bias| bias.unwrap().leaf());
+        let rest = rest.into_iter().chain([model.c.weight.leaf()]);
+        let rest = AdamW::over(AdamWConfig { lr, ..Default::default() }, rest).unwrap();
+        let rest = rest.scheduled(|base: f64, step: u64| base / (1.0 + step as f64));
+        Box::new(Combined::new(vec![Box::new(matrices.unwrap()), Box::new(rest)]).unwrap())
+    };
+    alone(&folder, optimizer(&model, 0.125), &model, HyperParameters::Saved, false).unwrap();
+    let lrs = alone(&folder, optimizer(&model, 9.0), &model, HyperParameters::Restored, true).unwrap();
+    assert_eq!(lrs, [0.25, 0.125 / 3.0]);
+}

@@ -1,0 +1,50 @@
+//! Hyper-parameters as values, so that they can be saved beside parameters and put back.
+
+use numcore::{Error, Result};
+
+use crate::{Config, HyperNumbers};
+
+/// The hyper-parameters of a group of parameters: PyTorch's `param_groups` of a state dict. A learning rate among them is the base one, which a
+/// schedule starts from.
+#[doc(alias("param_groups"))]
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HyperParams {
+    /// The names of the group's parameters.
+    pub parameters: Vec<String>,
+    /// Each hyper-parameter's name and the scalars that it is saved as: none of one that is off.
+    pub values: Vec<(String, HyperNumbers)>,
+}
+
+impl HyperParams {
+    pub(crate) fn of(config: &impl Config, parameters: Vec<String>) -> Self {
+        let mut copy = config.clone();
+        let values = copy.settings().iter().map(|s| (s.name.to_string(), s.value.numbers())).collect();
+        HyperParams { parameters, values }
+    }
+
+    /// A configuration with these hyper-parameters in place of its own. An error if one is unknown, missing or out of range.
+    pub(crate) fn applied<C: Config>(&self, config: &C) -> Result<C> {
+        let mut new = config.clone();
+        let names: Vec<&str> = new.settings().iter().map(|s| s.name).collect();
+        if let Some(missing) = names.into_iter().find(|own| self.values.iter().all(|(name, _)| name != own)) {
+            return Err(Error::argument(C::NAME, format!("`{missing}` is missing among its hyper-parameters")));
+        }
+        self.values.iter().try_for_each(|(name, numbers)| new.set(name, numbers))?;
+        new.check()?;
+        Ok(new)
+    }
+}
+
+/// An error unless there are hyper-parameters for each of an optimizer's groups.
+pub(crate) fn require_groups(optimizer: &'static str, given: usize, groups: usize) -> Result<()> {
+    if given == groups {
+        return Ok(());
+    }
+    Err(Error::argument(optimizer, format!("hyper-parameters of {given} groups were given, it has {groups}")))
+}
+
+/// The error of an optimizer that does not tell its hyper-parameters.
+pub(crate) fn untold<T>(what: &'static str) -> Result<T> {
+    let why = "does not tell its hyper-parameters: implement `hyper_parameters` and its partners, or leave them to the configuration";
+    Err(Error::argument(what, why))
+}

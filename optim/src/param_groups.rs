@@ -1,0 +1,163 @@
+//! Hyper-parameters for parameters that are known by name only.
+
+use std::sync::Arc;
+
+use autograd::Leaf;
+use numcore::{FlatLayout, Result, Runtime, Tensor, ops::Spec};
+
+use crate::{
+    AdamWConfig, Elementwise, FlatOptimizer, HyperParams, LrSchedule, Optimizer, ShardOptimizer, Shards, StatePlace,
+    UpdateRule,
+    flat_optimizer::SAMPLED,
+    shard::{Shard, replaced},
+};
+
+/// Hyper-parameters by group, as [`FlatOptimizer`](crate::FlatOptimizer) has them, for parameters that are known by
+/// name only.
+///
+/// ```
+/// use optim::{AdamWConfig, ParamGroups};
+/// let groups = ParamGroups::new(AdamWConfig { lr: 3e-4, weight_decay: 0.1, ..Default::default() })
+///     .group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0);
+/// ```
+#[derive(Clone)]
+pub struct ParamGroups<E> {
+    configs: Vec<E>,
+    which: Vec<Select>,
+    schedule: Option<Arc<dyn LrSchedule>>,
+}
+
+type Select = Arc<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
+
+impl<E: Elementwise> ParamGroups<E> {
+    /// Hyper-parameters for all parameters in one group.
+    pub fn new(defaults: E) -> Self {
+        ParamGroups { configs: vec![defaults], which: Vec::new(), schedule: None }
+    }
+
+    /// Adds a group of the parameters for which `which` holds; a parameter is in the last such group.
+    pub fn group(
+        mut self,
+        which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
+        set: impl FnOnce(&mut E),
+    ) -> Self {
+        let mut config = self.configs[0].clone();
+        set(&mut config);
+        self.configs.push(config);
+        self.which.push(Arc::new(which));
+        self
+    }
+
+    /// Adds a learning-rate schedule.
+    pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
+        self.schedule = Some(Arc::new(schedule));
+        self
+    }
+
+    /// An optimizer of these parameters, each in the group that picks it. Groups that pick none are left out,
+    /// but for one, which knows the learning rate.
+    pub(crate) fn optimizer<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<FlatOptimizer<R, E>> {
+        let mut groups = vec![Vec::new(); self.configs.len()];
+        for leaf in leaves {
+            groups[self.group_of(&leaf.name(), &leaf.spec())].push(leaf);
+        }
+        let mut optimizer = FlatOptimizer::in_groups(self.configs[0].clone());
+        let none = groups.iter().all(Vec::is_empty);
+        for (k, (config, leaves)) in self.configs.iter().zip(groups).enumerate() {
+            if leaves.is_empty() && !(none && k == 0) {
+                continue;
+            }
+            optimizer = optimizer.group(leaves, |own| *own = config.clone())?;
+        }
+        if let Some(schedule) = &self.schedule {
+            optimizer.set_schedule(schedule.clone());
+        }
+        Ok(optimizer)
+    }
+
+    fn group_of(&self, name: &str, spec: &Spec) -> usize {
+        self.which.iter().rposition(|which| which(name, spec)).map_or(0, |k| k + 1)
+    }
+}
+
+impl ParamGroups<AdamWConfig> {
+    /// Weight decay for matrices and more alone: none for biases and norms, as [`split_decay`](crate::split_decay) has it.
+    pub fn decay_matrices(config: AdamWConfig) -> Self {
+        ParamGroups::new(config).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
+    }
+}
+
+impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
+    fn group(&self, name: &str, spec: &Spec) -> usize {
+        self.group_of(name, spec)
+    }
+
+    fn lrs(&self, step: u64) -> Vec<f64> {
+        self.configs.iter().map(|c| self.schedule.as_ref().map_or(c.lr(), |s| s.lr(c.lr(), step))).collect()
+    }
+
+    fn base_lrs(&self) -> Vec<f64> {
+        self.configs.iter().map(|c| c.lr()).collect()
+    }
+
+    fn describe(&self) -> String {
+        let rates = SAMPLED.map(|step| <Self as Shards<R>>::lrs(self, step));
+        let groups: Vec<String> = self.configs.iter().map(crate::config::described).collect();
+        format!("{} {groups:?}, rates {rates:?}", E::NAME)
+    }
+
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        Ok(self.configs.iter().map(|config| HyperParams::of(config, Vec::new())).collect())
+    }
+
+    fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
+        Ok(Arc::new(ParamGroups { configs: replaced(&self.configs, groups)?, ..self.clone() }))
+    }
+
+    fn shard(
+        &self,
+        layout: &FlatLayout,
+        groups: Vec<usize>,
+        values: &Tensor<R>,
+        place: StatePlace,
+    ) -> Result<Box<dyn ShardOptimizer<R>>> {
+        for config in &self.configs {
+            config.check()?;
+            config.validate()?;
+        }
+        Ok(Box::new(Shard::new(&self.configs, layout, groups, values, place)?))
+    }
+}
+
+/// All parameters in one group.
+impl<R: Runtime, E: Elementwise> Shards<R> for E {
+    fn group(&self, _: &str, _: &Spec) -> usize {
+        0
+    }
+
+    fn lrs(&self, _: u64) -> Vec<f64> {
+        vec![self.lr()]
+    }
+
+    fn describe(&self) -> String {
+        Shards::<R>::describe(&ParamGroups::new(self.clone()))
+    }
+
+    fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
+        Shards::<R>::hyper_parameters(&ParamGroups::new(self.clone()))
+    }
+
+    fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
+        ParamGroups::new(self.clone()).with_hyper_parameters(groups)
+    }
+
+    fn shard(
+        &self,
+        layout: &FlatLayout,
+        groups: Vec<usize>,
+        values: &Tensor<R>,
+        place: StatePlace,
+    ) -> Result<Box<dyn ShardOptimizer<R>>> {
+        ParamGroups::new(self.clone()).shard(layout, groups, values, place)
+    }
+}
