@@ -1,4 +1,4 @@
-//! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates, pipeline schedules, uneven machines, sharded checkpoints.
+//! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates, pipeline schedules, uneven machines, changing worlds, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 mod agreement;
@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod context_parallel;
 pub mod ddp;
 pub mod differentiable;
+pub mod elastic;
 pub mod expert_parallel;
 pub mod local_updates;
 pub mod mesh;

@@ -7,6 +7,7 @@
 //! One lock guards the rounds of all groups of a world: it is held to post, to take up results, never while anything is computed.
 //! A rank that fails, disagrees or leaves ends every round of the world at once: who waits sees why.
 
+mod rendezvous;
 mod round;
 mod task;
 mod world;
@@ -29,6 +30,7 @@ use super::{
     meeting::{SplitPlace, split_place},
 };
 use crate::sync::{self, Instant, mpsc};
+pub use rendezvous::{ThreadRendezvous, ThreadSeat};
 use round::{RankCall, ResultSlot};
 use world::{Name, World};
 

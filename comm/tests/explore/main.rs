@@ -13,13 +13,14 @@ mod sync;
 
 use std::time::Duration;
 
-use comm::{Comm, Ranks};
+use comm::{Comm, Places, Quorum, Ranks, ThreadRendezvous, ThreadSeat};
 use numcore::{Result, Runtime};
 use runtime_cpu::Cpu;
 use shuttle::{
     Config, MaxSteps, Runner,
     scheduler::{PctScheduler, RandomScheduler},
 };
+use sync::mpsc;
 
 /// Whether deadlines may pass.
 #[derive(Clone, Copy, PartialEq)]
@@ -45,6 +46,34 @@ fn explore<T: Send + 'static>(n: usize, time: Time, program: fn(Comm<Cpu>) -> Re
             assert_eq!(rt.memory().total.live, 0, "memory of rank {rank} did not come back");
         }
     };
+    in_many_orders(schedule);
+}
+
+/// Lets `program` run with the seats of three ranks and a channel between its threads, in many orders of events.
+fn explore_meetings(
+    time: Time,
+    program: impl Fn(ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>, mpsc::Sender<()>, mpsc::Receiver<()>)
+    + Copy
+    + Send
+    + Sync
+    + 'static,
+) {
+    in_many_orders(move || {
+        sync::begin(time == Time::Passes);
+        let runtimes: Vec<Cpu> = (0..3).map(|_| Cpu::with_threads(1)).collect();
+        let (quorum, second) = (Quorum::default(), Duration::from_secs(1));
+        let made = ThreadRendezvous::at_places(runtimes.clone(), quorum, second, Places::Any);
+        let (meeting, seats) = made.unwrap_or_else(|e| panic!("{e}"));
+        let (sends, listens) = mpsc::channel();
+        program(meeting, seats, sends, listens);
+        sync::end();
+        for (rank, rt) in runtimes.iter().enumerate() {
+            assert_eq!(rt.memory().total.live, 0, "memory of rank {rank} did not come back");
+        }
+    });
+}
+
+fn in_many_orders(schedule: impl Fn() + Copy + Send + Sync + 'static) {
     let config = || {
         let mut config = Config::new();
         // Kernels of a debug build.

@@ -7,8 +7,9 @@ use runtime_cpu::Cpu;
 
 use crate::{
     Time,
-    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
-    explore,
+    comm::{Collectives, Comm, Communicator, Membership, ReduceOp, Rendezvous, ThreadSeat, Work},
+    explore, explore_meetings,
+    sync::{self, mpsc},
 };
 
 /// So many elements that every rank's worker has a share.
@@ -258,5 +259,73 @@ fn a_rank_that_never_calls_is_named() {
         |outcomes| {
             every_error(outcomes, |kind| matches!(kind, ErrorKind::Timeout { missing, .. } if missing.len() == 1))
         },
+    );
+}
+
+/// Ranks that meet, with what a rank of the first world does that is not to be in the second one.
+fn meetings(time: Time, lost: fn(ThreadSeat<Cpu>, &mpsc::Receiver<()>), check: fn(Vec<Result<(u64, usize)>>)) {
+    explore_meetings(time, move |meeting, seats, ended, listens| {
+        let mut seats = seats.into_iter();
+        let (first, second, third) = (seats.next(), seats.next(), seats.next());
+        let newcomer = meeting.join(Cpu::with_threads(1));
+        let outcomes = sync::scope(|scope| {
+            let going_on = [first, second].into_iter().flatten().map(|mut seat| {
+                let run = move || {
+                    let comm = seat.meet()?.comm;
+                    let _ = all_reduce(&comm, 3);
+                    drop(comm);
+                    let Membership { comm, generation, .. } = seat.meet()?;
+                    let _ = all_reduce(&comm, 3);
+                    Ok((generation, comm.size()))
+                };
+                sync::spawn_in(scope, "goes on".into(), run)
+            });
+            let going_on: Vec<_> = going_on.collect();
+            let lost = third.map(|seat| sync::spawn_in(scope, "is lost".into(), move || lost(seat, &listens)));
+            let joined = sync::spawn_in(scope, "joins".into(), move || {
+                let mut newcomer = newcomer;
+                newcomer.meet().map(|membership| (membership.generation, membership.comm.size()))
+            });
+            let mut outcomes: Vec<_> = going_on.into_iter().map(|t| t.unwrap().join().unwrap()).collect();
+            drop(ended);
+            lost.into_iter().for_each(|thread| thread.unwrap().join().unwrap());
+            outcomes.push(joined.unwrap().join().unwrap());
+            outcomes
+        });
+        check(outcomes);
+    });
+}
+
+/// Those who say that they were in one world are as many as it had ranks, of those whose last world it was.
+fn one_world_each(outcomes: &[Result<(u64, usize)>]) {
+    for (generation, size) in outcomes.iter().flatten() {
+        let there = outcomes.iter().flatten().filter(|(own, _)| own == generation);
+        assert!(there.clone().all(|(_, own)| own == size), "{outcomes:?}");
+        assert!(there.count() <= *size, "{outcomes:?}");
+    }
+}
+
+#[test]
+fn who_is_left_meets_again_with_who_has_come() {
+    meetings(
+        Time::Stands,
+        |mut seat, _| drop(seat.meet()),
+        |outcomes| {
+            one_world_each(&outcomes);
+            // The newcomer may come too late; whoever was there before is in the second world.
+            assert!(outcomes[..2].iter().all(Result::is_ok), "{outcomes:?}");
+        },
+    );
+}
+
+#[test]
+fn who_neither_comes_nor_leaves_is_given_up() {
+    meetings(
+        Time::Passes,
+        |seat, others_end| {
+            let _ = others_end.recv();
+            drop(seat);
+        },
+        |outcomes| one_world_each(&outcomes),
     );
 }

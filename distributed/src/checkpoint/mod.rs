@@ -12,6 +12,7 @@
 //! was checked. If a rank still fails after that, the communicator ends: ranks have different states then.
 
 mod folder;
+mod held;
 pub(crate) mod hyper;
 mod manifest;
 pub(crate) mod names;
@@ -20,6 +21,7 @@ mod parameters;
 mod reader;
 mod snapshot;
 mod snapshot_writer;
+mod source;
 mod writer;
 
 use std::{collections::BTreeMap, ops::Range};
@@ -28,6 +30,7 @@ use numcore::{DType, Result, Runtime, Shape, Tensor, placement::TensorPlacement}
 use optim::StateRow;
 
 pub use folder::Folder;
+pub(crate) use held::{HeldPiece, RegionId};
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
 pub use snapshot::Snapshot;

@@ -1,12 +1,12 @@
 //! Loading, at any world size.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet, btree_map},
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
-use numcore::{Error, Result, Runtime, Shape, Tensor, safetensors};
+use numcore::{Error, Result, Runtime, Shape, Tensor};
 
 use super::{
     Checkpointed, Folder, Manifest, Region, Wanted,
@@ -14,7 +14,7 @@ use super::{
     manifest::TensorEntry,
     names,
     overlap::{Shared, shared},
-    writer::file,
+    source::RegionSource,
 };
 use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, abort_on_err, all_ok};
 
@@ -43,21 +43,9 @@ impl Folder {
         let opened = CheckpointReader::open(self.step(step));
         let mut reader = all_ok(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", &reader.manifest.digest())?;
-        state.expect(&reader.manifest.numbers);
-        let numbers = state.numbers();
-        let wanted = state.wanted().and_then(|wanted| {
-            reader.check_wanted(&wanted, &numbers)?;
-            Ok(wanted)
-        });
-        let wanted = all_ok(comm, "load", wanted)?;
-        reader.check_all_taken(comm, &wanted, &numbers)?;
-        let saved = reader.manifest.numbers.clone();
-        let checked = reader.check_share(comm.rank(), comm.size()).and_then(|()| state.check_restore(&saved));
-        all_ok(comm, "load", checked)?;
-        let rt = comm.runtime().clone();
-        abort_on_err(comm, state.restore(&mut |wanted| reader.read(&rt, wanted), &saved))?;
-        // Nobody trains on before all have everything.
-        comm.barrier()?;
+        reader.wanted_by(comm, state)?;
+        let checked = reader.check_share(comm.rank(), comm.size());
+        reader.restore(comm, state, checked)?;
         Ok(reader.manifest)
     }
 }
@@ -66,7 +54,7 @@ impl Folder {
 pub struct CheckpointReader {
     pub(super) folder: PathBuf,
     pub(super) manifest: Manifest,
-    files: BTreeMap<usize, safetensors::Reader>,
+    pub(super) source: RegionSource,
 }
 
 impl CheckpointReader {
@@ -76,7 +64,8 @@ impl CheckpointReader {
         let path = folder.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?;
         let manifest = Manifest::parse(&path, &text)?;
-        Ok(CheckpointReader { folder, manifest, files: BTreeMap::new() })
+        let source = RegionSource::files(folder.clone());
+        Ok(CheckpointReader { folder, manifest, source })
     }
 
     /// What is in it.
@@ -92,6 +81,38 @@ impl CheckpointReader {
         };
         let (shape, dtype) = (entry.shape, entry.dtype);
         self.read(rt, &Wanted::whole(name.into(), shape, dtype))?.reshape(shape)
+    }
+
+    /// What this rank needs, once all ranks know that everything is there as they need it, and that nothing else is.
+    pub(crate) fn wanted_by<R: Runtime>(
+        &mut self,
+        comm: &Comm<R>,
+        state: &mut (impl Checkpointed<R> + ?Sized),
+    ) -> Result<Vec<Wanted>> {
+        state.expect(&self.manifest.numbers);
+        let numbers = state.numbers();
+        let wanted = state.wanted().and_then(|wanted| {
+            self.check_wanted(&wanted, &numbers)?;
+            Ok(wanted)
+        });
+        let wanted = all_ok(comm, "load", wanted)?;
+        self.check_all_taken(comm, &wanted, &numbers)?;
+        Ok(wanted)
+    }
+
+    /// Gives the ranks what they need, if on all of them the elements were `checked` and their state can take it.
+    pub(crate) fn restore<R: Runtime>(
+        &mut self,
+        comm: &Comm<R>,
+        state: &mut (impl Checkpointed<R> + ?Sized),
+        checked: Result<()>,
+    ) -> Result<()> {
+        let saved = self.manifest.numbers.clone();
+        all_ok(comm, "load", checked.and_then(|()| state.check_restore(&saved)))?;
+        let rt = comm.runtime().clone();
+        abort_on_err(comm, state.restore(&mut |wanted| self.read(&rt, wanted), &saved))?;
+        // Nobody trains on before all have everything.
+        comm.barrier()
     }
 
     /// An error unless everything that a rank needs is there as it needs it.
@@ -146,9 +167,8 @@ impl CheckpointReader {
                 let owner = before * n as u128 / total;
                 before += region.len as u128 * entry.dtype.size() as u128;
                 if owner.min(n as u128 - 1) == rank as u128 {
-                    let file = opened(&mut self.files, &self.folder, region.rank)?;
-                    check_slot(file, name, entry, region)?;
-                    check_bytes(file, name, entry, region, &mut block)?;
+                    self.source.check_slot(name, entry, region)?;
+                    self.source.check_bytes(name, entry, region, &mut block)?;
                 }
             }
         }
@@ -170,50 +190,44 @@ impl CheckpointReader {
         };
         check_kind(wanted, entry)?;
         let (name, size, want) = (&*wanted.name, wanted.dtype.size(), wanted.elements.clone());
-        let read = |region: &Region| {
-            let saved = (&entry.piece_of(region), region.start..region.start + region.len);
-            shared(saved, (&wanted.placement, want.clone()))
-        };
-        let read: Vec<(&Region, Vec<Shared>)> =
-            entry.regions.iter().map(|region| (region, read(region))).filter(|(_, read)| !read.is_empty()).collect();
+        let read: Vec<(&Region, Vec<Shared>)> = entry.shared_with(wanted).collect();
         for (region, _) in &read {
-            check_slot(opened(&mut self.files, &self.folder, region.rank)?, name, entry, region)?;
+            self.source.check_slot(name, entry, region)?;
         }
         let mut bytes = zeros(want.len() * size)?;
         for (region, read) in read {
-            let file = opened(&mut self.files, &self.folder, region.rank)?;
             let mut count = 0;
             for Shared { saved, wanted, len } in &read {
                 let at = (wanted - want.start) * size;
                 let into = &mut bytes[at..at + len * size];
-                file.read_range(&region.key, (saved - region.start) * size, into)?;
+                self.source.read_range(region, (saved - region.start) * size, into)?;
                 count += len;
                 if *len == region.len && crc32fast::hash(into) != region.checksum {
-                    return Err(corrupted(name, file));
+                    return Err(self.source.corrupted(name, region));
                 }
             }
             // All of a region, though not in one piece.
             if count == region.len && read.len() > 1 {
-                check_bytes(file, name, entry, region, &mut vec![0; BLOCK])?;
+                self.source.check_bytes(name, entry, region, &mut vec![0; BLOCK])?;
             }
         }
         Ok(bytes)
     }
 }
 
-/// Bytes that are checked at a time.
-const BLOCK: usize = 1 << 20;
-
-fn opened<'a>(
-    files: &'a mut BTreeMap<usize, safetensors::Reader>,
-    folder: &Path,
-    rank: usize,
-) -> Result<&'a safetensors::Reader> {
-    Ok(match files.entry(rank) {
-        btree_map::Entry::Occupied(open) => open.into_mut(),
-        btree_map::Entry::Vacant(place) => place.insert(safetensors::Reader::open(file(folder, rank))?),
-    })
+impl TensorEntry {
+    /// The regions that have some of the wanted elements, and which these are.
+    pub(super) fn shared_with(&self, wanted: &Wanted) -> impl Iterator<Item = (&Region, Vec<Shared>)> {
+        let read = move |region: &Region| {
+            let saved = (&self.piece_of(region), region.start..region.start + region.len);
+            shared(saved, (&wanted.placement, wanted.elements.clone()))
+        };
+        self.regions.iter().map(move |region| (region, read(region))).filter(|(_, read)| !read.is_empty())
+    }
 }
+
+/// Bytes that are checked at a time.
+pub(super) const BLOCK: usize = 1 << 20;
 
 /// An error unless a tensor is of the shape and type that is wanted.
 fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
@@ -228,39 +242,6 @@ fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
         return Err(Error::state(&*wanted.name, why));
     }
     Ok(())
-}
-
-/// An error unless the file holds what the manifest says of a region; looks at the file's header alone.
-fn check_slot(file: &safetensors::Reader, name: &str, entry: &TensorEntry, region: &Region) -> Result<()> {
-    let (dtype, shape) = file.tensor(&region.key)?;
-    if (dtype, shape.numel()) == (entry.dtype, region.len) {
-        return Ok(());
-    }
-    let (path, numel) = (file.path().display(), shape.numel());
-    let why = format!("is {numel} elements of {dtype} in {path}, the manifest says {} of {}", region.len, entry.dtype);
-    Err(Error::state(name, why))
-}
-
-/// An error unless the bytes of a region are those that were saved; reads them through `block`.
-fn check_bytes(
-    file: &safetensors::Reader,
-    name: &str,
-    entry: &TensorEntry,
-    region: &Region,
-    block: &mut [u8],
-) -> Result<()> {
-    let (mut hasher, mut at, len) = (crc32fast::Hasher::new(), 0, region.len * entry.dtype.size());
-    while at < len {
-        let part = block.len().min(len - at);
-        file.read_range(&region.key, at, &mut block[..part])?;
-        hasher.update(&block[..part]);
-        at += part;
-    }
-    if hasher.finalize() == region.checksum { Ok(()) } else { Err(corrupted(name, file)) }
-}
-
-fn corrupted(name: &str, file: &safetensors::Reader) -> Error {
-    Error::state(name, format!("is corrupted in {}: its checksum differs", file.path().display()))
 }
 
 /// Memory of the host, or an error where there is not enough.

@@ -143,6 +143,11 @@ impl<'a> PartEntry<'a> {
         let (dtype, len) = (part.row.dtype(), part.row.numel());
         PartEntry { name: &part.name, placement: &part.placement, start: part.start, dtype, len }
     }
+
+    /// What a rank's file calls it.
+    fn key(&self) -> String {
+        format!("{}#{}", self.name, self.start)
+    }
 }
 
 /// Writes a rank's file of what `bytes` gives for each part; gives its table of contents as text.
@@ -153,35 +158,36 @@ fn write<B: AsRef<[u8]>>(
     mut bytes: impl FnMut(usize) -> Result<B>,
     numbers: &BTreeMap<String, u64>,
 ) -> Result<String> {
-    let mut tensors = Vec::with_capacity(parts.len());
-    let mut table = Vec::with_capacity(parts.len());
-    for part in parts {
-        let key = format!("{}#{}", part.name, part.start);
-        let (dtype, len) = (part.dtype, part.len);
-        let (shape, piece) = (part.placement.logical(), piece_to_json(part.placement));
-        table.push(json!([part.name, shape.dims(), dtype.to_string(), key, part.start, len, piece]));
-        tensors.push((key, dtype, Shape::new(&[len])?));
-    }
+    let tensor = |part: &PartEntry<'_>| Ok((part.key(), part.dtype, Shape::new(&[part.len])?));
+    let tensors = parts.iter().map(tensor).collect::<Result<Vec<_>>>()?;
     let mut checksums = vec![0; parts.len()];
     safetensors::save_with(file(at, rank), &tensors, &BTreeMap::new(), |i| {
         let bytes = bytes(i)?;
         checksums[i] = crc32fast::hash(bytes.as_ref());
         Ok(bytes)
     })?;
-    let lines = table.iter_mut().filter_map(Value::as_array_mut);
-    lines.zip(checksums).for_each(|(line, checksum)| line.push(json!(checksum)));
+    Ok(table_of(parts, &checksums, numbers))
+}
+
+/// A rank's table of contents as text.
+pub(super) fn table_of(parts: &[PartEntry<'_>], checksums: &[u32], numbers: &BTreeMap<String, u64>) -> String {
+    let line = |(part, checksum): (&PartEntry<'_>, &u32)| {
+        let (shape, piece) = (part.placement.logical(), piece_to_json(part.placement));
+        let dtype = part.dtype.to_string();
+        json!([part.name, shape.dims(), dtype, part.key(), part.start, part.len, piece, checksum])
+    };
+    let table: Vec<Value> = parts.iter().zip(checksums).map(line).collect();
     let numbers: serde_json::Map<String, Value> = numbers.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
-    Ok(json!([table, numbers]).to_string())
+    json!([table, numbers]).to_string()
 }
 
 /// The tables of all ranks as one.
-fn joined(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Manifest> {
+pub(super) fn joined(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Manifest> {
     let mut manifest = Manifest { ranks: tables.len(), notes: notes.clone(), ..Default::default() };
     for (rank, table) in tables.iter().enumerate() {
-        let unreadable = || Error::format(format!("the table of rank {rank}"), "cannot be read");
-        let json: Value = serde_json::from_slice(table).map_err(|_| unreadable())?;
-        for line in json[0].as_array().ok_or_else(unreadable)? {
-            let (name, shape, dtype, region) = line_of(line, rank).ok_or_else(unreadable)?;
+        let unreadable = || unreadable(rank);
+        let json = json_of(table, rank)?;
+        for (name, shape, dtype, region) in lines(&json, rank)? {
             manifest.add(&name, shape, dtype, region)?;
         }
         for (name, number) in json[1].as_object().ok_or_else(unreadable)? {
@@ -192,7 +198,28 @@ fn joined(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Manife
     Ok(manifest)
 }
 
-fn line_of(line: &Value, rank: usize) -> Option<(String, Shape, DType, Region)> {
+fn unreadable(rank: usize) -> Error {
+    Error::format(format!("the table of rank {rank}"), "cannot be read")
+}
+
+fn json_of(table: &[u8], rank: usize) -> Result<Value> {
+    serde_json::from_slice(table).map_err(|_| unreadable(rank))
+}
+
+fn lines(json: &Value, rank: usize) -> Result<Vec<TableLine>> {
+    let all = json[0].as_array().ok_or_else(|| unreadable(rank))?;
+    all.iter().map(|line| line_of(line, rank).ok_or_else(|| unreadable(rank))).collect()
+}
+
+/// The parts in a rank's table, in its order.
+pub(super) fn lines_of(table: &[u8], rank: usize) -> Result<Vec<TableLine>> {
+    lines(&json_of(table, rank)?, rank)
+}
+
+/// A part: of which tensor, of what shape and type, and which elements.
+pub(super) type TableLine = (String, Shape, DType, Region);
+
+fn line_of(line: &Value, rank: usize) -> Option<TableLine> {
     let size = |v: &Value| v.as_u64().map(|n| n as usize);
     let dims = line[1].as_array()?.iter().map(size).collect::<Option<Vec<_>>>()?;
     let dtype = DType::ALL.into_iter().find(|d| Some(d.to_string().as_str()) == line[2].as_str())?;

@@ -27,6 +27,7 @@ mod context_training;
 mod data_parallel;
 mod data_parallel_unused;
 mod differentiable;
+mod elastic;
 mod expert_checkpoints;
 mod expert_common;
 mod expert_context;

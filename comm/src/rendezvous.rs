@@ -1,0 +1,94 @@
+//! Where ranks meet to be a world, again and again while ranks are lost and others come.
+
+use std::time::Duration;
+
+use numcore::{Error, Result, Runtime};
+
+use super::Comm;
+
+/// Makes worlds of the ranks that are there: a communicator is dead after its first error, and those who can go on meet for another one.
+///
+/// One rank's side of it; each rank has its own.
+pub trait Rendezvous<R: Runtime>: Send {
+    /// Blocks until a world is made that this rank is in. Every rank that can go on calls it, each for itself.
+    ///
+    /// # Errors
+    /// If no world can be made of those who came: fewer than a [`Quorum`] asks for. All of them get the error.
+    fn meet(&mut self) -> Result<Membership<R>>;
+
+    /// How many ranks wait that are in no world yet. Ranks see different numbers, at different times.
+    fn newcomers(&self) -> usize {
+        0
+    }
+
+    /// Says that the run has come to something that a later world must not begin anew without.
+    fn committed(&mut self) {}
+}
+
+/// A world that was made, as one of its ranks has it.
+#[derive(Debug)]
+pub struct Membership<R: Runtime> {
+    /// The ranks of the world.
+    pub comm: Comm<R>,
+    /// Which world it is, from 0: later ones have higher numbers.
+    pub generation: u64,
+    /// Whether a rank of an earlier world has [committed](Rendezvous::committed) something.
+    pub committed: bool,
+    /// How many of the ranks were not in the world before; in the first world none counts.
+    pub newcomers: usize,
+}
+
+/// Which ranks that came are enough to be a world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Quorum {
+    /// The fewest ranks of a world, newcomers among them.
+    pub min_ranks: usize,
+    /// Whether a world needs more than half of the ranks of the one before. That forbids going on with one of two. It is for ranks that may be cut off from each other
+    /// and would each go on by themselves; the ranks of one process never are.
+    pub majority: bool,
+    /// How long those who came wait for ranks of the last world that have not left: a rank that hangs is given up after that.
+    pub join_timeout: Duration,
+}
+
+impl Default for Quorum {
+    fn default() -> Self {
+        Quorum { min_ranks: 1, majority: false, join_timeout: Duration::from_secs(60) }
+    }
+}
+
+impl Quorum {
+    /// Why so many ranks, of which `back` were among the `before` of the last world, are no world, if they are none.
+    pub fn missing(&self, ranks: usize, back: usize, before: usize) -> Option<String> {
+        if self.majority && 2 * back <= before {
+            return Some(format!("{back} of the last world's {before} ranks are no majority"));
+        }
+        (ranks < self.min_ranks)
+            .then(|| format!("{ranks} came, and a world has at least {} (`min_ranks`)", self.min_ranks))
+    }
+
+    /// The error of ranks that are no world.
+    pub fn refused(why: &str) -> Error {
+        Error::argument("Rendezvous::meet", format!("{why}: start the run again from its last checkpoint"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_majority_forbids_going_on_with_one_of_two() {
+        let any = Quorum::default();
+        assert_eq!(any.missing(1, 1, 2), None);
+        let most = Quorum { majority: true, ..Quorum::default() };
+        assert!(most.missing(1, 1, 2).unwrap().contains("no majority"));
+        // Newcomers are no part of it.
+        assert!(most.missing(5, 1, 2).is_some());
+        assert_eq!(most.missing(2, 2, 3), None);
+        // The first world has none before it.
+        assert_eq!(most.missing(2, 2, 2), None);
+        let two = Quorum { min_ranks: 2, ..Quorum::default() };
+        assert!(two.missing(1, 1, 3).unwrap().contains("at least 2"));
+        assert_eq!(two.missing(2, 1, 3), None);
+    }
+}

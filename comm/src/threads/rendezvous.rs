@@ -1,0 +1,204 @@
+//! The meetings of ranks that are threads of one process.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::Arc,
+    time::Duration,
+};
+
+use numcore::{Error, Result, Runtime};
+
+use super::super::{Comm, Membership, Places, Quorum, Rendezvous};
+use super::ThreadCommunicator;
+use crate::sync::{Condvar, Instant, Mutex};
+
+/// Where ranks that are threads of this process meet. Ranks of the last world are waited for until they come or leave, or the
+/// [`join_timeout`](Quorum::join_timeout) has passed; whoever [joins](ThreadRendezvous::join) is taken in when they meet next.
+#[derive(Clone)]
+pub struct ThreadRendezvous<R: Runtime> {
+    shared: Arc<Shared<R>>,
+}
+
+/// The place of a rank in a [`ThreadRendezvous`]; a rank leaves by dropping it.
+pub struct ThreadSeat<R: Runtime> {
+    shared: Arc<Shared<R>>,
+    seat: usize,
+    rt: R,
+}
+
+struct Shared<R: Runtime> {
+    quorum: Quorum,
+    timeout: Duration,
+    places: Places,
+    state: Mutex<Meeting<R>>,
+    changed: Condvar,
+}
+
+/// Who is there. Seats are numbered in the order in which they were taken.
+struct Meeting<R: Runtime> {
+    seats: usize,
+    generation: u64,
+    committed: bool,
+    /// Ranks of the last world that have not left, or of the first one that is to be.
+    members: BTreeSet<usize>,
+    /// How many ranks the last world had.
+    before: usize,
+    waiting: BTreeMap<usize, R>,
+    /// When the first of the members came that wait now.
+    since: Option<Instant>,
+    /// What came of the last meeting, for those who have not heard it.
+    outcomes: BTreeMap<usize, Result<Membership<R>, String>>,
+}
+
+impl<R: Runtime> ThreadRendezvous<R> {
+    /// A rendezvous, and the seats of the first world, one for each runtime. Calls of its worlds may take `timeout`.
+    pub fn new(runtimes: Vec<R>, quorum: Quorum, timeout: Duration) -> Result<(Self, Vec<ThreadSeat<R>>)> {
+        Self::at_places(runtimes, quorum, timeout, Places::Same)
+    }
+
+    /// A rendezvous as [`new`](ThreadRendezvous::new) makes it; `places` tells from where in the program calls may come.
+    pub fn at_places(
+        runtimes: Vec<R>,
+        quorum: Quorum,
+        timeout: Duration,
+        places: Places,
+    ) -> Result<(Self, Vec<ThreadSeat<R>>)> {
+        let ranks = runtimes.len();
+        if let Some(why) = quorum.missing(ranks, ranks, 0).or((ranks == 0).then(|| "there is no rank".into())) {
+            return Err(Error::argument("ThreadRendezvous", why));
+        }
+        let state = Meeting {
+            seats: ranks,
+            generation: 0,
+            committed: false,
+            members: (0..ranks).collect(),
+            before: 0,
+            waiting: BTreeMap::new(),
+            since: None,
+            outcomes: BTreeMap::new(),
+        };
+        let shared = Arc::new(Shared { quorum, timeout, places, state: Mutex::new(state), changed: Condvar::new() });
+        let seat = |(seat, rt)| ThreadSeat { shared: shared.clone(), seat, rt };
+        let seats = runtimes.into_iter().enumerate().map(seat).collect();
+        Ok((ThreadRendezvous { shared }, seats))
+    }
+
+    /// The seat of a rank that is in no world yet.
+    pub fn join(&self, rt: R) -> ThreadSeat<R> {
+        let mut state = self.shared.state.lock();
+        state.seats += 1;
+        ThreadSeat { shared: self.shared.clone(), seat: state.seats - 1, rt }
+    }
+}
+
+impl<R: Runtime> Rendezvous<R> for ThreadSeat<R> {
+    fn meet(&mut self) -> Result<Membership<R>> {
+        let Shared { quorum, state, changed, .. } = &*self.shared;
+        let mut state = state.lock();
+        state.waiting.insert(self.seat, self.rt.clone());
+        if state.members.contains(&self.seat) {
+            state.since.get_or_insert_with(Instant::now);
+        }
+        loop {
+            if let Some(outcome) = state.outcomes.remove(&self.seat) {
+                return outcome.map_err(|why| Quorum::refused(&why));
+            }
+            let deadline = state.since.and_then(|since| since.checked_add(quorum.join_timeout));
+            let is_over = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            if self.shared.decide(&mut state, is_over) {
+                changed.notify_all();
+                continue;
+            }
+            match deadline.filter(|_| !is_over) {
+                Some(deadline) => drop(changed.wait_until(&mut state, deadline)),
+                None => changed.wait(&mut state),
+            }
+        }
+    }
+
+    fn newcomers(&self) -> usize {
+        let state = self.shared.state.lock();
+        state.waiting.keys().filter(|seat| !state.members.contains(seat)).count()
+    }
+
+    fn committed(&mut self) {
+        self.shared.state.lock().committed = true;
+    }
+}
+
+impl<R: Runtime> Drop for ThreadSeat<R> {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.members.remove(&self.seat);
+        state.waiting.remove(&self.seat);
+        state.outcomes.remove(&self.seat);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl<R: Runtime> Shared<R> {
+    /// Makes a world, or says why there will be none, if either is clear by now; `is_over` tells that nobody is waited for any longer.
+    fn decide(&self, state: &mut Meeting<R>, is_over: bool) -> bool {
+        let waits = |seat: &&usize| state.waiting.contains_key(*seat);
+        let back: Vec<usize> = state.members.iter().filter(waits).copied().collect();
+        let absent = state.members.len() - back.len();
+        if state.waiting.is_empty() || (back.is_empty() && absent > 0) || (absent > 0 && !is_over) {
+            return false;
+        }
+        if state.members.is_empty() {
+            state.refuse("every rank of the last world has left, with what the run came to");
+            return true;
+        }
+        match self.quorum.missing(state.waiting.len(), back.len(), state.before) {
+            // Others may still join.
+            Some(_) if !is_over && self.quorum.missing(usize::MAX, back.len(), state.before).is_none() => return false,
+            Some(why) => state.refuse(&why),
+            None => state.found(&back, self),
+        }
+        true
+    }
+}
+
+impl<R: Runtime> Meeting<R> {
+    /// Nobody who waits is in a world any more.
+    fn refuse(&mut self, why: &str) {
+        for seat in std::mem::take(&mut self.waiting).into_keys() {
+            self.members.remove(&seat);
+            self.outcomes.insert(seat, Err(why.into()));
+        }
+        self.since = None;
+    }
+
+    /// All who wait are a world: those first who come `back` from the last one.
+    fn found(&mut self, back: &[usize], shared: &Shared<R>) {
+        let new = self.waiting.keys().filter(|seat| !back.contains(seat));
+        let seats: Vec<usize> = back.iter().chain(new).copied().collect();
+        let runtimes = seats.iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
+        let comms = match ThreadCommunicator::members(runtimes, shared.timeout, shared.places) {
+            Ok(comms) => comms,
+            Err(error) => return self.refuse(&error.to_string()),
+        };
+        self.waiting.clear();
+        self.since = None;
+        let (generation, committed, newcomers) = (self.generation, self.committed, seats.len() - back.len());
+        let membership = |comm: Comm<R>| Ok(Membership { comm, generation, committed, newcomers });
+        self.outcomes.extend(seats.iter().copied().zip(comms.into_iter().map(membership)));
+        self.generation += 1;
+        self.before = seats.len();
+        self.members = seats.into_iter().collect();
+    }
+}
+
+impl<R: Runtime> fmt::Debug for ThreadRendezvous<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.shared.state.lock();
+        write!(f, "ThreadRendezvous(world {} of {:?}, {} wait)", state.generation, state.members, state.waiting.len())
+    }
+}
+
+impl<R: Runtime> fmt::Debug for ThreadSeat<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ThreadSeat({})", self.seat)
+    }
+}

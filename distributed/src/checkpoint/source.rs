@@ -1,0 +1,106 @@
+//! Where the elements of a checkpoint's regions are read from.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    path::PathBuf,
+};
+
+use numcore::{Error, Result, safetensors};
+
+use super::{Region, manifest::TensorEntry, writer::file};
+
+/// The files of a folder, or memory of this process.
+pub(crate) enum RegionSource {
+    Files {
+        folder: PathBuf,
+        /// By the rank that wrote it.
+        open: BTreeMap<usize, safetensors::Reader>,
+    },
+    /// Bytes by rank and key.
+    Memory(BTreeMap<(usize, String), Vec<u8>>),
+}
+
+impl RegionSource {
+    pub(super) fn files(folder: PathBuf) -> Self {
+        RegionSource::Files { folder, open: BTreeMap::new() }
+    }
+
+    /// Reads bytes of a region, from byte `at` on.
+    pub(super) fn read_range(&mut self, region: &Region, at: usize, into: &mut [u8]) -> Result<()> {
+        match self {
+            RegionSource::Files { folder, open } => {
+                opened(open, folder, region.rank)?.read_range(&region.key, at, into)
+            }
+            RegionSource::Memory(held) => {
+                let bytes = held.get(&region_id(region)).and_then(|bytes| bytes.get(at..at + into.len()));
+                into.copy_from_slice(bytes.ok_or_else(|| Error::state(&*region.key, "is in no memory of a commit"))?);
+                Ok(())
+            }
+        }
+    }
+
+    /// An error unless what the manifest says of a region is there; looks at no elements.
+    pub(super) fn check_slot(&mut self, name: &str, entry: &TensorEntry, region: &Region) -> Result<()> {
+        let (dtype, numel, place) = match self {
+            RegionSource::Files { folder, open } => {
+                let file = opened(open, folder, region.rank)?;
+                let (dtype, shape) = file.tensor(&region.key)?;
+                (dtype, shape.numel(), file.path().display().to_string())
+            }
+            RegionSource::Memory(held) => {
+                let len = held.get(&region_id(region)).map_or(0, Vec::len);
+                (entry.dtype, len / entry.dtype.size(), MEMORY.to_string())
+            }
+        };
+        if (dtype, numel) == (entry.dtype, region.len) {
+            return Ok(());
+        }
+        let why =
+            format!("is {numel} elements of {dtype} in {place}, the manifest says {} of {}", region.len, entry.dtype);
+        Err(Error::state(name, why))
+    }
+
+    /// An error unless the bytes of a region are those that were saved; reads them through `block`.
+    pub(super) fn check_bytes(
+        &mut self,
+        name: &str,
+        entry: &TensorEntry,
+        region: &Region,
+        block: &mut [u8],
+    ) -> Result<()> {
+        let (mut hasher, mut at, len) = (crc32fast::Hasher::new(), 0, region.len * entry.dtype.size());
+        while at < len {
+            let part = block.len().min(len - at);
+            self.read_range(region, at, &mut block[..part])?;
+            hasher.update(&block[..part]);
+            at += part;
+        }
+        if hasher.finalize() == region.checksum { Ok(()) } else { Err(self.corrupted(name, region)) }
+    }
+
+    pub(super) fn corrupted(&self, name: &str, region: &Region) -> Error {
+        let place = match self {
+            RegionSource::Files { folder, .. } => file(folder, region.rank).display().to_string(),
+            RegionSource::Memory(_) => MEMORY.into(),
+        };
+        Error::state(name, format!("is corrupted in {place}: its checksum differs"))
+    }
+}
+
+/// What messages call memory.
+const MEMORY: &str = "the memory of a commit";
+
+fn region_id(region: &Region) -> (usize, String) {
+    (region.rank, region.key.clone())
+}
+
+fn opened<'a>(
+    open: &'a mut BTreeMap<usize, safetensors::Reader>,
+    folder: &std::path::Path,
+    rank: usize,
+) -> Result<&'a safetensors::Reader> {
+    Ok(match open.entry(rank) {
+        btree_map::Entry::Occupied(open) => open.into_mut(),
+        btree_map::Entry::Vacant(place) => place.insert(safetensors::Reader::open(file(folder, rank))?),
+    })
+}

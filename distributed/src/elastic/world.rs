@@ -1,0 +1,135 @@
+//! The world of an elastic run, as a rank has it.
+
+use numcore::{Error, ErrorKind, Result, Runtime};
+
+use super::{
+    restore::{Restored, restore},
+    store::{CommitId, Store},
+};
+use crate::{
+    checkpoint::{Checkpointed, Snapshot},
+    comm::{Collectives, Comm, Communicator, Membership, Rendezvous},
+    train::CheckpointNotes,
+};
+
+/// The ranks of now, and what this one holds of commits. [`Elastic::run`](super::Elastic::run) gives it to the program.
+pub struct ElasticWorld<R: Runtime> {
+    pub(super) meeting: Box<dyn Rendezvous<R>>,
+    pub(super) copies: usize,
+    store: Store,
+    now: Option<Membership<R>>,
+    /// Commits of this generation so far; none before the world has taken up what there was.
+    commits: Option<u64>,
+    is_changing: bool,
+}
+
+impl<R: Runtime> ElasticWorld<R> {
+    pub(super) fn new(meeting: Box<dyn Rendezvous<R>>) -> Self {
+        ElasticWorld { meeting, copies: 1, store: Store::default(), now: None, commits: None, is_changing: false }
+    }
+
+    /// The world as it is next.
+    pub(super) fn meet(&mut self) -> Result<Comm<R>> {
+        let membership = self.meeting.meet()?;
+        let comm = membership.comm.clone();
+        (self.now, self.commits, self.is_changing) = (Some(membership), None, false);
+        Ok(comm)
+    }
+
+    fn membership(&self) -> Result<&Membership<R>> {
+        let none =
+            || Error::argument("ElasticWorld", "the ranks have not met: `Elastic::run` gives a program its world");
+        self.now.as_ref().ok_or_else(none)
+    }
+
+    /// The ranks of this world. A program makes everything that has to do with ranks over it: model, training step, loader.
+    ///
+    /// # Errors
+    /// Outside of [`Elastic::run`](super::Elastic::run), where there is no world.
+    pub fn comm(&self) -> Result<Comm<R>> {
+        Ok(self.membership()?.comm.clone())
+    }
+
+    /// Which world it is, from 0.
+    pub fn generation(&self) -> u64 {
+        self.now.as_ref().map_or(0, |now| now.generation)
+    }
+
+    /// Whether the ranks have agreed to meet again, since others wait to be taken in.
+    pub fn is_changing(&self) -> bool {
+        self.is_changing
+    }
+
+    /// Takes up what the run has come to: all ranks call it, once the state is made, and before they train. None at the beginning of a run.
+    ///
+    /// # Errors
+    /// On all ranks, if something was committed and too much of it is lost, or it does not fit the state. Nothing is changed then.
+    #[track_caller]
+    pub fn restore(&mut self, state: &mut (impl Checkpointed<R> + ?Sized)) -> Result<Option<Restored>> {
+        self.restore_if(state, |_| Ok(()))
+    }
+
+    /// Takes up what the run has come to, as [`restore`](ElasticWorld::restore) does, if `check` finds nothing wrong with its notes on any rank.
+    ///
+    /// # Errors
+    /// Those of [`restore`](ElasticWorld::restore), and of `check`.
+    #[track_caller]
+    pub fn restore_if(
+        &mut self,
+        state: &mut (impl Checkpointed<R> + ?Sized),
+        check: impl FnOnce(&CheckpointNotes) -> Result<()>,
+    ) -> Result<Option<Restored>> {
+        let Membership { comm, committed, .. } = self.membership()?;
+        let restored = restore(&self.store, comm, *committed, state, check)?;
+        self.commits = Some(0);
+        Ok(restored)
+    }
+
+    /// Commits what `state` has after so many steps, and `notes`, which are rank 0's: a world that loses ranks from here on goes on from there. All ranks call it at
+    /// one point, first right after [`restore`](ElasticWorld::restore): only then are there copies in this world.
+    ///
+    /// # Errors
+    /// What fails on a rank, on all. And if ranks wait to be taken in: it leads out of the program, back to [`Elastic::run`](super::Elastic::run), where all meet again;
+    /// everything is committed then.
+    #[track_caller]
+    pub fn commit(
+        &mut self,
+        step: u64,
+        state: &(impl Checkpointed<R> + ?Sized),
+        notes: &CheckpointNotes,
+    ) -> Result<()> {
+        let Membership { comm, generation, .. } = self.membership()?;
+        let (comm, generation) = (comm.clone(), *generation);
+        let Some(number) = self.commits else {
+            let why = "what the run has come to must be taken up first: call `restore` in each world, right after the state is made";
+            return Err(Error::argument("ElasticWorld::commit", why));
+        };
+        let id = CommitId { generation, number };
+        self.store.add(&comm, (id, step), Snapshot::of(state), notes, self.copies)?;
+        // Where this returns, every rank has the commit, with its copies.
+        let newcomers = comm.exchange_equal([u8::from(self.meeting.newcomers() > 0)])?;
+        self.commits = Some(number + 1);
+        self.store.forget_before(id);
+        self.meeting.committed();
+        self.is_changing = newcomers.iter().any(|[waits]| *waits != 0);
+        if self.is_changing {
+            let why = "others wait to be taken in, so the ranks meet again: hand this error on to `Elastic::run`";
+            return Err(Error::argument("ElasticWorld::commit", why).on_rank(comm.world_rank()));
+        }
+        Ok(())
+    }
+
+    /// Whether an error of this rank's program is another rank's, so that this one can go on: it names one, or the world has taken in ranks that make other calls than
+    /// those that were there, before there was a commit with them.
+    pub(super) fn is_of_another(&self, error: &Error) -> bool {
+        let Some(now) = &self.now else { return false };
+        let own = now.comm.world_rank();
+        let is_untried = now.newcomers > 0 && self.commits.is_none_or(|commits| commits == 0);
+        match error.kind() {
+            ErrorKind::Peer { peer, .. } => *peer != own,
+            ErrorKind::Timeout { missing, .. } => !missing.contains(&own),
+            ErrorKind::Mismatch { .. } => is_untried && !self.store.0.is_empty(),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Worlds that ranks leave and join: what follows is, to the bit, what follows in a fresh run of that size from that commit.
+
+use std::{
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::checkpoint_common::{Any, HOWS, How, Scratch};
+use crate::common::{Mlp, Task, config, cpu};
+use distributed::{
+    checkpoint::Folder,
+    comm::{
+        Communicator, Fault, FaultyCommunicator, Membership, Quorum, Ranks, Rendezvous, ThreadRendezvous, ThreadSeat,
+    },
+    elastic::{Elastic, ElasticWorld, Restored},
+    train::CheckpointNotes,
+    zero::ZeroStage,
+};
+use nn::{Gpt, Init};
+use numcore::{DType, Error, ErrorKind, Result};
+use runtime_cpu::Cpu;
+
+const LENGTH: u64 = 8;
+/// Commits are made after every second step.
+const EVERY: u64 = 2;
+
+/// A seat from which calls go wrong: in which world, and which of this rank's calls there.
+struct Faulty {
+    seat: ThreadSeat<Cpu>,
+    faults: Vec<(u64, u64, Fault)>,
+}
+
+impl Rendezvous<Cpu> for Faulty {
+    fn meet(&mut self) -> Result<Membership<Cpu>> {
+        let mut world = self.seat.meet()?;
+        for (_, at, fault) in self.faults.iter().filter(|fault| fault.0 == world.generation) {
+            world.comm = Arc::new(FaultyCommunicator::new(world.comm, *at, *fault));
+        }
+        Ok(world)
+    }
+
+    fn newcomers(&self) -> usize {
+        self.seat.newcomers()
+    }
+
+    fn committed(&mut self) {
+        self.seat.committed();
+    }
+}
+
+/// What a world began with: its size, and the commit it took up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Began {
+    generation: u64,
+    ranks: usize,
+    from: Option<Restored>,
+}
+
+/// What became of an elastic run.
+#[derive(Default)]
+struct Story {
+    began: Mutex<Vec<Began>>,
+    /// The last step that any rank has taken.
+    step: AtomicU64,
+}
+
+impl Story {
+    /// Trains to the end: final weights.
+    fn train(
+        &self,
+        world: &mut ElasticWorld<Cpu>,
+        how: How,
+        befalls: &dyn Fn(&ElasticWorld<Cpu>, u64) -> Result<()>,
+    ) -> Result<Vec<f64>> {
+        let comm = world.comm()?;
+        let model = Mlp::new(&Init::new(comm.runtime(), world.generation()).dtype(DType::F64))?;
+        let mut trainer = Any::new(&comm, &model, how, config())?;
+        let from = match &mut trainer {
+            Any::Buckets(step) => world.restore(&mut **step)?,
+            Any::Zero(step) => world.restore(&mut **step)?,
+        };
+        if comm.rank() == 0 {
+            let began = Began { generation: world.generation(), ranks: comm.size(), from: from.clone() };
+            self.began.lock().unwrap().push(began);
+        }
+        let mut step = from.map_or(0, |from| from.step);
+        commit(world, &trainer, step)?;
+        while step < LENGTH {
+            befalls(world, step)?;
+            trainer.step(&model, &comm, step as usize)?;
+            step += 1;
+            self.step.fetch_max(step, Ordering::SeqCst);
+            if step % EVERY == 0 {
+                commit(world, &trainer, step)?;
+            }
+        }
+        trainer.weights(&model)
+    }
+
+    /// The weights of fresh runs that begin where the worlds began, from checkpoints.
+    fn replayed(&self, how: How) -> Vec<f64> {
+        let mut began = self.began.lock().unwrap().clone();
+        began.sort_by_key(|began| began.generation);
+        let scratch = Scratch::new("elastic");
+        let folder = |generation: u64| Folder::new(scratch.0.join(generation.to_string()));
+        let mut last = Vec::new();
+        for world in &began {
+            // Where others went on from.
+            let steps = began.iter().filter_map(|later| later.from.as_ref());
+            let saved: Vec<u64> = steps.filter(|f| f.generation == world.generation).map(|f| f.step).collect();
+            let program = |comm| {
+                let model = Mlp::new(&Init::new(Communicator::runtime(&comm), 0).dtype(DType::F64))?;
+                let mut trainer = Any::new(&comm, &model, how, config())?;
+                let mut step = 0;
+                if let Some(from) = &world.from {
+                    let at = folder(from.generation);
+                    match &mut trainer {
+                        Any::Buckets(own) => at.load(&comm, from.step, &mut **own)?,
+                        Any::Zero(own) => at.load(&comm, from.step, &mut **own)?,
+                    };
+                    step = from.step;
+                }
+                loop {
+                    if saved.contains(&step) {
+                        trainer.save(&folder(world.generation))?;
+                    }
+                    if step == LENGTH {
+                        return trainer.weights(&model);
+                    }
+                    trainer.step(&model, &comm, step as usize)?;
+                    step += 1;
+                }
+            };
+            last =
+                Ranks::new(world.ranks).run(cpu, program).unwrap_or_else(|e| panic!("{began:?}: {e}")).swap_remove(0);
+        }
+        last
+    }
+}
+
+fn commit(world: &mut ElasticWorld<Cpu>, trainer: &Any, step: u64) -> Result<()> {
+    let notes = CheckpointNotes::from([("step".into(), step.to_string())]);
+    match trainer {
+        Any::Buckets(own) => world.commit(step, &**own, &notes),
+        Any::Zero(own) => world.commit(step, &**own, &notes),
+    }
+}
+
+fn meeting(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>) {
+    let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
+    ThreadRendezvous::new(runtimes, quorum, Duration::from_secs(20)).unwrap()
+}
+
+/// Runs on so many ranks that lose those which `befalls` makes fail: the story, and every rank's outcome.
+fn run(
+    ranks: usize,
+    how: How,
+    copies: usize,
+    befalls: impl Fn(&ElasticWorld<Cpu>, u64) -> Result<()> + Sync,
+) -> (Story, Vec<Result<Vec<f64>>>) {
+    let (story, (_meeting, seats)) = (Story::default(), meeting(ranks, Quorum::default()));
+    let program = |world: &mut ElasticWorld<Cpu>| story.train(world, how, &befalls);
+    let outcomes = Elastic::on_threads(seats, |elastic| elastic.copies(copies), program);
+    (story, outcomes)
+}
+
+fn gone() -> Error {
+    Error::argument("the machine", "is gone")
+}
+
+/// Requires that so many ranks came to the end, all with the weights of the fresh runs.
+fn require_replay(story: &Story, outcomes: &[Result<Vec<f64>>], how: How, left: usize, what: &str) {
+    let done: Vec<&Vec<f64>> = outcomes.iter().flatten().collect();
+    let began = story.began.lock().unwrap().clone();
+    let errors: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
+    assert_eq!(done.len(), left, "{what}: {began:?}, {errors:?}");
+    let expected = story.replayed(how);
+    assert!(done.iter().all(|own| **own == expected), "{what}: other weights than in fresh runs, {began:?}");
+}
+
+#[test]
+fn survivors_go_on_as_a_fresh_run_of_their_size() {
+    for how in HOWS {
+        for (ranks, lost) in [(2, 1), (3, 0), (5, 2)] {
+            let at = 1 + (lost as u64 + ranks as u64) % (LENGTH - 1);
+            let befalls = |world: &ElasticWorld<Cpu>, step: u64| match world.comm()?.rank() {
+                rank if (world.generation(), rank, step) == (0, lost, at) => Err(gone()),
+                _ => Ok(()),
+            };
+            let (story, outcomes) = run(ranks, how, 1, befalls);
+            let what = format!("{how:?}, rank {lost} of {ranks} lost at step {at}");
+            require_replay(&story, &outcomes, how, ranks - 1, &what);
+            let began = story.began.lock().unwrap();
+            let from = began[1].from.as_ref().unwrap();
+            assert_eq!((from.step, from.ranks), (at / EVERY * EVERY, ranks), "{what}");
+            assert_eq!(from.notes["step"], from.step.to_string());
+            assert!(matches!(outcomes[lost].as_ref().unwrap_err().kind(), ErrorKind::Argument { .. }), "{what}");
+        }
+    }
+}
+
+#[test]
+fn as_many_neighbours_are_lost_at_once_as_there_are_copies() {
+    let how = How::Zero(ZeroStage::Parameters);
+    let lost = |first: usize, second: usize| {
+        // Otherwise one could hear of the other's end first, and go on.
+        let both = Barrier::new(2);
+        move |world: &ElasticWorld<Cpu>, step: u64| match world.comm()?.rank() {
+            rank if (world.generation(), step) == (0, 5) && (rank == first || rank == second) => {
+                both.wait();
+                Err(gone())
+            }
+            _ => Ok(()),
+        }
+    };
+    for (copies, first, second) in [(2, 1, 2), (2, 3, 0), (1, 0, 2)] {
+        let (story, outcomes) = run(4, how, copies, lost(first, second));
+        require_replay(&story, &outcomes, how, 2, &format!("{copies} copies, {first} and {second} lost"));
+    }
+    // The piece of rank 1 was on ranks 1 and 2.
+    let (story, outcomes) = run(4, how, 1, lost(1, 2));
+    for rank in [0, 3] {
+        let told = outcomes[rank].as_ref().unwrap_err().to_string();
+        assert!(told.contains("nobody holds the pieces of ranks [1]") && told.contains("last checkpoint"), "{told}");
+    }
+    assert_eq!(story.began.lock().unwrap().len(), 1, "nobody began anew");
+}
+
+#[test]
+fn worlds_shrink_again_and_again_down_to_one() {
+    for how in [How::Buckets, How::Zero(ZeroStage::Gradients)] {
+        let befalls = |world: &ElasticWorld<Cpu>, step: u64| {
+            let last = world.comm()?.rank() + 1 == world.comm()?.size();
+            // Worlds 0, 1 and 2 lose a rank each, the second before its first commit after the restore.
+            if world.generation() < 3 && last && step == [3, 2, 5][world.generation() as usize] {
+                Err(gone())
+            } else {
+                Ok(())
+            }
+        };
+        let (story, outcomes) = run(4, how, 1, befalls);
+        require_replay(&story, &outcomes, how, 1, &format!("{how:?}"));
+        let sizes: Vec<usize> = story.began.lock().unwrap().iter().map(|began| began.ranks).collect();
+        assert_eq!(sizes, [4, 3, 2, 1]);
+    }
+}
+
+/// Runs two ranks, which one more joins when they are at step 3; newcomers run `program`, whose first argument is the story.
+fn joined(
+    how: How,
+    faults: impl Fn(usize) -> Vec<(u64, u64, Fault)>,
+    newcomer: impl Fn(&Story, &mut ElasticWorld<Cpu>) -> Result<Vec<f64>> + Sync,
+) -> (Story, Vec<Result<Vec<f64>>>) {
+    let (story, (meeting, seats)) = (Story::default(), meeting(2, Quorum::default()));
+    // It never meets: it only sees who waits.
+    let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+    let (come, asked) = std::sync::mpsc::channel::<()>();
+    let come = Mutex::new(Some(come));
+    let befalls = |world: &ElasticWorld<Cpu>, step: u64| {
+        if (world.generation(), world.comm()?.rank(), step) == (0, 0, 3) {
+            come.lock().unwrap().take();
+            while probe.lock().unwrap().newcomers() == 0 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    };
+    let outcomes = std::thread::scope(|scope| {
+        let (story, meeting, newcomer) = (&story, &meeting, &newcomer);
+        let last = scope.spawn(move || {
+            let _ = asked.recv();
+            Elastic::new(meeting.join(Cpu::with_threads(1))).run(|world| newcomer(story, world))
+        });
+        let seats = seats.into_iter().enumerate().map(|(k, seat)| Faulty { seat, faults: faults(k) }).collect();
+        let mut outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, how, &befalls));
+        outcomes.push(last.join().unwrap());
+        outcomes
+    });
+    (story, outcomes)
+}
+
+#[test]
+fn a_newcomer_is_taken_in_after_a_commit() {
+    for how in HOWS {
+        let (story, outcomes) = joined(how, |_| Vec::new(), |story, world| story.train(world, how, &|_, _| Ok(())));
+        require_replay(&story, &outcomes, how, 3, &format!("{how:?}"));
+        let began = story.began.lock().unwrap();
+        let [first, second] = &began[..] else { panic!("{began:?}") };
+        assert_eq!((first.ranks, second.ranks, second.from.as_ref().map(|from| from.step)), (2, 3, Some(4)));
+    }
+}
+
+#[test]
+fn a_newcomer_that_does_not_fit_is_left_behind() {
+    let how = How::Buckets;
+    let (story, outcomes) = joined(
+        how,
+        |_| Vec::new(),
+        |_, world| {
+            let comm = world.comm()?;
+            let model = Gpt::new(&Init::new(comm.runtime(), 0), Default::default())?;
+            let Any::Buckets(mut step) = Any::over(&comm, &model, how, config())? else { unreachable!() };
+            world.restore(&mut *step)?;
+            Ok(Vec::new())
+        },
+    );
+    assert!(outcomes[2].is_err());
+    require_replay(&story, &outcomes, how, 2, "the two that were there");
+}
+
+#[test]
+fn a_world_of_newcomers_alone_does_not_begin_anew() {
+    // Both ranks of the first world fail in the first call of the second, before the newcomer has anything.
+    let faults = |_| vec![(1, 0, Fault::Error)];
+    let (_, outcomes) = joined(How::Buckets, faults, |story, world| story.train(world, How::Buckets, &|_, _| Ok(())));
+    let told = outcomes[2].as_ref().unwrap_err().to_string();
+    assert!(told.contains("nobody in this world has a commit of the run"), "{told}");
+    assert!(outcomes.iter().all(Result::is_err));
+}
+
+#[test]
+fn too_few_ranks_are_no_world() {
+    let quorums = [
+        (Quorum { min_ranks: 2, join_timeout: Duration::from_millis(50), ..Quorum::default() }, "at least 2"),
+        (Quorum { majority: true, ..Quorum::default() }, "no majority"),
+    ];
+    for (quorum, expected) in quorums {
+        let (story, (_meeting, seats)) = (Story::default(), meeting(2, quorum));
+        let befalls = |world: &ElasticWorld<Cpu>, step: u64| match (world.comm()?.rank(), step) {
+            (1, 3) => Err(gone()),
+            _ => Ok(()),
+        };
+        let outcomes =
+            Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, How::Buckets, &befalls));
+        let told = outcomes[0].as_ref().unwrap_err().to_string();
+        assert!(told.contains(expected), "{told}");
+    }
+}
+
+#[test]
+fn nothing_is_committed_before_the_world_has_taken_up_what_there_was() {
+    let (_meeting, seats) = meeting(2, Quorum::default());
+    let outcomes = Elastic::on_threads(
+        seats,
+        |elastic| elastic,
+        |world| {
+            let comm = world.comm()?;
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            commit(world, &Any::new(&comm, &model, How::Buckets, config())?, 0)
+        },
+    );
+    for outcome in outcomes {
+        let told = outcome.unwrap_err().to_string();
+        assert!(told.contains("call `restore` in each world"), "{told}");
+    }
+}
