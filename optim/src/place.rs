@@ -1,4 +1,4 @@
-//! Placement of optimizer state between updates: on the device, or in host memory.
+//! Placement of optimizer state, and of other shards, between uses: on the device, or in host memory.
 
 use numcore::{
     DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
@@ -7,8 +7,8 @@ use numcore::{
 
 use crate::params::require_sole;
 
-/// The placement of a sharded optimizer's state, master copies included, between updates. Values are equal to the bit
-/// either way.
+/// The placement of a sharded optimizer's state, master copies included, between updates; of other shards that a rank
+/// keeps too, between uses. Values are equal to the bit either way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum StatePlace {
     /// State stays on the device.

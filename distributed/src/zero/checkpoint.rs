@@ -117,16 +117,16 @@ impl<R: Runtime> Unit<R> {
     fn parameter_part(&self, tensor: &TensorAxis<R>, k: usize, at: usize) -> Result<CheckpointPart<R>> {
         let piece = &self.pieces[k];
         let leaf = &self.leaves[piece.parameter];
-        let values = self.values.whole()?.narrow(0, at, piece.elements.len())?;
+        let row = self.values.row(at, piece.elements.len())?;
         let (name, placement) = (names::parameter(&leaf.name()), tensor.placement(leaf));
-        Ok(CheckpointPart { name, placement, start: piece.elements.start, row: values.into() })
+        Ok(CheckpointPart { name, placement, start: piece.elements.start, row })
     }
 
     /// Puts other values in place of this rank's pieces. Where all values are kept, ranks gather each other's.
     fn put_values<'r>(&mut self, rows: &mut impl Iterator<Item = &'r Tensor<R>>) -> Result<()> {
         self.take_values()?;
         let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
-        let whole = self.values.lend_whole()?;
+        let whole = self.values.brought()?.lend_whole()?;
         // What lies before each piece, the piece, and what is left in the end.
         let (mut lens, mut end) = (Vec::new(), 0);
         for (k, piece) in self.pieces.iter().enumerate() {
@@ -141,7 +141,8 @@ impl<R: Runtime> Unit<R> {
             piece.reset();
             piece.accumulate(&Op::identity(), &[row])
         });
-        self.values.restore(TensorMut::join(memory)?)?;
+        self.values.brought()?.restore(TensorMut::join(memory)?)?;
+        self.values.put_away()?;
         self.leaves.iter().for_each(|leaf| leaf.touch());
         put.and(if self.is_sharded() { Ok(()) } else { self.prefetch() })
     }
@@ -200,6 +201,7 @@ impl<R: Runtime> Unit<R> {
         let wanted = self.wanted(tensor);
         self.take_values()?;
         let taken = self.take_over(&wanted, read, numbers);
+        let taken = taken.and(self.values.put_away());
         // They are in the leaves again whatever came of it.
         taken.and(self.values_changed())
     }
@@ -210,12 +212,13 @@ impl<R: Runtime> Unit<R> {
             || wanted.next().map_or_else(|| Err(Error::state("a checkpoint", "wants too little")), &mut *read);
         if !self.is_sharded() {
             let saved: Vec<usize> = self.saved().collect();
-            saved.into_iter().try_for_each(|i| overwrite(&mut self.values, i, &next()?))?;
+            let values = self.values.brought()?;
+            saved.into_iter().try_for_each(|i| overwrite(values, i, &next()?))?;
         }
         let (sharded, start, layout) = (self.is_sharded(), self.own_start(), self.layout.shard_layout(self.rank())?);
         for k in 0..self.pieces.len() {
             if sharded {
-                overwrite(&mut self.values, k, &next()?)?;
+                overwrite(self.values.brought()?, k, &next()?)?;
             }
             let piece = &self.pieces[k];
             let leaf = &self.leaves[piece.parameter];

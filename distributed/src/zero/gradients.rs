@@ -6,7 +6,7 @@ use numcore::{
 };
 use optim::ShardOptimizer;
 
-use super::{UnitLayout, options::UnitOptions, unit::Unit};
+use super::{Piece, UnitLayout, kept::Kept, options::UnitOptions, unit::Unit};
 use crate::{
     comm::{Collectives, Communicator, ReduceOp, Work},
     tensor_parallel::TensorAxis,
@@ -17,7 +17,7 @@ use crate::{
 pub(super) struct ShardState<R: Runtime> {
     pub(super) optimizer: Box<dyn ShardOptimizer<R>>,
     /// Gradients of the shard, or of everything where gradients are not sharded: those are written here, and summed in place.
-    pub(super) grads: Flat<R>,
+    pub(super) grads: Kept<R>,
 }
 
 /// Where the gradients of a unit are in a step.
@@ -70,8 +70,7 @@ impl<R: Runtime> Unit<R> {
         self.used.fill(false);
         self.gradients = UnitGradients::Clear;
         if let Some(own) = &mut self.own {
-            own.grads.reclaim();
-            own.grads.reset();
+            own.grads.forget();
         }
     }
 
@@ -82,7 +81,7 @@ impl<R: Runtime> Unit<R> {
             return Err(Error::state(self.leaves[i].name().to_string(), why));
         };
         if !self.options.stage.shards_gradients() {
-            return own.grads.lend(i);
+            return own.grads.brought()?.lend(i);
         }
         let (mut whole, summed) = self.take_whole()?;
         let slot = whole.lend(i);
@@ -111,7 +110,7 @@ impl<R: Runtime> Unit<R> {
         self.used[i] |= slot.is_written();
         match (&mut self.gradients, &mut self.own) {
             (UnitGradients::Filling { whole, .. }, _) => whole.restore(slot),
-            (_, Some(own)) => own.grads.restore(slot),
+            (_, Some(own)) => own.grads.brought()?.restore(slot),
             (_, None) => Err(lost()),
         }
     }
@@ -124,8 +123,9 @@ impl<R: Runtime> Unit<R> {
         let (shard, summed) = (&self.groups.shard, taken.as_ref().is_some_and(|(_, summed)| *summed));
         let sums = match taken {
             None if sent == kept => {
-                zero_unwritten(&mut own.grads)?;
-                shard.reduce_scatter_in_place(own.grads.lend_whole()?, ReduceOp::Sum)?
+                let grads = own.grads.brought()?;
+                zero_unwritten(grads)?;
+                shard.reduce_scatter_in_place(grads.lend_whole()?, ReduceOp::Sum)?
             }
             taken => {
                 let whole = match taken {
@@ -134,13 +134,14 @@ impl<R: Runtime> Unit<R> {
                         whole.whole()?
                     }
                     None => {
-                        zero_unwritten(&mut own.grads)?;
-                        own.grads.whole()?
+                        let grads = own.grads.brought()?;
+                        zero_unwritten(grads)?;
+                        grads.whole()?
                     }
                 };
-                let out = match shards && sent == kept && !summed {
-                    true => own.grads.lend_whole()?,
-                    // What arrives is converted, or added to the sums of earlier passes.
+                let out = match shards && sent == kept && !summed && !own.grads.is_on_host() {
+                    true => own.grads.brought()?.lend_whole()?,
+                    // What arrives is converted, added to the sums of earlier passes, or copied to the host.
                     false => {
                         let shape = Shape::new(&[self.layout.shard()])?;
                         TensorMut::alloc_for(whole.runtime(), MemoryCategory::Communication, shape, sent)?
@@ -169,12 +170,15 @@ impl<R: Runtime> Unit<R> {
             lent.give(own);
             sums = TensorMut::join(lent.into_pieces())?;
         }
-        if self.options.sent == self.options.kept && !summed {
-            own.grads.restore(sums)?;
-        } else {
-            let shards = self.options.stage.shards_gradients();
-            let start = if shards { 0 } else { self.layout.span(self.groups.shard.rank()).start };
-            add_sums(&mut own.grads, start, &sums.freeze()?, summed)?;
+        match own.grads.is_on_host() {
+            true if !summed => own.grads.store(&sums.freeze()?.to_dtype(self.options.kept)?)?,
+            false if !summed && self.options.sent == self.options.kept => own.grads.brought()?.restore(sums)?,
+            _ => {
+                let shards = self.options.stage.shards_gradients();
+                let start = if shards { 0 } else { self.layout.span(self.groups.shard.rank()).start };
+                let sums = sums.freeze()?;
+                own.grads.write(|grads| add_sums(grads, start, &sums, summed))?;
+            }
         }
         self.gradients = UnitGradients::Reduced;
         Ok(())
@@ -184,28 +188,34 @@ impl<R: Runtime> Unit<R> {
     pub(super) fn sum_partial_gradients(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let shards = self.options.stage.shards_gradients();
-        let mut works = Vec::new();
-        for (k, piece) in self.pieces.iter().enumerate() {
-            let leaf = &self.leaves[piece.parameter];
-            if let Some(comm) = tensor.summed_over(leaf) {
-                let range = if shards { k } else { piece.parameter };
-                works.push(tensor.sum_gradient(comm, leaf, own.grads.lend(range)?)?);
-            }
+        let leaf = |piece: &Piece| &self.leaves[piece.parameter];
+        if !self.pieces.iter().any(|piece| tensor.summed_over(leaf(piece)).is_some()) {
+            return Ok(());
         }
-        works.into_iter().try_for_each(|work| own.grads.restore(work.wait()?))
+        own.grads.write(|grads| {
+            let mut works = Vec::new();
+            for (k, piece) in self.pieces.iter().enumerate() {
+                if let Some(comm) = tensor.summed_over(leaf(piece)) {
+                    let range = if shards { k } else { piece.parameter };
+                    works.push(tensor.sum_gradient(comm, leaf(piece), grads.lend(range)?)?);
+                }
+            }
+            works.into_iter().try_for_each(|work| grads.restore(work.wait()?))
+        })
     }
 
     /// Takes out this rank's summed gradients.
     pub(super) fn lend_grad(&mut self) -> Result<GradLoan<R>> {
         let rank = self.rank();
         let Some(own) = &mut self.own else { return Err(lost()) };
-        lend_shard(&self.layout, rank, own.grads.lend_whole()?)
+        lend_shard(&self.layout, rank, own.grads.brought()?.lend_whole()?)
     }
 
     /// Takes them back.
     pub(super) fn restore_grad(&mut self, sum: GradLoan<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Err(lost()) };
-        own.grads.restore(TensorMut::join(sum.into_pieces())?)
+        own.grads.brought()?.restore(TensorMut::join(sum.into_pieces())?)?;
+        own.grads.put_away()
     }
 
     /// This rank's summed gradients, a row; none if it has no piece, or everything is frozen.
@@ -234,7 +244,7 @@ impl<R: Runtime> Unit<R> {
     fn update_shard(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
         let grads = self.gradient()?;
         let (start, n) = (self.own_start(), self.layout.shard());
-        let whole = self.values.lend_whole()?;
+        let whole = self.values.brought()?.lend_whole()?;
         let numel = whole.shape().numel();
         let mut parts = whole.split(&[start, n, numel - start - n])?;
         if let (Some(own), Some(grads)) = (&mut self.own, grads) {
@@ -243,7 +253,8 @@ impl<R: Runtime> Unit<R> {
             let updated = own.optimizer.update(lrs, shard, &grads, scale, &|k| used[pieces[k].parameter])?;
             parts.insert(1, updated);
         }
-        self.values.restore(TensorMut::join(parts)?)
+        self.values.brought()?.restore(TensorMut::join(parts)?)?;
+        self.values.put_away()
     }
 }
 

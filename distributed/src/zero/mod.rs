@@ -19,6 +19,7 @@
 mod checkpoint;
 mod engine;
 mod gradients;
+mod kept;
 mod layout;
 mod options;
 mod order;

@@ -101,8 +101,20 @@ pub struct ZeroOptions {
     /// Parameters without a gradient. Where they are allowed, ranks may read different units; stage 3 then gathers all of them for the
     /// whole step, and only state and gradients stay sharded in it.
     pub unused: Unused,
-    /// Where optimizer state lies between updates.
+    /// Where optimizer state lies between updates (DeepSpeed: `offload_optimizer`).
+    #[doc(alias("offload_optimizer"))]
     pub state: StatePlace,
+    /// Stage 3: where this rank's shards of parameters lie when they are not gathered or updated (FSDP: `CPUOffload`; DeepSpeed: `offload_param`). From host memory
+    /// a shard is copied to the device for each gather of its unit, and there and back for its update; what is gathered is on the device. Units that are kept
+    /// whole, of [`whole_up_to`](ZeroOptions::whole_up_to) elements, stay on the device.
+    #[doc(alias("CPUOffload"))]
+    #[doc(alias("offload_param"))]
+    pub parameters: StatePlace,
+    /// Stages 2 and 3: where this rank's shards of summed gradients lie from one backward pass of a step to the next, and until the update (DeepSpeed's
+    /// ZeRO-Offload). Sums that arrive are copied to the host; those of further micro-batches are added on the device, so that no bit changes. Norm, check
+    /// for finite values and update bring one unit's at a time. Whole gradients that wait for their exchange, with
+    /// [`reduce_once`](ZeroOptions::reduce_once), are on the device.
+    pub gradients: StatePlace,
     /// The type in which gradients travel and are summed over ranks: `bf16`, `f32` or `f64`; if there is none, that in which they are kept (PyTorch: `reduce_dtype` of
     /// `MixedPrecisionPolicy`). Sums are kept in the parameters' type, to which they are rounded when they arrive: for sums in `f32` that are
     /// never rounded, as FSDP has them, ask for [`main_gradients`](ZeroOptions::main_gradients) and leave this out. Gradients of `f16` parameters
@@ -149,9 +161,15 @@ impl ZeroOptions {
             }
         }
         let stage = self.stage.number();
+        if self.gradients == StatePlace::Host && !self.stage.shards_gradients() {
+            let why = "at stage 1 gradients are whole on every rank, and backward passes write them there: leave them on the device, or take \
+                       stage 2 or 3";
+            return refuse("gradients", why.into());
+        }
         let why = format!("is of stage 3 alone, which shards parameters: leave it out at stage {stage}");
         match self.stage.shards_parameters() {
             false if self.gathered_until_backward => refuse("gathered_until_backward", why),
+            false if self.parameters == StatePlace::Host => refuse("parameters", why),
             false if self.whole_up_to > 0 => refuse("whole_up_to", why),
             _ => Ok(()),
         }
@@ -162,7 +180,14 @@ impl ZeroOptions {
         let whole = self.stage == ZeroStage::Parameters && elements <= self.whole_up_to;
         let stage = if whole { ZeroStage::Gradients } else { self.stage };
         let kept = if self.main_gradients && dtype.is_half() { DType::F32 } else { dtype };
-        UnitOptions { stage, sent: self.reduce_dtype.unwrap_or(kept), kept, reduce_once: self.reduce_once }
+        UnitOptions {
+            stage,
+            sent: self.reduce_dtype.unwrap_or(kept),
+            kept,
+            reduce_once: self.reduce_once,
+            values: if whole { StatePlace::Device } else { self.parameters },
+            gradients: self.gradients,
+        }
     }
 }
 
@@ -176,6 +201,10 @@ pub(super) struct UnitOptions {
     pub(super) kept: DType,
     /// Whether they are exchanged in the last backward pass alone.
     pub(super) reduce_once: bool,
+    /// Where this rank's values lie between uses.
+    pub(super) values: StatePlace,
+    /// Where this rank's summed gradients lie between uses.
+    pub(super) gradients: StatePlace,
 }
 
 impl UnitOptions {

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{Flat, MemoryCategory, Result, Runtime, ops::ViewOps};
+use numcore::{MemoryCategory, Result, Runtime, ops::ViewOps};
 use optim::{Shards, StatePlace};
 
 use super::{
     Piece, UnitLayout,
     gradients::{ShardState, UnitGradients},
+    kept::Kept,
     options::{ShardGroups, UnitOptions},
     values::{GatheredValues, fill},
 };
@@ -30,7 +31,7 @@ pub(super) struct Unit<R: Runtime> {
     /// Parameters that were frozen since the unit was made: part of the name of its calls.
     frozen: Vec<usize>,
     /// All values, or, where parameters are sharded, this rank's.
-    pub(super) values: Flat<R>,
+    pub(super) values: Kept<R>,
     pub(super) whole: GatheredValues<R>,
     pub(super) gradients: UnitGradients<R>,
     /// Leaves whose gradient is final in this backward pass.
@@ -57,8 +58,8 @@ impl<R: Runtime> Unit<R> {
         let stage = options.stage;
         let (pieces, shard) = (layout.pieces(rank), layout.shard_layout(rank)?);
         let kept = if stage.shards_parameters() { shard.clone() } else { layout.full().clone() };
-        let mut values = Flat::zeros_for(&rt, MemoryCategory::Parameters, kept)?;
-        fill(&groups.all, &mut values, &leaves, &pieces, stage.shards_parameters())?;
+        let mut values = Kept::zeros(&rt, MemoryCategory::Parameters, kept, options.values)?;
+        fill(&groups.all, values.brought()?, &leaves, &pieces, stage.shards_parameters())?;
         let own = match optimizer {
             None => None,
             Some((shards, place)) => {
@@ -68,9 +69,11 @@ impl<R: Runtime> Unit<R> {
                 let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
                 let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
                 let grads = grads.with_dtype(options.kept);
-                Some(ShardState { optimizer, grads: Flat::zeros_for(&rt, MemoryCategory::Gradients, grads)? })
+                let grads = Kept::zeros(&rt, MemoryCategory::Gradients, grads, options.gradients)?;
+                Some(ShardState { optimizer, grads })
             }
         };
+        values.put_away()?;
         let n = leaves.len();
         let mut unit = Unit {
             name,

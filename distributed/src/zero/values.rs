@@ -57,7 +57,10 @@ impl<R: Runtime> Unit<R> {
         }
         self.take_values()?;
         self.require_sole("step")?;
-        self.own.as_mut().map_or(Ok(()), |own| own.optimizer.check(lrs))
+        let Some(own) = &mut self.own else { return Ok(()) };
+        // All that an update brings to the device is there at once.
+        let _brought = (self.values.reserve()?, own.grads.reserve()?);
+        own.optimizer.check(lrs)
     }
 
     /// After [`claim`](Unit::claim), where the unit was not updated: the values are in the leaves again.
@@ -80,8 +83,12 @@ impl<R: Runtime> Unit<R> {
 
     /// An error if someone else holds the memory of the values that are kept.
     fn require_sole(&mut self, op: &'static str) -> Result<()> {
-        match self.values.lend_whole() {
-            Ok(memory) => self.values.restore(memory),
+        if self.values.is_on_host() {
+            return Ok(());
+        }
+        let values = self.values.brought()?;
+        match values.lend_whole() {
+            Ok(memory) => values.restore(memory),
             Err(_) => {
                 let what = format!("one of the parameters of the unit `{}`", self.name);
                 Err(ErrorKind::Shared { op, what }.into())
@@ -123,7 +130,7 @@ impl<R: Runtime> Unit<R> {
                 )?;
                 self.groups.shard.all_gather(&self.values.whole()?, out)?
             }
-            false => self.groups.shard.all_gather_in_place(self.values.lend_whole()?)?,
+            false => self.groups.shard.all_gather_in_place(self.values.brought()?.lend_whole()?)?,
         });
         Ok(())
     }
@@ -197,13 +204,13 @@ impl<R: Runtime> Unit<R> {
     /// Keeps what this rank has to of parameter `i`'s new value.
     fn keep(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
         if !self.is_sharded() {
-            overwrite(&mut self.values, i, value)?;
+            self.values.write(|values| overwrite(values, i, value))?;
         }
         let row = value.contiguous()?.reshape([value.shape().numel()])?;
         for (k, piece) in self.pieces.iter().enumerate().filter(|(_, piece)| piece.parameter == i) {
             let part = row.narrow(0, piece.elements.start, piece.elements.len())?;
             if self.is_sharded() {
-                overwrite(&mut self.values, k, &part)?;
+                self.values.write(|values| overwrite(values, k, &part))?;
             }
             if let Some(own) = &mut self.own {
                 own.optimizer.adopt(k, &part)?;
@@ -220,7 +227,7 @@ impl<R: Runtime> Unit<R> {
                 if self.is_sharded() {
                     return self.show(Some(memory.freeze()?));
                 }
-                self.values.restore(memory)?;
+                self.values.brought()?.restore(memory)?;
                 self.show(None)
             }
             other => {

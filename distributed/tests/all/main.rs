@@ -86,6 +86,7 @@ mod tensor_plans;
 mod two_trainers;
 mod unequal_sums;
 mod world_ranks;
+mod zero_host;
 mod zero_memory;
 mod zero_offload;
 mod zero_options;

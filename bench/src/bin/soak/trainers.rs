@@ -10,7 +10,7 @@ use weftgrad::{
         plan::{Axis, ParallelPlan},
         sampler::shard_batches,
         train::{DataParallel, StageStrategy, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
-        zero::{FullParameters, Sharded, UnitOf, ZeroOptions},
+        zero::{FullParameters, Sharded, StatePlace, UnitOf, ZeroOptions},
     },
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
@@ -47,7 +47,10 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
         }
         How::Zero { stage, whole: one, state } => {
             let (model, units) = (whole()?, if one { UnitOf::whole() } else { UnitOf::layers() });
-            let options = ZeroOptions { units, state, ..stage.into() };
+            let mut options = ZeroOptions { units, state, ..stage.into() };
+            // What is sharded lies where the state does.
+            options.gradients = if stage.shards_gradients() { state } else { StatePlace::Device };
+            options.parameters = if stage.shards_parameters() { state } else { StatePlace::Device };
             let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).zero(options);
             Box::new(Whole { trainer: step.build()?, model })
         }

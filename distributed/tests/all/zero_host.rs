@@ -1,0 +1,216 @@
+//! ZeRO with parameters and gradients in host memory: the same bits, nothing on the device between uses, and checkpoints that go either way.
+
+use std::sync::Arc;
+
+use distributed::{
+    checkpoint::{Checkpointed, Folder},
+    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
+    mesh::{AsMesh, Mesh},
+    pipeline::ScheduleKind,
+    plan::{Axis, ParallelPlan},
+    train::{CheckpointNotes, TrainingConfig},
+    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
+};
+use nn::{Gpt, Init, ModuleExt};
+use numcore::{DType, MemoryCategory, Result, Runtime, ops::PointwiseOps};
+use optim::LossScaler;
+use runtime_cpu::Cpu;
+
+use crate::{
+    checkpoint_common::Scratch,
+    common::{Mlp, STEPS, Task, Trace, cpu, everywhere, own, sharded, weights},
+    pipeline_staged::How,
+    tensor_pipeline_common::StagedCase,
+    zero_memory::{layers, loss},
+};
+
+/// What is asked of ZeRO besides.
+type Adjust = fn(&mut ZeroOptions);
+
+fn hosted(options: &mut ZeroOptions) {
+    options.parameters = if options.stage.shards_parameters() { StatePlace::Host } else { StatePlace::Device };
+    (options.gradients, options.state) = (StatePlace::Host, StatePlace::Host);
+}
+
+fn options(stage: ZeroStage, adjust: Adjust, host: bool) -> ZeroOptions {
+    let mut options = ZeroOptions { stage, units: UnitOf::children(), ..Default::default() };
+    adjust(&mut options);
+    if host {
+        hosted(&mut options);
+    }
+    options
+}
+
+/// Trains with two micro-batches a step, a frozen parameter, clipping and a loss scale; the gradients of one step are not finite.
+fn train(mesh: &impl AsMesh<Cpu>, dtype: DType, options: ZeroOptions) -> Result<Trace> {
+    let mesh = mesh.as_mesh();
+    let rt = mesh.world().runtime();
+    let model = Mlp::new(&Init::new(rt, 0).dtype(dtype))?;
+    model.freeze_where(nn::under("b.bias"));
+    let scaler = LossScaler::starting_at(4.0)?;
+    let config =
+        TrainingConfig { accumulation: 2, max_norm: Some(0.5), loss_scaling: Some(scaler), ..Default::default() };
+    let mut trainer = sharded(&mesh, &model, config, options)?;
+    let mut trace = Trace::default();
+    for step in 0..STEPS {
+        let metrics = trainer.step(|k| {
+            let loss = model.loss(rt, step + 10 * k, &own(mesh.world()))?;
+            let scale = if (step, k) == (1, 0) { f64::INFINITY } else { 1.0 };
+            distributed::train::Loss::sum(loss.total().mul(scale)?, loss.weight())
+        })?;
+        assert_eq!(metrics.stepped(), step != 1);
+        trace.losses.extend((step != 1).then(|| metrics.loss()).transpose()?);
+        trace.norms.extend(metrics.grad_norm()?.filter(|norm| norm.is_finite()));
+        let _scope = trainer.strategy().gather_full_params()?;
+        trace.weights.push(weights(&model)?);
+    }
+    Ok(trace)
+}
+
+#[test]
+fn where_parameters_and_gradients_lie_changes_no_bit() {
+    let all: [Adjust; 4] = [
+        |_| (),
+        |zero| zero.reduce_once = true,
+        |zero| (zero.main_gradients, zero.reduce_dtype) = (true, Some(DType::BF16)),
+        |zero| zero.whole_up_to = if zero.stage.shards_parameters() { 30 } else { 0 },
+    ];
+    for (k, adjust) in all.into_iter().enumerate() {
+        for (dtype, n) in [(DType::F32, 1), (DType::BF16, 3), (DType::F32, 4)] {
+            for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+                let with = |host| everywhere(n, |comm| train(&comm, dtype, options(stage, adjust, host)));
+                assert!(with(true) == with(false), "{stage:?} {dtype} on {n}, adjusted {k}");
+            }
+        }
+    }
+}
+
+#[test]
+fn replicas_of_shards_may_lie_there() {
+    let plan = ParallelPlan::of([(Axis::Data, 2), (Axis::Shard, 2)]).unwrap();
+    for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+        let with = |host| {
+            everywhere(4, |comm| train(&Mesh::new(&comm, plan.clone())?, DType::F32, options(stage, |_| (), host)))
+        };
+        assert!(with(true) == with(false), "{stage:?}");
+    }
+}
+
+#[test]
+fn the_device_keeps_nothing_between_uses() {
+    const LAYERS: usize = 5;
+    for dtype in [DType::F32, DType::BF16] {
+        for n in [1, 2, 4] {
+            let measured = Ranks::new(n).run(cpu, |comm| {
+                let rt = comm.runtime();
+                let model = layers(rt, LAYERS, dtype)?;
+                let mut zero =
+                    ZeroOptions { stage: ZeroStage::Parameters, units: UnitOf::layers(), ..Default::default() };
+                hosted(&mut zero);
+                let mut trainer = sharded(&comm, &model, TrainingConfig::default(), zero)?;
+                let of = |category| rt.memory().of(category);
+                let made = [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(of);
+                rt.reset_peak();
+                trainer.step(|_| loss(&model, rt, dtype))?;
+                let stepped =
+                    [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(of);
+                Ok((made, stepped))
+            });
+            let shard = dtype.size() * 128 * 128 / n;
+            for (made, stepped) in measured.unwrap() {
+                let what = format!("{dtype} on {n}: {made:?} {stepped:?}");
+                assert_eq!(made.map(|m| m.live), [0; 3], "{what}");
+                assert_eq!(stepped.map(|m| m.live), [0; 3], "{what}");
+                // A shard that is gathered from and the next one; then one unit's at a time is updated.
+                assert!(stepped[0].peak <= 2 * shard, "{what}");
+                assert_eq!(stepped[1].peak, shard, "{what}");
+            }
+        }
+    }
+}
+
+/// Trains from a step to another, from what is in the folder, and saves there.
+fn go_on(comm: &Comm<Cpu>, host: bool, folder: &Folder, from: usize, to: usize) -> Result<Vec<f64>> {
+    let model = Gpt::<Cpu>::new(&Init::new(comm.runtime(), from as u64).dtype(DType::BF16), gpt())?;
+    let options = options(ZeroStage::Parameters, |_| (), host);
+    let mut trainer = sharded(comm, &model, TrainingConfig::default(), options)?;
+    assert_eq!(trainer.load(folder)?.is_some(), from > 0);
+    for step in from..to {
+        trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
+    }
+    if to < STEPS {
+        trainer.save(folder, &CheckpointNotes::new())?;
+        // Values that someone else puts there are kept there.
+        let rows = trainer.strategy().gather_full_params().and_then(|_scope| weights(&model))?;
+        assert!(!rows.is_empty());
+    }
+    let _scope = trainer.strategy().gather_full_params()?;
+    weights(&model)
+}
+
+fn gpt() -> nn::GptConfig {
+    nn::GptConfig { vocab: 11, context: 6, layers: 2, heads: 2, width: 8, tied_head: true, ..Default::default() }
+}
+
+#[test]
+fn checkpoints_go_either_way() {
+    for n in [1, 3] {
+        let ranks = Ranks::new(n);
+        let whole = {
+            let scratch = Scratch::new("host-whole");
+            ranks.run(cpu, |c| go_on(&c, false, &scratch.folder(), 0, STEPS)).unwrap()
+        };
+        for (saves, loads) in [(false, true), (true, false), (true, true)] {
+            let scratch = Scratch::new("host");
+            ranks.run(cpu, |c| go_on(&c, saves, &scratch.folder(), 0, 2)).unwrap();
+            let resumed = ranks.run(cpu, |c| go_on(&c, loads, &scratch.folder(), 2, STEPS)).unwrap();
+            assert!(resumed == whole, "{saves} to {loads} on {n}");
+        }
+    }
+}
+
+#[test]
+fn values_that_are_put_into_a_model_go_there() {
+    let with = |host| {
+        everywhere(2, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let other = Mlp::new(&Init::new(comm.runtime(), 1))?;
+            let options = options(ZeroStage::Parameters, |_| (), host);
+            let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options)?;
+            model.load_state_dict(other.state_dict()?, true)?;
+            trainer.step(|_| model.loss(comm.runtime(), 0, &own(&comm)))?;
+            let parts = trainer.parameter_parts()?;
+            let halved = parts.iter().map(|part| part.row.on(comm.runtime())?.mul(0.5)).collect::<Result<Vec<_>>>()?;
+            drop(parts);
+            assert!(trainer.put_parameter_parts(&halved)?);
+            let _scope = trainer.strategy().gather_full_params()?;
+            Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
+        })
+    };
+    assert!(with(true) == with(false));
+}
+
+#[test]
+fn stages_of_a_pipeline_cut_along_tensor_may_keep_them_there() {
+    for how in [How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters), How::Gathered] {
+        let mut case = StagedCase::new(2, ScheduleKind::OneFOneB, 1, how);
+        (case.case.sequence, case.case.model.tied_head, case.case.steps) = (true, true, 2);
+        let axes = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)];
+        let device = case.on(&axes);
+        let host = StagedCase { adjust: hosted, ..case }.on(&axes);
+        assert!(device.losses == host.losses && device.norms == host.norms && device.pieces == host.pieces, "{how:?}");
+    }
+}
+
+#[test]
+fn stages_that_have_no_shards_of_them_say_so() {
+    let refused = |zero: ZeroOptions| {
+        let comm: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&cpu(0).unwrap()));
+        let model = Mlp::new(&Init::new(comm.runtime(), 0)).unwrap();
+        sharded(&comm, &model, TrainingConfig::default(), zero).map(|_| ()).unwrap_err().to_string()
+    };
+    let gradients = ZeroOptions { gradients: StatePlace::Host, stage: ZeroStage::State, ..Default::default() };
+    assert!(refused(gradients).contains("at stage 1 gradients are whole on every rank"));
+    let parameters = ZeroOptions { parameters: StatePlace::Host, stage: ZeroStage::Gradients, ..Default::default() };
+    assert!(refused(parameters).contains("stage 3 alone"));
+}
