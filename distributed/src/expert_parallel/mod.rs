@@ -16,6 +16,8 @@
 
 mod checkpoint;
 mod part;
+mod stage_strategy;
 mod strategy;
 
+pub(crate) use part::has_experts;
 pub use strategy::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer};

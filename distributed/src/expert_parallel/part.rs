@@ -1,7 +1,7 @@
 //! The experts of a model, and all the rest of it, as models.
 
 use nn::{
-    AdapterSlot, Buffer, Mode, Module, Param, Visitor,
+    AdapterSlot, Buffer, Mode, Module, ModuleExt, Param, Visitor,
     parallel::{ContextSlot, TensorStyle},
 };
 use numcore::Runtime;
@@ -62,6 +62,11 @@ impl<R: Runtime> Visitor<R> for PartVisitor<'_, R> {
             self.visitor.context(slot);
         }
     }
+}
+
+/// Whether a model has experts that are shared out among ranks.
+pub(crate) fn has_experts<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> bool {
+    model.parameters().iter().any(is_expert)
 }
 
 /// Whether a parameter is of experts that are shared out among ranks.

@@ -11,7 +11,7 @@ use numcore::{
 
 use optim::HyperParams;
 
-use super::part::ModelPart;
+use super::part::{ModelPart, has_experts};
 use crate::{
     agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, Named, memory},
@@ -38,7 +38,7 @@ pub struct ExpertParallel<R: Runtime, S> {
     pub(super) experts: Option<S>,
     /// The leaves of those experts, by identity.
     expert_leaves: HashSet<usize>,
-    comm: Comm<R>,
+    pub(super) comm: Comm<R>,
     /// The ranks with different experts, if gradients are sent as means: the experts' own ranks know a part of what a step weighs alone.
     weighed_over: Option<Comm<R>>,
 }
@@ -57,16 +57,27 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
         means: bool,
         make: impl Fn(&Mesh<R>, &dyn Module<R>) -> Result<S>,
     ) -> Result<Self> {
-        let [experts, rest] = [true, false].map(|experts| ModelPart { model, experts });
-        let leaves: HashSet<usize> = experts.parameters().iter().map(|p| p.leaf().id()).collect();
         let size = mesh.plan().size(Axis::Expert);
-        if size > 1 && leaves.is_empty() {
+        if size > 1 && !has_experts(model) {
             let why = format!(
                 "the mesh has {size} ranks along expert, and the model has no experts that are shared out over them: \
                  cut it by `Mesh::parallelize` with a plan that names them (`TensorPlan::experts`)"
             );
             return Err(Error::config("TrainStep::builder", "experts", why).on_rank(mesh.world().world_rank()));
         }
+        Self::of_part(mesh, model, means, make)
+    }
+
+    /// The strategies of a part of a model, such as a stage of a pipeline, which need not have experts.
+    #[track_caller]
+    pub(crate) fn of_part<M: Module<R> + ?Sized>(
+        mesh: &Mesh<R>,
+        model: &M,
+        means: bool,
+        make: impl Fn(&Mesh<R>, &dyn Module<R>) -> Result<S>,
+    ) -> Result<Self> {
+        let [experts, rest] = [true, false].map(|experts| ModelPart { model, experts });
+        let leaves: HashSet<usize> = experts.parameters().iter().map(|p| p.leaf().id()).collect();
         // The rest comes last: it leaves the thread in the random stream of its rank among all that share out examples.
         let experts = match leaves.is_empty() {
             true => None,
@@ -95,7 +106,7 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
     }
 
     /// The strategy that has a leaf.
-    fn of(&mut self, leaf: &Arc<Leaf<R>>) -> &mut S {
+    pub(super) fn of(&mut self, leaf: &Arc<Leaf<R>>) -> &mut S {
         match &mut self.experts {
             Some(experts) if self.expert_leaves.contains(&leaf.id()) => experts,
             _ => &mut self.rest,

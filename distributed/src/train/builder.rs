@@ -13,7 +13,6 @@ use crate::{
     ddp::{BucketedTrainer, DataParallel, MakeReducer},
     expert_parallel::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer},
     mesh::{AsMesh, Mesh},
-    pipeline::{PipelineModel, PipelineTrainer, ZeroPipelineTrainer},
     zero::{Sharded, ZeroOptions, ZeroTrainer},
 };
 
@@ -26,14 +25,21 @@ use crate::{
 /// | `&model` | [`BucketedTrainer`] | [`ZeroTrainer`] |
 /// | `&model`, [`experts`](TrainStepBuilder::experts) | [`ExpertTrainer`] | [`ZeroExpertTrainer`] |
 /// | [`PipelineModel`] | [`PipelineTrainer`] | [`ZeroPipelineTrainer`] |
+/// | [`PipelineModel`], [`experts`](TrainStepBuilder::experts) | [`ExpertPipelineTrainer`] | [`ZeroExpertPipelineTrainer`] |
+///
+/// [`PipelineModel`]: crate::pipeline::PipelineModel
+/// [`PipelineTrainer`]: crate::pipeline::PipelineTrainer
+/// [`ZeroPipelineTrainer`]: crate::pipeline::ZeroPipelineTrainer
+/// [`ExpertPipelineTrainer`]: crate::pipeline::ExpertPipelineTrainer
+/// [`ZeroExpertPipelineTrainer`]: crate::pipeline::ZeroExpertPipelineTrainer
 #[must_use = "`build` makes the step"]
 pub struct TrainStepBuilder<R: Runtime, M, O = NoOptimizer, Z = BucketOptions> {
-    mesh: Mesh<R>,
-    model: M,
-    optimizer: O,
+    pub(super) mesh: Mesh<R>,
+    pub(super) model: M,
+    pub(super) optimizer: O,
     /// How gradients are exchanged, or what is sharded.
-    spread: Z,
-    parts: StepParts<R>,
+    pub(super) spread: Z,
+    pub(super) parts: StepParts<R>,
 }
 
 /// What a step of any kind has.
@@ -48,7 +54,7 @@ pub(crate) struct StepParts<R: Runtime> {
 
 impl<R: Runtime> StepParts<R> {
     /// An error if the step was told how to exchange whole gradients, which sharded ones are not.
-    fn check_sharded(&self) -> Result<()> {
+    pub(super) fn check_sharded(&self) -> Result<()> {
         let field = match (self.reducer.is_some(), self.buckets) {
             (true, _) => "reducer",
             (_, true) => "buckets",
@@ -62,14 +68,14 @@ impl<R: Runtime> StepParts<R> {
 }
 
 /// How a step spreads a model whose experts are shared out among ranks: they and the rest, each in the same way.
-pub struct WithExperts<Z>(Z);
+pub struct WithExperts<Z>(pub(super) Z);
 
 /// A builder that was given no optimizer yet.
 pub struct NoOptimizer;
 
 impl<R: Runtime> TrainStep<R, DataParallel<R>> {
     /// What a training step is made of, beginning with the ranks and the model: a [`Mesh`], or a communicator, which is a mesh of one axis;
-    /// a model, or a [`PipelineModel`].
+    /// a model, or a [`PipelineModel`](crate::pipeline::PipelineModel).
     ///
     /// ```
     /// # use distributed::{comm::NoOpCommunicator, train::{BufferSync, TrainStep}, zero::ZeroStage};
@@ -317,37 +323,5 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, ZeroOptions> {
         parts.check_sharded()?;
         let strategy = Sharded::scheduled(&mesh, model, Arc::new(optimizer), parts.schedule, spread)?;
         TrainStep::observed(strategy, parts.config, parts.observer)
-    }
-}
-
-impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O> {
-    /// The step of a pipeline: one or more replicas of it, as [`PipelineGroups`](crate::pipeline::PipelineGroups) has them. Every rank calls
-    /// it.
-    ///
-    /// # Errors
-    /// On every rank, unless the ranks are as many as the schedule's, or a multiple, and all have the same schedule, ties and options.
-    #[track_caller]
-    pub fn build(self) -> Result<PipelineTrainer<R>>
-    where
-        O: IntoOptimizer<R> + Clone,
-    {
-        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
-        PipelineTrainer::replicated(&mesh, model, &optimizer, &spread, parts)
-    }
-}
-
-impl<R: Runtime, O> TrainStepBuilder<R, PipelineModel<R>, O, ZeroOptions> {
-    /// The step of a pipeline whose stages are sharded over their replicas. Every rank calls it.
-    ///
-    /// # Errors
-    /// On every rank, as without `zero`, and when unused parameters are allowed.
-    #[track_caller]
-    pub fn build(self) -> Result<ZeroPipelineTrainer<R>>
-    where
-        O: Shards<R> + 'static,
-    {
-        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
-        parts.check_sharded()?;
-        ZeroPipelineTrainer::sharded(&mesh, model, Arc::new(optimizer), spread, parts)
     }
 }

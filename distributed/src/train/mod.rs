@@ -10,6 +10,7 @@ mod loss;
 mod metrics;
 pub(crate) mod norm;
 mod observer;
+mod pipeline_builder;
 mod reduced_gradients;
 mod stage_strategy;
 mod step;
@@ -34,6 +35,6 @@ pub use strategy::Strategy;
 pub use crate::{
     ddp::{BucketedTrainer, DataParallel, SimpleTrainer},
     expert_parallel::{ExpertTrainer, ZeroExpertTrainer},
-    pipeline::{PipelineTrainer, ZeroPipelineTrainer},
+    pipeline::{ExpertPipelineTrainer, PipelineTrainer, ZeroExpertPipelineTrainer, ZeroPipelineTrainer},
     zero::{ZeroStage1, ZeroStage2, ZeroStage3, ZeroTrainer},
 };

@@ -23,7 +23,7 @@ const STEPS: usize = 2;
 /// An arrangement of ranks.
 type Axes = &'static [(Axis, usize)];
 
-const CUTS: [(Axes, Option<ZeroStage>); 7] = [
+const CUTS: [(Axes, Option<ZeroStage>); 9] = [
     (&[(Axis::Data, 1)], None),
     (&[(Axis::Data, 4), (Axis::Expert, 4)], None),
     (&[(Axis::Data, 4), (Axis::Expert, 2)], None),
@@ -31,6 +31,8 @@ const CUTS: [(Axes, Option<ZeroStage>); 7] = [
     (&[(Axis::Shard, 3), (Axis::Expert, 1)], Some(ZeroStage::State)),
     (&[(Axis::Data, 6), (Axis::Expert, 2)], Some(ZeroStage::Gradients)),
     (&[(Axis::Data, 2), (Axis::Tensor, 2), (Axis::Expert, 2)], Some(ZeroStage::Parameters)),
+    (&[(Axis::Data, 2), (Axis::Context, 2), (Axis::Expert, 4)], None),
+    (&[(Axis::Shard, 2), (Axis::Context, 2), (Axis::Expert, 2)], Some(ZeroStage::Parameters)),
 ];
 
 fn folder(name: &str) -> PathBuf {

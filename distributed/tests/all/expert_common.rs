@@ -145,6 +145,17 @@ impl ExpertCase {
         Ok(model)
     }
 
+    /// Tokens and targets of some sequences of a step.
+    pub fn batch(rt: &Cpu, step: usize, examples: &[usize]) -> Result<[Var<Cpu>; 2]> {
+        let token = |i: usize| ((i * 7 + i / 3 + step * 5) % VOCAB) as i64;
+        let text: Vec<i64> = (0..SEQUENCES * (TOKENS + 1)).map(token).collect();
+        let index: Vec<i64> = examples.iter().map(|&i| i as i64).collect();
+        let text = Tensor::from_slice(rt, [SEQUENCES, TOKENS + 1], &text)?
+            .index_select(0, &Tensor::from_slice(rt, [index.len()], &index)?)?;
+        let part = |at| text.narrow(1, at, TOKENS)?.contiguous().map(Var::new);
+        Ok([part(0)?, part(1)?])
+    }
+
     /// The loss of some sequences of a step, and where its tokens went.
     pub fn loss(
         &self,
@@ -153,15 +164,10 @@ impl ExpertCase {
         step: usize,
         examples: &[usize],
     ) -> Result<(Loss<Cpu>, Vec<Routing<Cpu>>)> {
-        let token = |i: usize| ((i * 7 + i / 3 + step * 5) % VOCAB) as i64;
-        let text: Vec<i64> = (0..SEQUENCES * (TOKENS + 1)).map(token).collect();
-        let index: Vec<i64> = examples.iter().map(|&i| i as i64).collect();
-        let text = Tensor::from_slice(rt, [SEQUENCES, TOKENS + 1], &text)?
-            .index_select(0, &Tensor::from_slice(rt, [index.len()], &index)?)?;
-        let [x, y] = [0, 1].map(|at| text.narrow(1, at, TOKENS).and_then(|t| t.contiguous()).map(Var::new));
-        let (logits, routings) = model.forward(&x?)?;
+        let [x, y] = Self::batch(rt, step, examples)?;
+        let (logits, routings) = model.forward(&x)?;
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-        let mut loss = logits.cross_entropy_with(&model.context.take(&y?, 1)?, None, options)?;
+        let mut loss = logits.cross_entropy_with(&model.context.take(&y, 1)?, None, options)?;
         let [balance, z] = self.router;
         for routing in routings.iter().filter(|_| self.router != [0.0; 2]) {
             loss = loss.add(&routing.balance_loss()?.mul(balance)?)?.add(&routing.z_loss()?.mul(z)?)?;

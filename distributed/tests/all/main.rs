@@ -34,6 +34,7 @@ mod expert_context;
 mod expert_decisions;
 mod expert_layers;
 mod expert_parallel;
+mod expert_pipelines;
 mod failed_rules;
 mod failed_steps;
 mod front_door;

@@ -70,13 +70,6 @@ impl<R: Runtime> PipelineGroups<R> {
             let why = format!("the schedule is for {ranks} ranks, the mesh is {}", mesh.plan());
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
-        let experts = mesh.plan().size(Axis::Expert);
-        if experts > 1 {
-            let why = format!(
-                "the mesh has {experts} ranks along expert, and experts of stages are not shared out: leave the axis out"
-            );
-            return Err(Error::config("pipeline groups", "mesh", why).on_rank(mesh.world().world_rank()));
-        }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         let losses = mesh.group(&[Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context])?;
         // Made here by all ranks together: ranks of different stages ask for it at different moments.

@@ -10,6 +10,7 @@ mod batch;
 mod boundary;
 mod checkpoint;
 mod executor;
+mod experts;
 mod gpt;
 mod groups;
 mod hooks;
@@ -26,6 +27,7 @@ mod train_step;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
+pub use experts::{ExpertPipelineTrainer, ZeroExpertPipelineTrainer};
 pub use gpt::{GptStage, GptStageLoss};
 pub use groups::PipelineGroups;
 pub use hooks::StageHooks;

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, panic::Location, sync::Arc};
 
+use nn::Module;
 use numcore::{Error, Result, Runtime};
-use optim::{IntoOptimizer, LossScaler, Shards};
+use optim::{IntoOptimizer, LossScaler, LrSchedule, Optimizer, Shards};
 
 use super::{
     MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOutput, Stage, Tie, local_stages::LocalStages,
@@ -58,12 +59,7 @@ impl<R: Runtime> PipelineTrainer<R> {
         let schedule = parts.schedule.clone();
         abort_on_err(mesh.world(), buckets_of_stages(options))?;
         Self::build(mesh, model, parts, |stage, mesh| {
-            let trained = leaves(stage).into_iter().filter(|leaf| leaf.requires_grad());
-            let mut optimizer = optimizer.clone().into_optimizer(trained.collect())?;
-            if let Some(schedule) = &schedule {
-                optimizer.set_schedule(schedule.clone());
-            }
-            DataParallel::new(mesh, stage, optimizer, options.clone())
+            DataParallel::new(mesh, stage, optimizer_of(stage, optimizer, schedule.as_ref())?, options.clone())
         })
     }
 }
@@ -88,8 +84,20 @@ impl<R: Runtime> ZeroPipelineTrainer<R> {
     }
 }
 
+/// The optimizer of the parameters of a stage, or of a part of one, that are trained.
+pub(super) fn optimizer_of<R: Runtime>(
+    part: &(impl Module<R> + ?Sized),
+    optimizer: &(impl IntoOptimizer<R> + Clone),
+    schedule: Option<&Arc<dyn LrSchedule>>,
+) -> Result<Box<dyn Optimizer<R>>> {
+    let trained = leaves(part).into_iter().filter(|leaf| leaf.requires_grad());
+    let mut optimizer = optimizer.clone().into_optimizer(trained.collect())?;
+    schedule.into_iter().for_each(|schedule| optimizer.set_schedule(schedule.clone()));
+    Ok(optimizer)
+}
+
 /// An error if the buckets of a pipeline's stages cannot be exchanged so.
-fn buckets_of_stages(options: &BucketOptions) -> Result<()> {
+pub(super) fn buckets_of_stages(options: &BucketOptions) -> Result<()> {
     let refuse = |field, why| Err(Error::config("PipelineTrainer", field, why));
     if options.unused == Unused::Allow {
         return refuse("unused", "unused parameters cannot be allowed in a pipeline; freeze them, or leave them out");
@@ -107,7 +115,7 @@ fn buckets_of_stages(options: &BucketOptions) -> Result<()> {
 }
 
 /// What holds of every stage: each tied parameter is a unit of its own, because only so it is cut alike in all stages.
-fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> Result<ZeroOptions> {
+pub(super) fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> Result<ZeroOptions> {
     if zero.unused == Unused::Allow {
         let why = "unused parameters cannot be allowed in a pipeline: only the ranks of a stage would know of them, and copies of a \
                    tied parameter would part; freeze them, or leave them out";
@@ -119,7 +127,7 @@ fn for_stages<R: Runtime>(world: &Comm<R>, ties: &[Tie], zero: ZeroOptions) -> R
 }
 
 impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
-    fn build(
+    pub(super) fn build(
         mesh: &Mesh<R>,
         model: PipelineModel<R>,
         parts: StepParts<R>,
