@@ -354,6 +354,9 @@ fn a_bias_of_each_stage_moves_by_the_loads_of_all_micro_batches() {
     staged.same(&[(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2), (Axis::Expert, 2)]);
 }
 
+/// An arrangement of ranks.
+type Axes = &'static [(Axis, usize)];
+
 /// Every tensor of a checkpoint, whole, as bytes.
 fn contents(folder: &Folder, step: u64) -> Vec<(String, Vec<u8>)> {
     let rt = cpu(0).unwrap();
@@ -364,7 +367,7 @@ fn contents(folder: &Folder, step: u64) -> Vec<(String, Vec<u8>)> {
 
 #[test]
 fn checkpoints_go_from_any_stages_to_any_others_to_the_bit() {
-    let cuts: [(&[(Axis, usize)], How, usize); 4] = [
+    let cuts: [(Axes, How, usize); 4] = [
         (&FOUR, How::Replicas, 1),
         (
             &[(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Context, 2), (Axis::Expert, 4)],
