@@ -17,7 +17,7 @@ pub use launch::Launch;
 mod open_mpi;
 
 #[cfg(feature = "open-mpi")]
-pub use open_mpi::{Mpi, MpiCommunicator};
+pub use open_mpi::{Mpi, MpiCommunicator, MpiRendezvous};
 
 /// The contract that this engine implements.
 pub use comm;

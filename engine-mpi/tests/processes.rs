@@ -5,12 +5,13 @@
 use std::{
     env, fs,
     process::{Command, ExitCode, Output},
+    sync::Arc,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use engine_mpi::{
     Mpi,
-    comm::{Collectives, Comm, Communicator, ReduceOp},
+    comm::{Collectives, Comm, Communicator, Quorum, Ranks, ReduceOp},
 };
 use nn::Forward;
 use numcore::{
@@ -19,7 +20,9 @@ use numcore::{
 };
 use real_distributed::{
     checkpoint::Folder,
+    elastic::Elastic,
     train::{CheckpointNotes, Loss, TrainStep},
+    zero::{ZeroStage, ZeroTrainer},
 };
 use runtime_cpu::Cpu;
 
@@ -34,7 +37,7 @@ fn main() -> ExitCode {
         Ok(role) => rank(&role),
         Err(_) => {
             let only = env::args().nth(1).unwrap_or_default();
-            let all: [(&str, fn()); 8] = [
+            let all: [(&str, fn()); 11] = [
                 ("an_error_is_told_and_the_job_fails", an_error_is_told_and_the_job_fails),
                 ("a_panic_is_told_and_the_job_fails", a_panic_is_told_and_the_job_fails),
                 ("survivors_of_a_killed_rank_go_on", survivors_of_a_killed_rank_go_on),
@@ -46,6 +49,12 @@ fn main() -> ExitCode {
                     "a_job_killed_while_it_saves_resumes_at_another_size",
                     a_job_killed_while_it_saves_resumes_at_another_size,
                 ),
+                ("an_elastic_run_goes_on_without_a_killed_rank", an_elastic_run_goes_on_without_a_killed_rank),
+                (
+                    "an_elastic_run_goes_on_without_a_rank_that_failed",
+                    an_elastic_run_goes_on_without_a_rank_that_failed,
+                ),
+                ("without_fault_tolerance_no_run_is_elastic", without_fault_tolerance_no_run_is_elastic),
                 ("without_fault_tolerance_the_job_ends", without_fault_tolerance_the_job_ends),
                 ("a_stopped_rank_is_named", a_stopped_rank_is_named),
                 ("a_program_without_a_launcher_is_a_world_of_one", a_program_without_a_launcher_is_a_world_of_one),
@@ -64,6 +73,9 @@ fn rank(role: &str) -> ExitCode {
     let mpi = Mpi::init().expect("MPI is there").timeout(TIMEOUT);
     // Many messages a call, so that one is hit while it moves.
     let mpi = if role == "survive-moving" { mpi.chunk(1 << 12) } else { mpi };
+    if role.starts_with("elastic") {
+        return elastic(mpi, role);
+    }
     let outcome = mpi.run(
         |_| Ok(Cpu::with_threads(1)),
         |comm| match role {
@@ -176,6 +188,95 @@ fn go_on(mpi: &Mpi, error: &Error) -> ExitCode {
     });
     println!("rank {} goes on: named {named}, {rest:?}", mpi.rank());
     ExitCode::SUCCESS
+}
+
+/// A rank of an elastic run, of which one is lost after some steps.
+fn elastic(mpi: Mpi, role: &str) -> ExitCode {
+    let (mpi, rt) = (Arc::new(mpi), Cpu::with_threads(1));
+    let outcome = mpi.rendezvous(rt, Quorum::default()).and_then(|meeting| {
+        Elastic::new(meeting).run(|world| {
+            let comm = world.comm()?;
+            let (model, mut step) = sharded(&comm)?;
+            let begun = world.restore(&mut step)?.map_or(0, |restored| restored.step);
+            world.commit(begun, &step, &CheckpointNotes::new())?;
+            for k in begun..ELASTIC_STEPS {
+                if (world.generation(), comm.rank(), k) == (0, LOST, 1 + seed() as u64 % (ELASTIC_STEPS - 1)) {
+                    if role == "elastic-error" {
+                        return Err(Error::argument("loader", "the file ends here"));
+                    }
+                    signal("KILL")?;
+                }
+                sharded_step(&comm, &model, &mut step, k)?;
+                if k % 3 == 2 {
+                    world.commit(k + 1, &step, &CheckpointNotes::new())?;
+                }
+            }
+            Ok((comm.size(), begun, weights(&step, &model)?))
+        })
+    });
+    match outcome {
+        Ok((size, begun, weights)) => println!("rank {} of {size} from step {begun}: {weights:?}", mpi.rank()),
+        Err(error) => println!("rank {} ends: {error}", mpi.rank()),
+    }
+    ExitCode::SUCCESS
+}
+
+const ELASTIC_STEPS: u64 = 12;
+
+/// A model whose parameters are sharded over the ranks.
+fn sharded(comm: &Comm<Cpu>) -> Result<(nn::Linear<Cpu>, ZeroTrainer<Cpu>)> {
+    let model = nn::Linear::new(&nn::Init::new(comm.runtime(), 3), 5, 7)?;
+    let step = TrainStep::builder(comm, &model).optimizer(optim::AdamWConfig::default()).zero(ZeroStage::Parameters);
+    let step = step.build()?;
+    Ok((model, step))
+}
+
+fn sharded_step(comm: &Comm<Cpu>, model: &nn::Linear<Cpu>, step: &mut ZeroTrainer<Cpu>, k: u64) -> Result<()> {
+    let seed = 100 * k + comm.rank() as u64;
+    let x = autograd::Var::new(Tensor::uniform(comm.runtime(), [3, 5], DType::F32, -1.0, 1.0, seed)?);
+    step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean(&[], false)?))).map(drop)
+}
+
+fn weights(step: &ZeroTrainer<Cpu>, model: &nn::Linear<Cpu>) -> Result<Vec<u32>> {
+    let _whole = step.strategy().gather_full_params()?;
+    Ok(model.weight.value()?.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
+}
+
+fn an_elastic_run_goes_on_without_a_killed_rank() {
+    with_seeds(|seed| elastic_run_goes_on("elastic", seed));
+}
+
+fn an_elastic_run_goes_on_without_a_rank_that_failed() {
+    with_seeds(|seed| elastic_run_goes_on("elastic-error", seed));
+}
+
+/// The weights of those that are left are those of threads, of which so many go on from a checkpoint of all.
+fn elastic_run_goes_on(role: &str, seed: usize) {
+    let (_, text, _) = job(role, 4, &["--with-ft", "ulfm"]);
+    let begun = 3 * ((1 + seed as u64 * 7 % 53 % (ELASTIC_STEPS - 1)) / 3);
+    let folder = env::temp_dir().join(format!("weftgrad-elastic-{}-{seed}", std::process::id()));
+    let run = |ranks: usize, from: u64, to: u64| {
+        let program = |comm: Comm<Cpu>| {
+            let (model, mut step) = sharded(&comm)?;
+            step.load(&Folder::new(&folder))?;
+            (from..to).try_for_each(|k| sharded_step(&comm, &model, &mut step, k))?;
+            step.save(&Folder::new(&folder), &CheckpointNotes::new())?;
+            weights(&step, &model)
+        };
+        Ranks::new(ranks).run(|_| Ok(Cpu::with_threads(1)), program).expect("threads train").swap_remove(0)
+    };
+    run(4, 0, begun);
+    let expected = run(3, begun, ELASTIC_STEPS);
+    fs::remove_dir_all(&folder).expect("checkpoints were saved");
+    for rank in [0, 2, 3] {
+        let line = format!("rank {rank} of 3 from step {begun}: {expected:?}");
+        assert!(text.contains(&line), "seed {seed}, {line}:\n{text}");
+    }
+}
+
+fn without_fault_tolerance_no_run_is_elastic() {
+    let (_, text, _) = job("elastic", 2, &[]);
+    assert!(text.matches("start with Open MPI 5 and `mpirun --with-ft ulfm`").count() >= 2, "{text}");
 }
 
 /// Runs this program as ranks.

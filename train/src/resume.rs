@@ -30,6 +30,7 @@ const TOKENS: &str = "trainer/tokens";
 const ELAPSED: &str = "trainer/elapsed";
 const CHECKED: &str = "trainer/checked";
 const OWES_EVALUATION: &str = "trainer/owes_evaluation";
+const OWES_SAVE: &str = "trainer/owes_save";
 const EVALUATED: &str = "trainer/evaluated/";
 const CALLBACK: &str = "callback/";
 
@@ -51,6 +52,9 @@ pub(crate) fn notes<R: Runtime, M, B>(
     if state.owes_evaluation {
         notes.insert(OWES_EVALUATION.into(), String::new());
     }
+    if state.owes_save {
+        notes.insert(OWES_SAVE.into(), String::new());
+    }
     notes.extend(state.evaluated.iter().map(|(name, value)| (format!("{EVALUATED}{name}"), value.to_string())));
     for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
         notes.insert(prefix.clone(), String::new());
@@ -67,6 +71,7 @@ pub(crate) struct ResumedNotes {
     /// Up to when intervals of time were looked at.
     pub checked: Duration,
     pub owes_evaluation: bool,
+    pub owes_save: bool,
     evaluated: BTreeMap<String, f64>,
     notes: CheckpointNotes,
 }
@@ -91,6 +96,7 @@ impl ResumedNotes {
             elapsed: nanos(ELAPSED)?,
             checked: nanos(CHECKED)?,
             owes_evaluation: notes.contains_key(OWES_EVALUATION),
+            owes_save: notes.contains_key(OWES_SAVE),
             evaluated: evaluated.collect::<Result<_>>()?,
             notes: notes.clone(),
         })

@@ -47,6 +47,8 @@ pub(crate) struct RunState {
     pub resumed: Option<u64>,
     /// Whether all evaluations were requested in the step in which a signal came: they run when the run is resumed.
     pub owes_evaluation: bool,
+    /// Whether a checkpoint was to be saved in the step of a commit.
+    pub owes_save: bool,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// Time spent waiting for data, in seconds.
@@ -216,6 +218,7 @@ impl RunState {
             fast_dev_run,
             resumed: None,
             owes_evaluation: false,
+            owes_save: false,
             checked: Duration::ZERO,
             data_wait: 0.0,
         }

@@ -21,18 +21,20 @@ pub struct ElasticWorld<R: Runtime> {
     /// Commits of this generation so far; none before the world has taken up what there was.
     commits: Option<u64>,
     is_changing: bool,
+    taken_up: Option<(u64, u64)>,
 }
 
 impl<R: Runtime> ElasticWorld<R> {
     pub(super) fn new(meeting: Box<dyn Rendezvous<R>>) -> Self {
-        ElasticWorld { meeting, copies: 1, store: Store::default(), now: None, commits: None, is_changing: false }
+        let store = Store::default();
+        ElasticWorld { meeting, copies: 1, store, now: None, commits: None, is_changing: false, taken_up: None }
     }
 
     /// The world as it is next.
     pub(super) fn meet(&mut self) -> Result<Comm<R>> {
         let membership = self.meeting.meet()?;
         let comm = membership.comm.clone();
-        (self.now, self.commits, self.is_changing) = (Some(membership), None, false);
+        (self.now, self.commits, self.is_changing, self.taken_up) = (Some(membership), None, false, None);
         Ok(comm)
     }
 
@@ -60,6 +62,11 @@ impl<R: Runtime> ElasticWorld<R> {
         self.is_changing
     }
 
+    /// The commit that this world has [taken up](ElasticWorld::restore): the world that made it, and the updates up to it.
+    pub fn taken_up(&self) -> Option<(u64, u64)> {
+        self.taken_up
+    }
+
     /// Takes up what the run has come to: all ranks call it, once the state is made, and before they train. None at the beginning of a run.
     ///
     /// # Errors
@@ -82,6 +89,7 @@ impl<R: Runtime> ElasticWorld<R> {
         let Membership { comm, committed, .. } = self.membership()?;
         let restored = restore(&self.store, comm, *committed, state, check)?;
         self.commits = Some(0);
+        self.taken_up = restored.as_ref().map(|restored| (restored.generation, restored.step));
         Ok(restored)
     }
 

@@ -12,8 +12,10 @@ mod plan;
 mod process;
 mod progress;
 mod recover;
+mod rendezvous;
 mod stream;
 mod world;
 
 pub use communicator::MpiCommunicator;
 pub use process::Mpi;
+pub use rendezvous::MpiRendezvous;

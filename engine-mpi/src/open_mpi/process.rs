@@ -161,13 +161,18 @@ impl Mpi {
         Ok(Some(Arc::new(own)))
     }
 
-    /// A communicator of the processes that are left after others have died, which keep their ranks in messages. All that are left call
-    /// it; it blocks until they know of the same deaths. Needs Open MPI 5 and `mpirun --with-ft ulfm`: without it the launcher ends
+    /// A communicator of the processes that are left after others have died, or have come to their end, which keep their ranks in messages. All that are left call
+    /// it; it blocks until they know of the same losses. Needs Open MPI 5 and `mpirun --with-ft ulfm`: without it the launcher ends
     /// all processes when one dies.
     pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
+        self.recover_within(rt, self.timeout)
+    }
+
+    /// Recovers as [`recover`](Mpi::recover) does, with a time of its own.
+    pub(crate) fn recover_within<R: Runtime>(&self, rt: &R, timeout: Duration) -> Result<Comm<R>> {
         let (outcome, end) = mpsc::sync_channel(1);
         let made = self.worlds.load(Ordering::SeqCst);
-        self.command("Mpi::recover", Command::Recover { made, timeout: self.timeout, outcome })?;
+        self.command("Mpi::recover", Command::Recover { made, timeout, outcome })?;
         let (number, left) = end.recv().map_err(|_| ended("Mpi::recover"))??;
         self.worlds.store(number, Ordering::SeqCst);
         let own = self.world_of(&left, rt)?;

@@ -168,7 +168,10 @@ impl Progress {
                 }
                 None => self.inbox.failed(number, failure),
             },
-            Event::Message(from, Message::Goodbye) => self.gone[from] = true,
+            Event::Message(from, Message::Goodbye) => {
+                self.gone[from] = true;
+                self.recovery_lost();
+            }
             Event::Message(from, Message::Recover { made, dead }) => self.hear_recovery(from, made, dead),
             Event::Dead(rank) => {
                 self.dead[rank] = true;

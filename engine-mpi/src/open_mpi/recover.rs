@@ -52,7 +52,7 @@ impl Progress {
         }
     }
 
-    /// One more has died: what was said before no longer counts.
+    /// One more has died, or come to its end: what was said before no longer counts.
     pub(crate) fn recovery_lost(&mut self) {
         if self.recovery.is_under_way() {
             self.tell_recovery();
@@ -61,19 +61,20 @@ impl Progress {
 
     fn tell_recovery(&mut self) {
         let Some(own) = &self.recovery.own else { return };
-        let message = Message::Recover { made: own.made, dead: self.known_dead() };
+        let message = Message::Recover { made: own.made, dead: self.known_lost() };
         let all: Vec<usize> = (0..self.mpi.size()).collect();
         self.tell_others(&all, &message);
     }
 
-    fn known_dead(&self) -> Vec<usize> {
-        (0..self.dead.len()).filter(|&rank| self.dead[rank]).collect()
+    /// Processes that have died, and those that will start nothing any more: none of them is in another world.
+    fn known_lost(&self) -> Vec<usize> {
+        (0..self.dead.len()).filter(|&rank| self.dead[rank] || self.gone[rank]).collect()
     }
 
     /// All that are left know of the same dead: they are the new world.
     pub(crate) fn advance_recovery(&mut self) {
         let Some(own) = &self.recovery.own else { return };
-        let (me, dead) = (self.mpi.rank(), self.known_dead());
+        let (me, dead) = (self.mpi.rank(), self.known_lost());
         let left: Vec<usize> = (0..self.dead.len()).filter(|rank| !dead.contains(rank)).collect();
         let agrees = |&&rank: &&usize| {
             rank == me || self.recovery.told[rank].as_ref().is_some_and(|(_, theirs)| *theirs == dead)

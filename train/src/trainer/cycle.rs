@@ -13,7 +13,7 @@ use distributed::{
 use nn::Buffer;
 use numcore::{Error, Result, Runtime};
 
-use super::{RunReport, before_step::BeforeStep, engine::StepWithLoss, follow_up::FollowUp};
+use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, LoopStep, Record, Run, Sink, StopReason,
     control::{Agreed, Control},
@@ -50,6 +50,7 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) before_step: Option<BeforeStep<R>>,
     /// Of the model, and of what it keeps in the training step.
     pub(super) buffers: Vec<Buffer<R>>,
+    pub(super) elastic: Option<Commits<'a, R>>,
 }
 
 /// How long the run has lasted, with what it was resumed from.
@@ -80,6 +81,11 @@ where
         let comm = self.engine.step.comm().clone();
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
+            // All ranks are here with the same, and meet again.
+            Ok(Err(error)) if self.is_changing() => {
+                self.flush_sinks()?;
+                return Err(error);
+            }
             Ok(Err(error)) => {
                 self.wait_for_saves();
                 let failed = abort_on_err(&comm, Err(error));
@@ -115,9 +121,13 @@ where
 
     /// What callbacks request before the first step; the reason, if one stops the run.
     fn before_first(&mut self) -> Result<Option<StopReason>> {
+        self.commit()?;
         self.fire(&Event::Begin)?;
         if std::mem::take(&mut self.state.owes_evaluation) {
             self.state.control.evaluate();
+        }
+        if std::mem::take(&mut self.state.owes_save) {
+            self.state.control.save();
         }
         let mut follow = FollowUp::new(self.agree()?, self.state.progress.epoch, None);
         self.follow_up(&mut follow)?;
@@ -164,6 +174,7 @@ where
         let mut follow = FollowUp::new(self.agree()?, epoch, Some(&metrics));
         self.follow_up(&mut follow)?;
         self.record(&metrics, &follow.agreed)?;
+        self.commit_if_due(&follow)?;
         self.save_if_agreed(&follow.agreed)?;
         Ok(self.reason_to_end(&follow))
     }

@@ -4,6 +4,7 @@ mod before_step;
 mod builder;
 mod cycle;
 mod distributed_config;
+mod elastic;
 mod engine;
 mod evaluating;
 mod follow_up;
@@ -20,9 +21,11 @@ pub use setup::{TrainConfig, TrainSetup};
 use std::{collections::BTreeMap, fmt};
 
 use data::{Batch, Loader};
+use distributed::elastic::ElasticWorld;
 use nn::ModuleExt;
 use numcore::{Result, Runtime};
 
+use self::elastic::Commits;
 use crate::{
     Callback, Interval, Length, LoopStep, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
 };
@@ -72,6 +75,7 @@ pub struct Trainer<'a, R: Runtime, M, S, B> {
     resume: Resume,
     weighting: Weighting,
     fast_dev_run: Option<u64>,
+    elastic: Option<Commits<'a, R>>,
 }
 
 /// What a step's gradient is the mean over.
@@ -122,6 +126,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
             resume: Resume::No,
             weighting: Weighting::default(),
             fast_dev_run: None,
+            elastic: None,
         }
     }
 
@@ -158,6 +163,16 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// What a step's gradient is the mean over; at first [by weight](Weighting::ByWeight).
     pub fn weighting(mut self, weighting: Weighting) -> Self {
         self.weighting = weighting;
+        self
+    }
+
+    /// Lets ranks leave and join: the run goes on from what the world has [committed](ElasticWorld::commit), and commits every so often, right before each checkpoint, and at
+    /// its beginning. Comes within the program of [`Elastic::run`](distributed::elastic::Elastic::run), to which every error goes: one that names another rank, and
+    /// the one that says that ranks wait to be taken in, make all ranks meet again.
+    ///
+    /// A commit waits until the checkpoint before is in place. After a failure nothing but what was committed, and the checkpoints that were in place, is used.
+    pub fn elastic(mut self, world: &'a mut ElasticWorld<R>, every: Interval) -> Self {
+        self.elastic = Some(Commits { world, every });
         self
     }
 

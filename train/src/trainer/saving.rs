@@ -60,6 +60,11 @@ where
     /// After a failure, on this rank or on another: saves what there was before a step that failed, or what was being saved when something else failed, if anybody saves.
     /// What fails here changes nothing: the last checkpoint is there.
     pub(super) fn rescue(&mut self) {
+        // The others go on without this rank, from what was committed.
+        if self.elastic.is_some() {
+            let _ = self.flush_sinks();
+            return;
+        }
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return;
         }
@@ -111,7 +116,7 @@ where
 }
 
 /// The step and the tensors of callbacks, as one.
-fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
+pub(super) fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
     step: &'c mut S,
     callbacks: &'c mut Callbacks<'_, R, M, B>,
 ) -> Together<'c, R> {

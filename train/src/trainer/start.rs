@@ -46,7 +46,9 @@ where
             trainer.resume = Resume::No;
             trainer.sinks.clear();
         }
-        if comm.world_rank() != 0 {
+        // Rank 0 of a world that others have left may be another process than that of the first one.
+        let leads = if trainer.elastic.is_some() { comm.rank() == 0 } else { comm.world_rank() == 0 };
+        if !leads {
             trainer.sinks.clear();
         }
         let (rank, ranks) = trainer.step.share();
@@ -76,6 +78,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
     fn check(&self) -> Result<()> {
         self.length.check()?;
         self.record_every.check("record_every")?;
+        self.elastic.iter().try_for_each(|commits| commits.every.check("elastic"))?;
         if self.weighting == Weighting::ByWorker && self.counts_tokens() {
             let why = "by worker every loss weighs 1, so nothing counts tokens: give lengths and intervals in steps or epochs, or weigh by weight";
             return Err(Error::config("Trainer", "weighting", why));
@@ -87,6 +90,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
     fn counts_tokens(&self) -> bool {
         self.length.counts_tokens()
             || self.record_every.counts_tokens()
+            || self.elastic.as_ref().is_some_and(|commits| commits.every.counts_tokens())
             || self.callbacks.iter().any(|callback| callback.counts_tokens())
     }
 
@@ -99,15 +103,15 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         }
         all_ok(&comm, "Trainer", check_tensors(&mut self.callbacks))?;
         let mut at = State::default();
-        if let Some((folder, required)) = self.resume_folder()? {
+        if let Some(notes) = self.take_up()? {
+            at = self.goes_on(notes, &mut state)?;
+            // Checkpoints in the folders of callbacks are this run's own.
+            state.from_scratch = false;
+        } else if let Some((folder, required)) = self.resume_folder()? {
             let fits = |notes: &ResumedNotes| self.loader.state_of(&notes.data).map(|_| ());
             match load(&folder, &mut self.step, &mut self.callbacks, fits)? {
                 Some(notes) => {
-                    state.owes_evaluation = notes.owes_evaluation;
-                    at = self.loader.state_of(&notes.data)?;
-                    state.checked = notes.checked;
-                    notes.restore(&mut state, &mut self.callbacks)?;
-                    state.resumed = Some(self.step.global_step());
+                    at = self.goes_on(notes, &mut state)?;
                     state.from_scratch = !self.saves_in(&folder);
                 }
                 None if required => {
@@ -126,7 +130,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         state.before = Progress { elapsed: state.checked, ..state.progress };
         let clock = Clock::resumed(state.progress.elapsed);
         let counts_tokens = self.counts_tokens();
-        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, .. } = self;
+        let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, .. } = self;
         Ok(Cycle {
             model,
             engine: StepWithLoss { step, loss, weighting },
@@ -143,7 +147,18 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             is_ending: None,
             before_step: None,
             buffers: Vec::new(),
+            elastic,
         })
+    }
+
+    /// Gives the loop and the callbacks what the notes say; where in the data the run goes on.
+    fn goes_on(&mut self, notes: ResumedNotes, state: &mut RunState) -> Result<State> {
+        let at = self.loader.state_of(&notes.data)?;
+        (state.owes_evaluation, state.owes_save, state.checked) =
+            (notes.owes_evaluation, notes.owes_save, notes.checked);
+        notes.restore(state, &mut self.callbacks)?;
+        state.resumed = Some(self.step.global_step());
+        Ok(at)
     }
 
     /// Whether a callback saves in a folder.

@@ -6,6 +6,7 @@ mod common;
 mod context;
 mod control;
 mod doors;
+mod elastic;
 mod evaluation;
 mod experts;
 mod failures;

@@ -1,0 +1,69 @@
+//! Commits within a run whose ranks may leave and join.
+
+use data::Batch;
+use distributed::elastic::ElasticWorld;
+use numcore::{Result, Runtime};
+
+use super::{Trainer, cycle::Cycle, follow_up::FollowUp, saving::together};
+use crate::{
+    Interval, LoopStep,
+    resume::{ResumedNotes, notes},
+};
+
+/// Where a run commits, and how often.
+pub(super) struct Commits<'a, R: Runtime> {
+    pub world: &'a mut ElasticWorld<R>,
+    pub every: Interval,
+}
+
+impl<R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
+    /// Takes up what the world has committed, if it has.
+    pub(super) fn take_up(&mut self) -> Result<Option<ResumedNotes>> {
+        let Trainer { elastic, loader, step, callbacks, .. } = self;
+        let Some(Commits { world, .. }) = elastic else { return Ok(None) };
+        let restored = world.restore_if(&mut together(step, callbacks), |notes| {
+            loader.state_of(&ResumedNotes::read(notes)?.data).map(|_| ())
+        })?;
+        restored.map(|restored| ResumedNotes::read(&restored.notes)).transpose()
+    }
+}
+
+impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
+where
+    R: Runtime,
+    S: LoopStep<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    B: Send + 'static,
+{
+    /// Commits after a step if that is due. What ends the run is not committed: if a rank is lost before the end, the step that ended it is taken again.
+    pub(super) fn commit_if_due(&mut self, follow: &FollowUp<'_, R>) -> Result<()> {
+        let saves = follow.agreed.save.is_some();
+        let is_due = self.elastic.as_ref().is_some_and(|commits| saves || self.state.is_due(&commits.every));
+        if !is_due || self.reason_to_end(follow).is_some() {
+            return Ok(());
+        }
+        // A rank that is lost while it saves leaves no checkpoint: those that go on save it.
+        self.state.owes_save = saves;
+        self.commit()?;
+        self.state.owes_save = false;
+        Ok(())
+    }
+
+    /// Commits what there is, if ranks may leave and join.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        if self.elastic.is_none() {
+            return Ok(());
+        }
+        self.count_tokens()?;
+        self.finish_saves()?;
+        let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
+        let state = together(&mut self.engine.step, &mut self.callbacks);
+        let Some(Commits { world, .. }) = &mut self.elastic else { return Ok(()) };
+        world.commit(self.state.progress.step, &state, &notes)
+    }
+
+    /// Whether all ranks are about to meet again, with others.
+    pub(super) fn is_changing(&self) -> bool {
+        self.elastic.as_ref().is_some_and(|commits| commits.world.is_changing())
+    }
+}

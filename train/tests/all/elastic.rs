@@ -1,0 +1,414 @@
+//! Runs whose ranks leave and join: whatever happens to them, every world goes on, to the bit, as a fresh run of its size from the commit that it took up, and no
+//! checkpoint is lost.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::sleep,
+    time::Duration,
+};
+
+use distributed::{
+    checkpoint::{CheckpointReader, Folder},
+    comm::{
+        Comm, Communicator, Fault, FaultyCommunicator, Membership, Quorum, Ranks, Rendezvous, ThreadRendezvous,
+        ThreadSeat,
+    },
+    elastic::{Elastic, ElasticWorld},
+    zero::ZeroStage,
+};
+use numcore::{Error, Result, rng::Philox};
+use runtime_cpu::Cpu;
+use train::{
+    Callback, Checkpoints, Evaluate, Event, Interval, Length, LoopStep, Record, Resume, Run, Sink, Trainer,
+    WeightAveraging, sink::Value,
+};
+
+use crate::common::*;
+
+const LENGTH: u64 = 5;
+/// How many seeds are tried, where that is asked for.
+const SEEDS: &str = "WEFTGRAD_TEST_ELASTIC_SEEDS";
+/// The first of them.
+const FIRST: &str = "WEFTGRAD_TEST_ELASTIC_FIRST";
+
+/// What happens to a run.
+#[derive(Clone, Debug)]
+struct Plan {
+    ranks: usize,
+    /// Data parallelism, its canonical order, and the stages of ZeRO.
+    how: u64,
+    commit: u64,
+    save: u64,
+    in_thread: bool,
+    averages: bool,
+    /// By seat: in which world which call goes wrong.
+    faults: Vec<Vec<(u64, u64, Fault)>>,
+    /// By seat: which change to the file system ends a save.
+    change: Vec<Option<u64>>,
+    /// At which steps ranks come.
+    joins: Vec<u64>,
+}
+
+impl Plan {
+    fn seeded(seed: u64) -> Plan {
+        let mut random = Philox::new(seed, 0);
+        let ranks = 3 + random.below(2) as usize;
+        let mut plan = Plan {
+            ranks,
+            how: random.below(5),
+            commit: 1 + random.below(4),
+            save: 1 + random.below(4),
+            in_thread: random.below(2) == 0,
+            averages: random.below(3) == 0,
+            faults: vec![Vec::new(); ranks + 2],
+            change: vec![None; ranks + 2],
+            joins: (0..random.below(3)).map(|_| random.below(LENGTH)).collect(),
+        };
+        let fault = |random: &mut Philox| if random.below(2) == 0 { Fault::Error } else { Fault::Panic };
+        let call = |random: &mut Philox| {
+            let most = [40, 120, 250][random.below(3) as usize];
+            random.below(most)
+        };
+        let seat = random.below(ranks as u64) as usize;
+        let first = (0, call(&mut random), fault(&mut random));
+        match random.below(5) {
+            0 => plan.faults[seat].push(first),
+            // Two at once, or about so.
+            1 => [seat, (seat + 1) % ranks].into_iter().for_each(|seat| plan.faults[seat].push(first)),
+            // One, and one of the next world, perhaps while it takes up the commit.
+            2 => {
+                plan.faults[seat].push(first);
+                plan.faults[(seat + 2) % ranks].push((1, call(&mut random) / 3, fault(&mut random)));
+            }
+            // In a save, most changes being those of rank 0; or in a thread while others have committed what comes after.
+            3 => {
+                plan.change[if random.below(2) == 0 { 0 } else { seat }] = Some(random.below(25));
+                (plan.in_thread, plan.commit) = (true, 1);
+            }
+            _ => {
+                plan.faults[seat].push(first);
+                plan.change[0] = Some(random.below(25));
+            }
+        }
+        plan
+    }
+}
+
+/// A seat from which calls go wrong.
+struct Faulty {
+    seat: ThreadSeat<Cpu>,
+    faults: Vec<(u64, u64, Fault)>,
+}
+
+impl Rendezvous<Cpu> for Faulty {
+    fn meet(&mut self) -> Result<Membership<Cpu>> {
+        let mut world = self.seat.meet()?;
+        for (_, at, fault) in self.faults.iter().filter(|fault| fault.0 == world.generation) {
+            world.comm = Arc::new(FaultyCommunicator::new(world.comm, *at, *fault));
+        }
+        Ok(world)
+    }
+
+    fn newcomers(&self) -> usize {
+        self.seat.newcomers()
+    }
+
+    fn committed(&mut self) {
+        self.seat.committed();
+    }
+}
+
+/// Of a world: its size, and the world and the step of the commit that it took up.
+type Began = (usize, Option<(u64, u64)>);
+
+/// What was seen of a run.
+#[derive(Default)]
+struct Story {
+    began: Mutex<BTreeMap<u64, Began>>,
+    /// By world, name and step.
+    values: Mutex<BTreeMap<(u64, String, u64), u64>>,
+    step: AtomicU64,
+    over: AtomicBool,
+    /// The last checkpoint, as each world found it.
+    latest: Mutex<BTreeMap<u64, Option<u64>>>,
+}
+
+/// Keeps losses of one world, to the bit.
+struct Losses<'s>(&'s Story, u64);
+
+impl Sink for Losses<'_> {
+    fn write(&mut self, record: &Record) -> Result<()> {
+        for (name, value) in &record.values {
+            if let (true, Value::Scalar(value)) = (name.ends_with("loss"), value) {
+                self.0.values.lock().unwrap().insert((self.1, name.clone(), record.step), value.to_bits());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Says how far the run is.
+struct Tell<'s>(&'s AtomicU64);
+
+impl<M, B> Callback<Cpu, M, B> for Tell<'_> {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+        if matches!(event, Event::StepEnd(_)) {
+            self.0.fetch_max(run.progress().step, Ordering::SeqCst);
+        }
+        Ok(())
+    }
+}
+
+/// Saves after these steps, and at once where the run goes on from one of them.
+struct SaveAt(BTreeSet<u64>);
+
+impl<M, B> Callback<Cpu, M, B> for SaveAt {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+        let step = run.progress().step;
+        if matches!(event, Event::Begin | Event::StepEnd(_)) && step > 0 && self.0.contains(&step) {
+            run.control().save();
+        }
+        Ok(())
+    }
+}
+
+/// What is done with a trainer, whatever its step.
+trait With<'a, T> {
+    fn with<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+        self,
+        trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
+    ) -> Result<T>;
+}
+
+/// Makes the trainer of a plan.
+fn trainer<'a, T>(plan: &Plan, comm: &Comm<Cpu>, model: &'a Mlp<Cpu>, with: impl With<'a, T>) -> Result<T> {
+    let loader = loader(comm.runtime()).workers(0);
+    match plan.how {
+        0 => with.with(Trainer::new(model, ddp(comm, model, 1)?, loader)),
+        1 => with.with(Trainer::new(model, canonical(comm, model, 1)?, loader)),
+        stage => {
+            let stage = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters][stage as usize - 2];
+            with.with(Trainer::new(model, zero(comm, model, stage, 1)?, loader))
+        }
+    }
+}
+
+/// What every run has.
+fn set_up<'a, S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+    trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
+    plan: &Plan,
+    rt: &Cpu,
+) -> Trainer<'a, Cpu, Mlp<Cpu>, S, Rows> {
+    let trainer = trainer
+        .until(Length::Steps(LENGTH))
+        .record_every(Interval::Steps(1))
+        .with(Evaluate::on(held_out(rt).batch(23)).every(Interval::Steps(2)));
+    if plan.averages { trainer.with(WeightAveraging::new(0.9)) } else { trainer }
+}
+
+/// All weights, gathered, of the model that a step trains.
+fn trained<S: LoopStep<Cpu>>(step: &S) -> Result<Vec<u8>> {
+    let parts = step.parameter_parts()?.into_iter().map(|part| part.row.to_bytes()).collect::<Result<Vec<_>>>()?;
+    let all = distributed::comm::Collectives::exchange(step.comm(), &parts.concat())?;
+    Ok(all.concat())
+}
+
+/// A rank of an elastic run.
+struct ElasticRun<'a, 's> {
+    plan: &'a Plan,
+    story: &'s Story,
+    world: &'a mut ElasticWorld<Cpu>,
+    folder: Folder,
+}
+
+impl<'a> With<'a, Vec<u8>> for ElasticRun<'a, '_> {
+    fn with<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+        self,
+        trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
+    ) -> Result<Vec<u8>> {
+        let ElasticRun { plan, story, world, folder } = self;
+        let (generation, rank) = (world.generation(), world.comm()?.rank());
+        if rank == 0 {
+            story.latest.lock().unwrap().insert(generation, folder.latest()?);
+        }
+        let policy = Checkpoints::at(folder).every(Interval::Steps(plan.save)).in_thread(plan.in_thread);
+        let report = set_up(trainer, plan, world.comm()?.runtime())
+            .with(policy.best("validation/loss").on_signal(false))
+            .with(Tell(&story.step))
+            .sink(Losses(story, generation))
+            .elastic(world, Interval::Steps(plan.commit))
+            .run(loss)?;
+        trained(&report.step)
+    }
+}
+
+/// A fresh run of the size of a world: all values, and the weights at its end.
+struct FreshRun<'a> {
+    plan: &'a Plan,
+    from: Option<PathBuf>,
+    saves: BTreeSet<u64>,
+    into: PathBuf,
+    memory: Memory,
+    rt: Cpu,
+}
+
+impl<'a> With<'a, Vec<u8>> for FreshRun<'a> {
+    fn with<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+        self,
+        trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
+    ) -> Result<Vec<u8>> {
+        let trainer = set_up(trainer, self.plan, &self.rt)
+            .with(Checkpoints::in_folder(self.into).on_signal(false).in_thread(false).at_end(false))
+            .with(SaveAt(self.saves))
+            .sink(self.memory)
+            .resume(self.from.map_or(Resume::No, Resume::From));
+        trained(&trainer.run(loss)?.step)
+    }
+}
+
+impl Story {
+    fn rank(&self, plan: &Plan, seat: usize, folder: &Folder, world: &mut ElasticWorld<Cpu>) -> Result<Vec<u8>> {
+        autograd::manual_seed(7);
+        let comm = world.comm()?;
+        let (changes, at) = (AtomicU64::new(0), plan.change[seat].filter(|_| world.generation() == 0));
+        let watched = folder.clone().watched(move |_| match Some(changes.fetch_add(1, Ordering::SeqCst)) == at {
+            true => Err(Error::argument("the disk", "is gone on purpose")),
+            false => Ok(()),
+        });
+        let model = Mlp::new(comm.runtime(), 0.3)?;
+        let generation = world.generation();
+        let run =
+            || trainer(plan, &comm, &model, ElasticRun { plan, story: self, world: &mut *world, folder: watched });
+        let done = catch_unwind(AssertUnwindSafe(run));
+        if comm.rank() == 0 {
+            let from = world.taken_up();
+            self.began.lock().unwrap().insert(generation, (comm.size(), from));
+        }
+        done.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Runs the plan: the outcome of each seat.
+    fn run(&self, plan: &Plan, folder: &Folder) -> Vec<Result<Vec<u8>>> {
+        let runtimes = (0..plan.ranks).map(|_| Cpu::with_threads(1)).collect();
+        let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(60)).unwrap();
+        let of = |k: usize, seat: ThreadSeat<Cpu>| {
+            let faulty = Faulty { seat, faults: plan.faults[k].clone() };
+            Elastic::new(faulty).copies(2).run(|world| self.rank(plan, k, folder, world))
+        };
+        std::thread::scope(|scope| {
+            let (of, meeting) = (&of, &meeting);
+            let first: Vec<_> =
+                seats.into_iter().enumerate().map(|(k, seat)| scope.spawn(move || of(k, seat))).collect();
+            let join = |(k, step): (usize, &u64)| {
+                let step = *step;
+                scope.spawn(move || {
+                    while self.step.load(Ordering::SeqCst) < step && !self.over.load(Ordering::SeqCst) {
+                        sleep(Duration::from_micros(200));
+                    }
+                    of(plan.ranks + k, meeting.join(Cpu::with_threads(1)))
+                })
+            };
+            let newcomers: Vec<_> = plan.joins.iter().enumerate().map(join).collect();
+            let mut outcomes: Vec<_> = first.into_iter().map(|thread| thread.join().unwrap()).collect();
+            self.over.store(true, Ordering::SeqCst);
+            outcomes.extend(newcomers.into_iter().map(|thread| thread.join().unwrap()));
+            outcomes
+        })
+    }
+
+    /// Requires of every world the values of a fresh run; gives the weights of the last one.
+    fn require_replay(&self, plan: &Plan, what: &str) -> Vec<u8> {
+        let (began, values) = (self.began.lock().unwrap().clone(), self.values.lock().unwrap());
+        let scratch = Scratch::new("elastic-fresh");
+        let folder = |generation: u64| scratch.0.join(generation.to_string());
+        let mut last = Vec::new();
+        for (generation, (ranks, from)) in &began {
+            let sources = began.values().filter_map(|(_, from)| *from);
+            let saves = sources.filter(|(of, _)| of == generation).map(|(_, step)| step).collect::<BTreeSet<u64>>();
+            let from = from.filter(|(_, step)| *step > 0).map(|(of, step)| {
+                let (alone, name) = (scratch.0.join(format!("from-{generation}")), format!("step-{step:010}"));
+                fs::create_dir_all(alone.join(&name)).unwrap();
+                for file in fs::read_dir(folder(of).join(&name)).unwrap() {
+                    let file = file.unwrap().path();
+                    fs::copy(&file, alone.join(&name).join(file.file_name().unwrap())).unwrap();
+                }
+                alone
+            });
+            let memory = Memory::default();
+            let program = |comm: Comm<Cpu>| {
+                autograd::manual_seed(7);
+                let model = Mlp::new(comm.runtime(), 0.3)?;
+                let (saves, into) = (saves.clone(), folder(*generation));
+                trainer(
+                    plan,
+                    &comm,
+                    &model,
+                    FreshRun {
+                        plan,
+                        from: from.clone(),
+                        saves,
+                        into,
+                        memory: memory.clone(),
+                        rt: comm.runtime().clone(),
+                    },
+                )
+            };
+            let outcome = Ranks::new(*ranks).run(cpu, program);
+            last = outcome.unwrap_or_else(|e| panic!("{what}: {began:?}: {e}")).swap_remove(0);
+            for ((_, name, step), bits) in values.iter().filter(|((of, ..), _)| of == generation) {
+                let fresh = memory.of(name).into_iter().find(|(at, _)| at == step).map(|(_, value)| value.to_bits());
+                assert_eq!(fresh, Some(*bits), "{what}: {name} of step {step} in world {generation} of {began:?}");
+            }
+        }
+        last
+    }
+}
+
+/// Runs a seed's plan: how many ranks came to the end.
+fn try_seed(seed: u64) -> usize {
+    let (plan, story, scratch) = (Plan::seeded(seed), Story::default(), Scratch::new("elastic"));
+    let folder = Folder::new(scratch.0.join("checkpoints"));
+    let outcomes = story.run(&plan, &folder);
+    let what = format!("seed {seed}: {plan:?}");
+    for error in outcomes.iter().filter_map(|outcome| outcome.as_ref().err()) {
+        let told = error.to_string();
+        let expected = told.contains("on purpose") || told.contains("every rank of the last world has left");
+        assert!(expected, "{what}: {told}");
+    }
+    let done: Vec<&Vec<u8>> = outcomes.iter().flatten().collect();
+    assert!(!done.is_empty(), "{what}: nobody is left, {outcomes:?}");
+    let expected = story.require_replay(&plan, &what);
+    assert!(done.iter().all(|own| **own == expected), "{what}: other weights than in fresh runs");
+    // Every checkpoint that was due is there, and whole.
+    let due = (1..=LENGTH).filter(|step| step % plan.save == 0 || *step == LENGTH);
+    let steps = folder.steps().unwrap();
+    assert!(due.clone().all(|step| steps.contains(&step)), "{what}: {steps:?}");
+    assert_eq!(folder.latest().unwrap(), Some(LENGTH), "{what}");
+    let seen: Vec<Option<u64>> = story.latest.lock().unwrap().values().copied().collect();
+    assert!(seen.is_sorted(), "{what}: a checkpoint was lost, {seen:?}");
+    for step in steps {
+        let model = Mlp::new(&Cpu::with_threads(1), 0.0).unwrap();
+        let read = CheckpointReader::open(folder.step(step)).unwrap().load_parameters(&model, |name| Some(name.into()));
+        read.unwrap_or_else(|e| panic!("{what}: step {step}: {e}"));
+    }
+    done.len()
+}
+
+#[test]
+fn whatever_happens_to_ranks_the_run_goes_on() {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
+    let (first, seeds) = (number(FIRST).unwrap_or(0), number(SEEDS).unwrap_or(100));
+    for seed in first..first + seeds {
+        try_seed(seed);
+        if seeds > 100 && (seed + 1) % 100 == 0 {
+            println!("{} seeds", seed + 1);
+        }
+    }
+}
