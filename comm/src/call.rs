@@ -111,6 +111,13 @@ pub struct Call<R: Runtime> {
     pub(super) recv: Arc<[usize]>,
     pub(super) of: Option<Arc<str>>,
     pub(super) at: &'static Location<'static>,
+    pub(super) header: Option<CallHeader>,
+}
+
+/// What a call's memory would say, of one that has none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CallHeader {
+    in_place: bool,
 }
 
 impl<R: Runtime> Call<R> {
@@ -146,6 +153,31 @@ impl<R: Runtime> Call<R> {
         &self.recv
     }
 
+    /// This call without its memory, for a communicator that moves nothing for it: the same ranks meet there, compare the same fingerprint, and
+    /// get its error where they disagree, fail or stay away. An engine that cannot compare calls by itself starts it on one that can.
+    pub fn header<H: Runtime>(&self) -> Call<H> {
+        Call {
+            what: self.what,
+            dtype: self.dtype,
+            input: None,
+            output: None,
+            send: self.send.clone(),
+            recv: self.recv.clone(),
+            of: self.of.clone(),
+            at: self.at,
+            header: Some(CallHeader { in_place: self.is_in_place() }),
+        }
+    }
+
+    /// Whether this is a [`header`](Call::header): ranks meet and compare, and nothing is moved.
+    pub fn is_header(&self) -> bool {
+        self.header.is_some()
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.header.map_or(self.input.is_none(), |header| header.in_place)
+    }
+
     /// The memory, for an engine that has checked and noted the rest: what is read, and what is filled.
     pub fn into_memory(self) -> (Option<Tensor<R>>, Option<TensorMut<R>>) {
         (self.input, self.output)
@@ -162,7 +194,7 @@ impl<R: Runtime> Call<R> {
         Fingerprint {
             what: self.what,
             dtype: self.dtype,
-            in_place: self.input.is_none(),
+            in_place: self.is_in_place(),
             parts,
             of: self.of.clone(),
             at: self.at.into(),

@@ -204,7 +204,17 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
             check_reduction(what.name(), op, dtype)?;
         }
         let parts: Arc<[usize]> = Arc::new([numel]);
-        Ok(Call { what, dtype, input: None, output: None, send: parts.clone(), recv: parts, of: None, at })
+        Ok(Call {
+            what,
+            dtype,
+            input: None,
+            output: None,
+            send: parts.clone(),
+            recv: parts,
+            of: None,
+            at,
+            header: None,
+        })
     }
 
     fn in_place(

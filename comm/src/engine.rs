@@ -11,6 +11,7 @@ pub use super::{
     portable::Portable,
     ranks::{all_or_first_error, guarded, panic_message, with_causes},
     recorder::Recorder,
+    transfer_plan::{CallShape, PhaseEnd, TransferChunk, TransferMemory, TransferPhase, TransferPlan},
     volume::Volume,
     wire::{WireReader, Writer},
 };

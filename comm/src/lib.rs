@@ -36,6 +36,7 @@ mod slow;
 mod sync;
 mod threads;
 mod traced;
+mod transfer_plan;
 mod volume;
 mod wire;
 mod work;

@@ -13,6 +13,8 @@ pub enum Engine {
     Threads,
     /// Processes, under `mpirun` (a build with the feature `mpi`).
     Mpi,
+    /// NCCL between NVIDIA GPUs (a build with the feature `nccl`): processes under `mpirun`, if the build has `mpi` too, and otherwise threads.
+    Nccl,
 }
 
 /// How the ranks of an example are joined, and where they compute.
@@ -31,13 +33,24 @@ pub struct Joined {
 }
 
 impl Joined {
+    /// The devices that were named; over NCCL, which the CPU has none of, the first GPUs.
+    fn devices(&self, size: usize) -> Vec<Device> {
+        match (self.engine, &self.device[..]) {
+            (Engine::Nccl, [Device::Cpu]) if cfg!(feature = "mpi") => vec![Device::Cuda(0)],
+            (Engine::Nccl, [Device::Cpu]) => (0..size).map(|rank| Device::Cuda(rank as u32)).collect(),
+            (_, named) => named.to_vec(),
+        }
+    }
+
     /// The ranks, of which there are `size` unless a launcher says how many.
     pub fn ranks(&self, size: usize) -> Outcome<Launcher> {
         let launcher = match self.engine {
             Engine::Threads => Launcher::threads(size),
             Engine::Mpi => Launcher::mpi()?,
+            Engine::Nccl if cfg!(feature = "mpi") => Launcher::mpi()?.nccl()?,
+            Engine::Nccl => Launcher::threads(size).nccl()?,
         };
-        let launcher = launcher.devices(self.device.iter().copied());
+        let launcher = launcher.devices(self.devices(size));
         Ok(match self.threads {
             Some(threads) => launcher.threads_per_rank(threads),
             None => launcher,

@@ -1,11 +1,14 @@
 //! Two runtimes as one type, so that a program can choose its device at run time. `Either<A, Either<B, C>>` nests
 //! further. The module is in this crate because only this crate may rebuild views.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use crate::{
-    ArgOp, Capabilities, DeviceId, ErrorKind, MemoryCategory, MemoryStats, Out, ProgramOperand, ReduceKind, Result,
-    Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program, trace::ClockSource,
+    ArgOp, Capabilities, DeviceId, DeviceQueue, ErrorKind, MemoryCategory, MemoryStats, Out, ProgramOperand,
+    ReduceKind, Result, Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
+    trace::ClockSource,
 };
 
 /// One of two runtimes; every call is forwarded to the variant that is present.
@@ -141,6 +144,13 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         })
     }
 
+    fn fork_for_communication(&self) -> Result<Self> {
+        Ok(match self {
+            Either::A(rt) => Either::A(rt.fork_for_communication()?),
+            Either::B(rt) => Either::B(rt.fork_for_communication()?),
+        })
+    }
+
     fn with_category(&self, use_: MemoryCategory) -> Self {
         match self {
             Either::A(rt) => Either::A(rt.with_category(use_)),
@@ -200,6 +210,21 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
 
     fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
         on_side!(self, |rt, side| rt.host_bytes_mut(side.view_mut(out).ok()?))
+    }
+
+    fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
+        match self {
+            Either::A(rt) => rt.device_queue(),
+            Either::B(rt) => rt.device_queue(),
+        }
+    }
+
+    fn device_address(&self, x: View<'_, Self>) -> Option<u64> {
+        on_side!(self, |rt, side| rt.device_address(side.view(x).ok()?))
+    }
+
+    fn device_address_mut(&self, out: ViewMut<'_, Self>) -> Option<u64> {
+        on_side!(self, |rt, side| rt.device_address_mut(side.view_mut(out).ok()?))
     }
 
     fn pointwise(

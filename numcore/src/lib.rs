@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod capabilities;
+mod device_queue;
 mod dtype;
 mod either;
 mod error;
@@ -12,6 +13,7 @@ mod flat;
 pub mod fused;
 mod hash;
 mod layout;
+mod memory_account;
 mod null;
 pub mod ops;
 pub mod placement;
@@ -26,12 +28,14 @@ mod tensor;
 pub mod trace;
 
 pub use capabilities::Capabilities;
+pub use device_queue::{DeviceQueue, QueueMark};
 pub use dtype::{DType, Element, Scalar};
 pub use either::{Either, EitherBuffer, EitherEvent};
 pub use error::{Error, ErrorKind, Result, Within};
 pub use flat::{ALIGN, Flat, FlatLayout};
 pub use hash::Fnv1a;
 pub use layout::{Layout, LoopAxis, coalesce};
+pub use memory_account::{Bytes, MemoryCategory, MemoryStats};
 pub use null::{NullBuffer, NullEvent, NullRuntime};
 pub use pool::Pool;
 pub use positioned::read_exact_at;

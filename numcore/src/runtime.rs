@@ -6,10 +6,14 @@
 //! kernels' `unsafe` relies on it. An output's buffer is no input's buffer, disjoint ranges included, except through
 //! [`ProgramOperand::Own`] (WebGPU refuses one buffer bound for reading and for writing); outputs may share one.
 
-use std::fmt::{self, Debug};
+use std::{
+    fmt::{self, Debug},
+    sync::Arc,
+};
 
 use crate::{
-    Capabilities, DType, Layout, Result, Scalar, Shape, fused::FusedOp, pointwise::Program, trace::ClockSource,
+    Capabilities, DType, DeviceQueue, Layout, MemoryCategory, MemoryStats, Result, Scalar, Shape, fused::FusedOp,
+    pointwise::Program, trace::ClockSource,
 };
 
 /// The kinds of devices that runtimes drive.
@@ -43,73 +47,6 @@ impl fmt::Display for DeviceId {
             DeviceKind::Cuda => write!(f, "cuda:{}", self.index),
             DeviceKind::Wgpu => write!(f, "wgpu:{}", self.index),
         }
-    }
-}
-
-/// Categories of memory use, each with its own account.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[repr(u8)]
-pub enum MemoryCategory {
-    /// Activations, and all other values of the forward and backward pass.
-    Activations,
-    /// Parameters and buffers of models.
-    Parameters,
-    /// Gradients of parameters, flat buffers included.
-    Gradients,
-    /// State of optimizers, master copies included.
-    Optimizer,
-    /// Buffers of collectives, such as flat buckets.
-    Communication,
-}
-
-impl MemoryCategory {
-    /// All categories, in declaration order.
-    pub const ALL: [MemoryCategory; 5] = [
-        MemoryCategory::Activations,
-        MemoryCategory::Parameters,
-        MemoryCategory::Gradients,
-        MemoryCategory::Optimizer,
-        MemoryCategory::Communication,
-    ];
-
-    /// The category's name in recordings and reports.
-    pub fn name(self) -> &'static str {
-        match self {
-            MemoryCategory::Activations => "activations",
-            MemoryCategory::Parameters => "parameters",
-            MemoryCategory::Gradients => "gradients",
-            MemoryCategory::Optimizer => "optimizer",
-            MemoryCategory::Communication => "communication",
-        }
-    }
-}
-
-/// The bytes of one category.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Bytes {
-    /// Bytes held by buffers that exist now.
-    pub live: usize,
-    /// The most bytes that were live since the account began or was reset.
-    pub peak: usize,
-}
-
-/// The memory account of a handle.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MemoryStats {
-    /// Live and peak bytes, in the order of [`MemoryCategory::ALL`].
-    pub by_use: [Bytes; MemoryCategory::ALL.len()],
-    /// Live bytes of all categories, and their joint peak.
-    pub total: Bytes,
-    /// Bytes allocated from the system: live, or kept for reuse.
-    pub reserved: usize,
-    /// The number of buffers allocated so far.
-    pub allocations: u64,
-}
-
-impl MemoryStats {
-    /// The bytes booked under one category.
-    pub fn of(&self, use_: MemoryCategory) -> Bytes {
-        self.by_use[use_ as usize]
     }
 }
 
@@ -187,6 +124,10 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     }
     /// Another queue on the same device, with its own memory account.
     fn fork(&self) -> Result<Self>;
+    /// A [`fork`](Runtime::fork) for exchanges with other ranks: where a device chooses among queues, work of this one goes first.
+    fn fork_for_communication(&self) -> Result<Self> {
+        self.fork()
+    }
     /// A handle on this queue that books memory under another category.
     fn with_category(&self, use_: MemoryCategory) -> Self;
     /// A point after all work queued so far.
@@ -219,6 +160,22 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     }
     /// The bytes of a contiguous output, where [`host_bytes`](Runtime::host_bytes) gives those of a view.
     fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
+        let _ = out;
+        None
+    }
+
+    /// This queue, for work that a library of the device's vendor queues on it; none where there is no such library.
+    fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
+        None
+    }
+    /// The address of a contiguous view in the device's memory, for work on this queue's [`device_queue`](Runtime::device_queue), which
+    /// is about to use it: the memory is not reused before that work is done. None where there is no such queue.
+    fn device_address(&self, x: View<'_, Self>) -> Option<u64> {
+        let _ = x;
+        None
+    }
+    /// The address of a contiguous output, where [`device_address`](Runtime::device_address) gives that of a view.
+    fn device_address_mut(&self, out: ViewMut<'_, Self>) -> Option<u64> {
         let _ = out;
         None
     }

@@ -54,9 +54,20 @@ const FLAGS: [(u32, &str); 3] = [(1, "gather"), (2, "scatter_add"), (4, "cross_e
 const FLAG_BYTES: usize = 256;
 
 impl Queue {
+    /// On a stream of its own.
     pub(crate) fn new(engine: Arc<Engine>) -> Result<Queue> {
+        let stream = engine.driver.stream().map_err(|e| backend("fork", engine.device, e))?;
+        Queue::on(engine, stream)
+    }
+
+    /// On a stream whose work goes before that of others.
+    pub(crate) fn with_priority(engine: Arc<Engine>) -> Result<Queue> {
+        let stream = engine.driver.priority_stream().map_err(|e| backend("fork", engine.device, e))?;
+        Queue::on(engine, stream)
+    }
+
+    fn on(engine: Arc<Engine>, stream: Stream) -> Result<Queue> {
         let driver = engine.driver.clone();
-        let stream = driver.stream().map_err(|e| backend("fork", engine.device, e))?;
         let memory = Memory::new(driver.clone(), engine.device, stream);
         // Not from the pool: it is no tensor's.
         let flag = driver.alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| DriverFailure::new("out of memory")));
@@ -190,6 +201,16 @@ impl Queue {
         Ok(*self.workspace.get().unwrap_or(&at))
     }
 
+    /// Runs calls of another library in this thread, with the device's context current.
+    pub(crate) fn enter(&self, op: &'static str, work: &mut dyn FnMut()) -> Result<()> {
+        self.check()?;
+        self.refuse_while_capturing(op)?;
+        self.recent.note(op, "another library", Grid { blocks: [1; 3], threads: [1; 2], shared: 0 });
+        self.kept(op, self.driver().bind())?;
+        work();
+        Ok(())
+    }
+
     /// Blocks until all queued work is done.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.check()?;
@@ -314,6 +335,13 @@ impl CudaEvent {
             return Err(ErrorKind::Device { op: "wait", devices: vec![self.engine.device, queue.engine.device] }.into());
         }
         queue.kept("wait", queue.driver().wait(queue.stream, self.mark))
+    }
+}
+
+impl CudaEvent {
+    pub(crate) fn is_reached(&self) -> Result<bool> {
+        let reached = self.engine.driver.is_reached(self.mark);
+        reached.map_err(|failure| backend("record", self.engine.device, failure))
     }
 }
 

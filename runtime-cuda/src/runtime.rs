@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, MemoryCategory, MemoryStats, Out, ProgramOperand as In, ReduceKind, Result, Runtime,
-    Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
+    ArgOp, Capabilities, DeviceId, DeviceQueue, MemoryCategory, MemoryStats, Out, ProgramOperand as In, ReduceKind,
+    Result, Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-use crate::{Cuda, CudaBuffer, CudaEvent, axis_ops, fused, index, matmul, operand::Operand, pointwise, reduce, sort};
+use crate::{
+    Cuda, CudaBuffer, CudaEvent, axis_ops, device_queue::ForeignQueue, fused, index, matmul, operand::Operand,
+    pointwise, queue::Queue, reduce, sort,
+};
 
 impl Cuda {
     /// Notes that this queue is about to use these, which may be memory of another's.
@@ -31,6 +34,26 @@ impl Runtime for Cuda {
     fn fork(&self) -> Result<Self> {
         self.queue.refuse_while_capturing("fork")?;
         Ok(Cuda { use_: self.use_, tf32: self.tf32, ..Cuda::on(self.queue.engine.clone())? })
+    }
+
+    fn fork_for_communication(&self) -> Result<Self> {
+        self.queue.refuse_while_capturing("fork")?;
+        let queue = Arc::new(Queue::with_priority(self.queue.engine.clone())?);
+        Ok(Cuda { queue, use_: MemoryCategory::Communication, tf32: self.tf32 })
+    }
+
+    fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
+        Some(Arc::new(ForeignQueue(self.queue.clone())))
+    }
+
+    fn device_address(&self, x: View<'_, Self>) -> Option<u64> {
+        self.lend([x.buffer()]);
+        Some(Operand::from(x).address)
+    }
+
+    fn device_address_mut(&self, out: ViewMut<'_, Self>) -> Option<u64> {
+        self.lend([out.buffer()]);
+        Some(Operand::from(&out).address)
     }
 
     fn with_category(&self, use_: MemoryCategory) -> Self {

@@ -2,6 +2,8 @@
 
 use std::{num::NonZero, sync::Arc, thread::available_parallelism};
 
+#[cfg(feature = "nccl")]
+use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
 use numcore::Result;
 use train::{DistributedBackend, DistributedTrainConfig, EngineKind};
@@ -36,6 +38,9 @@ pub struct Launcher {
     devices: Vec<Device>,
     /// Of each rank on the CPU.
     threads: Option<usize>,
+    /// What moves tensors between ranks, where it is not what joins them.
+    #[cfg(feature = "nccl")]
+    nccl: Option<engine_nccl::Nccl>,
 }
 
 #[derive(Debug)]
@@ -48,7 +53,7 @@ enum LaunchEngine {
 impl Launcher {
     /// So many ranks, threads of this process, on the CPU unless [`devices`](Launcher::devices) says otherwise; at least one.
     pub fn threads(ranks: usize) -> Self {
-        Launcher { engine: LaunchEngine::Threads(Ranks::new(ranks.max(1))), devices: vec![Device::Cpu], threads: None }
+        Launcher::of(LaunchEngine::Threads(Ranks::new(ranks.max(1))))
     }
 
     /// A rank, which is a thread of this process, on each of these devices; one on the CPU, if there are none.
@@ -58,7 +63,7 @@ impl Launcher {
     }
 
     /// A rank on each GPU of this machine that this build can use: CUDA's where there are some, and WebGPU's otherwise, which may be the same ones. One rank on the
-    /// CPU where there is no GPU.
+    /// CPU where there is no GPU. Several ranks of CUDA exchange through [`nccl`](Launcher::nccl), which is asked for in addition.
     pub fn per_gpu() -> Self {
         Launcher::per_device(gpus(&devices()))
     }
@@ -69,8 +74,7 @@ impl Launcher {
     /// If MPI cannot be initialised, or this build has no feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
-        let engine = LaunchEngine::Mpi(engine_mpi::Mpi::init()?);
-        Ok(Launcher { engine, devices: vec![Device::Cpu], threads: None })
+        Ok(Launcher::of(LaunchEngine::Mpi(engine_mpi::Mpi::init()?)))
     }
 
     /// The processes that `mpirun`, or another launcher that speaks its protocol, has started.
@@ -82,6 +86,27 @@ impl Launcher {
         let why =
             "this build has no MPI; build it with `--features mpi`, which needs Open MPI, or let ranks be threads";
         Err(numcore::Error::argument("Launcher::mpi", why))
+    }
+
+    /// Lets NCCL move tensors between ranks, each of which must be on an NVIDIA GPU of its own. What joins the ranks stays what it was, threads or
+    /// processes, and is how they compare their calls and learn of failures. Ranks that are threads on several GPUs need it.
+    ///
+    /// # Errors
+    /// If NCCL is not found, or this build has no feature `nccl`.
+    #[cfg(feature = "nccl")]
+    pub fn nccl(self) -> Result<Self> {
+        Ok(Launcher { nccl: Some(engine_nccl::Nccl::load()?), ..self })
+    }
+
+    /// Lets NCCL move tensors between ranks, each of which must be on an NVIDIA GPU of its own. What joins the ranks stays what it was, threads or
+    /// processes, and is how they compare their calls and learn of failures. Ranks that are threads on several GPUs need it.
+    ///
+    /// # Errors
+    /// If NCCL is not found, or this build has no feature `nccl`.
+    #[cfg(not(feature = "nccl"))]
+    pub fn nccl(self) -> Result<Self> {
+        let why = "this build has no NCCL; build it with `--features nccl`, which needs nothing to build";
+        Err(numcore::Error::argument("Launcher::nccl", why))
     }
 
     /// The ranks that a configuration with world size, rank, role and address asks for.
@@ -140,11 +165,36 @@ impl Launcher {
     /// # Errors
     /// If a device cannot be opened, and what fails on a rank, on all of them.
     pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
+        #[cfg(feature = "nccl")]
+        if let Some(nccl) = &self.nccl {
+            return self.run_over(nccl, program);
+        }
         match &self.engine {
             LaunchEngine::Threads(ranks) if ranks.size() == 1 => self.run_alone(program),
             LaunchEngine::Threads(ranks) => Ok(ranks.run(|rank| self.open(rank), program)?.swap_remove(0)),
             #[cfg(feature = "mpi")]
             LaunchEngine::Mpi(mpi) => mpi.run(|local_rank| self.open(local_rank), program),
+        }
+    }
+
+    /// Runs a program on every rank over NCCL: threads or processes are its control plane.
+    #[cfg(feature = "nccl")]
+    fn run_over<T: Send>(
+        &self,
+        nccl: &engine_nccl::Nccl,
+        program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync,
+    ) -> Result<T> {
+        let host = |_| Ok(runtime_cpu::Cpu::with_threads(1));
+        let over = |control: Comm<runtime_cpu::Cpu>, local_rank: usize| {
+            let comm = nccl.communicator(&control, &self.open(local_rank)?)?;
+            distributed::comm::engine::guarded(&comm, &program)
+        };
+        match &self.engine {
+            LaunchEngine::Threads(ranks) => {
+                Ok(ranks.run(host, |control| over(control.clone(), control.rank()))?.swap_remove(0))
+            }
+            #[cfg(feature = "mpi")]
+            LaunchEngine::Mpi(mpi) => mpi.run(host, |control| over(control, mpi.local_rank())),
         }
     }
 
@@ -164,6 +214,16 @@ impl Launcher {
             _ => self.devices[local_rank % self.devices.len()],
         };
         device.open_with(self.threads.or_else(|| self.share_of_threads()))
+    }
+
+    fn of(engine: LaunchEngine) -> Self {
+        Launcher {
+            engine,
+            devices: vec![Device::Cpu],
+            threads: None,
+            #[cfg(feature = "nccl")]
+            nccl: None,
+        }
     }
 
     fn is_of_processes(&self) -> bool {

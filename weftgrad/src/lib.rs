@@ -72,6 +72,8 @@ pub use device::{AnyRuntime, Device, ListedDevice, devices};
 pub use distributed;
 #[cfg(feature = "mpi")]
 pub use engine_mpi as mpi;
+#[cfg(feature = "nccl")]
+pub use engine_nccl as nccl;
 #[cfg(feature = "cpu")]
 pub use launcher::Launcher;
 pub use models;
@@ -138,6 +140,7 @@ pub mod book {
     chapter!(runtimes, "runtimes.md");
     chapter!(many_ranks, "many-ranks.md");
     chapter!(clusters, "clusters.md");
+    chapter!(gpus, "gpus.md");
     chapter!(pipelines, "pipelines.md");
     chapter!(parallelism, "parallelism.md");
     chapter!(uneven_machines, "uneven-machines.md");

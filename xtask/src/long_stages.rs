@@ -46,6 +46,12 @@ pub const FORMATS_STAGE: &[Step] = &[
     Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
 ];
 
+/// What `distributed` does on other engines, over NCCL on the host.
+pub const NCCL_STAGE: &[Step] = &[
+    Step::Cargo(&["test", "-p", "weftgrad-engine-nccl", "--features", "weftgrad-engine-nccl/emulate-all"]),
+    Step::Cargo(&["clippy", "-p", "weftgrad-examples", "--features", "weftgrad-examples/nccl", "--", "-D", "warnings"]),
+];
+
 /// The target is named, so that build scripts and procedural macros are compiled without the sanitizer. The pinned
 /// compiler has it behind the switch that makes it take unstable options.
 #[rustfmt::skip]

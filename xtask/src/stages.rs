@@ -110,6 +110,7 @@ pub static STAGES: &[Stage] = &[
     long("release", "the default members build with only Rust, and their programs run", Action::Steps(RELEASE_STAGE)),
     long("wgpu", "the WebGPU runtime passes the suite, on hardware or on a software driver", Action::Steps(WGPU_STAGE)),
     long("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
+    long("nccl", "data parallelism, ZeRO and pipelines over NCCL on the host", Action::Steps(NCCL_STAGE)),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
     long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
     long(

@@ -59,7 +59,8 @@ impl<R: Runtime> ThreadCommunicator<R> {
         let devices: Vec<DeviceId> = runtimes.iter().map(Runtime::device).collect();
         if let Some(rank) = devices.iter().position(|&device| device != devices[0]) {
             let why = format!(
-                "rank 0 is on {}, rank {rank} on {}: ranks of one process read each other's memory in place, so all must be on one device",
+                "rank 0 is on {}, rank {rank} on {}: ranks of one process read each other's memory in place, so all must be on one device; on several GPUs they need \
+                 the engine for NCCL",
                 devices[0], devices[rank]
             );
             return Err(Error::argument("ThreadCommunicator", why));

@@ -140,6 +140,7 @@ impl<R: Runtime> Round<R> {
     pub(super) fn shares(&mut self) -> Result<Vec<(usize, WorkerShare<R>)>> {
         let jobs: Vec<RankCall<R>> = self.arrived.iter_mut().filter_map(Option::take).collect();
         let calls: Vec<CallLengths> = jobs.iter().map(|j| CallLengths::of(&j.call)).collect();
+        let headers = jobs.iter().any(|j| j.call.is_header());
         let what = self.first.as_ref().map_or(Collective::Barrier, |(_, f)| f.what);
         let mut after = Vec::with_capacity(jobs.len());
         let mut memory = Vec::with_capacity(jobs.len());
@@ -155,7 +156,13 @@ impl<R: Runtime> Round<R> {
             let pieces = output.map_or_else(|| Ok(Vec::new()), |out| out.split(&plan.cuts(what, calls.len())))?;
             self.pieces.push(pieces.into_iter().map(Some).collect());
         }
-        let shares = self.cut(what, &inputs, &calls, &after)?;
+        let shares = match headers {
+            false => self.cut(what, &inputs, &calls, &after)?,
+            true if what == Collective::AllToAll => {
+                (0..calls.len()).try_for_each(|m| check_pairs(&calls, m, &self.seats)).map(|()| Vec::new())?
+            }
+            true => Vec::new(),
+        };
         self.shares = shares.len();
         Ok(shares)
     }

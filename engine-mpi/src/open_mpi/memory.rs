@@ -1,9 +1,7 @@
 //! Memory of calls in flight, as MPI sees it: the host's own, or a copy there of a device's.
 
-use comm::engine::Combiner;
-use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Input, ops::ViewOps};
-
-use super::plan::Place;
+use comm::engine::{Combiner, TransferMemory};
+use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Input};
 
 /// Memory that is sent from and received into.
 pub(crate) struct Piece<R: Runtime> {
@@ -75,8 +73,8 @@ impl<R: Runtime> Source<R> {
         (part.as_ptr(), part.len())
     }
 
-    pub(crate) fn part(&self, start: usize, len: usize) -> Result<Tensor<R>> {
-        self.row.narrow(0, start, len)
+    pub(crate) fn row(&self) -> &Tensor<R> {
+        &self.row
     }
 }
 
@@ -88,35 +86,40 @@ pub(crate) struct CallMemory<R: Runtime> {
 
 impl<R: Runtime> CallMemory<R> {
     /// Where bytes are sent from.
-    pub(crate) fn send_span(&mut self, place: &Place) -> (*const u8, usize) {
+    pub(crate) fn send_span(&mut self, place: &TransferMemory) -> (*const u8, usize) {
         match place {
-            Place::Piece(k) => {
+            TransferMemory::Piece(k) => {
                 let (start, bytes) = self.pieces[*k].span();
                 (start.cast_const(), bytes)
             }
-            Place::Input { start, len } => {
+            TransferMemory::Input { start, len } => {
                 self.input.as_ref().map_or((std::ptr::null(), 0), |input| input.span(*start, *len))
             }
             // Only received into.
-            Place::Scratch(_) => (std::ptr::null(), 0),
+            TransferMemory::Scratch(_) => (std::ptr::null(), 0),
         }
     }
 
     /// Where bytes are received.
-    pub(crate) fn receive_span(&mut self, place: &Place, scratch: &mut [Piece<R>]) -> (*mut u8, usize) {
+    pub(crate) fn receive_span(&mut self, place: &TransferMemory, scratch: &mut [Piece<R>]) -> (*mut u8, usize) {
         match place {
-            Place::Piece(k) => self.pieces[*k].span(),
-            Place::Scratch(k) => scratch[*k].span(),
-            Place::Input { .. } => (std::ptr::null_mut(), 0),
+            TransferMemory::Piece(k) => self.pieces[*k].span(),
+            TransferMemory::Scratch(k) => scratch[*k].span(),
+            TransferMemory::Input { .. } => (std::ptr::null_mut(), 0),
         }
     }
 
     /// After bytes were received.
-    pub(crate) fn received(&mut self, place: &Place, scratch: &mut [Piece<R>], by: &mut Combiner<R>) -> Result<()> {
+    pub(crate) fn received(
+        &mut self,
+        place: &TransferMemory,
+        scratch: &mut [Piece<R>],
+        by: &mut Combiner<R>,
+    ) -> Result<()> {
         match place {
-            Place::Piece(k) => self.pieces[*k].store(by),
-            Place::Scratch(k) => scratch[*k].store(by),
-            Place::Input { .. } => Ok(()),
+            TransferMemory::Piece(k) => self.pieces[*k].store(by),
+            TransferMemory::Scratch(k) => scratch[*k].store(by),
+            TransferMemory::Input { .. } => Ok(()),
         }
     }
 }

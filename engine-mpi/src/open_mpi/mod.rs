@@ -8,7 +8,6 @@ mod meeting;
 mod memory;
 mod message;
 mod moves;
-mod plan;
 mod process;
 mod progress;
 mod recover;

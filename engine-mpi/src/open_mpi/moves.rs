@@ -4,9 +4,9 @@ use std::{collections::VecDeque, mem, sync::Arc};
 
 use comm::{
     Call, Collective,
-    engine::{Combiner, Failure, Why},
+    engine::{CallShape, Combiner, Failure, TransferChunk, TransferPhase, TransferPlan, Why},
 };
-use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut, ops::Input};
+use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut};
 use parking_lot::Mutex;
 
 use super::{
@@ -14,7 +14,6 @@ use super::{
     library::{Channel, Library, Request, Test, words},
     memory::{CallMemory, Piece, Source},
     message::Header,
-    plan::{Chunk, Phase, Place, Plan, Shape, Then},
 };
 
 /// Chunks under way at once: one is combined, others arrive.
@@ -52,7 +51,9 @@ pub(crate) struct Moves<R: Runtime> {
     send: Vec<usize>,
     recv: Vec<usize>,
     given: (Option<Tensor<R>>, Option<TensorMut<R>>),
-    waiting: VecDeque<Chunk>,
+    /// How the output is cut.
+    pieces: Vec<usize>,
+    waiting: VecDeque<TransferChunk>,
     chunks: usize,
     active: Vec<Active<R>>,
     memory: CallMemory<R>,
@@ -62,7 +63,7 @@ pub(crate) struct Moves<R: Runtime> {
 
 /// A chunk of which some transfers are under way.
 struct Active<R: Runtime> {
-    chunk: Chunk,
+    chunk: TransferChunk,
     phase: usize,
     requests: Vec<Transfer>,
     scratch: Vec<Piece<R>>,
@@ -90,13 +91,15 @@ impl<R: Runtime> Moves<R> {
     pub(crate) fn new(of: Shared<R>, call: Call<R>, ready: R::Event, slot: Arc<Slot<Done<R>>>) -> Self {
         let (what, dtype) = (call.what(), call.dtype());
         let (send, recv) = (call.send_parts().to_vec(), call.recv_parts().to_vec());
+        let header = call.is_header();
         let given = call.into_memory();
         let chunk = (of.limits.chunk / dtype.size()).max(1);
         let (rank, n) = (of.rank, of.members.len());
-        let plan = Plan::of(&Shape { what, rank, n, send: &send, recv: &recv, has_input: given.0.is_some(), chunk });
+        let shape = CallShape { what, rank, n, send: &send, recv: &recv, has_input: given.0.is_some(), chunk };
+        let plan = if header { TransferPlan::empty() } else { TransferPlan::of(&shape) };
         let chunks = plan.chunks.len();
         let memory = CallMemory { input: None, pieces: Vec::new() };
-        let mut own = Moves {
+        Moves {
             of,
             what,
             dtype,
@@ -104,20 +107,14 @@ impl<R: Runtime> Moves<R> {
             send,
             recv,
             given,
+            pieces: plan.pieces,
             waiting: plan.chunks.into(),
             chunks,
             active: Vec::new(),
             memory,
             tags: Vec::new(),
             slot,
-        };
-        own.lengths(plan.pieces);
-        own
-    }
-
-    /// Keeps how the output is cut until it is.
-    fn lengths(&mut self, pieces: Vec<usize>) {
-        self.recv = pieces;
+        }
     }
 
     fn activate(&mut self, mpi: &Library) -> Result<bool, Trouble> {
@@ -140,7 +137,7 @@ impl<R: Runtime> Moves<R> {
     /// Starts the transfers of a chunk's phase.
     fn post(&mut self, mpi: &Library, active: &mut Active<R>) -> Result<(), Trouble> {
         let step = (2 * active.chunk.index + active.phase) as u32;
-        let Some(Phase { sends, receives, .. }) = active.chunk.phases.get(active.phase) else { return Ok(()) };
+        let Some(TransferPhase { sends, receives, .. }) = active.chunk.phases.get(active.phase) else { return Ok(()) };
         for (from, place) in receives {
             let (start, bytes) = self.memory.receive_span(place, &mut active.scratch);
             for (at, length) in pieces(bytes, self.of.limits.message) {
@@ -173,7 +170,7 @@ impl<R: Runtime> Moves<R> {
         if !drain(mpi, &mut active.requests)? {
             return Ok(if active.requests.len() < before { ChunkState::Moved } else { ChunkState::Waiting });
         }
-        self.then(active).map_err(other)?;
+        self.end_phase(active).map_err(other)?;
         active.phase += 1;
         if active.phase >= active.chunk.phases.len() {
             return Ok(ChunkState::Over);
@@ -183,51 +180,17 @@ impl<R: Runtime> Moves<R> {
     }
 
     /// What follows the transfers of a phase.
-    fn then(&mut self, active: &mut Active<R>) -> Result<()> {
+    fn end_phase(&mut self, active: &mut Active<R>) -> Result<()> {
         let combiner = self.of.combiner.clone();
         let mut combiner = combiner.lock();
         let Some(phase) = active.chunk.phases.get(active.phase) else { return Ok(()) };
         for (_, place) in &phase.receives {
             self.memory.received(place, &mut active.scratch, &mut combiner)?;
         }
-        let out = match &phase.then {
-            Then::Nothing => return Ok(()),
-            Then::Copy { to, .. } => *to,
-            Then::Combine { out, .. } => *out,
-        };
+        let Some(out) = phase.end.out() else { return Ok(()) };
         let CallMemory { input, pieces } = &mut self.memory;
-        let part = |place: &Place| match (place, &*input) {
-            (Place::Input { start, len }, Some(input)) => input.part(*start, *len).map(Some),
-            _ => Ok(None),
-        };
-        match &phase.then {
-            Then::Nothing => {}
-            Then::Copy { from, .. } => {
-                if let Some(from) = part(from)? {
-                    combiner.copy(Input::Value(&from), &mut [&mut pieces[out].memory])?;
-                }
-            }
-            Then::Combine { op, ins, .. } => {
-                let parts = ins.iter().map(part).collect::<Result<Vec<_>>>()?;
-                let operand = |(place, part): (&Place, &'_ Option<Tensor<R>>)| match (place, part) {
-                    (_, Some(_)) | (Place::Piece(_) | Place::Input { .. }, None) => None,
-                    (Place::Scratch(k), None) => Some(*k),
-                };
-                let scratch: Vec<Option<usize>> = ins.iter().zip(&parts).map(operand).collect();
-                let operands: Vec<Input<'_, R>> = scratch
-                    .iter()
-                    .zip(&parts)
-                    .map(|(scratch, part)| match (scratch, part) {
-                        (Some(k), _) => Input::Memory(&active.scratch[*k].memory),
-                        (None, Some(part)) => Input::Value(part),
-                        (None, None) => Input::Own(0),
-                    })
-                    .collect();
-                if pieces[out].memory.shape().numel() > 0 {
-                    combiner.reduce(*op, &operands, &mut [&mut pieces[out].memory])?;
-                }
-            }
-        }
+        let scratch: Vec<&TensorMut<R>> = active.scratch.iter().map(|piece| &piece.memory).collect();
+        phase.end.run(&mut combiner, input.as_ref().map(Source::row), &scratch, &mut pieces[out].memory)?;
         pieces[out].load()
     }
 
@@ -269,7 +232,7 @@ impl<R: Runtime> Job for Moves<R> {
             return Ok(());
         }
         if let Some(output) = self.given.1.take() {
-            let pieces = output.split(&self.recv)?;
+            let pieces = output.split(&self.pieces)?;
             self.memory.pieces = pieces.into_iter().map(Piece::new).collect::<Result<_>>()?;
         }
         Ok(())

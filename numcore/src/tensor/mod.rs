@@ -2,6 +2,7 @@
 
 mod bits;
 mod create;
+mod device_address;
 mod display;
 mod host;
 mod mutable;

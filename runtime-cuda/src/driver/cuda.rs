@@ -70,12 +70,6 @@ impl CudaDriver {
         })?;
         Ok(CudaDriver { device, context, about: About { name, processors, memory, shared }, compiler, blas })
     }
-
-    /// Makes the context this thread's.
-    fn bind(&self) -> Fallible<()> {
-        // SAFETY: the context lives as long as `self`.
-        unsafe { result::ctx::set_current(self.context) }.map_err(words)
-    }
 }
 
 impl Drop for CudaDriver {
@@ -133,6 +127,23 @@ impl Driver for CudaDriver {
             // SAFETY: the caller's promise.
             let _ = unsafe { result::free_host(address.cast()) };
         }
+    }
+
+    fn bind(&self) -> Fallible<()> {
+        // SAFETY: the context lives as long as `self`.
+        unsafe { result::ctx::set_current(self.context) }.map_err(words)
+    }
+
+    fn priority_stream(&self) -> Fallible<Stream> {
+        self.bind()?;
+        let (mut least, mut greatest, mut stream) = (0, 0, std::ptr::null_mut());
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: pointers are valid; lower numbers go first.
+        unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest).result().map_err(words)?;
+            sys::cuStreamCreateWithPriority(&mut stream, flags, greatest).result().map_err(words)?;
+        }
+        Ok(Stream(stream as usize as u64))
     }
 
     fn stream(&self) -> Fallible<Stream> {
@@ -193,6 +204,16 @@ impl Driver for CudaDriver {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
         // SAFETY: handles of this driver.
         unsafe { result::stream::wait_event(stream.raw(), mark.raw(), flags) }.map_err(words)
+    }
+
+    fn is_reached(&self, mark: Mark) -> Fallible<bool> {
+        self.bind()?;
+        // SAFETY: a handle of this driver.
+        match unsafe { result::event::query(mark.raw()) } {
+            Ok(()) => Ok(true),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+            Err(e) => Err(words(e)),
+        }
     }
 
     fn await_mark(&self, mark: Mark) -> Fallible<()> {

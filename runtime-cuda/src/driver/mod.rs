@@ -107,7 +107,12 @@ pub(crate) trait Driver: Send + Sync {
     /// From [`alloc_host`](Driver::alloc_host), and no queued work uses it.
     unsafe fn free_host(&self, address: *mut u8);
 
+    /// Makes the device's context this thread's, for calls of another library.
+    fn bind(&self) -> Fallible<()>;
+
     fn stream(&self) -> Fallible<Stream>;
+    /// A stream whose work goes before that of others.
+    fn priority_stream(&self) -> Fallible<Stream>;
     fn destroy_stream(&self, stream: Stream);
     fn synchronize(&self, stream: Stream) -> Fallible<()>;
     fn mark(&self) -> Fallible<Mark>;
@@ -118,6 +123,8 @@ pub(crate) trait Driver: Send + Sync {
     fn destroy_mark(&self, mark: Mark);
     fn record(&self, mark: Mark, stream: Stream) -> Fallible<()>;
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()>;
+    /// Whether the mark is reached; one that was never recorded is.
+    fn is_reached(&self, mark: Mark) -> Fallible<bool>;
     /// Blocks the host until the mark is reached.
     fn await_mark(&self, mark: Mark) -> Fallible<()>;
 

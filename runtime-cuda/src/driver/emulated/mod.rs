@@ -10,6 +10,7 @@ mod listing;
 mod ordered;
 mod parameters;
 mod refusal;
+mod tracked_block;
 mod vector_clock;
 
 use std::{
@@ -114,6 +115,18 @@ macro_rules! at_once {
     () => {
         fn stream(&self) -> Fallible<Stream> {
             Ok(Stream(self.number()))
+        }
+
+        fn priority_stream(&self) -> Fallible<Stream> {
+            self.stream()
+        }
+
+        fn bind(&self) -> Fallible<()> {
+            Ok(())
+        }
+
+        fn is_reached(&self, _: Mark) -> Fallible<bool> {
+            Ok(true)
         }
 
         fn destroy_stream(&self, _: Stream) {}

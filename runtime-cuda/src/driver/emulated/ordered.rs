@@ -23,25 +23,13 @@ use super::{
     Emulated,
     parameters::parameters,
     refusal::GemmRefusal,
+    tracked_block::{Access, TrackedBlock},
     vector_clock::{Moment, VectorClock, join},
 };
 use crate::{args::Args, codegen::KernelSource};
 
 /// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
 const LAUNCH_FAILED: u32 = 719;
-
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Access {
-    Read,
-    Write,
-}
-
-/// One allocation, of the device or of the host.
-struct TrackedBlock {
-    bytes: usize,
-    written: Option<(Moment, &'static str)>,
-    read: Vec<(Moment, &'static str)>,
-}
 
 /// A copy that the host has not waited for.
 struct Travelling {
@@ -171,16 +159,6 @@ impl OrderState {
     }
 }
 
-impl TrackedBlock {
-    /// What an access would have to come after, and does not.
-    fn conflicts(&self, clock: &VectorClock, how: Access) -> Option<String> {
-        let readers = if how == Access::Write { self.read.as_slice() } else { &[] };
-        let before = self.written.iter().map(|w| (w, Access::Write)).chain(readers.iter().map(|r| (r, Access::Read)));
-        let mut unseen = before.filter(|((moment, _), _)| !moment.seen_by(clock));
-        unseen.next().map(|((moment, what), how)| format!("{what} ({how:?}, stream {})", moment.stream))
-    }
-}
-
 /// The driver that checks order; see the module.
 pub(crate) struct Ordered {
     inner: Emulated,
@@ -240,6 +218,25 @@ impl Driver for Ordered {
 
     fn stream(&self) -> Fallible<Stream> {
         self.inner.stream()
+    }
+
+    fn priority_stream(&self) -> Fallible<Stream> {
+        self.inner.priority_stream()
+    }
+
+    fn bind(&self) -> Fallible<()> {
+        self.inner.bind()
+    }
+
+    fn is_reached(&self, mark: Mark) -> Fallible<bool> {
+        let mut state = self.state.lock();
+        state.there()?;
+        let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
+        let reached = self.inner.is_reached(mark)?;
+        if reached {
+            state.host_sees(&clock);
+        }
+        Ok(reached)
     }
 
     fn destroy_stream(&self, stream: Stream) {

@@ -1,6 +1,6 @@
 //! How kernels access memory, read from their source.
 
-use super::ordered::Access;
+use super::tracked_block::Access;
 use crate::codegen::KernelSource;
 
 /// How a kernel accesses each of its arguments, according to its source.

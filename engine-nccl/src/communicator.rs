@@ -1,0 +1,341 @@
+//! A rank on a GPU.
+
+use std::{
+    fmt,
+    panic::Location,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use comm::{
+    ByteExchange, Call, Comm, Communicator, ErrorTiming, Group, Guarantees, Pending, SumOrder, Work,
+    engine::{Combiner, Portable},
+};
+use numcore::{Error, ErrorKind, QueueMark, Result, Runtime, Tensor, TensorMut};
+use parking_lot::Mutex;
+
+use super::{
+    api::UniqueId,
+    greeting::{Greeting, NcclOptions},
+    handle::{Handle, Trouble, pause},
+    moves::{CallBuffers, Moving, Queueing, Stop},
+    nccl::Nccl,
+    watch::{Watch, WatchOwner, Watched},
+    world::World,
+};
+
+/// A rank on a GPU of its own. Made by [`Nccl::communicator`], and by `split`.
+///
+/// Its calls run one after another, in the order in which this rank starts them, on one queue of the device that goes before others.
+/// [`Work::wait`] waits on the host until all ranks have started the call, and orders the caller's queue after it; an error of the device or of a
+/// link may come later, at [`Work::done`], at [`poll`](Communicator::poll) or at the next call.
+pub struct NcclCommunicator<R: Runtime, H: Runtime> {
+    control: Comm<H>,
+    rt: R,
+    handle: Arc<Handle>,
+    shared: Shared<R, H>,
+}
+
+/// What the communicators of one rank share.
+struct Shared<R: Runtime, H: Runtime> {
+    nccl: Nccl,
+    world: Arc<World<H>>,
+    /// On the queue of all calls: whoever queues holds it, so all threads of a rank queue in one order.
+    combiner: Arc<Mutex<Combiner<R>>>,
+    watch: Arc<WatchOwner>,
+}
+
+impl<R: Runtime, H: Runtime> Clone for Shared<R, H> {
+    fn clone(&self) -> Self {
+        let Shared { nccl, world, combiner, watch } = self;
+        Shared { nccl: nccl.clone(), world: world.clone(), combiner: combiner.clone(), watch: watch.clone() }
+    }
+}
+
+impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
+    pub(crate) fn world(nccl: &Nccl, control: &Comm<H>, rt: &R, at: &'static Location<'static>) -> Result<Self> {
+        const OP: &str = "Nccl::communicator";
+        let queue = rt.fork_for_communication()?;
+        let device = queue.device_queue();
+        // All ranks go on to the exchange: one that cannot be reached is told to the others by its own error.
+        let unreachable = device.is_none() && !nccl.api.takes_host_memory();
+        let world = World::new(control, device);
+        let id = meet(nccl, control, unreachable.then(|| rt.device().to_string()), at)?;
+        let made = world.enter(OP, || {
+            let raw = nccl.api.init(control.size(), &id, control.rank());
+            let raw = raw.map_err(|status| Trouble::Failed(nccl.api.words(status, None)))?;
+            let handle = Handle::new(nccl.api.clone(), raw);
+            let is_over = || world.is_over();
+            handle.joined(&world.patience(&is_over)).map(|()| handle)
+        })?;
+        let handle = Arc::new(made.map_err(|trouble| world.trouble(OP, trouble))?);
+        world.keep(&handle);
+        let watch = Arc::new(WatchOwner(Watch::start(&world)?));
+        let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
+        let shared = Shared { nccl: nccl.clone(), world, combiner, watch };
+        Ok(NcclCommunicator { control: control.clone(), rt: rt.clone(), handle, shared })
+    }
+
+    /// Queues calls: collectives one after another, then transfers between two ranks together.
+    fn queue(&self, calls: Vec<Call<R>>) -> Result<Vec<Queued<R>>, Stop> {
+        let mut combiner = self.shared.combiner.lock();
+        let mut by = Queueing {
+            world: &self.shared.world,
+            handle: &self.handle,
+            combiner: &mut combiner,
+            rank: self.rank(),
+            n: self.size(),
+            chunk: self.shared.nccl.chunk,
+            native_sums: self.shared.nccl.native_sums,
+            host: self.shared.nccl.api.takes_host_memory(),
+        };
+        by.combiner.runtime().wait(&self.rt.record()?)?;
+        let op = calls.first().map_or("start", |call| call.what().name());
+        let mut moving = calls.into_iter().map(|call| Moving::of(call, &by)).collect::<Result<Vec<_>>>()?;
+        let mut transfers = Vec::new();
+        for call in &mut moving {
+            match call.is_transfer() {
+                true => transfers.extend(call.transfers(&by)?),
+                false => call.queue(&mut by)?,
+            }
+        }
+        by.run(op, &transfers)?;
+        let queued = |call: Moving<R>| {
+            let memory = call.finish()?;
+            let queue = by.combiner.runtime();
+            let mark = self.shared.world.queue().map(|queue| queue.mark()).transpose()?;
+            Ok(Queued { memory, after: queue.record()?, mark })
+        };
+        Ok(moving.into_iter().map(queued).collect::<Result<_>>()?)
+    }
+}
+
+impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
+    /// The error of calls that could not be queued: what the ranks tell each other of them, if they can, since the library knows no reasons.
+    fn stopped(&self, op: &'static str, stop: Stop, handshakes: Vec<Work<Option<TensorMut<H>>>>) -> Error {
+        let world = &self.shared.world;
+        match stop {
+            Stop::Error(error) => {
+                world.fail(op, &error.to_string());
+                error.on_rank(world.world_rank)
+            }
+            Stop::Trouble(trouble @ Trouble::Failed(_)) => world.trouble(op, trouble),
+            Stop::Trouble(trouble) => {
+                let told = handshakes.into_iter().find_map(|handshake| handshake.wait().err());
+                told.inspect(|_| world.end()).unwrap_or_else(|| world.trouble(op, trouble))
+            }
+        }
+    }
+}
+
+/// A call whose operations are queued.
+struct Queued<R: Runtime> {
+    memory: CallBuffers<R>,
+    after: R::Event,
+    mark: Option<Arc<dyn QueueMark>>,
+}
+
+/// The id of rank 0, once all ranks have told that they can take part, and with what.
+fn meet<H: Runtime>(
+    nccl: &Nccl,
+    control: &Comm<H>,
+    unreachable: Option<String>,
+    at: &'static Location<'static>,
+) -> Result<UniqueId> {
+    const OP: &str = "Nccl::communicator";
+    let fail = |why: String| Error::argument(OP, why).on_rank(control.world_rank());
+    let id = (control.rank() == 0 && unreachable.is_none()).then(|| nccl.api.unique_id()).transpose();
+    let id = id.map_err(|status| fail(format!("NCCL: {}", nccl.api.words(status, None))))?;
+    let own = Greeting {
+        unreachable: unreachable.unwrap_or_default(),
+        options: NcclOptions { version: nccl.api.version(), native_sums: nccl.native_sums, chunk: nccl.chunk },
+        id: id.map_or(Vec::new(), |id| id.0.to_vec()),
+    };
+    let of: Arc<str> = "NCCL's unique id".into();
+    let all = control.exchange_bytes(ByteExchange { own: &own.to_bytes(), of: Some(&of), at })?;
+    let all = all.iter().map(|bytes| Greeting::from_bytes(bytes)).collect::<Result<Vec<_>>>()?;
+    let members = control.members();
+    if let Some((rank, greeting)) = all.iter().enumerate().find(|(_, greeting)| !greeting.unreachable.is_empty()) {
+        let (rank, device) = (members[rank], &greeting.unreachable);
+        return Err(fail(format!("rank {rank} is on {device}, and NCCL is for NVIDIA GPUs; use another engine")));
+    }
+    if let Some(rank) = (0..all.len()).find(|&rank| all[rank].options != all[0].options) {
+        let why = format!(
+            "rank {} uses NCCL with {}, rank {} with {}: all ranks must have one version and equal options",
+            members[0], all[0].options, members[rank], all[rank].options
+        );
+        return Err(Error::from(ErrorKind::Mismatch { op: OP, why }).on_rank(control.world_rank()));
+    }
+    let id = all[0].id.as_slice().try_into().map_err(|_| fail("rank 0 gave no id of NCCL".into()))?;
+    Ok(UniqueId(id))
+}
+
+impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
+    fn group(&self) -> &Group {
+        self.control.group()
+    }
+
+    fn runtime(&self) -> &R {
+        &self.rt
+    }
+
+    fn timeout(&self) -> Duration {
+        self.control.timeout()
+    }
+
+    fn guarantees(&self) -> Guarantees {
+        let native = self.shared.nccl.native_sums;
+        Guarantees {
+            order: if native { SumOrder::Fixed } else { SumOrder::RankOrder },
+            by_layout: native,
+            equal_on_all_ranks: true,
+            nan_wins: !native,
+            independent_transfers: false,
+            exchanges_on_host: true,
+            errors: ErrorTiming::AfterWait,
+        }
+    }
+
+    fn next_number(&self) -> u64 {
+        self.control.next_number()
+    }
+
+    fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>> {
+        let op = call.what().name();
+        let mut works = self.start_all(vec![call])?;
+        works.pop().ok_or_else(|| Error::internal(op, "a call was started, and nothing is in flight"))
+    }
+
+    fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
+        let Some(op) = calls.first().map(|call| call.what().name()) else { return Ok(Vec::new()) };
+        let world = &self.shared.world;
+        world.check(op)?;
+        let ops: Vec<&'static str> = calls.iter().map(|call| call.what().name()).collect();
+        let handshakes = calls.iter().map(|call| self.control.start(call.header())).collect::<Result<Vec<_>>>()?;
+        let queued = match self.queue(calls) {
+            Ok(queued) => queued,
+            Err(stop) => return Err(self.stopped(op, stop, handshakes)),
+        };
+        let works = queued.into_iter().zip(handshakes).zip(ops).map(|((queued, handshake), op)| {
+            let Queued { memory: CallBuffers { input: _input, output }, after, mark } = queued;
+            if let Some(mark) = mark.clone() {
+                self.shared.watch.0.add(Watched { op, mark, since: Instant::now() });
+            }
+            let (world, rt) = (world.clone(), self.rt.clone());
+            Work::pending(InFlight { op, world, handshake, rt, _input, output, after, mark })
+        });
+        Ok(works.collect())
+    }
+
+    fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
+        self.control.exchange_bytes(exchange)
+    }
+
+    fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
+        const OP: &str = "split";
+        let world = &self.shared.world;
+        let part = self.control.split_at(color, key, at)?;
+        // The group's first rank here is a color that fits, and its order that of the control plane.
+        let place = part.as_ref().map(|part| {
+            let first = part.members()[0];
+            let color = self.members().iter().position(|&member| member == first).unwrap_or_default();
+            (color as i32, part.rank() as i32)
+        });
+        let _order = self.shared.combiner.lock();
+        let is_over = || world.is_over();
+        let (color, key) = (place.map(|place| place.0), place.map_or(0, |place| place.1));
+        let made = world.enter(OP, || self.handle.split(&world.patience(&is_over), color, key))?;
+        let made = made.map_err(|trouble| world.trouble(OP, trouble))?;
+        let Some(control) = part else { return Ok(None) };
+        let handle = made.ok_or_else(|| world.fail(OP, "NCCL gave a rank with a color no communicator"))?;
+        let handle = Arc::new(handle);
+        world.keep(&handle);
+        Ok(Some(Arc::new(NcclCommunicator { control, rt: self.rt.clone(), handle, shared: self.shared.clone() })))
+    }
+
+    fn poll(&self) -> Result<()> {
+        let world = &self.shared.world;
+        world.check("poll")?;
+        match world.late_error() {
+            Some((op, cause)) => Err(world.fail(op, &cause)),
+            None => Ok(()),
+        }
+    }
+
+    fn abort_for(&self, world_rank: usize, cause: &str) {
+        self.control.abort_for(world_rank, cause);
+        self.shared.world.end();
+    }
+}
+
+impl<R: Runtime, H: Runtime> Drop for NcclCommunicator<R, H> {
+    fn drop(&mut self) {
+        self.shared.watch.0.close(self.handle.clone());
+    }
+}
+
+impl<R: Runtime, H: Runtime> fmt::Debug for NcclCommunicator<R, H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NcclCommunicator(rank {} of {})", self.rank(), self.size())
+    }
+}
+
+/// A call in flight.
+struct InFlight<R: Runtime, H: Runtime> {
+    op: &'static str,
+    world: Arc<World<H>>,
+    handshake: Work<Option<TensorMut<H>>>,
+    rt: R,
+    /// Kept until the call is waited for: its memory would be waited for where it is dropped.
+    _input: Option<Tensor<R>>,
+    output: Option<TensorMut<R>>,
+    after: R::Event,
+    mark: Option<Arc<dyn QueueMark>>,
+}
+
+impl<R: Runtime, H: Runtime> InFlight<R, H> {
+    /// All ranks have started the call, and none has failed.
+    fn met(self) -> Result<Met<R, H>> {
+        let InFlight { op, world, handshake, rt, _input, output, after, mark } = self;
+        // What a rank does that disagrees or fails ends what is queued here too.
+        handshake.wait().inspect_err(|_| world.end())?;
+        rt.wait(&after)?;
+        world.check(op)?;
+        Ok(Met { op, world, output, mark })
+    }
+}
+
+/// A call that all ranks have started.
+struct Met<R: Runtime, H: Runtime> {
+    op: &'static str,
+    world: Arc<World<H>>,
+    output: Option<TensorMut<R>>,
+    mark: Option<Arc<dyn QueueMark>>,
+}
+
+impl<R: Runtime, H: Runtime> Pending<Option<TensorMut<R>>> for InFlight<R, H> {
+    fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
+        Ok(self.met()?.output)
+    }
+
+    fn done(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
+        let Met { op, world, output, mark } = self.met()?;
+        let mut rounds = 0;
+        // The thread that watches ends the world at the deadline.
+        while let Some(mark) = &mark
+            && !mark.is_reached()?
+        {
+            world.check(op)?;
+            pause(&mut rounds);
+        }
+        world.check(op)?;
+        if let Some((_, cause)) = world.late_error() {
+            return Err(world.fail(op, &cause));
+        }
+        Ok(output)
+    }
+
+    fn is_done(&self) -> bool {
+        self.handshake.is_done()
+    }
+}

@@ -1,0 +1,304 @@
+//! NCCL on the host: ranks are threads of one process, and addresses those of host memory.
+//!
+//! It has what programs get wrong with the library. Communicators are non-blocking, and a call is in progress until all ranks it needs
+//! have made theirs; calls of a rank run in the order they were made, those of a group together; calls that do not match never end, and
+//! nothing names them; an error comes when it comes. Sums are in another order than that of the ranks.
+
+mod arithmetic;
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, VecDeque},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use parking_lot::Mutex;
+
+use super::api::{NcclApi, Operation, RawComm, Status, UniqueId};
+
+/// `ncclInvalidUsage`.
+const INVALID_USAGE: Status = Status(5);
+/// `ncclRemoteError`.
+const REMOTE_ERROR: Status = Status(6);
+
+/// The library, on the host.
+#[derive(Default)]
+pub(crate) struct EmulatedNccl {
+    state: Mutex<State>,
+    ids: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    cliques: Vec<Clique>,
+    /// By unique id.
+    named: BTreeMap<u64, usize>,
+    comms: BTreeMap<RawComm, Member>,
+    /// Communicators so far.
+    made: usize,
+    /// After so many more operations, of all ranks, one fails.
+    failing: Option<u64>,
+}
+
+/// One rank of a communicator.
+struct Member {
+    clique: usize,
+    rank: usize,
+    error: Option<Status>,
+}
+
+/// All ranks of a communicator.
+struct Clique {
+    joined: Vec<Option<RawComm>>,
+    ranks: Vec<RankCalls>,
+    /// Splits that are not complete, by number: each rank's color, key, and where its communicator goes.
+    splits: BTreeMap<u64, Vec<Option<SplitCall>>>,
+}
+
+type SplitCall = (Option<i32>, i32, &'static AtomicUsize);
+
+/// What a rank has called, in order. Calls of one group are one entry.
+#[derive(Default)]
+struct RankCalls {
+    waiting: VecDeque<Vec<Call>>,
+    splits: u64,
+    splitting: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Call {
+    operation: Operation,
+    done: bool,
+}
+
+thread_local! {
+    /// Operations of the group that this thread has open.
+    static GROUP: RefCell<Option<Vec<(RawComm, Operation)>>> = const { RefCell::new(None) };
+}
+
+impl EmulatedNccl {
+    /// Operation number `after` from now fails on its rank, as after a broken link.
+    pub(crate) fn fail_after(&self, after: u64) {
+        self.state.lock().failing = Some(after);
+    }
+
+    fn start(&self, calls: Vec<(RawComm, Operation)>) -> Status {
+        let mut state = self.state.lock();
+        let mut by_comm: BTreeMap<RawComm, Vec<Call>> = BTreeMap::new();
+        for (comm, operation) in calls {
+            by_comm.entry(comm).or_default().push(Call { operation, done: false });
+        }
+        for (comm, calls) in by_comm {
+            let fails = state.counts_down(calls.len() as u64);
+            let Some(member) = state.comms.get_mut(&comm) else { return INVALID_USAGE };
+            if fails {
+                member.error = Some(REMOTE_ERROR);
+                return Status::IN_PROGRESS;
+            }
+            let (clique, rank) = (member.clique, member.rank);
+            state.cliques[clique].ranks[rank].waiting.push_back(calls);
+            state.cliques[clique].advance();
+        }
+        Status::IN_PROGRESS
+    }
+}
+
+impl State {
+    fn counts_down(&mut self, calls: u64) -> bool {
+        let Some(left) = self.failing else { return false };
+        self.failing = left.checked_sub(calls);
+        self.failing.is_none()
+    }
+
+    fn join(&mut self, clique: usize, rank: usize) -> RawComm {
+        self.made += 1;
+        let comm = RawComm(self.made);
+        self.cliques[clique].joined[rank] = Some(comm);
+        self.comms.insert(comm, Member { clique, rank, error: None });
+        comm
+    }
+
+    fn clique(&mut self, ranks: usize) -> usize {
+        let calls = (0..ranks).map(|_| RankCalls::default()).collect();
+        self.cliques.push(Clique { joined: vec![None; ranks], ranks: calls, splits: BTreeMap::new() });
+        self.cliques.len() - 1
+    }
+
+    /// Divides the ranks of a split that is complete.
+    fn divide(&mut self, calls: Vec<SplitCall>) {
+        let colors: std::collections::BTreeSet<i32> = calls.iter().filter_map(|call| call.0).collect();
+        for color in colors {
+            let mut members: Vec<&SplitCall> = calls.iter().filter(|call| call.0 == Some(color)).collect();
+            members.sort_by_key(|call| call.1);
+            let clique = self.clique(members.len());
+            for (rank, (_, _, slot)) in members.into_iter().enumerate() {
+                slot.store(self.join(clique, rank).0, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Clique {
+    /// Runs what all of its ranks have come to.
+    fn advance(&mut self) {
+        while self.run_collective() || self.run_transfers() {}
+    }
+
+    /// The first call of each rank that is not done, of the calls that a rank has come to.
+    fn next(&self, rank: usize, of: impl Fn(&Operation) -> bool) -> Option<usize> {
+        self.ranks[rank].waiting.front()?.iter().position(|call| !call.done && of(&call.operation))
+    }
+
+    fn run_collective(&mut self) -> bool {
+        let collective = |op: &Operation| !matches!(op, Operation::Send { .. } | Operation::Recv { .. });
+        let next: Option<Vec<usize>> = (0..self.ranks.len()).map(|rank| self.next(rank, collective)).collect();
+        let Some(next) = next else { return false };
+        let operations: Vec<Operation> =
+            next.iter().zip(&self.ranks).map(|(&at, rank)| rank.waiting[0][at].operation).collect();
+        // SAFETY: whoever waits in the call keeps the memory of its operation until it is done, or aborts it under the lock that is held.
+        if !unsafe { arithmetic::collective(&operations) } {
+            return false;
+        }
+        for (at, rank) in next.into_iter().zip(&mut self.ranks) {
+            rank.waiting[0][at].done = true;
+        }
+        self.advance_fronts();
+        true
+    }
+
+    fn run_transfers(&mut self) -> bool {
+        let mut any = false;
+        for from in 0..self.ranks.len() {
+            for to in 0..self.ranks.len() {
+                let send = self.next(from, |op| matches!(op, Operation::Send { to: peer, .. } if *peer == to));
+                let recv = self.next(to, |op| matches!(op, Operation::Recv { from: peer, .. } if *peer == from));
+                let (Some(send), Some(recv)) = (send, recv) else { continue };
+                let pair = (self.ranks[from].waiting[0][send].operation, self.ranks[to].waiting[0][recv].operation);
+                let (Operation::Send { from: source, bytes: sent, .. }, Operation::Recv { to: target, bytes, .. }) =
+                    pair
+                else {
+                    continue;
+                };
+                if sent != bytes {
+                    continue;
+                }
+                // SAFETY: as for collectives; the two are different memory of this size.
+                unsafe { std::ptr::copy_nonoverlapping(source as *const u8, target as *mut u8, bytes) };
+                self.ranks[from].waiting[0][send].done = true;
+                self.ranks[to].waiting[0][recv].done = true;
+                any = true;
+            }
+        }
+        self.advance_fronts();
+        any
+    }
+
+    fn advance_fronts(&mut self) {
+        for rank in &mut self.ranks {
+            while rank.waiting.front().is_some_and(|calls| calls.iter().all(|call| call.done)) {
+                rank.waiting.pop_front();
+            }
+        }
+    }
+}
+
+impl NcclApi for EmulatedNccl {
+    fn version(&self) -> i32 {
+        23_007
+    }
+
+    fn takes_host_memory(&self) -> bool {
+        true
+    }
+
+    fn unique_id(&self) -> Result<UniqueId, Status> {
+        let mut id = [0; 128];
+        id[..8].copy_from_slice(&self.ids.fetch_add(1, Ordering::Relaxed).to_le_bytes());
+        Ok(UniqueId(id))
+    }
+
+    fn init(&self, ranks: usize, id: &UniqueId, rank: usize) -> Result<RawComm, Status> {
+        let mut state = self.state.lock();
+        let number = u64::from_le_bytes(*id.0.first_chunk().ok_or(INVALID_USAGE)?);
+        let clique = match state.named.get(&number) {
+            Some(&clique) => clique,
+            None => {
+                let clique = state.clique(ranks);
+                state.named.insert(number, clique);
+                clique
+            }
+        };
+        Ok(state.join(clique, rank))
+    }
+
+    fn split(&self, parent: RawComm, color: Option<i32>, key: i32) -> Result<&'static AtomicUsize, Status> {
+        let mut state = self.state.lock();
+        let (of, rank) = state.comms.get(&parent).map(|member| (member.clique, member.rank)).ok_or(INVALID_USAGE)?;
+        let slot: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
+        let clique = &mut state.cliques[of];
+        let number = clique.ranks[rank].splits;
+        clique.ranks[rank].splits += 1;
+        clique.ranks[rank].splitting = true;
+        let size = clique.ranks.len();
+        let calls = clique.splits.entry(number).or_insert_with(|| vec![None; size]);
+        calls[rank] = Some((color, key, slot));
+        if let Some(calls) = calls.iter().copied().collect::<Option<Vec<SplitCall>>>() {
+            clique.splits.remove(&number);
+            clique.ranks.iter_mut().for_each(|rank| rank.splitting = false);
+            state.divide(calls);
+        }
+        Ok(slot)
+    }
+
+    fn state(&self, comm: RawComm) -> Status {
+        let state = self.state.lock();
+        let Some(member) = state.comms.get(&comm) else { return INVALID_USAGE };
+        let clique = &state.cliques[member.clique];
+        let own = &clique.ranks[member.rank];
+        let waits = !own.waiting.is_empty() || own.splitting || clique.joined.iter().any(Option::is_none);
+        member.error.unwrap_or(if waits { Status::IN_PROGRESS } else { Status::SUCCESS })
+    }
+
+    fn finalize(&self, _: RawComm) -> Status {
+        Status::SUCCESS
+    }
+
+    fn destroy(&self, comm: RawComm) {
+        self.state.lock().comms.remove(&comm);
+    }
+
+    fn abort(&self, comm: RawComm) {
+        let mut state = self.state.lock();
+        let Some(member) = state.comms.remove(&comm) else { return };
+        // What it has queued reads and writes nothing any more.
+        state.cliques[member.clique].ranks[member.rank].waiting.clear();
+    }
+
+    fn group_start(&self) -> Status {
+        GROUP.with_borrow_mut(|group| *group = Some(Vec::new()));
+        Status::SUCCESS
+    }
+
+    fn group_end(&self) -> Status {
+        match GROUP.take() {
+            Some(calls) => self.start(calls),
+            None => INVALID_USAGE,
+        }
+    }
+
+    // SAFETY: the trait's conditions, which `advance` relies on.
+    unsafe fn enqueue(&self, comm: RawComm, operation: &Operation, _: usize) -> Status {
+        let grouped =
+            GROUP.with_borrow_mut(|group| group.as_mut().map(|calls| calls.push((comm, *operation))).is_some());
+        if grouped { Status::SUCCESS } else { self.start(vec![(comm, *operation)]) }
+    }
+
+    fn words(&self, status: Status, _: Option<RawComm>) -> String {
+        let text = match status {
+            REMOTE_ERROR => "remote process exited or there was a network error",
+            INVALID_USAGE => "invalid usage",
+            _ => "an error",
+        };
+        format!("{text} (ncclResult_t {})", status.0)
+    }
+}

@@ -1,0 +1,148 @@
+//! One communicator of the library: a call at a time, each until the library is done with it on the host.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::api::{NcclApi, RawComm, Status};
+
+/// How a call on a communicator ended that was no success.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    /// The library says why.
+    Failed(String),
+    /// The world had failed, and the communicator was aborted.
+    Over,
+    /// It was still in progress at the deadline.
+    Late,
+}
+
+/// What ends a wait for the library early.
+pub(crate) struct Patience<'a> {
+    /// Whether the world has failed.
+    pub(crate) is_over: &'a dyn Fn() -> bool,
+    pub(crate) deadline: Instant,
+}
+
+/// A communicator of the library, until it is destroyed or aborted.
+pub(crate) struct Handle {
+    api: Arc<dyn NcclApi>,
+    raw: Mutex<Option<RawComm>>,
+}
+
+impl Handle {
+    pub(crate) fn new(api: Arc<dyn NcclApi>, raw: RawComm) -> Handle {
+        Handle { api, raw: Mutex::new(Some(raw)) }
+    }
+
+    /// Makes a call, and waits until the library is done with it on the host. Work that it has queued may go on. After an error the
+    /// communicator is aborted: nothing of it uses memory any more.
+    pub(crate) fn run(
+        &self,
+        patience: &Patience<'_>,
+        call: impl FnOnce(&dyn NcclApi, RawComm) -> Status,
+    ) -> Result<(), Trouble> {
+        let mut raw = self.raw.lock();
+        let Some(comm) = *raw else { return Err(Trouble::Over) };
+        let status = call(&*self.api, comm);
+        self.complete(comm, status, patience).inspect_err(|_| {
+            *raw = None;
+            self.api.abort(comm);
+        })
+    }
+
+    /// Waits until the ranks have joined.
+    pub(crate) fn joined(&self, patience: &Patience<'_>) -> Result<(), Trouble> {
+        self.run(patience, |_, _| Status::IN_PROGRESS)
+    }
+
+    /// Splits it: the communicator of the ranks with this rank's color, if it has one.
+    pub(crate) fn split(
+        &self,
+        patience: &Patience<'_>,
+        color: Option<i32>,
+        key: i32,
+    ) -> Result<Option<Handle>, Trouble> {
+        let mut slot = None::<&'static AtomicUsize>;
+        self.run(patience, |api, comm| match api.split(comm, color, key) {
+            Ok(of) => {
+                slot = Some(of);
+                Status::IN_PROGRESS
+            }
+            Err(status) => status,
+        })?;
+        let raw = slot.map_or(0, |slot| slot.load(Ordering::Acquire));
+        let part = (raw != 0).then(|| Handle::new(self.api.clone(), RawComm(raw)));
+        part.as_ref().map_or(Ok(()), |part| part.joined(patience))?;
+        Ok(part)
+    }
+
+    /// An error that came after its call, if there is one.
+    pub(crate) fn late_error(&self) -> Option<String> {
+        // Whoever makes a call meets the error by itself.
+        let raw = self.raw.try_lock()?;
+        let comm = (*raw)?;
+        match self.api.state(comm) {
+            Status::SUCCESS | Status::IN_PROGRESS => None,
+            status => Some(self.api.words(status, Some(comm))),
+        }
+    }
+
+    /// Ends what is queued. Nothing of it uses memory afterwards.
+    pub(crate) fn abort(&self) {
+        if let Some(comm) = self.raw.lock().take() {
+            self.api.abort(comm);
+        }
+    }
+
+    /// Destroys it after what is queued, or aborts it where that does not end.
+    pub(crate) fn close(&self, patience: &Patience<'_>) {
+        if self.run(patience, |api, comm| api.finalize(comm)).is_ok()
+            && let Some(comm) = self.raw.lock().take()
+        {
+            self.api.destroy(comm);
+        }
+    }
+
+    fn complete(&self, comm: RawComm, mut status: Status, patience: &Patience<'_>) -> Result<(), Trouble> {
+        let mut rounds = 0;
+        while status == Status::SUCCESS || status == Status::IN_PROGRESS {
+            // A success is of the call; the communicator may still be in progress.
+            status = self.api.state(comm);
+            if status == Status::SUCCESS {
+                return Ok(());
+            }
+            if (patience.is_over)() {
+                return Err(Trouble::Over);
+            }
+            if Instant::now() >= patience.deadline {
+                return Err(Trouble::Late);
+            }
+            pause(&mut rounds);
+        }
+        Err(Trouble::Failed(self.api.words(status, Some(comm))))
+    }
+}
+
+/// Waits a moment: at first not at all, as most calls are done at once.
+pub(crate) fn pause(rounds: &mut u32) {
+    *rounds += 1;
+    match *rounds {
+        ..=50 => std::hint::spin_loop(),
+        51..=100 => thread::yield_now(),
+        _ => thread::sleep(Duration::from_micros(50)),
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.abort();
+    }
+}

@@ -1,0 +1,41 @@
+//! Where tensors are, for the library.
+
+use numcore::{Error, Result, Runtime, Tensor, TensorMut};
+
+/// Finds addresses of memory that work on one queue uses.
+pub(crate) struct Addresses<'a, R: Runtime> {
+    pub(crate) op: &'static str,
+    pub(crate) queue: &'a R,
+    /// Whether the library takes memory of the host.
+    pub(crate) host: bool,
+}
+
+impl<R: Runtime> Addresses<'_, R> {
+    /// Of what is only read.
+    pub(crate) fn of(&self, x: &Tensor<R>) -> Result<u64> {
+        let host = || self.host.then(|| x.host_bytes().map(|bytes| bytes.as_ptr() as u64)).flatten();
+        x.device_address(self.queue).or_else(host).ok_or_else(|| self.unreachable())
+    }
+
+    /// Of what may be written.
+    pub(crate) fn of_mut(&self, x: &mut TensorMut<R>) -> Result<u64> {
+        if let Some(at) = x.device_address(self.queue) {
+            return Ok(at);
+        }
+        let host = if self.host { x.host_bytes_mut() } else { None };
+        host.map(|bytes| bytes.as_mut_ptr() as u64).ok_or_else(|| self.unreachable())
+    }
+
+    /// Of a call that has no input where its plan reads one.
+    pub(crate) fn nothing_to_send(&self) -> Error {
+        Error::internal(self.op, "a call without an input is to send it")
+    }
+
+    fn unreachable(&self) -> Error {
+        let why = format!(
+            "NCCL moves memory of NVIDIA GPUs, and this is on {}; use another engine there",
+            self.queue.device()
+        );
+        Error::argument(self.op, why)
+    }
+}

@@ -1,0 +1,279 @@
+//! A call, queued on the device: transfers between two ranks after a plan, or one operation of the library's own.
+
+use std::sync::Arc;
+
+use comm::{
+    Call, Collective,
+    engine::{CallShape, Combiner, TransferChunk, TransferMemory, TransferPhase, TransferPlan},
+};
+use numcore::{DType, Error, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut};
+
+use super::{
+    api::{Elements, NcclApi, Operation, RawComm, Status},
+    handle::{Handle, Trouble},
+    memory::Addresses,
+    world::World,
+};
+
+/// Why a call could not be queued.
+pub(crate) enum Stop {
+    /// The library did not take it.
+    Trouble(Trouble),
+    /// A runtime did not.
+    Error(Error),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Stop {
+        Stop::Error(error)
+    }
+}
+
+/// What calls are queued with.
+pub(crate) struct Queueing<'a, R: Runtime, H: Runtime> {
+    pub(crate) world: &'a World<H>,
+    pub(crate) handle: &'a Arc<Handle>,
+    pub(crate) combiner: &'a mut Combiner<R>,
+    pub(crate) rank: usize,
+    pub(crate) n: usize,
+    pub(crate) chunk: usize,
+    pub(crate) native_sums: bool,
+    pub(crate) host: bool,
+}
+
+/// A call's memory, all of which is queued.
+pub(crate) struct CallBuffers<R: Runtime> {
+    pub(crate) input: Option<Tensor<R>>,
+    pub(crate) output: Option<TensorMut<R>>,
+}
+
+/// A call's memory while it is queued.
+pub(crate) struct Moving<R: Runtime> {
+    op: &'static str,
+    what: Collective,
+    dtype: DType,
+    plan: TransferPlan,
+    native: bool,
+    input: Option<Tensor<R>>,
+    output: Option<TensorMut<R>>,
+    pieces: Vec<TensorMut<R>>,
+}
+
+impl<R: Runtime> Moving<R> {
+    /// What is queued for a call.
+    pub(crate) fn of<H: Runtime>(call: Call<R>, by: &Queueing<'_, R, H>) -> Result<Self> {
+        let (what, dtype) = (call.what(), call.dtype());
+        let (send, recv) = (call.send_parts().to_vec(), call.recv_parts().to_vec());
+        let (input, output) = call.into_memory();
+        let chunk = (by.chunk / dtype.size()).max(1);
+        let shape =
+            CallShape { what, rank: by.rank, n: by.n, send: &send, recv: &recv, has_input: input.is_some(), chunk };
+        let native = by.n > 1 && is_native(&shape, by.native_sums);
+        let mut own = Moving {
+            op: what.name(),
+            what,
+            dtype,
+            plan: TransferPlan::of(&shape),
+            native,
+            input,
+            output: None,
+            pieces: Vec::new(),
+        };
+        if own.native {
+            own.plan = TransferPlan { pieces: native_pieces(&shape), chunks: Vec::new() };
+        }
+        match output {
+            // Nothing is done with it.
+            Some(output) if own.plan.pieces.is_empty() => own.output = Some(output),
+            Some(output) => own.pieces = output.split(&own.plan.pieces)?,
+            None => {}
+        }
+        Ok(own)
+    }
+
+    /// Whether it is a transfer between two ranks.
+    pub(crate) fn is_transfer(&self) -> bool {
+        self.what.peer().is_some()
+    }
+
+    /// Queues all of it.
+    pub(crate) fn queue<H: Runtime>(&mut self, by: &mut Queueing<'_, R, H>) -> Result<(), Stop> {
+        if self.native {
+            let operation = self.operation(by)?;
+            return by.run(self.op, &operation.into_iter().collect::<Vec<_>>());
+        }
+        for chunk in std::mem::take(&mut self.plan.chunks) {
+            self.queue_chunk(&chunk, by)?;
+        }
+        Ok(())
+    }
+
+    /// The operations of a transfer, to be queued with those of others.
+    pub(crate) fn transfers<H: Runtime>(&mut self, by: &Queueing<'_, R, H>) -> Result<Vec<Operation>> {
+        let mut operations = Vec::new();
+        for chunk in std::mem::take(&mut self.plan.chunks) {
+            for phase in &chunk.phases {
+                operations.extend(self.phase(phase, &mut [], &by.addresses(self.op))?);
+            }
+        }
+        Ok(operations)
+    }
+
+    /// The memory, when all of it is queued.
+    pub(crate) fn finish(self) -> Result<CallBuffers<R>> {
+        let output = match self.output {
+            Some(untouched) => Some(untouched),
+            None if self.pieces.is_empty() => None,
+            None => Some(TensorMut::join(self.pieces)?),
+        };
+        Ok(CallBuffers { input: self.input, output })
+    }
+
+    fn queue_chunk<H: Runtime>(&mut self, chunk: &TransferChunk, by: &mut Queueing<'_, R, H>) -> Result<(), Stop> {
+        let rt = by.combiner.runtime().clone();
+        let fresh =
+            |&len: &usize| TensorMut::alloc_for(&rt, MemoryCategory::Communication, Shape::new(&[len])?, self.dtype);
+        // Memory of the queue's own: whoever gets it next is ordered after this chunk.
+        let mut scratch = chunk.scratch.iter().map(fresh).collect::<Result<Vec<_>>>()?;
+        for phase in &chunk.phases {
+            let operations = self.phase(phase, &mut scratch, &by.addresses(self.op))?;
+            by.run(self.op, &operations)?;
+            if let Some(out) = phase.end.out() {
+                let scratch: Vec<&TensorMut<R>> = scratch.iter().collect();
+                phase.end.run(by.combiner, self.input.as_ref(), &scratch, &mut self.pieces[out])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The transfers of a phase. Sends are before receives on every rank, and both in the order of ranks, so those of two ranks match.
+    fn phase(
+        &mut self,
+        phase: &TransferPhase,
+        scratch: &mut [TensorMut<R>],
+        addresses: &Addresses<'_, R>,
+    ) -> Result<Vec<Operation>> {
+        let mut operations = Vec::new();
+        for (to, memory) in &phase.sends {
+            let (from, bytes) = self.place(memory, scratch, addresses)?;
+            operations.push(Operation::Send { from, bytes, to: *to });
+        }
+        for (from, memory) in &phase.receives {
+            let (to, bytes) = self.place(memory, scratch, addresses)?;
+            operations.push(Operation::Recv { to, bytes, from: *from });
+        }
+        // The other side has none of them either.
+        operations.retain(|operation| {
+            !matches!(operation, Operation::Send { bytes: 0, .. } | Operation::Recv { bytes: 0, .. })
+        });
+        Ok(operations)
+    }
+
+    /// Address and bytes of memory of the call.
+    fn place(
+        &mut self,
+        memory: &TransferMemory,
+        scratch: &mut [TensorMut<R>],
+        addresses: &Addresses<'_, R>,
+    ) -> Result<(u64, usize)> {
+        let size = self.dtype.size();
+        let piece = |memory: &mut TensorMut<R>| Ok((addresses.of_mut(memory)?, memory.shape().numel() * size));
+        match (memory, &self.input) {
+            (TransferMemory::Piece(k), _) => piece(&mut self.pieces[*k]),
+            (TransferMemory::Scratch(k), _) => piece(&mut scratch[*k]),
+            (TransferMemory::Input { start, len }, Some(input)) => {
+                Ok((addresses.of(input)? + (start * size) as u64, len * size))
+            }
+            (TransferMemory::Input { .. }, None) => Err(addresses.nothing_to_send()),
+        }
+    }
+
+    /// The library's own operation for the call; none for memory without elements.
+    fn operation<H: Runtime>(&mut self, by: &Queueing<'_, R, H>) -> Result<Option<Operation>> {
+        let addresses = by.addresses(self.op);
+        let Some(output) = self.pieces.first_mut() else { return Ok(None) };
+        let count = output.shape().numel();
+        let (to, bytes) = (addresses.of_mut(output)?, count * self.dtype.size());
+        let from = self.input.as_ref().map(|input| addresses.of(input)).transpose()?;
+        let of = Elements { count, dtype: self.dtype };
+        let operation = match self.what {
+            Collective::AllReduce(op) => Operation::AllReduce { at: to, of, op },
+            Collective::Reduce { op, root } => Operation::Reduce { at: to, of, op, root },
+            Collective::Broadcast { root } => Operation::Broadcast { at: to, bytes, root },
+            Collective::ReduceScatter(op) => {
+                // In place, the output holds all parts.
+                let part = if from.is_some() { count } else { count / by.n };
+                let of = Elements { count: part, ..of };
+                let own = (by.rank * part * self.dtype.size()) as u64;
+                Operation::ReduceScatter {
+                    from: from.unwrap_or(to),
+                    to: if from.is_some() { to } else { to + own },
+                    of,
+                    op,
+                }
+            }
+            _ => {
+                let bytes = bytes / by.n;
+                Operation::AllGather { from: from.unwrap_or(to + (by.rank * bytes) as u64), to, bytes }
+            }
+        };
+        Ok((count > 0).then_some(operation))
+    }
+}
+
+/// Whether the library has the call as it is: parts are even, and sums may be in its order.
+fn is_native(call: &CallShape<'_>, native_sums: bool) -> bool {
+    let even = |parts: &[usize]| parts.iter().all(|part| *part == parts[0]);
+    match call.what {
+        Collective::Broadcast { .. } => true,
+        Collective::AllGather => even(call.recv),
+        Collective::AllReduce(_) | Collective::Reduce { .. } => native_sums,
+        Collective::ReduceScatter(_) => native_sums && even(call.send),
+        _ => false,
+    }
+}
+
+/// The output of a call that the library has, in one piece.
+fn native_pieces(call: &CallShape<'_>) -> Vec<usize> {
+    match call.what {
+        Collective::AllGather => vec![call.recv.iter().sum()],
+        Collective::ReduceScatter(_) if call.has_input => vec![call.send[call.rank]],
+        _ => vec![call.send.iter().sum()],
+    }
+}
+
+impl<R: Runtime, H: Runtime> Queueing<'_, R, H> {
+    fn addresses(&self, op: &'static str) -> Addresses<'_, R> {
+        Addresses { op, queue: self.combiner.runtime(), host: self.host }
+    }
+
+    /// Queues operations that run together.
+    pub(crate) fn run(&self, op: &'static str, operations: &[Operation]) -> Result<(), Stop> {
+        if operations.is_empty() {
+            return Ok(());
+        }
+        let (world, stream) = (self.world, self.world.stream());
+        let is_over = || world.is_over();
+        let started = world.enter(op, || {
+            self.handle.run(&world.patience(&is_over), |api, comm| group(api, comm, operations, stream))
+        })?;
+        started.map_err(Stop::Trouble)
+    }
+}
+
+fn group(api: &dyn NcclApi, comm: RawComm, operations: &[Operation], stream: usize) -> Status {
+    let mut status = api.group_start();
+    for operation in operations {
+        if !matches!(status, Status::SUCCESS | Status::IN_PROGRESS) {
+            break;
+        }
+        // SAFETY: addresses are of memory that the call owns or shares, on the device of this queue, whose runtime has booked the use:
+        // it is not reused before the stream has passed. If the call fails, the communicator is aborted before its memory is dropped.
+        status = unsafe { api.enqueue(comm, operation, stream) };
+    }
+    // A group that was begun is always ended.
+    match (status, api.group_end()) {
+        (Status::SUCCESS | Status::IN_PROGRESS, end) => end,
+        (failed, _) => failed,
+    }
+}

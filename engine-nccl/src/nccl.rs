@@ -1,0 +1,112 @@
+//! The library, and what communicators over it are made with.
+
+use std::{fmt, panic::Location, sync::Arc};
+
+use comm::Comm;
+use numcore::{Result, Runtime};
+
+use super::{
+    api::NcclApi,
+    communicator::NcclCommunicator,
+    loaded::{LoadedNccl, version_words},
+};
+
+/// NVIDIA's library of collectives between GPUs, and how communicators use it.
+///
+/// ```no_run
+/// use comm::{Collectives, Communicator, Ranks, ReduceOp};
+/// use engine_nccl::Nccl;
+/// # use numcore::{Result, Runtime, Shape, TensorMut, DType};
+/// # fn gpu<R: Runtime>(index: usize) -> Result<R> { Err(numcore::Error::argument("gpu", format!("there is no GPU {index}"))) }
+/// # fn main() -> Result<()> {
+/// # type Cuda = numcore::NullRuntime;
+/// # type Cpu = numcore::NullRuntime;
+/// let nccl = Nccl::load()?;
+/// // The control plane is threads of this process here; under `mpirun` it is a world of processes.
+/// Ranks::new(4).run(|_| Ok(Cpu::new()), |control| {
+///     let own: Cuda = gpu(control.rank())?;
+///     let comm = nccl.communicator(&control, &own)?;
+///     let x = TensorMut::zeros(&own, Shape::new(&[1 << 20])?, DType::F32)?;
+///     comm.all_reduce(x, ReduceOp::Sum)?.wait()?;
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Nccl {
+    pub(crate) api: Arc<dyn NcclApi>,
+    pub(crate) native_sums: bool,
+    pub(crate) chunk: usize,
+}
+
+/// Bytes of a rank's part that are received from every other rank before they are combined.
+const CHUNK: usize = 16 << 20;
+
+impl Nccl {
+    /// Opens the library: `libnccl.so.2`, or what the environment variable `WEFTGRAD_NCCL_LIBRARY` names.
+    ///
+    /// # Errors
+    /// If it is not found, or is older than NCCL 2.18. The message has the names that were tried, and what the system's loader said.
+    pub fn load() -> Result<Nccl> {
+        Ok(Nccl::over(Arc::new(LoadedNccl::open()?)))
+    }
+
+    /// NCCL on the host, for tests of programs and of this engine: ranks are threads of this process, and memory is the host's. Calls that do
+    /// not match never end, as in the library.
+    #[cfg(feature = "emulate")]
+    pub fn emulated() -> Nccl {
+        Nccl::over(Arc::new(super::emulated::EmulatedNccl::default()))
+    }
+
+    /// NCCL on the host, on which an operation fails after so many others, of all ranks together.
+    #[cfg(feature = "emulate")]
+    pub fn emulated_failing_after(operations: u64) -> Nccl {
+        let api = super::emulated::EmulatedNccl::default();
+        api.fail_after(operations);
+        Nccl::over(Arc::new(api))
+    }
+
+    fn over(api: Arc<dyn NcclApi>) -> Nccl {
+        Nccl { api, native_sums: false, chunk: CHUNK }
+    }
+
+    /// Lets NCCL add up. It takes less time, as its rings and trees need no memory beside the tensor; but the order of additions then
+    /// depends on the number of GPUs, on how they are connected and on the size of a tensor, so a sum depends on how gradients
+    /// are cut into buckets. Off by default: sums are in the order of ranks then, by this project's own kernels, and the same bits as those of threads.
+    pub fn native_sums(mut self, on: bool) -> Nccl {
+        self.native_sums = on;
+        self
+    }
+
+    /// Bytes of a rank's part of a reduction that are received from every other rank before they are combined, 16 MiB at first: what is needed
+    /// beside the tensor is at most this for every other rank. All ranks must give the same.
+    pub fn chunk(mut self, bytes: usize) -> Nccl {
+        self.chunk = bytes.max(1);
+        self
+    }
+
+    /// The library's version.
+    pub fn version(&self) -> String {
+        version_words(self.api.version())
+    }
+
+    /// A communicator of the ranks of `control`, each on the GPU of its own `rt`. Blocks until all ranks have made the call.
+    ///
+    /// Calls over it, and over groups that are split from it, run one after another in the order in which a rank starts them, so all ranks
+    /// start them in one order, and transfers that must run together are started by [`start_all`](comm::Communicator::start_all).
+    ///
+    /// # Errors
+    /// If a rank's runtime is not on a GPU that NCCL can reach, two ranks are on one GPU, ranks have different versions of the library or
+    /// different options, or one does not come before the deadline of `control`.
+    #[track_caller]
+    pub fn communicator<R: Runtime, H: Runtime>(&self, control: &Comm<H>, rt: &R) -> Result<Comm<R>> {
+        Ok(Arc::new(NcclCommunicator::world(self, control, rt, Location::caller())?))
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Nccl({})", self.version())
+    }
+}

@@ -1,0 +1,219 @@
+//! What is watched of work that is queued: a thread that ends the world if a device does not come to the end of a call, or if the library
+//! or another rank fails while the device waits for it.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use numcore::{Error, QueueMark, Result, Runtime};
+use parking_lot::{Condvar, Mutex};
+
+use super::{handle::Handle, world::World};
+
+/// How often is looked.
+const TICK: Duration = Duration::from_millis(5);
+
+/// A call on its way through the device's queue.
+pub(crate) struct Watched {
+    pub(crate) op: &'static str,
+    pub(crate) mark: Arc<dyn QueueMark>,
+    /// When it was queued.
+    pub(crate) since: Instant,
+}
+
+/// The calls of one rank in the order of its queue, and communicators that are to be destroyed after them.
+pub(crate) struct Watch {
+    state: Mutex<WatchState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct WatchState {
+    calls: VecDeque<Watched>,
+    closing: Vec<Arc<Handle>>,
+    ended: bool,
+}
+
+impl Watch {
+    /// Begins to watch the calls of a world, in a thread of its own.
+    pub(crate) fn start<H: Runtime>(world: &Arc<World<H>>) -> Result<Arc<Watch>> {
+        let watch = Arc::new(Watch { state: Mutex::default(), changed: Condvar::new() });
+        let (own, world) = (watch.clone(), world.clone());
+        let rank = world.world_rank;
+        thread::Builder::new()
+            .name(format!("nccl-{rank}"))
+            .spawn(move || own.run(&world))
+            .map_err(|why| Error::argument("Nccl::communicator", format!("no thread for rank {rank}: {why}")))?;
+        Ok(watch)
+    }
+
+    pub(crate) fn add(&self, call: Watched) {
+        self.state.lock().calls.push_back(call);
+        self.changed.notify_all();
+    }
+
+    /// Destroys a communicator when the queue has come to the end of what it has queued.
+    pub(crate) fn close(&self, handle: Arc<Handle>) {
+        self.state.lock().closing.push(handle);
+        self.changed.notify_all();
+    }
+
+    /// The thread ends when nothing is left.
+    pub(crate) fn end(&self) {
+        self.state.lock().ended = true;
+        self.changed.notify_all();
+    }
+
+    fn run<H: Runtime>(&self, world: &Arc<World<H>>) {
+        while self.wait_for_work() {
+            self.look(world);
+        }
+    }
+
+    /// Waits until there is something to look at; false at the end.
+    fn wait_for_work(&self) -> bool {
+        let mut state = self.state.lock();
+        loop {
+            if !state.calls.is_empty() {
+                self.changed.wait_for(&mut state, TICK);
+                return true;
+            }
+            if !state.closing.is_empty() {
+                return true;
+            }
+            if state.ended {
+                return false;
+            }
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Takes out what has ended, and ends the world for what does not.
+    pub(crate) fn look<H: Runtime>(&self, world: &Arc<World<H>>) {
+        let trouble = self.passed(world.timeout);
+        let idle = {
+            let mut state = self.state.lock();
+            // Marks are in the order of the queue.
+            if state.calls.is_empty() { std::mem::take(&mut state.closing) } else { Vec::new() }
+        };
+        let is_over = || world.is_over();
+        for handle in idle {
+            // A device without a context has nothing to destroy.
+            let _ = world.enter("close", || handle.close(&world.patience(&is_over)));
+        }
+        if let Some((op, cause)) = trouble.or_else(|| world.late_error()) {
+            world.fail(op, &cause);
+        } else if world.is_over() {
+            world.end();
+        }
+    }
+
+    /// Drops calls that have ended; why there is one that cannot end.
+    fn passed(&self, timeout: Duration) -> Option<(&'static str, String)> {
+        let mut state = self.state.lock();
+        while let Some(Watched { op, mark, since }) = state.calls.front() {
+            let (op, late) = (*op, since.elapsed() > timeout);
+            match mark.is_reached() {
+                Ok(true) => drop(state.calls.pop_front()),
+                Ok(false) if late => {
+                    state.calls.clear();
+                    let why = format!(
+                        "the device has not come to the end of {op} in {timeout:?}: another rank's device stands, or a link"
+                    );
+                    return Some((op, why));
+                }
+                Ok(false) => return None,
+                Err(error) => {
+                    state.calls.clear();
+                    return Some((op, error.to_string()));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// Ends the thread with the last of a rank's communicators.
+pub(crate) struct WatchOwner(pub(crate) Arc<Watch>);
+
+impl Drop for WatchOwner {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use comm::{Comm, Communicator, Ranks};
+    use numcore::{ErrorKind, NullRuntime};
+
+    use super::*;
+
+    /// A point that a device comes to when it is told to, or never.
+    #[derive(Default)]
+    struct Point {
+        reached: AtomicBool,
+        broken: bool,
+    }
+
+    impl QueueMark for Point {
+        fn is_reached(&self) -> Result<bool> {
+            match self.broken {
+                true => Err(Error::argument("record", "the device is gone")),
+                false => Ok(self.reached.load(Ordering::Acquire)),
+            }
+        }
+    }
+
+    fn watched(mark: &Arc<Point>, age: Duration) -> Watched {
+        let since = Instant::now().checked_sub(age).expect("the clock is older");
+        Watched { op: "all_reduce", mark: mark.clone(), since }
+    }
+
+    /// What both ranks are told after rank 1 has looked at these calls.
+    fn looked(timeout: Duration, calls: impl Fn() -> Vec<Watched> + Sync) -> Vec<Result<usize>> {
+        let program = |control: Comm<NullRuntime>| {
+            let world = World::new(&control, None);
+            let watch = Watch { state: Mutex::default(), changed: Condvar::new() };
+            if control.rank() == 1 {
+                calls().into_iter().for_each(|call| watch.add(call));
+                watch.look(&world);
+            }
+            comm::Collectives::barrier(&control)?;
+            let left = watch.state.lock().calls.len();
+            Ok(left)
+        };
+        Ranks::new(2).timeout(timeout).outcomes(|_| Ok(NullRuntime::new()), program).expect("two ranks")
+    }
+
+    #[test]
+    fn calls_that_end_are_forgotten_in_the_order_of_the_queue() {
+        let point = |reached| Arc::new(Point { reached: AtomicBool::new(reached), broken: false });
+        let calls = || [true, true, false, true].map(|reached| watched(&point(reached), Duration::ZERO)).into();
+        let left: Vec<usize> = looked(Duration::from_secs(60), calls).into_iter().map(Result::unwrap).collect();
+        assert_eq!(left, [0, 2]);
+    }
+
+    #[test]
+    fn a_device_that_does_not_come_to_the_end_of_a_call_is_an_error_on_all() {
+        let calls = || vec![watched(&Arc::default(), Duration::from_millis(400))];
+        for outcome in looked(Duration::from_millis(300), calls) {
+            let error = outcome.unwrap_err();
+            let ErrorKind::Peer { peer: 1, cause, .. } = error.kind() else { panic!("{error}") };
+            assert!(cause.contains("has not come to the end of all_reduce in 300ms"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_fails_is_an_error_on_all() {
+        let broken = || Arc::new(Point { broken: true, ..Point::default() });
+        for outcome in looked(Duration::from_secs(60), || vec![watched(&broken(), Duration::ZERO)]) {
+            assert!(outcome.unwrap_err().to_string().contains("the device is gone"));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! What the communicators of one rank share: the first failure ends all of them.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use comm::{Comm, Communicator};
+use numcore::{DeviceQueue, Error, ErrorKind, Result, Runtime};
+use parking_lot::Mutex;
+
+use super::handle::{Handle, Patience, Trouble};
+
+/// One rank's part of a world.
+pub(crate) struct World<H: Runtime> {
+    /// The control plane of all ranks. Weak: who has dropped all communicators has left, though work is still watched.
+    control: Weak<dyn Communicator<H>>,
+    pub(crate) world_rank: usize,
+    pub(crate) timeout: Duration,
+    /// The queue that all calls are on; none on the host.
+    queue: Option<Arc<dyn DeviceQueue>>,
+    handles: Mutex<Vec<Weak<Handle>>>,
+    over: AtomicBool,
+}
+
+impl<H: Runtime> World<H> {
+    pub(crate) fn new(control: &Comm<H>, queue: Option<Arc<dyn DeviceQueue>>) -> Arc<Self> {
+        Arc::new(World {
+            control: Arc::downgrade(control),
+            world_rank: control.world_rank(),
+            timeout: control.timeout(),
+            queue,
+            handles: Mutex::default(),
+            over: AtomicBool::new(false),
+        })
+    }
+
+    /// The stream's handle; nothing on the host.
+    pub(crate) fn stream(&self) -> usize {
+        self.queue.as_ref().map_or(0, |queue| queue.stream())
+    }
+
+    pub(crate) fn queue(&self) -> Option<&Arc<dyn DeviceQueue>> {
+        self.queue.as_ref()
+    }
+
+    /// Runs calls of the library, with the device's context current in this thread.
+    pub(crate) fn enter<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> Result<T> {
+        let Some(queue) = &self.queue else { return Ok(work()) };
+        let (mut work, mut result) = (Some(work), None);
+        queue.enter(op, &mut || result = work.take().map(|work| work()))?;
+        result.ok_or_else(|| Error::internal(op, "a device's queue did not run what it was given"))
+    }
+
+    /// Keeps a communicator, to abort it if the world fails.
+    pub(crate) fn keep(&self, handle: &Arc<Handle>) {
+        let mut handles = self.handles.lock();
+        handles.retain(|handle| handle.strong_count() > 0);
+        handles.push(Arc::downgrade(handle));
+    }
+
+    /// Whether this rank or another has failed. Never blocks.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) || self.control.upgrade().is_some_and(|control| control.poll().is_err())
+    }
+
+    pub(crate) fn patience<'a>(&self, is_over: &'a dyn Fn() -> bool) -> Patience<'a> {
+        Patience { is_over, deadline: Instant::now() + self.timeout.min(FOR_EVER) }
+    }
+
+    /// Why the world has failed, if it has: an error of call `op`.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        let told = match self.control.upgrade() {
+            Some(control) => control.poll().map_err(|error| of_call(error, op)),
+            None => Ok(()),
+        };
+        if told.is_err() {
+            self.end();
+        }
+        told?;
+        if self.over.load(Ordering::Acquire) {
+            return Err(Error::argument(op, "the communicator was aborted").on_rank(self.world_rank));
+        }
+        Ok(())
+    }
+
+    /// Ends the world for this reason, on every rank, and gives the error of call `op`.
+    pub(crate) fn fail(&self, op: &'static str, cause: &str) -> Error {
+        if let Some(control) = self.control.upgrade() {
+            control.abort_for(self.world_rank, cause);
+        }
+        let error = self.check(op).err();
+        self.end();
+        let own = || ErrorKind::Peer { op, peer: self.world_rank, cause: cause.into() };
+        error.unwrap_or_else(|| Error::from(own()).on_rank(self.world_rank))
+    }
+
+    /// The error of a call that the library did not end well.
+    pub(crate) fn trouble(&self, op: &'static str, trouble: Trouble) -> Error {
+        match trouble {
+            Trouble::Over => match self.check(op) {
+                Err(error) => error,
+                Ok(()) => self.fail(op, "NCCL's communicator was aborted"),
+            },
+            Trouble::Late => self.fail(op, &format!("NCCL has not begun a call within {:?}", self.timeout)),
+            Trouble::Failed(words) => self.fail(op, &format!("NCCL: {words}")),
+        }
+    }
+
+    /// An error of the library that came after its call, with a name for it.
+    pub(crate) fn late_error(&self) -> Option<(&'static str, String)> {
+        let handles: Vec<Arc<Handle>> = self.handles.lock().iter().filter_map(Weak::upgrade).collect();
+        handles.iter().find_map(|handle| handle.late_error()).map(|words| ("poll", format!("NCCL: {words}")))
+    }
+
+    /// Aborts the library's communicators: what is queued on the device ends.
+    pub(crate) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        let handles = std::mem::take(&mut *self.handles.lock());
+        for handle in handles.iter().filter_map(Weak::upgrade) {
+            // Without the context there is no device any more, and nothing to abort.
+            let _ = self.enter("abort", || handle.abort());
+        }
+    }
+}
+
+/// More than any deadline, and not beyond what a clock can say.
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+
+/// The error of a poll as that of the call that met it.
+fn of_call(error: Error, op: &'static str) -> Error {
+    let rank = error.rank();
+    let kind = match error.kind() {
+        ErrorKind::Peer { peer, cause, .. } => ErrorKind::Peer { op, peer: *peer, cause: cause.clone() },
+        ErrorKind::Mismatch { why, .. } => ErrorKind::Mismatch { op, why: why.clone() },
+        ErrorKind::Timeout { waited, missing, called, calls, .. } => {
+            ErrorKind::Timeout { op, waited: *waited, missing: missing.clone(), called: *called, calls: calls.clone() }
+        }
+        _ => return error,
+    };
+    let error = Error::from(kind);
+    match rank {
+        Some(rank) => error.on_rank(rank),
+        None => error,
+    }
+}

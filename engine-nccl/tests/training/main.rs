@@ -1,0 +1,37 @@
+//! Data parallelism, ZeRO and pipelines over NCCL on the host: the tests of `distributed`, by their own source.
+//!
+//! `distributed` is this program here: all of the crate, with `Ranks` over NCCL in place of those of `comm`.
+#![allow(missing_docs, unused_imports)]
+
+extern crate self as distributed;
+
+pub use real_distributed::*;
+
+pub mod comm {
+    pub use crate::ranks::Ranks;
+    pub use real_distributed::comm::*;
+}
+
+#[path = "../../../distributed/tests/all/checkpoint_common.rs"]
+mod checkpoint_common;
+#[path = "../../../distributed/tests/all/common.rs"]
+mod common;
+#[path = "../../../distributed/tests/all/data_parallel.rs"]
+mod data_parallel;
+#[path = "../../../distributed/tests/all/data_parallel_unused.rs"]
+mod data_parallel_unused;
+#[path = "../../../distributed/tests/all/job.rs"]
+mod job;
+#[path = "../../../distributed/tests/all/pipeline_common.rs"]
+mod pipeline_common;
+#[path = "../../../distributed/tests/all/pipeline_run.rs"]
+mod pipeline_run;
+#[path = "../../../distributed/tests/all/pipeline_train.rs"]
+mod pipeline_train;
+#[allow(dead_code, reason = "other suites use the rest")]
+#[path = "../support/ranks.rs"]
+pub mod ranks;
+#[path = "../../../distributed/tests/all/zero_memory.rs"]
+mod zero_memory;
+#[path = "../../../distributed/tests/all/zero_stages.rs"]
+mod zero_stages;
