@@ -1,6 +1,7 @@
 //! What every engine must do, on ranks that are threads, and what is theirs alone.
 #![allow(missing_docs)]
 
+mod byte_lengths;
 mod collectives;
 mod collectives_types;
 mod faults;
