@@ -86,7 +86,7 @@ impl<R: Runtime> Function<R> for Exchanged<R> {
 }
 
 /// Starts an exchange; what is given back waits for its result.
-fn start<R: Runtime>(what: Exchange, comm: &Comm<R>, x: Tensor<R>) -> Result<ArrivingGradient<R>> {
+pub(crate) fn start<R: Runtime>(what: Exchange, comm: &Comm<R>, x: Tensor<R>) -> Result<ArrivingGradient<R>> {
     match what {
         Exchange::Copy => Ok(Box::new(|| Ok(x))),
         Exchange::AllReduce => {

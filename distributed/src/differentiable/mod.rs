@@ -28,6 +28,7 @@ use nn::parallel::Exchange;
 use numcore::{Result, Runtime};
 
 pub use all_to_all::{all_to_all, all_to_all_parts, all_to_all_parts_of};
+pub(crate) use exchange::start;
 pub use exchange::{exchange, exchange_of};
 
 use crate::comm::Comm;

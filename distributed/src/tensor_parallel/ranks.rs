@@ -11,6 +11,8 @@ use crate::{
     differentiable::{all_to_all_parts_of, exchange_of},
 };
 
+use super::pieces::linear_in_pieces;
+
 /// The ranks of a communicator, over which a [`TensorPlan`](nn::parallel::TensorPlan) cuts a model.
 /// [`Mesh::parallelize`](crate::mesh::Mesh::parallelize) gives layers those along the tensor axis.
 #[derive(Clone, Debug)]
@@ -34,6 +36,17 @@ impl<R: Runtime> TensorGroup<R> for TensorRanks<R> {
 
     fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>> {
         exchange_of(what, &self.0, x, of)
+    }
+
+    fn linear_in_pieces(
+        &self,
+        what: Exchange,
+        [x, weight]: [&Var<R>; 2],
+        bias: Option<&Var<R>>,
+        pieces: usize,
+        of: &str,
+    ) -> Result<Var<R>> {
+        linear_in_pieces(what, &self.0, [x, weight], bias, pieces, of)
     }
 
     fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>> {

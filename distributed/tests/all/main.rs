@@ -81,6 +81,7 @@ mod tensor_decisions;
 mod tensor_layers;
 mod tensor_overlap;
 mod tensor_parallel;
+mod tensor_pieces;
 mod tensor_pipeline_common;
 mod tensor_pipelines;
 mod tensor_plans;

@@ -12,7 +12,10 @@ use distributed::{
     train::{Loss, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
     zero::ZeroStage,
 };
-use nn::{Gpt, GptConfig, Init, Module, ModuleExt, parallel::VocabularyLoss};
+use nn::{
+    Gpt, GptConfig, Init, Module, ModuleExt,
+    parallel::{TensorPlan, VocabularyLoss},
+};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -32,6 +35,8 @@ pub struct TensorCase {
     pub model: GptConfig,
     pub dtype: DType,
     pub sequence: bool,
+    /// In how many pieces layers exchange parts of the sequence.
+    pub pieces: usize,
     pub exchange: ContextExchange,
     pub zero: Option<ZeroStage>,
     pub accumulation: usize,
@@ -60,6 +65,7 @@ impl TensorCase {
             model,
             dtype: DType::F64,
             sequence: false,
+            pieces: 1,
             exchange: ContextExchange::AllGather,
             zero: None,
             accumulation: 1,
@@ -82,11 +88,15 @@ impl TensorCase {
         Ok((Var::new(text.narrow(1, 0, t)?.contiguous()?), Var::new(text.narrow(1, 1, t)?.contiguous()?)))
     }
 
+    pub fn plan(&self) -> TensorPlan {
+        Gpt::<Cpu>::tensor_plan().sequence_parallel(self.sequence).exchange_in_pieces(self.pieces)
+    }
+
     pub fn build(&self, mesh: &Mesh<Cpu>) -> Result<Gpt<Cpu>> {
         let init = Init::new(mesh.world().runtime(), 7).dtype(self.dtype).lazily();
         let model = Gpt::new(&init, self.model)?;
         self.frozen.iter().for_each(|prefix| model.freeze_where(nn::under(prefix)));
-        mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan().sequence_parallel(self.sequence))?;
+        mesh.parallelize(&model, &self.plan())?;
         mesh.context_parallel(&model, self.exchange)?;
         Ok(model)
     }

@@ -10,7 +10,7 @@ use distributed::{
     train::{Loss, StageStrategy, TrainStep, TrainingConfig, TrainingMetrics},
     zero::ZeroOptions,
 };
-use nn::{Gpt, Init, ModuleExt};
+use nn::{Init, ModuleExt};
 use numcore::Result;
 use runtime_cpu::Cpu;
 
@@ -57,7 +57,7 @@ impl StagedCase {
             Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
         };
         let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss).ties(GptStage::<Cpu>::ties(&case.model));
-        let model = model.parallelize(mesh, &Gpt::<Cpu>::tensor_plan().sequence_parallel(case.sequence))?;
+        let model = model.parallelize(mesh, &case.plan())?;
         model.context_parallel(mesh, case.exchange)
     }
 

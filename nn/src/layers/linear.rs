@@ -119,7 +119,12 @@ impl<R: Runtime> Linear<R> {
         match placed.style() {
             // No plan shares out a linear layer as experts.
             TensorStyle::Replicated | TensorStyle::Experts => self.product_here(x, residual),
-            TensorStyle::Column => self.product_here(&placed.enter_alone(x)?, residual),
+            TensorStyle::Column => {
+                match placed.column_in_pieces(x, &self.weight.var(), optional(&self.bias).as_ref())? {
+                    Some(here) => plus(here, residual),
+                    None => self.product_here(&placed.enter_alone(x)?, residual),
+                }
+            }
             TensorStyle::Row => self.summed(&placed, x, residual),
             TensorStyle::Vocabulary => {
                 let here = self.product_here(&placed.enter_alone(x)?, None)?;
@@ -140,7 +145,7 @@ impl<R: Runtime> Linear<R> {
     /// The sum of all ranks' products of a layer that is cut along its inputs; the bias is added after it, so once.
     #[track_caller]
     fn summed(&self, placed: &Placed<R>, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
-        let sum = placed.leave(&x.linear(&self.weight.var(), None)?)?;
+        let sum = placed.row_product(x, &self.weight.var())?;
         plus(plus(sum, optional(&self.bias).as_ref())?, residual)
     }
 

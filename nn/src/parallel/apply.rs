@@ -118,8 +118,9 @@ impl TensorPlan {
             Partiality::Never if style == TensorStyle::Row => self.is_sequence_parallel() && replicas > 1,
             Partiality::Never => style != TensorStyle::Replicated && replicas > 1,
         };
-        let (sequence, group) = (self.is_sequence_parallel(), group.clone());
-        Ok(Some(Placed { name: name.as_str().into(), style, placement, replicas, partial, sequence, group, examples }))
+        let (sequence, pieces, group) = (self.is_sequence_parallel(), self.pieces(), group.clone());
+        let name = name.as_str().into();
+        Ok(Some(Placed { name, style, placement, replicas, partial, sequence, pieces, group, examples }))
     }
 
     /// Why a parameter's line, or that it has none, does not go with values that are cut along the sequence: its gradient would be partial

@@ -3,7 +3,7 @@
 use std::{fmt::Debug, sync::Arc};
 
 use autograd::Var;
-use numcore::{Result, Runtime, Tensor};
+use numcore::{Result, Runtime, Tensor, ops::MatmulOps};
 
 /// What ranks do with a value, and in backward with its gradient: each is the gradient of another.
 ///
@@ -70,6 +70,23 @@ pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
     fn size(&self) -> usize;
     /// Does `what` with `x`; `of` is the layer that asks, by which calls are told apart. The result is differentiable, any number of times.
     fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>>;
+    /// The linear layer `x · Wᵀ + b` with what it exchanges: the product of all ranks' parts of `x` ([`Exchange::AllGather`]), or this rank's part of
+    /// the sum of all ranks' products ([`Exchange::ReduceScatter`], without `b`). A group may exchange so many pieces one after another and compute
+    /// beside them; the values are the same. One after the other, unless a group knows better.
+    fn linear_in_pieces(
+        &self,
+        what: Exchange,
+        [x, weight]: [&Var<R>; 2],
+        bias: Option<&Var<R>>,
+        pieces: usize,
+        of: &str,
+    ) -> Result<Var<R>> {
+        let _ = pieces;
+        match what {
+            Exchange::AllGather(_) => self.exchange(what, x, of)?.linear(weight, bias),
+            _ => self.exchange(what, &x.linear(weight, bias)?, of),
+        }
+    }
     /// The largest of all ranks' values, element by element, without a gradient.
     fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>>;
     /// Sends rank `j` the next `send[j]` rows of `x`, and gives the `recv[i]` rows that each rank `i` sent here, by rank. The result is

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use autograd::{Var, autocast_dtype, recomputed};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, PointwiseOps},
+    ops::{Apply, MatmulOps, PointwiseOps},
     placement::TensorPlacement,
     pointwise::Program,
 };
@@ -21,6 +21,8 @@ pub struct Placed<R: Runtime> {
     pub(super) replicas: usize,
     pub(super) partial: bool,
     pub(super) sequence: bool,
+    /// In how many pieces a layer exchanges parts of the sequence in forward.
+    pub(super) pieces: usize,
     pub(super) group: Arc<dyn TensorGroup<R>>,
     pub(super) examples: Option<Arc<dyn TensorGroup<R>>>,
 }
@@ -89,6 +91,34 @@ impl<R: Runtime> Placed<R> {
         let (dim, group, name) = (sequence_of(x)?, self.group.clone(), self.name.clone());
         // Cast here: the cast of a value that is recomputed would be kept, of the whole sequence.
         recomputed(&[x], move |x| group.exchange(Exchange::AllGather(dim), &cast_for_product(&x[0])?, &name))
+    }
+
+    /// The output of one layer alone that is cut along its outputs, where what it gathers is [in pieces](super::TensorPlan::exchange_in_pieces): none
+    /// where it is not.
+    pub(crate) fn column_in_pieces(
+        &self,
+        x: &Var<R>,
+        weight: &Var<R>,
+        bias: Option<&Var<R>>,
+    ) -> Result<Option<Var<R>>> {
+        if !self.sequence || self.pieces < 2 {
+            return Ok(None);
+        }
+        let bias = bias.map(cast_for_product).transpose()?;
+        let (x, weight) = (cast_for_product(x)?, cast_for_product(weight)?);
+        let what = Exchange::AllGather(sequence_of(&x)?);
+        self.group.linear_in_pieces(what, [&x, &weight], bias.as_ref(), self.pieces, &self.name).map(Some)
+    }
+
+    /// The sum of all ranks' products of a layer that is cut along its inputs, as [`leave`](Placed::leave) has it of the product; in pieces, if they are
+    /// asked for.
+    pub(crate) fn row_product(&self, x: &Var<R>, weight: &Var<R>) -> Result<Var<R>> {
+        if !self.sequence || self.pieces < 2 {
+            return self.leave(&x.linear(weight, None)?);
+        }
+        let (x, weight) = (cast_for_product(x)?, cast_for_product(weight)?);
+        let what = Exchange::ReduceScatter(sequence_of(&x)?);
+        self.group.linear_in_pieces(what, [&x, &weight], None, self.pieces, &self.name)
     }
 
     /// The sum of all ranks' partial outputs, of a layer that is cut along its inputs: this rank's part of the sequence, where that is cut.

@@ -29,6 +29,8 @@ pub enum TensorStyle {
 pub struct TensorPlan {
     entries: Vec<PlanEntry>,
     sequence: bool,
+    /// In how many pieces layers exchange parts of the sequence; 0, which is one, where nobody asked.
+    pieces: usize,
     /// Patterns of the modules that compute on parts of the sequence.
     regions: Vec<String>,
     /// Patterns whose lines were to be removed, and were not there.
@@ -137,6 +139,24 @@ impl TensorPlan {
     pub fn sequence_parallel(mut self, yes: bool) -> Self {
         self.sequence = yes;
         self
+    }
+
+    /// With [`sequence_parallel`](TensorPlan::sequence_parallel), has linear layers exchange parts of the sequence in so many pieces in forward: what a
+    /// column-parallel layer gathers travels while its product with the piece before is computed, and so does what a row-parallel layer sums
+    /// (asynchronous tensor parallelism). One, which is how it is unless this asks for more, exchanges all at once. As many bytes travel, and every
+    /// element is computed as without: bits are the same where those of a runtime's product of some rows are those of the product of all.
+    /// In backward a gather and a sum travel beside products too. It costs a copy of each output; layers that share what they gather, such as projections
+    /// of queries and keys apart, gather it at once.
+    #[doc(alias("async_tp"))]
+    #[doc(alias("tp_comm_overlap"))]
+    pub fn exchange_in_pieces(mut self, pieces: usize) -> Self {
+        self.pieces = pieces;
+        self
+    }
+
+    /// In how many pieces parts of the sequence are exchanged.
+    pub(super) fn pieces(&self) -> usize {
+        self.pieces.max(1)
     }
 
     /// Whether values between the layers are cut along the sequence.

@@ -29,15 +29,17 @@ const ALL_REDUCE: usize = 64 << 20;
 /// How far the losses of cases with equal batches may be apart: all compute the same steps in `f32`.
 const APART: f64 = 1e-3;
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 10] = [
     Case::one("1 rank × 1 thread", 1),
     Case::one("1 rank × 2 threads", 2),
     Case::two("ddp, 2 ranks", BUCKETS),
     Case::two("zero 1, 2 ranks", Way::Zero(ZeroStage::State, UnitOf::layers)),
     Case::two("zero 2, 2 ranks", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
     Case::two("zero 3, 2 ranks", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
-    Case::two("tensor, 2 ranks", Way::Tensor { sequence: false }),
-    Case::two("sequence, 2 ranks", Way::Tensor { sequence: true }),
+    Case::two("tensor, 2 ranks", Way::Tensor { sequence: false, pieces: 1 }),
+    Case::two("sequence, 2 ranks", Way::Tensor { sequence: true, pieces: 1 }),
+    Case::two("in 2 pieces", Way::Tensor { sequence: true, pieces: 2 }),
+    Case::two("in 4 pieces", Way::Tensor { sequence: true, pieces: 4 }),
 ];
 
 /// What is measured.

@@ -44,8 +44,8 @@ pub(crate) enum Way {
     Ddp(Option<BucketLimits>),
     /// What ZeRO shards, in units.
     Zero(ZeroStage, fn() -> UnitOf),
-    /// Layers cut over all ranks, which see the same examples; the sequence between them, if asked for.
-    Tensor { sequence: bool },
+    /// Layers cut over all ranks, which see the same examples; the sequence between them, if asked for, exchanged in pieces.
+    Tensor { sequence: bool, pieces: usize },
 }
 
 /// Buckets as they are without asking.
@@ -112,9 +112,10 @@ pub(crate) fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<M
     let comm: Comm<Cpu> = counted.clone();
     let model = Gpt::new(&Init::new(comm.runtime(), 1), GptConfig::default())?;
     let mesh = match case.way {
-        Way::Tensor { sequence } => {
+        Way::Tensor { sequence, pieces } => {
             let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, case.ranks)])?)?;
-            mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan().sequence_parallel(sequence))?;
+            let plan = Gpt::<Cpu>::tensor_plan().sequence_parallel(sequence).exchange_in_pieces(pieces);
+            mesh.parallelize(&model, &plan)?;
             mesh
         }
         _ => comm.as_mesh(),
