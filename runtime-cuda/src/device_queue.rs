@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use numcore::{DeviceQueue, QueueMark, Result};
 
-use crate::{queue::CudaEvent, queue::Queue};
+use crate::{event::CudaEvent, queue::Queue};
 
 /// The stream of a queue.
 pub(crate) struct ForeignQueue(pub(crate) Arc<Queue>);

@@ -1,7 +1,7 @@
 //! The state that all queues of one GPU share: its driver, the kernels compiled so far, and its properties.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     hash::Hash,
     sync::{Arc, Weak},
 };
@@ -50,9 +50,11 @@ pub(crate) struct Generated {
     pub body: ElementBody,
 }
 
-/// GPUs in use, by weak references, so that an unused device is closed. Tensors of two handles of one GPU may be used
-/// together, so the handles must share its context.
-static OPEN: Mutex<Vec<(u32, Weak<Engine>)>> = Mutex::new(Vec::new());
+/// A GPU that is in use, or was: weak, so that an unused device is closed. Whoever opens it holds the lock, and other GPUs are opened meanwhile.
+type EngineSlot = Arc<Mutex<Weak<Engine>>>;
+
+/// GPUs by their index. Tensors of two handles of one GPU may be used together, so the handles must share its context.
+static OPEN: Mutex<BTreeMap<u32, EngineSlot>> = Mutex::new(BTreeMap::new());
 
 impl Engine {
     /// The GPU `index`, opened once per process.
@@ -63,14 +65,14 @@ impl Engine {
 
     /// The engine of a device, by `driver` if it is not open yet.
     pub(crate) fn shared(device: DeviceId, driver: impl FnOnce() -> Fallible<Arc<dyn Driver>>) -> Result<Arc<Engine>> {
-        let mut open = OPEN.lock();
-        open.retain(|(_, engine)| engine.strong_count() > 0);
-        if let Some(engine) = open.iter().find(|(i, _)| *i == device.index).and_then(|(_, e)| e.upgrade()) {
+        let slot = OPEN.lock().entry(device.index).or_default().clone();
+        let mut open = slot.lock();
+        if let Some(engine) = open.upgrade() {
             return Ok(engine);
         }
         let driver = driver().map_err(|e| backend("Cuda::new", device, e))?;
         let engine = Arc::new(Engine::new(driver, device));
-        open.push((device.index, Arc::downgrade(&engine)));
+        *open = Arc::downgrade(&engine);
         Ok(engine)
     }
 

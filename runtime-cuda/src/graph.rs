@@ -1,10 +1,18 @@
 //! Whole training steps as one launch: CUDA graphs.
 
-use std::sync::Arc;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Arc,
+};
 
 use numcore::Result;
 
-use crate::{Cuda, driver::Recording, memory::HeldBlocks, queue::Queue};
+use crate::{
+    Cuda,
+    driver::{Fallible, Recording},
+    memory::HeldBlocks,
+    queue::Queue,
+};
 
 /// Work that was captured once and can be launched repeatedly, without the host's part of it. See [`Cuda::capture`].
 pub struct Graph {
@@ -28,7 +36,10 @@ impl Cuda {
     /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step
     ///   reads and did not create must outlive the graph.
     /// - Run-time scalars are frozen: a learning rate, a step count, a seed. A value that changes belongs in a tensor.
-    /// - All work is queued on this handle; work of other handles is not captured.
+    /// - All work is queued on this handle; work of other handles is not captured, and nothing in the step waits for it. Tensors of other handles
+    ///   that the step reads or drops are kept by the graph.
+    /// - Other threads may go on: what would break a capture (memory of the device, kernels that are loaded) waits for its end. Loaders use a
+    ///   [`fork`](numcore::Runtime::fork).
     ///
     /// Memory the step used stays with the graph until it is dropped.
     pub fn capture<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<(Graph, T)> {
@@ -39,20 +50,28 @@ impl Cuda {
         queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
         queue.begin_capture();
         let held = queue.memory.begin_capture();
-        let result = step();
+        // A panic must not leave the queue captured, and the device's other threads waiting.
+        let result = catch_unwind(AssertUnwindSafe(step));
         queue.memory.end_capture();
         let reports = queue.end_capture();
         let recording = queue.driver().end_capture(queue.stream);
+        let discard = |recording: Fallible<Recording>| {
+            if let Ok(recording) = recording {
+                queue.driver().destroy_recording(recording);
+            }
+            queue.memory.release_held(&held);
+        };
         match result {
+            Err(panic) => {
+                discard(recording);
+                resume_unwind(panic)
+            }
             // The step's own error says more than that of the capture it broke.
-            Err(error) => {
-                if let Ok(recording) = recording {
-                    queue.driver().destroy_recording(recording);
-                }
-                queue.memory.release_held(&held);
+            Ok(Err(error)) => {
+                discard(recording);
                 Err(error)
             }
-            Ok(value) => {
+            Ok(Ok(value)) => {
                 let recording = queue.kept("capture", recording)?;
                 Ok((Graph { queue: queue.clone(), recording, reports, held }, value))
             }

@@ -4,8 +4,8 @@
 //! (`codegen`); other kernels are hand-written in the folder `kernels`; matrix products use cuBLASLt. Every queue has a
 //! stream for kernels, a stream for copies and a memory pool; work is queued and methods return at once.
 //!
-//! Requirements: NVIDIA's driver, NVRTC and cuBLASLt. They are loaded at run time, so this crate builds without them;
-//! [`Cuda::new`] says which is missing.
+//! Requirements: NVIDIA's driver and cuBLASLt, and NVRTC where a kernel is not compiled yet. They are loaded at run time,
+//! so this crate builds without them; [`Cuda::new`] says which is missing, or what the system's loader said of it.
 //!
 //! **Invariant**: results depend only on operands, types and strides: no atomics on floats, and no sum is partitioned
 //! by the size of the GPU.
@@ -23,7 +23,8 @@
 //! # Kernels on disk
 //!
 //! Machine code is kept in `$XDG_CACHE_HOME/weftgrad/cuda` (or `~/.cache/weftgrad/cuda`) under names that identify
-//! source, architecture and compiler. Deleting the folder is always safe.
+//! source, options, architecture and the driver's major version of CUDA. What is there needs no compiler. Deleting the
+//! folder is always safe.
 //!
 //! # Errors
 //!
@@ -40,6 +41,7 @@ mod codegen;
 mod device_queue;
 mod driver;
 mod engine;
+mod event;
 mod fused;
 mod graph;
 mod handwritten;
@@ -64,9 +66,9 @@ use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
 pub use driver::{AccessOrder, GemmRefusal};
+pub use event::CudaEvent;
 pub use graph::Graph;
 pub use memory::CudaBuffer;
-pub use queue::CudaEvent;
 
 use engine::Engine;
 use queue::Queue;

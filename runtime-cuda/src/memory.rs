@@ -34,26 +34,39 @@ struct PoolState {
 }
 
 /// Blocks that a recording writes to whenever it is launched: no one else may have them while it lives.
-pub(crate) struct HeldBlocks(Mutex<Option<Vec<DeviceBlock>>>);
+pub(crate) struct HeldBlocks(Mutex<Option<Blocks>>);
+
+/// Blocks of the queue that is captured, and of others, with the memory that each returns to.
+#[derive(Default)]
+struct Blocks {
+    own: Vec<DeviceBlock>,
+    others: Vec<(DeviceBlock, Arc<Memory>)>,
+}
 
 impl HeldBlocks {
     /// Keeps a block; gives it back once the recording is gone.
     fn keep(&self, block: DeviceBlock) -> Option<DeviceBlock> {
         match &mut *self.0.lock() {
             Some(blocks) => {
-                blocks.push(block);
+                blocks.own.push(block);
                 None
             }
             None => Some(block),
         }
     }
 
+    /// Keeps a block of another queue; false once the recording is gone.
+    fn keep_of(&self, memory: &Arc<Memory>, block: DeviceBlock) -> bool {
+        let mut blocks = self.0.lock();
+        blocks.as_mut().map(|blocks| blocks.others.push((block, memory.clone()))).is_some()
+    }
+
     /// A kept block of this class.
     fn take(&self, class: usize) -> Option<DeviceBlock> {
         let mut blocks = self.0.lock();
-        let blocks = blocks.as_mut()?;
-        let at = blocks.iter().rposition(|b| b.class == class)?;
-        Some(blocks.swap_remove(at))
+        let own = &mut blocks.as_mut()?.own;
+        let at = own.iter().rposition(|b| b.class == class)?;
+        Some(own.swap_remove(at))
     }
 }
 
@@ -101,15 +114,33 @@ impl fmt::Debug for CudaBuffer {
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
+        let block = self.block.take();
+        // Before the lock is taken: two queues may drop memory that the other has used.
+        let block = block.and_then(|block| self.after_others(block));
         let mut state = self.memory.state.lock();
         state.pool.unbook(self.bytes, self.use_);
-        let Some(block) = self.block else { return };
-        self.others.get_mut().drain(..).for_each(|other| self.memory.follow(&other, state.capture.is_some()));
+        let Some(block) = block else { return };
         let holder = state.capture.as_ref().or(self.held.as_ref());
         let block = if let Some(held) = holder { held.keep(block) } else { Some(block) };
         if let Some(block) = block {
             state.pool.put(block.class, block.address);
         }
+    }
+}
+
+impl CudaBuffer {
+    /// Orders later work of the own queue after that of others which have used the block. A queue that is captured uses it in every replay:
+    /// its recording keeps the block then, and nothing is waited for, since that would draw the own queue into the capture.
+    fn after_others(&mut self, block: DeviceBlock) -> Option<DeviceBlock> {
+        let others = std::mem::take(self.others.get_mut());
+        for other in &others {
+            if other.capturing().is_some_and(|held| held.keep_of(&self.memory, block)) {
+                return None;
+            }
+        }
+        let capturing = !others.is_empty() && self.memory.capturing().is_some();
+        others.iter().for_each(|other| self.memory.follow(other, capturing));
+        Some(block)
     }
 }
 
@@ -137,7 +168,7 @@ impl Memory {
 
     /// From here on work is captured.
     pub(crate) fn begin_capture(&self) -> Arc<HeldBlocks> {
-        let held = Arc::new(HeldBlocks(Mutex::new(Some(Vec::new()))));
+        let held = Arc::new(HeldBlocks(Mutex::new(Some(Blocks::default()))));
         self.state.lock().capture = Some(held.clone());
         held
     }
@@ -147,11 +178,20 @@ impl Memory {
         self.state.lock().capture = None;
     }
 
-    /// The recording is gone: its blocks return, for later work of the queue it ran on.
+    /// The recording of the capture in progress, if there is one.
+    fn capturing(&self) -> Option<Arc<HeldBlocks>> {
+        self.state.lock().capture.clone()
+    }
+
+    /// The recording is gone: its blocks return, for later work of the queue it ran on, and those of other queues after that work.
     pub(crate) fn release_held(&self, held: &HeldBlocks) {
         let blocks = held.0.lock().take().unwrap_or_default();
+        for (block, memory) in blocks.others {
+            memory.follow(self, memory.capturing().is_some());
+            memory.state.lock().pool.put(block.class, block.address);
+        }
         let mut state = self.state.lock();
-        blocks.into_iter().for_each(|b| state.pool.put(b.class, b.address));
+        blocks.own.into_iter().for_each(|b| state.pool.put(b.class, b.address));
     }
 
     /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.

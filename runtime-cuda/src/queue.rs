@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, OnceLock,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use numcore::{
@@ -13,9 +13,7 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
-    driver::{
-        CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, Grid, KernelFunction, Mark, Recording, Stream,
-    },
+    driver::{CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, Grid, KernelFunction, Recording, Stream},
     engine::{Engine, backend},
     kernel_times::KernelTimes,
     memory::Memory,
@@ -37,6 +35,8 @@ pub(crate) struct Queue {
     recent: RecentLaunches,
     failed: Mutex<Option<(&'static str, DriverFailure)>>,
     capturing: AtomicBool,
+    /// Captures so far.
+    captures: AtomicU64,
     /// The workspace of GEMM, one at a time, since the queue is ordered. Allocated at first use.
     workspace: OnceLock<u64>,
     /// When kernels ran, since the first recording; `None` where that cannot be measured.
@@ -86,6 +86,7 @@ impl Queue {
             recent: RecentLaunches::default(),
             failed: Mutex::new(None),
             capturing: AtomicBool::new(false),
+            captures: AtomicU64::new(0),
             workspace: OnceLock::new(),
             times: OnceLock::new(),
         })
@@ -281,7 +282,13 @@ impl Queue {
     /// Work is captured from here on.
     pub(crate) fn begin_capture(&self) {
         self.captured_flag.store(false, Ordering::Release);
+        self.captures.fetch_add(1, Ordering::AcqRel);
         self.capturing.store(true, Ordering::Release);
+    }
+
+    /// The number of the capture in progress, if there is one.
+    pub(crate) fn capture_number(&self) -> Option<u64> {
+        self.capturing.load(Ordering::Acquire).then(|| self.captures.load(Ordering::Acquire))
     }
 
     /// Work runs again from here on. Returns whether a captured kernel may report an index out of range.
@@ -311,42 +318,5 @@ impl Drop for Queue {
             // SAFETY: as above.
             unsafe { self.driver().free(*at) };
         }
-    }
-}
-
-/// A point in a queue.
-pub struct CudaEvent {
-    engine: Arc<Engine>,
-    mark: Mark,
-}
-
-impl CudaEvent {
-    pub(crate) fn record(queue: &Queue) -> Result<CudaEvent> {
-        queue.check()?;
-        let mark = queue.kept("record", queue.driver().mark())?;
-        let event = CudaEvent { engine: queue.engine.clone(), mark };
-        queue.kept("record", queue.driver().record(mark, queue.stream))?;
-        Ok(event)
-    }
-
-    pub(crate) fn wait(&self, queue: &Queue) -> Result<()> {
-        queue.check()?;
-        if self.engine.device != queue.engine.device {
-            return Err(ErrorKind::Device { op: "wait", devices: vec![self.engine.device, queue.engine.device] }.into());
-        }
-        queue.kept("wait", queue.driver().wait(queue.stream, self.mark))
-    }
-}
-
-impl CudaEvent {
-    pub(crate) fn is_reached(&self) -> Result<bool> {
-        let reached = self.engine.driver.is_reached(self.mark);
-        reached.map_err(|failure| backend("record", self.engine.device, failure))
-    }
-}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        self.engine.driver.destroy_mark(self.mark);
     }
 }

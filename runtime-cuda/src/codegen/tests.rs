@@ -21,7 +21,7 @@ use crate::{
 const ARCHITECTURES: [u32; 3] = [80, 90, 100];
 
 static COMPILERS: LazyLock<Vec<Compiler>> = LazyLock::new(|| {
-    let compiler = |a| Compiler::new(Architecture(a), None).unwrap_or_else(|e| panic!("{e}"));
+    let compiler = |a| Compiler::new(Architecture(a), None, None);
     ARCHITECTURES.into_iter().map(compiler).collect()
 });
 

@@ -10,6 +10,7 @@ use std::{
     hash::Hasher,
     path::{Path, PathBuf},
     process,
+    sync::OnceLock,
 };
 
 use cudarc::nvrtc::{result, sys};
@@ -25,24 +26,34 @@ pub(crate) struct Architecture(pub u32);
 /// The first bytes of every file kept, before the length of what follows.
 const MAGIC: &[u8; 8] = b"weftgr01";
 
-/// Compiles kernels, or reads machine code that was compiled before.
+/// Compiles kernels, or reads machine code that was compiled before. The compiler is opened when something is to be compiled.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     architecture: Architecture,
-    version: (i32, i32),
+    /// The major version of CUDA that the driver is for, where there is a driver.
+    driver: Option<i32>,
     folder: Option<PathBuf>,
+    opened: OnceLock<Fallible<()>>,
 }
 
 impl Compiler {
-    /// For an architecture, with NVRTC from wherever the system finds it. Machine code is kept in `folder`.
-    pub(crate) fn new(architecture: Architecture, folder: Option<PathBuf>) -> Fallible<Compiler> {
-        libraries::compiler()?;
-        let (mut major, mut minor) = (0, 0);
-        // SAFETY: the library is loaded; both pointers are valid.
-        unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
-            .result()
-            .map_err(|e| DriverFailure::new(format!("NVRTC: {e}")))?;
-        Ok(Compiler { architecture, version: (major, minor), folder })
+    /// For an architecture and a driver, with NVRTC from wherever the system finds it. Machine code is kept in `folder`.
+    pub(crate) fn new(architecture: Architecture, driver: Option<i32>, folder: Option<PathBuf>) -> Compiler {
+        Compiler { architecture, driver, folder, opened: OnceLock::new() }
+    }
+
+    /// Opens NVRTC. A newer one than the driver makes code that the driver refuses, without saying why.
+    fn open(&self) -> Fallible<()> {
+        let open = || {
+            libraries::compiler()?;
+            let (mut major, mut minor) = (0, 0);
+            // SAFETY: the library is loaded; both pointers are valid.
+            unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+                .result()
+                .map_err(|e| DriverFailure::new(format!("NVRTC: {e}")))?;
+            fits((major, minor), self.driver)
+        };
+        self.opened.get_or_init(open).clone()
     }
 
     /// The folder of compiled machine code: the user's cache folder; `None` without a home folder.
@@ -66,11 +77,12 @@ impl Compiler {
         Ok(code)
     }
 
-    /// Two kernels have one name only if source, architecture and compiler are equal.
+    /// Two kernels have one name only if source, options, architecture and the driver's version of CUDA are equal. Which version of the compiler
+    /// made the code is not part of it: what is there needs no compiler.
     fn file_name(&self, source: &KernelSource) -> String {
-        let (a, b) = (hash(source.text.as_bytes(), 0), hash(source.text.as_bytes(), 1));
-        let (major, minor) = self.version;
-        format!("{a:016x}{b:016x}-sm{}-{major}.{minor}.cubin", self.architecture.0)
+        let text = [source.text.as_str(), &self.options().join(" ")].join("\0");
+        let (a, b) = (hash(text.as_bytes(), 0), hash(text.as_bytes(), 1));
+        format!("{a:016x}{b:016x}-sm{}-cuda{}.cubin", self.architecture.0, self.driver.unwrap_or(0))
     }
 
     fn options(&self) -> [String; 6] {
@@ -87,6 +99,7 @@ impl Compiler {
     /// The PTX of a kernel, for inspection.
     #[cfg(all(test, feature = "nvrtc-tests"))]
     pub(crate) fn ptx(&self, source: &KernelSource) -> Fallible<String> {
+        self.open()?;
         let text = CString::new(source.text.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
         let program = NvrtcProgram::new(&text, c"ptx").map_err(|e| DriverFailure::new(e.to_string()))?;
         // SAFETY: the program was created and lives.
@@ -97,6 +110,7 @@ impl Compiler {
     }
 
     fn translate(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
+        self.open()?;
         let named = |what: &str| DriverFailure::new(format!("kernel {}: {what}", source.entry));
         let text = CString::new(source.text.as_str()).map_err(|_| named("its text holds a zero byte"))?;
         let name = CString::new(source.entry.as_str()).map_err(|_| named("its name holds a zero byte"))?;
@@ -105,6 +119,17 @@ impl Compiler {
         let compiled = unsafe { result::compile_program(program.0, &self.options()) };
         compiled.map_err(|e| named(&format!("{e}\n{}", program.log())))?;
         program.code().map_err(|e| named(&e.to_string()))
+    }
+}
+
+/// An error if this NVRTC is newer than the driver: it is the major version that counts, as what is loaded is machine code.
+fn fits((major, minor): (i32, i32), driver: Option<i32>) -> Fallible<()> {
+    match driver {
+        Some(driver) if major > driver => Err(DriverFailure::new(format!(
+            "NVRTC {major}.{minor} makes code for drivers of CUDA {major}, and this driver is for CUDA {driver}: update the driver, or install NVRTC {driver} \
+             (`pip install nvidia-cuda-nvrtc-cu{driver}`) and put it first on LD_LIBRARY_PATH"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -187,15 +212,35 @@ mod tests {
     }
 
     #[test]
-    fn names_tell_texts_architectures_and_compilers_apart() {
+    fn names_tell_texts_architectures_and_drivers_apart() {
         let source = |text: &str| KernelSource { text: text.into(), entry: "k".into() };
-        let compiler = |arch, minor| Compiler { architecture: Architecture(arch), version: (13, minor), folder: None };
+        let compiler = |arch, driver| Compiler::new(Architecture(arch), Some(driver), None);
         let names = [
-            compiler(80, 0).file_name(&source("a")),
-            compiler(80, 0).file_name(&source("b")),
-            compiler(90, 0).file_name(&source("a")),
-            compiler(80, 1).file_name(&source("a")),
+            compiler(80, 13).file_name(&source("a")),
+            compiler(80, 13).file_name(&source("b")),
+            compiler(90, 13).file_name(&source("a")),
+            compiler(80, 12).file_name(&source("a")),
         ];
         assert!(names.iter().enumerate().all(|(i, a)| names[i + 1..].iter().all(|b| a != b)));
+    }
+
+    #[test]
+    fn what_is_kept_needs_no_compiler() {
+        let folder = std::env::temp_dir().join(format!("weftgrad-cuda-kept-{}", process::id()));
+        let source = KernelSource { text: "no CUDA C".into(), entry: "k".into() };
+        let compiler = Compiler::new(Architecture(90), Some(13), Some(folder.clone()));
+        write(&folder.join(compiler.file_name(&source)), b"machine code").unwrap();
+        assert_eq!(compiler.compile(&source).unwrap(), b"machine code");
+        assert!(compiler.opened.get().is_none());
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_compiler_newer_than_the_driver_is_told() {
+        let told = fits((13, 2), Some(12)).unwrap_err().to_string();
+        assert!(told.contains("NVRTC 13.2") && told.contains("driver is for CUDA 12"), "{told}");
+        for (version, driver) in [((13, 2), Some(13)), ((12, 8), Some(13)), ((13, 0), None)] {
+            assert!(fits(version, driver).is_ok());
+        }
     }
 }

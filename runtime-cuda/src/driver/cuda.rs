@@ -12,12 +12,18 @@ use cudarc::driver::{
 
 use super::{
     About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording,
-    Stream, blas::Blas, libraries,
+    Stream,
+    blas::Blas,
+    capture_gate::{CaptureGate, Freed},
+    libraries,
 };
 use crate::{args::Args, codegen::KernelSource};
 
 /// Shared memory a kernel may use without asking.
 const PLAIN_SHARED: u32 = 48 << 10;
+
+/// The oldest major compute capability: kernels of halves use its instructions.
+const OLDEST_CAPABILITY: i32 = 8;
 
 /// One GPU through the CUDA driver API.
 pub(crate) struct CudaDriver {
@@ -26,6 +32,7 @@ pub(crate) struct CudaDriver {
     about: About,
     compiler: Compiler,
     blas: Blas,
+    gate: CaptureGate,
 }
 
 // SAFETY: the driver's handles may be used from any thread; the context is made current before each use.
@@ -40,7 +47,7 @@ fn words(e: DriverError) -> DriverFailure {
 impl CudaDriver {
     /// The GPU with index `index`, by its primary context. The error names what is missing on the machine.
     pub(crate) fn new(index: u32) -> Fallible<CudaDriver> {
-        libraries::all()?;
+        libraries::device()?;
         result::init().map_err(words)?;
         let count = result::device::get_count().map_err(words)?;
         let Some(ordinal) = i32::try_from(index).ok().filter(|i| *i < count) else {
@@ -59,7 +66,17 @@ impl CudaDriver {
         let shared = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
         // SAFETY: the device is valid.
         let memory = unsafe { result::device::total_mem(device) }.map_err(words)?;
-        let compiler = Compiler::new(Architecture((major * 10 + minor) as u32), Compiler::cache_folder())?;
+        if major < OLDEST_CAPABILITY {
+            let why = format!(
+                "{name} has compute capability {major}.{minor}; kernels need {OLDEST_CAPABILITY}.0 (Ampere) or newer"
+            );
+            return Err(DriverFailure::new(why));
+        }
+        let mut version = 0;
+        // SAFETY: the pointer is valid.
+        unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(words)?;
+        let architecture = Architecture((major * 10 + minor) as u32);
+        let compiler = Compiler::new(architecture, Some(version / 1000), Compiler::cache_folder());
         // SAFETY: the device is valid.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(words)?;
         // SAFETY: the context was just retained.
@@ -68,7 +85,23 @@ impl CudaDriver {
             // SAFETY: retained above, and not used any more.
             let _ = unsafe { result::primary_ctx::release(device) };
         })?;
-        Ok(CudaDriver { device, context, about: About { name, processors, memory, shared }, compiler, blas })
+        let (about, gate) = (About { name, processors, memory, shared }, CaptureGate::default());
+        Ok(CudaDriver { device, context, about, compiler, blas, gate })
+    }
+}
+
+impl CudaDriver {
+    /// Lets others in again, and frees what was dropped meanwhile.
+    fn leave_capture(&self) {
+        for freed in self.gate.end() {
+            // SAFETY: whoever freed it promised that no queued work uses it.
+            unsafe {
+                match freed {
+                    Freed::Device(address) => self.free(address),
+                    Freed::Host(address) => self.free_host(address as usize as *mut u8),
+                }
+            }
+        }
     }
 }
 
@@ -100,6 +133,7 @@ impl Driver for CudaDriver {
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        let _outside = self.gate.enter("allocate memory")?;
         self.bind()?;
         // SAFETY: the contents are arbitrary by contract.
         match unsafe { result::malloc_sync(bytes) } {
@@ -110,6 +144,7 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn free(&self, address: u64) {
+        let Some(_outside) = self.gate.enter_or_defer(Freed::Device(address)) else { return };
         if self.bind().is_ok() {
             // SAFETY: the caller's promise.
             let _ = unsafe { result::free_sync(address) };
@@ -117,12 +152,14 @@ impl Driver for CudaDriver {
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
+        let _outside = self.gate.enter("allocate memory")?;
         self.bind()?;
         // SAFETY: every reader writes it first. No flags: write-combined memory is slow to read.
         unsafe { result::malloc_host(bytes, 0) }.map(|p| p.cast()).map_err(words)
     }
 
     unsafe fn free_host(&self, address: *mut u8) {
+        let Some(_outside) = self.gate.enter_or_defer(Freed::Host(address as u64)) else { return };
         if self.bind().is_ok() {
             // SAFETY: the caller's promise.
             let _ = unsafe { result::free_host(address.cast()) };
@@ -247,8 +284,9 @@ impl Driver for CudaDriver {
     }
 
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction> {
-        self.bind()?;
         let code = self.compiler.compile(source)?;
+        let _outside = self.gate.enter("load a kernel")?;
+        self.bind()?;
         let named = |e: DriverError| words(e).within(&format!("kernel {}", source.entry));
         let entry = std::ffi::CString::new(source.entry.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
         // SAFETY: machine code as the compiler gave it. Modules are never unloaded: kernels are kept for good, and the
@@ -283,16 +321,20 @@ impl Driver for CudaDriver {
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {
         self.bind()?;
-        // Other threads may continue to use the driver: only this stream's work is captured.
+        // Other threads may continue to queue work: only this stream's is captured. Whatever would invalidate it waits at the gate.
+        self.gate.begin()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a stream of this driver.
-        unsafe { result::stream::begin_capture(stream.raw(), mode) }.map_err(words)
+        let begun = unsafe { result::stream::begin_capture(stream.raw(), mode) }.map_err(words);
+        begun.inspect_err(|_| self.leave_capture())
     }
 
     fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
         self.bind()?;
         // SAFETY: a stream of this driver that is being captured.
-        let graph = unsafe { result::stream::end_capture(stream.raw()) }.map_err(words)?;
+        let graph = unsafe { result::stream::end_capture(stream.raw()) }.map_err(words);
+        self.leave_capture();
+        let graph = graph?;
         if graph.is_null() {
             return Err(DriverFailure::new("the capture was invalidated"));
         }

@@ -1,52 +1,99 @@
-//! Whether the CUDA libraries can be loaded: checked first, because calling into a missing one panics.
+//! Opens the CUDA libraries once, and keeps them: calling into a missing one panics in the bindings, which open what is open already.
 
-use cudarc::{cublaslt, driver, nvrtc};
+use std::sync::OnceLock;
+
+use cudarc::get_lib_name_candidates;
+use libloading::Library;
 
 use super::{DriverFailure, Fallible};
 
-/// A library, how its presence is checked, and what to do when it is missing.
-struct Library {
+/// A library, and what to do when it is missing.
+struct CudaLibrary {
     name: &'static str,
-    present: fn() -> bool,
     advice: &'static str,
+    opened: OnceLock<Fallible<()>>,
 }
 
-const DRIVER: Library = Library {
-    name: "libcuda",
-    // SAFETY: it only tries to open the library.
-    present: || unsafe { driver::sys::is_culib_present() },
-    advice: "install NVIDIA's driver (version 525 or newer)",
-};
+static DRIVER: CudaLibrary =
+    CudaLibrary::new("cuda", "install NVIDIA's driver (version 525 or newer; 580 for CUDA 13's libraries)");
+static COMPILER: CudaLibrary = CudaLibrary::new(
+    "nvrtc",
+    "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` and put its folder `lib` on LD_LIBRARY_PATH",
+);
+static GEMM: CudaLibrary = CudaLibrary::new(
+    "cublasLt",
+    "install the CUDA toolkit, or `pip install nvidia-cublas` and put its folder `lib` on LD_LIBRARY_PATH",
+);
 
-const OTHERS: [Library; 2] = [
-    Library {
-        name: "libnvrtc",
-        // SAFETY: as above.
-        present: || unsafe { nvrtc::sys::is_culib_present() },
-        advice: "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` and put its folder `lib` on LD_LIBRARY_PATH",
-    },
-    Library {
-        name: "libcublasLt",
-        // SAFETY: as above.
-        present: || unsafe { cublaslt::sys::is_culib_present() },
-        advice: "install the CUDA toolkit, or `pip install nvidia-cublas` and put its folder `lib` on LD_LIBRARY_PATH",
-    },
-];
+impl CudaLibrary {
+    const fn new(name: &'static str, advice: &'static str) -> Self {
+        CudaLibrary { name, advice, opened: OnceLock::new() }
+    }
 
-fn found(library: &Library) -> Fallible<()> {
-    match (library.present)() {
-        true => Ok(()),
-        false => Err(DriverFailure::new(format!("{} was not found; {}", library.name, library.advice))),
+    fn open(&self) -> Fallible<()> {
+        self.opened.get_or_init(|| self.first_that_opens(&get_lib_name_candidates(self.name))).clone()
+    }
+
+    /// Opens the first of these names, the bindings' own, for good: mapping it again would take as long as the first time.
+    fn first_that_opens(&self, names: &[String]) -> Fallible<()> {
+        let mut refused = Vec::new();
+        for name in names {
+            // SAFETY: the constructors of NVIDIA's libraries rely on nothing of this program.
+            match unsafe { Library::new(name) } {
+                Ok(library) => {
+                    std::mem::forget(library);
+                    return Ok(());
+                }
+                Err(error) => refused.extend(found_but_refused(&error)),
+            }
+        }
+        Err(DriverFailure::new(self.missing(names, &refused)))
+    }
+
+    fn missing(&self, names: &[String], refused: &[String]) -> String {
+        let CudaLibrary { name, advice, .. } = self;
+        match refused {
+            [] => format!("lib{name} was not found; {advice} (tried {})", names.join(", ")),
+            _ => format!("lib{name} was found, and the system cannot load it: {}; {advice}", refused.join("; ")),
+        }
     }
 }
 
-/// Checks all libraries that a device needs, and names the first that is missing.
-pub(super) fn all() -> Fallible<()> {
-    found(&DRIVER)?;
-    OTHERS.iter().try_for_each(found)
+/// What the system's loader says of a library that is there: a dependency is missing, or it is of another architecture.
+fn found_but_refused(error: &libloading::Error) -> Option<String> {
+    let words = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
+    // Of a library that is not there, the loader names just that one.
+    let absent = words.split_once(": cannot open shared object file").is_some_and(|(name, _)| !name.contains('/'));
+    (!absent).then_some(words)
 }
 
-/// Checks the compiler alone.
+/// Opens what every use of a device needs, and names the first that is missing.
+pub(super) fn device() -> Fallible<()> {
+    DRIVER.open()?;
+    GEMM.open()
+}
+
+/// Opens the compiler.
 pub(super) fn compiler() -> Fallible<()> {
-    found(&OTHERS[0])
+    COMPILER.open()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_is_there_and_cannot_be_loaded_is_told_apart() {
+        let library = CudaLibrary::new("no-such-library", "install it");
+        let error = library.first_that_opens(&["libno-such-library.so.13".into()]).unwrap_err().to_string();
+        assert!(
+            error.contains("libno-such-library was not found; install it (tried libno-such-library.so.13)"),
+            "{error}"
+        );
+        let path = std::env::temp_dir().join(format!("libbroken-{}.so", std::process::id()));
+        std::fs::write(&path, "no library").unwrap();
+        let error = library.first_that_opens(&[path.display().to_string()]).unwrap_err().to_string();
+        std::fs::remove_file(&path).unwrap();
+        assert!(error.contains("cannot load it") && error.contains("libbroken"), "{error}");
+    }
 }

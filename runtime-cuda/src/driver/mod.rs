@@ -2,6 +2,7 @@
 //! libraries, and one that runs the kernels on the host, for tests.
 
 mod blas;
+mod capture_gate;
 mod compile;
 mod cuda;
 #[cfg(feature = "emulate")]

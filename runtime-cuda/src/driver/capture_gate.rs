@@ -1,0 +1,144 @@
+//! Captures, and what other threads must not do meanwhile: the driver invalidates a capture when memory of its device is allocated or freed,
+//! or a module is loaded, in whatever thread.
+
+use std::thread::{self, ThreadId};
+
+use parking_lot::{Condvar, Mutex};
+
+use super::{DriverFailure, Fallible};
+
+/// What was freed in a captured step, and is freed after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Freed {
+    Device(u64),
+    Host(u64),
+}
+
+/// Lets many in, or one capture.
+#[derive(Default)]
+pub(super) struct CaptureGate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    /// Calls that are under way.
+    inside: usize,
+    /// The thread whose work is captured.
+    capturing: Option<ThreadId>,
+    freed: Vec<Freed>,
+}
+
+/// A call that would invalidate captures is under way.
+pub(super) struct Outside<'a>(&'a CaptureGate);
+
+impl CaptureGate {
+    /// Waits until nothing is captured. An error in the captured step itself, which names what it cannot do.
+    pub(super) fn enter(&self, what: &str) -> Fallible<Outside<'_>> {
+        let own = || {
+            DriverFailure::new(format!(
+                "a captured step cannot {what}; run it two or three times before it is captured"
+            ))
+        };
+        self.wait().ok_or_else(own)
+    }
+
+    /// Waits as [`enter`](CaptureGate::enter) does; in the captured step itself, notes what is to be freed after it.
+    pub(super) fn enter_or_defer(&self, freed: Freed) -> Option<Outside<'_>> {
+        let outside = self.wait();
+        if outside.is_none() {
+            self.state.lock().freed.push(freed);
+        }
+        outside
+    }
+
+    /// Waits until no capture and no call is under way, and begins a capture of this thread.
+    pub(super) fn begin(&self) -> Fallible<()> {
+        let (mut state, own) = (self.state.lock(), thread::current().id());
+        while state.inside > 0 || state.capturing.is_some() {
+            if state.capturing == Some(own) {
+                return Err(DriverFailure::new("a captured step cannot capture another"));
+            }
+            self.changed.wait(&mut state);
+        }
+        state.capturing = Some(own);
+        Ok(())
+    }
+
+    /// Ends the capture; what was freed in it.
+    pub(super) fn end(&self) -> Vec<Freed> {
+        let mut state = self.state.lock();
+        state.capturing = None;
+        self.changed.notify_all();
+        std::mem::take(&mut state.freed)
+    }
+
+    /// None in a captured step, which would wait for itself.
+    fn wait(&self) -> Option<Outside<'_>> {
+        let (mut state, own) = (self.state.lock(), thread::current().id());
+        while let Some(capturing) = state.capturing {
+            if capturing == own {
+                return None;
+            }
+            self.changed.wait(&mut state);
+        }
+        state.inside += 1;
+        Some(Outside(self))
+    }
+}
+
+impl Drop for Outside<'_> {
+    fn drop(&mut self) {
+        self.0.state.lock().inside -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn others_wait_for_a_capture_and_a_capture_for_others() {
+        let (gate, allocated) = (CaptureGate::default(), AtomicUsize::new(0));
+        let outside = gate.enter("allocate memory").unwrap();
+        thread::scope(|scope| {
+            let (gate, allocated) = (&gate, &allocated);
+            let capture = scope.spawn(move || {
+                gate.begin().unwrap();
+                let others: Vec<_> = (0..4)
+                    .map(|_| {
+                        scope.spawn(move || {
+                            let _outside = gate.enter("allocate memory").unwrap();
+                            allocated.fetch_add(1, Ordering::SeqCst);
+                        })
+                    })
+                    .collect();
+                thread::yield_now();
+                assert_eq!(allocated.load(Ordering::SeqCst), 0, "nobody allocates in a capture");
+                gate.end();
+                others.into_iter().for_each(|other| other.join().unwrap());
+            });
+            thread::yield_now();
+            assert_eq!(gate.state.lock().capturing, None, "the capture waits for what is under way");
+            drop(outside);
+            capture.join().unwrap();
+        });
+        assert_eq!(allocated.load(Ordering::SeqCst), 4);
+    }
+
+    #[test]
+    fn a_captured_step_does_not_wait_for_itself() {
+        let gate = CaptureGate::default();
+        gate.begin().unwrap();
+        assert!(gate.begin().is_err());
+        let error = gate.enter("load a kernel").err().unwrap().to_string();
+        assert!(error.contains("a captured step cannot load a kernel"), "{error}");
+        assert!(gate.enter_or_defer(Freed::Device(7)).is_none());
+        assert_eq!(gate.end(), [Freed::Device(7)]);
+        assert!(gate.enter("load a kernel").is_ok());
+    }
+}
