@@ -4,6 +4,7 @@ use weftgrad::{
     distributed::{
         buckets::{GradCompression, PowerSgd},
         comm::Fault,
+        context_parallel::ContextExchange,
         pipeline::{Checked, Limits, Lowering, PipeShape, ScheduleKind},
         zero::{StatePlace, ZeroStage},
     },
@@ -23,6 +24,8 @@ pub enum How {
     Hybrid { replicas: usize, stage: ZeroStage },
     /// Layers cut over ranks, with replicas or shards on the ranks that are left.
     Tensor { cut: TensorCut, zero: Option<ZeroStage> },
+    /// Sequences cut over `context` ranks, and layers over others, with replicas or shards on the ranks that are left.
+    Context { context: usize, exchange: ContextExchange, cut: TensorCut, zero: Option<ZeroStage> },
     /// In stages on `p` ranks, each cut, and with replicas or sharded on the ranks that are left.
     Pipeline { kind: ScheduleKind, p: usize, v: usize, micros: usize, cut: TensorCut, zero: Option<ZeroStage> },
 }
@@ -34,13 +37,15 @@ pub struct TensorCut {
     pub ranks: usize,
     /// Whether sequences are cut between the layers.
     pub sequence: bool,
+    /// In how many pieces layers exchange parts of those.
+    pub pieces: usize,
 }
 
 impl TensorCut {
     /// A cut of a model that some ranks have.
     fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
         let cuts = ranks.is_multiple_of(2) && pick(2) == 0;
-        TensorCut { ranks: 1 + usize::from(cuts), sequence: pick(2) == 0 }
+        TensorCut { ranks: 1 + usize::from(cuts), sequence: pick(2) == 0, pieces: 1 + pick(3) }
     }
 }
 
@@ -77,7 +82,7 @@ fn divisor(n: usize, pick: &mut impl FnMut(usize) -> usize) -> usize {
 
 impl How {
     fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
-        match pick(9) {
+        match pick(10) {
             k @ 0..2 => {
                 let compressed = PowerSgd { rank: 1 + pick(2), start_iter: pick(2) as u64, ..Default::default() };
                 let compression =
@@ -92,8 +97,13 @@ impl How {
             5 => {
                 How::Tensor { cut: TensorCut::pick(ranks, pick), zero: (pick(2) == 0).then(|| ZeroStage::ALL[pick(3)]) }
             }
+            6 if ranks.is_multiple_of(2) => {
+                let exchange = [ContextExchange::AllGather, ContextExchange::Ring][pick(2)];
+                let cut = TensorCut::pick(ranks / 2, pick);
+                How::Context { context: 2, exchange, cut, zero: (pick(2) == 0).then(|| ZeroStage::ALL[pick(3)]) }
+            }
             k => {
-                let (p, zero) = (divisor(ranks, pick), (k > 6).then(|| ZeroStage::ALL[pick(3)]));
+                let (p, zero) = (divisor(ranks, pick), (k > 7).then(|| ZeroStage::ALL[pick(3)]));
                 let cut = TensorCut::pick(ranks / p, pick);
                 loop {
                     let (kind, v, micros) =
@@ -109,7 +119,7 @@ impl How {
     /// The number of ranks that each layer is cut over.
     pub fn tensor(self) -> usize {
         match self {
-            How::Tensor { cut, .. } | How::Pipeline { cut, .. } => cut.ranks,
+            How::Tensor { cut, .. } | How::Context { cut, .. } | How::Pipeline { cut, .. } => cut.ranks,
             _ => 1,
         }
     }
@@ -136,7 +146,9 @@ impl Program {
             _ => (1, ranks * accumulation + pick(12)),
         };
         let task = match pick(3) {
-            k if k == 0 || how.tensor() > 1 => Task::Gpt { layers: layers.max(2) },
+            k if k == 0 || how.tensor() > 1 || matches!(how, How::Context { .. }) => {
+                Task::Gpt { layers: layers.max(2) }
+            }
             _ => Task::Mlp { widths: (0..1 + layers + pick(4)).map(|_| 1 + pick(40)).collect() },
         };
         let first = 1 + pick(steps - 1);

@@ -8,7 +8,7 @@ use weftgrad::{
     nn::{
         Gpt, GptConfig, Init, Linear, Sequential, Tanh,
         loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
-        parallel::TensorPlan,
+        parallel::{ContextSlot, TensorPlan},
     },
     prelude::*,
 };
@@ -31,12 +31,16 @@ pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
 pub type Stages = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>);
 
 impl Task {
-    /// The whole model as one module.
-    pub fn whole(&self, rt: &Cpu, seed: u64) -> Result<Box<dyn Forward<Cpu>>> {
+    /// The whole model as one module, and the place of the ranks that its sequences are cut over.
+    pub fn whole(&self, rt: &Cpu, seed: u64) -> Result<(Box<dyn Forward<Cpu>>, ContextSlot<Cpu>)> {
         let init = Init::new(rt, seed).dtype(DType::F64);
         Ok(match self {
-            Task::Mlp { widths } => Box::new(mlp(&init, widths)?),
-            Task::Gpt { layers } => Box::new(Gpt::new(&init, gpt(*layers))?),
+            Task::Mlp { widths } => (Box::new(mlp(&init, widths)?), ContextSlot::cuts()),
+            Task::Gpt { layers } => {
+                let model = Gpt::new(&init, gpt(*layers))?;
+                let context = model.context.clone();
+                (Box::new(model), context)
+            }
         })
     }
 
@@ -59,7 +63,7 @@ impl Task {
 
     /// How layers are cut over ranks.
     pub fn tensor_plan(cut: TensorCut) -> TensorPlan {
-        Gpt::<Cpu>::tensor_plan().sequence_parallel(cut.sequence)
+        Gpt::<Cpu>::tensor_plan().sequence_parallel(cut.sequence).exchange_in_pieces(cut.pieces)
     }
 
     /// All examples of a step.
@@ -77,6 +81,12 @@ impl Task {
                 Ok((all.narrow(1, 0, context)?, all.narrow(1, 1, context)?))
             }
         }
+    }
+
+    /// The loss of some examples, by the part of their sequences that is here.
+    pub fn loss_of_part(&self, y: &Var<Cpu>, target: &Var<Cpu>, context: &ContextSlot<Cpu>) -> Result<Loss<Cpu>> {
+        let part = self.loss(y, &context.take(target, 1)?)?;
+        Loss::sum(context.of_whole(part.total())?, target.dims().iter().product::<usize>() as f64)
     }
 
     /// The loss of some examples.
@@ -98,5 +108,5 @@ fn mlp(init: &Init<Cpu>, widths: &[usize]) -> Result<Sequential<Cpu>> {
 }
 
 fn gpt(layers: usize) -> GptConfig {
-    GptConfig { vocab: 12, context: 6, layers, heads: 2, width: 8, tied_head: true, ..Default::default() }
+    GptConfig { vocab: 12, context: 8, layers, heads: 2, width: 8, tied_head: true, ..Default::default() }
 }

@@ -12,6 +12,7 @@ use weftgrad::{
         train::{DataParallel, StageStrategy, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
         zero::{FullParameters, Sharded, StatePlace, UnitOf, ZeroOptions},
     },
+    nn::parallel::ContextSlot,
     optim::{AdamWConfig, ParamGroups},
     prelude::*,
 };
@@ -40,37 +41,42 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
     let whole = || program.task.whole(rt, seed);
     Ok(match program.how {
         How::Buckets { first, others, compression } => {
-            let (model, limits) = (whole()?, Some(BucketLimits { first, others }));
+            let ((model, context), limits) = (whole()?, Some(BucketLimits { first, others }));
             let options = BucketOptions { limits, compression, ..Default::default() };
             let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).buckets(options);
-            Box::new(Whole { trainer: step.build()?, model })
+            Box::new(Whole { trainer: step.build()?, model, context })
         }
         How::Zero { stage, whole: one, state } => {
-            let (model, units) = (whole()?, if one { UnitOf::whole() } else { UnitOf::layers() });
+            let ((model, context), units) = (whole()?, if one { UnitOf::whole() } else { UnitOf::layers() });
             let mut options = ZeroOptions { units, state, ..stage.into() };
             // What is sharded lies where the state does.
             options.gradients = if stage.shards_gradients() { state } else { StatePlace::Device };
             options.parameters = if stage.shards_parameters() { state } else { StatePlace::Device };
             let step = TrainStep::builder(comm, &model).optimizer(adamw).config(config).zero(options);
-            Box::new(Whole { trainer: step.build()?, model })
+            Box::new(Whole { trainer: step.build()?, model, context })
         }
         How::Hybrid { replicas, stage } => {
-            let (model, shards) = (whole()?, program.ranks / replicas);
+            let ((model, context), shards) = (whole()?, program.ranks / replicas);
             let plan = ParallelPlan::new(program.ranks, [(Axis::Data, replicas), (Axis::Shard, shards)])?;
             let step = TrainStep::builder(&Mesh::new(comm, plan)?, &model).optimizer(adamw).config(config).zero(stage);
-            Box::new(Whole { trainer: step.build()?, model })
+            Box::new(Whole { trainer: step.build()?, model, context })
         }
-        How::Tensor { cut, zero } => {
-            let model = whole()?;
-            let plan = [(Axis::Data, program.ranks / cut.ranks), (Axis::Tensor, cut.ranks)];
+        How::Tensor { cut, zero } | How::Context { cut, zero, .. } => {
+            let (model, context) = whole()?;
+            let parts = if let How::Context { context, .. } = program.how { context } else { 1 };
+            let replicas = program.ranks / (cut.ranks * parts);
+            let plan = [(Axis::Data, replicas), (Axis::Context, parts), (Axis::Tensor, cut.ranks)];
             let mesh = Mesh::new(comm, ParallelPlan::of(plan)?)?;
             if cut.ranks > 1 {
                 mesh.parallelize(&*model, &Task::tensor_plan(cut))?;
             }
+            if let How::Context { exchange, .. } = program.how {
+                mesh.context_parallel(&*model, exchange)?;
+            }
             let step = TrainStep::builder(&mesh, &model).optimizer(adamw).config(config);
             match zero {
-                None => Box::new(Whole { trainer: step.build()?, model }),
-                Some(stage) => Box::new(Whole { trainer: step.zero(stage).build()?, model }),
+                None => Box::new(Whole { trainer: step.build()?, model, context }),
+                Some(stage) => Box::new(Whole { trainer: step.zero(stage).build()?, model, context }),
             }
         }
         How::Pipeline { kind, p, v, micros, cut, zero: sharded } => {
@@ -122,17 +128,20 @@ impl Gathers for Sharded<Cpu> {
 struct Whole<S: Strategy<Cpu>> {
     trainer: TrainStep<Cpu, S>,
     model: Box<dyn Forward<Cpu>>,
+    /// The place of the ranks that sequences are cut over.
+    context: ContextSlot<Cpu>,
 }
 
 impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
     fn train(&mut self, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
         let comm = self.trainer.strategy().comm().clone();
-        let own = shard_batches(program.examples, comm.rank(), comm.size());
+        let (share, shares) = self.trainer.strategy().share();
+        let own = shard_batches(program.examples, share, shares);
         self.trainer.step(|k| {
             let rows: Vec<i64> = own.iter().skip(k).step_by(program.accumulation).map(|&i| i as i64).collect();
             let rows = Tensor::from_vec(comm.runtime(), rows)?;
             let out = self.model.forward(&Var::new(x.index_select(0, &rows)?))?;
-            program.task.loss(&out, &Var::new(y.index_select(0, &rows)?))
+            program.task.loss_of_part(&out, &Var::new(y.index_select(0, &rows)?), &self.context)
         })
     }
 
