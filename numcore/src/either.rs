@@ -212,6 +212,13 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         on_side!(self, |rt, side| rt.host_bytes_mut(side.view_mut(out).ok()?))
     }
 
+    fn is_capturing(&self) -> bool {
+        match self {
+            Either::A(rt) => rt.is_capturing(),
+            Either::B(rt) => rt.is_capturing(),
+        }
+    }
+
     fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
         match self {
             Either::A(rt) => rt.device_queue(),

@@ -164,6 +164,11 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         None
     }
 
+    /// Whether work is recorded now, to be launched again and again: what the host computes anew for each step would be that of the recording.
+    fn is_capturing(&self) -> bool {
+        false
+    }
+
     /// This queue, for work that a library of the device's vendor queues on it; none where there is no such library.
     fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
         None

@@ -4,12 +4,13 @@ use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
 use autograd::Leaf;
 use nn::{Module, ModuleExt};
-use numcore::{DType, Error, ErrorKind, Flat, FlatLayout, Result, Runtime, Tensor};
+use numcore::{DType, Error, ErrorKind, Flat, Result, Runtime, Tensor};
 
 use crate::{
     FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateMemory, UpdateRule,
+    captured::require_replayable,
     hyper::require_groups,
-    params::{one_of, overwrite, require_sole},
+    params::{one_of, overwrite, require_sole, same_places},
     runs::next_run,
 };
 
@@ -209,13 +210,6 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     }
 }
 
-/// Whether two layouts have the same offsets. Gradients may be of a wider dtype than half-precision parameters; a
-/// kernel only needs equal offsets.
-fn same_places(a: &FlatLayout, b: &FlatLayout) -> bool {
-    let ranges = || a.len() == b.len() && (0..a.len()).all(|i| a.range(i) == b.range(i));
-    a == b || (a.numel() == b.numel() && ranges())
-}
-
 impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
     fn params(&self) -> Vec<&FlatParams<R>> {
         self.parts.iter().map(|p| &p.params).collect()
@@ -229,6 +223,11 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         self.require_layouts(grads)?;
         let lrs = self.lrs();
         crate::schedule::require_rates(C::NAME, &lrs)?;
+        require_replayable(
+            self.parts.first().map(|part| part.params.runtime()),
+            self.schedule.is_some(),
+            &self.groups,
+        )?;
         self.claim()?;
         let mut done = Ok(());
         for (part, grads) in self.parts.iter_mut().zip(grads) {

@@ -22,6 +22,7 @@ mod adagrad;
 mod adam;
 mod adamax;
 mod adamw;
+mod captured;
 mod clip;
 mod combined;
 mod decay;

@@ -252,3 +252,10 @@ pub(crate) fn one_of(what: &str, names: impl Iterator<Item = String>) -> String 
         _ => format!("one of the {what}s {shown}"),
     }
 }
+
+/// Whether two layouts have the same offsets. Gradients may be of a wider dtype than half-precision parameters; a
+/// kernel only needs equal offsets.
+pub(crate) fn same_places(a: &FlatLayout, b: &FlatLayout) -> bool {
+    let ranges = || a.len() == b.len() && (0..a.len()).all(|i| a.range(i) == b.range(i));
+    a == b || (a.numel() == b.numel() && ranges())
+}

@@ -63,6 +63,11 @@ pub trait UpdateRule: Config {
         Ok(())
     }
 
+    /// Whether an update depends on the number of updates before it, as Adam's bias correction does.
+    fn depends_on_step(&self) -> bool {
+        true
+    }
+
     /// The reason why a parameter of this shape and dtype cannot be updated by the rule; `None` if it can.
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;

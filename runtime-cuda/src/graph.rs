@@ -35,7 +35,8 @@ impl Cuda {
     ///   after a launch, from the tensor that `step` returned.
     /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step
     ///   reads and did not create must outlive the graph.
-    /// - Run-time scalars are frozen: a learning rate, a step count, a seed. A value that changes belongs in a tensor.
+    /// - Run-time scalars are frozen. Random values, updates that depend on the number of steps and learning rates that
+    ///   follow a schedule are refused; another value that changes belongs in a tensor.
     /// - All work is queued on this handle; work of other handles is not captured, and nothing in the step waits for it. Tensors of other handles
     ///   that the step reads or drops are kept by the graph.
     /// - Other threads may go on: what would break a capture (memory of the device, kernels that are loaded) waits for its end. Loaders use a

@@ -7,7 +7,13 @@ use std::{
     sync::LazyLock,
 };
 
-use numcore::{DType, Result, Runtime, Tensor, ops::PointwiseOps};
+use autograd::Var;
+use nn::{Forward, Init, Linear, ModuleExt};
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    ops::{PointwiseOps, ReduceOps},
+};
+use optim::{AdamW, AdamWConfig, Optimizer, Sgd, SgdConfig};
 use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
@@ -86,5 +92,56 @@ fn a_panic_in_a_step_ends_its_capture() -> Result<()> {
     let (graph, y) = cuda.capture(|| x.add(&x))?;
     graph.launch()?;
     assert_eq!(y.to_vec::<f32>()?[0], 2.0);
+    Ok(())
+}
+
+/// Numbers of the host that change from step to step are refused by name: those of a launch would be those of the capture.
+#[test]
+fn numbers_that_change_are_refused() -> Result<()> {
+    let cuda = watched()?;
+    let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
+    let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
+    let loss = || model.forward(&x)?.square()?.sum_all();
+
+    let mut adam = AdamW::new(&model, AdamWConfig::default())?;
+    for _ in 0..2 {
+        adam.backward(&loss()?)?;
+        adam.step()?;
+    }
+    adam.backward(&loss()?)?;
+    let error = cuda.capture(|| adam.step()).err().unwrap().to_string();
+    assert!(error.contains("AdamW") && error.contains("the number of steps"), "{error}");
+
+    let drawn = || Tensor::uniform(&cuda, [100], DType::F32, 0.0, 1.0, 7);
+    drawn()?;
+    let error = cuda.capture(drawn).err().unwrap().to_string();
+    assert!(error.contains("the same random values"), "{error}");
+    Ok(())
+}
+
+/// A whole step of an optimizer without such numbers, launched as often as it is run.
+#[test]
+fn a_step_of_sgd_is_launched_again_and_again() -> Result<()> {
+    let train = |captured: bool| -> Result<Vec<f32>> {
+        let cuda = watched()?;
+        let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
+        let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
+        let mut sgd = Sgd::new(&model, SgdConfig { lr: 0.1, ..Default::default() })?;
+        let mut step = || {
+            sgd.backward(&model.forward(&x)?.square()?.sum_all()?)?;
+            sgd.step()
+        };
+        (0..2).try_for_each(|_| step().map(drop))?;
+        match captured {
+            false => (0..3).try_for_each(|_| step().map(drop))?,
+            true => {
+                let (graph, _) = cuda.capture(step)?;
+                (0..3).try_for_each(|_| graph.launch())?;
+            }
+        }
+        let weights = model.parameters().into_iter().map(|p| p.leaf().value()?.to_vec::<f32>());
+        Ok(weights.collect::<Result<Vec<_>>>()?.concat())
+    };
+    assert_eq!(train(true)?, train(false)?);
     Ok(())
 }
