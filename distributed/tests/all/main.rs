@@ -74,6 +74,7 @@ mod powersgd_training;
 mod replaced_values;
 mod slow_links;
 mod sync_batch_norm;
+mod tensor_activations;
 mod tensor_agreement;
 mod tensor_checkpoints;
 mod tensor_common;
