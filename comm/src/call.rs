@@ -195,6 +195,7 @@ impl<R: Runtime> Call<R> {
             what: self.what,
             dtype: self.dtype,
             in_place: self.is_in_place(),
+            header: self.is_header(),
             parts,
             of: self.of.clone(),
             at: self.at.into(),
@@ -211,6 +212,8 @@ pub struct Fingerprint {
     pub dtype: DType,
     /// Whether there is no input: a rank's own part is in its output, where one with an input has nothing yet.
     pub in_place: bool,
+    /// Whether it is a [`header`](Call::header), with which nothing is moved.
+    pub header: bool,
     /// Elements, by rank where ranks have parts.
     pub parts: Arc<[usize]>,
     /// What the call is of, where calls for several things come from one place.
@@ -224,7 +227,8 @@ impl Fingerprint {
     /// places that `places` allows.
     pub fn agrees(&self, other: &Fingerprint, places: Places) -> bool {
         let (a, b) = (self, other);
-        (a.what, a.dtype, a.in_place, &a.parts, &a.of) == (b.what, b.dtype, b.in_place, &b.parts, &b.of)
+        (a.what, a.dtype, a.in_place, a.header) == (b.what, b.dtype, b.in_place, b.header)
+            && (&a.parts, &a.of) == (&b.parts, &b.of)
             && (places == Places::Any || a.at == b.at)
     }
 

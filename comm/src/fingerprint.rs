@@ -17,7 +17,7 @@ impl Fingerprint {
         let mut w = Writer::default();
         let (kind, rank) = kind(&self.what);
         w.u8(kind).usize(rank).u8(self.what.reduce_op().map_or(0, |op| op as u8)).u8(self.dtype as u8);
-        w.u8(self.in_place.into()).list(&self.parts);
+        w.u8(u8::from(self.in_place) | u8::from(self.header) << 1).list(&self.parts);
         w.u8(self.of.is_some().into()).text(self.of.as_deref().unwrap_or_default());
         w.text(&self.at.file).u64(self.at.line.into()).u64(self.at.column.into());
         w.finish()
@@ -30,14 +30,15 @@ impl Fingerprint {
         let op = OPS.into_iter().find(|o| *o as u8 == op).ok_or_else(|| malformed("a reduction"))?;
         let what = collective(kind, rank, op).ok_or_else(|| malformed("a collective"))?;
         let dtype = DType::ALL.into_iter().find(|d| *d as u8 == dtype).ok_or_else(|| malformed("an element type"))?;
-        let (in_place, parts) = (r.u8()? != 0, r.list()?.into());
+        let (flags, parts) = (r.u8()?, r.list()?.into());
+        let (in_place, header) = (flags & 1 != 0, flags & 2 != 0);
         let (named, of) = (r.u8()? != 0, r.text()?);
         let of = named.then(|| Arc::from(of));
         let file = r.text()?.to_string().into();
         let mut number = || u32::try_from(r.u64()?).map_err(|_| malformed("a line"));
         let at = Place { file, line: number()?, column: number()? };
         r.finish()?;
-        Ok(Fingerprint { what, dtype, in_place, parts, of, at })
+        Ok(Fingerprint { what, dtype, in_place, header, parts, of, at })
     }
 
     /// 128 bits that differ where fingerprints do, for engines that compare beside the exchange (FNV-1a of the wire form).
@@ -83,13 +84,21 @@ mod tests {
 
     fn all() -> Vec<Fingerprint> {
         let at = Place { file: "a/b.rs".into(), line: 3, column: 9 };
-        let of =
-            |what, dtype| Fingerprint { what, dtype, in_place: false, parts: [1, 2].into(), of: None, at: at.clone() };
+        let of = |what, dtype| Fingerprint {
+            what,
+            dtype,
+            in_place: false,
+            header: false,
+            parts: [1, 2].into(),
+            of: None,
+            at: at.clone(),
+        };
         let mut all: Vec<Fingerprint> = DType::ALL.into_iter().map(|dtype| of(Collective::AllGather, dtype)).collect();
         all.extend((0..9).filter(|&k| k != 3).map(|k| of(collective(k, 5, ReduceOp::Sum).unwrap(), DType::F32)));
         all.extend(OPS[1..].iter().map(|&op| of(Collective::AllReduce(op), DType::F32)));
         let first = all[0].clone();
         all.push(Fingerprint { in_place: true, ..first.clone() });
+        all.push(Fingerprint { header: true, ..first.clone() });
         all.push(Fingerprint { parts: [].into(), ..first.clone() });
         all.push(Fingerprint { of: Some("".into()), ..first.clone() });
         all.push(Fingerprint { of: Some("bucket 3".into()), ..first.clone() });

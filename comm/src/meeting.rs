@@ -14,7 +14,7 @@ pub fn disagreement(
     places: Places,
 ) -> Option<String> {
     let agrees = match b.what.peer() {
-        Some(_) => (b.dtype, &b.parts) == (a.dtype, &a.parts),
+        Some(_) => (b.dtype, &b.parts, b.header) == (a.dtype, &a.parts, a.header),
         None => b.agrees(a, places),
     };
     if agrees {
@@ -22,6 +22,7 @@ pub fn disagreement(
     }
     let hint = match b.agrees(a, Places::Any) {
         true => "; a call must be made from one place in the program on all ranks",
+        false if a.header != b.header => "; one of them moves its tensors over another communicator of these ranks",
         false => "",
     };
     let (first, second) = (members[first], members[second]);

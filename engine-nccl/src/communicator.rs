@@ -40,6 +40,8 @@ pub struct NcclCommunicator<R: Runtime, H: Runtime> {
 struct Shared<R: Runtime, H: Runtime> {
     nccl: Nccl,
     world: Arc<World<H>>,
+    /// The control plane of all ranks, for groups that outlive the communicator of all.
+    root: Comm<H>,
     /// On the queue of all calls: whoever queues holds it, so all threads of a rank queue in one order.
     combiner: Arc<Mutex<Combiner<R>>>,
     watch: Arc<WatchOwner>,
@@ -47,8 +49,9 @@ struct Shared<R: Runtime, H: Runtime> {
 
 impl<R: Runtime, H: Runtime> Clone for Shared<R, H> {
     fn clone(&self) -> Self {
-        let Shared { nccl, world, combiner, watch } = self;
-        Shared { nccl: nccl.clone(), world: world.clone(), combiner: combiner.clone(), watch: watch.clone() }
+        let Shared { nccl, world, root, combiner, watch } = self;
+        let (nccl, world, root) = (nccl.clone(), world.clone(), root.clone());
+        Shared { nccl, world, root, combiner: combiner.clone(), watch: watch.clone() }
     }
 }
 
@@ -72,24 +75,22 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         world.keep(&handle);
         let watch = Arc::new(WatchOwner(Watch::start(&world)?));
         let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
-        let shared = Shared { nccl: nccl.clone(), world, combiner, watch };
+        let shared = Shared { nccl: nccl.clone(), world, root: control.clone(), combiner, watch };
         Ok(NcclCommunicator { control: control.clone(), rt: rt.clone(), handle, shared })
     }
 
     /// Queues calls: collectives one after another, then transfers between two ranks together.
-    fn queue(&self, calls: Vec<Call<R>>) -> Result<Vec<Queued<R>>, Stop> {
-        let mut combiner = self.shared.combiner.lock();
+    fn queue(&self, calls: Vec<Call<R>>, combiner: &mut Combiner<R>) -> Result<Vec<Queued<R>>, Stop> {
         let mut by = Queueing {
             world: &self.shared.world,
             handle: &self.handle,
-            combiner: &mut combiner,
+            combiner,
             rank: self.rank(),
             n: self.size(),
             chunk: self.shared.nccl.chunk,
             native_sums: self.shared.nccl.native_sums,
             host: self.shared.nccl.api.takes_host_memory(),
         };
-        by.combiner.runtime().wait(&self.rt.record()?)?;
         let op = calls.first().map_or("start", |call| call.what().name());
         let mut moving = calls.into_iter().map(|call| Moving::of(call, &by)).collect::<Result<Vec<_>>>()?;
         let mut transfers = Vec::new();
@@ -211,8 +212,12 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
         let world = &self.shared.world;
         world.check(op)?;
         let ops: Vec<&'static str> = calls.iter().map(|call| call.what().name()).collect();
+        // From here on, so that all threads of a rank tell of their calls in the order in which they queue them.
+        let mut combiner = self.shared.combiner.lock();
+        // Refused in a captured step, before another rank hears of the call.
+        combiner.runtime().wait(&self.rt.record()?)?;
         let handshakes = calls.iter().map(|call| self.control.start(call.header())).collect::<Result<Vec<_>>>()?;
-        let queued = match self.queue(calls) {
+        let queued = match self.queue(calls, &mut combiner) {
             Ok(queued) => queued,
             Err(stop) => return Err(self.stopped(op, stop, handshakes)),
         };
@@ -234,6 +239,7 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>> {
         const OP: &str = "split";
         let world = &self.shared.world;
+        let order = self.shared.combiner.lock();
         let part = self.control.split_at(color, key, at)?;
         // The group's first rank here is a color that fits, and its order that of the control plane.
         let place = part.as_ref().map(|part| {
@@ -241,11 +247,14 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
             let color = self.members().iter().position(|&member| member == first).unwrap_or_default();
             (color as i32, part.rank() as i32)
         });
-        let _order = self.shared.combiner.lock();
+        // The library asks for it: nothing may be under way.
+        let mark = world.queue().map(|queue| queue.mark()).transpose()?;
+        until_reached(OP, world, mark.as_deref())?;
         let is_over = || world.is_over();
         let (color, key) = (place.map(|place| place.0), place.map_or(0, |place| place.1));
         let made = world.enter(OP, || self.handle.split(&world.patience(&is_over), color, key))?;
         let made = made.map_err(|trouble| world.trouble(OP, trouble))?;
+        drop(order);
         let Some(control) = part else { return Ok(None) };
         let handle = made.ok_or_else(|| world.fail(OP, "NCCL gave a rank with a color no communicator"))?;
         let handle = Arc::new(handle);
@@ -270,6 +279,7 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
 
 impl<R: Runtime, H: Runtime> Drop for NcclCommunicator<R, H> {
     fn drop(&mut self) {
+        self.shared.world.forget(&self.handle);
         self.shared.watch.0.close(self.handle.clone());
     }
 }
@@ -313,6 +323,18 @@ struct Met<R: Runtime, H: Runtime> {
     mark: Option<Arc<dyn QueueMark>>,
 }
 
+/// Waits on the host until the queue has come to a mark. The thread that watches ends the world where it does not come there in time.
+fn until_reached<H: Runtime>(op: &'static str, world: &World<H>, mark: Option<&dyn QueueMark>) -> Result<()> {
+    let mut rounds = 0;
+    while let Some(mark) = mark
+        && !mark.is_reached()?
+    {
+        world.check(op)?;
+        pause(&mut rounds);
+    }
+    world.check(op)
+}
+
 impl<R: Runtime, H: Runtime> Pending<Option<TensorMut<R>>> for InFlight<R, H> {
     fn wait(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
         Ok(self.met()?.output)
@@ -320,15 +342,7 @@ impl<R: Runtime, H: Runtime> Pending<Option<TensorMut<R>>> for InFlight<R, H> {
 
     fn done(self: Box<Self>) -> Result<Option<TensorMut<R>>> {
         let Met { op, world, output, mark } = self.met()?;
-        let mut rounds = 0;
-        // The thread that watches ends the world at the deadline.
-        while let Some(mark) = &mark
-            && !mark.is_reached()?
-        {
-            world.check(op)?;
-            pause(&mut rounds);
-        }
-        world.check(op)?;
+        until_reached(op, &world, mark.as_deref())?;
         if let Some((_, cause)) = world.late_error() {
             return Err(world.fail(op, &cause));
         }

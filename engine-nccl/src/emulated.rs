@@ -236,6 +236,9 @@ impl NcclApi for EmulatedNccl {
         let (of, rank) = state.comms.get(&parent).map(|member| (member.clique, member.rank)).ok_or(INVALID_USAGE)?;
         let slot: &'static AtomicUsize = Box::leak(Box::new(AtomicUsize::new(0)));
         let clique = &mut state.cliques[of];
+        if !clique.ranks[rank].waiting.is_empty() {
+            return Err(INVALID_USAGE);
+        }
         let number = clique.ranks[rank].splits;
         clique.ranks[rank].splits += 1;
         clique.ranks[rank].splitting = true;

@@ -43,7 +43,7 @@ impl Handle {
     }
 
     /// Makes a call, and waits until the library is done with it on the host. Work that it has queued may go on. After an error the
-    /// communicator is aborted: nothing of it uses memory any more.
+    /// communicator is aborted.
     pub(crate) fn run(
         &self,
         patience: &Patience<'_>,
@@ -95,18 +95,22 @@ impl Handle {
         }
     }
 
-    /// Ends what is queued. Nothing of it uses memory afterwards.
+    /// Ends what is queued.
     pub(crate) fn abort(&self) {
-        if let Some(comm) = self.raw.lock().take() {
+        let comm = self.raw.lock().take();
+        if let Some(comm) = comm {
             self.api.abort(comm);
         }
     }
 
     /// Destroys it after what is queued, or aborts it where that does not end.
     pub(crate) fn close(&self, patience: &Patience<'_>) {
-        if self.run(patience, |api, comm| api.finalize(comm)).is_ok()
-            && let Some(comm) = self.raw.lock().take()
-        {
+        if self.run(patience, |api, comm| api.finalize(comm)).is_err() {
+            return;
+        }
+        // Not under the lock: it waits for other ranks of the machine.
+        let comm = self.raw.lock().take();
+        if let Some(comm) = comm {
             self.api.destroy(comm);
         }
     }

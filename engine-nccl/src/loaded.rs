@@ -25,7 +25,7 @@ const OLDEST: c_int = 21_800;
 type Comm = *mut c_void;
 type Stream = *mut c_void;
 
-/// `ncclConfig_t` as it was in 2.17: the library copies as many bytes as `size` says, and every version since takes it.
+/// `ncclConfig_t` as it was in 2.18: the library copies as many bytes as `size` says, and every version since takes it.
 #[repr(C)]
 struct Config {
     size: usize,

@@ -2,8 +2,8 @@
 
 use std::{fmt, panic::Location, sync::Arc};
 
-use comm::Comm;
-use numcore::{Result, Runtime};
+use comm::{Comm, Communicator};
+use numcore::{ErrorKind, Result, Runtime};
 
 use super::{
     api::NcclApi,
@@ -101,7 +101,13 @@ impl Nccl {
     /// different options, or one does not come before the deadline of `control`.
     #[track_caller]
     pub fn communicator<R: Runtime, H: Runtime>(&self, control: &Comm<H>, rt: &R) -> Result<Comm<R>> {
-        Ok(Arc::new(NcclCommunicator::world(self, control, rt, Location::caller())?))
+        let made = NcclCommunicator::world(self, control, rt, Location::caller());
+        // What this rank met by itself the others do not know yet, and wait for it.
+        let made = made.inspect_err(|error| match error.kind() {
+            ErrorKind::Peer { .. } | ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } => {}
+            _ => control.abort(&error.to_string()),
+        });
+        Ok(Arc::new(made?))
     }
 }
 

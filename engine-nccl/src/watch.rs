@@ -13,8 +13,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{handle::Handle, world::World};
 
-/// How often is looked.
+/// How often is looked while calls are under way.
 const TICK: Duration = Duration::from_millis(5);
+
+/// How often is looked while none is: the library ends an abort on one rank when all ranks have come to it.
+const IDLE_TICK: Duration = Duration::from_millis(100);
+
+/// How long the last communicator of a rank waits for what is being destroyed.
+const LAST_WAIT: Duration = Duration::from_secs(10);
 
 /// A call on its way through the device's queue.
 pub(crate) struct Watched {
@@ -34,6 +40,8 @@ pub(crate) struct Watch {
 struct WatchState {
     calls: VecDeque<Watched>,
     closing: Vec<Arc<Handle>>,
+    /// Communicators that are being destroyed now.
+    closers: usize,
     ended: bool,
 }
 
@@ -67,48 +75,68 @@ impl Watch {
         self.changed.notify_all();
     }
 
-    fn run<H: Runtime>(&self, world: &Arc<World<H>>) {
+    /// Waits until nothing is left to destroy, though not for long: other ranks of the machine may keep theirs.
+    fn wait_for_end(&self) {
+        let deadline = Instant::now() + LAST_WAIT;
+        let mut state = self.state.lock();
+        while !(state.calls.is_empty() && state.closing.is_empty() && state.closers == 0) {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return;
+            }
+        }
+    }
+
+    fn run<H: Runtime>(self: &Arc<Self>, world: &Arc<World<H>>) {
         while self.wait_for_work() {
             self.look(world);
         }
     }
 
-    /// Waits until there is something to look at; false at the end.
+    /// Waits until there may be something to see; false at the end.
     fn wait_for_work(&self) -> bool {
         let mut state = self.state.lock();
-        loop {
-            if !state.calls.is_empty() {
-                self.changed.wait_for(&mut state, TICK);
-                return true;
-            }
-            if !state.closing.is_empty() {
-                return true;
-            }
-            if state.ended {
-                return false;
-            }
-            self.changed.wait(&mut state);
+        if !state.calls.is_empty() {
+            self.changed.wait_for(&mut state, TICK);
+        } else if state.closing.is_empty() && !state.ended {
+            self.changed.wait_for(&mut state, IDLE_TICK);
         }
+        !(state.ended && state.calls.is_empty() && state.closing.is_empty())
     }
 
     /// Takes out what has ended, and ends the world for what does not.
-    pub(crate) fn look<H: Runtime>(&self, world: &Arc<World<H>>) {
+    pub(crate) fn look<H: Runtime>(self: &Arc<Self>, world: &Arc<World<H>>) {
         let trouble = self.passed(world.timeout);
-        let idle = {
-            let mut state = self.state.lock();
-            // Marks are in the order of the queue.
-            if state.calls.is_empty() { std::mem::take(&mut state.closing) } else { Vec::new() }
-        };
-        let is_over = || world.is_over();
-        for handle in idle {
-            // A device without a context has nothing to destroy.
-            let _ = world.enter("close", || handle.close(&world.patience(&is_over)));
-        }
         if let Some((op, cause)) = trouble.or_else(|| world.late_error()) {
             world.fail(op, &cause);
         } else if world.is_over() {
             world.end();
         }
+        let idle = {
+            let mut state = self.state.lock();
+            // Marks are in the order of the queue.
+            let idle = if state.calls.is_empty() { std::mem::take(&mut state.closing) } else { Vec::new() };
+            state.closers += idle.len();
+            idle
+        };
+        for handle in idle {
+            let (watch, world) = (self.clone(), world.clone());
+            // Apart: the library waits there for other ranks of the machine.
+            let closer = thread::Builder::new().name(format!("nccl-close-{}", world.world_rank)).spawn(move || {
+                let is_over = || world.is_over();
+                // A device without a context has nothing to destroy.
+                let _ = world.enter("close", || handle.close(&world.patience(&is_over)));
+                watch.closed();
+            });
+            if closer.is_err() {
+                self.closed();
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    fn closed(&self) {
+        self.state.lock().closers -= 1;
+        self.changed.notify_all();
     }
 
     /// Drops calls that have ended; why there is one that cannot end.
@@ -142,6 +170,7 @@ pub(crate) struct WatchOwner(pub(crate) Arc<Watch>);
 impl Drop for WatchOwner {
     fn drop(&mut self) {
         self.0.end();
+        self.0.wait_for_end();
     }
 }
 
@@ -179,7 +208,7 @@ mod tests {
     fn looked(timeout: Duration, calls: impl Fn() -> Vec<Watched> + Sync) -> Vec<Result<usize>> {
         let program = |control: Comm<NullRuntime>| {
             let world = World::new(&control, None);
-            let watch = Watch { state: Mutex::default(), changed: Condvar::new() };
+            let watch = Arc::new(Watch { state: Mutex::default(), changed: Condvar::new() });
             if control.rank() == 1 {
                 calls().into_iter().for_each(|call| watch.add(call));
                 watch.look(&world);

@@ -16,7 +16,7 @@ use super::handle::{Handle, Patience, Trouble};
 
 /// One rank's part of a world.
 pub(crate) struct World<H: Runtime> {
-    /// The control plane of all ranks. Weak: who has dropped all communicators has left, though work is still watched.
+    /// The control plane of all ranks, which a rank's communicators own. Weak: who has dropped all of them has left, though work is still watched.
     control: Weak<dyn Communicator<H>>,
     pub(crate) world_rank: usize,
     pub(crate) timeout: Duration,
@@ -60,6 +60,11 @@ impl<H: Runtime> World<H> {
         let mut handles = self.handles.lock();
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(Arc::downgrade(handle));
+    }
+
+    /// A communicator that is destroyed is not aborted any more.
+    pub(crate) fn forget(&self, handle: &Arc<Handle>) {
+        self.handles.lock().retain(|own| !std::ptr::eq(own.as_ptr(), Arc::as_ptr(handle)));
     }
 
     /// Whether this rank or another has failed. Never blocks.

@@ -38,7 +38,7 @@ impl Cuda {
     /// - Run-time scalars are frozen. Random values, updates that depend on the number of steps and learning rates that
     ///   follow a schedule are refused; another value that changes belongs in a tensor.
     /// - All work is queued on this handle; work of other handles is not captured, and nothing in the step waits for it. Tensors of other handles
-    ///   that the step reads or drops are kept by the graph.
+    ///   that are dropped in the step are kept by the graph.
     /// - Other threads may go on: what would break a capture (memory of the device, kernels that are loaded) waits for its end. Loaders use a
     ///   [`fork`](numcore::Runtime::fork).
     ///
@@ -73,7 +73,7 @@ impl Cuda {
                 Err(error)
             }
             Ok(Ok(value)) => {
-                let recording = queue.kept("capture", recording)?;
+                let recording = queue.kept("capture", recording).inspect_err(|_| queue.memory.release_held(&held))?;
                 Ok((Graph { queue: queue.clone(), recording, reports, held }, value))
             }
         }

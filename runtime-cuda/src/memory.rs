@@ -133,14 +133,14 @@ impl CudaBuffer {
     /// its recording keeps the block then, and nothing is waited for, since that would draw the own queue into the capture.
     fn after_others(&mut self, block: DeviceBlock) -> Option<DeviceBlock> {
         let others = std::mem::take(self.others.get_mut());
-        for other in &others {
-            if other.capturing().is_some_and(|held| held.keep_of(&self.memory, block)) {
-                return None;
-            }
+        if others.is_empty() {
+            return Some(block);
         }
-        let capturing = !others.is_empty() && self.memory.capturing().is_some();
-        others.iter().for_each(|other| self.memory.follow(other, capturing));
-        Some(block)
+        let capturing = self.memory.capturing().is_some();
+        let (captured, free): (Vec<_>, Vec<_>) = others.into_iter().partition(|other| other.capturing().is_some());
+        free.iter().for_each(|other| self.memory.follow(other, capturing));
+        let kept = |other: &Arc<Memory>| other.capturing().is_some_and(|held| held.keep_of(&self.memory, block));
+        (!captured.iter().any(kept)).then_some(block)
     }
 }
 
@@ -160,9 +160,8 @@ impl Memory {
 
     /// Gives every free block back; none while work is captured.
     pub(crate) fn trim(&self) {
-        let mut state = self.state.lock();
-        if state.capture.is_none() {
-            self.release(&mut state);
+        if self.capturing().is_none() {
+            self.release();
         }
     }
 
@@ -196,40 +195,49 @@ impl Memory {
 
     /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<CudaBuffer> {
+        let block = if bytes == 0 { None } else { Some(self.take(bytes)?) };
         let mut state = self.state.lock();
-        let block = if bytes == 0 { None } else { Some(self.take(&mut state, bytes)?) };
         state.pool.book(bytes, use_);
         let held = state.capture.clone();
         drop(state);
         Ok(CudaBuffer { block, bytes, use_, memory: self.clone(), held, others: Mutex::default() })
     }
 
-    fn take(&self, state: &mut PoolState, bytes: usize) -> Result<DeviceBlock> {
-        let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(state, bytes))?;
-        if let Some(held) = &state.capture {
-            // Size classes are tried in the pool's own order, so that a captured step gets the blocks of the uncaptured
-            // step before it.
-            let pool = &mut state.pool;
-            let mut free = |class| Some(DeviceBlock { address: pool.take_exactly(class)?, class });
-            let found = Pool::<u64>::near(class).find_map(|c| held.take(c).or_else(|| free(c)));
-            let why = format!(
-                "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
-            );
-            return found.ok_or_else(|| ErrorKind::Unsupported { op: "capture", device: self.device, why }.into());
-        }
-        if let Some((class, address)) = state.pool.take(class) {
-            return Ok(DeviceBlock { address, class });
+    /// A block that is free, or a new one. The driver is not called under the lock: it may wait for a capture of another thread, which drops
+    /// buffers of this queue meanwhile.
+    fn take(&self, bytes: usize) -> Result<DeviceBlock> {
+        let class = Pool::<u64>::class_of(bytes).ok_or_else(|| self.exhausted(bytes))?;
+        if let Some(block) = self.take_free(class, bytes)? {
+            return Ok(block);
         }
         let size = Pool::<u64>::size_of(class);
-        let fresh = |memory: &Memory| memory.driver.alloc(size).map_err(|e| backend("alloc", memory.device, e));
-        let mut address = fresh(self)?;
+        let fresh = || self.driver.alloc(size).map_err(|e| backend("alloc", self.device, e));
+        let mut address = fresh()?;
         if address.is_none() {
-            self.release(state);
-            address = fresh(self)?;
+            self.release();
+            address = fresh()?;
         }
-        let address = address.ok_or_else(|| self.exhausted(state, bytes))?;
-        state.pool.reserve(class);
+        let address = address.ok_or_else(|| self.exhausted(bytes))?;
+        self.state.lock().pool.reserve(class);
         Ok(DeviceBlock { address, class })
+    }
+
+    /// A block that is free. A captured step has no other.
+    fn take_free(&self, class: usize, bytes: usize) -> Result<Option<DeviceBlock>> {
+        let mut state = self.state.lock();
+        let PoolState { pool, capture } = &mut *state;
+        let Some(held) = capture else {
+            return Ok(pool.take(class).map(|(class, address)| DeviceBlock { address, class }));
+        };
+        // Size classes are tried in the pool's own order, so that a captured step gets the blocks of the uncaptured step
+        // before it.
+        let mut free = |class| Some(DeviceBlock { address: pool.take_exactly(class)?, class });
+        let found = Pool::<u64>::near(class).find_map(|c| held.take(c).or_else(|| free(c)));
+        let why = format!(
+            "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
+        );
+        let none = || ErrorKind::Unsupported { op: "capture", device: self.device, why };
+        found.map(Some).ok_or_else(|| none().into())
     }
 
     /// Makes later work of this queue wait for the work that is queued on another one.
@@ -248,24 +256,25 @@ impl Memory {
     }
 
     /// Gives every free block back to the driver, once nothing uses it any more.
-    fn release(&self, state: &mut PoolState) {
+    fn release(&self) {
+        let free: Vec<(usize, u64)> = self.state.lock().pool.drain();
         // If the queue has failed, nothing of it runs any more.
         let _ = self.driver.synchronize(self.stream);
-        for (_, address) in state.pool.drain() {
+        for (_, address) in free {
             // SAFETY: the pool owned the block, and its queue has passed.
             unsafe { self.driver.free(address) };
         }
     }
 
-    fn exhausted(&self, state: &PoolState, requested: usize) -> numcore::Error {
-        ErrorKind::OutOfMemory { device: self.device, requested, live: state.pool.stats().total.live }.into()
+    fn exhausted(&self, requested: usize) -> numcore::Error {
+        let live = self.state.lock().pool.stats().total.live;
+        ErrorKind::OutOfMemory { device: self.device, requested, live }.into()
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let mut state = std::mem::replace(self.state.get_mut(), PoolState { pool: Pool::default(), capture: None });
-        self.release(&mut state);
+        self.release();
         self.driver.destroy_stream(self.stream);
     }
 }

@@ -61,7 +61,7 @@ fn a_step_and_another_queue_do_not_wait_for_each_other() -> Result<()> {
     let x = filled(&cuda, 1.0)?;
     x.add(&x)?.add(&x)?;
     let outside = other.record()?;
-    let (mut inside, mut own) = (None, None);
+    let mut inside = None;
     let (graph, y) = cuda.capture(|| {
         let y = x.add(&x)?;
         let error = cuda.wait(&outside).unwrap_err().to_string();
@@ -71,11 +71,10 @@ fn a_step_and_another_queue_do_not_wait_for_each_other() -> Result<()> {
         let error = other.wait(&event).unwrap_err().to_string();
         assert!(error.contains("nothing outside of it can wait for"), "{error}");
         inside = Some(event);
-        own = Some(());
         y.add(&x)
     })?;
     // Nor later: what was recorded is a point of the step, not of the queue.
-    assert!(inside.is_some_and(|event| cuda.wait(&event).is_err()) && own.is_some());
+    assert!(inside.is_some_and(|event| cuda.wait(&event).is_err()));
     graph.launch()?;
     assert_eq!(y.to_vec::<f32>()?, [3.0; 5000]);
     Ok(())
@@ -143,5 +142,35 @@ fn a_step_of_sgd_is_launched_again_and_again() -> Result<()> {
         Ok(weights.collect::<Result<Vec<_>>>()?.concat())
     };
     assert_eq!(train(true)?, train(false)?);
+    Ok(())
+}
+
+/// A loader that needs new memory waits for the capture; the step drops a batch of the loader's meanwhile.
+#[test]
+fn a_loader_allocates_while_a_step_is_captured() -> Result<()> {
+    let cuda = watched()?;
+    let loader = cuda.fork()?;
+    let x = filled(&cuda, 1.0)?;
+    let batch = || filled(&loader, 2.0);
+    for _ in 0..2 {
+        x.add(&batch()?)?;
+    }
+    let kept = batch()?;
+    cuda.wait(&loader.record()?)?;
+    let later = std::thread::scope(|scope| -> Result<Tensor<Cuda>> {
+        let (graph, (y, later)) = cuda.capture(|| {
+            // Larger than any block the loader's pool holds.
+            let later = scope.spawn(|| Tensor::<Cuda>::zeros(&loader, [1 << 20], DType::F32));
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            let y = x.add(&kept)?;
+            drop(kept);
+            Ok((y, later))
+        })?;
+        let later = later.join().expect("the loader goes on")?;
+        graph.launch()?;
+        assert_eq!(y.to_vec::<f32>()?, [3.0; 5000]);
+        Ok(later)
+    })?;
+    assert_eq!(later.shape().numel(), 1 << 20);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Ranks over NCCL on the emulated GPU: addresses, streams and events are those of the runtime.
+//! Ranks over NCCL on the emulated GPU, whose work is done at once: addresses are those of the runtime.
 #![cfg(feature = "emulate")]
 
 use std::{path::PathBuf, sync::LazyLock};

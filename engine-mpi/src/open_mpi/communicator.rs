@@ -182,6 +182,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
             what,
             dtype: DType::U8,
             in_place: false,
+            header: false,
             parts: [].into(),
             of: Some(of.map_or_else(|| "bytes".into(), |of| format!("bytes of {of}").into())),
             at: at.into(),

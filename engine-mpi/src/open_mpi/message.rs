@@ -131,6 +131,7 @@ mod tests {
             what: Collective::AllReduce(ReduceOp::Avg),
             dtype: DType::BF16,
             in_place: true,
+            header: false,
             parts: [3].into(),
             of: Some("bucket 1".into()),
             at: Place { file: "a.rs".into(), line: 1, column: 2 },

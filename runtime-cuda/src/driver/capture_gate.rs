@@ -1,5 +1,5 @@
-//! Captures, and what other threads must not do meanwhile: the driver invalidates a capture when memory of its device is allocated or freed,
-//! or a module is loaded, in whatever thread.
+//! Captures, and what other threads do not do meanwhile: allocate or free memory of the device, or load a module. Captures are of one thread, and
+//! the driver's documentation lets others do so; yet frees synchronise the device, which has broken captures elsewhere, and a step is captured once.
 
 use std::thread::{self, ThreadId};
 
@@ -97,7 +97,10 @@ impl Drop for Outside<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::{
+        sync::atomic::{AtomicUsize, Ordering},
+        time::Duration,
+    };
 
     use super::*;
 
@@ -117,12 +120,12 @@ mod tests {
                         })
                     })
                     .collect();
-                thread::yield_now();
+                thread::sleep(Duration::from_millis(30));
                 assert_eq!(allocated.load(Ordering::SeqCst), 0, "nobody allocates in a capture");
                 gate.end();
                 others.into_iter().for_each(|other| other.join().unwrap());
             });
-            thread::yield_now();
+            thread::sleep(Duration::from_millis(30));
             assert_eq!(gate.state.lock().capturing, None, "the capture waits for what is under way");
             drop(outside);
             capture.join().unwrap();

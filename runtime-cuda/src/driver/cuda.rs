@@ -330,9 +330,10 @@ impl Driver for CudaDriver {
     }
 
     fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
-        self.bind()?;
         // SAFETY: a stream of this driver that is being captured.
-        let graph = unsafe { result::stream::end_capture(stream.raw()) }.map_err(words);
+        let end = |()| unsafe { result::stream::end_capture(stream.raw()) }.map_err(words);
+        let graph = self.bind().and_then(end);
+        // Whatever came of it: others wait.
         self.leave_capture();
         let graph = graph?;
         if graph.is_null() {

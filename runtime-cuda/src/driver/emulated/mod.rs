@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 
 use super::{
     About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream,
+    capture_gate::{CaptureGate, Freed},
 };
 use crate::{args::Args, codegen::KernelSource};
 
@@ -52,6 +53,7 @@ pub(crate) struct Emulated {
     next: AtomicU64,
     blocks: Mutex<HashMap<u64, Layout>>,
     captures: Captures,
+    gate: CaptureGate,
 }
 
 /// The most matrices of one product that the library takes.
@@ -79,6 +81,7 @@ impl Emulated {
             next: AtomicU64::new(1),
             blocks,
             captures: Captures::default(),
+            gate: CaptureGate::default(),
         })
     }
 
@@ -160,20 +163,24 @@ impl Driver for Emulated {
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        let _outside = self.gate.enter("allocate memory")?;
         Ok(self.allocate(bytes))
     }
 
     // SAFETY: the trait's conditions; a map records the allocations.
     unsafe fn free(&self, address: u64) {
+        let Some(_outside) = self.gate.enter_or_defer(Freed::Device(address)) else { return };
         self.release(address);
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
+        let _outside = self.gate.enter("allocate memory")?;
         self.allocate(bytes).map(|at| at as *mut u8).ok_or_else(|| DriverFailure::new("out of memory"))
     }
 
     // SAFETY: as above.
     unsafe fn free_host(&self, address: *mut u8) {
+        let Some(_outside) = self.gate.enter_or_defer(Freed::Host(address as u64)) else { return };
         self.release(address as u64);
     }
 
@@ -193,12 +200,19 @@ impl Driver for Emulated {
     }
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {
+        self.gate.begin()?;
         self.captures.begin(stream);
         Ok(())
     }
 
     fn end_capture(&self, stream: Stream) -> Fallible<Recording> {
-        self.captures.end(stream, Recording(self.number()))
+        let recording = self.captures.end(stream, Recording(self.number()));
+        for freed in self.gate.end() {
+            match freed {
+                Freed::Device(address) | Freed::Host(address) => self.release(address),
+            }
+        }
+        recording
     }
 
     fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
@@ -254,6 +268,7 @@ impl Driver for Emulated {
 
     fn load(&self, source: &KernelSource, _: u32) -> Fallible<KernelFunction> {
         let (path, symbol) = self.builder.library(source)?;
+        let _outside = self.gate.enter("load a kernel")?;
         let words = |e: libloading::Error| DriverFailure::new(format!("{}: {e}", path.display()));
         // SAFETY: the library was compiled above; loading it runs constructors of the emulator alone.
         let library = unsafe { Library::new(&path) }.map_err(words)?;
