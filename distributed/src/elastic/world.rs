@@ -87,6 +87,8 @@ impl<R: Runtime> ElasticWorld<R> {
         check: impl FnOnce(&CheckpointNotes) -> Result<()>,
     ) -> Result<Option<Restored>> {
         let Membership { comm, committed, .. } = self.membership()?;
+        // Before anything is taken up: whoever has come with another number is the one that leaves.
+        comm.agree("the number of copies (`Elastic::copies`)", &(self.copies as u64).to_le_bytes())?;
         let restored = restore(&self.store, comm, *committed, state, check)?;
         self.commits = Some(0);
         self.taken_up = restored.as_ref().map(|restored| (restored.generation, restored.step));

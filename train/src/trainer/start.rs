@@ -38,8 +38,10 @@ where
     fn begin(mut trainer: Trainer<'a, R, M, S, B>, loss: F, comm: &Comm<R>) -> Result<Self> {
         all_ok(comm, "Trainer", trainer.check())?;
         let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
-        let Trainer { length, record_every, resume, weighting, fast_dev_run, .. } = &trainer;
-        let options = format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {names:?}");
+        let Trainer { length, record_every, resume, weighting, fast_dev_run, elastic, .. } = &trainer;
+        let commits = elastic.as_ref().map(|commits| &commits.every);
+        let options =
+            format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {commits:?} {names:?}");
         comm.agree("the options of the trainer", options.as_bytes())?;
         if let Some(steps) = trainer.fast_dev_run {
             trainer.length = Length::Steps(steps);

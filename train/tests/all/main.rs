@@ -7,6 +7,7 @@ mod context;
 mod control;
 mod doors;
 mod elastic;
+mod elastic_newcomers;
 mod evaluation;
 mod experts;
 mod failures;

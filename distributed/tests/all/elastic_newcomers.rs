@@ -1,0 +1,75 @@
+//! Newcomers that are set up otherwise than the run that takes them in: they leave, and the run goes on without them.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::yield_now,
+    time::Duration,
+};
+
+use distributed::{
+    comm::{Communicator, Quorum, Rendezvous, ThreadRendezvous},
+    elastic::{Elastic, ElasticWorld},
+    train::TrainStep,
+};
+use nn::{Init, Linear};
+use numcore::{Error, Result};
+use optim::AdamWConfig;
+use runtime_cpu::Cpu;
+
+/// Commits `commits` times: the last world, and how many ranks it has.
+fn train(
+    world: &mut ElasticWorld<Cpu>,
+    commits: u64,
+    befalls: impl Fn(&ElasticWorld<Cpu>, u64) -> Result<()>,
+) -> Result<(u64, usize)> {
+    let comm = world.comm()?;
+    let model = Linear::new(&Init::new(comm.runtime(), 0), 3, 2)?;
+    let mut step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).build()?;
+    let from = world.restore(&mut step)?.map_or(0, |from| from.step);
+    for done in from..commits {
+        befalls(world, done)?;
+        world.commit(done, &step, &Default::default())?;
+    }
+    Ok((world.generation(), comm.size()))
+}
+
+#[test]
+fn a_newcomer_with_another_number_of_copies_leaves() {
+    for ranks in [2, 3] {
+        let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
+        let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+        // It never meets: it only sees who waits.
+        let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+        let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
+        let befalls = |world: &ElasticWorld<Cpu>, done: u64| {
+            reached.fetch_max(done, Ordering::SeqCst);
+            while world.generation() == 0 && done == 2 && probe.lock().unwrap().newcomers() == 0 {
+                yield_now();
+            }
+            // One is lost after the newcomer has left: what there is then is what these ranks agreed on.
+            match (world.generation(), world.comm()?.rank(), done) {
+                (2, 0, 4) => Err(Error::argument("the machine", "is gone")),
+                _ => Ok(()),
+            }
+        };
+        let (outcomes, newcomer) = std::thread::scope(|scope| {
+            let newcomer = scope.spawn(|| {
+                while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
+                    yield_now();
+                }
+                let own = Elastic::new(meeting.join(Cpu::with_threads(1))).copies(2);
+                own.run(|world| train(world, 6, |_, _| Ok(())))
+            });
+            let outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| train(world, 6, befalls));
+            over.store(true, Ordering::SeqCst);
+            (outcomes, newcomer.join().unwrap())
+        });
+        let told = newcomer.unwrap_err().to_string();
+        assert!(told.contains("`Elastic::copies`"), "{ranks} ranks: {told}");
+        let done: Vec<_> = outcomes.iter().flatten().collect();
+        assert_eq!(done, vec![&(3, ranks - 1); ranks - 1], "{ranks} ranks: {outcomes:?}");
+    }
+}
