@@ -14,7 +14,7 @@ use super::ThreadCommunicator;
 use crate::sync::{Condvar, Instant, Mutex};
 
 /// Where ranks that are threads of this process meet. Ranks of the last world are waited for until they come or leave, or the
-/// [`join_timeout`](Quorum::join_timeout) has passed; whoever [joins](ThreadRendezvous::join) is taken in when they meet next.
+/// [`join_timeout`](Quorum::join_timeout) has passed; whoever [joins](ThreadRendezvous::join) is taken in when they meet next, if it is on their device.
 #[derive(Clone)]
 pub struct ThreadRendezvous<R: Runtime> {
     shared: Arc<Shared<R>>,
@@ -84,7 +84,8 @@ impl<R: Runtime> ThreadRendezvous<R> {
         Ok((ThreadRendezvous { shared }, seats))
     }
 
-    /// The seat of a rank that is in no world yet.
+    /// The seat of a rank that is in no world yet. One whose runtime is on another device than the others' is an error where it
+    /// [meets](Rendezvous::meet) them, its own alone.
     pub fn join(&self, rt: R) -> ThreadSeat<R> {
         let mut state = self.shared.state.lock();
         state.seats += 1;
@@ -170,18 +171,37 @@ impl<R: Runtime> Meeting<R> {
         self.since = None;
     }
 
-    /// All who wait are a world: those first who come `back` from the last one.
+    /// Does not take in the newcomers with whom there can be no world, or, where each could be in one, any of them. The others go on waiting.
+    fn refuse_newcomers(&mut self, first: usize, new: &[usize], why: &Error, shared: &Shared<R>) {
+        let unfit = |seat: &usize| {
+            let two = [first, *seat].iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
+            let error = ThreadCommunicator::members(two, shared.timeout, shared.places).err()?;
+            Some((*seat, error.to_string()))
+        };
+        let mut refused: Vec<(usize, String)> = new.iter().filter_map(unfit).collect();
+        if refused.is_empty() {
+            refused = new.iter().map(|seat| (*seat, why.to_string())).collect();
+        }
+        for (seat, why) in refused {
+            self.waiting.remove(&seat);
+            self.outcomes.insert(seat, Err(why));
+        }
+    }
+
+    /// All who wait are a world: those first who come `back` from the last one. If there can be none with the newcomers, they are refused.
     fn found(&mut self, back: &[usize], shared: &Shared<R>) {
-        let new = self.waiting.keys().filter(|seat| !back.contains(seat));
-        let seats: Vec<usize> = back.iter().chain(new).copied().collect();
+        let new: Vec<usize> = self.waiting.keys().filter(|seat| !back.contains(seat)).copied().collect();
+        let seats: Vec<usize> = back.iter().chain(&new).copied().collect();
         let runtimes = seats.iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
         let comms = match ThreadCommunicator::members(runtimes, shared.timeout, shared.places) {
             Ok(comms) => comms,
+            // Whatever a newcomer lacks is not to end the run of those who were there.
+            Err(error) if !new.is_empty() => return self.refuse_newcomers(seats[0], &new, &error, shared),
             Err(error) => return self.refuse(&error.to_string()),
         };
         self.waiting.clear();
         self.since = None;
-        let (generation, committed, newcomers) = (self.generation, self.committed, seats.len() - back.len());
+        let (generation, committed, newcomers) = (self.generation, self.committed, new.len());
         let membership = |comm: Comm<R>| Ok(Membership { comm, generation, committed, newcomers });
         self.outcomes.extend(seats.iter().copied().zip(comms.into_iter().map(membership)));
         self.generation += 1;
