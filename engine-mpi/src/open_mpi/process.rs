@@ -204,6 +204,11 @@ impl Mpi {
         outcome
     }
 
+    /// Takes note that ranks could not meet: some may never come to their end, so this process does not wait for them for ever at its own.
+    pub(super) fn note_failure(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+    }
+
     /// Ends MPI in this process, as dropping it does: blocks until all processes have come to their end. Calls afterwards are errors.
     pub fn finish(&self) {
         let Some(thread) = self.thread.lock().take() else { return };

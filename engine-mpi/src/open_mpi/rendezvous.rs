@@ -42,6 +42,13 @@ fn is_on(value: &str) -> bool {
 
 impl<R: Runtime> Rendezvous<R> for MpiRendezvous<R> {
     fn meet(&mut self) -> Result<Membership<R>> {
+        // Whoever did not come, a process that was stopped perhaps, may not come to its end either.
+        self.next_world().inspect_err(|_| self.mpi.note_failure())
+    }
+}
+
+impl<R: Runtime> MpiRendezvous<R> {
+    fn next_world(&mut self) -> Result<Membership<R>> {
         let (generation, join_timeout) = (self.generation, self.quorum.join_timeout);
         let comm = match generation {
             0 => self.mpi.world(&self.rt)?,
