@@ -71,7 +71,7 @@ impl<R: Runtime> Elastic<R> {
         loop {
             let (comm, world) = (self.world.meet()?, &mut self.world);
             let outcome = guarded(&comm, |comm| match program(world) {
-                Err(_) if world.is_changing() => Ok(None),
+                Err(error) if world.is_of_change(&error) => Ok(None),
                 // A rank that left now could not go on with the others if one of them failed at the end.
                 done => done.and_then(|done| comm.barrier().map(|()| Some(done))),
             });

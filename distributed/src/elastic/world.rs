@@ -12,6 +12,10 @@ use crate::{
     train::CheckpointNotes,
 };
 
+const COMMIT: &str = "ElasticWorld::commit";
+/// What a commit says after which all ranks meet again.
+const CHANGES: &str = "others wait to be taken in, so the ranks meet again: hand this error on to `Elastic::run`";
+
 /// The ranks of now, and what this one holds of commits. [`Elastic::run`](super::Elastic::run) gives it to the program.
 pub struct ElasticWorld<R: Runtime> {
     pub(super) meeting: Box<dyn Rendezvous<R>>,
@@ -112,7 +116,7 @@ impl<R: Runtime> ElasticWorld<R> {
         let (comm, generation) = (comm.clone(), *generation);
         let Some(number) = self.commits else {
             let why = "what the run has come to must be taken up first: call `restore` in each world, right after the state is made";
-            return Err(Error::argument("ElasticWorld::commit", why));
+            return Err(Error::argument(COMMIT, why));
         };
         let id = CommitId { generation, number };
         self.store.add(&comm, (id, step), Snapshot::of(state), notes, self.copies)?;
@@ -123,10 +127,14 @@ impl<R: Runtime> ElasticWorld<R> {
         self.meeting.committed();
         self.is_changing = newcomers.iter().any(|[waits]| *waits != 0);
         if self.is_changing {
-            let why = "others wait to be taken in, so the ranks meet again: hand this error on to `Elastic::run`";
-            return Err(Error::argument("ElasticWorld::commit", why).on_rank(comm.world_rank()));
+            return Err(Error::argument(COMMIT, CHANGES).on_rank(comm.world_rank()));
         }
         Ok(())
+    }
+
+    /// Whether it is the error with which a commit leads out of the program: whatever else fails after that is the rank's own.
+    pub(super) fn is_of_change(&self, error: &Error) -> bool {
+        self.is_changing && matches!(error.kind(), ErrorKind::Argument { op: COMMIT, why } if why == CHANGES)
     }
 
     /// Whether an error of this rank's program is another rank's, so that this one can go on: it names one, or the world has taken in ranks that make other calls than

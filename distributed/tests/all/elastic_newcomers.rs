@@ -73,3 +73,43 @@ fn a_newcomer_with_another_number_of_copies_leaves() {
         assert_eq!(done, vec![&(3, ranks - 1); ranks - 1], "{ranks} ranks: {outcomes:?}");
     }
 }
+
+#[test]
+fn an_own_error_after_the_ranks_have_agreed_to_meet_again_is_the_ranks_own() {
+    let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
+    let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+    let probe = Mutex::new(meeting.join(Cpu::with_threads(1)));
+    let (reached, over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let befalls = |world: &ElasticWorld<Cpu>, done: u64| {
+        reached.fetch_max(done, Ordering::SeqCst);
+        while world.generation() == 0 && done == 2 && probe.lock().unwrap().newcomers() == 0 {
+            yield_now();
+        }
+        Ok(())
+    };
+    let (outcomes, newcomer) = std::thread::scope(|scope| {
+        let newcomer = scope.spawn(|| {
+            while reached.load(Ordering::SeqCst) < 2 && !over.load(Ordering::SeqCst) {
+                yield_now();
+            }
+            Elastic::new(meeting.join(Cpu::with_threads(1))).run(|world| train(world, 6, |_, _| Ok(())))
+        });
+        let program = |world: &mut ElasticWorld<Cpu>| {
+            let done = train(world, 6, befalls);
+            match world.is_changing() && world.comm()?.rank() == 1 {
+                true => Err(Error::argument("the disk", "is full")),
+                false => done,
+            }
+        };
+        let outcomes = Elastic::on_threads(seats, |elastic| elastic, program);
+        over.store(true, Ordering::SeqCst);
+        (outcomes, newcomer.join().unwrap())
+    });
+    let told = outcomes[1].as_ref().unwrap_err().to_string();
+    assert!(told.contains("is full"), "{told}");
+    // The two that are left, and the newcomer.
+    assert!(
+        [&outcomes[0], &outcomes[2], &newcomer].into_iter().all(|o| matches!(o, Ok((1, 3)))),
+        "{outcomes:?}, {newcomer:?}"
+    );
+}
