@@ -87,6 +87,7 @@ mod tensor_pieces;
 mod tensor_pipeline_common;
 mod tensor_pipelines;
 mod tensor_plans;
+mod three_axes;
 mod two_trainers;
 mod unequal_sums;
 mod world_ranks;

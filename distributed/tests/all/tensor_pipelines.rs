@@ -54,18 +54,6 @@ fn every_schedule_runs_stages_that_are_cut() {
 }
 
 #[test]
-fn twenty_clipped_steps_of_eight_ranks_are_those_of_one() {
-    let mut staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
-    (staged.case.steps, staged.case.max_norm, staged.case.model.tied_head) = (20, 0.05, true);
-    same(&staged, EIGHT);
-    for stage in ZeroStage::ALL {
-        staged.how = How::Zero(stage);
-        staged.case.sequence = !staged.case.sequence;
-        same(&staged, SHARDED);
-    }
-}
-
-#[test]
 fn every_strategy_trains_stages_that_are_cut() {
     for how in HOWS {
         for sequence in [false, true] {
