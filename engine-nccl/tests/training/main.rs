@@ -2,6 +2,7 @@
 //!
 //! `distributed` is this program here: all of the crate, with `Ranks` over NCCL in place of those of `comm`.
 #![allow(missing_docs, unused_imports)]
+#![cfg(feature = "emulate-all")]
 
 extern crate self as distributed;
 
