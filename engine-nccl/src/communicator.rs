@@ -73,6 +73,8 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         })?;
         let handle = Arc::new(made.map_err(|trouble| world.trouble(OP, trouble))?);
         world.keep(&handle);
+        // One that goes on, and fails at once, would end the others' while they are still being made.
+        control.exchange_bytes(ByteExchange { own: &[], of: Some(&"NCCL's ranks".into()), at })?;
         let watch = Arc::new(WatchOwner(Watch::start(&world)?));
         let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
         let shared = Shared { nccl: nccl.clone(), world, root: control.clone(), combiner, watch };

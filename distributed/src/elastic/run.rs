@@ -16,13 +16,14 @@ use crate::comm::{Collectives, Rendezvous, engine::guarded};
 ///     train::{Loss, TrainStep},
 /// };
 /// # use nn::{Forward, Init, Linear};
-/// # use numcore::{DType, Error, NullRuntime, Tensor};
+/// # use numcore::{DType, Error, Tensor};
 /// # use optim::AdamWConfig;
+/// # use runtime_cpu::Cpu;
 /// # use std::time::Duration;
 /// # fn main() -> numcore::Result<()> {
-/// # let second = Duration::from_secs(1);
-/// let runtimes = (0..3).map(|_| NullRuntime::new()).collect();
-/// let (_rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), second)?;
+/// # let minute = Duration::from_secs(60);
+/// let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
+/// let (_rendezvous, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), minute)?;
 /// let outcomes = Elastic::on_threads(seats, |elastic| elastic.copies(1), |world| {
 ///     let comm = world.comm()?;
 ///     let model = Linear::new(&Init::new(comm.runtime(), 0), 4, 1)?;
