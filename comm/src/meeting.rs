@@ -68,3 +68,25 @@ fn ranks_of(all: &[Vec<u8>], color: usize) -> Vec<usize> {
     ranks.sort_by_key(key);
     ranks
 }
+
+#[cfg(test)]
+mod tests {
+    use numcore::DType;
+
+    use super::super::{Collective, Place, ReduceOp};
+    use super::*;
+
+    #[test]
+    fn a_header_does_not_meet_a_call_that_moves_memory() {
+        for what in [Collective::AllReduce(ReduceOp::Sum), Collective::Barrier, Collective::Send { to: 1 }] {
+            let at = Place { file: "a.rs".into(), line: 1, column: 1 };
+            let call =
+                Fingerprint { what, dtype: DType::F32, in_place: true, header: false, parts: [4].into(), of: None, at };
+            let header = Fingerprint { header: true, ..call.clone() };
+            let told = |a, b| disagreement(&[0, 1], (0, a), (1, b), Places::Any);
+            assert_eq!((told(&call, &call), told(&header, &header)), (None, None), "{call}");
+            let why = told(&call, &header).unwrap_or_default();
+            assert!(why.contains("over another communicator"), "{call}: {why}");
+        }
+    }
+}

@@ -21,7 +21,7 @@ pub trait Rendezvous<R: Runtime>: Send {
         0
     }
 
-    /// Says that the run has come to something that a later world must not begin anew without.
+    /// Notes that the run has committed: a later world without a commit is an error, and does not start the run from its beginning.
     fn committed(&mut self) {}
 }
 
@@ -57,7 +57,7 @@ impl Default for Quorum {
 }
 
 impl Quorum {
-    /// Why so many ranks, of which `back` were among the `before` of the last world, are no world, if they are none.
+    /// Why `ranks` ranks, `back` of which were among the `before` ranks of the last world, may not form a world; `None` if they may.
     pub fn missing(&self, ranks: usize, back: usize, before: usize) -> Option<String> {
         if self.majority && 2 * back <= before {
             return Some(format!("{back} of the last world's {before} ranks are no majority"));
@@ -66,7 +66,7 @@ impl Quorum {
             .then(|| format!("{ranks} came, and a world has at least {} (`min_ranks`)", self.min_ranks))
     }
 
-    /// The error of ranks that are no world.
+    /// The error of ranks that may not form a world.
     pub fn refused(why: &str) -> Error {
         Error::argument("Rendezvous::meet", format!("{why}: start the run again from its last checkpoint"))
     }

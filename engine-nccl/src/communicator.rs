@@ -8,15 +8,13 @@ use std::{
 };
 
 use comm::{
-    ByteExchange, Call, Comm, Communicator, ErrorTiming, Group, Guarantees, Pending, SumOrder, Work,
-    engine::{Combiner, Portable},
+    ByteExchange, Call, Comm, Communicator, ErrorTiming, Group, Guarantees, Pending, SumOrder, Work, engine::Combiner,
 };
-use numcore::{Error, ErrorKind, QueueMark, Result, Runtime, Tensor, TensorMut};
+use numcore::{Error, QueueMark, Result, Runtime, Tensor, TensorMut};
 use parking_lot::Mutex;
 
 use super::{
-    api::UniqueId,
-    greeting::{Greeting, NcclOptions},
+    greeting::meet,
     handle::{Handle, Trouble, pause},
     moves::{CallBuffers, Moving, Queueing, Stop},
     nccl::Nccl,
@@ -60,7 +58,7 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         const OP: &str = "Nccl::communicator";
         let queue = rt.fork_for_communication()?;
         let device = queue.device_queue();
-        // All ranks go on to the exchange: one that cannot be reached is told to the others by its own error.
+        // A rank that cannot be reached takes part in the exchange, so that all give the same reason.
         let unreachable = device.is_none() && !nccl.api.takes_host_memory();
         let world = World::new(control, device);
         let id = meet(nccl, control, unreachable.then(|| rt.device().to_string()), at)?;
@@ -111,9 +109,7 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         };
         Ok(moving.into_iter().map(queued).collect::<Result<_>>()?)
     }
-}
 
-impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
     /// The error of calls that could not be queued: what the ranks tell each other of them, if they can, since the library knows no reasons.
     fn stopped(&self, op: &'static str, stop: Stop, handshakes: Vec<Work<Option<TensorMut<H>>>>) -> Error {
         let world = &self.shared.world;
@@ -136,41 +132,6 @@ struct Queued<R: Runtime> {
     memory: CallBuffers<R>,
     after: R::Event,
     mark: Option<Arc<dyn QueueMark>>,
-}
-
-/// The id of rank 0, once all ranks have told that they can take part, and with what.
-fn meet<H: Runtime>(
-    nccl: &Nccl,
-    control: &Comm<H>,
-    unreachable: Option<String>,
-    at: &'static Location<'static>,
-) -> Result<UniqueId> {
-    const OP: &str = "Nccl::communicator";
-    let fail = |why: String| Error::argument(OP, why).on_rank(control.world_rank());
-    let id = (control.rank() == 0 && unreachable.is_none()).then(|| nccl.api.unique_id()).transpose();
-    let id = id.map_err(|status| fail(format!("NCCL: {}", nccl.api.words(status, None))))?;
-    let own = Greeting {
-        unreachable: unreachable.unwrap_or_default(),
-        options: NcclOptions { version: nccl.api.version(), native_sums: nccl.native_sums, chunk: nccl.chunk },
-        id: id.map_or(Vec::new(), |id| id.0.to_vec()),
-    };
-    let of: Arc<str> = "NCCL's unique id".into();
-    let all = control.exchange_bytes(ByteExchange { own: &own.to_bytes(), of: Some(&of), at })?;
-    let all = all.iter().map(|bytes| Greeting::from_bytes(bytes)).collect::<Result<Vec<_>>>()?;
-    let members = control.members();
-    if let Some((rank, greeting)) = all.iter().enumerate().find(|(_, greeting)| !greeting.unreachable.is_empty()) {
-        let (rank, device) = (members[rank], &greeting.unreachable);
-        return Err(fail(format!("rank {rank} is on {device}, and NCCL is for NVIDIA GPUs; use another engine")));
-    }
-    if let Some(rank) = (0..all.len()).find(|&rank| all[rank].options != all[0].options) {
-        let why = format!(
-            "rank {} uses NCCL with {}, rank {} with {}: all ranks must have one version and equal options",
-            members[0], all[0].options, members[rank], all[rank].options
-        );
-        return Err(Error::from(ErrorKind::Mismatch { op: OP, why }).on_rank(control.world_rank()));
-    }
-    let id = all[0].id.as_slice().try_into().map_err(|_| fail("rank 0 gave no id of NCCL".into()))?;
-    Ok(UniqueId(id))
 }
 
 impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {

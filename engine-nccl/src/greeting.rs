@@ -1,11 +1,14 @@
 //! What ranks tell each other before they make a communicator.
 
-use std::fmt;
+use std::{fmt, panic::Location, sync::Arc};
 
-use comm::engine::{Portable, WireReader, Writer};
-use numcore::Result;
+use comm::{
+    ByteExchange, Comm, Communicator,
+    engine::{Portable, WireReader, Writer},
+};
+use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::loaded::version_words;
+use super::{api::UniqueId, loaded::version_words, nccl::Nccl};
 
 /// What one rank tells the others.
 pub(crate) struct Greeting {
@@ -22,6 +25,41 @@ pub(crate) struct NcclOptions {
     pub(crate) version: i32,
     pub(crate) native_sums: bool,
     pub(crate) chunk: usize,
+}
+
+/// The id of rank 0, once all ranks have told that they can take part, and with what.
+pub(crate) fn meet<H: Runtime>(
+    nccl: &Nccl,
+    control: &Comm<H>,
+    unreachable: Option<String>,
+    at: &'static Location<'static>,
+) -> Result<UniqueId> {
+    const OP: &str = "Nccl::communicator";
+    let fail = |why: String| Error::argument(OP, why).on_rank(control.world_rank());
+    let id = (control.rank() == 0 && unreachable.is_none()).then(|| nccl.api.unique_id()).transpose();
+    let id = id.map_err(|status| fail(format!("NCCL: {}", nccl.api.words(status, None))))?;
+    let own = Greeting {
+        unreachable: unreachable.unwrap_or_default(),
+        options: NcclOptions { version: nccl.api.version(), native_sums: nccl.native_sums, chunk: nccl.chunk },
+        id: id.map_or(Vec::new(), |id| id.0.to_vec()),
+    };
+    let of: Arc<str> = "NCCL's unique id".into();
+    let all = control.exchange_bytes(ByteExchange { own: &own.to_bytes(), of: Some(&of), at })?;
+    let all = all.iter().map(|bytes| Greeting::from_bytes(bytes)).collect::<Result<Vec<_>>>()?;
+    let members = control.members();
+    if let Some((rank, greeting)) = all.iter().enumerate().find(|(_, greeting)| !greeting.unreachable.is_empty()) {
+        let (rank, device) = (members[rank], &greeting.unreachable);
+        return Err(fail(format!("rank {rank} is on {device}, and NCCL is for NVIDIA GPUs; use another engine")));
+    }
+    if let Some(rank) = (0..all.len()).find(|&rank| all[rank].options != all[0].options) {
+        let why = format!(
+            "rank {} uses NCCL with {}, rank {} with {}: all ranks must have one version and equal options",
+            members[0], all[0].options, members[rank], all[rank].options
+        );
+        return Err(Error::from(ErrorKind::Mismatch { op: OP, why }).on_rank(control.world_rank()));
+    }
+    let id = all[0].id.as_slice().try_into().map_err(|_| fail("rank 0 gave no id of NCCL".into()))?;
+    Ok(UniqueId(id))
 }
 
 impl fmt::Display for NcclOptions {
