@@ -9,13 +9,15 @@ use std::{
 };
 
 use crate::checkpoint_common::{Any, HOWS, How, Scratch};
-use crate::common::{Mlp, Task, config, cpu};
+use crate::common::{Mlp, Task, config, cpu, own, simple, weights};
 use distributed::{
     checkpoint::Folder,
     comm::{
-        Communicator, Fault, FaultyCommunicator, Membership, Quorum, Ranks, Rendezvous, ThreadRendezvous, ThreadSeat,
+        Comm, Communicator, Fault, FaultyCommunicator, Membership, Quorum, Ranks, Rendezvous, ThreadRendezvous,
+        ThreadSeat,
     },
     elastic::{Elastic, ElasticWorld, Restored},
+    local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
     train::CheckpointNotes,
     zero::ZeroStage,
 };
@@ -355,5 +357,65 @@ fn nothing_is_committed_before_the_world_has_taken_up_what_there_was() {
     for outcome in outcomes {
         let told = outcome.unwrap_err().to_string();
         assert!(told.contains("call `restore` in each world"), "{told}");
+    }
+}
+
+#[test]
+fn ranks_that_train_by_themselves_between_meetings_go_on() {
+    let made = |comm: &Comm<Cpu>| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+        let inner = simple(comm.runtime(), &model, config())?;
+        let options = LocalUpdates { every: Some(3), ..Default::default() };
+        let step = LocalTrainStep::new(comm, &model, inner, DiLoCo::default(), options)?;
+        Ok::<_, Error>((model, step))
+    };
+    // A rank is lost within a round, and commits are made within rounds.
+    for (ranks, then) in [(3, 2), (4, 3)] {
+        let (story, (_meeting, seats)) = (Mutex::new(None), meeting(ranks, Quorum::default()));
+        let outcomes = Elastic::on_threads(
+            seats,
+            |elastic| elastic,
+            |world| {
+                let comm = world.comm()?;
+                let (model, mut step) = made(&comm)?;
+                let from = world.restore(&mut step)?;
+                *story.lock().unwrap() = from.clone();
+                world.commit(step.global_step(), &step, &CheckpointNotes::new())?;
+                for k in from.map_or(0, |from| from.step)..LENGTH {
+                    if (world.generation(), comm.rank(), k) == (0, 1, 5) {
+                        return Err(gone());
+                    }
+                    step.step(|_| model.loss(comm.runtime(), k as usize, &own(&comm)))?;
+                    if (k + 1) % EVERY == 0 {
+                        world.commit(k + 1, &step, &CheckpointNotes::new())?;
+                    }
+                }
+                step.meet()?;
+                weights(&model)
+            },
+        );
+        let begun = story.lock().unwrap().clone().unwrap().step;
+        assert_eq!(begun, 4);
+        let scratch = Scratch::new("elastic-local");
+        let fresh = |ranks: usize, from: u64, to: u64| {
+            let program = |comm: Comm<Cpu>| {
+                let (model, mut step) = made(&comm)?;
+                scratch.folder().load_latest(&comm, &mut step)?;
+                for k in from..to {
+                    step.step(|_| model.loss(comm.runtime(), k as usize, &own(&comm)))?;
+                }
+                scratch.folder().save(&comm, to, &step, &Default::default())?;
+                if to == LENGTH {
+                    step.meet()?;
+                }
+                weights(&model)
+            };
+            Ranks::new(ranks).run(cpu, program).unwrap().swap_remove(0)
+        };
+        fresh(ranks, 0, begun);
+        let expected = fresh(then, begun, LENGTH);
+        let done: Vec<&Vec<f64>> = outcomes.iter().flatten().collect();
+        assert_eq!(done.len(), then);
+        assert!(done.iter().all(|own| **own == expected), "{ranks} ranks, then {then}");
     }
 }
