@@ -7,10 +7,9 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
     },
-    thread::sleep,
     time::Duration,
 };
 
@@ -134,8 +133,9 @@ struct Story {
     began: Mutex<BTreeMap<u64, Began>>,
     /// By world, name and step.
     values: Mutex<BTreeMap<(u64, String, u64), u64>>,
-    step: AtomicU64,
-    over: AtomicBool,
+    /// The last step that was taken; none comes after `u64::MAX`.
+    step: Mutex<u64>,
+    stepped: Condvar,
     /// The last checkpoint, as each world found it.
     latest: Mutex<BTreeMap<u64, Option<u64>>>,
     /// The checkpoints that each world found.
@@ -157,12 +157,12 @@ impl Sink for Losses<'_> {
 }
 
 /// Says how far the run is.
-struct Tell<'s>(&'s AtomicU64);
+struct Tell<'s>(&'s Story);
 
 impl<M, B> Callback<Cpu, M, B> for Tell<'_> {
     fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> Result<()> {
         if matches!(event, Event::StepEnd(_)) {
-            self.0.fetch_max(run.progress().step, Ordering::SeqCst);
+            self.0.reach(run.progress().step);
         }
         Ok(())
     }
@@ -207,9 +207,10 @@ fn set_up<'a, S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
     trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
     plan: &Plan,
     rt: &Cpu,
+    until: u64,
 ) -> Trainer<'a, Cpu, Mlp<Cpu>, S, Rows> {
     let trainer = trainer
-        .until(Length::Steps(LENGTH))
+        .until(Length::Steps(until))
         .record_every(Interval::Steps(1))
         .with(Evaluate::on(held_out(rt).batch(23)).every(Interval::Steps(2)));
     if plan.averages { trainer.with(WeightAveraging::new(0.9)) } else { trainer }
@@ -242,9 +243,9 @@ impl<'a> With<'a, Vec<u8>> for ElasticRun<'a, '_> {
             story.found.lock().unwrap().insert(generation, folder.steps()?.into_iter().collect());
         }
         let policy = Checkpoints::at(folder).every(Interval::Steps(plan.save)).in_thread(plan.in_thread);
-        let report = set_up(trainer, plan, world.comm()?.runtime())
+        let report = set_up(trainer, plan, world.comm()?.runtime(), LENGTH)
             .with(policy.best("validation/loss").on_signal(false))
-            .with(Tell(&story.step))
+            .with(Tell(story))
             .sink(Losses(story, generation))
             .elastic(world, Interval::Steps(plan.commit))
             .run(loss)?;
@@ -252,12 +253,13 @@ impl<'a> With<'a, Vec<u8>> for ElasticRun<'a, '_> {
     }
 }
 
-/// A fresh run of the size of a world: all values, and the weights at its end.
+/// A fresh run of the size of a world, for as many steps as that one took: all values, and the weights at its end.
 struct FreshRun<'a> {
     plan: &'a Plan,
     from: Option<PathBuf>,
     saves: BTreeSet<u64>,
     into: PathBuf,
+    until: u64,
     memory: Memory,
     rt: Cpu,
 }
@@ -267,7 +269,7 @@ impl<'a> With<'a, Vec<u8>> for FreshRun<'a> {
         self,
         trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
     ) -> Result<Vec<u8>> {
-        let trainer = set_up(trainer, self.plan, &self.rt)
+        let trainer = set_up(trainer, self.plan, &self.rt, self.until)
             .with(Checkpoints::in_folder(self.into).on_signal(false).in_thread(false).at_end(false))
             .with(SaveAt(self.saves))
             .sink(self.memory)
@@ -277,6 +279,12 @@ impl<'a> With<'a, Vec<u8>> for FreshRun<'a> {
 }
 
 impl Story {
+    fn reach(&self, step: u64) {
+        let mut last = self.step.lock().unwrap();
+        *last = step.max(*last);
+        self.stepped.notify_all();
+    }
+
     fn rank(&self, plan: &Plan, seat: usize, folder: &Folder, world: &mut ElasticWorld<Cpu>) -> Result<Vec<u8>> {
         autograd::manual_seed(7);
         let comm = world.comm()?;
@@ -312,15 +320,13 @@ impl Story {
             let join = |(k, step): (usize, &u64)| {
                 let step = *step;
                 scope.spawn(move || {
-                    while self.step.load(Ordering::SeqCst) < step && !self.over.load(Ordering::SeqCst) {
-                        sleep(Duration::from_micros(200));
-                    }
+                    drop(self.stepped.wait_while(self.step.lock().unwrap(), |last| *last < step).unwrap());
                     of(plan.ranks + k, meeting.join(Cpu::with_threads(1)))
                 })
             };
             let newcomers: Vec<_> = plan.joins.iter().enumerate().map(join).collect();
             let mut outcomes: Vec<_> = first.into_iter().map(|thread| thread.join().unwrap()).collect();
-            self.over.store(true, Ordering::SeqCst);
+            self.reach(u64::MAX);
             outcomes.extend(newcomers.into_iter().map(|thread| thread.join().unwrap()));
             outcomes
         })
@@ -335,6 +341,7 @@ impl Story {
         for (generation, (ranks, from)) in &began {
             let sources = began.values().filter_map(|(_, from)| *from);
             let saves = sources.filter(|(of, _)| of == generation).map(|(_, step)| step).collect::<BTreeSet<u64>>();
+            let from_step = from.map(|(_, step)| step);
             let from = from.filter(|(_, step)| *step > 0).map(|(of, step)| {
                 let (alone, name) = (scratch.0.join(format!("from-{generation}")), format!("step-{step:010}"));
                 fs::create_dir_all(alone.join(&name)).unwrap();
@@ -344,6 +351,11 @@ impl Story {
                 }
                 alone
             });
+            let known = values.keys().filter(|(of, ..)| of == generation).map(|(_, _, step)| *step);
+            let until = match began.last_key_value() {
+                Some((last, _)) if last == generation => LENGTH,
+                _ => known.chain(saves.iter().copied()).max().unwrap_or(0).max(from_step.unwrap_or(0)),
+            };
             let memory = Memory::default();
             let program = |comm: Comm<Cpu>| {
                 autograd::manual_seed(7);
@@ -358,6 +370,7 @@ impl Story {
                         from: from.clone(),
                         saves,
                         into,
+                        until,
                         memory: memory.clone(),
                         rt: comm.runtime().clone(),
                     },
@@ -426,14 +439,31 @@ fn try_seed(seed: u64) -> Changes {
 fn whatever_happens_to_ranks_the_run_goes_on() {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let (first, seeds) = (number(FIRST).unwrap_or(0), number(SEEDS).unwrap_or(100));
-    let mut all = Changes::default();
-    for seed in first..first + seeds {
-        let Changes { shrank, grew, owed } = try_seed(seed);
-        all = Changes { shrank: all.shrank + shrank, grew: all.grew + grew, owed: all.owed + owed };
-        if seeds > 100 && (seed + 1) % 100 == 0 {
-            println!("{} seeds", seed + 1);
+    let (next, all) = (AtomicU64::new(first), Mutex::new(Changes::default()));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::SeqCst);
+            if seed >= first + seeds {
+                return;
+            }
+            // One that fails is the last: the others begin no more.
+            let Changes { shrank, grew, owed } = catch_unwind(|| try_seed(seed)).unwrap_or_else(|failed| {
+                next.store(first + seeds, Ordering::SeqCst);
+                resume_unwind(failed)
+            });
+            let mut all = all.lock().unwrap();
+            *all = Changes { shrank: all.shrank + shrank, grew: all.grew + grew, owed: all.owed + owed };
+            if seeds > 100 && (seed + 1) % 100 == 0 {
+                println!("{} seeds", seed + 1);
+            }
         }
-    }
+    };
+    // Ranks wait for each other most of the time: more seeds than cores are under way.
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+        workers.into_iter().for_each(|worker| worker.join().unwrap_or_else(|failed| resume_unwind(failed)));
+    });
+    let all = all.into_inner().unwrap();
     // Faults come, newcomers are taken in, and saves are owed: what is tried above is tried in earnest.
     println!("{seeds} seeds: {all:?}");
     let Changes { shrank, grew, owed } = all;
