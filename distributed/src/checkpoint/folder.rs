@@ -1,6 +1,7 @@
 //! The folder checkpoints lie in.
 
 use std::{
+    ffi::OsStr,
     fmt, fs,
     path::{Path, PathBuf},
     sync::Arc,
@@ -102,14 +103,19 @@ impl Folder {
         if !whole.exists() && replaced.exists() { replaced } else { whole }
     }
 
-    /// Where it is written. What an interrupted save left there is removed.
-    pub(super) fn begin(&self, step: u64) -> Result<()> {
-        let path = self.unfinished(step);
-        if path.exists() {
-            self.remove("remove what was left over", &path)?;
+    /// Makes the folder `at`, in which a checkpoint of `step` is written. What earlier saves of this step have left is removed; not what a later one writes, if this is that
+    /// of ranks which were given up.
+    pub(super) fn begin(&self, step: u64, at: &Path) -> Result<()> {
+        let (of_step, own) = (format!("{UNFINISHED}{step:010}"), at.file_name().unwrap_or_default());
+        let entries = fs::read_dir(&self.path).into_iter().flatten();
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            let is_left = |name: &OsStr| name.to_string_lossy().starts_with(&of_step) && name < own;
+            if path.file_name().is_some_and(is_left) {
+                self.remove("remove what was left over", &path)?;
+            }
         }
         self.will("make a folder")?;
-        create_all(&path).map(|_| ())
+        create_all(at).map(|_| ())
     }
 
     /// Where ranks that cannot tell each other anything write one.
@@ -128,17 +134,10 @@ impl Folder {
         Ok(())
     }
 
-    /// What ranks have written so is what is about to be published.
-    pub(super) fn adopt_stranded(&self, step: u64, run: &str) -> Result<()> {
-        let to = self.unfinished(step);
-        if to.exists() {
-            self.remove("remove what was left over", &to)?;
-        }
-        self.rename("move it to what is unfinished", &self.stranded(step, run), &to)
-    }
-
-    pub(super) fn unfinished(&self, step: u64) -> PathBuf {
-        self.at(UNFINISHED, step)
+    /// Where a save writes a checkpoint; `save` is a name that its ranks share, and that is greater than those of earlier saves: a rank that was given up, and wakes later,
+    /// writes nothing into the folder of those that went on.
+    pub(super) fn unfinished(&self, step: u64, save: &str) -> PathBuf {
+        self.path.join(format!("{UNFINISHED}{step:010}-{save}"))
     }
 
     /// A change is about to be made.
@@ -146,10 +145,10 @@ impl Folder {
         self.watch.as_ref().map_or(Ok(()), |watch| watch(change))
     }
 
-    /// Makes a checkpoint visible, all at once, and the last one with that.
-    pub(super) fn publish(&self, step: u64) -> Result<()> {
+    /// Makes the checkpoint that was written in the folder `from` visible, all at once, and the last one with that.
+    pub(super) fn publish(&self, step: u64, from: &Path) -> Result<()> {
         let last = self.latest()?;
-        let [from, to, old] = [UNFINISHED, WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
+        let [to, old] = [WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
         if to.exists() {
             if old.exists() {
                 self.remove("remove the old one", &old)?;
@@ -159,7 +158,7 @@ impl Folder {
             self.rename("move the old one away", &to, &old)?;
         }
         self.name(&[Some(step), last])?;
-        self.rename("move it into place", &from, &to)?;
+        self.rename("move it into place", from, &to)?;
         sync(&self.path)?;
         if old.exists() {
             self.remove("remove the old one", &old)?;

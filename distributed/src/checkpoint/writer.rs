@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::Path,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use numcore::{DType, Error, Result, Runtime, Shape, placement::TensorPlacement, safetensors};
@@ -15,7 +15,7 @@ use super::{
     folder::{MANIFEST, create_all},
     manifest::{piece_of_json, piece_to_json},
 };
-use crate::comm::{Comm, Communicator, all_ok, gather_bytes};
+use crate::comm::{Collectives, Comm, Communicator, all_ok, gather_bytes};
 
 impl Folder {
     /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
@@ -90,8 +90,7 @@ impl Folder {
         for rank in 0..ranks {
             fs::remove_file(table(&at, rank)).map_err(|e| Error::io(table(&at, rank), e))?;
         }
-        self.adopt_stranded(step, run)?;
-        self.finish(step, &tables, notes)
+        self.finish(step, &at, &tables, notes)
     }
 
     /// Saves what `written` writes into a folder on every rank, with its table of contents.
@@ -102,21 +101,30 @@ impl Folder {
         notes: &BTreeMap<String, String>,
         written: impl FnOnce(&Path) -> Result<String>,
     ) -> Result<()> {
-        let begun = if comm.rank() == 0 { self.begin(step) } else { Ok(()) };
+        let at = self.unfinished(step, &name_of_save(comm)?);
+        let begun = if comm.rank() == 0 { self.begin(step, &at) } else { Ok(()) };
         all_ok(comm, "save", begun)?;
-        let own = all_ok(comm, "save", written(&self.unfinished(step)))?;
+        let own = all_ok(comm, "save", written(&at))?;
         let tables = gather_bytes(comm, 0, own.as_bytes())?;
-        let published = tables.map_or(Ok(()), |tables| self.finish(step, &tables, notes));
+        let published = tables.map_or(Ok(()), |tables| self.finish(step, &at, &tables, notes));
         all_ok(comm, "save", published)
     }
 
-    /// Joins the tables of all ranks and writes them, the last thing in the folder; then that is what there is.
-    fn finish(&self, step: u64, tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<()> {
+    /// Joins the tables of all ranks and writes them, the last thing in the folder `at`; then that is what there is.
+    fn finish(&self, step: u64, at: &Path, tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<()> {
         let manifest = joined(tables, notes)?;
         self.will("write the manifest")?;
-        safetensors::replace_file(self.unfinished(step).join(MANIFEST), manifest.to_json().as_bytes())?;
-        self.publish(step)
+        safetensors::replace_file(at.join(MANIFEST), manifest.to_json().as_bytes())?;
+        self.publish(step, at)
     }
+}
+
+/// A name that the ranks of a save share, and no other save has: when it began on rank 0, and in which process.
+fn name_of_save<R: Runtime>(comm: &Comm<R>) -> Result<String> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let own = format!("{since:020x}-{:x}", std::process::id());
+    let first = comm.exchange(own.as_bytes())?.swap_remove(0);
+    Ok(String::from_utf8_lossy(&first).into_owned())
 }
 
 /// What a rank of a failed world says of its file.

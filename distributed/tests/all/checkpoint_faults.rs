@@ -5,6 +5,8 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    sync::{Arc, Barrier},
+    thread,
     time::Duration,
 };
 
@@ -185,6 +187,62 @@ fn a_save_that_fails_leaves_the_last_one() {
     folder.prune(1).unwrap();
     assert_eq!(folder.steps().unwrap(), [2]);
     assert_eq!(Folder::new(scratch.0.join("nowhere")).latest().unwrap(), None);
+}
+
+/// A rank that was given up while it saved, and wakes when those that went on save the same step, changes nothing of what they publish.
+#[test]
+fn a_rank_that_wakes_late_changes_no_later_checkpoint() {
+    let scratch = Scratch::new("late");
+    let [stalls, wakes, ends] = std::array::from_fn(|_| Arc::new(Barrier::new(2)));
+    let save = |folder: &Folder, seed: u64| {
+        Ranks::new(1).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), seed))?;
+            let trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            trainer.save(folder)?;
+            trainer.weights(&model)
+        })
+    };
+    let late = scratch.folder().watched({
+        let (stalls, wakes) = (stalls.clone(), wakes.clone());
+        move |change| {
+            if change == "write a rank's file" {
+                stalls.wait();
+                wakes.wait();
+            }
+            Ok(())
+        }
+    });
+    let later = scratch.folder().watched({
+        let (wakes, ends) = (wakes.clone(), ends.clone());
+        move |change| {
+            // All that there is to publish was written.
+            if change == "write the manifest" {
+                wakes.wait();
+                ends.wait();
+            }
+            Ok(())
+        }
+    });
+    let weights = thread::scope(|scope| {
+        let late = scope.spawn(|| {
+            let saved = save(&late, 1);
+            ends.wait();
+            saved
+        });
+        stalls.wait();
+        let weights = save(&later, 2).unwrap();
+        assert!(late.join().unwrap().is_err(), "its folder was removed");
+        weights
+    });
+    let loaded = Ranks::new(1).run(cpu, |comm| {
+        let model = Mlp::new(&Init::new(comm.runtime(), 9))?;
+        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        trainer.load(&scratch.folder())?;
+        trainer.weights(&model)
+    });
+    assert_eq!(loaded.unwrap(), weights);
+    let left = fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name());
+    assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with("unfinished")));
 }
 
 const FOLDER: &str = "WEFTGRAD_TEST_FOLDER";
