@@ -20,7 +20,7 @@ use numcore::{
 };
 use real_distributed::{
     checkpoint::Folder,
-    elastic::Elastic,
+    elastic::{Elastic, ElasticWorld},
     train::{CheckpointNotes, Loss, TrainStep},
     zero::{ZeroStage, ZeroTrainer},
 };
@@ -30,6 +30,8 @@ use runtime_cpu::Cpu;
 const ROLE: &str = "WEFTGRAD_TEST_ROLE";
 /// The rank that it happens to.
 const LOST: usize = 1;
+/// The one that is lost soon after it.
+const SECOND: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> ExitCode {
@@ -37,7 +39,7 @@ fn main() -> ExitCode {
         Ok(role) => rank(&role),
         Err(_) => {
             let only = env::args().nth(1).unwrap_or_default();
-            let all: [(&str, fn()); 11] = [
+            let all: [(&str, fn()); 15] = [
                 ("an_error_is_told_and_the_job_fails", an_error_is_told_and_the_job_fails),
                 ("a_panic_is_told_and_the_job_fails", a_panic_is_told_and_the_job_fails),
                 ("survivors_of_a_killed_rank_go_on", survivors_of_a_killed_rank_go_on),
@@ -54,6 +56,13 @@ fn main() -> ExitCode {
                     "an_elastic_run_goes_on_without_a_rank_that_failed",
                     an_elastic_run_goes_on_without_a_rank_that_failed,
                 ),
+                ("an_elastic_run_goes_on_without_two_ranks", an_elastic_run_goes_on_without_two_ranks),
+                (
+                    "an_elastic_run_goes_on_without_a_rank_killed_before_it_commits",
+                    an_elastic_run_goes_on_without_a_rank_killed_before_it_commits,
+                ),
+                ("an_elastic_run_leaves_behind_a_rank_that_wakes", an_elastic_run_leaves_behind_a_rank_that_wakes),
+                ("an_elastic_run_ends_with_a_rank_that_hangs", an_elastic_run_ends_with_a_rank_that_hangs),
                 ("without_fault_tolerance_no_run_is_elastic", without_fault_tolerance_no_run_is_elastic),
                 ("without_fault_tolerance_the_job_ends", without_fault_tolerance_the_job_ends),
                 ("a_stopped_rank_is_named", a_stopped_rank_is_named),
@@ -190,28 +199,21 @@ fn go_on(mpi: &Mpi, error: &Error) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// A rank of an elastic run, of which one is lost after some steps.
+/// A rank of an elastic run, of which one is lost after some steps, or two.
 fn elastic(mpi: Mpi, role: &str) -> ExitCode {
     let (mpi, rt) = (Arc::new(mpi), Cpu::with_threads(1));
-    let outcome = mpi.rendezvous(rt, Quorum::default()).and_then(|meeting| {
-        Elastic::new(meeting).run(|world| {
-            let comm = world.comm()?;
-            let (model, mut step) = sharded(&comm)?;
-            let begun = world.restore(&mut step)?.map_or(0, |restored| restored.step);
-            world.commit(begun, &step, &CheckpointNotes::new())?;
-            for k in begun..ELASTIC_STEPS {
-                if (world.generation(), comm.rank(), k) == (0, LOST, 1 + seed() as u64 % (ELASTIC_STEPS - 1)) {
-                    if role == "elastic-error" {
-                        return Err(Error::argument("loader", "the file ends here"));
-                    }
-                    signal("KILL")?;
-                }
-                sharded_step(&comm, &model, &mut step, k)?;
-                if k % 3 == 2 {
-                    world.commit(k + 1, &step, &CheckpointNotes::new())?;
-                }
+    let join_timeout = if role == "elastic-hang" { TIMEOUT } else { 10 * TIMEOUT };
+    let outcome = mpi.rendezvous(rt, Quorum { join_timeout, ..Quorum::default() }).and_then(|meeting| {
+        Elastic::new(meeting).copies(2).run(|world| {
+            let outcome = elastic_world(world, role);
+            if (role, mpi.rank()) == ("elastic-two", SECOND) {
+                // The second one dies while the others meet.
+                std::thread::spawn(|| {
+                    std::thread::sleep(Duration::from_micros(400 * (seed() as u64 % 53)));
+                    signal("KILL")
+                });
             }
-            Ok((comm.size(), begun, weights(&step, &model)?))
+            outcome
         })
     });
     match outcome {
@@ -219,6 +221,45 @@ fn elastic(mpi: Mpi, role: &str) -> ExitCode {
         Err(error) => println!("rank {} ends: {error}", mpi.rank()),
     }
     ExitCode::SUCCESS
+}
+
+/// The program of an elastic run's rank: the size of the world, the step at which it began, and the weights.
+fn elastic_world(world: &mut ElasticWorld<Cpu>, role: &str) -> Result<(usize, u64, Vec<u32>)> {
+    let comm = world.comm()?;
+    let is_first = world.generation() == 0;
+    if (role, is_first, comm.world_rank()) == ("elastic-two", false, SECOND) {
+        std::thread::sleep(Duration::from_secs(5));
+    }
+    let is_lost = |k: u64| (is_first, comm.world_rank(), k) == (true, LOST, 1 + seed() as u64 % (ELASTIC_STEPS - 1));
+    if role == "elastic-early" && is_first && comm.world_rank() == LOST {
+        signal("KILL")?;
+    }
+    let (model, mut step) = sharded(&comm)?;
+    let begun = world.restore(&mut step)?.map_or(0, |restored| restored.step);
+    world.commit(begun, &step, &CheckpointNotes::new())?;
+    for k in begun..ELASTIC_STEPS {
+        match role {
+            "elastic-error" if is_lost(k) => return Err(Error::argument("loader", "the file ends here")),
+            "elastic-wakes" if is_lost(k) => {
+                wakes_after(2 * TIMEOUT);
+                signal("STOP")?;
+            }
+            "elastic-hang" if is_lost(k) => signal("STOP")?,
+            _ if is_lost(k) => signal("KILL")?,
+            _ => {}
+        }
+        sharded_step(&comm, &model, &mut step, k)?;
+        if k % 3 == 2 {
+            world.commit(k + 1, &step, &CheckpointNotes::new())?;
+        }
+    }
+    Ok((comm.size(), begun, weights(&step, &model)?))
+}
+
+/// This process goes on after that time if it was stopped.
+fn wakes_after(time: Duration) {
+    let line = format!("(sleep {}; kill -CONT {}) > /dev/null 2>&1 &", time.as_secs(), std::process::id());
+    Command::new("sh").args(["-c", &line]).status().expect("a shell runs");
 }
 
 const ELASTIC_STEPS: u64 = 12;
@@ -243,17 +284,41 @@ fn weights(step: &ZeroTrainer<Cpu>, model: &nn::Linear<Cpu>) -> Result<Vec<u32>>
 }
 
 fn an_elastic_run_goes_on_without_a_killed_rank() {
-    with_seeds(|seed| elastic_run_goes_on("elastic", seed));
+    with_seeds(|seed| elastic_run_goes_on("elastic", seed, &[0, 2, 3]));
 }
 
 fn an_elastic_run_goes_on_without_a_rank_that_failed() {
-    with_seeds(|seed| elastic_run_goes_on("elastic-error", seed));
+    with_seeds(|seed| elastic_run_goes_on("elastic-error", seed, &[0, 2, 3]));
+}
+
+fn an_elastic_run_goes_on_without_two_ranks() {
+    with_seeds(|seed| elastic_run_goes_on("elastic-two", seed, &[0, 3]));
+}
+
+fn an_elastic_run_leaves_behind_a_rank_that_wakes() {
+    elastic_run_goes_on("elastic-wakes", 0, &[0, 2, 3]);
+}
+
+fn an_elastic_run_goes_on_without_a_rank_killed_before_it_commits() {
+    elastic_run_goes_on("elastic-early", 0, &[0, 2, 3]);
+}
+
+/// It could come back, and the others do not wait for it beyond their deadlines.
+fn an_elastic_run_ends_with_a_rank_that_hangs() {
+    let (_, text, took) = job("elastic-hang", 4, &["--with-ft", "ulfm"]);
+    for rank in [0, 2, 3] {
+        let is_told = |line: &str| line.starts_with(&format!("rank {rank} ends:")) && line.contains("rank 1");
+        assert!(text.lines().any(is_told), "{text}");
+    }
+    assert!(took < 15 * TIMEOUT, "{took:?}");
 }
 
 /// The weights of those that are left are those of threads, of which so many go on from a checkpoint of all.
-fn elastic_run_goes_on(role: &str, seed: usize) {
+fn elastic_run_goes_on(role: &str, seed: usize, left: &[usize]) {
     let (_, text, _) = job(role, 4, &["--with-ft", "ulfm"]);
-    let begun = 3 * ((1 + seed as u64 * 7 % 53 % (ELASTIC_STEPS - 1)) / 3);
+    let lost =
+        1 + env::var("WEFTGRAD_TEST_SEED").map_or(7, |seed| seed.parse().expect("a number")) % (ELASTIC_STEPS - 1);
+    let begun = if role == "elastic-early" { 0 } else { 3 * (lost / 3) };
     let folder = env::temp_dir().join(format!("weftgrad-elastic-{}-{seed}", std::process::id()));
     let run = |ranks: usize, from: u64, to: u64| {
         let program = |comm: Comm<Cpu>| {
@@ -266,11 +331,11 @@ fn elastic_run_goes_on(role: &str, seed: usize) {
         Ranks::new(ranks).run(|_| Ok(Cpu::with_threads(1)), program).expect("threads train").swap_remove(0)
     };
     run(4, 0, begun);
-    let expected = run(3, begun, ELASTIC_STEPS);
+    let expected = run(left.len(), begun, ELASTIC_STEPS);
     fs::remove_dir_all(&folder).expect("checkpoints were saved");
-    for rank in [0, 2, 3] {
-        let line = format!("rank {rank} of 3 from step {begun}: {expected:?}");
-        assert!(text.contains(&line), "seed {seed}, {line}:\n{text}");
+    for rank in left {
+        let line = format!("rank {rank} of {} from step {begun}: {expected:?}", left.len());
+        assert!(text.contains(&line), "{role}, seed {seed}, {line}:\n{text}");
     }
 }
 

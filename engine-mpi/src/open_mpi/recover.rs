@@ -1,6 +1,11 @@
 //! A new world of the processes that are left after some have died.
+//!
+//! Each says whom it knows to be lost, and says it anew when it learns of one more. A process has its new world once all that are left have said what it would say itself. Two may
+//! come to that with different losses: whoever has the greater world has a dead process in it, which fails that world, and it comes to the smaller one too. So what others say beyond
+//! what a process has agreed to is kept for when it comes to that.
 
 use std::{
+    collections::VecDeque,
     sync::mpsc::SyncSender,
     time::{Duration, Instant},
 };
@@ -9,11 +14,10 @@ use numcore::{Error, ErrorKind, Result};
 
 use super::{message::Message, progress::Progress};
 
-/// What the processes have told each other: how many worlds each has made, and whom it knows to be dead.
+/// What the processes have told each other: how many worlds each has made, and whom it knows to be lost.
 pub(crate) struct Recovery {
-    told: Vec<Option<(u64, Vec<usize>)>>,
-    /// Worlds that had been made when the last recovery ended: who speaks of no more than these speaks of that recovery.
-    over: Option<u64>,
+    /// By process, in the order in which it was said: what was no part of a world yet.
+    told: Vec<VecDeque<(u64, Vec<usize>)>>,
     own: Option<Own>,
 }
 
@@ -26,11 +30,33 @@ struct Own {
 
 impl Recovery {
     pub(crate) fn new(size: usize) -> Self {
-        Recovery { told: vec![None; size], over: None, own: None }
+        Recovery { told: vec![VecDeque::new(); size], own: None }
     }
 
     pub(crate) fn is_under_way(&self) -> bool {
         self.own.is_some()
+    }
+
+    fn hear(&mut self, from: usize, made: u64, lost: Vec<usize>) {
+        self.told[from].push_back((made, lost));
+    }
+
+    /// The number of the next world, of all but the lost, if all the others have said the same as process `me`, which has made so many; those that have not, otherwise.
+    fn agree(&mut self, me: usize, own_made: u64, lost: &[usize]) -> Result<u64, Vec<usize>> {
+        let others: Vec<usize> = (0..self.told.len()).filter(|rank| *rank != me && !lost.contains(rank)).collect();
+        let said = |rank: usize| self.told[rank].iter().position(|(_, theirs)| theirs == lost);
+        let absent: Vec<usize> = others.iter().copied().filter(|rank| said(*rank).is_none()).collect();
+        if !absent.is_empty() {
+            return Err(absent);
+        }
+        let places: Vec<(usize, usize)> = others.iter().filter_map(|rank| Some((*rank, said(*rank)?))).collect();
+        let mut number = own_made;
+        for (rank, place) in places {
+            // What was said before is of fewer losses.
+            number =
+                self.told[rank].drain(..=place).map(|(made, _)| made).next_back().map_or(number, |m| m.max(number));
+        }
+        Ok(number)
     }
 }
 
@@ -47,9 +73,7 @@ impl Progress {
 
     /// Another process has said whom it misses.
     pub(crate) fn hear_recovery(&mut self, from: usize, made: u64, dead: Vec<usize>) {
-        if self.recovery.over.is_none_or(|over| made > over) {
-            self.recovery.told[from] = Some((made, dead));
-        }
+        self.recovery.hear(from, made, dead);
     }
 
     /// One more has died, or come to its end: what was said before no longer counts.
@@ -71,30 +95,189 @@ impl Progress {
         (0..self.dead.len()).filter(|&rank| self.dead[rank] || self.gone[rank]).collect()
     }
 
-    /// All that are left know of the same dead: they are the new world.
+    /// All that are left know of the same losses: they are the new world.
     pub(crate) fn advance_recovery(&mut self) {
+        let (me, lost) = (self.mpi.rank(), self.known_lost());
         let Some(own) = &self.recovery.own else { return };
-        let (me, dead) = (self.mpi.rank(), self.known_lost());
-        let left: Vec<usize> = (0..self.dead.len()).filter(|rank| !dead.contains(rank)).collect();
-        let agrees = |&&rank: &&usize| {
-            rank == me || self.recovery.told[rank].as_ref().is_some_and(|(_, theirs)| *theirs == dead)
-        };
-        let absent: Vec<usize> = left.iter().filter(|rank| !agrees(rank)).copied().collect();
-        let outcome = if absent.is_empty() {
-            let made = left.iter().filter_map(|&r| self.recovery.told[r].as_ref()).map(|(made, _)| *made);
-            Ok((made.fold(own.made, u64::max), left))
-        } else if own.since.elapsed() > own.timeout {
-            let (waited, calls) = (own.since.elapsed(), String::new());
-            Err(Error::from(ErrorKind::Timeout { op: "recover", waited, missing: absent, called: false, calls })
-                .on_rank(me))
-        } else {
-            return;
+        let (made, waited, is_late) = (own.made, own.since.elapsed(), own.since.elapsed() > own.timeout);
+        let outcome = match self.recovery.agree(me, made, &lost) {
+            Ok(number) => Ok((number, (0..self.dead.len()).filter(|rank| !lost.contains(rank)).collect())),
+            Err(absent) if is_late => {
+                // Whoever has said something is there, and did not know yet of the same losses.
+                let is_silent = |rank: &&usize| self.recovery.told[**rank].is_empty();
+                let silent: Vec<usize> = absent.iter().filter(is_silent).copied().collect();
+                let missing = if silent.is_empty() { absent } else { silent };
+                // Others give up too: what they have said was of this recovery.
+                self.recovery.told.iter_mut().for_each(VecDeque::clear);
+                let late = ErrorKind::Timeout { op: "recover", waited, missing, called: false, calls: String::new() };
+                Err(Error::from(late).on_rank(me))
+            }
+            Err(_) => return,
         };
         if let Some(own) = self.recovery.own.take() {
-            self.recovery.told.iter_mut().for_each(|told| *told = None);
-            self.recovery.over = outcome.as_ref().ok().map(|(number, _)| *number).or(self.recovery.over);
             // Nobody waits any more: nothing to tell.
             let _ = own.outcome.send(outcome);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use numcore::rng::Philox;
+
+    use super::*;
+
+    /// A process, as far as others see it.
+    struct Process {
+        recovery: Recovery,
+        lost: Vec<usize>,
+        /// How many worlds it has made; all begin in one.
+        made: u64,
+        /// The last world: its number and members.
+        world: (u64, Vec<usize>),
+        is_recovering: bool,
+        /// Worlds that have failed, as others say.
+        failed: Vec<u64>,
+        is_dead: bool,
+    }
+
+    /// What travels from one process to another, in order.
+    #[derive(Clone)]
+    enum Word {
+        Recover(u64, Vec<usize>),
+        /// A world has failed.
+        Fail(u64),
+        Dead,
+    }
+    type Link = VecDeque<Word>;
+
+    struct Job {
+        processes: Vec<Process>,
+        /// By sender and receiver.
+        links: Vec<Vec<Link>>,
+    }
+
+    impl Job {
+        fn new(n: usize) -> Job {
+            let process = |_| Process {
+                recovery: Recovery::new(n),
+                lost: Vec::new(),
+                made: 1,
+                world: (0, (0..n).collect()),
+                is_recovering: false,
+                failed: Vec::new(),
+                is_dead: false,
+            };
+            Job { processes: (0..n).map(process).collect(), links: vec![vec![Link::new(); n]; n] }
+        }
+
+        fn tell(&mut self, from: usize, word: &Word) {
+            self.links[from].iter_mut().for_each(|link| link.push_back(word.clone()));
+        }
+
+        fn recover(&mut self, rank: usize) {
+            let word = Word::Recover(self.processes[rank].made, self.processes[rank].lost.clone());
+            self.tell(rank, &word);
+        }
+
+        /// All that a process has said arrives, and at last that it is dead.
+        fn kill(&mut self, rank: usize) {
+            self.processes[rank].is_dead = true;
+            self.tell(rank, &Word::Dead);
+        }
+
+        /// A process's world has failed.
+        fn fail(&mut self, rank: usize) {
+            if !std::mem::replace(&mut self.processes[rank].is_recovering, true) {
+                let number = self.processes[rank].world.0;
+                self.tell(rank, &Word::Fail(number));
+                self.recover(rank);
+            }
+        }
+
+        fn arrive(&mut self, from: usize, to: usize) {
+            let Some(word) = self.links[from][to].pop_front() else { return };
+            let process = &mut self.processes[to];
+            match word {
+                Word::Recover(made, lost) => process.recovery.hear(from, made, lost),
+                Word::Fail(number) => process.failed.push(number),
+                Word::Dead => {
+                    process.lost.push(from);
+                    process.lost.sort_unstable();
+                    if process.is_recovering {
+                        self.recover(to);
+                    }
+                }
+            }
+            self.advance(to);
+        }
+
+        fn advance(&mut self, rank: usize) {
+            loop {
+                let process = &mut self.processes[rank];
+                if !process.is_recovering {
+                    let (number, members) = &process.world;
+                    if !process.failed.contains(number) && !members.iter().any(|member| process.lost.contains(member)) {
+                        return;
+                    }
+                    self.fail(rank);
+                }
+                let process = &mut self.processes[rank];
+                let Ok(number) = process.recovery.agree(rank, process.made, &process.lost) else { return };
+                let members = (0..process.recovery.told.len()).filter(|other| !process.lost.contains(other)).collect();
+                (process.made, process.world, process.is_recovering) = (number + 1, (number, members), false);
+            }
+        }
+    }
+
+    #[test]
+    fn those_that_are_left_come_to_one_world_whenever_others_die() {
+        for seed in 0..600 {
+            let mut random = Philox::new(seed, 0);
+            let n = 2 + random.below(5) as usize;
+            let mut job = Job::new(n);
+            let mut pick = |n: usize| random.below(n as u64) as usize;
+            let mut deaths = 1 + pick(n - 1);
+            let mut failures = pick(3);
+            for _ in 0..10_000 {
+                let what = pick(12);
+                let rank = pick(n);
+                let is_last = job.processes.iter().filter(|process| !process.is_dead).count() == 1;
+                if what == 0 && deaths > 0 && !job.processes[rank].is_dead && !is_last {
+                    job.kill(rank);
+                    deaths -= 1;
+                } else if what == 1 && failures > 0 {
+                    // A world fails though nobody has died: all of its processes meet again.
+                    failures -= 1;
+                    if !job.processes[rank].is_dead {
+                        job.fail(rank);
+                        job.advance(rank);
+                    }
+                } else {
+                    let (from, to) = (pick(n), pick(n));
+                    if from != to && !job.processes[to].is_dead {
+                        job.arrive(from, to);
+                    }
+                }
+            }
+            let left: Vec<&Process> = job.processes.iter().filter(|process| !process.is_dead).collect();
+            let members: Vec<usize> = (0..n).filter(|rank| !job.processes[*rank].is_dead).collect();
+            assert!(left.iter().all(|process| !process.is_recovering), "seed {seed}: one waits still");
+            assert!(left.iter().all(|process| process.world == left[0].world), "seed {seed}: two worlds");
+            assert_eq!(left[0].world.1, members, "seed {seed}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_beyond_what_was_agreed_on_is_kept() {
+        let mut own = Recovery::new(4);
+        own.hear(2, 1, vec![1]);
+        own.hear(3, 1, vec![1]);
+        // Process 3 has died since, which process 2 knew before it could agree.
+        own.hear(2, 1, vec![1, 3]);
+        assert_eq!(own.agree(0, 1, &[1]), Ok(1));
+        assert_eq!(own.agree(0, 2, &[1]), Err(vec![2, 3]));
+        assert_eq!(own.agree(0, 2, &[1, 3]), Ok(2));
+        assert_eq!(own.agree(0, 3, &[1, 3]), Err(vec![2]));
     }
 }
