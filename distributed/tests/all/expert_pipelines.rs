@@ -100,22 +100,22 @@ impl Stage<Cpu> for MoeStage {
 
 /// A case in stages.
 #[derive(Clone, Debug)]
-struct Staged {
-    case: ExpertCase,
-    kind: ScheduleKind,
+pub struct Staged {
+    pub case: ExpertCase,
+    pub kind: ScheduleKind,
     /// Stages on each rank.
-    v: usize,
-    micros: usize,
+    pub v: usize,
+    pub micros: usize,
     /// Runs of the pipeline in a step.
-    runs: usize,
-    how: How,
+    pub runs: usize,
+    pub how: How,
 }
 
 /// What training looks at beside the step: blocks and loads of this rank's stages.
 type Watched = Vec<(Arc<Vec<MoeBlock<Cpu>>>, Loads)>;
 
 impl Staged {
-    fn new(experts: usize) -> Self {
+    pub fn new(experts: usize) -> Self {
         let case = ExpertCase { router: [0.3, 0.1], steps: 2, ..ExpertCase::new(experts) };
         Staged { case, kind: ScheduleKind::OneFOneB, v: 1, micros: 4, runs: 1, how: How::Replicas }
     }
@@ -269,7 +269,7 @@ impl Staged {
         Ok(trace)
     }
 
-    fn same(&self, axes: &[(Axis, usize)]) {
+    pub fn same(&self, axes: &[(Axis, usize)]) {
         let off = apart(&self.on_from(axes, 0..self.case.steps, None), &self.alone());
         assert!(off <= CLOSE, "{axes:?} {self:?}: {off:e}");
     }

@@ -3,6 +3,8 @@
 use distributed::{pipeline::ScheduleKind, plan::Axis, zero::ZeroStage};
 
 use crate::{
+    expert_common::ExpertCase,
+    expert_pipelines::Staged,
     pipeline_staged::How,
     tensor_common::{TensorCase, apart},
     tensor_pipeline_common::StagedCase,
@@ -12,6 +14,9 @@ use crate::{
 const CLOSE: f64 = 1e-11;
 
 const AXES: [Axis; 5] = [Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor];
+
+/// Stages of ZeRO in turn.
+const STAGES: [ZeroStage; 3] = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters];
 
 fn triples() -> impl Iterator<Item = [Axis; 3]> {
     let after = |i: usize| (i + 1..AXES.len()).flat_map(move |j| (j + 1..AXES.len()).map(move |k| [i, j, k]));
@@ -24,8 +29,7 @@ fn twenty_clipped_steps_of_eight_ranks_are_those_of_one() {
         let axes = triple.map(|axis| (axis, 2));
         let has = |axis| triple.contains(&axis);
         // Every stage of ZeRO with some triple.
-        let stage = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters][k % 3];
-        let zero = has(Axis::Shard).then_some(stage);
+        let zero = has(Axis::Shard).then_some(STAGES[k % 3]);
         let mut case = TensorCase::new(2);
         (case.steps, case.max_norm, case.sequences) = (20, 0.05, 8);
         (case.model.tied_head, case.sequence, case.zero) = (k % 2 == 0, has(Axis::Tensor) && k % 3 == 0, zero);
@@ -43,4 +47,31 @@ fn twenty_clipped_steps_of_eight_ranks_are_those_of_one() {
         assert!(off <= CLOSE, "{triple:?}: {off:e}");
     }
     assert_eq!(triples().count(), 10);
+}
+
+/// Experts over two ranks, beside any two axes. Expert ranks are among those that read different tokens: where a pair has none, or an axis that
+/// cuts sequences, which are short, replicas are added.
+#[test]
+fn so_are_those_with_experts_and_two_other_axes() {
+    let pairs = AXES.iter().enumerate().flat_map(|(i, &one)| AXES[i + 1..].iter().map(move |&two| [one, two]));
+    for (k, pair) in pairs.enumerate() {
+        let has = |axis| pair.contains(&axis);
+        let mut axes: Vec<(Axis, usize)> = pair.into_iter().map(|axis| (axis, 2)).collect();
+        match axes.iter_mut().find(|(axis, _)| matches!(axis, Axis::Data | Axis::Shard)) {
+            Some((_, ranks)) => *ranks = 4,
+            None => axes.push((Axis::Data, 2)),
+        }
+        axes.push((Axis::Expert, 2));
+        let zero = has(Axis::Shard).then_some(STAGES[k % 3]);
+        let case = ExpertCase { steps: 20, max_norm: 0.05, router: [0.3, 0.1], ..ExpertCase::new(4) };
+        if has(Axis::Pipe) {
+            let how = zero.map_or(How::Replicas, How::Zero);
+            Staged { case, micros: 2, how, ..Staged::new(4) }.same(&axes);
+            continue;
+        }
+        // The losses of routers are those of all tokens of a micro-batch: of a step, where it has one.
+        let together = ExpertCase { zero, ..case.clone() }.on(&axes);
+        let off = apart(&together, &case.alone());
+        assert!(off <= CLOSE, "{axes:?}: {off:e}");
+    }
 }

@@ -3,9 +3,12 @@
 use std::{any::Any, sync::Arc};
 
 use autograd::{Var, no_grad};
-use nn::{Adapter, AdapterSlot, Dropout, Forward, Init, Initializer, Linear, Module, Param, parallel::ContextSlot};
+use nn::{
+    Adapter, AdapterSlot, Dropout, Init, Initializer, Linear, Module, Param,
+    parallel::{ContextSlot, Cuts, Exchange, Placed, SequencePart, TensorStyle},
+};
 use numcore::{
-    Result, Runtime, Tensor,
+    Error, Result, Runtime, Tensor,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 
@@ -50,10 +53,12 @@ impl<R: Runtime> LoraAdapter<R> {
     ) -> Result<Self> {
         let (shape, rank) = (weight.shape(), config.rank_of(theirs));
         let (outputs, inputs) = (shape[0], shape[1]);
-        let b = LowRank { weight: init.param([outputs, rank], Initializer::Zeros)? };
+        let rows = weight.cuts().rows(outputs);
+        let a = init.param([rank, inputs], Initializer::by_fan(inputs))?.with_cuts(Cuts::LowRankDown);
+        let b = init.param([outputs, rank], Initializer::Zeros)?.with_cuts(Cuts::LowRankUp(rows));
         let adapter = LoraAdapter {
-            a: LowRank { weight: init.param([rank, inputs], Initializer::by_fan(inputs))? },
-            b,
+            a: LowRank { weight: a },
+            b: LowRank { weight: b },
             magnitude: None,
             dropout: Dropout::new(config.dropout)?,
             context: (config.dropout > 0.0).then(ContextSlot::attends),
@@ -64,8 +69,8 @@ impl<R: Runtime> LoraAdapter<R> {
             return Ok(adapter);
         }
         // B is 0: the norms are the weight's own.
-        let magnitude = init.param([outputs], Initializer::Ones)?;
-        magnitude.leaf().put(row_norms(&weight.value()?.to_dtype(magnitude.dtype())?)?)?;
+        let magnitude = init.param([outputs], Initializer::Ones)?.with_cuts(Cuts::Bias(rows));
+        magnitude.leaf().put(row_norms(weight, &weight.value()?.to_dtype(magnitude.dtype())?)?)?;
         Ok(LoraAdapter { magnitude: Some(magnitude), ..adapter })
     }
 
@@ -87,28 +92,48 @@ impl<R: Runtime> LoraAdapter<R> {
         self.b.weight.value()?.matmul(&self.a.weight.value()?)?.mul(self.scale)
     }
 
-    /// The layer's input after dropout.
+    /// The layer's input after dropout, of whose elements each is dropped that would be on one rank.
     fn dropped(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
-        let Some(context) = self.context.as_ref().filter(|_| x.dims().len() >= 2) else {
-            return self.dropout.forward(x);
-        };
-        let within = layer.weight.placed().and_then(|placed| placed.sequence_part());
-        let part = context.part_of_values(x.dims()[x.dims().len() - 2], within)?;
-        self.dropout.forward_part(x, part.as_ref())
+        let (dims, placed) = (x.dims(), layer.weight.placed());
+        let mut parts = Vec::new();
+        if let Some(context) = self.context.as_ref().filter(|_| dims.len() >= 2) {
+            // A layer that is cut works on all of its sequence: one that is whole may stand where that is cut.
+            let whole = placed.as_ref().filter(|placed| placed.placement().is_whole());
+            let within = whole.and_then(|placed| placed.sequence_part());
+            let part = context.part_of_values(dims[dims.len() - 2], within)?;
+            parts.extend(part.map(|part| (dims.len() - 2, part)));
+        }
+        if let Some(placed) = placed.filter(|placed| is_row(placed)) {
+            let (inputs, here) = (placed.placement().logical()[1], placed.placement().ranges(1));
+            parts.push((dims.len() - 1, SequencePart::of(inputs, here.iter().cloned())));
+        }
+        self.dropout.forward_piece(x, &parts.iter().map(|(dim, part)| (*dim, part)).collect::<Vec<_>>())
     }
 
-    /// `s · B A x`, in the element type of `x`.
-    fn low_rank(&self, x: &Var<R>) -> Result<Var<R>> {
-        let own = self.a.weight.dtype();
-        let down = x.to_dtype(own)?.linear(&self.a.weight.var(), None)?;
-        down.mul(self.scale)?.linear(&self.b.weight.var(), None)?.to_dtype(x.dtype())
+    /// `s · B A x`, in the element type of `x`. Of a layer that is cut along its outputs, so is `B`; of one that is cut along its inputs, so is `A`,
+    /// whose products are summed over the ranks while they have but `r` elements a token.
+    fn low_rank(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
+        let [a, b] = [&self.a.weight, &self.b.weight];
+        let [own, due] = [b, &layer.weight].map(|p| p.placed().map(|placed| placed.style()));
+        if own != due {
+            let why = format!(
+                "is cut by {own:?}, and its layer by {due:?}: let a line of the plan name the layer, and not its weight alone"
+            );
+            return Err(Error::state(b.leaf().name().to_string(), why));
+        }
+        let (x_own, weight) = (x.to_dtype(a.dtype())?, a.var());
+        let down = match a.placed().filter(|placed| is_row(placed)) {
+            Some(placed) => placed.row_product(&x_own, &weight)?,
+            None => x_own.linear(&weight, None)?,
+        };
+        down.mul(self.scale)?.linear(&b.var(), None)?.to_dtype(x.dtype())
     }
 
     /// `m / ‖W + s B A‖`, of which the gradient sees `m` alone.
     fn gains(&self, magnitude: &Param<R>, weight: &Param<R>) -> Result<Var<R>> {
         let norms = no_grad(|| {
             let update = self.update()?;
-            row_norms(&weight.value()?.to_dtype(update.dtype())?.add(&update)?)
+            row_norms(weight, &weight.value()?.to_dtype(update.dtype())?.add(&update)?)
         })?;
         magnitude.var().div(&Var::new(norms))
     }
@@ -118,7 +143,7 @@ impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
         let plain = self.plain(layer, x)?;
         let dropped = self.dropped(layer, x)?;
-        let update = self.low_rank(&dropped)?;
+        let update = self.low_rank(layer, &dropped)?;
         let Some(magnitude) = &self.magnitude else { return plain.add(&update) };
         let gains = self.gains(magnitude, &layer.weight)?.to_dtype(x.dtype())?;
         // The bias has no magnitude. With dropout, so has the part that is always there: peft's definition.
@@ -130,12 +155,25 @@ impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
         plain.add(&gains.sub(1.0)?.mul(&base)?)?.add(&gains.mul(&update)?)
     }
 
+    fn can_be_cut(&self) -> bool {
+        self.base.get().is_none_or(|base| base.can_be_cut())
+    }
+
     fn as_any(&self) -> &dyn Any {
         self
     }
 }
 
-/// The Euclidean norm of each row.
-pub(super) fn row_norms<R: Runtime>(weight: &Tensor<R>) -> Result<Tensor<R>> {
-    weight.square()?.sum(&[1], false)?.sqrt()?.flatten(0, -1)
+/// Whether a parameter is of a layer that is cut along its inputs.
+fn is_row<R: Runtime>(placed: &Placed<R>) -> bool {
+    placed.style() == TensorStyle::Row
+}
+
+/// The Euclidean norm of each row of `value`, in place of a parameter that may be cut over ranks: along its inputs, each has a part of every row.
+pub(super) fn row_norms<R: Runtime>(of: &Param<R>, value: &Tensor<R>) -> Result<Tensor<R>> {
+    let squares = value.square()?.sum(&[1], false)?.flatten(0, -1)?;
+    match of.placed().filter(|placed| is_row(placed)) {
+        Some(placed) => no_grad(|| placed.exchange(Exchange::AllReduce, &Var::new(squares))?.value())?.sqrt(),
+        None => squares.sqrt(),
+    }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path};
 
 use nn::{Init, Module, ModuleExt, Param};
-use numcore::{Error, Result, Runtime, Shape, ops::PointwiseOps};
+use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
 use super::{AdaptedLayer, Lora, LoraConfig};
 use crate::{
@@ -21,7 +21,7 @@ impl<R: Runtime> Lora<R> {
     /// Writes a folder that peft loads: the adapters and how they are made, nothing of the model.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// If a file cannot be written, or the adapters are cut over ranks: load a training checkpoint on one rank to save them.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())
     }
@@ -32,7 +32,9 @@ impl<R: Runtime> Lora<R> {
     /// If a file cannot be written.
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
-        let weights: Vec<_> = self.layers.iter().flat_map(|layer| layer.weights(options)).collect();
+        self.require_whole()?;
+        let named = self.layers.iter().flat_map(AdaptedLayer::named);
+        let weights: Vec<_> = named.map(|(name, p)| writer(name, p, options)).collect();
         let fields = self.config.to_json(self.transposed);
         WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
     }
@@ -105,12 +107,9 @@ impl<R: Runtime> AdaptedLayer<R> {
         let renamed = parameters.into_iter().map(|(name, p)| (format!("{PREFIX}{}.{name}", self.theirs), p));
         renamed.collect()
     }
+}
 
-    fn weights<'a>(&'a self, options: &SaveOptions) -> Vec<WeightWriter<'a, R>> {
-        let writer = |(name, p): (String, Param<R>)| {
-            let (shape, dtype): (Shape, _) = (p.shape(), options.dtype.unwrap_or(p.dtype()));
-            WeightWriter { name, shape, dtype, value: Box::new(move || p.value()?.to_dtype(dtype)) }
-        };
-        self.named().into_iter().map(writer).collect()
-    }
+fn writer<R: Runtime>(name: String, p: Param<R>, options: &SaveOptions) -> WeightWriter<'static, R> {
+    let (shape, dtype) = (p.shape(), options.dtype.unwrap_or(p.dtype()));
+    WeightWriter { name, shape, dtype, value: Box::new(move || p.value()?.to_dtype(dtype)) }
 }

@@ -49,7 +49,7 @@ impl<R: Runtime> AdaptedLayer<R> {
         let (merged, norms) = match &self.adapter.magnitude {
             None => (sum, None),
             Some(magnitude) => {
-                let norms = row_norms(&sum)?;
+                let norms = row_norms(&self.weight, &sum)?;
                 let gains = magnitude.value()?.div(&norms)?;
                 (sum.mul(&gains.unsqueeze(1)?)?, Some(norms))
             }

@@ -15,3 +15,4 @@ mod quantized;
 mod ranks;
 mod saving;
 mod tensor;
+mod tensor_adapters;

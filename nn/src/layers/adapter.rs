@@ -13,8 +13,14 @@ use crate::{Module, Visitor};
 ///
 /// Parameters of an adapter are named as the layer's own.
 pub trait Adapter<R: Runtime>: Module<R> {
-    /// The output of `layer` for `x: [.., I]`, `[.., O]`. [`Linear::plain`] is the output without an adapter.
+    /// The output of `layer` for `x: [.., I]`, `[.., O]`. [`Linear::plain`] is the output without an adapter. Where the layer is cut over ranks,
+    /// `x` is what [`Linear::enter`] gave, or this rank's part of the inputs, and the output is cut if the layer's is.
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>>;
+
+    /// Whether this computes the output of a layer that a plan has cut over ranks. Unless an adapter says so, such a layer refuses it.
+    fn can_be_cut(&self) -> bool {
+        false
+    }
 
     /// This adapter as a value of its own type, for those who put it there.
     fn as_any(&self) -> &dyn std::any::Any;

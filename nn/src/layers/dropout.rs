@@ -49,9 +49,31 @@ impl Dropout {
             let why = format!("needs [.., T, C], with {} tokens of a sequence", part.len());
             return Err(Error::shape("dropout", &[shape], why));
         };
-        let dropped = Tensor::bernoulli(x.runtime(), shape.with(dim, part.tokens()), self.p, next_seed())?;
-        let dropped = Var::new(part.take(&dropped, dim)?.copy()?);
-        x.apply_program(&DROPPED, &[&dropped], &[(1.0 / (1.0 - self.p)).into()])
+        self.forward_piece(x, &[(dim, part)])
+    }
+
+    /// The output for a piece of a value, which along some dimensions has a part of the whole: elements are dropped that the whole value would
+    /// lose, however it is cut.
+    ///
+    /// # Errors
+    /// If a dimension is not there, or is not as long as its part.
+    #[track_caller]
+    pub fn forward_piece<R: Runtime>(&self, x: &Var<R>, parts: &[(usize, &SequencePart)]) -> Result<Var<R>> {
+        let cut = parts.iter().any(|(_, part)| !part.is_whole());
+        if self.is_identity() || !cut {
+            return self.forward(x);
+        }
+        let mut whole = x.spec().shape;
+        for (dim, part) in parts {
+            if *dim >= whole.rank() || whole[*dim] != part.len() {
+                let why = format!("needs {} elements along dimension {dim}, of {}", part.len(), part.tokens());
+                return Err(Error::shape("dropout", &[x.spec().shape], why));
+            }
+            whole = whole.with(*dim, part.tokens());
+        }
+        let dropped = Tensor::bernoulli(x.runtime(), whole, self.p, next_seed())?;
+        let here = parts.iter().try_fold(dropped, |dropped, (dim, part)| part.take(&dropped, *dim))?;
+        x.apply_program(&DROPPED, &[&Var::new(here.copy()?)], &[(1.0 / (1.0 - self.p)).into()])
     }
 
     /// Whether the layer returns its input: in evaluation, and with probability 0.

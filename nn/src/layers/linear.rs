@@ -6,7 +6,7 @@ use numcore::{
     ops::{MatmulOps, PointwiseOps},
 };
 
-use super::{AdapterSlot, optional, without_bias};
+use super::{Adapter, AdapterSlot, optional, without_bias};
 use crate::{
     Forward, Init, Initializer, Module, Param,
     parallel::{Cuts, Exchange, Placed, RowCut, TensorStyle},
@@ -58,14 +58,17 @@ impl<R: Runtime> Linear<R> {
     pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
             None => self.product(x, Some(residual)),
-            Some(adapter) => adapter.forward(self.uncut()?, x)?.add(residual),
+            Some(adapter) => self.adapted(&*adapter, x)?.add(residual),
         }
     }
 
-    /// `x · Wᵀ + b`, whatever the adapter.
+    /// `x · Wᵀ + b`, whatever the adapter, for an input that an [adapter](Adapter::forward) was given.
     #[track_caller]
     pub fn plain(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.product(x, None)
+        match self.weight.placed() {
+            Some(placed) if placed.style() == TensorStyle::Row => self.summed(&placed, x, None),
+            _ => self.product_here(x, None),
+        }
     }
 
     /// The input as this layer and others that are cut like it need it: to be given to each by
@@ -82,10 +85,9 @@ impl<R: Runtime> Linear<R> {
     /// The output for an input that [`enter`](Linear::enter) gave. Outputs of a layer that is cut along them stay cut.
     #[track_caller]
     pub fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
-        match (self.adapter.get(), self.weight.placed()) {
-            (Some(adapter), _) => adapter.forward(self.uncut()?, x),
-            (None, Some(placed)) if placed.style() == TensorStyle::Row => self.summed(&placed, x, None),
-            _ => x.linear(&self.weight.var(), optional(&self.bias).as_ref()),
+        match self.adapter.get() {
+            Some(adapter) => adapter.forward(self.adaptable(&*adapter)?, x),
+            None => self.plain(x),
         }
     }
 
@@ -149,11 +151,21 @@ impl<R: Runtime> Linear<R> {
         plus(plus(sum, optional(&self.bias).as_ref())?, residual)
     }
 
+    /// What the adapter makes of `x`, of which all ranks have the whole or a part of the sequence; logits are joined.
+    #[track_caller]
+    fn adapted(&self, adapter: &dyn Adapter<R>, x: &Var<R>) -> Result<Var<R>> {
+        let here = adapter.forward(self.adaptable(adapter)?, &self.enter(x)?)?;
+        match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
+            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+            None => Ok(here),
+        }
+    }
+
     /// This layer, for its adapter.
-    fn uncut(&self) -> Result<&Self> {
+    fn adaptable(&self, adapter: &dyn Adapter<R>) -> Result<&Self> {
         match self.weight.placed() {
-            Some(placed) if !placed.placement().is_whole() => {
-                let why = "is cut over ranks, and has an adapter, which computes with whole weights: leave the layer whole in the plan (`sequence`, where the sequence is cut)";
+            Some(placed) if !placed.placement().is_whole() && !adapter.can_be_cut() => {
+                let why = "is cut over ranks, and has an adapter that computes with whole weights (`Adapter::can_be_cut`): leave the layer whole in the plan (`sequence`, where the sequence is cut)";
                 Err(Error::state(self.weight.leaf().name().to_string(), why))
             }
             _ => Ok(self),
@@ -170,8 +182,8 @@ impl<R: Runtime> Forward<R> for Linear<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
-            None => self.plain(x),
-            Some(adapter) => adapter.forward(self.uncut()?, x),
+            None => self.product(x, None),
+            Some(adapter) => self.adapted(&*adapter, x),
         }
     }
 }

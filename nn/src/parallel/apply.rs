@@ -29,9 +29,8 @@ impl TensorPlan {
     /// Which patterns name a parameter of a model, or of a part of one: those of the lines, then those of the regions.
     pub fn found_in<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Vec<bool> {
         let parameters = NamedParameter::all_of(model);
-        let found = |names: &dyn Fn(&str) -> bool| parameters.iter().flat_map(|p| &p.names).any(|name| names(name));
-        let lines = self.entries().iter().map(|entry| found(&|name| entry.names(name)));
-        let regions = self.regions().iter().map(|region| found(&|name| is_within(region, name)));
+        let lines = self.entries().iter().map(|entry| parameters.iter().any(|p| p.is_named_by(entry)));
+        let regions = self.regions().iter().map(|region| parameters.iter().any(|p| p.is_in(region)));
         lines.chain(regions).collect()
     }
 
@@ -130,7 +129,7 @@ impl TensorPlan {
         of: &NamedParameter<R>,
         entry: Option<&PlanEntry>,
     ) -> std::result::Result<(), String> {
-        let inside = self.regions().iter().any(|region| of.names.iter().any(|name| is_within(region, name)));
+        let inside = self.regions().iter().any(|region| of.is_in(region));
         let (style, partial) = entry.map_or((TensorStyle::Replicated, Partiality::Never), |e| (e.style, e.partial));
         match (inside, style, partial) {
             (true, TensorStyle::Replicated, Partiality::Never) => Err(format!(
@@ -158,7 +157,7 @@ impl TensorPlan {
 
     /// The line of the table for a parameter, by any of its names.
     fn entry_of<R: Runtime>(&self, of: &NamedParameter<R>) -> Result<Option<&PlanEntry>> {
-        let mut found = self.entries().iter().filter(|entry| of.names.iter().any(|name| entry.names(name)));
+        let mut found = self.entries().iter().filter(|entry| of.is_named_by(entry));
         let first = found.next();
         match found.find(|other| first.is_some_and(|f| (f.style, f.partial) != (other.style, other.partial))) {
             None => Ok(first),
@@ -188,6 +187,21 @@ impl<R: Runtime> NamedParameter<R> {
             }
         });
         all
+    }
+
+    /// Whether a line of a plan names the parameter, or the layer that it is of; that of an adapter is of the layer which has the adapter.
+    fn is_named_by(&self, entry: &PlanEntry) -> bool {
+        let of_adapter = self.parameter.cuts().is_low_rank();
+        let names = |name: &str| match name.rsplit_once('.') {
+            Some((matrix, _)) if of_adapter => entry.names(matrix),
+            _ => entry.names(name),
+        };
+        self.names.iter().any(|name| names(name))
+    }
+
+    /// Whether the parameter is in a region of a plan.
+    fn is_in(&self, region: &str) -> bool {
+        self.names.iter().any(|name| is_within(region, name))
     }
 }
 

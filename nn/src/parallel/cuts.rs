@@ -49,6 +49,10 @@ pub enum Cuts {
     Bias(RowCut),
     /// A table of rows, `[V, C]`.
     Table,
+    /// The projection down of a low-rank adapter, `[r, I]`: along its inputs, where its layer is.
+    LowRankDown,
+    /// The projection up of a low-rank adapter, `[O, r]`: along its outputs, where its layer is.
+    LowRankUp(RowCut),
     /// A tensor of all experts of a mixture, `[E, ..]`; whether tokens compete for these, or move a bias, so that those of all ranks count together.
     Experts {
         /// Whether they do.
@@ -69,17 +73,18 @@ impl Cuts {
         let whole = || Ok((TensorPlacement::whole(shape), size));
         let words = |piece: Result<TensorPlacement>| piece.map_err(|error| error.to_string());
         match (self, style) {
-            (_, TensorStyle::Replicated) | (Cuts::Bias(_), TensorStyle::Row) => whole(),
-            (Cuts::Weight(_), TensorStyle::Row) => {
+            (_, TensorStyle::Replicated) | (Cuts::Bias(_) | Cuts::LowRankUp(_), TensorStyle::Row) => whole(),
+            (Cuts::LowRankDown, TensorStyle::Column | TensorStyle::Vocabulary) => whole(),
+            (Cuts::Weight(_) | Cuts::LowRankDown, TensorStyle::Row) => {
                 let inputs = shape.dims().get(1).copied().unwrap_or(0);
                 RowCut::anywhere(inputs).piece(rank, size)?;
                 Ok((words(TensorPlacement::part(shape, 1, 1, rank, size))?, 1))
             }
-            (Cuts::Weight(rows) | Cuts::Bias(rows), TensorStyle::Column) => {
+            (Cuts::Weight(rows) | Cuts::Bias(rows) | Cuts::LowRankUp(rows), TensorStyle::Column) => {
                 let (place, of) = rows.piece(rank, size)?;
                 Ok((words(TensorPlacement::part(shape, 0, rows.parts, place, of))?, size / of))
             }
-            (Cuts::Weight(_) | Cuts::Bias(_) | Cuts::Table, TensorStyle::Vocabulary) => {
+            (Cuts::Weight(_) | Cuts::Bias(_) | Cuts::LowRankUp(_) | Cuts::Table, TensorStyle::Vocabulary) => {
                 let rows = shape.dims().first().copied().unwrap_or(0);
                 if !rows.is_multiple_of(size) {
                     let padded = rows.next_multiple_of(size);
@@ -112,7 +117,20 @@ impl Cuts {
         let rows = shape.dims().first().copied().unwrap_or(0);
         match self {
             Cuts::Weight(cut) | Cuts::Bias(cut) => cut != RowCut::anywhere(rows),
-            Cuts::Table | Cuts::Experts { .. } | Cuts::None => false,
+            _ => false,
+        }
+    }
+
+    /// Whether the parameter is of an adapter, which stands within the layer that a plan names.
+    pub(super) fn is_low_rank(self) -> bool {
+        matches!(self, Cuts::LowRankDown | Cuts::LowRankUp(_))
+    }
+
+    /// How the rows of a linear layer's weight or bias can be cut; anywhere, where nobody has spoken of it.
+    pub fn rows(self, rows: usize) -> RowCut {
+        match self {
+            Cuts::Weight(cut) | Cuts::Bias(cut) | Cuts::LowRankUp(cut) => cut,
+            _ => RowCut::anywhere(rows),
         }
     }
 }

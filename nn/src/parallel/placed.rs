@@ -112,7 +112,7 @@ impl<R: Runtime> Placed<R> {
 
     /// The sum of all ranks' products of a layer that is cut along its inputs, as [`leave`](Placed::leave) has it of the product; in pieces, if they are
     /// asked for.
-    pub(crate) fn row_product(&self, x: &Var<R>, weight: &Var<R>) -> Result<Var<R>> {
+    pub fn row_product(&self, x: &Var<R>, weight: &Var<R>) -> Result<Var<R>> {
         if !self.sequence || self.pieces < 2 {
             return self.leave(&x.linear(weight, None)?);
         }
