@@ -74,8 +74,12 @@ impl<R: Runtime> Residency<R> for Source {
         }
     }
 
-    /// Of experts, those of the piece alone are read.
+    /// Of a weight, the bytes of the piece alone are read; of experts, those that are in the piece.
     fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
+        if let SourceNames::Weight(name, change) = &self.names {
+            let value = self.weights.piece(leaf.runtime(), name, &changed_piece(*change, piece)?)?;
+            return changed(*change, value.to_dtype(leaf.spec().dtype)?);
+        }
         if let SourceNames::Experts(experts) = &self.names
             && let [own] = piece.ranges(0)
         {
@@ -135,6 +139,16 @@ fn part_shape(of: Shape, parts: usize) -> Option<Shape> {
 
 fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
     if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
+}
+
+/// The piece of what a file has whose change is this piece.
+fn changed_piece(change: Change, piece: &TensorPlacement) -> Result<TensorPlacement> {
+    let shape = piece.logical();
+    let ranges = |dims: &[usize]| dims.iter().map(|&dim| piece.ranges(dim).to_vec()).collect();
+    match (change, shape.rank()) {
+        (Change::Transpose, 2) => TensorPlacement::new(changed_shape(change, shape), ranges(&[1, 0])),
+        _ => Ok(piece.clone()),
+    }
 }
 
 fn changed_shape(change: Change, shape: Shape) -> Shape {

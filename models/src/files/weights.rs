@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, safetensors::Reader};
+use numcore::{
+    DType, Error, Result, Runtime, Shape, Tensor, TensorMut, placement::TensorPlacement, safetensors::Reader,
+};
 use serde_json::Value;
 
 use super::JsonObject;
@@ -64,15 +66,36 @@ impl Weights {
     /// # Errors
     /// If [`spec`](Weights::spec) would fail, or the bytes cannot be read.
     pub fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
+        let (_, shape) = self.spec(name)?;
+        self.piece(rt, name, &TensorPlacement::whole(shape))
+    }
+
+    /// A piece of a tensor as the file holds it. Nothing else of the file is read.
+    ///
+    /// # Errors
+    /// If [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be read.
+    pub fn piece<R: Runtime>(&self, rt: &R, name: &str, piece: &TensorPlacement) -> Result<Tensor<R>> {
         let reader = self.reader(name)?;
         let (dtype, &shape) = reader.tensor(name)?;
+        if shape != piece.logical() {
+            let why = format!("a piece of the second shape is asked for of `{name}`, which has the first");
+            return Err(Error::shape("weights", &[shape, piece.logical()], why));
+        }
+        let (local, size) = (piece.local(), dtype.size());
+        let read = |bytes: &mut [u8]| {
+            piece.runs(0..local.numel()).try_for_each(|run| {
+                reader.read_range(name, run.logical * size, &mut bytes[run.local * size..][..run.len * size])
+            })
+        };
         // Where memory is the host's, the file is read into it.
-        let mut memory = TensorMut::alloc(rt, shape, dtype)?;
+        let mut memory = TensorMut::alloc(rt, local, dtype)?;
         if let Some(bytes) = memory.host_bytes_mut() {
-            reader.read_range(name, 0, bytes)?;
+            read(bytes)?;
             return memory.freeze();
         }
-        Tensor::from_bytes(rt, shape, dtype, &reader.bytes(name)?)
+        let mut bytes = vec![0; local.numel() * size];
+        read(&mut bytes)?;
+        Tensor::from_bytes(rt, local, dtype, &bytes)
     }
 
     /// The bytes of a tensor.

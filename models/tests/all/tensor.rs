@@ -10,9 +10,10 @@ use distributed::{
 use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
 use nn::{Forward, Init, ModuleExt, loss::cross_entropy_with};
 use numcore::{
-    Result, Tensor,
+    Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, Reduction},
     ops::ViewOps,
+    placement::TensorPlacement,
 };
 use optim::SgdConfig;
 use runtime_cpu::Cpu;
@@ -88,6 +89,35 @@ fn a_step_of_a_cut_decoder_is_that_of_the_whole() {
         };
         for (a, b) in train(2).into_iter().zip(train(1)) {
             assert!((a - b).abs() <= 1e-4 * b.abs(), "{name}: {a} and {b}");
+        }
+    }
+}
+
+/// Of each weight a rank reads its own piece, whatever the cut and however the file has it (GPT-2's are transposed).
+#[test]
+fn a_piece_is_read_alone() {
+    for name in ["gpt2", "llama"] {
+        let whole = decoder(name);
+        let lazy = Decoder::from_pretrained(reference(name), &Init::new(&cpu(), 0).lazily()).unwrap();
+        for ((name, whole), (_, lazy)) in whole.named_parameters().iter().zip(lazy.named_parameters()) {
+            let (shape, rt) = (whole.shape(), lazy.leaf().runtime().clone());
+            for (dim, parts) in [(0, 1), (1, 1), (0, 2)] {
+                if dim >= shape.rank() || !shape[dim].is_multiple_of(2 * parts) {
+                    continue;
+                }
+                let piece = TensorPlacement::part(shape, dim, parts, 1, 2).unwrap();
+                rt.reset_peak();
+                let before = rt.memory().total.live;
+                let read = lazy.leaf().piece(&piece).unwrap();
+                // As it is in the file, and transposed.
+                assert!(rt.memory().total.peak - before <= shape.numel() * 4 + 256, "{name}");
+                let due = piece.take(&whole.value().unwrap()).unwrap();
+                assert_eq!(
+                    read.to_bytes().unwrap(),
+                    due.contiguous().unwrap().to_bytes().unwrap(),
+                    "{name} {dim} {parts}"
+                );
+            }
         }
     }
 }

@@ -9,11 +9,7 @@ use distributed::{
     zero::ZeroStage,
 };
 use models::{Lora, LoraConfig, LoraTargets};
-use nn::{
-    Forward, Gpt, GptConfig, Init, ModuleExt,
-    loss::cross_entropy_with,
-    parallel::TensorPlan,
-};
+use nn::{Forward, Gpt, GptConfig, Init, ModuleExt, loss::cross_entropy_with, parallel::TensorPlan};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -75,9 +71,8 @@ impl Case {
         let mesh = Mesh::new(comm, ParallelPlan::of([(axis, others), (Axis::Tensor, tensor)])?)?;
         let (model, mut lora) = self.adapted(comm)?;
         mesh.parallelize(&model, &self.plan())?;
-        let builder = TrainStep::builder(&mesh, &lora)
-            .optimizer(AdamWConfig { lr: 0.02, ..Default::default() })
-            .max_norm(0.3);
+        let builder =
+            TrainStep::builder(&mesh, &lora).optimizer(AdamWConfig { lr: 0.02, ..Default::default() }).max_norm(0.3);
         let examples = mesh.batch();
         let Some(stage) = zero else {
             let seen = self.steps(&mut builder.build()?, &model, examples)?;

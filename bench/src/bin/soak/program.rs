@@ -27,11 +27,49 @@ pub enum How {
     /// Sequences cut over `context` ranks, and layers over others, with replicas or shards on the ranks that are left.
     Context { context: usize, exchange: ContextExchange, cut: TensorCut, zero: Option<ZeroStage> },
     /// In stages on `p` ranks, each cut, and with replicas or sharded on the ranks that are left.
-    Pipeline { kind: ScheduleKind, p: usize, v: usize, micros: usize, cut: TensorCut, zero: Option<ZeroStage> },
+    Pipeline { stages: Stages, cut: TensorCut, zero: Option<ZeroStage> },
+    /// In stages whose sequences are cut over two ranks, and the rest like [`How::Pipeline`].
+    ContextPipeline { stages: Stages, exchange: ContextExchange, cut: TensorCut, zero: Option<ZeroStage> },
+    /// Experts over `experts` of the ranks that read different tokens, in stages if there are several.
+    Experts { experts: usize, stages: Stages, zero: Option<ZeroStage> },
+}
+
+/// A pipeline.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stages {
+    pub kind: ScheduleKind,
+    /// The number of ranks along it.
+    pub p: usize,
+    /// Stages on each rank.
+    pub v: usize,
+    /// Micro-batches of a run.
+    pub micros: usize,
+}
+
+impl Stages {
+    /// A pipeline over `p` ranks.
+    fn pick(p: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
+        loop {
+            let kind = ScheduleKind::ALL[pick(ScheduleKind::ALL.len())];
+            let stages = Stages { kind, p, v: 1 + pick(2), micros: p * (1 + pick(2)) };
+            if kind.generate(stages.shape()).is_ok() {
+                return stages;
+            }
+        }
+    }
+
+    /// The schedule.
+    pub fn checked(self) -> weftgrad::Result<Checked> {
+        self.kind.generate(self.shape())?.lower(Lowering::default())?.check(Limits::default())
+    }
+
+    fn shape(self) -> PipeShape {
+        PipeShape { ranks: self.p, stages_per_rank: self.v, micro_batches: self.micros }
+    }
 }
 
 /// How layers are cut over ranks.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TensorCut {
     /// The number of ranks, 1 or 2.
     pub ranks: usize,
@@ -82,7 +120,7 @@ fn divisor(n: usize, pick: &mut impl FnMut(usize) -> usize) -> usize {
 
 impl How {
     fn pick(ranks: usize, pick: &mut impl FnMut(usize) -> usize) -> Self {
-        match pick(10) {
+        match pick(13) {
             k @ 0..2 => {
                 let compressed = PowerSgd { rank: 1 + pick(2), start_iter: pick(2) as u64, ..Default::default() };
                 let compression =
@@ -102,32 +140,54 @@ impl How {
                 let cut = TensorCut::pick(ranks / 2, pick);
                 How::Context { context: 2, exchange, cut, zero: (pick(2) == 0).then(|| ZeroStage::ALL[pick(3)]) }
             }
-            k => {
-                let (p, zero) = (divisor(ranks, pick), (k > 7).then(|| ZeroStage::ALL[pick(3)]));
-                let cut = TensorCut::pick(ranks / p, pick);
-                loop {
-                    let (kind, v, micros) =
-                        (ScheduleKind::ALL[pick(ScheduleKind::ALL.len())], 1 + pick(2), p * (1 + pick(2)));
-                    if kind.generate(PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros }).is_ok() {
-                        return How::Pipeline { kind, p, v, micros, cut, zero };
-                    }
-                }
+            7 if ranks.is_multiple_of(4) => {
+                let exchange = [ContextExchange::AllGather, ContextExchange::Ring][pick(2)];
+                let p = 2 * divisor(ranks / 4, pick);
+                let (stages, cut) = (Stages::pick(p, pick), TensorCut::pick(ranks / (2 * p), pick));
+                How::ContextPipeline { stages, exchange, cut, zero: (pick(2) == 0).then(|| ZeroStage::ALL[pick(3)]) }
             }
+            8..10 => {
+                let stages = Stages::pick(divisor(ranks, pick), pick);
+                let replicas = ranks / stages.p;
+                let experts = [1, 2, 4].into_iter().filter(|&e| replicas.is_multiple_of(e)).collect::<Vec<_>>();
+                let experts = experts[pick(experts.len())];
+                How::Experts { experts, stages, zero: (pick(2) == 0).then(|| ZeroStage::ALL[pick(3)]) }
+            }
+            k => {
+                let (p, zero) = (divisor(ranks, pick), (k > 10).then(|| ZeroStage::ALL[pick(3)]));
+                let cut = TensorCut::pick(ranks / p, pick);
+                How::Pipeline { stages: Stages::pick(p, pick), cut, zero }
+            }
+        }
+    }
+
+    /// The pipeline, where there is one.
+    pub fn stages(self) -> Option<Stages> {
+        match self {
+            How::Pipeline { stages, .. } | How::ContextPipeline { stages, .. } => Some(stages),
+            How::Experts { stages, .. } if stages.p > 1 => Some(stages),
+            _ => None,
+        }
+    }
+
+    /// The number of ranks that sequences are cut over.
+    pub fn context(self) -> usize {
+        match self {
+            How::Context { context, .. } => context,
+            How::ContextPipeline { .. } => 2,
+            _ => 1,
         }
     }
 
     /// The number of ranks that each layer is cut over.
     pub fn tensor(self) -> usize {
         match self {
-            How::Tensor { cut, .. } | How::Context { cut, .. } | How::Pipeline { cut, .. } => cut.ranks,
+            How::Tensor { cut, .. }
+            | How::Context { cut, .. }
+            | How::Pipeline { cut, .. }
+            | How::ContextPipeline { cut, .. } => cut.ranks,
             _ => 1,
         }
-    }
-
-    /// The schedule of a pipeline.
-    pub fn checked(kind: ScheduleKind, p: usize, v: usize, micros: usize) -> weftgrad::Result<Checked> {
-        let shape = PipeShape { ranks: p, stages_per_rank: v, micro_batches: micros };
-        kind.generate(shape)?.lower(Lowering::default())?.check(Limits::default())
     }
 }
 
@@ -139,16 +199,16 @@ impl Program {
         let ranks = [1, 2, 3, 4, 5, 8][pick(6)];
         let how = How::pick(ranks, &mut pick);
         let (accumulation, steps) = (1 + pick(3), 2 + pick(4));
-        let (layers, examples) = match how {
-            How::Pipeline { p, v, micros, cut, .. } => {
-                (p * v, ranks / (p * cut.ranks) * accumulation * micros * (1 + pick(2)))
+        let (layers, examples) = match how.stages() {
+            Some(Stages { p, v, micros, .. }) => {
+                let replicas = ranks / (p * how.tensor() * how.context());
+                (p * v, replicas * accumulation * micros * (1 + pick(2)))
             }
-            _ => (1, ranks * accumulation + pick(12)),
+            None => (1, ranks * accumulation + pick(12)),
         };
         let task = match pick(3) {
-            k if k == 0 || how.tensor() > 1 || matches!(how, How::Context { .. }) => {
-                Task::Gpt { layers: layers.max(2) }
-            }
+            _ if matches!(how, How::Experts { .. }) => Task::Experts { layers: layers.max(2) },
+            k if k == 0 || how.tensor() * how.context() > 1 => Task::Gpt { layers: layers.max(2) },
             _ => Task::Mlp { widths: (0..1 + layers + pick(4)).map(|_| 1 + pick(40)).collect() },
         };
         let first = 1 + pick(steps - 1);
@@ -176,9 +236,14 @@ impl Program {
     /// Which copy of the model a rank has, or has a part of.
     pub fn replica(&self, rank: usize) -> usize {
         match self.how {
-            How::Pipeline { p, cut: TensorCut { ranks: 1, .. }, .. } => rank / p,
+            How::Pipeline { stages, cut: TensorCut { ranks: 1, .. }, .. } => rank / stages.p,
             // On a mesh, stages are outermost.
-            How::Pipeline { p, cut, .. } => rank / cut.ranks % (self.ranks / (p * cut.ranks)),
+            How::Pipeline { stages, .. } | How::ContextPipeline { stages, .. } => {
+                let (cut, p) = (self.how.tensor() * self.how.context(), stages.p);
+                rank / cut % (self.ranks / (p * cut))
+            }
+            // Each has its own.
+            How::Experts { .. } => 0,
             how => rank / how.tensor(),
         }
     }

@@ -6,9 +6,10 @@ use weftgrad::{
         train::Loss,
     },
     nn::{
-        Gpt, GptConfig, Init, Linear, Sequential, Tanh,
+        Embedding, Gpt, GptConfig, Init, Linear, RmsNorm, Sequential, Tanh,
         loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
-        parallel::{ContextSlot, TensorPlan},
+        moe::{MixtureOfExperts, MoeConfig},
+        parallel::{ContextSlot, TensorPlan, VocabularyLoss},
     },
     prelude::*,
 };
@@ -22,13 +23,18 @@ pub enum Task {
     Mlp { widths: Vec<usize> },
     /// A tiny one, its head tied.
     Gpt { layers: usize },
+    /// Mixtures of experts between a table and a projection to logits.
+    Experts { layers: usize },
 }
 
 /// Inputs and targets of a step.
 pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
 
-/// Stages of a model, and the parameters they share.
-pub type Stages = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>);
+/// Stages of a model, the parameters they share, and the loss of what the last of them makes.
+pub type Staged = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>, StageLoss);
+
+/// The loss of outputs and targets.
+pub type StageLoss = Box<dyn Fn(&Var<Cpu>, &Var<Cpu>) -> Result<Loss<Cpu>> + Send>;
 
 impl Task {
     /// The whole model as one module, and the place of the ranks that its sequences are cut over.
@@ -41,29 +47,50 @@ impl Task {
                 let context = model.context.clone();
                 (Box::new(model), context)
             }
+            Task::Experts { layers } => (Box::new(mixtures(&init, *layers)?), ContextSlot::cuts()),
         })
     }
 
-    /// The model in pipeline stages.
-    pub fn stages(&self, rt: &Cpu, seed: u64, count: usize) -> Result<Stages> {
+    /// The model in pipeline stages, whose sequences may be cut.
+    pub fn stages(&self, rt: &Cpu, seed: u64, count: usize, sequences_cut: bool) -> Result<Staged> {
         let init = Init::new(rt, seed).dtype(DType::F64);
+        let task = self.clone();
+        let of_whole: StageLoss = Box::new(move |y, target| task.loss(y, target));
+        let of_layers = |layers: Sequential<Cpu>| {
+            let layers = layers.into_layers();
+            let cuts = balanced(&layers, count)?;
+            split(layers, &cuts)
+        };
         match self {
-            Task::Mlp { widths } => {
-                let layers = mlp(&init, widths)?.into_layers();
-                let cuts = balanced(&layers, count)?;
-                Ok((split(layers, &cuts)?, Vec::new()))
-            }
+            Task::Mlp { widths } => Ok((of_layers(mlp(&init, widths)?)?, Vec::new(), of_whole)),
+            Task::Experts { layers } => Ok((of_layers(mixtures(&init, *layers)?)?, Vec::new(), of_whole)),
             Task::Gpt { layers } => {
                 let config = gpt(*layers);
-                let stages = GptStage::cut(&init, config, count)?;
-                Ok((stages.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&config)))
+                let mut stages = GptStage::cut(&init, config, count)?;
+                let loss = match sequences_cut {
+                    false => of_whole,
+                    true => {
+                        let of_part = GptStage::next_token_loss(
+                            &mut stages,
+                            VocabularyLoss { cross_entropy: summed(), z_loss: 0.0 },
+                        )?;
+                        Box::new(move |y: &Var<Cpu>, target: &Var<Cpu>| {
+                            Loss::sum(of_part.of(y, target)?, target.dims().iter().product::<usize>() as f64)
+                        })
+                    }
+                };
+                let stages = stages.into_iter().map(|stage| Box::new(stage) as _).collect();
+                Ok((stages, GptStage::<Cpu>::ties(&config), loss))
             }
         }
     }
 
-    /// How layers are cut over ranks.
-    pub fn tensor_plan(cut: TensorCut) -> TensorPlan {
-        Gpt::<Cpu>::tensor_plan().sequence_parallel(cut.sequence).exchange_in_pieces(cut.pieces)
+    /// How layers are cut over ranks, or experts shared out.
+    pub fn tensor_plan(&self, cut: TensorCut) -> TensorPlan {
+        match self {
+            Task::Experts { .. } => TensorPlan::new().experts("*.mixture.experts"),
+            _ => Gpt::<Cpu>::tensor_plan().sequence_parallel(cut.sequence).exchange_in_pieces(cut.pieces),
+        }
     }
 
     /// All examples of a step.
@@ -73,7 +100,7 @@ impl Task {
                 let rows = |width, seed| Tensor::normal(rt, [examples, width], DType::F64, 0.0, 1.0, seed);
                 Ok((rows(widths[0], seed)?, rows(widths[widths.len() - 1], seed + 500)?))
             }
-            Task::Gpt { layers } => {
+            Task::Gpt { layers } | Task::Experts { layers } => {
                 let GptConfig { vocab, context, .. } = gpt(*layers);
                 let token = |k: u64| (k * k + 3 * seed + k / 5) as i64 % vocab as i64;
                 let tokens: Vec<i64> = (0..(examples * (context + 1)) as u64).map(token).collect();
@@ -94,13 +121,39 @@ impl Task {
         let weight = target.dims().iter().product::<usize>() as f64;
         let sum = match self {
             Task::Mlp { .. } => mse(y, target, Reduction::Sum)?,
-            Task::Gpt { .. } => {
-                let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-                cross_entropy_with(y, target, None, options)?
-            }
+            Task::Gpt { .. } | Task::Experts { .. } => cross_entropy_with(y, target, None, summed())?,
         };
         Loss::sum(sum, weight)
     }
+}
+
+fn summed() -> CrossEntropyOptions {
+    CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() }
+}
+
+/// A mixture of four experts with its norm, and what goes past it.
+#[derive(Module)]
+struct Mixture<R: Runtime> {
+    norm: RmsNorm<R>,
+    mixture: MixtureOfExperts<R>,
+}
+
+impl<R: Runtime> Forward<R> for Mixture<R> {
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        x.add(&self.mixture.forward(&self.norm.forward(x)?)?)
+    }
+}
+
+fn mixtures(init: &Init<Cpu>, layers: usize) -> Result<Sequential<Cpu>> {
+    let GptConfig { vocab, width, .. } = gpt(layers);
+    let mixture = || -> Result<_> {
+        let (norm, mixture) =
+            (RmsNorm::new(init, width)?, MixtureOfExperts::new(init, MoeConfig::new(width, 6, 4, 2))?);
+        Ok(Mixture { norm, mixture })
+    };
+    let table = Sequential::new().push(Embedding::new(init, vocab, width)?);
+    let model = (0..layers).try_fold(table, |model, _| mixture().map(|mixture| model.push(mixture)))?;
+    Ok(model.push(Linear::new(init, width, vocab)?))
 }
 
 fn mlp(init: &Init<Cpu>, widths: &[usize]) -> Result<Sequential<Cpu>> {

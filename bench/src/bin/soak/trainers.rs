@@ -5,6 +5,7 @@ use weftgrad::{
         buckets::{BucketLimits, BucketOptions},
         checkpoint::Checkpointed,
         comm::{Comm, Communicator},
+        expert_parallel::ExpertParallel,
         mesh::{AsMesh, Mesh},
         pipeline::{MicroBatches, PipelineModel, PipelineTrainStep},
         plan::{Axis, ParallelPlan},
@@ -18,8 +19,8 @@ use weftgrad::{
 };
 
 use crate::{
-    program::{How, Program},
-    task::{Batch, Task},
+    program::{How, Program, Stages, TensorCut},
+    task::Batch,
 };
 
 /// A trainer of a model that is whole on every rank, or in stages.
@@ -68,7 +69,7 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
             let plan = [(Axis::Data, replicas), (Axis::Context, parts), (Axis::Tensor, cut.ranks)];
             let mesh = Mesh::new(comm, ParallelPlan::of(plan)?)?;
             if cut.ranks > 1 {
-                mesh.parallelize(&*model, &Task::tensor_plan(cut))?;
+                mesh.parallelize(&*model, &program.task.tensor_plan(cut))?;
             }
             if let How::Context { exchange, .. } = program.how {
                 mesh.context_parallel(&*model, exchange)?;
@@ -79,27 +80,63 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
                 Some(stage) => Box::new(Whole { trainer: step.zero(stage).build()?, model, context }),
             }
         }
-        How::Pipeline { kind, p, v, micros, cut, zero: sharded } => {
-            let checked = How::checked(kind, p, v, micros)?;
-            let (stages, ties) = program.task.stages(rt, seed, checked.schedule().stages())?;
-            let task = program.task.clone();
-            let mesh = match cut.ranks {
-                1 => comm.as_mesh(),
-                t => {
-                    let plan = [(Axis::Pipe, p), (Axis::Data, program.ranks / (p * t)), (Axis::Tensor, t)];
-                    Mesh::new(comm, ParallelPlan::of(plan)?)?
-                }
-            };
-            let rank = if cut.ranks > 1 { mesh.axis(Axis::Pipe).rank() } else { comm.rank() };
-            let model = PipelineModel::on(rank, checked, stages).loss(move |y, t| task.loss(&y[0], &t[0])).ties(ties);
-            let model = if cut.ranks > 1 { model.parallelize(&mesh, &Task::tensor_plan(cut))? } else { model };
+        How::Pipeline { stages, zero, .. } | How::ContextPipeline { stages, zero, .. } => {
+            let (mesh, model) = staged(comm, program, stages, seed)?;
             let step = TrainStep::builder(&mesh, model).optimizer(adamw).config(config);
-            match sharded {
+            match zero {
                 None => Box::new(step.build()?),
                 Some(stage) => Box::new(step.zero(stage).build()?),
             }
         }
+        How::Experts { stages, zero, .. } if stages.p > 1 => {
+            let (mesh, model) = staged(comm, program, stages, seed)?;
+            let step = TrainStep::builder(&mesh, model).optimizer(adamw).config(config);
+            match zero {
+                None => Box::new(step.experts().build()?),
+                Some(stage) => Box::new(step.zero(stage).experts().build()?),
+            }
+        }
+        How::Experts { experts, zero, .. } => {
+            let (model, context) = whole()?;
+            let plan = ParallelPlan::of([(Axis::Data, program.ranks), (Axis::Expert, experts)])?;
+            let mesh = Mesh::new(comm, plan)?;
+            mesh.parallelize(&*model, &program.task.tensor_plan(TensorCut::default()))?;
+            let step = TrainStep::builder(&mesh, &model).optimizer(adamw).config(config);
+            match zero {
+                None => Box::new(Whole { trainer: step.experts().build()?, model, context }),
+                Some(stage) => Box::new(Whole { trainer: step.zero(stage).experts().build()?, model, context }),
+            }
+        }
     })
+}
+
+/// The stages of a program on this rank, cut as it says, and the ranks that they are on.
+fn staged(comm: &Comm<Cpu>, program: &Program, pipeline: Stages, seed: u64) -> Result<(Mesh<Cpu>, PipelineModel<Cpu>)> {
+    let (how, task) = (program.how, &program.task);
+    let (tensor, context) = (how.tensor(), how.context());
+    let checked = pipeline.checked()?;
+    let (stages, ties, loss) = task.stages(comm.runtime(), seed, checked.schedule().stages(), context > 1)?;
+    let on = |rank: usize| PipelineModel::on(rank, checked, stages).loss(move |y, t| loss(&y[0], &t[0])).ties(ties);
+    let experts = if let How::Experts { experts, .. } = how { experts } else { 1 };
+    if tensor * context * experts == 1 {
+        return Ok((comm.as_mesh(), on(comm.rank())));
+    }
+    let replicas = program.ranks / (pipeline.p * tensor * context);
+    let axes = [(Axis::Pipe, pipeline.p), (Axis::Data, replicas), (Axis::Context, context), (Axis::Tensor, tensor)];
+    let plan = ParallelPlan::of(axes.into_iter().chain([(Axis::Expert, experts)]))?;
+    let mesh = Mesh::new(comm, plan)?;
+    let mut model = on(mesh.axis(Axis::Pipe).rank());
+    match how {
+        How::Pipeline { cut, .. } => model = model.parallelize(&mesh, &task.tensor_plan(cut))?,
+        How::ContextPipeline { exchange, cut, .. } => {
+            if cut.ranks > 1 {
+                model = model.parallelize(&mesh, &task.tensor_plan(cut))?;
+            }
+            model = model.context_parallel(&mesh, exchange)?;
+        }
+        _ => model = model.parallelize(&mesh, &task.tensor_plan(TensorCut::default()))?,
+    }
+    Ok((mesh, model))
 }
 
 fn config(program: &Program) -> TrainingConfig {
@@ -109,18 +146,28 @@ fn config(program: &Program) -> TrainingConfig {
 /// The access of a strategy to a model's parameters between steps.
 trait Gathers {
     /// Makes all of them be here.
-    fn gathered(&self) -> Result<Option<FullParameters<Cpu>>>;
+    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>>;
 }
 
 impl Gathers for DataParallel<Cpu> {
-    fn gathered(&self) -> Result<Option<FullParameters<Cpu>>> {
-        Ok(None)
+    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>> {
+        Ok(Vec::new())
     }
 }
 
 impl Gathers for Sharded<Cpu> {
-    fn gathered(&self) -> Result<Option<FullParameters<Cpu>>> {
-        self.gather_full_params().map(Some)
+    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>> {
+        Ok(vec![self.gather_full_params()?])
+    }
+}
+
+impl<S: StageStrategy<Cpu> + Gathers> Gathers for ExpertParallel<Cpu, S> {
+    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>> {
+        let mut all = self.rest().gathered()?;
+        if let Some(experts) = self.experts() {
+            all.extend(experts.gathered()?);
+        }
+        Ok(all)
     }
 }
 
@@ -154,7 +201,7 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
     }
 
     fn gather(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        Ok(self.trainer.strategy().gathered()?.into_iter().collect())
+        self.trainer.strategy().gathered()
     }
 }
 
@@ -178,6 +225,7 @@ impl<S: StageStrategy<Cpu> + Gathers> Trains for PipelineTrainStep<Cpu, S> {
     }
 
     fn gather(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        self.strategies().values().filter_map(|strategy| strategy.gathered().transpose()).collect()
+        let all: Vec<_> = self.strategies().values().map(Gathers::gathered).collect::<Result<_>>()?;
+        Ok(all.into_iter().flatten().collect())
     }
 }
