@@ -157,6 +157,10 @@ impl<R: Runtime> Checkpointed<R> for Together<'_, R> {
         self.0.iter_mut().for_each(|each| each.expect(numbers));
     }
 
+    fn lost_at_another_size(&self) -> Option<&'static str> {
+        self.0.iter().find_map(|each| each.lost_at_another_size())
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let wanted = self.0.iter().map(|each| each.wanted()).collect::<Result<Vec<_>>>()?;
         Ok(wanted.into_iter().flatten().collect())

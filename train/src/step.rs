@@ -48,6 +48,11 @@ pub trait LoopStep<R: Runtime>: Checkpointed<R> {
         None
     }
 
+    /// An error where there is never a step after which another number of ranks could go on.
+    fn check_elastic(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// What a share without examples becomes: what weighs nothing.
     fn weightless(work: Self::Work) -> Result<Self::Work>;
 
@@ -145,6 +150,15 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainSte
 
     fn last_meeting(&self) -> Option<Meeting> {
         LocalTrainStep::last_meeting(self)
+    }
+
+    fn check_elastic(&self) -> Result<()> {
+        if self.comes_together() {
+            return Ok(());
+        }
+        let why = "fragments that meet in turn, or a rule by which ranks stay apart, leave no step after which all have the same weights, and another number of ranks would \
+                   begin without what each has learned: take one fragment and a rule that keeps nothing of a rank's own";
+        Err(Error::config("Trainer", "elastic", why))
     }
 
     fn weightless(_: Loss<R>) -> Result<Loss<R>> {

@@ -84,6 +84,11 @@ pub trait Checkpointed<R: Runtime> {
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
         let _ = numbers;
     }
+    /// What would be lost if another number of ranks took this over as it is now; none where nothing would. Ranks that leave and join
+    /// [commit](crate::elastic::ElasticWorld::commit) nothing then.
+    fn lost_at_another_size(&self) -> Option<&'static str> {
+        None
+    }
     /// Which elements this rank needs.
     fn wanted(&self) -> Result<Vec<Wanted>>;
     /// An error if [`restore`](Checkpointed::restore) could not take everything over, as far as this can be known before it is read: because

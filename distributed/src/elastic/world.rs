@@ -103,7 +103,7 @@ impl<R: Runtime> ElasticWorld<R> {
     /// one point, first right after [`restore`](ElasticWorld::restore): only then are there copies in this world.
     ///
     /// # Errors
-    /// What fails on a rank, on all. And if ranks wait to be taken in: it leads out of the program, back to [`Elastic::run`](super::Elastic::run), where all meet again;
+    /// What fails on a rank, on all; and where [something would be lost](Checkpointed::lost_at_another_size) at another size. And if ranks wait to be taken in: it leads out of the program, back to [`Elastic::run`](super::Elastic::run), where all meet again;
     /// everything is committed then.
     #[track_caller]
     pub fn commit(
@@ -119,7 +119,11 @@ impl<R: Runtime> ElasticWorld<R> {
             return Err(Error::argument(COMMIT, why));
         };
         let id = CommitId { generation, number };
-        self.store.add(&comm, (id, step), Snapshot::of(state), notes, self.copies)?;
+        let snapshot = match state.lost_at_another_size() {
+            Some(why) => Err(Error::argument(COMMIT, why)),
+            None => Snapshot::of(state),
+        };
+        self.store.add(&comm, (id, step), snapshot, notes, self.copies)?;
         // Where this returns, every rank has the commit, with its copies.
         let newcomers = comm.exchange_equal([u8::from(self.meeting.newcomers() > 0)])?;
         self.commits = Some(number + 1);

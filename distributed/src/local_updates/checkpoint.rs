@@ -26,6 +26,7 @@ use crate::{
 const RANKS: &str = "outer/ranks";
 const TAKEN: &str = "outer/taken";
 const MEETINGS: &str = "outer/meetings";
+const TOGETHER: &str = "outer/together";
 
 /// What is known of a checkpoint before it is read.
 pub(super) struct SavedRanks {
@@ -242,6 +243,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
         numbers.insert(RANKS.into(), self.comm.size() as u64);
         numbers.insert(TAKEN.into(), self.steps);
         numbers.insert(MEETINGS.into(), self.meetings);
+        numbers.insert(TOGETHER.into(), self.together);
         for (k, fragment) in self.fragments.iter().enumerate() {
             numbers.insert(flying(k), u64::from(fragment.is_flying()));
             numbers.insert(rate(k), fragment.rate.to_bits());
@@ -255,6 +257,12 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
         let ranks = usize::try_from(number(RANKS)).unwrap_or(0).max(1);
         let flying = (0..self.fragments.len()).map(|k| number(&flying(k)) != 0).collect();
         self.saved = Some(SavedRanks { ranks, flying });
+    }
+
+    fn lost_at_another_size(&self) -> Option<&'static str> {
+        (self.together != self.steps).then_some(
+            "ranks train by themselves, and another number of them would begin with the global weights, without what they have learned since: commit where all              have the same weights, right after a meeting of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
+        )
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
@@ -295,6 +303,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
         (self.steps, self.meetings, self.last) = (number(TAKEN), number(MEETINGS), None);
         let weights: Vec<String> = (0..self.fragments.len()).map(|k| local(source, &self.weight_name(k))).collect();
         let as_saved = self.saved.take().is_none_or(|saved| saved.ranks == self.comm.size());
+        self.together = if as_saved { number(TOGETHER) } else { self.steps };
         for (k, fragment) in self.fragments.iter_mut().enumerate() {
             fragment.rate = f64::from_bits(number(&rate(k)));
             let weight = f64::from_bits(number(&weights[k]));

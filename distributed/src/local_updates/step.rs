@@ -64,6 +64,8 @@ pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
     /// Steps taken, which meetings are counted by.
     pub(super) steps: u64,
     pub(super) meetings: u64,
+    /// After which step all ranks had the same weights, last.
+    pub(super) together: u64,
     pub(super) last: Option<Meeting>,
     /// How many ranks saved the checkpoint that is being loaded, and whether sums of fragments were under way then.
     pub(super) saved: Option<super::checkpoint::SavedRanks>,
@@ -146,6 +148,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
             buffers,
             steps: 0,
             meetings: 0,
+            together: 0,
             last: None,
             saved: None,
         })
@@ -216,6 +219,12 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
     /// The last meeting, if ranks have met.
     pub fn last_meeting(&self) -> Option<Meeting> {
         self.last
+    }
+
+    /// Whether there are meetings after which all ranks have the same weights: not where fragments meet in turn, or ranks keep a share of their own.
+    pub fn comes_together(&self) -> bool {
+        let keep = if self.options.delay == 0 { 0.0 } else { self.options.keep };
+        self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
     }
 
     /// The ranks that meet.
@@ -290,6 +299,9 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
             self.fragments[k].take(next)?;
         }
         self.meetings += 1;
+        if keep == 0.0 && which.len() == self.fragments.len() {
+            self.together = self.steps;
+        }
         let apart =
             self.comm.exchange_equal(all.apart.to_le_bytes())?.into_iter().map(f64::from_le_bytes).fold(0.0, f64::max);
         let divergence = if apart == 0.0 { 0.0 } else { (apart / all.norm).sqrt() };

@@ -365,11 +365,11 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
     let made = |comm: &Comm<Cpu>| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
         let inner = simple(comm.runtime(), &model, config())?;
-        let options = LocalUpdates { every: Some(3), ..Default::default() };
+        let options = LocalUpdates { every: Some(4), ..Default::default() };
         let step = LocalTrainStep::new(comm, &model, inner, DiLoCo::default(), options)?;
         Ok::<_, Error>((model, step))
     };
-    // A rank is lost within a round, and commits are made within rounds.
+    // A rank is lost between two meetings, where nothing can be committed.
     for (ranks, then) in [(3, 2), (4, 3)] {
         let (story, (_meeting, seats)) = (Mutex::new(None), meeting(ranks, Quorum::default()));
         let outcomes = Elastic::on_threads(
@@ -386,8 +386,16 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
                         return Err(gone());
                     }
                     step.step(|_| model.loss(comm.runtime(), k as usize, &own(&comm)))?;
-                    if (k + 1) % EVERY == 0 {
-                        world.commit(k + 1, &step, &CheckpointNotes::new())?;
+                    let committed = world.commit(k + 1, &step, &CheckpointNotes::new());
+                    if (k + 1) % 4 == 0 {
+                        committed?;
+                        continue;
+                    }
+                    // Or another rank was lost.
+                    let error = committed.unwrap_err();
+                    if !error.to_string().contains("right after a meeting") {
+                        assert_eq!((world.generation(), k), (0, 5), "{error}");
+                        return Err(error);
                     }
                 }
                 step.meet()?;

@@ -1,7 +1,7 @@
 //! Commits within a run whose ranks may leave and join.
 
 use data::Batch;
-use distributed::elastic::ElasticWorld;
+use distributed::{checkpoint::Checkpointed, elastic::ElasticWorld};
 use numcore::{Result, Runtime};
 
 use super::{Trainer, cycle::Cycle, follow_up::FollowUp, saving::together};
@@ -14,6 +14,8 @@ use crate::{
 pub(super) struct Commits<'a, R: Runtime> {
     pub world: &'a mut ElasticWorld<R>,
     pub every: Interval,
+    /// Whether a commit was due after a step with which it would have lost something.
+    pub owed: bool,
 }
 
 impl<R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
@@ -38,7 +40,8 @@ where
     /// Commits after a step if that is due. What ends the run is not committed: if a rank is lost before the end, the step that ended it is taken again.
     pub(super) fn commit_if_due(&mut self, follow: &FollowUp<'_, R>) -> Result<()> {
         let saves = follow.agreed.save.is_some();
-        let is_due = self.elastic.as_ref().is_some_and(|commits| saves || self.state.is_due(&commits.every));
+        let due = |commits: &Commits<'_, R>| commits.owed || saves || self.state.is_due(&commits.every);
+        let is_due = self.elastic.as_ref().is_some_and(due);
         if !is_due || self.reason_to_end(follow).is_some() {
             return Ok(());
         }
@@ -49,9 +52,11 @@ where
         Ok(())
     }
 
-    /// Commits what there is, if ranks may leave and join.
+    /// Commits what there is, if ranks may leave and join; or after the next step after which nothing would be lost at another size, all ranks alike.
     pub(super) fn commit(&mut self) -> Result<()> {
-        if self.elastic.is_none() {
+        let Some(commits) = &mut self.elastic else { return Ok(()) };
+        commits.owed = together(&mut self.engine.step, &mut self.callbacks).lost_at_another_size().is_some();
+        if commits.owed {
             return Ok(());
         }
         self.count_tokens()?;

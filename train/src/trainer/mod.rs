@@ -170,11 +170,13 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// its beginning. Comes within the program of [`Elastic::run`](distributed::elastic::Elastic::run), to which every error goes: one that names another rank, and
     /// the one that says that ranks wait to be taken in, make all ranks meet again.
     ///
+    /// Ranks that train by themselves commit where they meet, all of their parameters at once: what is due before that waits for the next meeting.
+    ///
     /// A checkpoint that is saved again when the run [goes back](crate::Control::go_back) has no commit of its own: if a rank is lost before the next commit, the steps that
     /// led there are taken again. A commit waits until the checkpoint before is in place. After a failure nothing but what was committed, and the checkpoints that were in
     /// place, is used.
     pub fn elastic(mut self, world: &'a mut ElasticWorld<R>, every: Interval) -> Self {
-        self.elastic = Some(Commits { world, every });
+        self.elastic = Some(Commits { world, every, owed: false });
         self
     }
 

@@ -80,7 +80,9 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
     fn check(&self) -> Result<()> {
         self.length.check()?;
         self.record_every.check("record_every")?;
-        self.elastic.iter().try_for_each(|commits| commits.every.check("elastic"))?;
+        self.elastic
+            .iter()
+            .try_for_each(|commits| commits.every.check("elastic").and_then(|()| self.step.check_elastic()))?;
         if self.weighting == Weighting::ByWorker && self.counts_tokens() {
             let why = "by worker every loss weighs 1, so nothing counts tokens: give lengths and intervals in steps or epochs, or weigh by weight";
             return Err(Error::config("Trainer", "weighting", why));

@@ -1,12 +1,13 @@
 //! The loop over ranks that train by themselves and meet.
 
 use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator},
+    comm::{Comm, Communicator, NoOpCommunicator, Quorum, ThreadRendezvous},
     ddp::DataParallel,
-    local_updates::{ElasticAveraging, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
+    elastic::{Elastic, ElasticWorld},
+    local_updates::{DiLoCo, ElasticAveraging, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
     train::{Loss, TrainStep, TrainingConfig},
 };
-use numcore::{Result, ops::PointwiseOps};
+use numcore::{Error, Result, ops::PointwiseOps};
 use runtime_cpu::Cpu;
 use train::{
     Checkpoints, DivergenceGuard, Evaluate, Interval, Length, Resume, RunReport, StopReason, Trainer, WeightAveraging,
@@ -148,4 +149,63 @@ fn a_step_that_one_rank_leaves_out_counts_on_all() {
         Ok((report.progress.step, calls.get()))
     });
     assert_eq!(steps.unwrap(), (7, 7));
+}
+
+/// Trains to step 6, in a world from which rank 1 may be lost while step 4 is taken: the last world, and the weights.
+fn elastic(world: &mut ElasticWorld<Cpu>, options: &LocalUpdates, loses: bool) -> Result<(usize, Vec<f64>)> {
+    autograd::manual_seed(7);
+    let comm = world.comm()?;
+    let model = Mlp::new(comm.runtime(), 0.3)?;
+    let step = local(&comm, &model, DiLoCo::default(), options.clone())?;
+    let (generation, rank, taken) = (world.generation(), comm.rank(), std::cell::Cell::new(0));
+    let from = (generation > 0).then_some(2);
+    let report = Trainer::new(&model, step, loader(comm.runtime()).workers(0))
+        .until(Length::Steps(6))
+        .elastic(world, Interval::Steps(1))
+        .run(|model, batch| {
+            taken.set(taken.get() + 1);
+            if loses && (generation, rank, taken.get()) == (0, 1, 4) {
+                return Err(Error::argument("the machine", "is gone"));
+            }
+            loss(model, batch)
+        })?;
+    assert_eq!(report.resumed, from);
+    Ok((comm.size(), weights(&model)?))
+}
+
+#[test]
+fn elastic_runs_commit_where_ranks_have_met() {
+    let options = LocalUpdates { every: Some(2), ..Default::default() };
+    let run = |ranks: usize, options: &LocalUpdates| {
+        let runtimes = (0..ranks).map(|_| Cpu::with_threads(1)).collect();
+        let (_meeting, seats) =
+            ThreadRendezvous::new(runtimes, Quorum::default(), std::time::Duration::from_secs(20)).unwrap();
+        Elastic::on_threads(seats, |elastic| elastic, |world| elastic(world, options, true))
+    };
+    for ranks in [3, 4] {
+        let done: Vec<_> = run(ranks, &options).into_iter().flatten().collect();
+        // It went on from the meeting of step 2, with the batches that came after it.
+        let folder = Scratch::new("local-elastic");
+        let fresh = |ranks: usize, until: u64| {
+            let program = |comm: &Comm<Cpu>| {
+                autograd::manual_seed(7);
+                let model = Mlp::new(comm.runtime(), 0.3)?;
+                let step = local(comm, &model, DiLoCo::default(), options.clone())?;
+                Trainer::new(&model, step, loader(comm.runtime()).workers(0))
+                    .until(Length::Steps(until))
+                    .with(Checkpoints::in_folder(&folder.0).on_signal(false))
+                    .resume(Resume::IfThere)
+                    .run(loss)?;
+                weights(&model)
+            };
+            on_ranks(ranks, program).unwrap()
+        };
+        fresh(ranks, 2);
+        let expected = (ranks - 1, fresh(ranks - 1, 6));
+        assert_eq!(done, vec![expected; ranks - 1]);
+    }
+    let in_turn = LocalUpdates { every: Some(2), fragments: 2, ..Default::default() };
+    for refused in run(2, &in_turn) {
+        assert!(refused.unwrap_err().to_string().contains("fragments that meet in turn"));
+    }
 }
