@@ -1,6 +1,7 @@
 //! What the loop needs of a training step, of whatever kind.
 
 use distributed::{
+    balance::{BalancedStep, BatchRanges},
     checkpoint::Checkpointed,
     comm::{Comm, Communicator},
     local_updates::{LocalTrainStep, Meeting},
@@ -28,6 +29,13 @@ pub trait LoopStep<R: Runtime>: Checkpointed<R> {
     /// Whether what this rank measures of its share counts: of ranks that read the same one, along a tensor axis, the first does.
     fn counts_examples(&self) -> bool {
         true
+    }
+
+    /// Where ranks take whole batches in turn, and not each its share of every one: how many all of them take in the next step, of so many that are left in
+    /// the epoch. The function that [`step`](LoopStep::step) is given makes a batch of its number among those that are left then, and is asked for them in order.
+    fn whole_batches(&self, left: usize) -> Option<usize> {
+        let _ = left;
+        None
     }
 
     /// Micro-batches in a step.
@@ -165,6 +173,55 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainSte
         let why = "a rank that trains by itself has no example in its share of a batch: drop the last batch (`Last::Drop`), or \
                    make batches larger";
         Err(Error::argument("Trainer::run", why))
+    }
+
+    fn into_mean(work: Loss<R>) -> Result<Loss<R>> {
+        work.into_mean()
+    }
+
+    fn evaluate(&mut self, work: Loss<R>) -> Result<(f64, f64)> {
+        Ok((work.total().item()?, work.weight()))
+    }
+}
+
+/// Ranks take batches of the loader in turn, each read by one of them, fast ranks more: `Loader::batch` is what one rank computes at once, and the loader has no workers. Counts
+/// depend on what was measured, so a run that is resumed is no repetition of one that was not, but reads what that would have read, once.
+impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for BalancedStep<R, S> {
+    type Work = Loss<R>;
+
+    fn comm(&self) -> &Comm<R> {
+        self.inner().strategy().everyone()
+    }
+
+    fn share(&self) -> (usize, usize) {
+        self.inner().strategy().share()
+    }
+
+    fn whole_batches(&self, left: usize) -> Option<usize> {
+        Some(self.cadence().counts().iter().sum::<usize>().min(left))
+    }
+
+    /// As many as there are.
+    fn accumulation(&self) -> usize {
+        usize::MAX
+    }
+
+    fn global_step(&self) -> u64 {
+        self.inner().global_step()
+    }
+
+    fn step(
+        &mut self,
+        micro_batches: usize,
+        work: &mut dyn FnMut(usize) -> Result<Loss<R>>,
+    ) -> Result<TrainingMetrics<R>> {
+        let mut left = BatchRanges::new(micro_batches as u64);
+        let metrics = BalancedStep::step(self, &mut left, |number| work(number as usize))?;
+        metrics.ok_or_else(|| Error::internal("Trainer", "a step of no batches"))
+    }
+
+    fn weightless(work: Loss<R>) -> Result<Loss<R>> {
+        work.weightless()
     }
 
     fn into_mean(work: Loss<R>) -> Result<Loss<R>> {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use numcore::{
-    Result,
+    Error, Result,
     trace::{self, SpanKind},
 };
 
@@ -86,6 +86,38 @@ impl<B: Send + 'static> Batches<B> {
     /// Where the batch after the next `batches` begins; none past the end.
     pub fn state_after(&self, batches: u64) -> Option<State> {
         self.plan.at(self.taken.checked_add(batches)?)
+    }
+
+    /// Passes over batches that another rank reads. Without workers they are not made.
+    ///
+    /// ```
+    /// use data::{InMemory, Loader};
+    /// # fn main() -> numcore::Result<()> {
+    /// for workers in [0, 2] {
+    ///     let examples = InMemory::new((0..10).map(f64::from).collect::<Vec<_>>());
+    ///     let mut batches = Loader::new(examples).batch(2).workers(workers).stack().epoch(0)?;
+    ///     batches.pass(3)?;
+    ///     assert_eq!(batches.left_in_epoch(), 2);
+    ///     assert_eq!(batches.next().transpose()?.map(|batch| batch.step), Some(3));
+    ///     assert!(batches.pass(2).is_err());
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If there are not as many.
+    pub fn pass(&mut self, batches: u64) -> Result<()> {
+        for _ in 0..batches {
+            let at = self.plan.at(self.taken);
+            let at = at.ok_or_else(|| Error::argument("Batches::pass", "the data ends before that many batches"))?;
+            if let Source::Workers(workers) = &mut self.source {
+                drop(workers.next());
+            }
+            self.taken += 1;
+            self.state = self.plan.after(at);
+        }
+        Ok(())
     }
 
     /// How many batches are left in the epoch that the next batch is of.

@@ -7,9 +7,26 @@ use super::{
     shares::{require_ranks, settled},
 };
 
+/// Whether ranks compute as many micro-batches as their speeds allow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BalancePolicy {
+    /// All compute the anchor, which stays as it is: the even step of ranks that do not differ.
+    Sync,
+    /// Counts follow speeds from the first measurements on.
+    Cadence,
+    /// Even steps until speeds of two ranks differ by more than [`difference`](CadenceOptions::difference); counts follow speeds from then on.
+    #[default]
+    WhereSpeedsDiffer,
+}
+
 /// How counts of micro-batches are chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CadenceOptions {
+    /// Whether counts follow speeds.
+    pub policy: BalancePolicy,
+    /// By how much of the fastest rank's time for a micro-batch the slowest takes longer where ranks are said to differ.
+    pub difference: f64,
     /// Micro-batches of the slowest rank between two exchanges, to begin with: the anchor.
     pub anchor: usize,
     /// The most that the anchor grows to where exchanges take too long. At [`anchor`](CadenceOptions::anchor) it stays as it is, and so does about what a
@@ -24,9 +41,17 @@ pub struct CadenceOptions {
 }
 
 impl Default for CadenceOptions {
-    /// One micro-batch of the slowest rank to begin with, up to 200, for exchanges that take a tenth of the time.
+    /// One micro-batch of the slowest rank to begin with, up to 200, for exchanges that take a tenth of the time, once ranks differ by a fifth.
     fn default() -> Self {
-        CadenceOptions { anchor: 1, max_anchor: 200, overhead_target: 0.1, max_difference: None, speed_hint: None }
+        CadenceOptions {
+            policy: BalancePolicy::default(),
+            difference: 0.2,
+            anchor: 1,
+            max_anchor: 200,
+            overhead_target: 0.1,
+            max_difference: None,
+            speed_hint: None,
+        }
     }
 }
 
@@ -61,6 +86,8 @@ pub struct CadenceWindow<'a> {
 pub struct Cadence {
     options: CadenceOptions,
     anchor: usize,
+    /// Whether counts follow speeds by now.
+    is_on: bool,
     speeds: Vec<SpeedEstimate>,
     exchange: SpeedEstimate,
     /// What counts were rounded from.
@@ -77,13 +104,15 @@ impl Cadence {
         options.check(ranks)?;
         let anchor = options.anchor;
         let mut counts = vec![anchor; ranks];
-        if let Some((slow, ratio)) = options.speed_hint {
+        let hint = options.speed_hint.filter(|_| options.policy != BalancePolicy::Sync);
+        if let Some((slow, ratio)) = hint {
             let fast = (anchor as f64 * ratio).round() as usize;
             (0..ranks).filter(|rank| *rank != slow).for_each(|rank| counts[rank] = fast);
         }
         let exact = counts.iter().map(|&count| count as f64).collect();
         let mut cadence = Cadence {
             anchor,
+            is_on: options.policy == BalancePolicy::Cadence || hint.is_some(),
             speeds: vec![SpeedEstimate::default(); ranks],
             exchange: SpeedEstimate::default(),
             exact,
@@ -104,6 +133,11 @@ impl Cadence {
         self.anchor
     }
 
+    /// Whether counts follow what is measured by now.
+    pub fn is_on(&self) -> bool {
+        self.is_on
+    }
+
     /// Takes note of what was measured up to an exchange, and chooses the counts until the next.
     pub fn report(&mut self, window: CadenceWindow<'_>) -> Result<()> {
         let CadenceWindow { seconds, batches, exchange } = window;
@@ -114,6 +148,12 @@ impl Cadence {
         self.exchange.measure(exchange);
         let Some(each) = settled(&self.speeds) else { return Ok(()) };
         let slowest = each.iter().copied().fold(0.0, f64::max);
+        let fastest = each.iter().copied().fold(f64::INFINITY, f64::min);
+        let differ = slowest > fastest * (1.0 + self.options.difference);
+        self.is_on |= differ && self.options.policy == BalancePolicy::WhereSpeedsDiffer;
+        if !self.is_on {
+            return Ok(());
+        }
         self.move_anchor(self.exchange.seconds().unwrap_or(0.0) / (self.anchor as f64 * slowest));
         let wanted: Vec<f64> = each.iter().map(|seconds| self.anchor as f64 * slowest / seconds).collect();
         let is_far = |(wanted, exact): (&f64, &f64)| (wanted / exact - 1.0).abs() > DEAD_ZONE;
@@ -154,6 +194,9 @@ impl CadenceOptions {
         }
         if !(self.overhead_target > 0.0 && self.overhead_target < 1.0) {
             return wrong("overhead_target", format!("is a share of the time in (0, 1), not {}", self.overhead_target));
+        }
+        if !(self.difference >= 0.0 && self.difference.is_finite()) {
+            return wrong("difference", format!("is a share of a micro-batch's time, not {}", self.difference));
         }
         match self.speed_hint {
             Some((rank, ratio)) if rank >= ranks || !(1.0..1e6).contains(&ratio) => {
@@ -253,7 +296,8 @@ mod tests {
 
     #[test]
     fn a_slow_exchange_moves_the_anchor_up_and_back() {
-        let options = CadenceOptions { anchor: 2, max_anchor: 50, ..Default::default() };
+        let policy = BalancePolicy::Cadence;
+        let options = CadenceOptions { policy, anchor: 2, max_anchor: 50, ..Default::default() };
         let mut cadence = Cadence::new(2, options).unwrap();
         let mut ranks = VirtualRanks::new(&[1.0, 1.0], 1.0);
         ranks.efficiency(&mut cadence, 8);
@@ -269,6 +313,29 @@ mod tests {
     }
 
     #[test]
+    fn counts_are_even_until_speeds_differ() {
+        let with = |policy, each: &[f64]| {
+            let mut cadence = Cadence::new(2, CadenceOptions { policy, anchor: 4, ..Default::default() }).unwrap();
+            VirtualRanks::new(each, 10.0).efficiency(&mut cadence, 4);
+            (cadence.is_on(), cadence.counts().to_vec())
+        };
+        let (even, apart) = ([1.0, 1.15], [1.0, 2.0]);
+        assert_eq!(with(BalancePolicy::WhereSpeedsDiffer, &even), (false, vec![4, 4]), "a slow exchange is none");
+        let (is_on, counts) = with(BalancePolicy::WhereSpeedsDiffer, &apart);
+        assert!(is_on && counts[0] == 2 * counts[1] && counts[1] > 4, "{counts:?}");
+        assert_eq!(with(BalancePolicy::Sync, &apart), (false, vec![4, 4]));
+        assert!(with(BalancePolicy::Cadence, &even).1[1] > 4);
+        let mut later = Cadence::new(2, CadenceOptions { anchor: 4, max_anchor: 4, ..Default::default() }).unwrap();
+        let mut ranks = VirtualRanks::new(&even, 0.0);
+        ranks.efficiency(&mut later, 10);
+        ranks.each = apart.to_vec();
+        ranks.efficiency(&mut later, 3);
+        assert_eq!((later.is_on(), later.counts()), (true, &[8, 4][..]));
+        let hint = CadenceOptions { policy: BalancePolicy::Sync, speed_hint: Some((1, 2.0)), ..Default::default() };
+        assert_eq!(Cadence::new(2, hint).unwrap().counts(), [1, 1]);
+    }
+
+    #[test]
     fn hints_and_limits() {
         let hinted = CadenceOptions { anchor: 4, speed_hint: Some((1, 2.5)), ..Default::default() };
         assert_eq!(Cadence::new(3, hinted.clone()).unwrap().counts(), [10, 4, 10]);
@@ -278,6 +345,7 @@ mod tests {
             CadenceOptions { anchor: 0, ..hinted.clone() },
             CadenceOptions { overhead_target: 0.0, ..hinted.clone() },
             CadenceOptions { overhead_target: f64::NAN, ..hinted.clone() },
+            CadenceOptions { difference: -0.1, ..hinted.clone() },
             CadenceOptions { speed_hint: Some((3, 2.0)), ..hinted.clone() },
             CadenceOptions { speed_hint: Some((0, 0.5)), ..hinted },
         ];

@@ -14,12 +14,13 @@
 //! After El Che in flodl, with time of exchanges measured wherever they run, and gradients in place of weights.
 
 mod cadence;
+mod checkpoint;
 mod ranges;
 mod shares;
 mod speed;
 mod step;
 
-pub use cadence::{Cadence, CadenceOptions, CadenceWindow};
+pub use cadence::{BalancePolicy, Cadence, CadenceOptions, CadenceWindow};
 pub use ranges::BatchRanges;
 pub use shares::SpeedShares;
 pub use speed::SpeedEstimate;

@@ -29,8 +29,13 @@ impl<S, F> StepWithLoss<S, F> {
         F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
         B: Send + 'static,
     {
-        let (mut waited, StepWithLoss { step, loss, weighting }) = (0.0, self);
-        let metrics = step.step(micro_batches, &mut |_| {
+        let (mut waited, mut read, StepWithLoss { step, loss, weighting }) = (0.0, 0, self);
+        let whole = step.whole_batches(micro_batches);
+        let metrics = step.step(micro_batches, &mut |number| {
+            if whole.is_some() {
+                batches.pass(number.saturating_sub(read) as u64)?;
+                read = number + 1;
+            }
             let batch =
                 batches.next().ok_or_else(|| Error::internal("Trainer", "the data has ended within an epoch"))?;
             waited += batches.last_wait().as_secs_f64();
@@ -44,7 +49,11 @@ impl<S, F> StepWithLoss<S, F> {
             }
         });
         scalars::set_weight(1.0);
-        Ok((metrics?, waited))
+        let metrics = metrics?;
+        if let Some(whole) = whole {
+            batches.pass(whole.saturating_sub(read) as u64)?;
+        }
+        Ok((metrics, waited))
     }
 }
 

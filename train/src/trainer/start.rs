@@ -53,8 +53,14 @@ where
         if !leads {
             trainer.sinks.clear();
         }
-        let (rank, ranks) = trainer.step.share();
-        trainer.loader = trainer.loader.rank(rank, ranks);
+        trainer.loader = match trainer.step.whole_batches(1) {
+            // Batches that others read are not made.
+            Some(_) => trainer.loader.rank(0, 1).workers(0),
+            None => {
+                let (rank, ranks) = trainer.step.share();
+                trainer.loader.rank(rank, ranks)
+            }
+        };
         let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;
         agree_on_batch(comm, trainer.loader.batch_size())?;
         let data = format!("{} {steps}", trainer.loader.note(State::default()));

@@ -1,6 +1,7 @@
 //! The training loop, on one rank and on many.
 
 mod averaging;
+mod balanced;
 mod buffers;
 mod common;
 mod context;
