@@ -28,6 +28,7 @@ mod data_parallel;
 mod data_parallel_unused;
 mod differentiable;
 mod elastic;
+mod elastic_cuts;
 mod elastic_newcomers;
 mod expert_checkpoints;
 mod expert_common;
