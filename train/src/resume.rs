@@ -8,7 +8,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime, Tensor};
 
-use crate::{Callback, CallbackState, run::RunState};
+use crate::{Callback, CallbackState, control::Which, run::RunState};
 
 /// From where a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,8 +52,8 @@ pub(crate) fn notes<R: Runtime, M, B>(
     if state.owes_evaluation {
         notes.insert(OWES_EVALUATION.into(), String::new());
     }
-    if state.owes_save {
-        notes.insert(OWES_SAVE.into(), String::new());
+    if let Some(which) = state.owes_save {
+        notes.insert(OWES_SAVE.into(), if which == Which::All { "all" } else { "due" }.into());
     }
     notes.extend(state.evaluated.iter().map(|(name, value)| (format!("{EVALUATED}{name}"), value.to_string())));
     for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
@@ -71,7 +71,7 @@ pub(crate) struct ResumedNotes {
     /// Up to when intervals of time were looked at.
     pub checked: Duration,
     pub owes_evaluation: bool,
-    pub owes_save: bool,
+    pub owes_save: Option<Which>,
     evaluated: BTreeMap<String, f64>,
     notes: CheckpointNotes,
 }
@@ -96,7 +96,7 @@ impl ResumedNotes {
             elapsed: nanos(ELAPSED)?,
             checked: nanos(CHECKED)?,
             owes_evaluation: notes.contains_key(OWES_EVALUATION),
-            owes_save: notes.contains_key(OWES_SAVE),
+            owes_save: notes.get(OWES_SAVE).map(|which| if which == "due" { Which::Due } else { Which::All }),
             evaluated: evaluated.collect::<Result<_>>()?,
             notes: notes.clone(),
         })

@@ -13,7 +13,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime};
 
-use crate::{Control, Interval, Length, Progress, callbacks::interrupt, sink::Value};
+use crate::{Control, Interval, Length, Progress, callbacks::interrupt, control::Which, sink::Value};
 
 /// A run as its callbacks see it: how far it is, what was measured, and what they can request.
 pub struct Run<'r, R: Runtime, M, B> {
@@ -47,8 +47,8 @@ pub(crate) struct RunState {
     pub resumed: Option<u64>,
     /// Whether all evaluations were requested in the step in which a signal came: they run when the run is resumed.
     pub owes_evaluation: bool,
-    /// Whether a checkpoint was to be saved in the step of a commit.
-    pub owes_save: bool,
+    /// Which callbacks were to save in the step of a commit.
+    pub owes_save: Option<Which>,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
     /// Time spent waiting for data, in seconds.
@@ -218,7 +218,7 @@ impl RunState {
             fast_dev_run,
             resumed: None,
             owes_evaluation: false,
-            owes_save: false,
+            owes_save: None,
             checked: Duration::ZERO,
             data_wait: 0.0,
         }

@@ -12,9 +12,9 @@ use numcore::{Error, Result, Runtime};
 use super::{
     Monitor, best_weights,
     interrupt::{self, Listening},
-    writer::{WriteJob, name_of_run},
+    writer::{PATIENCE, WriteJob, name_of_run},
 };
-use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, parsed};
+use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which, parsed};
 
 /// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and on a signal (SIGTERM, Ctrl-C), which
 /// ends the run. The training step is held up by a copy to host memory; a thread writes that.
@@ -241,9 +241,6 @@ impl<R: Runtime> Checkpoints<R> {
     }
 }
 
-/// How long rank 0 waits for the other ranks of a world that has failed.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 /// The file that names the best checkpoint.
 const BEST: &str = "best";
 
@@ -266,6 +263,11 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 self.writer = Some(SnapshotWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
                 self.saved = self.resumed_here(run)?;
+                // What it was to save when another rank was lost, it saves now.
+                self.is_due &= run.state.owes_save == Some(Which::Due);
+                if self.is_due {
+                    run.control().save_due();
+                }
                 if run.comm().rank() == 0 {
                     self.folder.remove_stranded()?;
                 }
@@ -340,10 +342,11 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     fn state(&self) -> CallbackState {
         let value = self.best_value.map(|value| ("best_value".into(), value.to_string()));
         let step = self.best_step.map(|step| ("best_step".into(), step.to_string()));
-        value.into_iter().chain(step).collect()
+        value.into_iter().chain(step).chain(self.is_due.then(|| ("due".into(), String::new()))).collect()
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
+        self.is_due = state.contains_key("due");
         self.best_value = state.contains_key("best_value").then(|| parsed(state, "best_value")).transpose()?;
         self.best_step = state.contains_key("best_step").then(|| parsed(state, "best_step")).transpose()?;
         Ok(())

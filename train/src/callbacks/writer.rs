@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use distributed::{
@@ -12,6 +12,9 @@ use distributed::{
 use numcore::{Result, Runtime};
 
 use crate::callback::RunSnapshot;
+
+/// How long rank 0 waits for the other ranks of a world that has failed.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is written, and what stays.
 #[derive(Clone, Debug)]

@@ -16,7 +16,7 @@ use numcore::{Error, Result, Runtime};
 use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, LoopStep, Record, Run, Sink, StopReason,
-    control::{Agreed, Control},
+    control::{Agreed, Control, Which},
     resume::Callbacks,
     run::RunState,
     scalars,
@@ -126,7 +126,8 @@ where
         if std::mem::take(&mut self.state.owes_evaluation) {
             self.state.control.evaluate();
         }
-        if std::mem::take(&mut self.state.owes_save) {
+        // Those of which some were due have asked again, by themselves.
+        if self.state.owes_save.take() == Some(Which::All) {
             self.state.control.save();
         }
         let mut follow = FollowUp::new(self.agree()?, self.state.progress.epoch, None);

@@ -46,9 +46,9 @@ where
             return Ok(());
         }
         // A rank that is lost while it saves leaves no checkpoint: those that go on save it.
-        self.state.owes_save = saves;
+        self.state.owes_save = follow.agreed.save;
         self.commit()?;
-        self.state.owes_save = false;
+        self.state.owes_save = None;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ mod control;
 mod doors;
 mod elastic;
 mod elastic_newcomers;
+mod elastic_saves;
 mod evaluation;
 mod experts;
 mod failures;

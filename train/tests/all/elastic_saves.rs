@@ -1,0 +1,63 @@
+//! A rank that is lost while a checkpoint is saved: those that are left save what was to be saved, where it was to be saved.
+
+use std::time::Duration;
+
+use distributed::{
+    checkpoint::Folder,
+    comm::{Communicator, Quorum, ThreadRendezvous},
+    elastic::Elastic,
+};
+use numcore::Error;
+use runtime_cpu::Cpu;
+use train::{Callback, Checkpoints, Event, Interval, Length, Run, Trainer};
+
+use crate::common::*;
+
+/// Asks all callbacks to save, at step 2.
+struct SaveAll;
+
+impl<M, B> Callback<Cpu, M, B> for SaveAll {
+    fn on(&mut self, event: &Event<'_, Cpu>, run: &mut Run<'_, Cpu, M, B>) -> numcore::Result<()> {
+        if matches!(event, Event::StepEnd(_)) && run.progress().step == 2 {
+            run.control().save();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn an_owed_save_goes_where_it_was_due() {
+    for all in [false, true] {
+        let scratch = Scratch::new("elastic-saves");
+        let [often, seldom] = ["often", "seldom"].map(|name| Folder::new(scratch.0.join(name)));
+        let runtimes = (0..3).map(|_| Cpu::with_threads(1)).collect();
+        let (_meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+        let outcomes = Elastic::on_threads(
+            seats,
+            |elastic| elastic,
+            |world| {
+                let comm = world.comm()?;
+                let is_lost = (world.generation(), comm.rank()) == (0, 1);
+                let watched = often.clone().watched(move |change| match change {
+                    "write a rank's file" if is_lost => Err(Error::argument("the disk", "is gone")),
+                    _ => Ok(()),
+                });
+                let model = Mlp::new(comm.runtime(), 0.0)?;
+                let mut trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
+                    .until(Length::Steps(4))
+                    .with(Checkpoints::at(watched).every(Interval::Steps(2)).in_thread(false).on_signal(false))
+                    .with(Checkpoints::at(seldom.clone()).every(Interval::Steps(3)).in_thread(false).on_signal(false))
+                    .elastic(world, Interval::Steps(100));
+                if all {
+                    trainer = trainer.with(SaveAll);
+                }
+                let report = trainer.run(loss)?;
+                Ok((comm.size(), report.resumed))
+            },
+        );
+        let done: Vec<_> = outcomes.into_iter().flatten().collect();
+        assert_eq!(done, [(2, Some(2)); 2]);
+        assert_eq!(often.steps().unwrap(), [2, 4]);
+        assert_eq!(seldom.steps().unwrap(), if all { vec![2, 3, 4] } else { vec![3, 4] });
+    }
+}
