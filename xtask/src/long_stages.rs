@@ -95,6 +95,16 @@ pub const TORCH_STAGE: &[Step] = &[
     Step::Cargo(&["run", "--release", "-p", "weftgrad-conformance", "--bin", "golden", "--", "target/against", "--views"]),
 ];
 
+/// The node tests of ONNX's backend suite, by the package itself.
+#[rustfmt::skip]
+pub const ONNX_STAGE: &[Step] = &[
+    Step::Python(tools::FORMATS, &["conformance/against/onnx_cases.py", "target/onnx-cases.zlib"]),
+    Step::CargoWith(
+        &[("WEFTGRAD_TEST_ONNX_FILE", "target/onnx-cases.zlib")],
+        &["test", "-p", "weftgrad-conformance", "--test", "onnx"],
+    ),
+];
+
 #[rustfmt::skip]
 pub const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
     &[("WEFTGRAD_TEST_MUTATIONS", "1000000")],

@@ -122,6 +122,7 @@ pub static STAGES: &[Stage] = &[
     long("valgrind", "misuse under Valgrind, whose instruction sets end at AVX2", Action::Steps(VALGRIND_STAGE)),
     long("kills", "runs that are killed at hundreds of instants go on to the bit", Action::Steps(KILLS_STAGE)),
     long("torch", "random calls, their gradients and second gradients are PyTorch's", Action::Steps(TORCH_STAGE)),
+    long("onnx", "the node tests of ONNX's backend suite, made by its package", Action::Steps(ONNX_STAGE)),
     long("malformed", "a million changed files for everything that reads files", Action::Steps(MALFORMED_STAGE)),
     long("soak", "strategies, schedules and faults drawn at random", Action::Steps(SOAK_STAGE)),
     long("tensorboard", "TensorBoard reads the event files of a run", Action::TensorBoard),

@@ -65,7 +65,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "python3 with pip",
-        stages: &["cuda", "mpi", "tensorboard", "formats", "torch"],
+        stages: &["cuda", "mpi", "tensorboard", "formats", "torch", "onnx"],
         probe: &["python3", "-m", "pip", "--version"],
         install: &["sh", "-c", "apt-get update && apt-get install -y --no-install-recommends python3 python3-pip"],
         advice: "your distribution's python3-pip package",
@@ -116,7 +116,7 @@ const TOOLS: &[Tool] = &[
     },
     Tool {
         name: "the Python packages gguf 0.19.0, onnx 1.23.2 and onnxruntime 1.32.0",
-        stages: &["formats"],
+        stages: &["formats", "onnx"],
         probe: &["sh", "-c", "PYTHONPATH=target/formats-1 python3 -c 'import gguf, onnx, onnxruntime'"],
         install: &[
             "python3",
