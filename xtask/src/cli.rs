@@ -13,6 +13,7 @@ pub enum Command {
     Api,
     Goldens { from: PathBuf },
     Hot,
+    Mutants { here: bool, part: String },
 }
 
 /// Reads the arguments after `cargo xtask`; the error names the argument that was not understood.
@@ -25,6 +26,11 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
         ["api"] => Ok(Command::Api),
         ["goldens", from] => Ok(Command::Goldens { from: PathBuf::from(from) }),
         ["hot"] => Ok(Command::Hot),
+        ["mutants"] => Ok(Command::Mutants { here: false, part: String::new() }),
+        ["mutants", "--here"] => Ok(Command::Mutants { here: true, part: String::new() }),
+        ["mutants", "--here", part] => Ok(Command::Mutants { here: true, part: (*part).into() }),
+        ["mutants", part] => Ok(Command::Mutants { here: false, part: (*part).into() }),
+        ["mutants", ..] => Err("mutants: give --here or not, and a part of files' paths".into()),
         ["goldens", ..] => Err("goldens: give the one folder to copy from".into()),
         [name @ ("tidy" | "api" | "hot"), extra, ..] => Err(format!("{name} takes no argument, found `{extra}`")),
         [other, ..] => Err(format!("unknown command `{other}`")),
@@ -44,6 +50,7 @@ usage: cargo xtask COMMAND
   api                       write the public API of every crate (docs/public-api)
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
   hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
+  mutants [--here] [PART]   put faults into files whose path contains PART, one at a time: a test must notice each
   help                      this page
 
 stages of test:{stages}"

@@ -13,6 +13,7 @@ mod goldens;
 mod isa;
 mod long_stages;
 mod mpi;
+mod mutants;
 mod packages;
 mod repo;
 mod report;
@@ -50,6 +51,7 @@ fn run(command: Command) -> Result<(), String> {
         Command::Tidy => tidy::run(),
         Command::Api => stages::document().and_then(|()| api::refresh()),
         Command::Hot => stages::run_cargo(HOT, &[("WEFTGRAD_WRITE_HOT", "1")]),
+        Command::Mutants { here, part } => mutants::run(here, &part),
         Command::Goldens { from } => goldens::refresh(&from, &repo::root().join("conformance/goldens")),
     }
 }

@@ -1,0 +1,88 @@
+//! The changes that a test must notice.
+
+use super::Mutant;
+
+const COMM: &[&str] = &["test", "-p", "weftgrad-comm", "--lib", "--test", "all"];
+const DATA: &[&str] = &["test", "-p", "weftgrad-data", "--lib", "--test", "all"];
+const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "zero"];
+const BUCKETS: &[&str] =
+    &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
+const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
+const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
+const MODELS: &[&str] =
+    &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
+
+/// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
+#[rustfmt::skip]
+pub const MUTANTS: &[Mutant] = &[
+    Mutant { file: "comm/src/combine.rs", from: "if k == last { n } else { 1 }", to: "if k == 0 { n } else { 1 }", test: COMM },
+    Mutant { file: "comm/src/combine.rs", from: "op == ReduceOp::Avg && divisor > 1", to: "op == ReduceOp::Avg && divisor > 2", test: COMM },
+    Mutant { file: "comm/src/combine.rs", from: "!(started && i == 0)", to: "!started", test: COMM },
+    Mutant { file: "comm/src/combine.rs", from: "(k > 0).then_some(Input::Own(0))", to: "(k > 1).then_some(Input::Own(0))", test: COMM },
+    Mutant { file: "comm/src/threads/round.rs", from: "filter(|&m| k < self.pieces[m].len())", to: "filter(|&m| k + 1 < self.pieces[m].len())", test: COMM },
+    Mutant { file: "comm/src/threads/round.rs", from: "if n == 1 && !given {", to: "if n == 1 {", test: COMM },
+    Mutant { file: "comm/src/threads/round.rs", from: "RoundKey::Pair { from, to, .. } => vec![from, to],", to: "RoundKey::Pair { from, to, .. } => vec![to, from],", test: COMM },
+    Mutant { file: "comm/src/transfer_plan.rs", from: ".filter(|&r| r != self.rank)", to: ".filter(|&r| r + 1 != self.rank)", test: COMM },
+    Mutant { file: "comm/src/transfer_plan.rs", from: "let at = |part: usize, k: usize| part * count + k;", to: "let at = |part: usize, k: usize| part + k;", test: COMM },
+    Mutant { file: "comm/src/transfer_plan.rs", from: "parts[part].saturating_sub(k * self.chunk)", to: "parts[part]", test: COMM },
+    Mutant { file: "comm/src/call.rs", from: "(&a.parts, &a.of) == (&b.parts, &b.of)", to: "(&a.parts,) == (&b.parts,)", test: COMM },
+    Mutant { file: "comm/src/call.rs", from: "(a.what, a.dtype, a.in_place, a.header)", to: "(b.what, a.dtype, a.in_place, a.header)", test: COMM },
+    Mutant { file: "comm/src/call.rs", from: "(a.what, a.dtype, a.in_place, a.header) == (b.what, b.dtype", to: "(a.what, b.dtype, a.in_place, a.header) == (b.what, b.dtype", test: COMM },
+    Mutant { file: "comm/src/call.rs", from: "(places == Places::Any || a.at == b.at)", to: "(places != Places::Any || a.at == b.at)", test: COMM },
+    Mutant { file: "comm/src/call.rs", from: "if op == ReduceOp::Avg && !dtype.is_float() {", to: "if op == ReduceOp::Avg && dtype.is_half() {", test: COMM },
+    Mutant { file: "comm/src/fingerprint.rs", from: "(flags & 1 != 0, flags & 2 != 0)", to: "(flags & 2 != 0, flags & 1 != 0)", test: COMM },
+    Mutant { file: "comm/src/fingerprint.rs", from: "named.then(|| Arc::from(of))", to: "Some(Arc::from(of))", test: COMM },
+    Mutant { file: "data/src/loader/plan.rs", from: "if start.position > self.order.len() {", to: "if start.position > self.order.len() + 1 {", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "left / self.batch } else { left.div_ceil(self.batch) }", to: "left.div_ceil(self.batch) } else { left / self.batch }", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "        if k < first {", to: "        if k <= first {", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "position: position + k * self.batch", to: "position: k * self.batch", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "epoch: epoch + 1 + past / steps", to: "epoch: epoch + past / steps", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "take_while(|i| first + i * stride < total)", to: "take_while(|i| first + i * stride <= total)", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "u64::from(self.rank < more)", to: "u64::from(self.rank <= more)", test: DATA },
+    Mutant { file: "data/src/loader/plan.rs", from: "self.rank * each + self.rank.min(more)", to: "self.rank * each", test: DATA },
+    Mutant { file: "data/src/order/permutation.rs", from: "if sum >= self.base { sum - self.base }", to: "if sum > self.base { sum - self.base }", test: DATA },
+    Mutant { file: "data/src/order/permutation.rs", from: "if number < u128::from(self.n) {", to: "if number <= u128::from(self.n) {", test: DATA },
+    Mutant { file: "data/src/order/permutation.rs", from: "for round in (0..ROUNDS).rev() {", to: "for round in 0..ROUNDS {", test: DATA },
+    Mutant { file: "data/src/order/mixture.rs", from: "source.start + source.len <= example", to: "source.start + source.len < example", test: DATA },
+    Mutant { file: "data/src/order/mixture.rs", from: "round * u128::from(source.per_period) + u128::from(before)", to: "round * u128::from(source.per_period)", test: DATA },
+    Mutant { file: "data/src/order/mixture.rs", from: "source.start + KeyedPermutation", to: "KeyedPermutation", test: DATA },
+    Mutant { file: "data/src/pack/plan.rs", from: "last: end == len }", to: "last: end <= len }", test: DATA },
+    Mutant { file: "data/src/pack/plan.rs", from: "ends.partition_point(|&end| end <= from)", to: "ends.partition_point(|&end| end < from)", test: DATA },
+    Mutant { file: "data/src/pack/plan.rs", from: "start_of(document).max(from), ends[document].min(to)", to: "start_of(document), ends[document].min(to)", test: DATA },
+    Mutant { file: "data/src/pack/row.rs", from: "tokens.get(at + 1)", to: "tokens.get(at)", test: DATA },
+    Mutant { file: "data/src/pack/row.rs", from: "segments.last().copied().unwrap_or(0) + 1", to: "segments.last().copied().unwrap_or(0)", test: DATA },
+    Mutant { file: "data/src/tokens/windows.rs", from: "self.source.len() - self.context as u64 - 1", to: "self.source.len() - self.context as u64", test: DATA },
+    Mutant { file: "data/src/tokens/windows.rs", from: "(index * self.stride) as u64", to: "index as u64", test: DATA },
+    Mutant { file: "data/src/stream/shuffle.rs", from: "self.left.len() - *taken as usize", to: "*taken as usize", test: DATA },
+    Mutant { file: "data/src/stream/shuffle.rs", from: "u64::from(self.taken > 0)", to: "u64::from(self.taken > 1)", test: DATA },
+    Mutant { file: "data/src/stream/replay.rs", from: "while self.read < read {", to: "while self.read <= read {", test: DATA },
+    Mutant { file: "distributed/src/buckets/plan.rs", from: "if bucket.bytes >= bucket.limit {", to: "if bucket.bytes > bucket.limit {", test: BUCKETS },
+    Mutant { file: "distributed/src/buckets/plan.rs", from: "(all / 16).clamp(first, most)", to: "(all / 16).max(first)", test: BUCKETS },
+    Mutant { file: "distributed/src/buckets/layout.rs", from: "first.range..last.range + 1", to: "first.range..last.range", test: BUCKETS },
+    Mutant { file: "distributed/src/buckets/layout.rs", from: "filter(|&&i| !params[i].ready).count()", to: "count()", test: BUCKETS },
+    Mutant { file: "distributed/src/buckets/hook.rs", from: "p.used = used || (every_pass && p.used);", to: "p.used = used;", test: BUCKETS },
+    Mutant { file: "distributed/src/buckets/hook.rs", from: "self.next = k + 1;", to: "self.next = k;", test: BUCKETS },
+    Mutant { file: "distributed/src/balance/ranges.rs", from: "if left < total { apportioned", to: "if left <= total { apportioned", test: BALANCE },
+    Mutant { file: "distributed/src/balance/ranges.rs", from: "count as f64 / total as f64", to: "count as f64", test: BALANCE },
+    Mutant { file: "distributed/src/balance/speed.rs", from: "} else if off.abs() <= NOISE {", to: "} else if off <= NOISE {", test: BALANCE },
+    Mutant { file: "distributed/src/balance/shares.rs", from: "speed.measure(seconds / examples as f64);", to: "speed.measure(seconds);", test: BALANCE },
+    Mutant { file: "distributed/src/balance/shares.rs", from: "(new / old - 1.0).abs() > DEAD_ZONE", to: "(new / old - 1.0) > DEAD_ZONE", test: BALANCE },
+    Mutant { file: "distributed/src/zero/layout.rs", from: "rank * self.shard()..(rank + 1) * self.shard()", to: "rank * self.shard()..rank * self.shard()", test: ZERO },
+    Mutant { file: "distributed/src/zero/layout.rs", from: "span.start.max(start)..span.end.min(end)", to: "span.start.max(start)..end", test: ZERO },
+    Mutant { file: "distributed/src/zero/layout.rs", from: "elements.start - start..elements.end - start", to: "elements.start..elements.end", test: ZERO },
+    Mutant { file: "distributed/src/zero/options.rs", from: "elements <= self.whole_up_to", to: "elements < self.whole_up_to", test: ZERO },
+    Mutant { file: "distributed/src/zero/order.rs", from: "if self.backward { at.checked_sub(1) } else { Some(at + 1) }", to: "Some(at + 1)", test: ZERO },
+    Mutant { file: "distributed/src/zero/sharded.rs", from: "if unit.used[piece.parameter] && counts(leaf) && self.tensor.counts(leaf) {", to: "if counts(leaf) && self.tensor.counts(leaf) {", test: ZERO },
+    Mutant { file: "train/src/metrics/accuracy.rs", from: "scores::place(row, target) < self.k", to: "scores::place(row, target) <= self.k", test: METRICS },
+    Mutant { file: "train/src/metrics/accuracy.rs", from: "(self.right + right, self.rows + rows)", to: "(right, self.rows + rows)", test: METRICS },
+    Mutant { file: "train/src/metrics/f1.rs", from: "ratio(2 * self.matrix", to: "ratio(self.matrix", test: METRICS },
+    Mutant { file: "train/src/metrics/auroc.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
+    Mutant { file: "train/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
+    Mutant { file: "models/src/generate/processors.rs", from: "*score * penalty } else { *score / penalty }", to: "*score / penalty } else { *score / penalty }", test: MODELS },
+    Mutant { file: "models/src/generate/processors.rs", from: "drop_where(scores, |score, _| score < least)", to: "drop_where(scores, |score, _| score <= least)", test: MODELS },
+    Mutant { file: "models/src/generate/processors.rs", from: "if sum > 1.0 - p {", to: "if sum > p {", test: MODELS },
+    Mutant { file: "models/src/generate/stop.rs", from: "new.len().saturating_sub(longest + 4)", to: "new.len()", test: MODELS },
+    Mutant { file: "models/src/generate/mod.rs", from: "self.options.max_new_tokens - 1", to: "self.options.max_new_tokens", test: MODELS },
+    Mutant { file: "models/src/lora/config.rs", from: "alpha / if self.use_rslora { rank.sqrt() } else { rank }", to: "alpha / if self.use_rslora { rank } else { rank.sqrt() }", test: MODELS },
+    Mutant { file: "models/src/lora/adapter.rs", from: "placed.style() == TensorStyle::Row", to: "placed.style() != TensorStyle::Row", test: MODELS },
+];
