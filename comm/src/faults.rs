@@ -11,7 +11,7 @@ use std::{
 
 use numcore::{Error, Result, Runtime, TensorMut, rng::Philox};
 
-use super::{ByteExchange, Call, Comm, Communicator, Work, communicator::of_inner};
+use super::{ByteExchange, Call, Comm, Communicator, Membership, Rendezvous, Work, communicator::of_inner};
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,5 +107,37 @@ impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
         let (at_call, fault, calls) = (self.at, self.fault, self.calls.clone());
         let inner = self.inner.split_at(color, key, at)?;
         Ok(inner.map(|inner| Arc::new(FaultyCommunicator { inner, at: at_call, fault, calls }) as Comm<R>))
+    }
+}
+
+/// A rank's side of a rendezvous, in whose worlds calls go wrong.
+#[derive(Debug)]
+pub struct FaultyRendezvous<T> {
+    inner: T,
+    faults: Vec<(u64, u64, Fault)>,
+}
+
+impl<T> FaultyRendezvous<T> {
+    /// Each fault befalls a call of this rank, by its number, in the world of a number.
+    pub fn new(inner: T, faults: Vec<(u64, u64, Fault)>) -> Self {
+        FaultyRendezvous { inner, faults }
+    }
+}
+
+impl<R: Runtime, T: Rendezvous<R>> Rendezvous<R> for FaultyRendezvous<T> {
+    fn meet(&mut self) -> Result<Membership<R>> {
+        let mut world = self.inner.meet()?;
+        for (_, at, fault) in self.faults.iter().filter(|(of, ..)| *of == world.generation) {
+            world.comm = Arc::new(FaultyCommunicator::new(world.comm, *at, *fault));
+        }
+        Ok(world)
+    }
+
+    fn newcomers(&self) -> usize {
+        self.inner.newcomers()
+    }
+
+    fn committed(&mut self) {
+        self.inner.committed();
     }
 }

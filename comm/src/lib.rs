@@ -47,7 +47,7 @@ pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;
 pub use communicator::{Comm, Communicator};
 pub use counting::{CountingCommunicator, Traffic};
-pub use faults::{Fault, FaultyCommunicator};
+pub use faults::{Fault, FaultyCommunicator, FaultyRendezvous};
 pub use group::Group;
 pub use guarantees::{ErrorTiming, Guarantees, SumOrder};
 pub use in_order::InOrderCommunicator;

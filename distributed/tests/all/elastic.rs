@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Barrier, Mutex,
+        Barrier, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,10 +12,7 @@ use crate::checkpoint_common::{Any, HOWS, How, Scratch};
 use crate::common::{Mlp, Task, config, cpu, own, simple, weights};
 use distributed::{
     checkpoint::Folder,
-    comm::{
-        Comm, Communicator, Fault, FaultyCommunicator, Membership, Quorum, Ranks, Rendezvous, ThreadRendezvous,
-        ThreadSeat,
-    },
+    comm::{Comm, Communicator, Fault, FaultyRendezvous, Quorum, Ranks, Rendezvous, ThreadRendezvous, ThreadSeat},
     elastic::{Elastic, ElasticWorld, Restored},
     local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
     train::CheckpointNotes,
@@ -28,30 +25,6 @@ use runtime_cpu::Cpu;
 const LENGTH: u64 = 8;
 /// Commits are made after every second step.
 const EVERY: u64 = 2;
-
-/// A seat from which calls go wrong: in which world, and which of this rank's calls there.
-struct Faulty {
-    seat: ThreadSeat<Cpu>,
-    faults: Vec<(u64, u64, Fault)>,
-}
-
-impl Rendezvous<Cpu> for Faulty {
-    fn meet(&mut self) -> Result<Membership<Cpu>> {
-        let mut world = self.seat.meet()?;
-        for (_, at, fault) in self.faults.iter().filter(|fault| fault.0 == world.generation) {
-            world.comm = Arc::new(FaultyCommunicator::new(world.comm, *at, *fault));
-        }
-        Ok(world)
-    }
-
-    fn newcomers(&self) -> usize {
-        self.seat.newcomers()
-    }
-
-    fn committed(&mut self) {
-        self.seat.committed();
-    }
-}
 
 /// What a world began with: its size, and the commit it took up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -276,7 +249,7 @@ fn joined(
             let _ = asked.recv();
             Elastic::new(meeting.join(Cpu::with_threads(1))).run(|world| newcomer(story, world))
         });
-        let seats = seats.into_iter().enumerate().map(|(k, seat)| Faulty { seat, faults: faults(k) }).collect();
+        let seats = seats.into_iter().enumerate().map(|(k, seat)| FaultyRendezvous::new(seat, faults(k))).collect();
         let mut outcomes = Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, how, &befalls));
         outcomes.push(last.join().unwrap());
         outcomes

@@ -7,7 +7,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
     sync::{
-        Arc, Condvar, Mutex,
+        Condvar, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -15,10 +15,7 @@ use std::{
 
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
-    comm::{
-        Comm, Communicator, Fault, FaultyCommunicator, Membership, Quorum, Ranks, Rendezvous, ThreadRendezvous,
-        ThreadSeat,
-    },
+    comm::{Comm, Communicator, Fault, FaultyRendezvous, Quorum, Ranks, ThreadRendezvous, ThreadSeat},
     elastic::{Elastic, ElasticWorld},
     zero::ZeroStage,
 };
@@ -96,31 +93,12 @@ impl Plan {
                 plan.change[0] = Some(random.below(25));
             }
         }
-        plan
-    }
-}
-
-/// A seat from which calls go wrong.
-struct Faulty {
-    seat: ThreadSeat<Cpu>,
-    faults: Vec<(u64, u64, Fault)>,
-}
-
-impl Rendezvous<Cpu> for Faulty {
-    fn meet(&mut self) -> Result<Membership<Cpu>> {
-        let mut world = self.seat.meet()?;
-        for (_, at, fault) in self.faults.iter().filter(|fault| fault.0 == world.generation) {
-            world.comm = Arc::new(FaultyCommunicator::new(world.comm, *at, *fault));
+        // A newcomer that goes wrong, in whichever world takes it in.
+        if random.below(4) == 0 {
+            let newcomer = (call(&mut random) / 3, fault(&mut random));
+            plan.faults[ranks] = (1..10).map(|world| (world, newcomer.0, newcomer.1)).collect();
         }
-        Ok(world)
-    }
-
-    fn newcomers(&self) -> usize {
-        self.seat.newcomers()
-    }
-
-    fn committed(&mut self) {
-        self.seat.committed();
+        plan
     }
 }
 
@@ -310,7 +288,7 @@ impl Story {
         let runtimes = (0..plan.ranks).map(|_| Cpu::with_threads(1)).collect();
         let (meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(60)).unwrap();
         let of = |k: usize, seat: ThreadSeat<Cpu>| {
-            let faulty = Faulty { seat, faults: plan.faults[k].clone() };
+            let faulty = FaultyRendezvous::new(seat, plan.faults[k].clone());
             Elastic::new(faulty).copies(2).run(|world| self.rank(plan, k, folder, world))
         };
         std::thread::scope(|scope| {
