@@ -207,3 +207,9 @@ pub fn difference(a: &Trace, b: &Trace) -> f64 {
     };
     a.iter().zip(&b).map(of).fold(0.0, f64::max)
 }
+
+/// Half of the pairs of two lists, like the fields of one colour on a chessboard: every value is in some. All pairs take long.
+pub fn half<A: Copy, B: Copy>(a: &[A], b: &[B]) -> Vec<(A, B)> {
+    let all = a.iter().enumerate().flat_map(|(i, &a)| b.iter().enumerate().map(move |(j, &b)| (i + j, (a, b))));
+    all.filter(|(place, _)| place % 2 == 0).map(|(_, pair)| pair).collect()
+}

@@ -15,6 +15,7 @@ use numcore::{
 
 use crate::{
     common::cpu,
+    common::half,
     tensor_common::{TensorCase, apart},
 };
 
@@ -105,12 +106,12 @@ fn masks_do_not_depend_on_the_cut() {
 
 #[test]
 fn accumulated_and_frozen_parameters_train_alike() {
-    for zero in [None, Some(ZeroStage::State), Some(ZeroStage::Parameters)] {
-        for frozen in [&[][..], &["blocks.0.ln1", "wte", "wpe"], &["blocks.0"], &["blocks.1.qkv", "lnf"]] {
-            let case = TensorCase { zero, frozen, accumulation: 3, ..case(2, 2) };
-            same(&case, &[(Axis::Data, 2), (Axis::Context, 2)]);
-            same(&TensorCase { sequence: true, ..case }, &[(Axis::Context, 2), (Axis::Tensor, 2)]);
-        }
+    let stages = [None, Some(ZeroStage::State), Some(ZeroStage::Parameters)];
+    let frozen = [&[][..], &["blocks.0.ln1", "wte", "wpe"], &["blocks.0"], &["blocks.1.qkv", "lnf"]];
+    for (zero, frozen) in half(&stages, &frozen) {
+        let case = TensorCase { zero, frozen, accumulation: 3, ..case(2, 2) };
+        same(&case, &[(Axis::Data, 2), (Axis::Context, 2)]);
+        same(&TensorCase { sequence: true, ..case }, &[(Axis::Context, 2), (Axis::Tensor, 2)]);
     }
 }
 

@@ -16,6 +16,7 @@ use crate::{
     common::{adamw, cpu},
     expert_common::ExpertCase,
     job,
+    tensor_checkpoints::goes_on,
 };
 
 const STEPS: usize = 2;
@@ -89,7 +90,7 @@ fn what_any_cut_saves_any_other_loads_to_the_bit() {
             "{:?}",
             first.keys()
         );
-        for (other, (axes, zero)) in CUTS.into_iter().enumerate() {
+        for (other, (axes, zero)) in CUTS.into_iter().enumerate().filter(|(other, _)| goes_on(k, *other, CUTS.len())) {
             let again = folder(&format!("again-{k}-{other}"));
             go_on(&ExpertCase { zero, ..case.clone() }, axes, Some(&saved), 0, &again);
             assert!(contents(&again) == first, "{k} loaded by {axes:?} {zero:?}");

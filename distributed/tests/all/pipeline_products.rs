@@ -4,7 +4,7 @@
 //! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
 //! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
 
-use crate::common::{adamw, pipelined, sharded_pipeline, simple};
+use crate::common::{adamw, half, pipelined, sharded_pipeline, simple};
 use crate::pipeline_common::shape;
 use std::{sync::Arc, time::Duration};
 
@@ -87,14 +87,14 @@ const SOME: [ScheduleKind; 4] =
 
 #[test]
 fn an_mlp_trains_as_on_one_rank() {
-    let ran = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Mlp, p, n, &SOME, &HOWS));
-    assert_eq!(ran.concat().len(), 3 * 4 * HOWS.len());
+    let ran = [(2, 2), (4, 2)].map(|(p, n)| product(Model::Mlp, p, n, &SOME, &HOWS));
+    assert_eq!(ran.concat().len(), 2 * 4 * HOWS.len());
 }
 
 #[test]
 fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
-    let ran = [(2, 2), (2, 4), (4, 2)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS));
-    assert_eq!(ran.concat().len(), 3 * 4 * HOWS.len());
+    let ran = [(2, 2), (2, 4)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS));
+    assert_eq!(ran.concat().len(), 2 * 4 * HOWS.len());
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn every_schedule_with_sharded_stages_trains_as_one_rank() {
     let replicas = |p| if p < 4 { 2 } else { 1 };
     let every = |model, p, how| product(model, p, replicas(p), ScheduleKind::ALL, &[how]);
     require_every_kind(&WORLDS.map(|p| every(Model::Mlp, p, How::Zero(ZeroStage::Parameters))).concat());
-    // The largest model at sizes that divide, that do not, and at the most.
-    let ran = [2, 3, 8].map(|p| every(Model::Gpt, p, How::Gathered)).concat();
+    // The largest model at sizes that divide, and that do not.
+    let ran = [2, 3].map(|p| every(Model::Gpt, p, How::Gathered)).concat();
     assert!(ScheduleKind::ALL.iter().all(|kind| ran.iter().any(|(ran, _)| ran == kind)), "{ran:?}");
 }
 
@@ -127,22 +127,22 @@ fn mesh(world: &Comm<Cpu>, p: usize, shards: usize) -> Result<Mesh<Cpu>> {
 
 #[test]
 fn replicas_of_shards_train_as_on_one_rank() {
-    for (p, pipelines, shards) in [(2, 4, 2), (2, 2, 1), (2, 2, 2), (1, 4, 2)] {
-        for (kind, v) in [(ScheduleKind::ZbH1, 1), (ScheduleKind::Zbv, 2), (ScheduleKind::Interleaved, 2)] {
-            let want = reference(Model::Gpt, p * v, 2 * p * pipelines, STEPS);
-            for how in &HOWS[1..] {
-                let Some(checked) = how.checked(kind, p, v, 2 * p) else { continue };
-                let ranks = everywhere(p * pipelines, |comm| {
-                    let (mesh, staged) = (mesh(&comm, p, shards)?, Model::Gpt.staged(&comm, &checked, p * v));
-                    let zero = how.zero().unwrap();
-                    let mut trainer =
-                        TrainStep::builder(&mesh, staged).optimizer(adamw()).config(config()).zero(zero).build()?;
-                    steps(&comm, Model::Gpt, &mut trainer, 0..STEPS, |t| t.gather_full_params())
-                });
-                let what = format!("{kind}, pipe {p} x {pipelines} pipelines, {shards} shards, {how:?}");
-                let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
-                assert!(off <= BOUND, "{what}: {off:e}");
-            }
+    let (meshes, kinds) = ([(2, 4, 2), (2, 2, 1), (2, 2, 2), (1, 4, 2)], [ScheduleKind::ZbH1, ScheduleKind::Zbv]);
+    for ((p, pipelines, shards), kind) in half(&meshes, &kinds) {
+        let v = if kind == ScheduleKind::Zbv { 2 } else { 1 };
+        let want = reference(Model::Gpt, p * v, 2 * p * pipelines, STEPS);
+        for how in &HOWS[1..] {
+            let Some(checked) = how.checked(kind, p, v, 2 * p) else { continue };
+            let ranks = everywhere(p * pipelines, |comm| {
+                let (mesh, staged) = (mesh(&comm, p, shards)?, Model::Gpt.staged(&comm, &checked, p * v));
+                let zero = how.zero().unwrap();
+                let mut trainer =
+                    TrainStep::builder(&mesh, staged).optimizer(adamw()).config(config()).zero(zero).build()?;
+                steps(&comm, Model::Gpt, &mut trainer, 0..STEPS, |t| t.gather_full_params())
+            });
+            let what = format!("{kind}, pipe {p} x {pipelines} pipelines, {shards} shards, {how:?}");
+            let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
+            assert!(off <= BOUND, "{what}: {off:e}");
         }
     }
 }

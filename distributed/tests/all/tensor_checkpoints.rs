@@ -79,6 +79,12 @@ pub fn contents(folder: &PathBuf) -> BTreeMap<String, Vec<u8>> {
     names.into_iter().map(|name| (name.clone(), reader.tensor(&rt, &name).unwrap().to_bytes().unwrap())).collect()
 }
 
+/// Whether what cut `from` of so many saved is loaded by cut `by`: each by itself, and by the half of all that comes after it. Either of two cuts loads
+/// what the other saved.
+pub fn goes_on(from: usize, by: usize, cuts: usize) -> bool {
+    (by + cuts - from) % cuts <= cuts / 2
+}
+
 #[test]
 fn what_any_cut_saves_any_other_loads_to_the_bit() {
     let case = TensorCase { dtype: DType::F32, ..TensorCase::new(8) };
@@ -87,7 +93,7 @@ fn what_any_cut_saves_any_other_loads_to_the_bit() {
         go_on(&TensorCase { zero, ..case.clone() }, axes, None, &saved);
         let first = contents(&saved);
         assert!(first.keys().any(|name| name.starts_with("state/exp_avg_sq/blocks.1.fc2")), "{:?}", first.keys());
-        for (other, (axes, zero)) in CUTS.into_iter().enumerate() {
+        for (other, (axes, zero)) in CUTS.into_iter().enumerate().filter(|(other, _)| goes_on(k, *other, CUTS.len())) {
             let again = folder(&format!("again-{k}-{other}"));
             go_on(&TensorCase { zero, ..case.clone() }, axes, Some(&saved), &again);
             assert!(contents(&again) == first, "{k} loaded by {axes:?} {zero:?}");
