@@ -17,6 +17,8 @@ import torch.nn.functional as F
 
 ROUNDS = 5
 ENOUGH = 0.03
+# Clocks of an idle GPU are low, and rise while it works.
+WARM = 0.3
 
 
 class Block(nn.Module):
@@ -68,8 +70,8 @@ class Cnn(nn.Module):
 class Cases:
     """Every method makes a function that does one unit of work on data it keeps."""
 
-    def __init__(self, device, compiled):
-        self.device, self.compiled = device, compiled
+    def __init__(self, device, mode):
+        self.device, self.mode = device, mode
 
     def normal(self, *shape, dtype=torch.float32):
         return torch.randn(*shape, device=self.device, dtype=dtype)
@@ -78,7 +80,7 @@ class Cases:
         return torch.randint(limit, shape, device=self.device)
 
     def maybe_compiled(self, f):
-        return torch.compile(f) if self.compiled else f
+        return f if self.mode is None else torch.compile(f, mode=self.mode)
 
     def forward_backward(self, f, *leaves):
         f = self.maybe_compiled(f)
@@ -87,7 +89,9 @@ class Cases:
 
     def step(self, model, loss_of):
         model = model.to(self.device)
-        run = self.maybe_compiled(model)
+        # With its loss: what follows the last layer is compiled with it.
+        loss_of = self.maybe_compiled(loss_of)
+        run = model
         fused = self.device != "cpu"
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=1e-2, fused=fused)
 
@@ -149,10 +153,11 @@ class Cases:
         if name == "emb":
             table, ids = self.normal(n[0], n[1]), self.classes(n[0], n[2])
             return lambda: F.embedding(ids, table)
-        if name in ("attn", "attnfb"):
-            q, k, v = (self.normal(*n).requires_grad_(name == "attnfb") for _ in range(3))
+        if name in ("attn", "attnfb", "attnbf16", "attnbf16fb"):
+            dtype = torch.bfloat16 if "bf16" in name else torch.float32
+            q, k, v = (self.normal(*n, dtype=dtype).requires_grad_(name.endswith("fb")) for _ in range(3))
             f = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            if name == "attnfb":
+            if name.endswith("fb"):
                 return self.forward_backward(f, q, k, v)
             return lambda: f(q, k, v)
         if name == "adamw":
@@ -191,7 +196,7 @@ class Cases:
 
 
 # Nothing to compile: a library's call, or the optimizer's own kernel.
-EAGER_ONLY = {"copy", "add", "gemm", "gemmbf16", "gemmf16", "emb", "attn", "adamw", "tinyadd", "chain"}
+EAGER_ONLY = {"attnbf16", "copy", "add", "gemm", "gemmbf16", "gemmf16", "emb", "attn", "adamw", "tinyadd", "chain"}
 
 
 def per_call(run, finish):
@@ -211,11 +216,30 @@ def per_call(run, finish):
     return total / repeats, last if isinstance(last, float) else None
 
 
+# Ways to run a case, and the mode of torch.compile.
+WAYS = {
+    "eager": None,
+    "compiled": "default",
+    "compiled, CUDA graphs": "reduce-overhead",
+    "compiled, autotuned": "max-autotune-no-cudagraphs",
+}
+
+
+def plan_of(cases):
+    """Rows in order: GPT-2 in every way, every case eager, then compiled, which takes long."""
+    compiles = [c for c in cases if c.split()[0] not in EAGER_ONLY]
+    first = [c for c in cases if c.split()[0] == "gpt2"][:1]
+    plan = [(c, how) for c in first for how in WAYS] + [(c, "eager") for c in cases] + [(c, "compiled") for c in compiles]
+    return list(dict.fromkeys(plan))
+
+
 def measure(case, how, device, finish):
     """A row: milliseconds per call, and the last loss."""
     words = case.split()
-    run = Cases(device, how == "compiled").build(words[0], [int(w) for w in words[1:]])
-    per_call(run, finish)
+    run = Cases(device, WAYS[how]).build(words[0], [int(w) for w in words[1:]])
+    begun = time.perf_counter()
+    while time.perf_counter() - begun < WARM:
+        per_call(run, finish)
     seconds, losses = zip(*(per_call(run, finish) for _ in range(ROUNDS)))
     times = sorted(s * 1e3 for s in seconds)
     return {"case": case, "how": how, "min_ms": times[0], "median_ms": statistics.median(times), "loss": losses[-1]}
@@ -237,8 +261,7 @@ def main():
     finish = torch.cuda.synchronize if cuda else lambda: None
     name = torch.cuda.get_device_name() if cuda else "cpu"
     machine = {"framework": "torch", "version": torch.__version__, "device": args.device, "name": name}
-    # All cases eager first: compiling takes long.
-    plan = [(c, "eager") for c in args.cases] + [(c, "compiled") for c in args.cases if c.split()[0] not in EAGER_ONLY]
+    plan = plan_of(args.cases)
     rows = []
     for case, how in plan:
         if time.monotonic() > end:

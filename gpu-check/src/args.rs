@@ -13,6 +13,8 @@ pub struct Args {
     pub minutes: f64,
     pub jobs: usize,
     pub list: bool,
+    /// A compute capability and a driver's version of CUDA to compile kernels for, in place of a run.
+    pub precompile: Option<(u32, u32)>,
     /// One item in this process, its findings in this file: how the program calls itself.
     pub item: Option<(String, String)>,
 }
@@ -24,7 +26,7 @@ pub fn usage() -> String {
     format!(
         "\
 usage: weftgrad-gpu-check [--device {}] [--parts A,B] [--skip A,B] [--only TEXT]... [--quick]
-                          [--minutes M] [--jobs N] [--out FILE] [--list]
+                          [--minutes M] [--jobs N] [--out FILE] [--list] [--precompile 90,13]
 
 parts, in the order they run:{parts}",
         DEVICES.join("|")
@@ -40,8 +42,9 @@ pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
         only: Vec::new(),
         parts: Vec::new(),
         minutes: 9.0,
-        jobs: (processors / 2).clamp(1, 8),
+        jobs: processors.saturating_sub(2).clamp(1, 14),
         list: false,
+        precompile: None,
         item: None,
     };
     let (mut parts, mut skip) = (None, Vec::new());
@@ -57,6 +60,7 @@ pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
             "--skip" => skip.extend(named(&value()?)?),
             "--minutes" => args.minutes = number(&value()?)?,
             "--jobs" => args.jobs = (number(&value()?)? as usize).max(1),
+            "--precompile" => args.precompile = Some(versions(&value()?)?),
             "--item" => args.item = Some((value()?, value()?)),
             _ => return Err(format!("unknown option {word}\n{}", usage())),
         }
@@ -73,6 +77,12 @@ pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
 fn named(list: &str) -> Result<Vec<&'static Part>, String> {
     let find = |name: &str| PARTS.iter().find(|p| p.name == name).ok_or(format!("`{name}` is no part\n{}", usage()));
     list.split(',').map(find).collect()
+}
+
+/// `90,13`.
+fn versions(text: &str) -> Result<(u32, u32), String> {
+    let both = text.split_once(',').and_then(|(arch, cuda)| Some((arch.parse().ok()?, cuda.parse().ok()?)));
+    both.ok_or_else(|| format!("`{text}` is no compute capability and version of CUDA, as in 90,13"))
 }
 
 fn number(text: &str) -> Result<f64, String> {

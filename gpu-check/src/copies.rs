@@ -1,22 +1,13 @@
-//! Whether a device opens, and how fast copies are.
+//! How fast copies are.
 
 use std::time::Instant;
 
-use weftgrad::{DType, Result, Runtime, Tensor, ops::MatmulOps, ops::PointwiseOps};
+use weftgrad::{
+    DType, Result, Runtime, Tensor,
+    ops::{MatmulOps, PointwiseOps},
+};
 
 use crate::report::Found;
-
-/// Uploads and downloads values; reports the capabilities of the device.
-pub fn open<R: Runtime>(rt: &R) -> Result<Found> {
-    let values: Vec<f32> = (0..100_000).map(|i| i as f32).collect();
-    let x = Tensor::from_slice(rt, [values.len()], &values)?;
-    let doubled = x.add(&x)?.to_vec::<f32>()?;
-    let wrong = values.iter().zip(&doubled).filter(|(x, y)| **y != 2.0 * **x).count();
-    let failures = if wrong == 0 { vec![] } else { vec![format!("{wrong} of {} values are wrong", values.len())] };
-    let about = rt.capabilities();
-    let found = Found::checks(1, failures).with("name", about.name.clone());
-    Ok(found.with("processors", about.parallelism).with("memory", about.max_binding))
-}
 
 pub fn run<R: Runtime>(rt: &R, item: &str, quick: bool) -> Result<Found> {
     if item == "overlap" { overlap(rt, quick) } else { bandwidth(rt, quick) }

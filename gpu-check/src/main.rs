@@ -2,15 +2,20 @@
 //!
 //! ```text
 //! weftgrad-gpu-check [--device cuda|cpu] [--parts A,B] [--skip A,B] [--only TEXT]... [--quick]
-//!                    [--minutes M] [--jobs N] [--out FILE] [--list]
+//!                    [--minutes M] [--jobs N] [--out FILE] [--list] [--precompile 90,13]
 //! ```
 //!
 //! Work is divided into parts, and parts into items (`--list` names them). Every item is a separate process with a
-//! deadline, so a crash, a hang or a broken context costs one item. Checks run several at a time (`--jobs`), as
-//! compiling kernels is most of their work; timed items run alone. The run ends within `--minutes` (9 by default);
+//! deadline, so a crash, a hang or a broken context costs one item, and no item waits for another to pass. Checks run
+//! several at a time (`--jobs`), as compiling kernels is most of their work; timed items run alone. An item of a GPU that
+//! fails runs once more with launches that block, which names the kernel. The run ends within `--minutes` (9 by default);
 //! items not begun by then are listed as not run. After every item a line is printed and everything so far is written
-//! as JSON to FILE (`gpu-check.json`). Exits with status 0 if all requested items ran and passed, 1 if not, 2 if it
-//! could not start.
+//! as JSON to FILE (`gpu-check.json`), and at the end ten lines say what is wrong and what is slow. Exits with status 0
+//! if all requested items ran and passed, 1 if not, 2 if it could not start.
+//!
+//! Kernels can be compiled where there is no GPU: a program that was built with the feature `emulate` does it by
+//! `--precompile 90,13`, for GPUs of that compute capability and drivers of that version of CUDA, into the folder that
+//! `XDG_CACHE_HOME` names, which then travels with the program.
 //!
 //! PyTorch's values and the script that times PyTorch are inside the program. The CUDA libraries are taken from the
 //! system, or from Python's packages (`pip install nvidia-cuda-nvrtc nvidia-cublas`), which are located through
@@ -22,10 +27,14 @@ mod bench;
 mod copies;
 mod goldens;
 mod graph;
+mod ladder;
 mod libraries;
+mod nccl;
 mod parity;
 mod plan;
+mod profile;
 mod report;
+mod sanitize;
 mod suite;
 mod supervise;
 mod torch;
@@ -54,6 +63,9 @@ fn run() -> Result<u8, String> {
             .for_each(|(p, i)| println!("{p}/{i}"));
         return Ok(0);
     }
+    if let Some((capability, driver)) = args.precompile {
+        return precompile(&args, capability, driver).map(|()| 0);
+    }
     if let Some((item, result)) = &args.item {
         return alone(&args, item).write(result).map(|()| 0);
     }
@@ -63,6 +75,19 @@ fn run() -> Result<u8, String> {
     let report = supervise::run(&args);
     report.summary();
     Ok(u8::from(!report.passed()))
+}
+
+/// Compiles the kernels of all checks, and of small cases of the rest, for a GPU that is elsewhere.
+#[cfg(feature = "emulate")]
+fn precompile(args: &Args, capability: u32, driver: u32) -> Result<(), String> {
+    let count = weftgrad::Cuda::precompile(capability, driver, |listing| plan::kernels(listing, args));
+    println!("{} kernels for sm_{capability} and drivers of CUDA {driver}", count.map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+#[cfg(not(feature = "emulate"))]
+fn precompile(_: &Args, _: u32, _: u32) -> Result<(), String> {
+    Err("--precompile needs a program that was built with the feature `emulate`".into())
 }
 
 /// One item in this process. What could not be run is a failure.

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use weftgrad::{Cpu, Cuda, Runtime};
 
-use crate::{args::Args, bench, copies, goldens, graph, parity, report::Found, suite, torch};
+use crate::{
+    args::Args, bench, copies, goldens, graph, ladder, nccl, parity, profile, report::Found, sanitize, suite, torch,
+};
 
 /// A kind of item.
 pub struct Part {
@@ -31,8 +33,7 @@ impl Part {
 }
 
 const fn checks(name: &'static str, about: &'static str, items: fn(bool) -> Vec<String>) -> Part {
-    // Every kernel is new to a machine: compiling them is most of the time.
-    Part { name, about, beside: true, limit: 240, gpu_only: false, items }
+    Part { name, about, beside: true, limit: 60, gpu_only: false, items }
 }
 
 const fn times(name: &'static str, about: &'static str, limit: u64, items: fn(bool) -> Vec<String>) -> Part {
@@ -42,14 +43,17 @@ const fn times(name: &'static str, about: &'static str, limit: u64, items: fn(bo
 /// The most informative parts come first, as time may run out.
 #[rustfmt::skip]
 pub const PARTS: &[Part] = &[
-    Part { limit: 90, beside: false, ..checks("device", "it opens, holds values and gives them back", |_| words(&["open"])) },
+    checks("ladder", "a little of everything, each in a process of its own: memory, kernels, products, queues", ladder::items),
     checks("parity", "a GPT's loss and every gradient against the processor", |_| words(&["gpt step"])),
     checks("suite", "the conformance suite, a section an item", |_| suite::items()),
     checks("goldens", "PyTorch's values and training runs, a group an item", |_| goldens::items()),
     Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| words(&["gpt step"])) },
+    Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a group, an abort", |_| words(&["one rank"])) },
+    Part { gpu_only: true, limit: 120, ..checks("sanitize", "hand-written kernels under compute-sanitizer", |_| sanitize::items()) },
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
     times("bench", "the benchmark cases", 60, bench::items),
-    Part { gpu_only: true, ..times("torch", "PyTorch on the same cases: eager, then compiled, as far as time goes", 600, |_| words(&["times"])) },
+    Part { gpu_only: true, ..times("profile", "where the GPU's time in a training step goes, kernel by kernel", 60, profile::items) },
+    Part { gpu_only: true, ..times("torch", "PyTorch on the same cases, GPT-2 first: eager, and compiled with its loss, as far as time goes", 600, |_| words(&["times"])) },
 ];
 
 fn words(items: &[&str]) -> Vec<String> {
@@ -61,10 +65,24 @@ pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
     let words = |e: weftgrad::Error| e.to_string();
     match (part, args.device.as_str()) {
         ("torch", _) => torch::run(args),
+        ("sanitize", _) => sanitize::run(item),
+        ("nccl" | "profile", "cpu") => Err(format!("`{part}` is of GPUs alone")),
+        ("nccl", _) => nccl::run(&gpu(args)?).map_err(words),
+        ("profile", _) => profile::run(&gpu(args)?, item),
         ("graph", "cpu") => Err("the processor captures nothing".into()),
         ("graph", _) => graph::run(&gpu(args)?).map_err(words),
         (_, "cpu") => on(&Cpu::new(), args, part, item),
         _ => on(&gpu(args)?, args, part, item),
+    }
+}
+
+/// Runs what is computed by the library's kernels and small enough, on a device that only lists these.
+#[cfg(feature = "emulate")]
+pub fn kernels(listing: &Cuda, args: &Args) {
+    for part in PARTS.iter().filter(|part| ["ladder", "parity", "suite", "goldens", "bench"].contains(&part.name)) {
+        let items = (part.items)(true).into_iter().filter(|item| args.only.is_empty() || args.only.contains(item));
+        // What fails has read zeros; its kernels are listed all the same.
+        items.for_each(|item| drop(on(listing, args, part.name, &item)));
     }
 }
 
@@ -80,7 +98,7 @@ fn gpu(args: &Args) -> Result<Cuda, String> {
 fn on<R: Runtime>(rt: &R, args: &Args, part: &str, item: &str) -> Result<Found, String> {
     let words = |e: weftgrad::Error| e.to_string();
     match part {
-        "device" => copies::open(rt).map_err(words),
+        "ladder" => ladder::run(rt, item).map_err(words),
         "suite" => suite::run(rt, item),
         "goldens" => goldens::run(rt, item),
         "parity" => parity::run(rt).map_err(words),

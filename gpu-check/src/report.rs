@@ -1,7 +1,7 @@
 //! The findings: printed line by line, and written completely after every item, so that a crash of this program loses
 //! nothing.
 
-use std::{fs, path::Path, time::Duration};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -72,8 +72,18 @@ pub struct Report {
 
 impl Report {
     pub fn new(device: &str, path: &str) -> Report {
-        let about = json!({ "framework": "weftgrad", "version": env!("CARGO_PKG_VERSION"), "device": device });
+        let about = json!({
+            "framework": "weftgrad", "version": env!("CARGO_PKG_VERSION"), "device": device, "at_start": driver_says(device),
+        });
         Report { about, path: path.into(), entries: Vec::new() }
+    }
+
+    /// What the driver says of the GPU when all is done: clocks that fell, memory that had errors.
+    pub fn end(&mut self) {
+        self.about["at_end"] = driver_says(self.about["device"].as_str().unwrap_or_default());
+        if let Err(e) = self.write() {
+            eprintln!("weftgrad-gpu-check: {e}");
+        }
     }
 
     pub fn push(&mut self, entry: Entry) {
@@ -105,8 +115,11 @@ impl Report {
         let rows =
             self.entries.iter().filter(|e| e.part == "torch").filter_map(|e| e.found["numbers"]["cases"].as_array());
         let rows: Vec<&Value> = rows.flatten().collect();
+        // Of several ways to compile the fastest counts.
         let theirs = |case: &str, how: &str| {
-            rows.iter().find(|r| r["case"] == case && r["how"] == how).map_or(Value::Null, |r| r["median_ms"].clone())
+            let is = |r: &&&Value| r["case"] == case && r["how"].as_str().is_some_and(|h| h.starts_with(how));
+            let times = rows.iter().filter(is).filter_map(|r| r["median_ms"].as_f64());
+            times.reduce(f64::min).map_or(Value::Null, Value::from)
         };
         let ours = self.entries.iter().filter(|e| e.part == "bench");
         let row = |e: &Entry| {
@@ -116,19 +129,53 @@ impl Report {
         ours.map(row).collect()
     }
 
-    /// Prints the result of the run.
+    /// Prints the result of the run: the comparison, and ten lines at most of what is wrong and what is slow.
     pub fn summary(&self) {
-        for row in self.comparison().iter().filter(|r| r["eager"].is_number()) {
+        let rows = self.comparison();
+        for row in rows.iter().filter(|r| r["eager"].is_number()) {
             let ms = |name: &str| row[name].as_f64().map_or("-".to_string(), |t| format!("{t:.4}"));
             let case = row["case"].as_str().unwrap_or_default();
             let [ours, eager, compiled] = ["weftgrad", "eager", "compiled"].map(ms);
             println!("{case:32} {ours:>12} ms, PyTorch {eager:>12}, compiled {compiled:>12}");
         }
+        let wrong = self.entries.iter().filter(|e| !matches!(e.status, Status::Passed | Status::NotRun));
+        let wrong: Vec<String> = wrong.map(Entry::wrong).collect();
+        wrong.iter().take(WRONG).for_each(|line| println!("{line}"));
+        if wrong.len() > WRONG {
+            println!("WRONG  and {} more items, in {}", wrong.len() - WRONG, self.path);
+        }
+        slow(&rows).into_iter().take(SLOW).for_each(|line| println!("{line}"));
         let count = |status: Status| self.entries.iter().filter(|e| e.status == status).count();
         let all = [Status::Passed, Status::Failed, Status::Crashed, Status::TimedOut, Status::NotRun];
         let counts: Vec<String> = all.iter().map(|s| format!("{} {}", count(*s), s.name())).collect();
         println!("{}; written to {}", counts.join(", "), self.path);
     }
+}
+
+/// How many lines say what is wrong, and what is slow.
+const WRONG: usize = 5;
+const SLOW: usize = 3;
+
+/// Cases that take longer than PyTorch's faster row, the worst first.
+fn slow(rows: &[Value]) -> Vec<String> {
+    let ratio = |row: &Value| {
+        let theirs = ["eager", "compiled"].into_iter().filter_map(|how| row[how].as_f64()).reduce(f64::min)?;
+        Some((row["weftgrad"].as_f64()? / theirs, row["case"].as_str()?.to_string()))
+    };
+    let mut all: Vec<(f64, String)> = rows.iter().filter_map(ratio).filter(|(ratio, _)| *ratio > 1.0).collect();
+    all.sort_by(|a, b| b.0.total_cmp(&a.0));
+    all.into_iter().map(|(ratio, case)| format!("SLOW   {case}: {ratio:.2} times PyTorch's time")).collect()
+}
+
+/// What NVIDIA's program says of the GPU.
+fn driver_says(device: &str) -> Value {
+    if device != "cuda" {
+        return Value::Null;
+    }
+    let fields =
+        "name,driver_version,clocks.sm,clocks.mem,temperature.gpu,power.draw,ecc.errors.uncorrected.volatile.total";
+    let output = Command::new("nvidia-smi").args([&format!("--query-gpu={fields}"), "--format=csv,noheader"]).output();
+    output.map_or(Value::Null, |o| String::from_utf8_lossy(&o.stdout).trim().into())
 }
 
 impl Entry {
@@ -146,11 +193,23 @@ impl Entry {
         format!("{part:8} {item:28} {status:9} {checks:6} checks {failed:4} failed {seconds:7.1} s  {tail}")
     }
 
+    /// What is wrong with the item, in a line.
+    fn wrong(&self) -> String {
+        let first =
+            |of: &str| self.found[of].as_array().and_then(|f| f.first()).and_then(Value::as_str).map(String::from);
+        let mut what = first("failures").unwrap_or_else(|| self.status.name().into());
+        if let Some(blocking) = first("blocking") {
+            what = format!("{what}; with launches that block: {blocking}");
+        }
+        let what: String = what.lines().next().unwrap_or_default().chars().take(200).collect();
+        format!("WRONG  {}/{}: {what}", self.part, self.item)
+    }
+
     fn json(&self) -> Value {
         let mut all = json!({
             "part": self.part, "item": self.item, "status": self.status.name(), "seconds": self.took.as_secs_f64(),
         });
-        for name in ["checks", "failures", "numbers"] {
+        for name in ["checks", "failures", "blocking", "numbers"] {
             all[name] = self.found[name].clone();
         }
         all

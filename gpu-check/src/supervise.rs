@@ -29,16 +29,14 @@ pub fn run(args: &Args) -> Report {
     let report = Mutex::new(Report::new(&args.device, &args.out));
     // Parts that only check are one pool: the last long item of one does not keep the next waiting.
     let units = |beside: bool| -> Vec<(&'static Part, String)> {
-        let parts = args.parts.iter().filter(|p| p.beside == beside && p.name != "device");
+        let parts = args.parts.iter().filter(|p| p.beside == beside);
         parts.flat_map(|p| p.items(args).into_iter().map(|item| (*p, item))).collect()
     };
-    let device: Vec<_> = args.parts.iter().filter(|p| p.name == "device").map(|p| (*p, "open".to_string())).collect();
-    all(&device, 1, args, end, &report);
-    if lock(&report).passed() {
-        all(&units(true), args.jobs, args, end, &report);
-        all(&units(false), 1, args, end, &report);
-    }
-    report.into_inner().unwrap_or_else(|e| e.into_inner())
+    all(&units(true), args.jobs, args, end, &report);
+    all(&units(false), 1, args, end, &report);
+    let mut report = report.into_inner().unwrap_or_else(|e| e.into_inner());
+    report.end();
+    report
 }
 
 fn lock(report: &Mutex<Report>) -> std::sync::MutexGuard<'_, Report> {
@@ -49,14 +47,18 @@ fn all(units: &[(&'static Part, String)], jobs: usize, args: &Args, end: Instant
     let next = AtomicUsize::new(0);
     let work = || {
         while let Some((part, item)) = units.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let entry = one(part, item, args, end);
+            let mut entry = one(part, item, args, end, false);
+            if args.device == "cuda" && part.beside && matches!(entry.status, Status::Failed | Status::Crashed) {
+                entry.found["blocking"] = one(part, item, args, end, true).found["failures"].clone();
+            }
             lock(report).push(entry);
         }
     };
     thread::scope(|scope| (0..jobs.min(units.len())).for_each(|_| drop(scope.spawn(work))));
 }
 
-fn one(part: &'static Part, item: &str, args: &Args, end: Instant) -> Entry {
+/// Runs an item; `blocking`, with launches that the host waits for, so that an error is told by the launch that it is of.
+fn one(part: &'static Part, item: &str, args: &Args, end: Instant, blocking: bool) -> Entry {
     let (start, left) = (Instant::now(), end.saturating_duration_since(Instant::now()));
     let entry = |status, found| Entry { part: part.name, item: item.into(), status, took: start.elapsed(), found };
     if left < LEAST {
@@ -64,7 +66,7 @@ fn one(part: &'static Part, item: &str, args: &Args, end: Instant) -> Entry {
     }
     let files = Files::of(part, item);
     let limit = part.limit().min(left);
-    let ended = files.start(args, part, item, limit).and_then(|child| wait(child, start + limit));
+    let ended = files.start(args, part, item, limit, blocking).and_then(|child| wait(child, start + limit));
     let found = files.found();
     match ended {
         Err(why) => entry(Status::Crashed, json!({ "failures": [why] })),
@@ -119,13 +121,16 @@ impl Files {
         Files { result: at(".json"), log: at(".log") }
     }
 
-    fn start(&self, args: &Args, part: &Part, item: &str, limit: Duration) -> Result<Child, String> {
+    fn start(&self, args: &Args, part: &Part, item: &str, limit: Duration, blocking: bool) -> Result<Child, String> {
         let words = |e: std::io::Error| e.to_string();
         let log = fs::File::create(&self.log).map_err(words)?;
         let mut command = Command::new(env::current_exe().map_err(words)?);
         command.args(["--device", &args.device, "--item", &format!("{}/{item}", part.name)]).arg(&self.result);
         command.args(["--minutes", &format!("{}", limit.as_secs_f64() / 60.0)]);
         command.args(args.quick.then_some("--quick"));
+        if blocking {
+            command.env("CUDA_LAUNCH_BLOCKING", "1");
+        }
         command.stdin(Stdio::null()).stdout(log.try_clone().map_err(words)?).stderr(log);
         command.spawn().map_err(words)
     }

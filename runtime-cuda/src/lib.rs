@@ -111,6 +111,28 @@ impl Cuda {
         done.map_err(|e| engine::backend("compile", EMULATED, e))
     }
 
+    /// Compiles what `work` launches for GPUs of a compute capability (90 is 9.0) whose drivers are for a major version of CUDA, into the
+    /// [folder](crate#kernels-on-disk) where such a GPU looks for its kernels, and says how many there are: where they run no compiler is needed. It needs NVRTC,
+    /// and no GPU. Nothing is computed: `work` reads zeros, and its failures are ignored.
+    ///
+    /// # Errors
+    /// If there is no folder, NVRTC is missing or newer than the driver, or a kernel does not compile.
+    #[cfg(feature = "emulate")]
+    pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Result<usize> {
+        let error = |e| engine::backend("Cuda::precompile", EMULATED, e);
+        let Some(folder) = driver::Compiler::cache_folder() else {
+            return Err(error(driver::DriverFailure::new(
+                "neither XDG_CACHE_HOME nor HOME says where kernels are kept",
+            )));
+        };
+        let listing = Arc::new(driver::Listing::new());
+        work(&Self::apart(listing.clone())?);
+        let compiler = driver::Compiler::new(driver::Architecture(capability), Some(driver as i32), Some(folder));
+        let sources = listing.take();
+        sources.iter().try_for_each(|source| compiler.compile(source).map(drop)).map_err(error)?;
+        Ok(sources.len())
+    }
+
     /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector that reports memory accesses not ordered
     /// by streams and events.
     #[cfg(feature = "emulate")]

@@ -63,12 +63,13 @@ fn loss_backward<R: Runtime>(loss: &Var<R>) -> Result<()> {
 
 pub fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let back = name.ends_with("fb");
+    let dtype = if name.contains("bf16") { DType::BF16 } else { DType::F32 };
     let input = |i: u64| {
-        let x = data::normal(rt, n, DType::F32, i)?;
+        let x = data::normal(rt, n, dtype, i)?;
         if back { Var::leaf("x", x) } else { Ok(Var::new(x)) }
     };
     let (q, k, v) = (input(1)?, input(2)?, input(3)?);
-    let g = Var::new(data::normal(rt, n, DType::F32, 4)?);
+    let g = Var::new(data::normal(rt, n, dtype, 4)?);
     Ok(Case::new(move || {
         let o = q.attention(&k, &v, None, true, None)?;
         if back { Backward::from(&o, &g)?.run(&mut Drop) } else { Ok(()) }

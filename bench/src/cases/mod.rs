@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 43] {
+fn table<R: Runtime>() -> [Row<R>; 45] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmnt", "M K N", kernels::gemm),
@@ -66,6 +66,8 @@ fn table<R: Runtime>() -> [Row<R>; 43] {
         ("rmsnormfb", "ROWS C", fused::forward_backward),
         ("attn", "B H T D", fused::attention),
         ("attnfb", "B H T D", fused::attention),
+        ("attnbf16", "B H T D", fused::attention),
+        ("attnbf16fb", "B H T D", fused::attention),
         ("tinyadd", "", tape::tiny_add),
         ("tinyadd_nograd", "", tape::tiny_add),
         ("chain", "", tape::chain),

@@ -1,0 +1,264 @@
+//! The ladder: a little of everything that a device does, each rung in a process of its own, so that one that fails hides no other. What the
+//! processor computes of the same values is what is due.
+
+use weftgrad::{
+    Cpu, DType, Result, Runtime, Tensor, Var,
+    nn::{Forward, Init, LayerNorm, RmsNorm},
+    ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
+    prelude::{NnOps, ScanOps, SortOps},
+    rng::Philox,
+};
+
+use crate::report::Found;
+
+/// Rungs that compute values.
+const COMPUTED: &[&str] = &[
+    "upload and download",
+    "pointwise",
+    "casts",
+    "reductions",
+    "matmul f32",
+    "matmul f64",
+    "matmul f16",
+    "matmul bf16",
+    "softmax",
+    "norms",
+    "cross-entropy",
+    "attention",
+    "rows",
+    "sort and scan",
+    "random",
+];
+const QUEUE: &str = "second queue";
+const LARGE: &str = "large memory";
+const OUT_OF_MEMORY: &str = "out of memory";
+
+pub fn items(quick: bool) -> Vec<String> {
+    let rest = [Some(QUEUE), (!quick).then_some(LARGE), Some(OUT_OF_MEMORY)];
+    COMPUTED.iter().copied().chain(rest.into_iter().flatten()).map(String::from).collect()
+}
+
+pub fn run<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
+    match item {
+        QUEUE => queue(rt),
+        LARGE => large(rt),
+        OUT_OF_MEMORY => out_of_memory(rt),
+        _ => computed(rt, item),
+    }
+}
+
+/// A rung's tensors here and on the processor.
+fn computed<R: Runtime>(rt: &R, item: &str) -> Result<Found> {
+    let (got, want) = (values(rt, item)?, values(&Cpu::new(), item)?);
+    let lines = got.iter().zip(&want).enumerate().map(|(k, (got, want))| difference(k, got, want));
+    let failures = lines.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    let about = rt.capabilities();
+    Ok(Found::checks(want.len(), failures).with("name", about.name.clone()).with("memory", about.max_binding))
+}
+
+/// How a result differs from what is due, if it does: by more than rounding, of the largest value.
+fn difference<R: Runtime>(k: usize, got: &Tensor<R>, want: &Tensor<Cpu>) -> Result<Option<String>> {
+    let close = match want.dtype() {
+        DType::F64 => 1e-11,
+        DType::F32 => 1e-4,
+        DType::F16 => 4e-3,
+        DType::BF16 => 3e-2,
+        _ => 0.0,
+    };
+    let (spec, got, due) = (format!("{} {}", want.dtype(), want.shape()), got.to_f64s()?, want.to_f64s()?);
+    let largest = due.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    // A value that is no number is near none.
+    let is_near = |at: &usize| (got[*at] - due[*at]).abs() <= close * largest;
+    if got.len() != due.len() {
+        return Ok(Some(format!("result {k} ({spec}) has {} values for {}", got.len(), due.len())));
+    }
+    let wrong: Vec<usize> = (0..due.len()).filter(|at| !is_near(at)).collect();
+    Ok(wrong.first().map(|&at| {
+        let (count, all) = (wrong.len(), due.len());
+        format!("result {k} ({spec}): {count} values of {all} differ, the first at {at}: {} for {}", got[at], due[at])
+    }))
+}
+
+/// Values between -2 and 2, the same on every device.
+fn data<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
+    let mut random = Philox::new(seed, 0);
+    let values: Vec<f32> =
+        (0..shape.iter().product::<usize>()).map(|_| random.below(4001) as f32 / 1000.0 - 2.0).collect();
+    Tensor::from_slice(rt, shape, &values)?.to_dtype(dtype)
+}
+
+fn indices<R: Runtime>(rt: &R, count: usize, below: usize) -> Result<Tensor<R>> {
+    let mut random = Philox::new(9, 0);
+    let values: Vec<i64> = (0..count).map(|_| random.below(below as u64) as i64).collect();
+    Tensor::from_slice(rt, [count], &values)
+}
+
+const FLOATS: [DType; 4] = [DType::F32, DType::F64, DType::F16, DType::BF16];
+/// One, fewer than a warp has and more, and more than a grid's block has: none of them even.
+const SIZES: [usize; 4] = [1, 31, 257, 100_003];
+
+/// What a rung computes.
+fn values<R: Runtime>(rt: &R, item: &str) -> Result<Vec<Tensor<R>>> {
+    let mut all = Vec::new();
+    match item {
+        "upload and download" => {
+            for dtype in
+                [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64, DType::I32, DType::U8, DType::Bool]
+            {
+                all.push(data(rt, &[1001], DType::F32, 1)?.to_dtype(dtype)?);
+            }
+        }
+        "pointwise" => {
+            for dtype in FLOATS {
+                for n in SIZES {
+                    let (x, y) = (data(rt, &[n], dtype, 1)?, data(rt, &[n], dtype, 2)?);
+                    all.extend([x.add(&y)?, x.mul(&y)?.sub(0.5)?, x.gelu()?, x.tanh()?]);
+                }
+                // Stride 0, a transposed operand, a view that begins elsewhere.
+                let (x, row) = (data(rt, &[65, 33], dtype, 3)?, data(rt, &[33], dtype, 4)?);
+                all.extend([x.add(&row)?, x.t()?.mul(2.0)?.contiguous()?, x.narrow(1, 3, 7)?.exp()?]);
+            }
+        }
+        "casts" => {
+            for from in FLOATS {
+                for to in [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I64] {
+                    all.push(data(rt, &[301], from, 5)?.to_dtype(to)?);
+                }
+            }
+        }
+        "reductions" => {
+            for dtype in FLOATS {
+                let x = data(rt, &[37, 129, 5], dtype, 6)?;
+                all.extend([
+                    x.sum(&[1], false)?,
+                    x.amax(&[0], false)?,
+                    x.mean(&[0, 2], false)?,
+                    x.sum(&[0, 1, 2], false)?,
+                ]);
+                all.push(x.argmax(1, false)?);
+            }
+        }
+        "softmax" => {
+            for dtype in FLOATS {
+                for width in [7, 1000, 5003] {
+                    all.push(data(rt, &[9, width], dtype, 7)?.softmax(-1)?);
+                }
+            }
+        }
+        "norms" => {
+            for dtype in FLOATS {
+                for width in [33, 768] {
+                    let init = Init::new(rt, 0).dtype(dtype);
+                    let x = Var::leaf("x", data(rt, &[5, 7, width], dtype, 8)?)?;
+                    let g = Var::new(data(rt, &[5, 7, width], dtype, 9)?);
+                    let (layer, rms) = (LayerNorm::new(&init, width)?, RmsNorm::new(&init, width)?);
+                    for y in [layer.forward(&x)?, rms.forward(&x)?] {
+                        all.push(y.value()?);
+                        let gradients = y.mul(&g)?.sum(&[0, 1, 2], false)?.backward()?;
+                        all.extend(gradients.of(&x).cloned());
+                    }
+                }
+            }
+        }
+        "cross-entropy" => {
+            for vocabulary in [11, 50_257] {
+                let x = Var::leaf("x", data(rt, &[6, vocabulary], DType::F32, 10)?)?;
+                let loss = x.cross_entropy(&Var::new(indices(rt, 6, vocabulary)?))?;
+                all.push(loss.value()?);
+                all.extend(loss.backward()?.of(&x).cloned());
+            }
+        }
+        "attention" => {
+            for dtype in [DType::F32, DType::BF16, DType::F16] {
+                for (t, d) in [(5, 16), (67, 64), (130, 128)] {
+                    let leaf = |k: u64| Var::leaf("x", data(rt, &[2, 3, t, d], dtype, k)?.mul(0.5)?);
+                    let (q, k, v) = (leaf(11)?, leaf(12)?, leaf(13)?);
+                    let y = q.attention(&k, &v, None, true, None)?;
+                    all.push(y.value()?);
+                    let gradients = y.sum(&[0, 1, 2, 3], false)?.backward()?;
+                    for x in [&q, &k, &v] {
+                        all.extend(gradients.of(x).cloned());
+                    }
+                }
+            }
+        }
+        "rows" => {
+            for dtype in FLOATS {
+                let (table, at) = (data(rt, &[53, 40], dtype, 14)?, indices(rt, 300, 53)?);
+                let rows = table.index_select(0, &at)?;
+                all.extend([rows.clone(), table.index_add(0, &at, &rows.mul(0.01)?)?]);
+            }
+        }
+        "sort and scan" => {
+            for n in [1, 33, 5000] {
+                let x = data(rt, &[3, n], DType::F32, 15)?;
+                let (sorted, order) = x.sort(1, false)?;
+                all.extend([sorted, order, x.cumsum(1)?]);
+            }
+        }
+        "random" => {
+            all.push(Tensor::uniform(rt, [1003], DType::F32, -1.0, 1.0, 16)?);
+            all.push(Tensor::bernoulli(rt, [1003], 0.3, 17)?);
+        }
+        _ => products(rt, item, &mut all)?,
+    }
+    Ok(all)
+}
+
+/// Products of one type, of operands in every layout that a library's call has an option for.
+fn products<R: Runtime>(rt: &R, item: &str, all: &mut Vec<Tensor<R>>) -> Result<()> {
+    let dtype =
+        FLOATS.into_iter().find(|dtype| item.strip_prefix("matmul ").is_some_and(|name| name == dtype.to_string()));
+    let Some(dtype) = dtype else { return Err(weftgrad::Error::argument("ladder", format!("no rung `{item}`"))) };
+    for (m, k, n) in [(64, 128, 96), (33, 77, 51), (1, 5, 3)] {
+        let (a, b) = (data(rt, &[m, k], dtype, 20)?, data(rt, &[k, n], dtype, 21)?);
+        let (at, bt) = (a.t()?.contiguous()?, b.t()?.contiguous()?);
+        all.extend([a.matmul(&b)?, at.t()?.matmul(&b)?, a.matmul(&bt.t()?)?]);
+        // A leading dimension larger than the row, one matrix for a batch, and a batch.
+        let wide = data(rt, &[m, k + 9], dtype, 22)?;
+        all.push(wide.narrow(1, 4, k)?.matmul(&b)?);
+        let batch = data(rt, &[3, m, k], dtype, 23)?;
+        all.extend([batch.matmul(&b)?, a.matmul(&data(rt, &[3, k, n], dtype, 24)?)?]);
+    }
+    Ok(())
+}
+
+/// A second queue: what one computes the other reads.
+fn queue<R: Runtime>(rt: &R) -> Result<Found> {
+    let other = rt.fork()?;
+    let x = data(rt, &[100_003], DType::F32, 1)?;
+    let mut failures = Vec::new();
+    for round in 0..20 {
+        // Doubled there: the values are exact.
+        let y = x.mul(f64::from(round))?.to_device(&other)?.mul(2.0)?.to_device(rt)?;
+        let due = x.mul(2.0 * f64::from(round))?.to_f64s()?;
+        let wrong = y.to_f64s()?.iter().zip(&due).filter(|(y, due)| y != due).count();
+        failures.extend((wrong > 0).then(|| format!("round {round}: {wrong} values differ")));
+    }
+    Ok(Found::checks(20, failures))
+}
+
+/// Half of a large GPU's memory in one piece and in many, with the first and last element of each read back; and given back.
+fn large<R: Runtime>(rt: &R) -> Result<Found> {
+    let mut failures = Vec::new();
+    for (pieces, each) in [(1, 2usize << 30), (64, 32 << 20)] {
+        let all = (0..pieces).map(|k| Tensor::full(rt, [each], DType::F32, f64::from(k)));
+        for (k, x) in all.collect::<Result<Vec<_>>>()?.iter().enumerate() {
+            let ends = [x.narrow(0, 0, 1)?.item()?, x.narrow(0, each - 1, 1)?.item()?];
+            failures.extend((ends != [k as f64; 2]).then(|| format!("piece {k} of {each} floats ends with {ends:?}")));
+        }
+    }
+    Ok(Found::checks(65, failures))
+}
+
+/// More memory than there is: an error that names it, after which everything goes on.
+fn out_of_memory<R: Runtime>(rt: &R) -> Result<Found> {
+    let refused = Tensor::zeros(rt, [1usize << 45], DType::F32);
+    let mut failures = match refused {
+        Ok(_) => vec!["128 TiB were given".to_string()],
+        Err(_) => Vec::new(),
+    };
+    let x = Tensor::full(rt, [1000], DType::F32, 2.0)?.add(1.0)?.sum(&[0], false)?.item()?;
+    failures.extend((x != 3000.0).then(|| format!("afterwards a sum is {x} for 3000")));
+    Ok(Found::checks(2, failures).with("error", refused.err().map(|e| e.to_string())))
+}
