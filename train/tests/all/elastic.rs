@@ -93,8 +93,9 @@ impl Plan {
                 plan.change[0] = Some(random.below(25));
             }
         }
-        // A newcomer that goes wrong, in whichever world takes it in.
-        if random.below(4) == 0 {
+        // A newcomer that goes wrong, in whichever world takes it in: of more than two that are lost at once, copies may be lost too.
+        let others = plan.faults.iter().filter(|own| !own.is_empty()).count() + plan.change.iter().flatten().count();
+        if random.below(2) == 0 && others == 1 {
             let newcomer = (call(&mut random) / 3, fault(&mut random));
             plan.faults[ranks] = (1..10).map(|world| (world, newcomer.0, newcomer.1)).collect();
         }
