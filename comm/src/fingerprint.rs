@@ -80,6 +80,7 @@ fn collective(kind: u8, rank: usize, op: ReduceOp) -> Option<Collective> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Places;
     use super::*;
 
     fn all() -> Vec<Fingerprint> {
@@ -105,6 +106,16 @@ mod tests {
         all.push(Fingerprint { at: Place { line: 4, ..at.clone() }, ..first.clone() });
         all.push(Fingerprint { at: Place { column: 4, ..at.clone() }, ..first });
         all
+    }
+
+    #[test]
+    fn only_equal_calls_agree() {
+        let all = all();
+        for a in &all {
+            for b in &all {
+                assert_eq!(a.agrees(b, Places::Same), a == b, "{a:?} and {b:?}");
+            }
+        }
     }
 
     #[test]

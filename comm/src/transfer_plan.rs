@@ -339,6 +339,10 @@ mod tests {
             TransferPlan::of(&CallShape { what, rank, n, send: &send, recv: &recv, has_input, chunk: 20 })
         };
         let plans: Vec<TransferPlan> = (0..n).map(plan).collect();
+        if n > 1 && matches!(what, Collective::AllReduce(_)) {
+            let covered = |plan: &TransferPlan| plan.pieces.iter().sum::<usize>();
+            assert!(plans.iter().all(|plan| covered(plan) == whole[0]), "pieces make the whole, on {n}");
+        }
         let mut sent = Vec::new();
         let mut received = Vec::new();
         for (rank, plan) in plans.iter().enumerate() {

@@ -34,7 +34,7 @@ enum Fate {
 }
 
 /// Tests end long before, unless a fault makes them wait for good.
-const MOST: Duration = Duration::from_secs(240);
+const MOST: Duration = Duration::from_secs(120);
 
 /// Tries the faults whose file's path contains `part`, and prints what became of each.
 pub fn run(here: bool, part: &str) -> Result<(), String> {
