@@ -11,7 +11,7 @@ const STARTED: &str = "WEFTGRAD_GPU_CHECK_STARTED";
 const GOLDENS: &str = "WEFTGRAD_GOLDENS";
 const PATH: &str = "LD_LIBRARY_PATH";
 /// A folder is useful if it contains one of these.
-const NAMES: [&str; 3] = ["libnvrtc.so", "libcublasLt.so", "libcuda.so.1"];
+const NAMES: [&str; 4] = ["libnvrtc.so", "libcublasLt.so", "libnccl.so", "libcuda.so.1"];
 /// Where the toolkit and, in containers, the driver usually are.
 const USUAL: [&str; 3] = ["/usr/local/cuda/lib64", "/opt/cuda/lib64", "/usr/local/nvidia/lib64"];
 

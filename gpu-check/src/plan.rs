@@ -23,8 +23,13 @@ pub struct Part {
 
 impl Part {
     pub fn items(&self, args: &Args) -> Vec<String> {
+        self.chosen(args, args.quick).collect()
+    }
+
+    /// The items that `--only` leaves: of small cases, or of all.
+    fn chosen(&self, args: &Args, quick: bool) -> impl Iterator<Item = String> {
         let wanted = |item: &String| args.only.is_empty() || args.only.iter().any(|text| item.contains(text));
-        (self.items)(args.quick).into_iter().filter(wanted).collect()
+        (self.items)(quick).into_iter().filter(wanted)
     }
 
     pub fn limit(&self) -> Duration {
@@ -43,11 +48,12 @@ const fn times(name: &'static str, about: &'static str, limit: u64, items: fn(bo
 /// The most informative parts come first, as time may run out.
 #[rustfmt::skip]
 pub const PARTS: &[Part] = &[
-    checks("ladder", "a little of everything, each in a process of its own: memory, kernels, products, queues", ladder::items),
+    checks("ladder", "a little of everything: memory, kernels, products, queues", |_| ladder::items()),
     checks("parity", "a GPT's loss and every gradient against the processor", |_| words(&["gpt step"])),
     checks("suite", "the conformance suite, a section an item", |_| suite::items()),
     checks("goldens", "PyTorch's values and training runs, a group an item", |_| goldens::items()),
     Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| words(&["gpt step"])) },
+    Part { gpu_only: true, ..checks("memory", "eight gigabytes in one piece and in many", |quick| if quick { Vec::new() } else { words(&["large"]) }) },
     Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a group, an abort", |_| words(&["one rank"])) },
     Part { gpu_only: true, limit: 120, ..checks("sanitize", "hand-written kernels under compute-sanitizer", |_| sanitize::items()) },
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
@@ -65,7 +71,7 @@ pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
     let words = |e: weftgrad::Error| e.to_string();
     match (part, args.device.as_str()) {
         ("torch", _) => torch::run(args),
-        ("sanitize", _) => sanitize::run(item),
+        ("sanitize", _) => sanitize::run(args, item),
         ("nccl" | "profile", "cpu") => Err(format!("`{part}` is of GPUs alone")),
         ("nccl", _) => nccl::run(&gpu(args)?).map_err(words),
         ("profile", _) => profile::run(&gpu(args)?, item),
@@ -80,9 +86,8 @@ pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
 #[cfg(feature = "emulate")]
 pub fn kernels(listing: &Cuda, args: &Args) {
     for part in PARTS.iter().filter(|part| ["ladder", "parity", "suite", "goldens", "bench"].contains(&part.name)) {
-        let items = (part.items)(true).into_iter().filter(|item| args.only.is_empty() || args.only.contains(item));
         // What fails has read zeros; its kernels are listed all the same.
-        items.for_each(|item| drop(on(listing, args, part.name, &item)));
+        part.chosen(args, true).for_each(|item| drop(on(listing, args, part.name, &item)));
     }
 }
 
@@ -99,6 +104,7 @@ fn on<R: Runtime>(rt: &R, args: &Args, part: &str, item: &str) -> Result<Found, 
     let words = |e: weftgrad::Error| e.to_string();
     match part {
         "ladder" => ladder::run(rt, item).map_err(words),
+        "memory" => ladder::large(rt).map_err(words),
         "suite" => suite::run(rt, item),
         "goldens" => goldens::run(rt, item),
         "parity" => parity::run(rt).map_err(words),

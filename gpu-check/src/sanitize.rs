@@ -1,35 +1,52 @@
-//! Sections of the suite under NVIDIA's `compute-sanitizer`: what an emulator cannot show, such as races between the threads of a warp, and shared memory
-//! that is read before it is written.
+//! Sections of the suite under NVIDIA's `compute-sanitizer`: what an emulator cannot show, such as races between the threads of a warp.
 
-use std::{env, fs, process::Command};
+use std::{
+    env, fs,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
-use crate::report::Found;
+use crate::{args::Args, report::Found, supervise::wait};
 
-const TOOLS: [&str; 3] = ["memcheck", "racecheck", "initcheck"];
+const TOOLS: [&str; 4] = ["memcheck", "racecheck", "initcheck", "synccheck"];
 /// The sections with the most hand-written kernels.
 const SECTIONS: [&str; 4] = ["fused kernels", "sizes", "scans and sorts", "index"];
-/// What the tool ends with if it found something.
+/// Where the program is, if the search path does not have it.
+const PLACES: [&str; 2] = ["compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer"];
+/// What it ends with if it found something.
 const FOUND: i32 = 86;
 
 pub fn items() -> Vec<String> {
     TOOLS.iter().flat_map(|tool| SECTIONS.iter().map(move |section| format!("{tool} {section}"))).collect()
 }
 
-/// Runs an item of the suite in a process that the tool watches.
-pub fn run(item: &str) -> Result<Found, String> {
+/// Runs an item of the suite in a process that the tool watches; it is ended with this item.
+pub fn run(args: &Args, item: &str) -> Result<Found, String> {
     let (tool, section) = item.split_once(' ').ok_or_else(|| format!("no item {item}"))?;
-    let result = env::temp_dir().join(format!("weftgrad-sanitized-{}.json", std::process::id()));
-    let program = env::current_exe().map_err(|e| e.to_string())?;
-    let mut command = Command::new("compute-sanitizer");
-    command.args(["--tool", tool, "--error-exitcode", &FOUND.to_string(), "--print-limit", "20"]).arg(program);
-    let output = command.args(["--device", "cuda", "--item", &format!("suite/{section}")]).arg(&result).output();
-    let _ = fs::remove_file(&result);
-    let output = output.map_err(|e| format!("compute-sanitizer: {e}; it comes with the CUDA toolkit"))?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let is_there = |place: &&&str| {
+        Command::new(place).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+    };
+    let Some(sanitizer) = PLACES.iter().find(is_there) else {
+        return Ok(Found::default().with("skipped", "compute-sanitizer is not here; it comes with the CUDA toolkit"));
+    };
+    let words = |e: std::io::Error| e.to_string();
+    let at = |end: &str| env::temp_dir().join(format!("weftgrad-sanitized-{}.{end}", std::process::id()));
+    let (result, log) = (at("json"), at("log"));
+    let mut command = Command::new(sanitizer);
+    command.args(["--tool", tool, "--error-exitcode", &FOUND.to_string(), "--print-limit", "20"]);
+    command.arg("--log-file").arg(&log).arg(env::current_exe().map_err(words)?);
+    command.args(["--device", "cuda", "--item", &format!("suite/{section}")]).arg(&result);
+    // Ends before this process is ended.
+    let limit = Duration::from_secs_f64((args.minutes * 60.0 - 5.0).max(1.0));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().map_err(words)?;
+    let ended = wait(child, Instant::now() + limit)?;
+    let text = fs::read(&log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default();
+    let _ = (fs::remove_file(&result), fs::remove_file(&log));
     let said: Vec<String> = text.lines().filter(|line| line.starts_with("=========")).map(String::from).collect();
-    let failures = match output.status.code() {
-        Some(0) => Vec::new(),
-        _ => said.iter().take(20).cloned().chain([format!("ended with {}", output.status)]).collect(),
+    let failures = match ended {
+        Some(status) if status.success() => Vec::new(),
+        Some(status) => said.iter().take(20).cloned().chain([format!("ended with {status}")]).collect(),
+        None => vec![format!("not done after {} s", limit.as_secs())],
     };
     Ok(Found::checks(1, failures).with("said", said.last().cloned()))
 }

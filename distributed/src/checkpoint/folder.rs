@@ -107,13 +107,7 @@ impl Folder {
     /// of ranks which were given up.
     pub(super) fn begin(&self, step: u64, at: &Path) -> Result<()> {
         let (of_step, own) = (format!("{UNFINISHED}{step:010}"), at.file_name().unwrap_or_default());
-        let entries = fs::read_dir(&self.path).into_iter().flatten();
-        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            let is_left = |name: &OsStr| name.to_string_lossy().starts_with(&of_step) && name < own;
-            if path.file_name().is_some_and(is_left) {
-                self.remove("remove what was left over", &path)?;
-            }
-        }
+        self.remove_left(|name| name.to_string_lossy().starts_with(&of_step) && name < own)?;
         self.will("make a folder")?;
         create_all(at).map(|_| ())
     }
@@ -123,12 +117,17 @@ impl Folder {
         self.path.join(format!("{STRANDED}{step:010}-{run}"))
     }
 
-    /// Removes what ranks of failed worlds have left: what was not published when they ended.
+    /// Removes what ranks of failed worlds, and saves that were cut short, have left: what was not published when they ended. No save may be under way.
     pub fn remove_stranded(&self) -> Result<()> {
-        let Ok(entries) = fs::read_dir(&self.path) else { return Ok(()) };
+        self.remove_left(|name| [STRANDED, UNFINISHED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)))
+    }
+
+    /// Removes folders that no save will publish.
+    fn remove_left(&self, is_left: impl Fn(&OsStr) -> bool) -> Result<()> {
+        let entries = fs::read_dir(&self.path).into_iter().flatten();
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(STRANDED)) {
-                self.remove("remove what was stranded", &path)?;
+            if path.file_name().is_some_and(&is_left) {
+                self.remove("remove what was left over", &path)?;
             }
         }
         Ok(())

@@ -187,6 +187,13 @@ fn a_save_that_fails_leaves_the_last_one() {
     folder.prune(1).unwrap();
     assert_eq!(folder.steps().unwrap(), [2]);
     assert_eq!(Folder::new(scratch.0.join("nowhere")).latest().unwrap(), None);
+    // What a save that was cut short has left goes when a run begins.
+    fs::remove_file(scratch.0.join("unfinished-0000000003")).unwrap();
+    let [left, stranded] =
+        ["unfinished-0000000009-a-save", "stranded-0000000009-a-run"].map(|name| scratch.0.join(name));
+    [&left, &stranded].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+    folder.remove_stranded().unwrap();
+    assert!(!left.exists() && !stranded.exists() && folder.steps().unwrap() == [2]);
 }
 
 /// A rank that was given up while it saved, and wakes when those that went on save the same step, changes nothing of what they publish.

@@ -28,8 +28,8 @@ pub struct LoraAdapter<R: Runtime> {
     #[module(rename = "lora_magnitude_vector")]
     pub magnitude: Option<Param<R>>,
     dropout: Dropout,
-    /// Where there is dropout: the ranks that sequences are cut over, by which masks are those of whole sequences.
-    context: Option<ContextSlot<R>>,
+    /// The ranks that sequences are cut over: masks are those of whole sequences.
+    context: ContextSlot<R>,
     scale: f64,
     /// What computes the layer without this adapter, if not its weight: the weight in four bits.
     #[module(skip)]
@@ -61,7 +61,7 @@ impl<R: Runtime> LoraAdapter<R> {
             b: LowRank { weight: b },
             magnitude: None,
             dropout: Dropout::new(config.dropout)?,
-            context: (config.dropout > 0.0).then(ContextSlot::attends),
+            context: ContextSlot::attends(),
             scale: config.scale_of(theirs),
             base,
         };
@@ -96,11 +96,14 @@ impl<R: Runtime> LoraAdapter<R> {
     fn dropped(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
         let (dims, placed) = (x.dims(), layer.weight.placed());
         let mut parts = Vec::new();
-        if let Some(context) = self.context.as_ref().filter(|_| dims.len() >= 2) {
-            // A layer that is cut works on all of its sequence: one that is whole may stand where that is cut.
-            let whole = placed.as_ref().filter(|placed| placed.placement().is_whole());
-            let within = whole.and_then(|placed| placed.sequence_part());
-            let part = context.part_of_values(dims[dims.len() - 2], within)?;
+        if self.dropout.is_identity() {
+            return Ok(x.clone());
+        }
+        if dims.len() >= 2 {
+            // Where the sequence is cut between layers, one that is not cut computes on a part of it, and has a part of its gradient.
+            let is_part = |p: &Arc<Placed<R>>| p.style() == TensorStyle::Replicated && p.has_partial_gradient();
+            let within = placed.clone().filter(is_part).and_then(|placed| placed.sequence_part());
+            let part = self.context.part_of_values(dims[dims.len() - 2], within)?;
             parts.extend(part.map(|part| (dims.len() - 2, part)));
         }
         if let Some(placed) = placed.filter(|placed| is_row(placed)) {
@@ -114,12 +117,14 @@ impl<R: Runtime> LoraAdapter<R> {
     /// whose products are summed over the ranks while they have but `r` elements a token.
     fn low_rank(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
         let [a, b] = [&self.a.weight, &self.b.weight];
-        let [own, due] = [b, &layer.weight].map(|p| p.placed().map(|placed| placed.style()));
-        if own != due {
+        let style = |p: &Param<R>| p.placed().map(|placed| placed.style());
+        let due = style(&layer.weight);
+        if let Some(other) = [b, a].into_iter().find(|p| style(p) != due) {
             let why = format!(
-                "is cut by {own:?}, and its layer by {due:?}: let a line of the plan name the layer, and not its weight alone"
+                "is cut by {:?}, and its layer by {due:?}: let a line of the plan name the layer, and not a parameter of it",
+                style(other)
             );
-            return Err(Error::state(b.leaf().name().to_string(), why));
+            return Err(Error::state(other.leaf().name().to_string(), why));
         }
         let (x_own, weight) = (x.to_dtype(a.dtype())?, a.var());
         let down = match a.placed().filter(|placed| is_row(placed)) {

@@ -3,6 +3,7 @@
 use autograd::{Var, manual_seed};
 use distributed::{
     comm::{Comm, Communicator, Ranks},
+    context_parallel::ContextExchange,
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::{Loss, Strategy, TrainStep},
@@ -30,13 +31,24 @@ struct Case {
     dropout: f64,
     dora: bool,
     targets: &'static [&'static str],
+    /// Whether the head is left whole, behind all of the sequence.
+    whole_head: bool,
 }
 
 const CUT: &[&str] = &["qkv", "proj", "fc1", "fc2"];
 
 impl Case {
     fn of(tensor: usize) -> Self {
-        Case { tensor, others: 1, zero: None, sequence: false, dropout: 0.0, dora: false, targets: CUT }
+        Case {
+            tensor,
+            others: 1,
+            zero: None,
+            sequence: false,
+            dropout: 0.0,
+            dora: false,
+            targets: CUT,
+            whole_head: false,
+        }
     }
 
     fn model(&self) -> GptConfig {
@@ -61,7 +73,8 @@ impl Case {
     }
 
     fn plan(&self) -> TensorPlan {
-        Gpt::<Cpu>::tensor_plan().sequence_parallel(self.sequence)
+        let plan = Gpt::<Cpu>::tensor_plan().sequence_parallel(self.sequence);
+        if self.whole_head { plan.without("head") } else { plan }
     }
 
     /// The losses and norms of a few steps on a mesh, and what the model computes with the adapters merged.
@@ -178,6 +191,39 @@ fn so_they_do_beside_replicas_and_shards() {
 fn a_head_cut_along_its_vocabulary_has_one() {
     Case { targets: &["head", "proj"], ..Case::of(2) }.check();
     Case { targets: &["head", "fc1"], sequence: true, dora: true, ..Case::of(4) }.check();
+    for whole_head in [false, true] {
+        Case { targets: &["head", "fc2"], sequence: true, dropout: 0.25, whole_head, ..Case::of(2) }.check();
+    }
+}
+
+#[test]
+fn the_adapters_alone_are_trained_on_parts_of_sequences() {
+    let losses = |ranks: usize| {
+        let run = |comm: Comm<Cpu>| {
+            let case = Case::of(2);
+            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Context, ranks)])?)?;
+            let (model, lora) = case.adapted(&comm)?;
+            mesh.context_parallel(&model, ContextExchange::AllGather)?;
+            let mut step =
+                TrainStep::builder(&mesh, &lora).optimizer(AdamWConfig { lr: 0.02, ..Default::default() }).build()?;
+            let mut seen = Vec::new();
+            for k in 0..3 {
+                let (tokens, targets) = case.batch(mesh.batch(), k)?;
+                let metrics = step.step(|_| {
+                    let here = model.context.take(&targets, 1)?;
+                    let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+                    let loss = cross_entropy_with(&model.forward(&tokens)?, &here, None, options)?;
+                    Loss::sum(model.context.of_whole(&loss)?, targets.dims().iter().product::<usize>() as f64)
+                })?;
+                seen.push(metrics.loss()?);
+            }
+            Ok(seen)
+        };
+        Ranks::new(ranks).run(|_| Ok(cpu()), run).unwrap().remove(0)
+    };
+    for (two, one) in losses(2).into_iter().zip(losses(1)) {
+        assert!((two - one).abs() <= 1e-11, "{two} and {one}");
+    }
 }
 
 #[test]
