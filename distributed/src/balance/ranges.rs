@@ -71,5 +71,6 @@ mod tests {
             assert_eq!(seen, (0..batches).collect::<Vec<_>>());
         }
         assert_eq!(BatchRanges::from(10, 4).next(&[2, 1]), Some(vec![4..6, 6..7]));
+        assert_eq!(BatchRanges::new(9).next(&[8, 1, 1]), Some(vec![0..7, 7..8, 8..9]), "by the counts, but one each");
     }
 }

@@ -136,6 +136,16 @@ mod tests {
         assert_eq!(apportioned(10, &[0.7, 0.2, 0.1]), [7, 2, 1]);
     }
 
+    /// A rank of four that takes a quarter longer has a sixth less, each of the others a twentieth more.
+    #[test]
+    fn a_share_that_falls_by_more_than_a_tenth_changes() {
+        let mut shares = SpeedShares::new(4).unwrap();
+        for _ in 0..4 {
+            shares.report(&[1.0, 1.0, 1.0, 1.25], &[1; 4]).unwrap();
+        }
+        assert!((shares.ratios()[3] - 4.0 / 19.0).abs() < 1e-9, "{:?}", shares.ratios());
+    }
+
     #[test]
     fn a_rank_keeps_a_twentieth() {
         let mut shares = SpeedShares::new(3).unwrap();
