@@ -2,17 +2,27 @@
 
 use std::sync::Arc;
 
+use engine_nccl::Nccl;
 use weftgrad::{
     Cpu, Cuda, DType, Error, Result, Runtime, Tensor, TensorMut,
     distributed::comm::{Collectives, Comm, Communicator, NoOpCommunicator, ReduceOp, Work},
-    nccl::Nccl,
     ops::PointwiseOps,
 };
 
 use crate::report::Found;
 
-pub fn run(rt: &Cuda) -> Result<Found> {
-    let nccl = Nccl::load()?;
+/// The library, or what stands in for it beside an emulated GPU.
+fn library(device: &str) -> Result<Nccl> {
+    #[cfg(feature = "emulate")]
+    if device == "emulated" {
+        return Ok(Nccl::emulated());
+    }
+    let _ = device;
+    Nccl::load()
+}
+
+pub fn run(rt: &Cuda, device: &str) -> Result<Found> {
+    let nccl = library(device)?;
     let control: Comm<Cpu> = Arc::new(NoOpCommunicator::new(&Cpu::with_threads(1)));
     let comm = nccl.communicator(&control, rt)?;
     let mut failures = Vec::new();

@@ -73,7 +73,7 @@ pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
         ("torch", _) => torch::run(args),
         ("sanitize", _) => sanitize::run(args, item),
         ("nccl" | "profile", "cpu") => Err(format!("`{part}` is of GPUs alone")),
-        ("nccl", _) => nccl::run(&gpu(args)?).map_err(words),
+        ("nccl", _) => nccl::run(&gpu(args)?, &args.device).map_err(words),
         ("profile", _) => profile::run(&gpu(args)?, item),
         ("graph", "cpu") => Err("the processor captures nothing".into()),
         ("graph", _) => graph::run(&gpu(args)?).map_err(words),

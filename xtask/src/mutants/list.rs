@@ -69,7 +69,6 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/zero/layout.rs", from: "elements.start - start..elements.end - start", to: "elements.start..elements.end", test: ZERO },
     Mutant { file: "distributed/src/zero/options.rs", from: "elements <= self.whole_up_to", to: "elements < self.whole_up_to", test: ZERO },
     Mutant { file: "distributed/src/zero/order.rs", from: "if self.backward { at.checked_sub(1) } else { Some(at + 1) }", to: "Some(at + 1)", test: ZERO },
-    Mutant { file: "distributed/src/zero/sharded.rs", from: "if unit.used[piece.parameter] && counts(leaf) && self.tensor.counts(leaf) {", to: "if counts(leaf) && self.tensor.counts(leaf) {", test: ZERO },
     Mutant { file: "train/src/metrics/accuracy.rs", from: "scores::place(row, target) < self.k", to: "scores::place(row, target) <= self.k", test: METRICS },
     Mutant { file: "train/src/metrics/accuracy.rs", from: "(self.right + right, self.rows + rows)", to: "(right, self.rows + rows)", test: METRICS },
     Mutant { file: "train/src/metrics/f1.rs", from: "ratio(2 * self.matrix", to: "ratio(self.matrix", test: METRICS },
