@@ -11,7 +11,7 @@ use weftgrad::{
 
 use crate::report::Found;
 
-/// The library, or what stands in for it beside an emulated GPU.
+/// The library; the emulated one with an emulated GPU.
 fn library(device: &str) -> Result<Nccl> {
     #[cfg(feature = "emulate")]
     if device == "emulated" {

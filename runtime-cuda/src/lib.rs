@@ -112,7 +112,7 @@ impl Cuda {
     }
 
     /// Compiles what `work` launches for GPUs of a compute capability (90 is 9.0) whose drivers are for a major version of CUDA, into the
-    /// [folder](crate#kernels-on-disk) where such a GPU looks for its kernels, and says how many there are: where they run no compiler is needed. It needs NVRTC,
+    /// [folder](crate#kernels-on-disk) where such a GPU looks for its kernels, and returns how many there are: where they run no compiler is needed. It needs NVRTC,
     /// and no GPU. Nothing is computed: `work` reads zeros, and its failures are ignored.
     ///
     /// # Errors
@@ -128,7 +128,9 @@ impl Cuda {
         let listing = Arc::new(driver::Listing::new());
         work(&Self::apart(listing.clone())?);
         let compiler = driver::Compiler::new(driver::Architecture(capability), Some(driver as i32), Some(folder));
-        let sources = listing.take();
+        let mut sources = listing.take();
+        sources.sort_by(|a, b| a.text.cmp(&b.text));
+        sources.dedup();
         sources.iter().try_for_each(|source| compiler.compile(source).map(drop)).map_err(error)?;
         Ok(sources.len())
     }

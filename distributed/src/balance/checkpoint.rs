@@ -1,4 +1,4 @@
-//! Checkpoints of a balanced step: those of the step that it balances. What was measured is measured anew.
+//! Checkpoints of a balanced step: those of the step that it balances. What was measured before is not saved, and is measured again.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
 //! A new world of the processes that are left after some have died.
 //!
-//! Each says whom it knows to be lost, and says it anew when it learns of one more. A process has its new world once all that are left have said what it would say itself. Two may
+//! Each says whom it knows to be lost, and says it again when it learns of one more. A process has its new world once all that are left have said what it would say itself. Two may
 //! come to that with different losses: whoever has the greater world has a dead process in it, which fails that world, and it comes to the smaller one too. So what others say beyond
 //! what a process has agreed to is kept for when it comes to that.
 
