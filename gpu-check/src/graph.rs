@@ -1,14 +1,70 @@
-//! A captured training step: the bits of the step itself, and how much of the host's part it saves.
+//! Captured training steps: the bits of the steps themselves, and how much of the host's part they save.
 
 use std::time::Instant;
 
-use weftgrad::{Cuda, Result, Runtime, Tensor};
+use weftgrad::{
+    Cuda, Result, Runtime, Tensor,
+    autograd::{manual_seed, next_seed, random_state, set_random_state},
+    nn::ModuleExt,
+    optim::{AdamW, AdamWConfig, Cosine, Optimizer},
+};
 
 use crate::{parity::Setup, report::Found};
 
 const ROUNDS: u32 = 20;
 
-pub fn run(rt: &Cuda) -> Result<Found> {
+pub fn items() -> Vec<String> {
+    ["gpt step", "gpt step with adamw"].map(String::from).to_vec()
+}
+
+pub fn run(rt: &Cuda, item: &str) -> Result<Found> {
+    if item == "gpt step" { gradients(rt) } else { training(rt) }
+}
+
+/// A whole step with dropout, AdamW and a schedule, launched as often as it is run elsewhere: losses and parameters.
+fn training(rt: &Cuda) -> Result<Found> {
+    let (want, got) = (trained(rt, false)?, trained(rt, true)?);
+    let differs = |(i, (want, got)): (usize, (&Vec<f64>, &Vec<f64>))| {
+        let same = want.iter().map(|x| x.to_bits()).eq(got.iter().map(|x| x.to_bits()));
+        (!same).then(|| format!("result {i} of the captured steps differs"))
+    };
+    Ok(Found::checks(want.len(), want.iter().zip(&got).enumerate().filter_map(differs).collect()))
+}
+
+fn trained(rt: &Cuda, captured: bool) -> Result<Vec<Vec<f64>>> {
+    manual_seed(9);
+    let setup = Setup::with_dropout(rt, 0.1)?;
+    let schedule = Cosine { t_max: 50, eta_min: 0.0 };
+    let mut optimizer = AdamW::new(setup.model(), AdamWConfig::default())?.scheduled(schedule).capturable();
+    let step = |optimizer: &mut AdamW<Cuda>| {
+        let loss = setup.loss()?;
+        optimizer.backward(&loss)?;
+        optimizer.step()?;
+        loss.value()
+    };
+    (0..2).try_for_each(|_| step(&mut optimizer).map(drop))?;
+    let mut results = Vec::new();
+    let before = random_state();
+    let graph = if captured { Some(rt.capture(|| step(&mut optimizer))?) } else { None };
+    set_random_state(before);
+    for _ in 0..8 {
+        let loss = match &graph {
+            Some((graph, loss)) => {
+                optimizer.advance()?;
+                graph.launch_with_seeds(next_seed)?;
+                loss.to_f64s()?
+            }
+            None => step(&mut optimizer)?.to_f64s()?,
+        };
+        results.push(loss);
+    }
+    for parameter in setup.model().parameters() {
+        results.push(parameter.leaf().value()?.to_f64s()?);
+    }
+    Ok(results)
+}
+
+fn gradients(rt: &Cuda) -> Result<Found> {
     let setup = Setup::new(rt)?;
     let step = || -> Result<Vec<Tensor<Cuda>>> {
         let (loss, gradients) = setup.step()?;

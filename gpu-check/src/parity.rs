@@ -32,7 +32,12 @@ pub struct Setup<R: Runtime> {
 
 impl<R: Runtime> Setup<R> {
     pub fn new(rt: &R) -> Result<Setup<R>> {
-        let config = GptConfig { vocab: 96, context: 48, layers: 2, heads: 2, width: 64, ..Default::default() };
+        Setup::with_dropout(rt, 0.0)
+    }
+
+    pub fn with_dropout(rt: &R, dropout: f64) -> Result<Setup<R>> {
+        let config =
+            GptConfig { vocab: 96, context: 48, layers: 2, heads: 2, width: 64, dropout, ..Default::default() };
         let model = Gpt::new(&Init::new(rt, 3), config)?;
         let mut rng = weftgrad::rng::Philox::new(5, 0);
         let tokens: Vec<i64> = (0..4 * 49).map(|_| rng.below(96) as i64).collect();
@@ -42,10 +47,17 @@ impl<R: Runtime> Setup<R> {
         Ok(Setup { model, x, y })
     }
 
+    pub fn model(&self) -> &Gpt<R> {
+        &self.model
+    }
+
+    pub fn loss(&self) -> Result<Var<R>> {
+        self.model.forward(&self.x)?.reshape([4 * 48, 96])?.cross_entropy(&self.y)
+    }
+
     /// The loss, and the gradients of all parameters that have one.
     pub fn step(&self) -> Result<(Tensor<R>, Named<R>)> {
-        let logits = self.model.forward(&self.x)?.reshape([4 * 48, 96])?;
-        let loss = logits.cross_entropy(&self.y)?;
+        let loss = self.loss()?;
         let gradients = loss.backward()?;
         let leaves = self.model.parameters().into_iter().map(|p| p.leaf());
         let named = leaves.filter_map(|leaf| gradients.get(&leaf).map(|g| (leaf.name().to_string(), g.clone())));

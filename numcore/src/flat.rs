@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, TensorMut, tensor::Lent};
+use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, TensorMut, ops::Op, tensor::Lent};
 
 /// Every range starts at a multiple of this many bytes: WebGPU's requirement on binding offsets, and enough for any
 /// SIMD.
@@ -191,6 +191,20 @@ impl<R: Runtime> Flat<R> {
         let at = self.layout.span(ranges);
         let row = Layout::contiguous(Shape::new(&[at.len()])?).at(at.start);
         Ok(self.hand_out(row, true, Lent::Span { from, to }))
+    }
+
+    /// Replaces the content of range `i` by that of a tensor, on the device: of parameters that are loaded, or of the inputs of a captured step.
+    ///
+    /// # Errors
+    /// If the tensor's shape or dtype is not the range's, or a [`Tensor`] shares the buffer; nothing is changed then.
+    pub fn overwrite(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
+        let mut range = self.lend(i)?;
+        let written = range.is_written();
+        range.reset();
+        let done = range.accumulate(&Op::identity(), &[value]);
+        self.restore(range)?;
+        self.state[i].written = written || done.is_ok();
+        done
     }
 
     /// Takes back lent memory, and records whether it was written. Memory of another buffer is an error.

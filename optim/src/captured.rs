@@ -1,8 +1,15 @@
-//! Updates in captured steps, whose numbers of the host are those of the capture in every launch.
+//! Updates in captured steps. What an update takes from the host is, in every launch of a captured step, what it was in the capture; so it is
+//! refused there, or read from device memory that is filled before each launch.
 
-use numcore::{Error, Result, Runtime};
+use std::ops::Range;
 
-use crate::UpdateRule;
+use numcore::{
+    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor, ops::ViewOps,
+    pointwise::Program,
+};
+use smallvec::SmallVec;
+
+use crate::{StepContext, UpdateRule};
 
 /// An error if an update is captured now that would be another one in the next step.
 pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
@@ -15,11 +22,145 @@ pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
     }
     let why = match scheduled {
         true => "the learning rate follows a schedule",
-        false if groups.iter().any(UpdateRule::depends_on_step) => "the update depends on the number of steps",
+        false if groups.iter().any(depends_on_step) => "the update depends on the number of steps",
         false => return Ok(()),
     };
     let why = format!(
-        "{why}, and every launch of a captured step repeats the numbers of the capture: capture forward and backward, and update outside"
+        "{why}, and every launch of a captured step repeats the numbers of the capture: use `capturable()`, or update outside of the capture"
     );
     Err(Error::argument(C::NAME, why))
+}
+
+/// Whether an update depends on the number of updates before it, as Adam's bias correction does.
+fn depends_on_step<C: UpdateRule>(config: &C) -> bool {
+    let at = |step| config.launch_scalars(StepContext { lr: 1.0, step });
+    at(1).is_none() || at(1) != at(2)
+}
+
+/// The numbers of a part's updates in device memory, and the updates that a captured step reads them for.
+pub(crate) struct DeviceNumbers<R: Runtime> {
+    memory: Option<Flat<R>>,
+    /// What the memory holds.
+    row: SmallVec<[f64; 8]>,
+    /// The program of the last update.
+    form: Option<MemoryForm>,
+    /// The parameters that the captured step updates.
+    captured: Vec<Range<usize>>,
+    /// The numbers of those updates in the capture.
+    captured_row: SmallVec<[f64; 8]>,
+}
+
+/// A program, and its form that reads its launch values from memory.
+struct MemoryForm {
+    program: Program,
+    in_memory: Program,
+    inputs: SmallVec<[DType; 8]>,
+    outputs: SmallVec<[Option<DType>; 8]>,
+}
+
+impl MemoryForm {
+    fn numbers(&self, scalars: &[Scalar]) -> Result<SmallVec<[f64; 8]>> {
+        Ok(self.program.launch_numbers(&*self.program.resolve(&self.inputs, &self.outputs)?, scalars))
+    }
+}
+
+impl<R: Runtime> Default for DeviceNumbers<R> {
+    fn default() -> Self {
+        let (row, captured_row) = Default::default();
+        DeviceNumbers { memory: None, row, form: None, captured: Vec::new(), captured_row }
+    }
+}
+
+impl<R: Runtime> DeviceNumbers<R> {
+    /// Before the updates of a step: a capture replaces the one before it.
+    pub(crate) fn begin(&mut self, capturing: bool) {
+        if capturing {
+            self.captured.clear();
+        }
+    }
+
+    /// The program that reads its numbers from memory, and those: one scalar tensor each, after the program's other inputs. The memory holds them
+    /// unless the update is captured: then [`advance`](DeviceNumbers::advance) does so before each launch.
+    pub(crate) fn of_update(
+        &mut self,
+        rt: &R,
+        program: &Program,
+        scalars: &[Scalar],
+        (inputs, outputs): (SmallVec<[DType; 8]>, SmallVec<[Option<DType>; 8]>),
+        params: Range<usize>,
+    ) -> Result<(Program, Vec<Tensor<R>>)> {
+        let dtype = inputs.iter().find(|d| **d == DType::F64).copied().unwrap_or(DType::F32);
+        let known = |f: &MemoryForm| f.program == *program && f.inputs == inputs;
+        if !self.form.as_ref().is_some_and(known) {
+            let typed = program.resolve(&inputs, &outputs)?;
+            let in_memory = program.with_launch_values_in_memory(&typed, dtype)?;
+            self.form = Some(MemoryForm { program: program.clone(), in_memory, inputs, outputs });
+        }
+        let Some(form) = &self.form else { return Ok((program.clone(), Vec::new())) };
+        let (numbers, in_memory) = (form.numbers(scalars)?, form.in_memory.clone());
+        if rt.is_capturing() {
+            self.note_captured(program, &numbers, params)?;
+        } else {
+            self.write(rt, dtype, &numbers)?;
+        }
+        let count = numbers.len();
+        let Some(memory) = &self.memory else { return Ok((in_memory, Vec::new())) };
+        let row = memory.tensor(0)?;
+        let each = (0..count).map(|k| row.narrow(0, k, 1)?.reshape([])).collect::<Result<_>>()?;
+        Ok((in_memory, each))
+    }
+
+    fn note_captured(&mut self, program: &Program, numbers: &[f64], params: Range<usize>) -> Result<()> {
+        if self.row.len() != numbers.len() {
+            let why = "take a step or two before the capture: its kernels and its memory must be there";
+            return Err(Error::argument(program.name(), why));
+        }
+        if !self.captured.is_empty() && self.captured_row[..] != *numbers {
+            let why = "parameters of one group have had different numbers of updates, and a captured step has one number for all of them";
+            return Err(Error::argument(program.name(), why));
+        }
+        self.captured_row = numbers.into();
+        self.captured.push(params);
+        Ok(())
+    }
+
+    fn write(&mut self, rt: &R, dtype: DType, numbers: &[f64]) -> Result<()> {
+        if self.row[..] == *numbers {
+            return Ok(());
+        }
+        if self.row.len() != numbers.len() {
+            let layout = FlatLayout::new(dtype, [("numbers".to_string(), Shape::new(&[numbers.len()])?)]);
+            self.memory = Some(Flat::zeros_for(rt, MemoryCategory::Optimizer, layout)?);
+        }
+        let row = match dtype {
+            DType::F64 => Tensor::from_slice(rt, [numbers.len()], numbers)?,
+            _ => Tensor::from_slice(
+                rt,
+                [numbers.len()],
+                &numbers.iter().map(|x| *x as f32).collect::<SmallVec<[f32; 8]>>(),
+            )?,
+        };
+        if let Some(memory) = &mut self.memory {
+            memory.overwrite(0, &row)?;
+        }
+        self.row = numbers.into();
+        Ok(())
+    }
+
+    /// Counts the captured updates in `steps`, and writes the numbers that `scalars` gives for them.
+    pub(crate) fn advance(
+        &mut self,
+        rt: &R,
+        steps: &mut [u64],
+        scalars: impl FnOnce(u64) -> Option<crate::Scalars>,
+    ) -> Result<bool> {
+        let (Some(first), Some(form)) = (self.captured.first(), &self.form) else { return Ok(false) };
+        let step = steps[first.start] + 1;
+        let Some(scalars) = scalars(step) else { return Ok(false) };
+        let dtype = self.memory.as_ref().map_or(DType::F32, |memory| memory.layout().dtype());
+        let numbers = form.numbers(&scalars)?;
+        self.write(rt, dtype, &numbers)?;
+        self.captured.iter().for_each(|params| steps[params.clone()].fill(step));
+        Ok(true)
+    }
 }

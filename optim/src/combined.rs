@@ -137,6 +137,10 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         })
     }
 
+    fn advance(&mut self) -> Result<()> {
+        self.all.iter_mut().try_for_each(|o| o.advance())
+    }
+
     fn is_elementwise(&self) -> bool {
         self.all.iter().all(|o| o.is_elementwise())
     }

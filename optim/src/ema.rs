@@ -12,7 +12,7 @@ use numcore::{
     pointwise::Program,
 };
 
-use crate::{FlatParams, Optimizer, memory::lending, params::overwrite};
+use crate::{FlatParams, Optimizer, memory::lending};
 
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
@@ -73,6 +73,10 @@ impl<R: Runtime> Ema<R> {
     /// Updates the averages with the parameters' present values: call it after each step of the optimizer.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer<R>) -> Result<()> {
         self.require_out("update")?;
+        if self.warmup && self.averages.first().is_some_and(|flat| flat.runtime().is_capturing()) {
+            let why = "the decay of its warmup changes from step to step, and every launch of a captured step repeats that of the capture";
+            return Err(Error::argument("Ema", why));
+        }
         let take = [(1.0 - self.decay()).into()];
         let params = optimizer.params_mut();
         self.follow(&params)?;
@@ -103,7 +107,7 @@ impl<R: Runtime> Ema<R> {
             let layout = params.layout().with_dtype(params.working());
             let mut average = Flat::zeros_for(params.runtime(), MemoryCategory::Optimizer, layout)?;
             for (i, (p, k)) in params.leaves().iter().enumerate().filter_map(|(i, l)| Some((i, *old.get(&l.id())?))) {
-                overwrite(&mut average, i, &self.averages[p].tensor(k)?)?;
+                average.overwrite(i, &self.averages[p].tensor(k)?)?;
             }
             moved.push(average);
         }
@@ -172,7 +176,7 @@ impl<R: Runtime> Ema<R> {
         let updates = if self.averages.is_empty() { 0 } else { reader.count("ema_updates") };
         reader.finish("Ema")?;
         self.averages.iter_mut().try_for_each(crate::params::require_sole)?;
-        values.into_iter().try_for_each(|(p, i, t)| overwrite(&mut self.averages[p], i, t))?;
+        values.into_iter().try_for_each(|(p, i, t)| self.averages[p].overwrite(i, t))?;
         self.updates = updates;
         Ok(())
     }

@@ -4,14 +4,11 @@ use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
 use autograd::Leaf;
 use nn::{Module, ModuleExt};
-use numcore::{DType, Error, ErrorKind, Flat, Result, Runtime, Tensor};
+use numcore::{DType, Error, Flat, Result, Runtime, Tensor};
 
 use crate::{
-    FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateMemory, UpdateRule,
-    captured::require_replayable,
-    hyper::require_groups,
-    params::{one_of, overwrite, require_sole, same_places},
-    runs::next_run,
+    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
+    captured::require_replayable, hyper::require_groups, param_part::ParamPart, params::same_places,
 };
 
 /// An optimizer of rule `C` over groups of parameters, each group's in one buffer per dtype.
@@ -56,22 +53,13 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     pub(crate) parts: Vec<ParamPart<R, C>>,
     pub(crate) steps: u64,
     schedule: Option<Arc<dyn LrSchedule>>,
+    /// Whether updates read their numbers from device memory.
+    capturable: bool,
     own: OwnGradients<R>,
 }
 
 /// The steps ahead at which schedules are compared.
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
-
-/// The parameters of one group and dtype.
-pub(crate) struct ParamPart<R: Runtime, C: UpdateRule> {
-    pub(crate) group: usize,
-    pub(crate) params: FlatParams<R>,
-    /// In the order of [`UpdateRule::tensors`].
-    pub(crate) states: Vec<Flat<R>>,
-    /// The number of updates that each parameter has had.
-    pub(crate) steps: Vec<u64>,
-    pub(crate) kernel: C::Kernel,
-}
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// An optimizer over the parameters of `model` that require gradients now, in one group.
@@ -83,7 +71,15 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// An optimizer without parameters yet; groups start from these hyper-parameters.
     pub fn in_groups(defaults: C) -> Self {
         let own = OwnGradients::default();
-        FlatOptimizer { defaults, groups: Vec::new(), parts: Vec::new(), steps: 0, schedule: None, own }
+        FlatOptimizer {
+            defaults,
+            groups: Vec::new(),
+            parts: Vec::new(),
+            steps: 0,
+            schedule: None,
+            capturable: false,
+            own,
+        }
     }
 
     /// Adds a group of parameters, whose hyper-parameters `set` may change.
@@ -118,6 +114,28 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     /// Adds a learning-rate schedule to the optimizer.
     pub fn scheduled(mut self, schedule: impl LrSchedule + 'static) -> Self {
         self.schedule = Some(Arc::new(schedule));
+        self
+    }
+
+    /// Keeps the numbers of an update (learning rate, bias corrections, weight decay) in device memory, so that updates can be captured whatever
+    /// changes from step to step: PyTorch's `capturable`. Results have the same bits.
+    ///
+    /// Before each launch of the captured step, [`advance`](Optimizer::advance) writes the numbers of the next update:
+    ///
+    /// ```text
+    /// let mut optimizer = AdamW::new(&model, config)?.scheduled(schedule).capturable();
+    /// // two or three steps, then
+    /// let (graph, loss) = rt.capture(|| step(&mut optimizer))?;
+    /// loop {
+    ///     optimizer.advance()?;
+    ///     graph.launch()?;
+    /// }
+    /// ```
+    pub fn capturable(mut self) -> Self
+    where
+        C: Elementwise,
+    {
+        self.capturable = true;
         self
     }
 
@@ -223,20 +241,40 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         self.require_layouts(grads)?;
         let lrs = self.lrs();
         crate::schedule::require_rates(C::NAME, &lrs)?;
-        require_replayable(
-            self.parts.first().map(|part| part.params.runtime()),
-            self.schedule.is_some(),
-            &self.groups,
-        )?;
+        let rt = self.parts.first().map(|part| part.params.runtime().clone());
+        let capturing = rt.as_ref().is_some_and(Runtime::is_capturing);
+        if !self.capturable {
+            require_replayable(rt.as_ref(), self.schedule.is_some(), &self.groups)?;
+        }
         self.claim()?;
         let mut done = Ok(());
         for (part, grads) in self.parts.iter_mut().zip(grads) {
-            done = done.and_then(|()| part.update(&self.groups[part.group], lrs[part.group], grads, scale));
+            part.numbers.begin(capturing);
+            let (config, lr) = (&self.groups[part.group], lrs[part.group]);
+            done = done.and_then(|()| part.update(config, lr, grads, scale, self.capturable));
         }
         for (part, grads) in self.parts.iter().zip(grads) {
             part.params.release(|i| grads.is_written(i))?;
         }
         done?;
+        self.steps += u64::from(!(self.capturable && capturing));
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        let lrs = self.lrs();
+        crate::schedule::require_rates(C::NAME, &lrs)?;
+        let mut advanced = false;
+        for part in &mut self.parts {
+            let (config, lr) = (&self.groups[part.group], lrs[part.group]);
+            let rt = part.params.runtime().clone();
+            let scalars = |step| config.launch_scalars(StepContext { lr, step });
+            advanced |= part.numbers.advance(&rt, &mut part.steps, scalars)?;
+        }
+        if !advanced {
+            let why = "no update of it was captured: make it `capturable()`, and capture a step";
+            return Err(Error::argument(C::NAME, why));
+        }
         self.steps += 1;
         Ok(())
     }
@@ -316,64 +354,6 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
     fn check_sole(&mut self) -> Result<()> {
         self.claim()?;
         self.parts.iter().try_for_each(|p| p.params.release(|_| false))
-    }
-}
-
-impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
-    fn new(group: usize, config: &C, leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
-        let steps = vec![0; leaves.len()];
-        let params = FlatParams::new(leaves)?;
-        let states = config.tensors().iter().map(|s| params.state(s)).collect::<Result<_>>()?;
-        Ok(ParamPart { group, kernel: config.kernel(params.half())?, states, steps, params })
-    }
-
-    fn reorder(&mut self, config: &C, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()> {
-        let mut order: Vec<usize> = (0..self.params.len()).collect();
-        order.sort_by_key(|&i| key(&self.params.leaves()[i]));
-        if order.is_sorted() {
-            return Ok(());
-        }
-        let moved = self.params.permuted(&order)?;
-        for (state, old) in config.tensors().iter().zip(&mut self.states) {
-            let mut new = moved.state(state)?;
-            order.iter().enumerate().try_for_each(|(k, &i)| overwrite(&mut new, k, &old.tensor(i)?))?;
-            *old = new;
-        }
-        self.steps = order.iter().map(|&i| self.steps[i]).collect();
-        self.params = moved;
-        Ok(())
-    }
-
-    fn claim(&mut self) -> Result<()> {
-        self.params.claim()?;
-        if self.states.iter_mut().all(|s| require_sole(s).is_ok()) {
-            return Ok(());
-        }
-        self.params.release(|_| false)?;
-        let what = one_of("state tensor", self.params.leaves().iter().map(|l| l.name().to_string()));
-        Err(ErrorKind::Shared { op: C::NAME, what }.into())
-    }
-
-    /// The next parameters that one call of the rule updates: adjacent ones that have a gradient and an equal count of
-    /// updates.
-    fn next_run(&self, from: usize, grads: &Flat<R>) -> Option<std::ops::Range<usize>> {
-        let key = |i: usize| (self.steps[i], if C::PER_PARAMETER { i } else { 0 });
-        next_run(self.params.len(), from, |i| grads.is_written(i).then(|| key(i)))
-    }
-
-    fn update(&mut self, config: &C, lr: f64, grads: &Flat<R>, scale: Option<&Tensor<R>>) -> Result<()> {
-        let mut at = 0;
-        while let Some(ranges) = self.next_run(at, grads) {
-            at = ranges.end;
-            let now = StepContext { lr, step: self.steps[ranges.start] + 1 };
-            let (params, states) = (&mut self.params, &mut self.states[..]);
-            if !grads.layout().span(ranges.clone()).is_empty() {
-                let mut memory = UpdateMemory { params, states, grads, scale, ranges: ranges.clone() };
-                config.update(&self.kernel, now, &mut memory)?;
-            }
-            self.steps[ranges].fill(now.step);
-        }
-        Ok(())
     }
 }
 

@@ -11,7 +11,6 @@ use numcore::{
 use crate::{
     FlatParams,
     memory::{SCALE, lending},
-    params::overwrite,
     runs::runs,
 };
 
@@ -96,7 +95,7 @@ impl<R: Runtime> FlatGradients<R> {
         };
         self.fits(p, leaf, grad)?;
         let grad = grad.to_dtype(self.flats[p].layout().dtype())?;
-        overwrite(&mut self.flats[p], i, &grad)
+        self.flats[p].overwrite(i, &grad)
     }
 
     /// Copies gradients, replacing the old ones; gradients of leaves that the optimizer does not own are ignored.

@@ -41,6 +41,7 @@ pub mod norms;
 mod optimizer;
 mod own;
 mod param_groups;
+mod param_part;
 mod params;
 mod place;
 mod radam;

@@ -9,7 +9,7 @@ use numcore::{
 };
 use smallvec::SmallVec;
 
-use crate::FlatParams;
+use crate::{FlatParams, captured::DeviceNumbers};
 
 /// What an update reads and writes. Tensors read from it must be dropped before the same memory is written.
 pub struct UpdateMemory<'a, R: Runtime> {
@@ -18,6 +18,8 @@ pub struct UpdateMemory<'a, R: Runtime> {
     pub(crate) grads: &'a Flat<R>,
     pub(crate) scale: Option<&'a Tensor<R>>,
     pub(crate) ranges: Range<usize>,
+    /// Where the numbers of the update are, if not with each launch.
+    pub(crate) numbers: Option<&'a mut DeviceNumbers<R>>,
 }
 
 impl<R: Runtime> UpdateMemory<'_, R> {
@@ -45,13 +47,30 @@ impl<R: Runtime> UpdateMemory<'_, R> {
     pub fn launch(&mut self, program: &Program, scalars: &[Scalar]) -> Result<()> {
         let at = self.grads.layout().span(self.ranges.clone());
         let grad = self.grads.whole()?.narrow(0, at.start, at.len())?;
-        let ins: SmallVec<[&Tensor<R>; 2]> = std::iter::once(&grad).chain(self.scale).collect();
+        let dtypes = self.operand_dtypes(&grad);
+        let in_memory = match &mut self.numbers {
+            Some(n) => Some(n.of_update(self.params.runtime(), program, scalars, dtypes, self.ranges.clone())?),
+            None => None,
+        };
+        let (program, numbers, scalars) = match &in_memory {
+            Some((program, numbers)) => (program, &numbers[..], &[][..]),
+            None => (program, &[][..], scalars),
+        };
+        let ins: SmallVec<[&Tensor<R>; 8]> = std::iter::once(&grad).chain(self.scale).chain(numbers).collect();
         let mut flats: SmallVec<[&mut Flat<R>; 6]> = SmallVec::new();
         flats.push(&mut self.params.values);
         flats.extend(self.states.iter_mut());
         flats.extend(self.params.master.as_mut());
         let span = |flat: &mut Flat<R>| flat.lend_span(self.ranges.clone());
         lending(&mut flats, span, |outs| update(program, &ins, scalars, outs))
+    }
+
+    /// The dtypes of the inputs and of the outputs of an update's program.
+    fn operand_dtypes(&self, grad: &Tensor<R>) -> (SmallVec<[DType; 8]>, SmallVec<[Option<DType>; 8]>) {
+        let flats = std::iter::once(&self.params.values).chain(self.states.iter()).chain(&self.params.master);
+        let outs: SmallVec<[DType; 8]> = flats.map(|flat| flat.layout().dtype()).collect();
+        let ins = std::iter::once(grad.dtype()).chain(self.scale.map(|x| x.dtype()));
+        (outs.iter().copied().chain(ins).collect(), outs.into_iter().map(Some).collect())
     }
 
     /// The gradient of the parameter in the dtype of updates, its factor applied.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{Gradients, Leaf, Var, backward_with_hooks};
-use numcore::{Flat, Result, Runtime, Tensor, Within};
+use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{FlatGradients, FlatParams, HyperParams, LrSchedule, OwnGradients, hyper::untold};
 
@@ -62,6 +62,15 @@ pub trait Optimizer<R: Runtime>: Send {
     fn check_hyper_parameters(&self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
         untold("Optimizer")
+    }
+
+    /// Moves a captured update on to the next step: its learning rate, its step number and what follows from them. Call it before each launch of
+    /// the captured step.
+    ///
+    /// # Errors
+    /// If no update was captured, as of an optimizer that is not [capturable](crate::FlatOptimizer::capturable).
+    fn advance(&mut self) -> Result<()> {
+        Err(Error::argument("advance", "an update of this optimizer cannot be captured, so it is not launched again"))
     }
 
     /// Whether each element is updated by itself, so that pieces of parameters are updated as the whole would be. Rules that look at norms

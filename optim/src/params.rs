@@ -50,7 +50,7 @@ impl<R: Runtime> FlatParams<R> {
     pub(crate) fn permuted(&self, order: &[usize]) -> Result<Self> {
         let mut moved = Self::new(order.iter().map(|&i| self.leaves[i].clone()).collect())?;
         if let (Some(new), Some(old)) = (&mut moved.master, &self.master) {
-            order.iter().enumerate().try_for_each(|(k, &i)| overwrite(new, k, &old.tensor(i)?))?;
+            order.iter().enumerate().try_for_each(|(k, &i)| new.overwrite(k, &old.tensor(i)?))?;
         }
         Ok(moved)
     }
@@ -161,7 +161,7 @@ impl<R: Runtime> FlatParams<R> {
 
     /// Copies a value into range `i`, and into the master copy where that does not already round to it.
     fn fill(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
-        overwrite(&mut self.values, i, value)?;
+        self.values.overwrite(i, value)?;
         let (Some(half), Some(master)) = (self.half(), &mut self.master) else { return Ok(()) };
         lending(&mut [master], |f| f.lend(i), |outs| update(keep(half), &[value], &[], outs))
     }
@@ -223,11 +223,6 @@ fn is_range<R: Runtime>(value: &Tensor<R>, flat: &Flat<R>, i: usize) -> bool {
 pub(crate) fn require_sole<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
     let whole = flat.lend_whole()?;
     flat.restore(whole)
-}
-
-/// Replaces the content of range `i`; the value must have its shape and dtype.
-pub(crate) fn overwrite<R: Runtime>(flat: &mut Flat<R>, i: usize, value: &Tensor<R>) -> Result<()> {
-    compute_into(flat, i, &Op::identity(), value)
 }
 
 fn compute_into<R: Runtime>(flat: &mut Flat<R>, i: usize, op: &Op, x: &Tensor<R>) -> Result<()> {

@@ -1,8 +1,7 @@
 //! Placement of optimizer state, and of other shards, between uses: on the device, or in host memory.
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Op, ViewOps},
+    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps,
 };
 
 use crate::params::require_sole;
@@ -129,13 +128,7 @@ impl<R: Runtime> States<R> {
         }
         match buffer {
             StateBuffer::Host(layout, bytes) => bytes[span(layout, i)].copy_from_slice(&value.to_bytes()?),
-            StateBuffer::Device(flat) => {
-                let mut range = flat.lend(i)?;
-                range.reset();
-                let done = range.accumulate(&Op::identity(), &[&value]);
-                flat.restore(range)?;
-                done?;
-            }
+            StateBuffer::Device(flat) => flat.overwrite(i, &value)?,
         }
         Ok(())
     }

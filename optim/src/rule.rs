@@ -2,7 +2,7 @@
 
 use numcore::{DType, Result, Runtime, Shape, ops::Spec};
 
-use crate::{Config, UpdateMemory};
+use crate::{Config, Scalars, UpdateMemory};
 
 /// The point in training at which an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,9 +63,11 @@ pub trait UpdateRule: Config {
         Ok(())
     }
 
-    /// Whether an update depends on the number of updates before it, as Adam's bias correction does.
-    fn depends_on_step(&self) -> bool {
-        true
+    /// The run-time scalars of the one launch that an update is; `None` of a rule whose updates take more. An update in a captured step reads
+    /// them from device memory ([`FlatOptimizer::capturable`](crate::FlatOptimizer::capturable)).
+    fn launch_scalars(&self, now: StepContext) -> Option<Scalars> {
+        let _ = now;
+        None
     }
 
     /// The reason why a parameter of this shape and dtype cannot be updated by the rule; `None` if it can.

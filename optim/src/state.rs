@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use numcore::{DType, Error, Flat, Result, Runtime, Shape, Tensor, ops::Spec};
 
-use crate::{FlatOptimizer, Optimizer, UpdateRule, flat_optimizer::ParamPart, params::overwrite};
+use crate::{FlatOptimizer, Optimizer, UpdateRule, param_part::ParamPart};
 
 /// The name prefix of the master copies of half-precision parameters.
 pub(crate) const MASTER: &str = "master";
@@ -81,7 +81,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         for ((part, tensors), updates) in self.parts.iter_mut().zip(checked.tensors).zip(checked.updates) {
             let master = part.params.master.as_mut();
             let mut flats: Vec<&mut Flat<R>> = part.states.iter_mut().chain(master).collect();
-            tensors.into_iter().try_for_each(|(flat, i, t)| overwrite(flats[flat], i, t))?;
+            tensors.into_iter().try_for_each(|(flat, i, t)| flats[flat].overwrite(i, t))?;
             part.steps = updates;
         }
         for (k, (config, kernels)) in checked.configs.into_iter().enumerate() {

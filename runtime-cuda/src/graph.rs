@@ -5,10 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use numcore::Result;
+use numcore::{Error, Result};
 
 use crate::{
     Cuda,
+    captured_keys::CapturedKeys,
     driver::{Fallible, Recording},
     memory::HeldBlocks,
     queue::Queue,
@@ -21,6 +22,7 @@ pub struct Graph {
     /// Whether it has kernels that report an index out of range.
     reports: bool,
     held: Arc<HeldBlocks>,
+    keys: Arc<CapturedKeys>,
 }
 
 impl Cuda {
@@ -35,8 +37,9 @@ impl Cuda {
     ///   after a launch, from the tensor that `step` returned.
     /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step
     ///   reads and did not create must outlive the graph.
-    /// - Run-time scalars are frozen. Random values, updates that depend on the number of steps and learning rates that
-    ///   follow a schedule are refused; another value that changes belongs in a tensor.
+    /// - Run-time scalars are frozen; a value that changes belongs in a tensor. An optimizer whose update depends on the number of steps, or whose
+    ///   learning rate follows a schedule, is refused unless it is `capturable()`; `advance` moves it on before each launch.
+    /// - A step with random values (dropout) is launched by [`Graph::launch_with_seeds`].
     /// - All work is queued on this handle; work of other handles is not captured, and nothing in the step waits for it. Tensors of other handles
     ///   that are dropped in the step are kept by the graph.
     /// - Other threads may go on: what would break a capture (memory of the device, kernels that are loaded) waits for its end. Loaders use a
@@ -48,8 +51,9 @@ impl Cuda {
         queue.check()?;
         queue.refuse_while_capturing("capture")?;
         queue.workspace()?;
+        let keys = Arc::new(CapturedKeys::new(&queue.engine)?);
         queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
-        queue.begin_capture();
+        queue.begin_capture(keys.clone());
         let held = queue.memory.begin_capture();
         // A panic must not leave the queue captured, and the device's other threads waiting.
         let result = catch_unwind(AssertUnwindSafe(step));
@@ -74,7 +78,7 @@ impl Cuda {
             }
             Ok(Ok(value)) => {
                 let recording = queue.kept("capture", recording).inspect_err(|_| queue.memory.release_held(&held))?;
-                Ok((Graph { queue: queue.clone(), recording, reports, held }, value))
+                Ok((Graph { queue: queue.clone(), recording, reports, held, keys }, value))
             }
         }
     }
@@ -82,7 +86,33 @@ impl Cuda {
 
 impl Graph {
     /// Queues the whole graph. An index out of range in it is found as that of any other work: by the next read.
+    ///
+    /// # Errors
+    /// If the step draws random values, which would be the same in every launch: [`launch_with_seeds`](Graph::launch_with_seeds) is for that.
     pub fn launch(&self) -> Result<()> {
+        if self.keys.count() > 0 {
+            let why = "the captured step draws random values; give each launch seeds of its own by `launch_with_seeds`";
+            return Err(Error::argument("launch", why));
+        }
+        self.queue.replay(self.recording, self.reports)
+    }
+
+    /// Queues the whole graph, with other seeds of its random values: `next` is called once for each of the step's seeds, in the order in which the
+    /// step first used them. With the stream that the step itself drew from, the launch draws what the step would:
+    ///
+    /// ```text
+    /// let before = random_state();
+    /// let (graph, loss) = rt.capture(step)?;
+    /// set_random_state(before); // the capture took seeds, and drew nothing
+    /// loop {
+    ///     graph.launch_with_seeds(next_seed)?;
+    /// }
+    /// ```
+    pub fn launch_with_seeds(&self, mut next: impl FnMut() -> u64) -> Result<()> {
+        let seeds: Vec<u8> = (0..self.keys.count()).flat_map(|_| next().to_le_bytes()).collect();
+        if !seeds.is_empty() {
+            self.queue.upload(&seeds, self.keys.table())?;
+        }
         self.queue.replay(self.recording, self.reports)
     }
 }

@@ -37,6 +37,7 @@
 mod args;
 mod axes;
 mod axis_ops;
+mod captured_keys;
 mod codegen;
 mod device_queue;
 mod driver;

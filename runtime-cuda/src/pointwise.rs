@@ -82,7 +82,7 @@ pub(crate) fn launch(
     let key = KernelKey::Pointwise(program.clone(), call.form());
     let engine = &cuda.queue.engine;
     let kernel = engine.generated(key, &typed)?;
-    let mut args = call.args(&kernel, &typed, scalars);
+    let mut args = call.args(cuda, &kernel, &typed, scalars)?;
     if args.size() > LIMIT {
         return densely(cuda, program, ins, scalars, outs);
     }
@@ -206,7 +206,7 @@ impl<'a> PointwiseCall<'a> {
     }
 
     /// In the order of the kernel's parameters.
-    fn args(&self, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) -> Args {
+    fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) -> Result<Args> {
         let wide = self.loops().wide;
         let sizes = self.axes.units(self.lanes);
         let mut args = Args::default();
@@ -226,13 +226,20 @@ impl<'a> PointwiseCall<'a> {
         if kernel.body.positional {
             args.steps(&self.axes.unit_steps(self.ins.len() + self.outs.len(), self.lanes), wide);
         }
-        values(&mut args, self.program, kernel, typed, scalars);
-        args
+        values(&mut args, cuda, self.program, kernel, typed, scalars)?;
+        Ok(args)
     }
 }
 
 /// Values that are the same for all elements, then keys of random bits.
-pub(crate) fn values(args: &mut Args, program: &Program, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) {
+pub(crate) fn values(
+    args: &mut Args,
+    cuda: &Cuda,
+    program: &Program,
+    kernel: &Generated,
+    typed: &Typed,
+    scalars: &[Scalar],
+) -> Result<()> {
     if !kernel.body.values.is_empty() {
         let known = program.eval_uniform(typed, scalars);
         for (id, dtype) in program.launch_values().iter().zip(&kernel.body.values) {
@@ -240,7 +247,12 @@ pub(crate) fn values(args: &mut Args, program: &Program, kernel: &Generated, typ
             args.number(known[*id as usize].unwrap_or(numcore::pointwise::Number::Int(0)), *dtype);
         }
     }
-    kernel.body.seeds.iter().for_each(|&k| args.push(scalars[k as usize].to_i64() as u64));
+    for &k in &kernel.body.seeds {
+        let key = scalars[k as usize].to_i64() as u64;
+        args.push(key);
+        args.push(cuda.queue.stored_key(program.name(), key)?);
+    }
+    Ok(())
 }
 
 /// Whether a program reads the position of its elements.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::{
     args::Args,
+    captured_keys::CapturedKeys,
     driver::{CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, Grid, KernelFunction, Recording, Stream},
     engine::{Engine, backend},
     kernel_times::KernelTimes,
@@ -37,6 +38,8 @@ pub(crate) struct Queue {
     capturing: AtomicBool,
     /// Captures so far.
     captures: AtomicU64,
+    /// The keys of random bits of the capture in progress.
+    keys: Mutex<Option<Arc<CapturedKeys>>>,
     /// The workspace of GEMM, one at a time, since the queue is ordered. Allocated at first use.
     workspace: OnceLock<u64>,
     /// When kernels ran, since the first recording; `None` where that cannot be measured.
@@ -87,6 +90,7 @@ impl Queue {
             failed: Mutex::new(None),
             capturing: AtomicBool::new(false),
             captures: AtomicU64::new(0),
+            keys: Mutex::new(None),
             workspace: OnceLock::new(),
             times: OnceLock::new(),
         })
@@ -279,8 +283,14 @@ impl Queue {
         Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
     }
 
+    /// Where a kernel finds this key of random bits in memory: nowhere, unless it is captured.
+    pub(crate) fn stored_key(&self, op: &'static str, key: u64) -> Result<u64> {
+        self.keys.lock().as_ref().map_or(Ok(0), |keys| keys.address(op, key))
+    }
+
     /// Work is captured from here on.
-    pub(crate) fn begin_capture(&self) {
+    pub(crate) fn begin_capture(&self, keys: Arc<CapturedKeys>) {
+        *self.keys.lock() = Some(keys);
         self.captured_flag.store(false, Ordering::Release);
         self.captures.fetch_add(1, Ordering::AcqRel);
         self.capturing.store(true, Ordering::Release);
@@ -293,6 +303,7 @@ impl Queue {
 
     /// Work runs again from here on. Returns whether a captured kernel may report an index out of range.
     pub(crate) fn end_capture(&self) -> bool {
+        *self.keys.lock() = None;
         self.capturing.store(false, Ordering::Release);
         self.captured_flag.swap(false, Ordering::AcqRel)
     }

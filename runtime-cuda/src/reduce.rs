@@ -234,7 +234,7 @@ impl<'a> ReduceCall<'a> {
         let typed = self.map.resolve(&dtypes, &[Some(asked)])?;
         let key = KernelKey::Reduce(self.map.clone(), self.form(partial));
         let kernel = cuda.queue.engine.generated(key, &typed)?;
-        let mut args = self.args(&kernel, &typed, scalars, to);
+        let mut args = self.args(cuda, &kernel, &typed, scalars, to)?;
         if args.size() > LIMIT {
             let why =
                 format!("its {} inputs are more than a reduction can be given; make them contiguous", self.ins.len());
@@ -249,7 +249,7 @@ impl<'a> ReduceCall<'a> {
     }
 
     /// In the order of the kernel's parameters.
-    fn args(&self, kernel: &Generated, typed: &Typed, scalars: &[Scalar], to: u64) -> Args {
+    fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar], to: u64) -> Result<Args> {
         let wide = self.is_wide();
         let units = self.reduced.units(self.lanes);
         let mut args = Args::default();
@@ -271,8 +271,8 @@ impl<'a> ReduceCall<'a> {
             args.steps(&self.kept.unit_steps(output + 1, 1), wide);
             args.steps(&self.reduced.unit_steps(output + 1, self.lanes), wide);
         }
-        values(&mut args, self.map, kernel, typed, scalars);
-        args
+        values(&mut args, cuda, self.map, kernel, typed, scalars)?;
+        Ok(args)
     }
 }
 

@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use numcore::{
-    ArgOp, Capabilities, DeviceId, DeviceQueue, ErrorKind, MemoryCategory, MemoryStats, Out, ProgramOperand as In,
-    ReduceKind, Result, Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut,
-    fused::FusedOp,
-    pointwise::{Inst, Program},
+    ArgOp, Capabilities, DeviceId, DeviceQueue, MemoryCategory, MemoryStats, Out, ProgramOperand as In, ReduceKind,
+    Result, Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
 use crate::{
@@ -18,15 +16,6 @@ impl Cuda {
     /// Notes that this queue is about to use these, which may be memory of another's.
     fn lend<'a>(&self, buffers: impl IntoIterator<Item = &'a CudaBuffer>) {
         buffers.into_iter().for_each(|b| b.used_by(&self.queue.memory));
-    }
-
-    /// Random values come from a seed of the host, which every launch of a captured step would repeat.
-    fn refuse_captured_draws(&self, program: &Program) -> Result<()> {
-        if !self.is_capturing() || !program.insts().iter().any(|inst| matches!(inst, Inst::Random { .. })) {
-            return Ok(());
-        }
-        let why = "a captured step would draw the same random values in every launch: draw them outside, into a tensor that it reads";
-        Err(ErrorKind::Unsupported { op: program.name(), device: self.device(), why: why.into() }.into())
     }
 }
 
@@ -122,7 +111,6 @@ impl Runtime for Cuda {
     ) -> Result<()> {
         self.lend(ins.iter().filter_map(|i| if let In::View(v) = i { Some(v.buffer()) } else { None }));
         self.lend(outs.iter().map(|o| o.view.buffer()));
-        self.refuse_captured_draws(program)?;
         pointwise::run(self, program, ins, scalars, outs)
     }
 
@@ -136,7 +124,6 @@ impl Runtime for Cuda {
         out: Out<'_, Self>,
     ) -> Result<()> {
         self.lend(ins.iter().map(|v| v.buffer()).chain([out.view.buffer()]));
-        self.refuse_captured_draws(map)?;
         reduce::reduce(self, map, ins, scalars, full, op, out)
     }
 

@@ -7,13 +7,13 @@ use std::{
     sync::LazyLock,
 };
 
-use autograd::Var;
-use nn::{Forward, Init, Linear, ModuleExt};
+use autograd::{Var, manual_seed, next_seed, random_state, set_random_state};
+use nn::{Dropout, Forward, Init, Linear, ModuleExt, Sequential};
 use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
-use optim::{AdamW, AdamWConfig, Optimizer, Sgd, SgdConfig};
+use optim::{AdamW, AdamWConfig, Cosine, NormOrder, Optimizer, Sgd, SgdConfig, clip_grad_norm};
 use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
@@ -111,11 +111,71 @@ fn numbers_that_change_are_refused() -> Result<()> {
     let error = cuda.capture(|| adam.step()).err().unwrap().to_string();
     assert!(error.contains("AdamW") && error.contains("the number of steps"), "{error}");
 
+    let error = adam.advance().unwrap_err().to_string();
+    assert!(error.contains("no update of it was captured"), "{error}");
+
     let drawn = || Tensor::uniform(&cuda, [100], DType::F32, 0.0, 1.0, 7);
     drawn()?;
-    let error = cuda.capture(drawn).err().unwrap().to_string();
-    assert!(error.contains("the same random values"), "{error}");
+    let (graph, x) = cuda.capture(drawn)?;
+    let error = graph.launch().unwrap_err().to_string();
+    assert!(error.contains("`launch_with_seeds`"), "{error}");
+    for seed in [7, 8] {
+        graph.launch_with_seeds(|| seed)?;
+        assert_eq!(x.to_vec::<f32>()?, Tensor::uniform(&cuda, [100], DType::F32, 0.0, 1.0, seed)?.to_vec::<f32>()?);
+    }
     Ok(())
+}
+
+/// A step with everything that changes from one to the next: Adam's bias corrections, a learning rate that follows a schedule, weight decay,
+/// dropout, clipping; in full and in half precision. Each launch is what the next step would be, to the bit.
+#[test]
+fn a_step_of_adamw_with_a_schedule_and_dropout_is_launched_again_and_again() -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        let plain = trained(dtype, false, 6)?;
+        assert_eq!(trained(dtype, true, 6)?, plain, "{dtype}");
+        assert!(plain.windows(2).all(|two| two[0] != two[1]), "every step has another loss: {plain:?}");
+    }
+    Ok(())
+}
+
+/// Losses of `steps` steps after the first two, and what the optimizer says of itself at the end.
+fn trained(dtype: DType, captured: bool, steps: usize) -> Result<Vec<String>> {
+    manual_seed(3);
+    let cuda = watched()?;
+    let init = Init::new(&cuda, 0).dtype(dtype);
+    let model =
+        Sequential::new().push(Linear::new(&init, 3, 8)?).push(Dropout::new(0.3)?).push(Linear::new(&init, 8, 2)?);
+    let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?.to_dtype(dtype)?);
+    let config = AdamWConfig { lr: 0.05, weight_decay: 0.1, ..Default::default() };
+    let mut adam = AdamW::new(&model, config)?.scheduled(Cosine { t_max: 40, eta_min: 0.0 }).capturable();
+    let step = |adam: &mut AdamW<Cuda>| {
+        let loss = model.forward(&x)?.square()?.to_dtype(DType::F32)?.sum_all()?;
+        adam.backward(&loss)?;
+        clip_grad_norm(adam.gradients()?, 0.5, NormOrder::L2)?;
+        adam.step()?;
+        loss.value()
+    };
+    (0..2).try_for_each(|_| step(&mut adam).map(drop))?;
+    let mut losses = Vec::new();
+    if captured {
+        let before = random_state();
+        let (graph, loss) = cuda.capture(|| step(&mut adam))?;
+        set_random_state(before);
+        for _ in 0..steps {
+            adam.advance()?;
+            graph.launch_with_seeds(next_seed)?;
+            losses.push(format!("{:?}", loss.item()?));
+        }
+    } else {
+        for _ in 0..steps {
+            losses.push(format!("{:?}", step(&mut adam)?.item()?));
+        }
+    }
+    losses.push(format!("{:?} {:?} {:?}", adam.steps(), adam.lrs(), random_state()));
+    for (name, tensor) in adam.state_dict()? {
+        losses.push(format!("{name} {:?}", tensor.to_f64s()?));
+    }
+    Ok(losses)
 }
 
 /// A whole step of an optimizer without such numbers, launched as often as it is run.

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
-use numcore::{
-    ErrorKind, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
-    ops::{Op, ViewOps},
-};
+use numcore::{ErrorKind, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps};
 
 use super::{Piece, unit::Unit};
 use crate::comm::{Collectives, Comm, Work, memory};
@@ -288,10 +285,5 @@ pub(super) fn fill<R: Runtime>(
 
 /// Replaces range `k`.
 pub(super) fn overwrite<R: Runtime>(flat: &mut Flat<R>, k: usize, value: &Tensor<R>) -> Result<()> {
-    let mut range = flat.lend(k)?;
-    range.reset();
-    let value = value.reshape(*range.shape());
-    let done = value.and_then(|value| range.accumulate(&Op::identity(), &[&value]));
-    flat.restore(range)?;
-    done
+    flat.overwrite(k, &value.reshape(*flat.layout().range(k).shape())?)
 }

@@ -13,6 +13,7 @@ mod build;
 mod derive;
 mod eval;
 mod expr;
+mod launch_values;
 mod print;
 mod reference;
 pub mod standard;

@@ -47,20 +47,6 @@ impl Program {
         leaf(self.insts()[id as usize]).unwrap_or_else(|| format!("v{id}"))
     }
 
-    /// The values a printed body takes as `s0, s1 …`: values that are the same for all elements and not constants, if
-    /// an element-dependent value reads them or they are outputs. A runtime computes them once per launch by
-    /// [`eval_uniform`](Program::eval_uniform).
-    pub fn launch_values(&self) -> Vec<Id> {
-        let uniform = self.uniform();
-        let readers =
-            self.insts().iter().zip(&uniform).filter(|(_, same)| !**same).flat_map(|(inst, _)| inst.operands());
-        let mut ids: Vec<Id> = readers.chain(self.outputs().iter().copied()).collect();
-        ids.retain(|&id| uniform[id as usize] && !matches!(self.insts()[id as usize], Inst::Const(_)));
-        ids.sort_unstable();
-        ids.dedup();
-        ids
-    }
-
     /// Statements that compute `out0 …` from `in0 …` (in the form their type is computed in), `s0 …` (see
     /// [`launch_values`](Program::launch_values)), `seed0 …` (scalars that key random bits) and `index`, in a dialect.
     ///

@@ -121,10 +121,27 @@ impl ElementBody {
         Ok(body)
     }
 
-    /// Parameters that carry values and keys.
-    pub(crate) fn value_parameters(&self) -> impl Iterator<Item = String> + '_ {
-        let values = self.values.iter().enumerate().map(|(k, d)| format!("const {} s{k}", computed(*d)));
-        values.chain(self.seeds.iter().map(|k| format!("const u64 seed{k}")))
+    /// Parameters of the body that carry values and keys.
+    fn value_parameters(&self) -> impl Iterator<Item = String> + '_ {
+        let keys = self.seeds.iter().map(|k| format!("const u64 seed{k}"));
+        self.values().chain(keys)
+    }
+
+    /// Parameters of a kernel that carry values and keys. A key is given with the launch, or lies in memory, where each launch of a captured
+    /// step finds another.
+    pub(crate) fn kernel_parameters(&self) -> impl Iterator<Item = String> + '_ {
+        let keys = self.seeds.iter().map(|k| format!("const u64 given{k}, const u64 *__restrict__ stored{k}"));
+        self.values().chain(keys)
+    }
+
+    /// The statements of a kernel that say what the keys are.
+    pub(crate) fn keys(&self) -> String {
+        let key = |k: &u16| format!("const u64 seed{k} = stored{k} ? *stored{k} : given{k};\n");
+        self.seeds.iter().map(key).collect()
+    }
+
+    fn values(&self) -> impl Iterator<Item = String> + '_ {
+        self.values.iter().enumerate().map(|(k, d)| format!("const {} s{k}", computed(*d)))
     }
 
     /// A call: with the expressions of the inputs that are read, the position, and where results go.

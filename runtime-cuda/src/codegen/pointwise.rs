@@ -24,7 +24,7 @@ pub(crate) struct PointwiseSpec {
 }
 
 /// The kernel, and its launch parameters: `(units, n, axes, inputs read: pointer [steps], outputs: pointer, steps,
-/// [position steps], values, keys)`. An input that is an output's old value has no parameters.
+/// [position steps], values, keys: given, stored)`. An input that is an output's old value has no parameters.
 pub(crate) fn source(program: &Program, typed: &Typed, form: &PointwiseSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
     let outputs: SmallVec<[DType; 4]> = form.outs.iter().map(|o| o.dtype).collect();
@@ -58,8 +58,9 @@ impl PointwiseText<'_> {
         let count = loops.count();
         let _ = writeln!(
             text,
-            "extern \"C\" __global__ void __launch_bounds__({THREADS}) {name}({}) {{\nfor ({count} unit = ({count})blockIdx.x * {THREADS} + threadIdx.x; unit < units; unit += ({count})gridDim.x * {THREADS}) {{",
-            self.parameters().join(", ")
+            "extern \"C\" __global__ void __launch_bounds__({THREADS}) {name}({}) {{\n{}for ({count} unit = ({count})blockIdx.x * {THREADS} + threadIdx.x; unit < units; unit += ({count})gridDim.x * {THREADS}) {{",
+            self.parameters().join(", "),
+            self.body.keys()
         );
         text += &self.offsets();
         if loops.rank == 1 && *lanes > 1 {
@@ -101,7 +102,7 @@ impl PointwiseText<'_> {
         if self.body.positional {
             list.push(format!("const x_steps x{}", self.output(self.form.outs.len())));
         }
-        list.extend(self.body.value_parameters());
+        list.extend(self.body.kernel_parameters());
         list
     }
 

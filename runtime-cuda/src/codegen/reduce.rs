@@ -97,7 +97,7 @@ impl ReduceText<'_> {
         let _ = write!(
             text,
             "extern \"C\" __global__ void __launch_bounds__({threads}) {name}({}) {{
-__shared__ {acc} part[{threads}];
+{}__shared__ {acc} part[{threads}];
 const u32 place = {place};
 const {kept_count} m = ({kept_count})blockIdx.x * {results} + {result};
 {acc} sum[{lanes}];
@@ -121,6 +121,7 @@ if (place == 0 && m < kept) {{
 {}}} }}
 ",
             self.parameters().join(", "),
+            self.body.keys(),
             self.bases(),
             f.kept.offsets("k", "m", &self.kept_operands()).replace(" f", " b"),
             self.step(combine),
@@ -164,7 +165,7 @@ if (place == 0 && m < kept) {{
         if self.body.positional {
             list.push(format!("const k_steps k{0}, const r_steps r{0}", j + 1));
         }
-        list.extend(self.body.value_parameters());
+        list.extend(self.body.kernel_parameters());
         list
     }
 

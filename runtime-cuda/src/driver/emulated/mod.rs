@@ -56,6 +56,9 @@ pub(crate) struct Emulated {
     gate: CaptureGate,
 }
 
+/// Held while a kernel runs: a library's state is global, and emulated GPUs of one process share libraries.
+static RUNNING: Mutex<()> = Mutex::new(());
+
 /// The most matrices of one product that the library takes.
 const MOST_BATCHES: usize = 65_535;
 
@@ -289,11 +292,14 @@ impl Driver for Emulated {
         if self.captures.keep(stream, || CapturedWork::Launch(kernel, grid, Box::new(args.clone()))) {
             return Ok(());
         }
-        // One at a time: the emulator's state is global. Threads run in another order at every launch.
-        let mut kernels = self.kernels.lock();
-        kernels.launches = kernels.launches.wrapping_add(1);
-        let at = [x, y, z, grid.threads[0], grid.threads[1], grid.shared, kernels.launches % 3];
-        let entry = kernels.loaded[kernel.0 as usize].1;
+        let (entry, order) = {
+            let mut kernels = self.kernels.lock();
+            kernels.launches = kernels.launches.wrapping_add(1);
+            (kernels.loaded[kernel.0 as usize].1, kernels.launches % 3)
+        };
+        // Threads run in another order at every launch.
+        let at = [x, y, z, grid.threads[0], grid.threads[1], grid.shared, order];
+        let _one = RUNNING.lock();
         // SAFETY: the caller's promise.
         unsafe { entry(at.as_ptr(), args.pointers().as_mut_ptr()) };
         Ok(())

@@ -1,0 +1,59 @@
+//! The keys of random bits that a captured step draws. They lie in device memory, which every launch fills anew: a key that came with the
+//! launch of a kernel would be that of the capture for ever.
+
+use std::sync::Arc;
+
+use numcore::{ErrorKind, Result};
+use parking_lot::Mutex;
+
+use crate::engine::{Engine, backend};
+
+/// The most keys of one captured step: a key for each draw, as of each dropout.
+const MOST: usize = 8192;
+const BYTES: usize = MOST * size_of::<u64>();
+
+/// A captured step's keys: each of those in the capture once, in the order of first use.
+pub(crate) struct CapturedKeys {
+    engine: Arc<Engine>,
+    /// Not from the pool, whose free blocks are for the step.
+    table: u64,
+    keys: Mutex<Vec<u64>>,
+}
+
+impl CapturedKeys {
+    pub(crate) fn new(engine: &Arc<Engine>) -> Result<CapturedKeys> {
+        let table = engine.driver.alloc(BYTES).map_err(|e| backend("capture", engine.device, e))?;
+        let table = table.ok_or(ErrorKind::OutOfMemory { device: engine.device, requested: BYTES, live: 0 })?;
+        Ok(CapturedKeys { engine: engine.clone(), table, keys: Mutex::default() })
+    }
+
+    /// The address at which kernels find a key. Equal keys have one, so a mask that backward draws again is that of forward.
+    pub(crate) fn address(&self, op: &'static str, key: u64) -> Result<u64> {
+        let mut keys = self.keys.lock();
+        let at = keys.iter().position(|k| *k == key).unwrap_or(keys.len());
+        if at == MOST {
+            let why = format!("a captured step draws random values with more than {MOST} keys");
+            return Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into());
+        }
+        if at == keys.len() {
+            keys.push(key);
+        }
+        Ok(self.table + (at * size_of::<u64>()) as u64)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.keys.lock().len()
+    }
+
+    /// Where the keys are, one after another.
+    pub(crate) fn table(&self) -> u64 {
+        self.table
+    }
+}
+
+impl Drop for CapturedKeys {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new`. Kernels of the captured step alone read it; its graph has waited for them, or was never made.
+        unsafe { self.engine.driver.free(self.table) };
+    }
+}
