@@ -7,6 +7,8 @@
 
 // Strips of a warp.
 #define WARP_STRIPS 2
+// Blocks that a multiprocessor is to hold: registers are limited for them, where that spills next to nothing.
+#define RESIDENT (sizeof(T) == 2 && HEAD_DIM <= 64 ? 3 : 1)
 typedef Share<WARP_STRIPS> Own;
 
 // Running softmaxes: their rows' largest scores, and this lane's part of their sums.
@@ -15,33 +17,40 @@ struct Online {
 
     // Takes a row's new largest score; returns the factor that rescales its earlier sums.
     DEVICE float raise(int m, int r, float next) {
-        float base = finite_or_zero(next), factor = top[m][r] == next ? 1.0f : exp2f(top[m][r] - base);
+        float base = finite_or_zero(next), factor = top[m][r] == next ? 1.0f : exp2_flushed(top[m][r] - base);
         top[m][r] = next;
         sum[m][r] *= factor;
         return factor;
     }
 
-    // Turns scores into weights; returns the factor that rescales earlier sums.
-    template <int N> DEVICE void weigh(float (&s)[WARP_STRIPS][N][4], float (&factor)[WARP_STRIPS][2]) {
+    // Turns scores, each still to be multiplied by `unit`, into weights; returns the factor that rescales earlier sums. A score that is
+    // NaN has no part in the largest, and gives a weight that is NaN.
+    template <int N> DEVICE void weigh(float (&s)[WARP_STRIPS][N][4], float unit, float (&factor)[WARP_STRIPS][2]) {
         EACH (m, WARP_STRIPS)
             EACH (r, 2) {
-                float next = top[m][r];
-                EACH (n, N) next = larger(next, larger(s[m][n][2 * r], s[m][n][2 * r + 1]));
-                next = larger(next, __shfl_xor_sync(ALL_LANES, next, 1));
-                next = larger(next, __shfl_xor_sync(ALL_LANES, next, 2));
+                float largest = s[m][0][2 * r];
+                EACH (n, N) largest = fmaxf(largest, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+                float next = fmaxf(top[m][r], largest * unit);
                 factor[m][r] = raise(m, r, next);
                 float base = finite_or_zero(next);
                 EACH (n, N)
                     EACH (e, 2) {
                         float& weight = s[m][n][2 * r + e];
-                        weight = exp2f(weight - base);
+                        weight = exp2_flushed(weight * unit - base);
                         sum[m][r] += weight;
                     }
             }
     }
 };
 
+// After the first steps most have no score that is larger than all before.
 DEVICE void shrink(float (&sums)[WARP_STRIPS][COLUMN_TILES][4], const float (&factor)[WARP_STRIPS][2]) {
+    bool any = false;
+    EACH (m, WARP_STRIPS)
+        EACH (r, 2) any |= factor[m][r] != 1.0f;
+    if (!any) return;
     EACH (m, WARP_STRIPS)
         EACH (n, COLUMN_TILES)
             EACH (e, 4) sums[m][n][e] *= factor[m][e / 2];
@@ -50,7 +59,7 @@ DEVICE void shrink(float (&sums)[WARP_STRIPS][COLUMN_TILES][4], const float (&fa
 // gridDim = [ceil(queries / 64) * heads * batches], blockDim = [128], shared memory (64 + 4 KEYS) * (HEAD_DIM * sizeof(T) + 16)
 // bytes. A block of four query tiles walks the keys. `lse`: [B, H, T], contiguous. A query that sees no key gives zeros and
 // -inf.
-KERNEL void __launch_bounds__(THREADS)
+KERNEL void __launch_bounds__(THREADS, RESIDENT)
     attention(T* o, float* lse, const T* q, const T* k, const T* v, const T* mask, CONSTANT Heads o_at, CONSTANT Heads q_at,
               CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
     DYNAMIC_SHARED(memory);
@@ -82,8 +91,8 @@ KERNEL void __launch_bounds__(THREADS)
         int column = Own::column(KEYS), from = (stage * KEYS + column) * TILE_ROW;
         float s[WARP_STRIPS][KEYS / WARP_STRIPS / 8][4] = {};
         Tiles<T>::scores(s, q_tile + row * TILE_ROW, k_tiles + from);
-        scores.apply<false>(s, first + row, i * KEYS + column);
-        rows.weigh(s, factor);
+        float unit = scores.apply<false>(s, first + row, i * KEYS + column);
+        rows.weigh(s, unit, factor);
         shrink(sums, factor);
         Tiles<T>::weighted(sums, s, v_tiles + from);
     };

@@ -23,8 +23,8 @@ KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g
     if (threadIdx.x == 0) dots[row] = sum;
 }
 
-// A weight from its score; a query that saw nothing has no finite logsumexp, and no weights.
-DEVICE float weight_of(float score, float lse) { return lse == -infinity(0.0f) ? 0.0f : exp2f(score - lse * LOG2_E); }
+// What the exponents of a query's weights are relative to: a query that saw nothing has no finite logsumexp, and no weights.
+DEVICE float base_of(float lse) { return lse == -infinity(0.0f) ? infinity(0.0f) : lse * LOG2_E; }
 
 // The gradients of keys and values: a block of four key tiles walks the queries of all heads that share them.
 // gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
@@ -70,16 +70,16 @@ KERNEL void __launch_bounds__(THREADS)
         // Rows are keys here and columns queries, so that the weights have the layout of the next matmul's operand.
         Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
-        Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from + column);
+        float unit = Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from + column);
         EACH (n, N)
             EACH (e, 2) {
                 int query = from + column + column_of(n, e);
                 bool inside = query < sizes.queries;
-                float norm = inside ? lse[queries + query] : 0.0f, dot = inside ? dots[queries + query] : 0.0f;
+                float base = base_of(inside ? lse[queries + query] : 0.0f), dot = inside ? dots[queries + query] : 0.0f;
                 EACH (m, KEY_STRIPS)
                     EACH (r, 2) {
                         float &weight = p[m][n][2 * r + e], &back = d[m][n][2 * r + e];
-                        weight = weight_of(weight, norm);
+                        weight = exp2_flushed(weight * unit - base);
                         back = weight * (back - dot);
                     }
             }
@@ -122,12 +122,12 @@ KERNEL void __launch_bounds__(THREADS)
     typedef Share<QUERY_STRIPS> Own;
     int row = Own::row(), column = Own::column(BLOCK);
     Scores scores(scale, mask, mask_at, sizes, causal);
-    float norm[QUERY_STRIPS][2], dot[QUERY_STRIPS][2], by_scale[QUERY_STRIPS][2], sums[QUERY_STRIPS][COLUMN_TILES][4] = {};
+    float base[QUERY_STRIPS][2], dot[QUERY_STRIPS][2], by_scale[QUERY_STRIPS][2], sums[QUERY_STRIPS][COLUMN_TILES][4] = {};
     EACH (m, QUERY_STRIPS)
         EACH (r, 2) {
             int query = first + row + m * STRIP + row_of(2 * r);
             bool inside = query < sizes.queries;
-            norm[m][r] = inside ? lse[(i64)line * sizes.queries + query] : 0.0f;
+            base[m][r] = base_of(inside ? lse[(i64)line * sizes.queries + query] : 0.0f);
             dot[m][r] = inside ? dots[(i64)line * sizes.queries + query] : 0.0f;
             by_scale[m][r] = scale;
         }
@@ -142,10 +142,10 @@ KERNEL void __launch_bounds__(THREADS)
         float p[QUERY_STRIPS][N][4] = {}, d[QUERY_STRIPS][N][4] = {};
         Tiles<T>::scores(p, q_tile + row * TILE_ROW, k_tile);
         Tiles<T>::scores(d, g_tile + row * TILE_ROW, v_tiles + (stage * BLOCK + column) * TILE_ROW);
-        scores.apply<false>(p, first + row, i * BLOCK + column);
+        float unit = scores.apply<false>(p, first + row, i * BLOCK + column);
         EACH (m, QUERY_STRIPS)
             EACH (n, N)
-                EACH (e, 4) d[m][n][e] = weight_of(p[m][n][e], norm[m][e / 2]) * (d[m][n][e] - dot[m][e / 2]);
+                EACH (e, 4) d[m][n][e] = exp2_flushed(p[m][n][e] * unit - base[m][e / 2]) * (d[m][n][e] - dot[m][e / 2]);
         Tiles<T>::weighted(sums, d, k_tile);
     };
     pipeline((visible + BLOCK - 1) / BLOCK, fetch, use);

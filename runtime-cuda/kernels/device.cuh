@@ -63,6 +63,13 @@ DEVICE void store16(void* to, const uint4& x) {
                  "r"(x.w));
 }
 
+// 2^x in one instruction, to two units of the last place; results below 2^-126 are zero.
+DEVICE float exp2_flushed(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Four 8x8 matrices of 16-bit elements: lane 8m + r gives the address of row r of matrix m; lane l receives elements

@@ -21,13 +21,18 @@ DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
 DEVICE int row_of(int e) { return lane_row() + e / 2 * 8; }
 DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
 
-// Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros.
+// Starts copying `ROWS` rows from `first` on; rows from `count` on become zeros. The number of rounds is known to the compiler, and a
+// round's address is a step from that of the round before: computed anew for each, addresses cost more than products.
 template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, int first, int count) {
-    const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER;
-    for (int i = threadIdx.x; i < ROWS * WORDS; i += THREADS) {
-        int row = i / WORDS, column = i % WORDS * PER;
+    const int PER = 16 / (int)sizeof(T), WORDS = HEAD_DIM / PER, ALL = ROWS * WORDS, STEP = THREADS / WORDS;
+    const bool EVEN = THREADS % WORDS == 0;
+    const T* at = from + (first + (int)threadIdx.x / WORDS) * row_step + threadIdx.x % WORDS * PER;
+    EACH (round, (ALL + THREADS - 1) / THREADS) {
+        int i = round * THREADS + threadIdx.x, row = i / WORDS, column = i % WORDS * PER;
+        if (!EVEN) at = from + (first + row) * row_step + column;
         bool wanted = first + row < count;
-        copy_async16(to + row * TILE_ROW + column, wanted ? from + (first + row) * row_step + column : from, wanted);
+        if (ALL % THREADS == 0 || i < ALL) copy_async16(to + row * TILE_ROW + column, wanted ? at : from, wanted);
+        at += STEP * row_step;
     }
 }
 
@@ -195,7 +200,7 @@ struct Sizes {
 };
 static_assert(sizeof(Heads) == 24 && sizeof(Mask) == 32 && sizeof(Sizes) == 20, "the launcher packs these structures");
 
-// The transformation of a head's scores: scaled, masked, and in units of ln 2, so that weights are powers of two.
+// The transformation of a head's scores: masked, scaled, and in units of ln 2, so that weights are powers of two.
 struct Scores {
     float scale;
     // The mask of this head, or null.
@@ -218,21 +223,20 @@ struct Scores {
         return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
     }
 
-    // Of M strips of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys.
-    template <bool TURNED, int M, int N> DEVICE void apply(float (&s)[M][N][4], int row, int column) const {
+    // Of M strips of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys. Returns what the scores
+    // are still to be multiplied by: where all are seen, the exponent's multiply-add does it.
+    template <bool TURNED, int M, int N> DEVICE float apply(float (&s)[M][N][4], int row, int column) const {
         int end_row = row + M * STRIP, end_column = column + 8 * N;
-        if (TURNED ? plain(column, end_column, row, end_row) : plain(row, end_row, column, end_column)) {
-            EACH (m, M)
-                EACH (n, N)
-                    EACH (e, 4) s[m][n][e] *= scale;
-            return;
-        }
+        // The largest score of a row is also the largest once scaled, unless signs change.
+        if (scale >= 0.0f && (TURNED ? plain(column, end_column, row, end_row) : plain(row, end_row, column, end_column)))
+            return scale;
         EACH (m, M)
             EACH (n, N)
                 EACH (e, 4) {
                     int r = row + m * STRIP + row_of(e), c = column + column_of(n, e);
                     s[m][n][e] = TURNED ? of(s[m][n][e], c, r) : of(s[m][n][e], r, c);
                 }
+        return 1.0f;
     }
 };
 

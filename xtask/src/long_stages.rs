@@ -111,4 +111,7 @@ pub const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
     &["test", "--release", "-p", "weftgrad-examples", "--test", "malformed_files"],
 )];
 
-pub const SOAK_STAGE: &[Step] = &[Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"])];
+pub const SOAK_STAGE: &[Step] = &[
+    Step::Cargo(&["test", "-p", "weftgrad-distributed", "--test", "all", "three_axes", "--", "--ignored"]),
+    Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"]),
+];

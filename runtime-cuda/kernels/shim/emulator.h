@@ -265,6 +265,11 @@ inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline double __longlong_as_double(i64 x) { return bits_as<double>(x); }
 inline i64 __double_as_longlong(double x) { return bits_as<i64>(x); }
 
+inline float exp2_flushed(float x) {
+    float y = std::exp2(x);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+
 inline float widen(f16 x) { return (float)bits_as<_Float16>(x.bits); }
 inline f16 to_f16(float x) { return {bits_as<u16>((_Float16)x)}; }
 inline float widen(bf16 x) { return bits_as<float>((u32)x.bits << 16); }
