@@ -23,24 +23,14 @@ fn triples() -> impl Iterator<Item = [Axis; 3]> {
     (0..AXES.len()).flat_map(after).map(|triple| triple.map(|k| AXES[k]))
 }
 
-/// Which of the ten: the tests take half of them, and the stage `soak` the others.
-fn half(even: bool) -> impl Fn(&usize) -> bool {
-    move |k| k.is_multiple_of(2) == even
+/// Whether the tests take case `k`: six of ten; the stage `soak` asks for all by `WEFTGRAD_TEST_ALL_AXES=1`.
+fn is_taken(k: usize) -> bool {
+    (k / 2).is_multiple_of(2) || std::env::var_os("WEFTGRAD_TEST_ALL_AXES").is_some()
 }
 
 #[test]
 fn twenty_clipped_steps_of_eight_ranks_are_those_of_one() {
-    steps_of_triples(half(true));
-}
-
-#[test]
-#[ignore = "minutes: the stage `soak` runs it"]
-fn twenty_clipped_steps_along_the_other_axes() {
-    steps_of_triples(half(false));
-}
-
-fn steps_of_triples(chosen: impl Fn(&usize) -> bool) {
-    for (k, triple) in triples().enumerate().filter(|(k, _)| chosen(k)) {
+    for (k, triple) in triples().enumerate().filter(|(k, _)| is_taken(*k)) {
         let axes = triple.map(|axis| (axis, 2));
         let has = |axis| triple.contains(&axis);
         // Every stage of ZeRO with some triple.
@@ -64,22 +54,12 @@ fn steps_of_triples(chosen: impl Fn(&usize) -> bool) {
     assert_eq!(triples().count(), 10);
 }
 
-#[test]
-fn so_are_those_with_experts_and_two_other_axes() {
-    steps_of_pairs(half(true));
-}
-
-#[test]
-#[ignore = "minutes: the stage `soak` runs it"]
-fn twenty_clipped_steps_with_experts_along_the_other_axes() {
-    steps_of_pairs(half(false));
-}
-
 /// Experts over two ranks, beside any two axes. Expert ranks are among those that read different tokens: where a pair has none, or an axis that
 /// cuts sequences, which are short, replicas are added.
-fn steps_of_pairs(chosen: impl Fn(&usize) -> bool) {
+#[test]
+fn so_are_those_with_experts_and_two_other_axes() {
     let pairs = AXES.iter().enumerate().flat_map(|(i, &one)| AXES[i + 1..].iter().map(move |&two| [one, two]));
-    for (k, pair) in pairs.enumerate().filter(|(k, _)| chosen(k)) {
+    for (k, pair) in pairs.enumerate().filter(|(k, _)| is_taken(*k)) {
         let has = |axis| pair.contains(&axis);
         let mut axes: Vec<(Axis, usize)> = pair.into_iter().map(|axis| (axis, 2)).collect();
         match axes.iter_mut().find(|(axis, _)| matches!(axis, Axis::Data | Axis::Shard)) {
