@@ -35,6 +35,8 @@ pub fn run(args: &Args, item: &str) -> Result<Found, String> {
     let mut command = Command::new(sanitizer);
     command.args(["--tool", tool, "--error-exitcode", &FOUND.to_string(), "--print-limit", "20"]);
     command.arg("--log-file").arg(&log).arg(env::current_exe().map_err(words)?);
+    // Else what a kernel writes beyond a block is in another one's memory, and goes unseen.
+    command.env("WEFTGRAD_CUDA_BLOCKS", "apart");
     command.args(["--device", "cuda", "--item", &format!("suite/{section}")]).arg(&result);
     // Ends before this process is ended.
     let limit = Duration::from_secs_f64((args.minutes * 60.0 - 5.0).max(1.0));

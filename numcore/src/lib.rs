@@ -4,6 +4,7 @@
 //! Nothing here depends on a device. A [`Tensor`] carries its runtime; kernels see only views that this crate built.
 #![forbid(unsafe_code)]
 
+mod account;
 mod capabilities;
 mod device_queue;
 mod dtype;
@@ -27,6 +28,7 @@ mod shape;
 mod tensor;
 pub mod trace;
 
+pub use account::MemoryAccount;
 pub use capabilities::Capabilities;
 pub use device_queue::{DeviceQueue, QueueMark};
 pub use dtype::{DType, Element, Scalar};

@@ -1,9 +1,7 @@
-//! The pool that every runtime's memory uses: free blocks by size class, and the memory account. A block is of the
+//! A pool of memory: free blocks by size class, and the memory account. A block is of the
 //! runtime's own type.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-
-use crate::{MemoryCategory, MemoryStats, trace};
+use crate::{MemoryAccount, MemoryCategory, MemoryStats};
 
 /// Block sizes are multiples of this, in bytes.
 const ALIGN: usize = 256;
@@ -18,18 +16,12 @@ const SLACK: usize = 2;
 #[derive(Debug)]
 pub struct Pool<B> {
     free: Vec<Vec<B>>,
-    stats: MemoryStats,
-    /// Tells its account from those of other pools in a recording.
-    number: u32,
-    /// The recording that was told of all categories.
-    recorded: u64,
+    account: MemoryAccount,
 }
 
 impl<B> Default for Pool<B> {
     fn default() -> Self {
-        static POOLS: AtomicU32 = AtomicU32::new(0);
-        let number = POOLS.fetch_add(1, Ordering::Relaxed);
-        Pool { free: (0..CLASSES).map(|_| Vec::new()).collect(), stats: MemoryStats::default(), number, recorded: 0 }
+        Pool { free: (0..CLASSES).map(|_| Vec::new()).collect(), account: MemoryAccount::default() }
     }
 }
 
@@ -79,56 +71,36 @@ impl<B> Pool<B> {
 
     /// Books a block of this class that was allocated from the system.
     pub fn reserve(&mut self, class: usize) {
-        self.stats.reserved += Self::size_of(class);
+        self.account.set_reserved(self.stats().reserved + Self::size_of(class));
     }
 
     /// Removes all free blocks, to return them to the system.
     pub fn drain(&mut self) -> Vec<(usize, B)> {
         let lists = self.free.iter_mut().enumerate();
         let blocks: Vec<(usize, B)> = lists.flat_map(|(c, list)| list.drain(..).map(move |b| (c, b))).collect();
-        self.stats.reserved -= blocks.iter().map(|(c, _)| Self::size_of(*c)).sum::<usize>();
+        let bytes: usize = blocks.iter().map(|(c, _)| Self::size_of(*c)).sum();
+        self.account.set_reserved(self.stats().reserved - bytes);
         blocks
     }
 
     /// Books `bytes` that are in use from now on.
     pub fn book(&mut self, bytes: usize, use_: MemoryCategory) {
-        self.stats.allocations += 1;
-        for account in [&mut self.stats.by_use[use_ as usize], &mut self.stats.total] {
-            account.live += bytes;
-            account.peak = account.peak.max(account.live);
-        }
-        self.trace(use_);
+        self.account.book(bytes, use_);
     }
 
     /// Books `bytes` that are no longer in use.
     pub fn unbook(&mut self, bytes: usize, use_: MemoryCategory) {
-        self.stats.by_use[use_ as usize].live -= bytes;
-        self.stats.total.live -= bytes;
-        self.trace(use_);
-    }
-
-    /// Records a change of one category. The first change in a recording tells of the others too, which may not change in it.
-    #[inline]
-    fn trace(&mut self, use_: MemoryCategory) {
-        let Some(recording) = trace::counted_in() else { return };
-        let note = |use_: MemoryCategory| trace::counter(use_.name(), self.number, self.stats.of(use_).live as u64);
-        if self.recorded == recording {
-            note(use_);
-        } else {
-            MemoryCategory::ALL.into_iter().for_each(note);
-            self.recorded = recording;
-        }
+        self.account.unbook(bytes, use_);
     }
 
     /// The memory account of this pool.
     pub fn stats(&self) -> &MemoryStats {
-        &self.stats
+        self.account.stats()
     }
 
     /// Resets peak counters to the bytes that are live now.
     pub fn reset_peak(&mut self) {
-        let stats = &mut self.stats;
-        stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);
+        self.account.reset_peak();
     }
 }
 

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use numcore::{ErrorKind, Result};
 use parking_lot::Mutex;
 
-use crate::engine::{Engine, backend};
+use crate::{
+    engine::{Engine, backend},
+    memory::Memory,
+};
 
 /// The most keys of one captured step: a key for each draw, as of each dropout.
 const MOST: usize = 8192;
@@ -21,9 +24,9 @@ pub(crate) struct CapturedKeys {
 }
 
 impl CapturedKeys {
-    pub(crate) fn new(engine: &Arc<Engine>) -> Result<CapturedKeys> {
-        let table = engine.driver.alloc(BYTES).map_err(|e| backend("capture", engine.device, e))?;
-        let table = table.ok_or(ErrorKind::OutOfMemory { device: engine.device, requested: BYTES, live: 0 })?;
+    pub(crate) fn new(engine: &Arc<Engine>, memory: &Memory) -> Result<CapturedKeys> {
+        let table = memory.driver_alloc(BYTES).map_err(|e| backend("capture", engine.device, e))?;
+        let table = table.ok_or_else(|| memory.exhausted(BYTES))?;
         Ok(CapturedKeys { engine: engine.clone(), table, keys: Mutex::default() })
     }
 

@@ -16,11 +16,13 @@ use crate::{
     codegen::{KernelSource, form::ElementBody, pointwise, reduce},
     driver::{CudaDriver, Driver, DriverFailure, Fallible, KernelFunction},
     handwritten::HandwrittenKernel,
+    memory::DeviceMemory,
 };
 
 /// One GPU, shared by all of its queues.
 pub(crate) struct Engine {
     pub driver: Arc<dyn Driver>,
+    pub memory: Arc<DeviceMemory>,
     pub device: DeviceId,
     pub capabilities: Capabilities,
     generated: Mutex<HashMap<KernelKey, Arc<Generated>>>,
@@ -86,7 +88,8 @@ impl Engine {
             parallelism: about.processors,
             max_binding: about.memory,
         };
-        Engine { driver, device, capabilities, generated: Mutex::default(), written: Mutex::default() }
+        let memory = DeviceMemory::new(driver.clone(), device);
+        Engine { driver, memory, device, capabilities, generated: Mutex::default(), written: Mutex::default() }
     }
 
     /// The kernel of this key, its program typed so.

@@ -66,7 +66,7 @@ use std::{fmt, sync::Arc};
 use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
-pub use driver::{AccessOrder, GemmRefusal};
+pub use driver::{AccessOrder, EmulatedMemory, GemmRefusal};
 pub use event::CudaEvent;
 pub use graph::Graph;
 pub use memory::CudaBuffer;
@@ -144,6 +144,15 @@ impl Cuda {
         let ordered = driver::Ordered::new(emulated);
         let order = ordered.order();
         Ok((Self::apart(Arc::new(ordered))?, order))
+    }
+
+    /// An emulated GPU with this many bytes of memory that computes nothing: what is read are zeros. It shows in no time what a step of any size needs of
+    /// memory.
+    #[cfg(feature = "emulate")]
+    pub fn unexecuted(bytes: usize) -> Result<(Cuda, EmulatedMemory)> {
+        let driver = Arc::new(driver::Listing::of(bytes));
+        let memory = driver.memory().clone();
+        Ok((Self::apart(driver)?, memory))
     }
 
     /// An emulated GPU on the given driver.

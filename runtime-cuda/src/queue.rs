@@ -71,13 +71,13 @@ impl Queue {
 
     fn on(engine: Arc<Engine>, stream: Stream) -> Result<Queue> {
         let driver = engine.driver.clone();
-        let memory = Memory::new(driver.clone(), engine.device, stream);
+        let memory = Memory::new(engine.memory.clone(), stream);
         // Not from the pool: it is no tensor's.
-        let flag = driver.alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| DriverFailure::new("out of memory")));
+        let flag = memory.driver_alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| DriverFailure::new("out of memory")));
         let flag = flag.map_err(|e| backend("fork", engine.device, e))?;
         // SAFETY: just allocated with this size.
         unsafe { driver.zero(stream, flag, FLAG_BYTES) }.map_err(|e| backend("fork", engine.device, e))?;
-        let staging = Staging::new(driver, stream).map_err(|e| backend("fork", engine.device, e))?;
+        let staging = Staging::new(memory.clone(), driver, stream).map_err(|e| backend("fork", engine.device, e))?;
         Ok(Queue {
             staging: Mutex::new(staging),
             engine,
@@ -196,9 +196,8 @@ impl Queue {
             return Ok(*at);
         }
         let device = self.engine.device;
-        let at = self.driver().alloc(WORKSPACE).map_err(|e| backend("matmul", device, e))?;
-        let live = self.memory.stats().total.live;
-        let at = at.ok_or(ErrorKind::OutOfMemory { device, requested: WORKSPACE, live })?;
+        let at = self.memory.driver_alloc(WORKSPACE).map_err(|e| backend("matmul", device, e))?;
+        let at = at.ok_or_else(|| self.memory.exhausted(WORKSPACE))?;
         if self.workspace.set(at).is_err() {
             // SAFETY: another thread was first; this one was not used.
             unsafe { self.driver().free(at) };

@@ -8,7 +8,10 @@
 
 use std::sync::Arc;
 
-use crate::driver::{Driver, DriverFailure, Fallible, Mark, Stream};
+use crate::{
+    driver::{Driver, DriverFailure, Fallible, Mark, Stream},
+    memory::Memory,
+};
 
 /// Bytes of a chunk.
 const PIECE: usize = 2 << 20;
@@ -17,6 +20,7 @@ const PIECES: usize = 4;
 /// Page-locked memory of one queue, allocated at its first use, and the stream of its copies.
 pub(crate) struct Staging {
     driver: Arc<dyn Driver>,
+    memory: Arc<Memory>,
     /// The stream of the queue's kernels.
     work: Stream,
     copies: Stream,
@@ -39,10 +43,10 @@ struct StagingBuffer {
 unsafe impl Send for Staging {}
 
 impl Staging {
-    pub(crate) fn new(driver: Arc<dyn Driver>, work: Stream) -> Fallible<Staging> {
+    pub(crate) fn new(memory: Arc<Memory>, driver: Arc<dyn Driver>, work: Stream) -> Fallible<Staging> {
         let copies = driver.stream()?;
         let ready = driver.mark().inspect_err(|_| driver.destroy_stream(copies))?;
-        Ok(Staging { driver, work, copies, ready, pieces: Vec::new(), next: 0 })
+        Ok(Staging { driver, memory, work, copies, ready, pieces: Vec::new(), next: 0 })
     }
 
     /// The next chunk, once its bus transfer is complete.
@@ -71,7 +75,8 @@ impl Staging {
             return Ok((address, moved));
         }
         let moved = self.driver.mark()?;
-        let address = self.driver.alloc(PIECE).and_then(|a| a.ok_or_else(|| DriverFailure::new("out of memory")));
+        let address =
+            self.memory.driver_alloc(PIECE).and_then(|a| a.ok_or_else(|| DriverFailure::new("out of memory")));
         let address = address.inspect_err(|_| self.driver.destroy_mark(moved))?;
         self.pieces[at].landing = Some((address, moved));
         Ok((address, moved))

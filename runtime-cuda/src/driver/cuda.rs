@@ -151,6 +151,15 @@ impl Driver for CudaDriver {
         }
     }
 
+    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
+        // In a captured step of this thread there is none, and `free` puts off what it is given.
+        let _outside = self.gate.enter("free memory");
+        // If the stream has failed, nothing of it runs any more.
+        let _ = self.synchronize(stream);
+        // SAFETY: the caller's promise; the stream has passed.
+        addresses.iter().for_each(|address| unsafe { self.free(*address) });
+    }
+
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
         let _outside = self.gate.enter("allocate memory")?;
         self.bind()?;

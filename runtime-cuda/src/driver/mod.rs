@@ -17,7 +17,7 @@ use crate::{args::Args, codegen::KernelSource};
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub use emulated::{AccessOrder, GemmRefusal};
+pub use emulated::{AccessOrder, EmulatedMemory, GemmRefusal};
 #[cfg(feature = "emulate")]
 pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
 pub(crate) use failure::{DriverFailure, DriverFailureKind};
@@ -102,6 +102,15 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// From [`alloc`](Driver::alloc), and no queued work uses it.
     unsafe fn free(&self, address: u64);
+    /// A pool uses this range of an allocation as one block from now on. For what watches accesses of memory.
+    fn note_block(&self, address: u64, bytes: usize) {
+        let _ = (address, bytes);
+    }
+    /// Waits for a stream and frees memory; no capture begins meanwhile. Frees synchronise the device, so they are done together.
+    ///
+    /// # Safety
+    /// From [`alloc`](Driver::alloc), and no work uses it but the stream's.
+    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]);
     /// Allocates page-locked host memory.
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8>;
     /// # Safety

@@ -12,13 +12,14 @@ use parking_lot::Mutex;
 
 use super::{
     super::{About, CublasGemm, Driver, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
-    at_once,
+    EmulatedMemory, at_once,
 };
 use crate::{args::Args, codegen::KernelSource};
 
 /// What work would launch. All it reads are zeros.
 pub(crate) struct Listing {
     about: About,
+    memory: EmulatedMemory,
     sources: Mutex<Vec<KernelSource>>,
     /// Host memory, kept until the driver is dropped: a queue allocates only a few blocks.
     host: Mutex<Vec<Box<[u8]>>>,
@@ -26,14 +27,29 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
+    /// Kernels of any device: memory is without end.
     pub(crate) fn new() -> Listing {
+        Listing::with_memory(super::about().memory, EmulatedMemory::new(usize::MAX))
+    }
+
+    /// A device of this many bytes.
+    pub(crate) fn of(bytes: usize) -> Listing {
+        Listing::with_memory(bytes, EmulatedMemory::new(bytes))
+    }
+
+    fn with_memory(bytes: usize, memory: EmulatedMemory) -> Listing {
         Listing {
-            about: super::about(),
+            about: About { memory: bytes, ..super::about() },
+            memory,
             sources: Mutex::default(),
             host: Mutex::default(),
             // These values also serve as addresses, and none may be zero.
             next: AtomicU64::new(1),
         }
+    }
+
+    pub(crate) fn memory(&self) -> &EmulatedMemory {
+        &self.memory
     }
 
     /// Takes the kernels requested so far.
@@ -53,11 +69,21 @@ impl Driver for Listing {
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
         let pages = (bytes as u64).div_ceil(256).max(1);
-        Ok((bytes <= self.about.memory).then(|| self.next.fetch_add(pages, Ordering::Relaxed) * 256))
+        if bytes > self.about.memory {
+            return Ok(None);
+        }
+        Ok(self.memory.allocate(bytes, || Some(self.next.fetch_add(pages, Ordering::Relaxed) * 256)))
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn free(&self, _: u64) {}
+    unsafe fn free(&self, address: u64) {
+        self.memory.release(address);
+    }
+
+    // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
+    unsafe fn free_after(&self, _: Stream, addresses: &[u64]) {
+        addresses.iter().for_each(|address| self.memory.release(*address));
+    }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
         let mut memory = vec![0u8; bytes].into_boxed_slice();

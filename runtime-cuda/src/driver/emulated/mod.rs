@@ -7,10 +7,12 @@
 mod build;
 mod captures;
 mod listing;
+mod memory;
 mod ordered;
 mod parameters;
 mod refusal;
 mod tracked_block;
+mod tracked_memory;
 mod vector_clock;
 
 use std::{
@@ -38,6 +40,7 @@ use crate::{args::Args, codegen::KernelSource};
 pub(crate) use build::HostBuilder;
 use captures::{CapturedWork, Captures};
 pub(crate) use listing::Listing;
+pub use memory::EmulatedMemory;
 pub use ordered::AccessOrder;
 pub(crate) use ordered::Ordered;
 pub use refusal::GemmRefusal;
@@ -48,6 +51,7 @@ type EntryFn = unsafe extern "C" fn(*const u32, *mut *mut c_void);
 /// The host, as a GPU.
 pub(crate) struct Emulated {
     about: About,
+    memory: EmulatedMemory,
     builder: HostBuilder,
     kernels: Mutex<Kernels>,
     next: AtomicU64,
@@ -79,6 +83,7 @@ impl Emulated {
         let (kernels, blocks) = (Mutex::default(), Mutex::default());
         Ok(Emulated {
             about: about(),
+            memory: EmulatedMemory::new(about().memory),
             builder,
             kernels,
             next: AtomicU64::new(1),
@@ -94,9 +99,6 @@ impl Emulated {
 
     fn allocate(&self, bytes: usize) -> Option<u64> {
         let layout = Layout::from_size_align(bytes.max(1), 256).ok()?;
-        if bytes > self.about.memory {
-            return None;
-        }
         // SAFETY: the layout is not empty.
         let at = unsafe { alloc::alloc(layout) };
         if at.is_null() {
@@ -109,6 +111,7 @@ impl Emulated {
     }
 
     fn release(&self, at: u64) {
+        self.memory.release(at);
         if let Some(layout) = self.blocks.lock().remove(&at) {
             // SAFETY: allocated with this layout.
             unsafe { alloc::dealloc(at as *mut u8, layout) };
@@ -167,13 +170,23 @@ impl Driver for Emulated {
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
         let _outside = self.gate.enter("allocate memory")?;
-        Ok(self.allocate(bytes))
+        Ok(self.memory.allocate(bytes, || self.allocate(bytes)))
     }
 
     // SAFETY: the trait's conditions; a map records the allocations.
     unsafe fn free(&self, address: u64) {
         let Some(_outside) = self.gate.enter_or_defer(Freed::Device(address)) else { return };
         self.release(address);
+    }
+
+    // SAFETY: the trait's conditions.
+    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
+        // In a captured step of this thread there is none, and `free` puts off what it is given.
+        let _outside = self.gate.enter("free memory");
+        // If the stream has failed, nothing of it runs any more.
+        let _ = self.synchronize(stream);
+        // SAFETY: the caller's promise; the stream has passed.
+        addresses.iter().for_each(|address| unsafe { self.free(*address) });
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {

@@ -5,25 +5,21 @@
 //! stream that happens before. An access is ordered if the last write to the memory, and for a write all reads since,
 //! happen before it. The emulator executes work at once, in queue order, so values would never show a race.
 //!
-//! Which memory a kernel may write follows from its parameters: non-`const` pointers. Memory is tracked by allocation,
-//! and pointers inside of structures (attention's mask) are not seen. A copy to the host is complete only after the
+//! Which memory a kernel may write follows from its parameters: non-`const` pointers. A pointer means the whole block of
+//! its pool, and pointers inside of structures (attention's mask) are not seen. A copy to the host is complete only after the
 //! host has waited for it.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fmt,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 
 use super::{
     super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
-    Emulated,
+    Emulated, EmulatedMemory,
     parameters::parameters,
     refusal::GemmRefusal,
-    tracked_block::{Access, TrackedBlock},
+    tracked_block::Access,
+    tracked_memory::TrackedMemory,
     vector_clock::{Moment, VectorClock, join},
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -43,12 +39,12 @@ struct OrderState {
     streams: HashMap<u64, VectorClock>,
     marks: HashMap<u64, VectorClock>,
     host: VectorClock,
-    blocks: BTreeMap<u64, TrackedBlock>,
+    memory: TrackedMemory,
     travelling: Vec<Travelling>,
     /// For every kernel, how it accesses each argument that is a pointer.
     kernels: HashMap<u64, Vec<Option<Access>>>,
-    captured: Option<Vec<(u64, Access)>>,
-    recordings: HashMap<u64, Vec<(u64, Access)>>,
+    captured: Option<Vec<(Range<u64>, Access)>>,
+    recordings: HashMap<u64, Vec<(Range<u64>, Access)>>,
     complaints: Vec<String>,
     operations: usize,
     refusal: GemmRefusal,
@@ -57,7 +53,7 @@ struct OrderState {
 
 /// The findings: the number of checked operations, and a line for each unordered access.
 #[derive(Clone)]
-pub struct AccessOrder(Arc<Mutex<OrderState>>);
+pub struct AccessOrder(Arc<Mutex<OrderState>>, EmulatedMemory);
 
 impl AccessOrder {
     /// The number of operations so far.
@@ -73,6 +69,11 @@ impl AccessOrder {
     /// From here on the library refuses what `refusal` says.
     pub fn refuse_gemms(&self, refusal: GemmRefusal) {
         self.0.lock().refusal = refusal;
+    }
+
+    /// The memory of the device, which can be limited.
+    pub fn memory(&self) -> &EmulatedMemory {
+        &self.1
     }
 
     /// Makes every later call fail, as when a device is lost.
@@ -103,36 +104,22 @@ impl OrderState {
         Moment { stream: stream.0, time: *time }
     }
 
-    /// The allocation that holds an address, which is none where memory of no bytes is said to be.
-    fn block(&mut self, address: u64) -> Option<(u64, &mut TrackedBlock)> {
-        let (start, block) = self.blocks.range_mut(..=address).next_back()?;
-        (address < *start + block.bytes as u64).then_some((*start, block))
-    }
-
-    fn access(&mut self, what: &'static str, moment: Moment, address: u64, how: Access) {
+    fn access(&mut self, what: &'static str, moment: Moment, range: Range<u64>, how: Access) {
         let clock = self.streams.get(&moment.stream).cloned().unwrap_or_default();
-        let Some((start, block)) = self.block(address) else { return };
-        let wrong = block.conflicts(&clock, how);
-        match how {
-            Access::Read => {
-                // A stream that is ordered after the last read of another is ordered after the earlier ones.
-                block.read.retain(|(before, _)| before.stream != moment.stream);
-                block.read.push((moment, what));
-            }
-            Access::Write => (block.written, block.read) = (Some((moment, what)), Vec::new()),
-        }
-        self.captured.iter_mut().for_each(|all| all.push((address, how)));
-        let stream = moment.stream;
+        let wrong = self.memory.conflicts(&range, &clock, how);
+        self.memory.note(&range, moment, what, how);
+        let (stream, start) = (moment.stream, range.start);
+        self.captured.iter_mut().for_each(|all| all.push((range.clone(), how)));
         self.complain(
             wrong.map(|w| format!("{what} ({how:?}, stream {stream}) is not ordered after {w}, at {start:x}")),
         );
     }
 
     /// The host is about to write there, or to give it back.
-    fn host_takes(&mut self, what: &str, address: u64) {
-        let host = self.host.clone();
-        let wrong = self.block(address).and_then(|(_, block)| block.conflicts(&host, Access::Write));
-        self.complain(wrong.map(|w| format!("{what} by the host, which has not waited for {w}, at {address:x}")));
+    fn host_takes(&mut self, what: &str, range: Option<Range<u64>>) {
+        let Some(range) = range else { return };
+        let wrong = self.memory.conflicts(&range, &self.host, Access::Write);
+        self.complain(wrong.map(|w| format!("{what} by the host, which has not waited for {w}, at {:x}", range.start)));
     }
 
     fn complain(&mut self, line: Option<String>) {
@@ -154,8 +141,8 @@ impl OrderState {
     }
 
     fn forget(&mut self, what: &str, address: u64) {
-        self.host_takes(what, address);
-        self.blocks.remove(&address);
+        self.host_takes(what, self.memory.allocation(address));
+        self.memory.freed(address);
     }
 }
 
@@ -171,20 +158,28 @@ impl Ordered {
     }
 
     pub(crate) fn order(&self) -> AccessOrder {
-        AccessOrder(self.state.clone())
+        AccessOrder(self.state.clone(), self.inner.memory.clone())
     }
 
-    /// Checks one operation of a stream and the memory it accesses.
+    /// Checks one operation of a stream and the memory that the pointers mean.
     fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
+        let ranges = {
+            let memory = &self.state.lock().memory;
+            accesses.iter().filter_map(|(at, how)| Some((memory.range_of(*at)?, *how))).collect::<Vec<_>>()
+        };
+        self.note_ranges(what, stream, ranges)
+    }
+
+    fn note_ranges(&self, what: &'static str, stream: Stream, ranges: Vec<(Range<u64>, Access)>) -> Fallible<Moment> {
         let mut state = self.state.lock();
         state.there()?;
         let moment = state.step(stream);
-        accesses.iter().for_each(|(address, how)| state.access(what, moment, *address, *how));
+        ranges.into_iter().for_each(|(range, how)| state.access(what, moment, range, how));
         Ok(moment)
     }
 
     fn born(&self, address: u64, bytes: usize) {
-        self.state.lock().blocks.insert(address, TrackedBlock { bytes, written: None, read: Vec::new() });
+        self.state.lock().memory.allocated(address, bytes);
     }
 }
 
@@ -198,11 +193,23 @@ impl Driver for Ordered {
         self.inner.alloc(bytes).inspect(|at| at.iter().for_each(|at| self.born(*at, bytes)))
     }
 
+    fn note_block(&self, address: u64, bytes: usize) {
+        self.state.lock().memory.cut(address..address + bytes as u64);
+    }
+
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn free(&self, address: u64) {
         self.state.lock().forget("freed", address);
         // SAFETY: the caller's promise.
         unsafe { self.inner.free(address) };
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
+        let _ = self.synchronize(stream);
+        addresses.iter().for_each(|address| self.state.lock().forget("freed", *address));
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free_after(stream, addresses) };
     }
 
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8> {
@@ -297,7 +304,10 @@ impl Driver for Ordered {
     // SAFETY: the trait's conditions, which are handed on.
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // The host has just written there.
-        self.state.lock().host_takes("a piece is filled", from as u64);
+        let mut state = self.state.lock();
+        let range = state.memory.range_of(from as u64);
+        state.host_takes("a piece is filled", range);
+        drop(state);
         self.note("a copy from the host", stream, &[(from as u64, Access::Read), (to, Access::Write)])?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy_in(stream, to, from, bytes) }
@@ -379,7 +389,7 @@ impl Driver for Ordered {
 
     fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
         let accesses = self.state.lock().recordings.get(&recording.0).cloned().unwrap_or_default();
-        self.note("a captured step", stream, &accesses)?;
+        self.note_ranges("a captured step", stream, accesses)?;
         self.inner.replay(recording, stream)
     }
 

@@ -1,4 +1,4 @@
-//! Who has read and written an allocation.
+//! Who has read and written a part of memory.
 
 use super::vector_clock::{Moment, VectorClock};
 
@@ -9,7 +9,8 @@ pub(super) enum Access {
     Write,
 }
 
-/// One allocation, of the device or of the host.
+/// A part of an allocation, of the device or of the host.
+#[derive(Clone)]
 pub(super) struct TrackedBlock {
     pub(super) bytes: usize,
     pub(super) written: Option<(Moment, &'static str)>,

@@ -1,0 +1,68 @@
+//! How much memory an emulated GPU has, and what is allocated of it.
+
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use parking_lot::Mutex;
+
+/// The memory of an emulated GPU: it refuses what would go beyond its capacity.
+#[derive(Clone)]
+pub struct EmulatedMemory(Arc<Mutex<MemoryState>>);
+
+struct MemoryState {
+    capacity: usize,
+    used: usize,
+    allocations: usize,
+    blocks: HashMap<u64, usize>,
+}
+
+impl EmulatedMemory {
+    pub(crate) fn new(capacity: usize) -> EmulatedMemory {
+        EmulatedMemory(Arc::new(Mutex::new(MemoryState { capacity, used: 0, allocations: 0, blocks: HashMap::new() })))
+    }
+
+    /// Changes the capacity: what is allocated stays.
+    pub fn limit(&self, bytes: usize) {
+        self.0.lock().capacity = bytes;
+    }
+
+    /// Bytes that are allocated now.
+    pub fn used(&self) -> usize {
+        self.0.lock().used
+    }
+
+    /// The number of allocations so far, refused ones not counted.
+    pub fn allocations(&self) -> usize {
+        self.0.lock().allocations
+    }
+
+    /// Free bytes.
+    pub fn free(&self) -> usize {
+        let state = self.0.lock();
+        state.capacity.saturating_sub(state.used)
+    }
+
+    /// Allocates by `allocate`, which gives an address, unless there is too little.
+    pub(super) fn allocate(&self, bytes: usize, allocate: impl FnOnce() -> Option<u64>) -> Option<u64> {
+        let mut state = self.0.lock();
+        if bytes > state.capacity.saturating_sub(state.used) {
+            return None;
+        }
+        let address = allocate()?;
+        state.used += bytes;
+        state.allocations += 1;
+        state.blocks.insert(address, bytes);
+        Some(address)
+    }
+
+    pub(super) fn release(&self, address: u64) {
+        let mut state = self.0.lock();
+        let bytes = state.blocks.remove(&address).unwrap_or(0);
+        state.used -= bytes;
+    }
+}
+
+impl fmt::Debug for EmulatedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EmulatedMemory({} bytes used, {} free)", self.used(), self.free())
+    }
+}

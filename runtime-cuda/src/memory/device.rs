@@ -1,0 +1,41 @@
+//! What the queues of one GPU share of its memory: the driver, and who the queues are, so that one in need can have the others trim.
+
+use std::sync::{Arc, Weak};
+
+use numcore::DeviceId;
+use parking_lot::Mutex;
+
+use super::Memory;
+use crate::driver::Driver;
+
+/// With this variable set to `apart`, every block is an allocation of the driver's: `compute-sanitizer` then sees what a kernel does beyond one.
+const BLOCKS: &str = "WEFTGRAD_CUDA_BLOCKS";
+
+/// A GPU's memory, as its queues see it.
+pub(crate) struct DeviceMemory {
+    pub driver: Arc<dyn Driver>,
+    pub device: DeviceId,
+    /// Whether blocks are allocated one by one.
+    pub apart: bool,
+    /// In the order in which they were made.
+    queues: Mutex<Vec<Weak<Memory>>>,
+}
+
+impl DeviceMemory {
+    pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Arc<DeviceMemory> {
+        let apart = std::env::var_os(BLOCKS).is_some_and(|value| value == "apart");
+        Arc::new(DeviceMemory { driver, device, apart, queues: Mutex::default() })
+    }
+
+    pub(super) fn register(&self, memory: &Arc<Memory>) {
+        let mut queues = self.queues.lock();
+        queues.retain(|queue| queue.strong_count() > 0);
+        queues.push(Arc::downgrade(memory));
+    }
+
+    /// The memory of all other queues. Outside of the lock, since the last holder of one may be this list.
+    pub(super) fn others(&self, own: &Memory) -> Vec<Arc<Memory>> {
+        let all: Vec<Arc<Memory>> = self.queues.lock().iter().filter_map(Weak::upgrade).collect();
+        all.into_iter().filter(|memory| !std::ptr::eq(&**memory, own)).collect()
+    }
+}

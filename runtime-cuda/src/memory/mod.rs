@@ -1,0 +1,239 @@
+//! Memory: one pool per queue. What is freed is kept, merged with its neighbours and reused ([`segments`]), so a training step in its steady
+//! state allocates nothing from the driver, and can be captured.
+//!
+//! Blocks are stream-ordered: all work of a queue runs in order, so a block that was freed may be given to later work of the same queue at
+//! once, in part or with its neighbours, while earlier work still reads it. Where other queues have used a block, its own queue waits for them
+//! first, by an event: the buffer records which they were.
+//!
+//! The driver is never called under a pool's lock: it may wait for a capture of another thread, which drops buffers of this queue meanwhile.
+
+mod buffer;
+mod device;
+mod held;
+mod segments;
+
+use std::sync::Arc;
+
+use numcore::{ErrorKind, MemoryAccount, MemoryCategory, MemoryStats, Result};
+use parking_lot::Mutex;
+
+use crate::{
+    driver::{Fallible, Stream},
+    engine::backend,
+};
+
+pub use buffer::CudaBuffer;
+pub(crate) use device::DeviceMemory;
+use held::Dropped;
+pub(crate) use held::HeldBlocks;
+use segments::{DeviceBlock, Growth, Segments};
+
+/// A queue's memory: segments and the account.
+pub(crate) struct Memory {
+    device: Arc<DeviceMemory>,
+    stream: Stream,
+    state: Mutex<PoolState>,
+}
+
+#[derive(Default)]
+struct PoolState {
+    account: MemoryAccount,
+    segments: Segments,
+    capture: Option<OpenCapture>,
+}
+
+/// While work is captured: no driver allocation is allowed, and what the work uses belongs to the recording afterwards.
+struct OpenCapture {
+    held: Arc<HeldBlocks>,
+    /// Blocks that were allocated or freed since it began.
+    used: Vec<DeviceBlock>,
+}
+
+impl PoolState {
+    fn sync_account(&mut self) {
+        self.account.set_reserved(self.segments.reserved());
+    }
+
+    /// Removes the free segments, which go back to the driver; none while work is captured.
+    fn drain(&mut self) -> Vec<u64> {
+        let free = if self.capture.is_none() { self.segments.drain() } else { Vec::new() };
+        self.sync_account();
+        free
+    }
+
+    /// Where a block goes that is no longer used. `held` is the recording it was allocated in, which writes to it as long as it lives. A captured
+    /// step may use the block again, as the step that ran before it did: the pool's ranges are given to the recording when the capture ends.
+    fn take_back(&mut self, memory: &Arc<Memory>, block: DeviceBlock, held: Option<Arc<HeldBlocks>>) {
+        let mut free = Some(block);
+        let dropped = |held| Dropped { block, memory: memory.clone(), held };
+        match (&mut self.capture, held.filter(|held| held.is_alive())) {
+            (Some(capture), Some(held)) if !Arc::ptr_eq(&capture.held, &held) => {
+                if capture.held.keep(dropped(Some(held))) {
+                    free = None;
+                }
+            }
+            (Some(capture), _) => capture.used.push(block),
+            (None, Some(held)) => {
+                if held.keep(dropped(None)) {
+                    free = None;
+                }
+            }
+            (None, None) => {}
+        }
+        free.into_iter().for_each(|block| self.segments.give_back(block));
+    }
+}
+
+impl Memory {
+    pub(crate) fn new(device: Arc<DeviceMemory>, stream: Stream) -> Arc<Memory> {
+        let segments = if device.apart { Segments::apart() } else { Segments::default() };
+        let state = PoolState { segments, ..PoolState::default() };
+        let memory = Arc::new(Memory { device, stream, state: Mutex::new(state) });
+        memory.device.register(&memory);
+        memory
+    }
+
+    pub(crate) fn stats(&self) -> MemoryStats {
+        self.state.lock().account.stats().clone()
+    }
+
+    pub(crate) fn reset_peak(&self) {
+        self.state.lock().account.reset_peak();
+    }
+
+    /// Gives every free segment back; none while work is captured.
+    pub(crate) fn trim(&self) {
+        let free = self.state.lock().drain();
+        self.release(&free);
+    }
+
+    /// From here on work is captured.
+    pub(crate) fn begin_capture(&self) -> Arc<HeldBlocks> {
+        let held = Arc::new(HeldBlocks::default());
+        self.state.lock().capture = Some(OpenCapture { held: held.clone(), used: Vec::new() });
+        held
+    }
+
+    /// Ends the capture: what its work used and is free now stays with the recording, and what is not free goes there when it is dropped.
+    pub(crate) fn end_capture(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        let Some(capture) = state.capture.take() else { return };
+        for block in state.segments.take_ranges(capture.used) {
+            capture.held.keep(Dropped { block, memory: self.clone(), held: None });
+        }
+    }
+
+    /// The recording of the capture in progress, if there is one.
+    fn capturing(&self) -> Option<Arc<HeldBlocks>> {
+        self.state.lock().capture.as_ref().map(|capture| capture.held.clone())
+    }
+
+    /// The recording is gone: its blocks return, for later work of the queue it ran on, and those of other queues after that work.
+    pub(crate) fn release_held(self: &Arc<Self>, held: &HeldBlocks) {
+        for Dropped { block, memory, held } in held.release() {
+            if !Arc::ptr_eq(self, &memory) {
+                memory.follow(self, memory.capturing().is_some());
+            }
+            memory.state.lock().take_back(&memory, block, held);
+        }
+    }
+
+    /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.
+    pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<CudaBuffer> {
+        let mut state = self.state.lock();
+        let mut block = if bytes == 0 { None } else { state.segments.take(bytes) };
+        if block.is_none() && bytes > 0 {
+            if state.capture.is_some() {
+                return Err(self.not_held(bytes));
+            }
+            let growth = state.segments.grow(bytes);
+            state.sync_account();
+            drop(state);
+            let growth = growth.ok_or_else(|| self.exhausted(bytes))?;
+            let (segment, start) = self.segment(bytes, growth)?;
+            state = self.state.lock();
+            block = Some(state.segments.add(start, segment, bytes));
+            state.sync_account();
+        }
+        state.account.book(bytes, use_);
+        let capture = state.capture.as_mut();
+        let held = capture.map(|capture| {
+            capture.used.extend(block);
+            capture.held.clone()
+        });
+        drop(state);
+        block.iter().for_each(|block| self.device.driver.note_block(block.address, block.bytes));
+        Ok(CudaBuffer::new(self, block, bytes, use_, held))
+    }
+
+    /// A new segment from the driver: its bytes, and where it starts. Where memory is short it is no larger than the request.
+    fn segment(&self, bytes: usize, growth: Growth) -> Result<(usize, u64)> {
+        let failed = |e| backend("alloc", self.device.device, e);
+        self.release(&growth.shed);
+        if let Some(start) = self.device.driver.alloc(growth.segment).map_err(failed)? {
+            return Ok((growth.segment, start));
+        }
+        let least = segments::least_segment(bytes).ok_or_else(|| self.exhausted(bytes))?.min(growth.segment);
+        let start = self.driver_alloc(least).map_err(failed)?;
+        Ok((least, start.ok_or_else(|| self.exhausted(bytes))?))
+    }
+
+    /// Memory of the driver's, beside the pool. Where there is too little, what this queue and then what the device's other queues keep for reuse
+    /// is given back; none where that does not help.
+    pub(crate) fn driver_alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
+        let fresh = || self.device.driver.alloc(bytes);
+        if let Some(address) = fresh()? {
+            return Ok(Some(address));
+        }
+        self.trim();
+        if let Some(address) = fresh()? {
+            return Ok(Some(address));
+        }
+        self.device.others(self).iter().for_each(|other| other.trim());
+        fresh()
+    }
+
+    /// Makes later work of this queue wait for the work that is queued on another one.
+    fn follow(&self, other: &Memory, capturing: bool) {
+        let driver = &self.device.driver;
+        let by_event = || {
+            let mark = driver.mark()?;
+            let done = driver.record(mark, other.stream).and_then(|()| driver.wait(self.stream, mark));
+            driver.destroy_mark(mark);
+            done
+        };
+        // A captured stream can wait for nothing outside of its capture. If the device has failed, nothing runs any
+        // more.
+        if capturing || by_event().is_err() {
+            let _ = driver.synchronize(other.stream);
+        }
+    }
+
+    /// Gives segments back to the driver, once nothing uses them any more.
+    fn release(&self, segments: &[u64]) {
+        if !segments.is_empty() {
+            // SAFETY: the pool owned them, and only work of its queue uses them: it was ordered after that of others.
+            unsafe { self.device.driver.free_after(self.stream, segments) };
+        }
+    }
+
+    fn not_held(&self, bytes: usize) -> numcore::Error {
+        let why = format!(
+            "a captured step asks for {bytes} bytes that its pool does not hold; run it a few times before it is captured"
+        );
+        ErrorKind::Unsupported { op: "capture", device: self.device.device, why }.into()
+    }
+
+    pub(crate) fn exhausted(&self, requested: usize) -> numcore::Error {
+        let live = self.stats().total.live;
+        ErrorKind::OutOfMemory { device: self.device.device, requested, live }.into()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let free = self.state.get_mut().segments.drain();
+        self.release(&free);
+        self.device.driver.destroy_stream(self.stream);
+    }
+}
