@@ -27,7 +27,9 @@ impl Simulated {
         self.peak = self.peak.max(self.live);
         let block = self.segments.take(bytes).unwrap_or_else(|| {
             let Growth { shed, segment } = self.segments.grow(bytes).unwrap();
-            shed.iter().for_each(|start| drop(self.driver.remove(start).expect("a segment of the driver's")));
+            for start in shed {
+                self.driver.remove(&start).expect("a segment of the driver's");
+            }
             self.allocations += 1;
             // Adjacent, as the driver's may be: neighbours of two segments are not merged.
             let start = self.next + (1 << 30);
@@ -69,7 +71,7 @@ impl Simulated {
     }
 
     /// Everything was freed: all is merged, and goes back.
-    fn is_empty_after_all(mut self) {
+    fn check_all_is_free(mut self) {
         self.check();
         assert_eq!(self.segments.free(), self.segments.reserved());
         assert_eq!(self.segments.pieces.len(), self.segments.segments.len(), "one free block a segment");
@@ -111,7 +113,7 @@ fn random(seed: u64) -> Vec<u64> {
         }
     }
     held.into_iter().for_each(|block| pool.free(block));
-    pool.is_empty_after_all();
+    pool.check_all_is_free();
     addresses
 }
 
@@ -163,7 +165,7 @@ fn ranges_are_taken_where_they_are_free() {
     pool.check();
     taken.into_iter().for_each(|block| pool.segments.give_back(block));
     pool.free(b);
-    pool.is_empty_after_all();
+    pool.check_all_is_free();
 }
 
 #[test]
@@ -249,7 +251,7 @@ fn sequences_of_changing_length_do_not_fragment() {
             let ratio = pool.most_reserved as f64 / peak as f64;
             assert!(ratio <= 1.25, "{name}, {tokens}: {ratio:.3} times the peak of {} MiB", peak >> 20);
             pool.free(parameters);
-            pool.is_empty_after_all();
+            pool.check_all_is_free();
         }
     }
 }
