@@ -73,7 +73,18 @@ mod tests {
     fn all_tests_of_the_crate_are_found() {
         assert_eq!(
             sources(&repo::root().join(TESTS)).expect("a folder"),
-            ["captures", "cuts", "emulated", "failures", "kernel_times", "memory", "nccl", "no_gpu", "order"]
+            [
+                "captures",
+                "cuts",
+                "emulated",
+                "failures",
+                "kernel_times",
+                "live_memory",
+                "memory",
+                "nccl",
+                "no_gpu",
+                "order"
+            ]
         );
         assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());
     }

@@ -14,8 +14,9 @@ use std::{
 
 /// Blocks are multiples of this, in bytes, and start at multiples of it.
 const ALIGN: usize = 256;
-/// Requests below this have small segments.
-const SMALL: usize = 1 << 20;
+/// Requests below this have small segments. Few activations are as small: where those of short batches were on one side and those of long ones on
+/// the other, neither could use what the other left.
+const SMALL: usize = 128 << 10;
 /// Bytes of a small segment.
 const SMALL_SEGMENT: usize = 2 << 20;
 /// The least bytes of a large segment.
@@ -113,10 +114,7 @@ impl Segments {
     pub(super) fn take(&mut self, bytes: usize) -> Option<DeviceBlock> {
         let bytes = rounded(bytes)?;
         let list = if bytes < SMALL { &self.small } else { &self.large };
-        let (found, address) = *list.range((bytes, 0)..).next()?;
-        if self.apart && found > bytes {
-            return None;
-        }
+        let (_, address) = *list.range((bytes, 0)..).next().filter(|(found, _)| !self.apart || *found == bytes)?;
         Some(self.cut(address, bytes))
     }
 
@@ -135,7 +133,9 @@ impl Segments {
         self.grown += 1;
         let peak = self.peak.max(self.used + bytes);
         let most = peak + peak / SLACK + LARGE_SEGMENT + self.grown / PATIENCE * (peak / PATIENCE_SLACK);
+        // Small ones are no smaller than the next request for one.
         let mut free = self.free_segments();
+        free.retain(|(start, _)| self.segments.get(start).is_some_and(|segment| !segment.small));
         free.sort_by_key(|(start, bytes)| (Reverse(*bytes), *start));
         let mut shed = Vec::new();
         for (start, bytes) in free {
