@@ -133,6 +133,36 @@ class Cases:
         if name == "sum":
             x, f = self.normal(*n), self.maybe_compiled(torch.sum)
             return lambda: f(x)
+        if name in ("gemmbf16nt", "gemmbf16tn"):
+            a, b = (self.normal(n[0], n[1], dtype=torch.bfloat16), self.normal(n[1], n[2], dtype=torch.bfloat16))
+            if name.endswith("tn"):
+                a = a.t().contiguous().t()
+            else:
+                b = b.t().contiguous().t()
+            out = a @ b
+            return lambda: torch.matmul(a, b, out=out)
+        if name in ("colsum", "colsumbf16"):
+            x = self.normal(*n, dtype=torch.bfloat16 if "bf16" in name else torch.float32)
+            f = self.maybe_compiled(lambda x: x.sum(0))
+            return lambda: f(x)
+        if name in ("linearbf16", "linearbf16fb"):
+            shapes = [(n[0], n[1]), (n[2], n[1]), (n[2],), (n[0], n[2])]
+            x, w, b, r = (self.normal(*s, dtype=torch.bfloat16).requires_grad_(name.endswith("fb")) for s in shapes)
+            f = lambda x, w, b, r: F.linear(x, w, b) + r
+            if name.endswith("fb"):
+                return self.forward_backward(f, x, w, b, r)
+            f = self.maybe_compiled(f)
+            return lambda: f(x, w, b, r)
+        if name == "softmaxbf16":
+            x, f = self.normal(*n, dtype=torch.bfloat16), self.maybe_compiled(lambda x: F.softmax(x, -1))
+            return lambda: f(x)
+        if name == "layernormbf16fb":
+            x = self.normal(*n, dtype=torch.bfloat16).requires_grad_()
+            w, b = (t.to(torch.bfloat16).requires_grad_() for t in (x.new_ones(n[1]), x.new_zeros(n[1])))
+            return self.forward_backward(lambda x, w, b: F.layer_norm(x, (n[1],), w, b), x, w, b)
+        if name == "xentbf16fb":
+            x, y = self.normal(*n, dtype=torch.bfloat16).requires_grad_(), self.classes(n[1], n[0])
+            return self.forward_backward(lambda x: F.cross_entropy(x.float(), y), x)
         if name == "softmax":
             x, f = self.normal(*n), self.maybe_compiled(lambda x: F.softmax(x, -1))
             return lambda: f(x)
@@ -196,7 +226,7 @@ class Cases:
 
 
 # Nothing to compile: a library's call, or the optimizer's own kernel.
-EAGER_ONLY = {"attnbf16", "copy", "add", "gemm", "gemmbf16", "gemmf16", "emb", "attn", "adamw", "tinyadd", "chain"}
+EAGER_ONLY = {"attnbf16", "copy", "add", "gemm", "gemmbf16", "gemmbf16nt", "gemmbf16tn", "gemmf16", "emb", "attn", "adamw", "tinyadd", "chain"}
 
 
 def per_call(run, finish):

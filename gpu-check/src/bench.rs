@@ -34,11 +34,20 @@ const FULL: &[(&str, Amount)] = &[
     ("attnbf16fb 16 12 1024 64", Amount::None),
     ("xentfb 16384 50257", Amount::None),
     ("xentfb 16384 50304", Amount::None),
+    ("xentbf16fb 16384 50257", Amount::None),
+    ("xentbf16fb 16384 50304", Amount::None),
+    ("colsumbf16 16384 768", Amount::Bytes(25.2e6)),
+    ("colsumbf16 16384 3072", Amount::Bytes(100.7e6)),
+    ("linearbf16 16384 768 768", Amount::Operations(19.33e9)),
+    ("linearbf16fb 16384 3072 768", Amount::Operations(231.9e9)),
+    ("layernormbf16fb 16384 768", Amount::None),
     ("gemmbf16 16384 768 2304", Amount::Operations(57.98e9)),
     ("gemmbf16 16384 768 3072", Amount::Operations(77.31e9)),
     ("gemmbf16 16384 768 50257", Amount::Operations(1264.8e9)),
     ("gemmbf16 16384 768 50304", Amount::Operations(1265.9e9)),
-    ("gemmbf16 768 16384 3072", Amount::Operations(77.31e9)),
+    ("gemmbf16nt 16384 768 3072", Amount::Operations(77.31e9)),
+    ("gemmbf16tn 768 16384 3072", Amount::Operations(77.31e9)),
+    ("gemmbf16tn 768 16384 50257", Amount::Operations(1264.8e9)),
     ("copy 268435456", Amount::Bytes(2.0 * GIB)),
     ("add 268435456", Amount::Bytes(3.0 * GIB)),
     ("gelu 268435456", Amount::Bytes(2.0 * GIB)),
@@ -50,6 +59,7 @@ const FULL: &[(&str, Amount)] = &[
     ("gemmbf16 8192 768 3072", Amount::Operations(38.65e9)),
     ("gemmbf16 8192 768 50257", Amount::Operations(632.3e9)),
     ("softmax 32768 1024", Amount::Bytes(0.25 * GIB)),
+    ("softmaxbf16 32768 1024", Amount::Bytes(0.125 * GIB)),
     ("layernorm 32768 1024", Amount::Bytes(0.25 * GIB)),
     ("layernormfb 32768 1024", Amount::None),
     ("rmsnormfb 32768 1024", Amount::None),
@@ -87,15 +97,25 @@ pub fn items(quick: bool) -> Vec<String> {
 }
 
 pub fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
-    let ([min, median], loss) = measure(rt, case)?;
-    let found = Found::default().with("min_ms", min).with("median_ms", median).with("loss", loss);
+    let times = measure(rt, case)?;
+    let found = Found::default().with("min_ms", times.least).with("median_ms", times.median);
+    let found = found.with("spread_percent", times.spread).with("loss", times.loss);
     let amount = FULL.iter().chain(QUICK).find(|(name, _)| *name == case).map_or(Amount::None, |(_, amount)| *amount);
-    let (rate, unit) = amount.per_second(median).unzip();
+    let (rate, unit) = amount.per_second(times.median).unzip();
     Ok(found.with("rate", rate).with("unit", unit))
 }
 
-/// Minimum and median milliseconds, and the last loss.
-fn measure<R: Runtime>(rt: &R, case: &str) -> Result<([f64; 2], Option<f64>), String> {
+/// Milliseconds of a case.
+struct Times {
+    least: f64,
+    /// The median of the faster of two series.
+    median: f64,
+    /// How much slower the other series was, in percent: what a difference between two runs may be for no reason.
+    spread: f64,
+    loss: Option<f64>,
+}
+
+fn measure<R: Runtime>(rt: &R, case: &str) -> Result<Times, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     let mut built = build(rt, &words)?;
     // Clocks of an idle GPU are low, and rise while it works.
@@ -103,14 +123,19 @@ fn measure<R: Runtime>(rt: &R, case: &str) -> Result<([f64; 2], Option<f64>), St
     while begun.elapsed() < WARM {
         timing::per_call(&mut built).map_err(|e| e.to_string())?;
     }
-    let times = (0..ROUNDS).map(|_| timing::per_call(&mut built).map(|ns| ns / 1e6));
-    let mut times = times.collect::<weftgrad::Result<Vec<f64>>>().map_err(|e| e.to_string())?;
-    times.sort_by(f64::total_cmp);
+    let mut series = || {
+        let times = (0..ROUNDS).map(|_| timing::per_call(&mut built).map(|ns| ns / 1e6));
+        let mut times = times.collect::<weftgrad::Result<Vec<f64>>>().map_err(|e| e.to_string())?;
+        times.sort_by(f64::total_cmp);
+        Ok::<_, String>((times[0], times[times.len() / 2]))
+    };
+    let (first, second) = (series()?, series()?);
     let loss = built.loss.get();
     if let Some(loss) = loss.filter(|l| !l.is_finite()) {
         return Err(format!("the loss is {loss}"));
     }
-    Ok(([times[0], times[times.len() / 2]], loss))
+    let (median, slower) = (first.1.min(second.1), first.1.max(second.1));
+    Ok(Times { least: first.0.min(second.0), median, spread: (slower / median - 1.0) * 100.0, loss })
 }
 
 impl Amount {

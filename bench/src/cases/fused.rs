@@ -2,7 +2,7 @@
 
 use weftgrad::{
     Backward, BackwardHook, DType, Leaf, LeafGrad, NnOps, Result, Runtime, Tensor, Var,
-    ops::{Apply, PointwiseOps},
+    ops::{Apply, MatmulOps, PointwiseOps},
 };
 
 use super::{Case, data};
@@ -18,7 +18,7 @@ impl<R: Runtime> BackwardHook<R> for Drop {
 
 /// The op of a case on `x`, with weight and bias of ones and zeros where it has them.
 fn apply<T: Apply>(name: &str, x: &T, weight: &T, bias: &T) -> Result<T> {
-    match name.trim_end_matches("fb") {
+    match name.trim_end_matches("fb").trim_end_matches("bf16") {
         "softmax" => x.softmax(-1),
         "layernorm" => x.layer_norm(Some(weight), Some(bias), 1e-5),
         "rmsnorm" => x.rms_norm(Some(weight), f64::from(f32::EPSILON)),
@@ -28,26 +28,30 @@ fn apply<T: Apply>(name: &str, x: &T, weight: &T, bias: &T) -> Result<T> {
     }
 }
 
-fn parameters<R: Runtime>(rt: &R, n: &[usize]) -> Result<(Tensor<R>, Tensor<R>)> {
-    let width = n[n.len() - 1];
-    Ok((Tensor::ones(rt, [width], DType::F32)?, Tensor::zeros(rt, [width], DType::F32)?))
+fn dtype_of(name: &str) -> DType {
+    if name.contains("bf16") { DType::BF16 } else { DType::F32 }
+}
+
+fn parameters<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<(Tensor<R>, Tensor<R>)> {
+    let (width, dtype) = (n[n.len() - 1], dtype_of(name));
+    Ok((Tensor::ones(rt, [width], dtype)?, Tensor::zeros(rt, [width], dtype)?))
 }
 
 pub fn forward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let (x, (w, b), name) = (data::normal(rt, n, DType::F32, 1)?, parameters(rt, n)?, name.to_owned());
+    let (x, (w, b), name) = (data::normal(rt, n, dtype_of(name), 1)?, parameters(rt, name, n)?, name.to_owned());
     Ok(Case::new(move || apply(&name, &x, &w, &b).map(drop)))
 }
 
 pub fn forward_backward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let x = Var::leaf("x", data::normal(rt, n, DType::F32, 1)?)?;
-    let (w, b) = parameters(rt, n)?;
+    let x = Var::leaf("x", data::normal(rt, n, dtype_of(name), 1)?)?;
+    let (w, b) = parameters(rt, name, n)?;
     let (w, b) = (Var::leaf("weight", w)?, Var::leaf("bias", b)?);
-    let (g, name) = (Var::new(data::normal(rt, n, DType::F32, 2)?), name.to_owned());
+    let (g, name) = (Var::new(data::normal(rt, n, dtype_of(name), 2)?), name.to_owned());
     Ok(Case::new(move || Backward::from(&apply(&name, &x, &w, &b)?, &g)?.run(&mut Drop)))
 }
 
 pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let logits = data::normal(rt, n, DType::F32, 1)?;
+    let logits = data::normal(rt, n, dtype_of(name), 1)?;
     let target = Var::new(data::classes(rt, &n[..1], n[1], 2)?);
     let back = name.ends_with("fb");
     let x = if back { Var::leaf("x", logits)? } else { Var::new(logits) };
@@ -57,13 +61,29 @@ pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case
     }))
 }
 
+/// A linear layer with its bias and a residual, `[M, K]` to `[M, N]`.
+pub fn linear<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+    let (back, dtype) = (name.ends_with("fb"), dtype_of(name));
+    let input = |name: &str, shape: &[usize], seed| {
+        let x = data::normal(rt, shape, dtype, seed)?;
+        if back { Var::leaf(name, x) } else { Ok(Var::new(x)) }
+    };
+    let (x, w) = (input("x", &[n[0], n[1]], 1)?, input("weight", &[n[2], n[1]], 2)?);
+    let (bias, residual) = (input("bias", &[n[2]], 3)?, input("residual", &[n[0], n[2]], 4)?);
+    let g = Var::new(data::normal(rt, &[n[0], n[2]], dtype, 5)?);
+    Ok(Case::new(move || {
+        let y = x.linear_onto(&w, Some(&bias), &residual)?;
+        if back { Backward::from(&y, &g)?.run(&mut Drop) } else { Ok(()) }
+    }))
+}
+
 fn loss_backward<R: Runtime>(loss: &Var<R>) -> Result<()> {
     Backward::of(loss)?.run(&mut Drop)
 }
 
 pub fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let back = name.ends_with("fb");
-    let dtype = if name.contains("bf16") { DType::BF16 } else { DType::F32 };
+    let dtype = dtype_of(name);
     let input = |i: u64| {
         let x = data::normal(rt, n, dtype, i)?;
         if back { Var::leaf("x", x) } else { Ok(Var::new(x)) }

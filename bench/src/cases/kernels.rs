@@ -67,6 +67,12 @@ pub fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     Ok(Case::new(move || x.sum(&[], false).map(drop)))
 }
 
+/// The sums of columns: the gradient of a bias.
+pub fn column_sums<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+    let x = data::normal(rt, n, if name.ends_with("bf16") { DType::BF16 } else { DType::F32 }, 1)?;
+    Ok(Case::new(move || x.sum(&[0], false).map(drop)))
+}
+
 pub fn embedding<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     let table = data::normal(rt, &Shape::new(&n[..2])?, DType::F32, 1)?;
     let ids = data::classes(rt, &[n[2]], n[0], 2)?;

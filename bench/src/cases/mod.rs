@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 45] {
+fn table<R: Runtime>() -> [Row<R>; 54] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmnt", "M K N", kernels::gemm),
@@ -52,16 +52,25 @@ fn table<R: Runtime>() -> [Row<R>; 45] {
         ("gelu", "N", kernels::elementwise),
         ("gelutanh", "N", kernels::elementwise),
         ("sum", "N", kernels::sum),
+        ("colsum", "ROWS C", kernels::column_sums),
+        ("colsumbf16", "ROWS C", kernels::column_sums),
         ("emb", "V D N", kernels::embedding),
         ("softmax", "ROWS C", fused::forward),
         ("layernorm", "ROWS C", fused::forward),
         ("rmsnorm", "ROWS C", fused::forward),
         ("xent", "ROWS C", fused::cross_entropy),
         ("xentfb", "ROWS C", fused::cross_entropy),
+        ("softmaxbf16", "ROWS C", fused::forward),
+        ("layernormbf16", "ROWS C", fused::forward),
+        ("xentbf16fb", "ROWS C", fused::cross_entropy),
+        ("linearbf16", "M K N", fused::linear),
+        ("linearbf16fb", "M K N", fused::linear),
         ("gelufb", "N", fused::forward_backward),
         ("gelutanhfb", "N", fused::forward_backward),
         ("tanhfb", "N", fused::forward_backward),
         ("softmaxfb", "ROWS C", fused::forward_backward),
+        ("softmaxbf16fb", "ROWS C", fused::forward_backward),
+        ("layernormbf16fb", "ROWS C", fused::forward_backward),
         ("layernormfb", "ROWS C", fused::forward_backward),
         ("rmsnormfb", "ROWS C", fused::forward_backward),
         ("attn", "B H T D", fused::attention),
