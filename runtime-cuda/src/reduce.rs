@@ -30,6 +30,8 @@ const ENOUGH: usize = 1024;
 const STEPS: usize = 8;
 /// Adjacent results of a block, where adjacent threads hold adjacent results.
 const COLUMNS: usize = 32;
+/// Threads of a block along the results, where each has several that are adjacent: 128 bytes of a row.
+const WIDE_COLUMNS: usize = 8;
 /// Groups of elements for each thread of a row.
 const EACH: usize = 4;
 
@@ -163,9 +165,17 @@ impl<'a> ReduceCall<'a> {
             axes
         };
         let (kept, reduced) = (along(true), along(false));
-        let lanes = if near == Near::Reduced { lanes(ins, &kept, &reduced) } else { 1 };
-        let units = reduced.units(lanes).iter().product();
-        let cut = ReducePartition::of(near, kept.count(), units);
+        let lanes = match near {
+            Near::Reduced => lanes(ins, &kept, &reduced),
+            Near::Kept if positional => 1,
+            Near::Kept => columns(ins, &kept, &reduced),
+        };
+        let units = reduced.units(if near == Near::Reduced { lanes } else { 1 }).iter().product();
+        let mut cut = ReducePartition::of(near, kept.count(), units);
+        if near == Near::Kept && lanes > 1 {
+            // Sums are cut as those of single columns, so they have the same bits.
+            cut.block.0 = WIDE_COLUMNS;
+        }
         ReduceCall { map, ins, op, target, kept, reduced, cut, lanes }
     }
 
@@ -200,6 +210,14 @@ impl<'a> ReduceCall<'a> {
         )
     }
 
+    /// Adjacent results of a thread, and adjacent elements of a sum that it reads at once.
+    fn groups(&self) -> (usize, usize) {
+        match self.cut.near {
+            Near::Reduced => (1, self.lanes),
+            Near::Kept => (self.lanes, 1),
+        }
+    }
+
     /// Whether offsets, or the number of elements along either kind of axes, need more than 31 bits.
     fn is_wide(&self) -> bool {
         let both = self.kept.reaches().zip(self.reduced.reaches()).map(|(a, b)| a.saturating_add(b));
@@ -209,7 +227,10 @@ impl<'a> ReduceCall<'a> {
     fn form(&self, partial: bool) -> ReduceSpec {
         let input = |(j, x): (usize, &Operand)| KernelInput {
             dtype: x.dtype,
-            inner: self.reduced.inner(j, self.lanes),
+            inner: match self.cut.near {
+                Near::Reduced => self.reduced.inner(j, self.lanes),
+                Near::Kept => self.kept.inner(j, self.lanes),
+            },
             own: None,
         };
         ReduceSpec {
@@ -241,7 +262,7 @@ impl<'a> ReduceCall<'a> {
             return Err(numcore::Error::argument(self.map.name(), why));
         }
         let (results, along) = self.cut.block;
-        let blocks = self.kept.count().div_ceil(results);
+        let blocks = (self.kept.count() / self.groups().0).div_ceil(results);
         let grid = Grid { blocks: [blocks, self.cut.chunks, 1], threads: [(results * along) as u32, 1], shared: 0 };
         // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and the output overlaps nothing.
         // The arguments are those the source was generated for.
@@ -251,25 +272,26 @@ impl<'a> ReduceCall<'a> {
     /// In the order of the kernel's parameters.
     fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar], to: u64) -> Result<Args> {
         let wide = self.is_wide();
-        let units = self.reduced.units(self.lanes);
+        let (columns, lanes) = self.groups();
+        let (results, units) = (self.kept.units(columns), self.reduced.units(lanes));
         let mut args = Args::default();
-        args.count(self.kept.count(), wide);
+        args.count(results.iter().product(), wide);
         args.count(units.iter().product(), wide);
         args.count(self.reduced.count(), wide);
         args.count(self.cut.per, wide);
-        args.axes(&self.kept.sizes, wide);
+        args.axes(&results, wide);
         args.axes(&units, wide);
         for i in reads(self.map, self.ins.len()) {
             args.push(self.ins[i].address);
-            args.steps(&self.kept.unit_steps(i, 1), wide);
-            args.steps(&self.reduced.unit_steps(i, self.lanes), wide);
+            args.steps(&self.kept.unit_steps(i, columns), wide);
+            args.steps(&self.reduced.unit_steps(i, lanes), wide);
         }
         let output = self.ins.len();
         args.push(to);
-        args.steps(&self.kept.unit_steps(output, 1), wide);
+        args.steps(&self.kept.unit_steps(output, columns), wide);
         if kernel.body.positional {
             args.steps(&self.kept.unit_steps(output + 1, 1), wide);
-            args.steps(&self.reduced.unit_steps(output + 1, self.lanes), wide);
+            args.steps(&self.reduced.unit_steps(output + 1, lanes), wide);
         }
         values(&mut args, cuda, self.map, kernel, typed, scalars)?;
         Ok(args)
@@ -305,6 +327,23 @@ fn lanes(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
         lanes /= 2;
     }
     lanes
+}
+
+/// The number of adjacent results that a thread has, whose elements it reads at once: as many as 16 bytes hold of columns
+/// that begin at multiples of that, if a block has so many.
+fn columns(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
+    let mut places: SmallVec<[Option<MemoryRef>; 8]> = ins.iter().map(|x| Some(x.place())).collect();
+    places.resize(kept.steps.len(), None);
+    let (last, output) = (kept.rank() - 1, ins.len());
+    if kept.steps[output][last] != 1 || kept.count() <= COLUMNS / 2 {
+        return 1;
+    }
+    let lanes = kept.lanes(&places);
+    let begins = (0..ins.len()).filter(|&j| kept.steps[j][last] == 1).all(|j| {
+        let rows = reduced.steps[j][..reduced.rank()].iter().zip(&reduced.sizes).filter(|(_, d)| **d > 1);
+        rows.into_iter().all(|(s, _)| s.unsigned_abs().is_multiple_of(lanes))
+    });
+    if begins && kept.sizes[last].is_multiple_of(lanes) { lanes } else { 1 }
 }
 
 /// The kernels a launch would run: the first, and that of its partial values.

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::LazyLock};
 
 use numcore::{
     DType, Result, Runtime, Tensor,
-    ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps},
+    ops::{IndexOps, MatmulOps, PointwiseOps, ReduceOps, ScanOps, SortOps, ViewOps, cat},
 };
 use runtime_cpu::Cpu;
 use runtime_cuda::Cuda;
@@ -43,6 +43,32 @@ fn long_sums_in_chunks() {
     same!(4e-3, |rt| random(rt, &[4096, 40], DType::BF16)?.sum(&[0], false));
     same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.amax(&[], false));
     same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.mul(1e6)?.to_dtype(DType::I64)?.sum(&[], false));
+}
+
+/// Columns that are read 16 bytes at a time have the sums, to the bit, of those that are not.
+#[test]
+fn sums_of_aligned_columns_are_those_of_any() -> Result<()> {
+    for (dtype, rows, columns) in [
+        (DType::BF16, 700, 64),
+        (DType::F16, 9, 1000),
+        (DType::F32, 515, 36),
+        (DType::BF16, 4096, 40),
+        (DType::BF16, 300, 20),
+        (DType::F64, 65, 34),
+    ] {
+        let x = random(&*CUDA, &[rows, columns], dtype)?;
+        // The same numbers, one element further.
+        let apart = cat(&[&x.narrow(1, 0, 1)?, &x], 1)?.narrow(1, 1, columns)?;
+        let sums = |x: &Tensor<Cuda>| -> Result<Vec<Vec<f64>>> {
+            let squares = x.square()?.sum(&[0], false)?;
+            [x.sum(&[0], false)?, x.amax(&[0], false)?, squares].iter().map(Tensor::to_f64s).collect()
+        };
+        assert_eq!(sums(&x)?, sums(&apart)?, "{dtype} {rows} x {columns}");
+        // Added to what is there, through blocks of rows.
+        let blocks = |x: &Tensor<Cuda>| x.reshape([rows, 2, columns / 2])?.sum(&[0], false)?.to_f64s();
+        assert_eq!(blocks(&x)?, sums(&apart)?[0], "{dtype} in two blocks");
+    }
+    Ok(())
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! order.
 //!
 //! A block holds `kept × along` threads. Where the nearest axis is reduced, adjacent threads walk along it (rows);
-//! where it is kept, adjacent threads hold adjacent results (columns). A second dimension of the grid divides long sums
+//! where it is kept, adjacent threads hold adjacent results (columns), several each where these can be read at once. A second dimension of the grid divides long sums
 //! into chunks, whose values a second launch combines.
 
 use std::fmt::Write;
@@ -18,6 +18,9 @@ use super::{
     form::{ElementBody, KernelInput, Loops, element, fetch, reads},
     stored,
 };
+
+/// Instructions of a program that is short.
+const SHORT: usize = 3;
 
 /// The order of the threads of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +42,7 @@ pub(crate) struct ReduceSpec {
     pub partial: bool,
     pub kept: Loops,
     pub reduced: Loops,
+    /// Adjacent elements of a thread: of a sum in rows, of several results in columns.
     pub lanes: usize,
     pub near: Near,
     /// Threads of a block: results, and threads along the reduced axes for each; powers of two.
@@ -64,6 +68,11 @@ struct ReduceText<'a> {
 impl ReduceText<'_> {
     fn inputs(&self) -> impl Iterator<Item = usize> + use<> {
         reads(self.program, self.form.ins.len())
+    }
+
+    /// The results of a thread.
+    fn sums(&self) -> usize {
+        if self.form.near == Near::Kept { self.form.lanes } else { 1 }
     }
 
     /// The index of the output among the operands; positions come after it.
@@ -94,10 +103,17 @@ impl ReduceText<'_> {
             Near::Kept => (format!("threadIdx.x % {results}"), format!("threadIdx.x / {results}"), results),
         };
         let (kept_count, first, lanes) = (f.kept.count(), first(f.op, f.out), f.lanes);
+        let sums = self.sums();
+        // What is added up is short where columns are: more loads are under way at once.
+        let unrolled = if sums > 1 && self.program.insts().len() <= SHORT { "#pragma unroll 8\n" } else { "" };
+        let joined = match sums {
+            1 => format!("#pragma unroll\nfor (int i = 1; i < {lanes}; i++) sum[0] = {combine}(sum[0], sum[i]);\n"),
+            _ => String::new(),
+        };
         let _ = write!(
             text,
             "extern \"C\" __global__ void __launch_bounds__({threads}) {name}({}) {{
-{}__shared__ {acc} part[{threads}];
+{}__shared__ {acc} part[{sums}][{threads}];
 const u32 place = {place};
 const {kept_count} m = ({kept_count})blockIdx.x * {results} + {result};
 {acc} sum[{lanes}];
@@ -107,18 +123,21 @@ for (int i = 0; i < {lanes}; i++) sum[i] = {first};
 if (m < kept) {{
 {}const {count} from = ({count})blockIdx.y * per;
 const {count} end = units - from < per ? units : from + per;
-for ({count} unit = from + place; unit < end; unit += {along}) {{
+{unrolled}for ({count} unit = from + place; unit < end; unit += {along}) {{
 {}}} }}
-#pragma unroll
-for (int i = 1; i < {lanes}; i++) sum[0] = {combine}(sum[0], sum[i]);
-part[threadIdx.x] = sum[0];
+{joined}#pragma unroll
+for (int i = 0; i < {sums}; i++) part[i][threadIdx.x] = sum[i];
 for (u32 half = {along} / 2; half > 0; half /= 2) {{
 __syncthreads();
-if (place < half) part[threadIdx.x] = {combine}(part[threadIdx.x], part[threadIdx.x + half * {stride}]);
-}}
+if (place < half) {{
+#pragma unroll
+for (int i = 0; i < {sums}; i++) part[i][threadIdx.x] = {combine}(part[i][threadIdx.x], part[i][threadIdx.x + half * {stride}]);
+}} }}
 if (place == 0 && m < kept) {{
-{acc} total = part[threadIdx.x];
-{}}} }}
+#pragma unroll
+for (int i = 0; i < {sums}; i++) {{
+{acc} total = part[i][threadIdx.x];
+{}}} }} }}
 ",
             self.parameters().join(", "),
             self.body.keys(),
@@ -179,7 +198,7 @@ if (place == 0 && m < kept) {{
             let _ = writeln!(text, "{} {};", self.offset(), starts.join(", "));
             text += &f.reduced.offsets("r", "unit", &moving);
         }
-        let tail = f.reduced.rank == 1 && f.lanes > 1;
+        let tail = f.near == Near::Reduced && f.reduced.rank == 1 && f.lanes > 1;
         if tail {
             let _ = writeln!(text, "const {} left = n - unit * {};", f.reduced.count(), f.lanes);
             let _ = writeln!(text, "const int count = left < {0} ? (int)left : {0};", f.lanes);
@@ -205,10 +224,14 @@ if (place == 0 && m < kept) {{
     fn store(&self) -> String {
         let j = self.output();
         if self.form.partial {
-            return format!("p{j}[(i64)blockIdx.y * kept + m] = total;\n");
+            return match self.sums() {
+                1 => format!("p{j}[(i64)blockIdx.y * kept + m] = total;\n"),
+                n => format!("p{j}[((i64)blockIdx.y * kept + m) * {n} + i] = total;\n"),
+            };
         }
-        let old = if self.form.add { format!("total = wg_plus(wg_load(p{j}[b{j}]), total);\n") } else { String::new() };
-        format!("{old}wg_store(p{j}[b{j}], total);\n")
+        let at = if self.sums() > 1 { format!("p{j}[b{j} + i]") } else { format!("p{j}[b{j}]") };
+        let old = if self.form.add { format!("total = wg_plus(wg_load({at}), total);\n") } else { String::new() };
+        format!("{old}wg_store({at}, total);\n")
     }
 }
 

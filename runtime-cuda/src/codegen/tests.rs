@@ -267,9 +267,14 @@ fn sixteen_bytes_move_at_once() {
         let moved = source_of(&add, &[In::View(x), In::View(x)], &[out(&[1000], d)]).unwrap();
         let read =
             sources_of(&sum, &[dense(&[64, 512], d)], ReduceKind::Sum, out(&[64, 1], d), &[64, 512], &[1]).unwrap();
-        let [moved, read] = [&moved, &read[0]].map(|s| COMPILERS[0].ptx(s).unwrap());
+        let columns =
+            sources_of(&sum, &[dense(&[4096, 512], d)], ReduceKind::Sum, out(&[1, 512], d), &[4096, 512], &[0])
+                .unwrap();
+        let [moved, read, columns] = [&moved, &read[0], &columns[0]].map(|s| COMPILERS[0].ptx(s).unwrap());
         assert!(moved.contains(&format!("st.global.{word}")), "{d}");
-        for ptx in [moved, read] {
+        // Eight rows of columns are under way at once.
+        assert!(columns.matches(&format!("ld.global.nc.{word}")).count() >= 8, "{d}");
+        for ptx in [moved, read, columns] {
             assert!(ptx.contains(&format!("ld.global.nc.{word}")), "{d}");
             assert!(!ptx.contains(".local."), "{d}: registers are not enough");
         }
