@@ -19,8 +19,8 @@ thread_local! {
 ///
 /// | operations | run in |
 /// |---|---|
-/// | `matmul`, `linear`, convolutions, `attention` | `dtype`, which is `bf16` or `f16` |
-/// | softmax, losses, norms, sums and other reductions, scans | `f32` |
+/// | `matmul`, `linear`, `linear_cross_entropy`, convolutions, `attention` | `dtype`, which is `bf16` or `f16` |
+/// | softmax, losses, norms, sums and other reductions, scans | `f32`; `cross_entropy` reads half-precision logits as they are |
 /// | pointwise operations, `cat` and others with several operands | the widest type among their operands |
 ///
 /// These are PyTorch's rules for `torch.autocast`. Casts are recorded, so gradients of `f32` parameters are `f32`. Tensors are not variables and are
@@ -84,9 +84,12 @@ enum CastPolicy {
 
 fn policy(op: &Op) -> CastPolicy {
     match op {
-        Op::Matmul(_) | Op::Fused(FusedOp::Linear(_) | FusedOp::Attention(_) | FusedOp::Conv(_)) => CastPolicy::Half,
+        Op::Matmul(_) => CastPolicy::Half,
+        Op::Fused(FusedOp::Linear(_) | FusedOp::LinearCrossEntropy(_) | FusedOp::Attention(_) | FusedOp::Conv(_)) => {
+            CastPolicy::Half
+        }
         Op::Reduce(_) | Op::Scan(_) => CastPolicy::Full,
-        Op::Fused(FusedOp::Softmax(_) | FusedOp::CrossEntropy(_) | FusedOp::Norm(_)) => CastPolicy::Full,
+        Op::Fused(FusedOp::Softmax(_) | FusedOp::Norm(_)) => CastPolicy::Full,
         Op::Pointwise(_) | Op::Cat(_) | Op::ScatterAdd(_) | Op::Fused(_) => CastPolicy::Widest,
         _ => CastPolicy::Given,
     }

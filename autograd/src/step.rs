@@ -9,7 +9,7 @@ use numcore::{
 use smallvec::SmallVec;
 
 use crate::{
-    BackwardHook, Leaf, Var, anomaly,
+    BackwardHook, Leaf, Var, anomaly, is_grad_enabled,
     node::{Edge, Node, NodeCall, Saved, TapeValue},
     sweep::{PendingGrads, Sweep, run, unknown},
     var::with_values,
@@ -122,6 +122,10 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
     fn upstream(&mut self, k: usize) -> Result<Option<Var<R>>> {
         self.output_spec(k)?;
         Ok(self.upstream[k].clone())
+    }
+
+    fn is_recorded(&self) -> bool {
+        self.sweep.options.create_graph && is_grad_enabled()
     }
 
     fn give(&mut self, i: usize, op: Op, ins: &[&Var<R>]) -> Result<()> {

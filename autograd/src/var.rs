@@ -263,6 +263,10 @@ impl<R: Runtime> Var<R> {
             Op::Fused(fused) if wants != Bits::NONE && fused.is_composed(wants) => return fused.decompose(ins),
             _ => {}
         }
+        let op = match &op {
+            Op::Fused(fused) if wants != Bits::NONE => fused.with_gradients(wants).map_or(op, Op::Fused),
+            _ => op,
+        };
         let outs = with_values(ins, |values| Tensor::compute(&op, values))?;
         if anomaly::looks_at_values() {
             anomaly::check_outputs(numcore::ops::Rule::name(&op), ins, &outs)?;

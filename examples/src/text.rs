@@ -11,7 +11,7 @@ use weftgrad::{
     },
     distributed::train::Loss,
     fused::{CrossEntropyOptions, Reduction},
-    nn::Gpt,
+    nn::{Gpt, parallel::VocabularyLoss},
     prelude::*,
 };
 
@@ -103,9 +103,8 @@ pub fn sequences(rt: &AnyRuntime, tokens: &[u32], context: usize, stride: usize)
 /// The loss of a share of a batch: a sum, and the tokens it is the sum over.
 pub fn loss(model: &Gpt<AnyRuntime>, batch: &Batch<Sequences>) -> Result<Loss<AnyRuntime>> {
     let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
-    let logits = model.forward(&x)?;
     let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
-    let loss = logits.to_dtype(logits.dtype().compute())?.cross_entropy_with(&y, None, sum)?;
+    let loss = model.next_token_loss(&x, &y, &VocabularyLoss { cross_entropy: sum, ..Default::default() })?;
     Loss::sum(loss, x.spec().shape.numel() as f64)
 }
 

@@ -112,6 +112,25 @@ pub fn cross_entropy<T: Apply>(logits: &T, target: &T) -> Result<T> {
     logits.cross_entropy(target)
 }
 
+/// The cross-entropy of the logits `input · weightᵀ + bias` of `input: [.., C]` with classes `[..]` (`i64`), of which few are in memory at a
+/// time: a language model's loss. See [`NnOps::linear_cross_entropy`].
+#[track_caller]
+pub fn linear_cross_entropy<T: Apply>(input: &T, weight: &T, bias: Option<&T>, target: &T) -> Result<T> {
+    input.linear_cross_entropy(weight, bias, target)
+}
+
+/// The cross-entropy of a linear layer's outputs with options; see [`NnOps::linear_cross_entropy_with`].
+#[track_caller]
+pub fn linear_cross_entropy_with<T: Apply>(
+    input: &T,
+    weight: &T,
+    bias: Option<&T>,
+    target: &T,
+    options: CrossEntropyOptions,
+) -> Result<T> {
+    input.linear_cross_entropy_with(weight, bias, target, options)
+}
+
 /// The cross-entropy with `weight: [C]` of each class, and options; see [`NnOps::cross_entropy_with`].
 #[track_caller]
 pub fn cross_entropy_with<T: Apply>(

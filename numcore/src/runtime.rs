@@ -207,7 +207,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Position (`i64`) of an extreme along `axis`; `out` has size 1 there.
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()>;
     /// The matrix product of `a: [B.., M, K]` and `b: [B.., K, N]` into `out: [B.., M, N]`, with any strides, of one
-    /// dtype.
+    /// dtype; or, of half-precision `a` and `b`, into an `out` of `f32`, for which nothing is rounded.
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
     /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`; `index` (`i64`) has `out`'s shape, `x` agrees with
     /// it on the other axes. An index out of range is an error.

@@ -3,13 +3,13 @@
 //! dimensions, axes along which an operand repeats batches of stride 0. Only operands without such a form are copied to
 //! contiguous memory first, and those of products that the library refuses.
 
-use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, Shape, View};
+use numcore::{DType, ErrorKind, Layout, MAX_RANK, Out, Result, Scalar, Shape, Support, View};
 use smallvec::SmallVec;
 
 use crate::{
     Cuda,
     axes::{LoopAxes, Steps},
-    driver::{CublasGemm, DriverFailure, GemmOperand},
+    driver::{CublasGemm, DriverFailure, GemmOperand, GemmPlaces},
     memory::CudaBuffer,
     operand::Operand,
     pointwise::{Target, convert, fill, to_dense},
@@ -36,7 +36,7 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     let a = fitting(cuda, a, &mut kept)?;
     let b = fitting(cuda, b, &mut kept)?;
     match BatchedGemm::new(&a, &b, &out) {
-        Some(problem) => match problem.run(cuda, out)? {
+        Some(problem) => match problem.run(cuda)? {
             None => Ok(()),
             Some(_) => by_copies(cuda, &a, &b, &out),
         },
@@ -49,6 +49,50 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
             convert(cuda, &dense, out.to, out.add)
         }
     }
+}
+
+/// Whether an epilogue takes these elements, one for each column: vectors are read 16 bytes at a time.
+pub(crate) fn is_bias(x: &Operand) -> bool {
+    x.layout.is_contiguous() && x.address.is_multiple_of(16)
+}
+
+/// Whether a product can be added to this matrix.
+pub(crate) fn is_addend(x: &Operand) -> bool {
+    MatrixLayout::of(&x.layout).row_major().is_some()
+}
+
+/// Computes `x · w + bias + residual` for rows `x: [N, I]`, `w: [I, O]`, a bias `[1, O]` that [`is_bias`] and a residual
+/// `[N, O]` that [`is_addend`] in one call of the library, which rounds once; or nothing, where that refuses.
+pub(crate) fn affine(
+    cuda: &Cuda,
+    x: Operand,
+    w: Operand,
+    out: Operand,
+    bias: Option<&Operand>,
+    residual: Option<&Operand>,
+) -> Result<Support> {
+    if out.numel() == 0 {
+        return Ok(Support::Done);
+    }
+    if x.dims()[1] == 0 || !is_addend(&out) {
+        return Ok(Support::Decompose);
+    }
+    let mut kept: Vec<CudaBuffer> = Vec::new();
+    let (x, w) = (fitting(cuda, x, &mut kept)?, fitting(cuda, w, &mut kept)?);
+    let Some(mut problem) = BatchedGemm::new(&x, &w, &Target { to: out, add: false }) else {
+        return Ok(Support::Decompose);
+    };
+    if let Some(r) = residual {
+        let Some(leading) = MatrixLayout::of(&r.layout).row_major() else { return Ok(Support::Decompose) };
+        let aligned = aligned(r, &problem.loops, &[0; MAX_RANK]);
+        problem.gemm.c = Some(GemmOperand { leading, batch: 0, transposed: false, aligned });
+        problem.at.c = r.address;
+    }
+    if let Some(bias) = bias {
+        problem.gemm.bias = true;
+        problem.at.bias = bias.address;
+    }
+    Ok(if problem.run(cuda)?.is_none() { Support::Done } else { Support::Decompose })
 }
 
 /// The operand, or a copy of it that a library can read. Axes along which it repeats still do.
@@ -86,7 +130,7 @@ fn by_copies(cuda: &Cuda, a: &Operand, b: &Operand, out: &Target) -> Result<()> 
     let (left, right, to) = (copy(a, true)?, copy(b, true)?, copy(&out.to, out.add)?);
     let dense = Target { to, add: out.add };
     let refused = match BatchedGemm::new(&left, &right, &dense) {
-        Some(problem) => problem.run(cuda, dense)?,
+        Some(problem) => problem.run(cuda)?,
         None => Some(DriverFailure::new("the copies have no form")),
     };
     match refused {
@@ -157,8 +201,8 @@ impl MatrixLayout {
 #[derive(Debug)]
 struct BatchedGemm {
     gemm: CublasGemm,
-    /// Addresses of the left, right and result matrix, as the library counts them.
-    at: [u64; 3],
+    /// The addresses of the first matrices, as the library counts them.
+    at: GemmPlaces,
     /// Axes to loop over: strides in bytes of the three matrices.
     loops: LoopAxes,
 }
@@ -206,33 +250,39 @@ impl BatchedGemm {
             ma.rows = rows;
         }
         let gemm = CublasGemm {
-            dtype: out.to.dtype,
+            dtype: a.dtype,
+            into: out.to.dtype,
             m: mb.columns,
             n: rows,
             k: ma.columns,
             a: side(b, 1, mb.form()?),
             b: side(a, 0, ma.form()?),
             d: side(&out.to, 2, (MatrixLayout { rows, ..to }.row_major()?, false)),
+            c: None,
+            bias: false,
             batch: count,
             add: out.add,
             tf32: false,
         };
-        let size = out.to.dtype.size() as isize;
-        let order = [1, 0, 2].map(|i| steps[i].map(|s| s * size));
+        let sizes = [a, b, &out.to].map(|x| x.dtype.size() as isize);
+        let order = [1, 0, 2].map(|i| steps[i].map(|s| s * sizes[i]));
         let loops = LoopAxes { sizes: axes.sizes, steps: order.into_iter().collect() };
-        Some(BatchedGemm { gemm, at: [b.address, a.address, out.to.address], loops })
+        let at = GemmPlaces { a: b.address, b: a.address, d: out.to.address, ..GemmPlaces::default() };
+        Some(BatchedGemm { gemm, at, loops })
     }
 
     /// What the library says if it refuses the problem; nothing was queued then.
-    fn run(mut self, cuda: &Cuda, out: Target) -> Result<Option<DriverFailure>> {
-        self.gemm.tf32 = cuda.tf32 && out.to.dtype == DType::F32;
-        let CublasGemm { a, b, d, batch, dtype, .. } = self.gemm;
-        let first = |start: usize, side: &GemmOperand| start as i64 * side.batch as i64 * dtype.size() as i64;
+    fn run(mut self, cuda: &Cuda) -> Result<Option<DriverFailure>> {
+        self.gemm.tf32 = cuda.tf32 && self.gemm.dtype == DType::F32;
+        let CublasGemm { a, b, d, batch, dtype, into, .. } = self.gemm;
+        let first =
+            |start: usize, side: &GemmOperand, dtype: DType| start as i64 * side.batch as i64 * dtype.size() as i64;
         let starts: Vec<usize> = (0..batch).step_by(MOST_BATCHES).collect();
         for (position, &start) in (0..self.loops.count()).flat_map(|p| starts.iter().map(move |s| (p, s))) {
-            let before = [a, b, d].map(|side| first(start, &side));
-            let at: [u64; 3] =
-                std::array::from_fn(|i| self.at[i].wrapping_add_signed(self.offset(i, position) + before[i]));
+            let before = [first(start, &a, dtype), first(start, &b, dtype), first(start, &d, into)];
+            let moved = |at: u64, i: usize| at.wrapping_add_signed(self.offset(i, position) + before[i]);
+            let GemmPlaces { a, b, d, .. } = self.at;
+            let at = GemmPlaces { a: moved(a, 0), b: moved(b, 1), d: moved(d, 2), ..self.at };
             let gemm = CublasGemm { batch: MOST_BATCHES.min(batch - start), ..self.gemm };
             // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and the output overlaps
             // nothing.

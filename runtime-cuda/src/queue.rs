@@ -14,7 +14,10 @@ use parking_lot::Mutex;
 use crate::{
     args::Args,
     captured_keys::CapturedKeys,
-    driver::{CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, Grid, KernelFunction, Recording, Stream},
+    driver::{
+        CublasGemm, Driver, DriverFailure, DriverFailureKind, Fallible, GemmPlaces, Grid, KernelFunction, Recording,
+        Stream,
+    },
     engine::{Engine, backend},
     kernel_times::KernelTimes,
     memory::Memory,
@@ -158,7 +161,7 @@ impl Queue {
     ///
     /// # Safety
     /// As for [`Driver::gemm`].
-    pub(crate) unsafe fn gemm(&self, gemm: &CublasGemm, at: [u64; 3]) -> Result<Option<DriverFailure>> {
+    pub(crate) unsafe fn gemm(&self, gemm: &CublasGemm, at: GemmPlaces) -> Result<Option<DriverFailure>> {
         self.check()?;
         let workspace = (self.workspace()?, WORKSPACE);
         self.recent.note("matmul", "cuBLASLt", Grid { blocks: [gemm.m, gemm.n, gemm.k], threads: [1, 1], shared: 0 });

@@ -178,6 +178,10 @@ impl Runtime for Cuda {
         sort::sort(self, x, axis, descending, values, index)
     }
 
+    fn supports_strided_outputs(&self, op: &FusedOp) -> bool {
+        fused::is_strided(op)
+    }
+
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         self.lend(ins.iter().map(|v| v.buffer()).chain(outs.iter().map(|o| o.view.buffer())));
         fused::run(self, op, ins, outs)

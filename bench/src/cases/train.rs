@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use weftgrad::{
     DType, Leaf, NnOps, Result, Runtime, Tensor, Var,
-    nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Relu, Sequential},
-    ops::{Apply, PointwiseOps, ViewOps},
+    nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Relu, Sequential, parallel::VocabularyLoss},
+    ops::{PointwiseOps, ViewOps},
     optim::{AdamW, AdamWConfig, Optimizer},
     prelude::Module,
 };
@@ -98,22 +98,17 @@ fn tokens<R: Runtime>(rt: &R, batch: usize, config: &GptConfig) -> Result<(Var<R
     let length = config.context;
     let tokens = data::classes(rt, &[batch, length + 1], config.vocab, 1)?;
     let x = Var::new(tokens.narrow(1, 0, length)?.contiguous()?);
-    let y: Tensor<R> = tokens.narrow(1, 1, length)?.reshape([batch * length])?;
+    let y: Tensor<R> = tokens.narrow(1, 1, length)?.contiguous()?;
     Ok((x, Var::new(y)))
 }
 
 fn language_model<R: Runtime>(rt: &R, config: GptConfig, batch: usize, dtype: DType) -> Result<Case> {
-    let (rows, vocab) = (batch * config.context, config.vocab);
     let (x, y) = tokens(rt, batch, &config)?;
     let model = Gpt::new(&Init::new(rt, 0), config)?;
     if dtype != DType::F32 {
         model.to_dtype(dtype)?;
     }
-    steps(model, true, move |m| {
-        let logits = m.forward(&x)?.reshape([rows, vocab])?;
-        let logits = logits.to_dtype(logits.spec().dtype.compute())?;
-        logits.cross_entropy(&y)
-    })
+    steps(model, true, move |m| m.next_token_loss(&x, &y, &VocabularyLoss::default()))
 }
 
 pub fn gpt<R: Runtime>(rt: &R, name: &str, _: &[usize]) -> Result<Case> {

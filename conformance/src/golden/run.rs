@@ -165,7 +165,7 @@ impl<R: Runtime> Run<'_, R> {
         let mut backward: Option<Backward<R>> = None;
         for (k, out) in outs.iter().enumerate() {
             let Some(host) = self.case.maybe(&format!("gout{k}")) else { continue };
-            let seed = Var::new(self.options.placement.of(&self.dense(host)?)?);
+            let seed = Var::new(self.options.placement.of(&self.dense(host)?.to_dtype(out.dtype())?)?);
             backward = Some(match backward {
                 None => Backward::from(out, &seed)?,
                 Some(b) => b.seed(out, &seed)?,

@@ -87,6 +87,11 @@ fn rows<R: Runtime>() -> Vec<Row<R>> {
                 numcore::fused::CrossEntropyOptions { reduction: numcore::fused::Reduction::Sum, ..Default::default() },
             )
         }),
+        row("linear_cross_entropy of no rows", &[], 0.0, |x, i| {
+            let options =
+                numcore::fused::CrossEntropyOptions { reduction: numcore::fused::Reduction::Sum, ..Default::default() };
+            x.linear_cross_entropy_with(&ones(x, &[4, 3])?, None, i, options)
+        }),
         row("attention of no queries", &[1, 1, 0, 3], 0.0, |x, _| {
             let k = ones(x, &[1, 1, 2, 3])?;
             x.reshape([1, 1, 0, 3])?.attention(&k, &k, None, false, None)

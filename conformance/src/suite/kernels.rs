@@ -3,10 +3,11 @@
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{
-        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, Linear4bit, MaxPool,
-        MaxPoolGrad, NestedScales, Norm, NormGrad, NormKind, Softmax, SoftmaxGrad,
+        Attention, AttentionGrad, Conv, ConvKind, CrossEntropy, CrossEntropyGrad, FusedOp, Linear4bit,
+        LinearCrossEntropy, LinearCrossEntropyGrad, MaxPool, MaxPoolGrad, NestedScales, Norm, NormGrad, NormKind,
+        Softmax, SoftmaxGrad,
     },
-    ops::{Apply, Op, PointwiseOps, ViewOps},
+    ops::{Apply, Bits, Op, PointwiseOps, ViewOps},
     rng::Philox,
 };
 
@@ -28,6 +29,7 @@ pub(crate) fn kernels<R: Runtime>(rt: &R) -> Section {
         let mut bench = Bench { rt, dtype, tolerance, section: &mut section };
         bench.softmax();
         bench.cross_entropy();
+        bench.linear_cross_entropy();
         bench.norms();
         bench.attention();
         bench.conv();
@@ -114,6 +116,34 @@ impl<R: Runtime> Bench<'_, R> {
                 let mut ins = vec![&x, &y, top, log_sum, &g];
                 ins.extend(weighted.then_some(&w));
                 self.compare(&format!("cross_entropy_grad {what}"), CrossEntropyGrad(op), &ins);
+            }
+        }
+    }
+
+    fn linear_cross_entropy(&mut self) {
+        for ([n, c, v], chunk) in
+            [([1, 1, 1], 1), ([5, 3, 7], 2), ([70, 17, 33], 64), ([64, 8, 131], 16), ([3, 5, 9], 8), ([0, 4, 5], 2)]
+        {
+            let (x, w, b) = (self.real(&[n, c], 31), self.real(&[v, c], 32), self.real(&[v], 33));
+            for (bias, label_smoothing, ignored, summed) in [
+                (false, 0.0, false, true),
+                (true, 0.0, true, true),
+                (true, 0.1, true, false),
+                (false, 0.1, false, false),
+            ] {
+                let gradients = if summed { Bits(if bias { 7 } else { 3 }) } else { Bits::NONE };
+                let op = LinearCrossEntropy { ignore_index: -100, label_smoothing, bias, summed, chunk, gradients };
+                let (y, g) = (self.index(n, v, ignored), self.real(&[n], 34));
+                let what = format!("{n}x{c} to {v} by {chunk} bias {bias} smoothing {label_smoothing} sum {summed}");
+                let mut ins = vec![&x, &w];
+                ins.extend(bias.then_some(&b));
+                ins.push(&y);
+                self.compare(&format!("linear_cross_entropy {what}"), op.clone(), &ins);
+                ins.push(&g);
+                for gradients in [Bits(1), Bits(2), Bits(if bias { 7 } else { 3 })] {
+                    let op = LinearCrossEntropyGrad(LinearCrossEntropy { gradients, summed: false, ..op.clone() });
+                    self.compare(&format!("linear_cross_entropy_grad {what} {gradients:?}"), op, &ins);
+                }
             }
         }
     }

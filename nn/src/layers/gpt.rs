@@ -104,8 +104,8 @@ impl<R: Runtime> Gpt<R> {
         self.end().logits(x)
     }
 
-    /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits. Where
-    /// the projection is cut along the vocabulary no rank has the logits of all of it. Where sequences are cut over ranks, tokens and targets
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits, of which
+    /// a few rows are in memory at a time ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where the projection is cut along the vocabulary no rank has the logits of all of it. Where sequences are cut over ranks, tokens and targets
     /// are still those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
     pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         self.next_token_loss_of(&self.decoded(tokens)?, targets, loss)
@@ -113,9 +113,7 @@ impl<R: Runtime> Gpt<R> {
 
     /// The loss, like [`next_token_loss`](Gpt::next_token_loss), for the output of the last block.
     pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        let end = self.end();
-        let (here, placed) = (end.logits_here(x)?, end.projection.cut());
-        self.context.loss(targets, loss, |targets, loss| loss.of(&here, targets, placed.as_deref()))
+        self.end().loss(x, targets, loss, &self.context)
     }
 
     /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and head along the

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Within,
+    fused::NnOps,
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
-use super::{Dropout, Embedding, LayerNorm, Linear};
+use super::{Dropout, Embedding, LayerNorm, Linear, optional};
 use crate::{
     Forward, Param,
-    parallel::{ContextSlot, Exchange, Placed, TensorStyle},
+    parallel::{ContextSlot, Exchange, Placed, TensorStyle, VocabularyLoss},
 };
 
 /// The layers before the blocks of a [`Gpt`](super::Gpt).
@@ -75,6 +76,15 @@ impl<R: Runtime> GptProjection<'_, R> {
         }
     }
 
+    /// Weight and bias, where nothing but they make the logits: no adapter, and no other ranks.
+    fn plain(&self) -> Option<(Var<R>, Option<Var<R>>)> {
+        let (adapter, bias) = match self {
+            GptProjection::Head(head) => (head.adapter.get(), optional(&head.bias)),
+            GptProjection::Table(_) => (None, None),
+        };
+        (adapter.is_none() && self.weight().placed().is_none()).then(|| (self.weight().var(), bias))
+    }
+
     /// How the projection is cut, if it is cut along the vocabulary.
     pub fn cut(&self) -> Option<Arc<Placed<R>>> {
         self.weight().placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
@@ -90,6 +100,28 @@ impl<R: Runtime> GptHead<'_, R> {
             None => Ok(here),
             Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
         }
+    }
+
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. Where the projection is whole, a plain layer, and
+    /// the loss has no z-loss, its logits are in memory a few rows at a time
+    /// ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where sequences are cut over ranks, targets are those of whole
+    /// sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    #[track_caller]
+    pub fn loss(
+        &self,
+        x: &Var<R>,
+        targets: &Var<R>,
+        loss: &VocabularyLoss,
+        context: &ContextSlot<R>,
+    ) -> Result<Var<R>> {
+        let Some((weight, bias)) = self.projection.plain().filter(|_| loss.z_loss == 0.0) else {
+            let (here, placed) = (self.logits_here(x)?, self.projection.cut());
+            return context.loss(targets, loss, |targets, loss| loss.of(&here, targets, placed.as_deref()));
+        };
+        let x = self.lnf.forward(x).within("lnf")?;
+        context.loss(targets, loss, |targets, loss| {
+            x.linear_cross_entropy_with(&weight, bias.as_ref(), targets, loss.cross_entropy)
+        })
     }
 
     /// The logits of the rows of the vocabulary that are here.

@@ -224,9 +224,9 @@ impl<R: Runtime> ContextSlot<R> {
             Reduction::Sum => self.of_whole(&of(&here, loss)?),
             Reduction::Mean => {
                 let rows = of(&here, &as_it_is(Reduction::None))?;
-                let (dtype, wide) = (rows.dtype(), rows.dtype().compute());
-                let count = targets.ne(loss.cross_entropy.ignore_index as f64)?.to_dtype(wide)?.sum(&[], false)?;
-                self.of_whole(&rows.to_dtype(wide)?.sum(&[], false)?)?.div(&count)?.to_dtype(dtype)
+                let count =
+                    targets.ne(loss.cross_entropy.ignore_index as f64)?.to_dtype(rows.dtype())?.sum(&[], false)?;
+                self.of_whole(&rows.sum(&[], false)?)?.div(&count)
             }
         }
     }

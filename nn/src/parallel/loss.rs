@@ -32,7 +32,7 @@ static SHIFTED: LazyLock<Program> = LazyLock::new(|| Program::new("shifted", |[z
 impl VocabularyLoss {
     /// The loss of logits `[.., V]` with classes `[..]` (`i64`). Where `placed` is of a projection that is cut along the vocabulary, the
     /// logits are those of its rows here, `[.., V/t]`, and the loss is that of all of them, on every rank, as it is on one: ranks exchange
-    /// the largest logit of each row, then two or three sums of each row, in one call. On one rank, without a z-loss, it is the fused operation.
+    /// the largest logit of each row, then two or three sums of each row, in one call. On one rank, without a z-loss, it is the fused operation. The loss of half-precision logits is `f32`.
     pub fn of<R: Runtime>(&self, logits: &Var<R>, target: &Var<R>, placed: Option<&Placed<R>>) -> Result<Var<R>> {
         let (z, y) = (logits.spec(), target.spec());
         let Some((&here, rows)) = z.shape.dims().split_last().filter(|(_, rows)| **rows == y.shape[..]) else {
@@ -51,8 +51,7 @@ impl VocabularyLoss {
         }
         let n: usize = rows.iter().product();
         let logits = logits.reshape([n, here])?.to_dtype(z.dtype.compute())?;
-        let losses = self.of_rows(&logits, &target.reshape([n])?, own, placed)?.to_dtype(z.dtype)?;
-        self.reduced(losses, target)
+        self.reduced(self.of_rows(&logits, &target.reshape([n])?, own, placed)?, target)
     }
 
     /// The loss of each row, `[N]`, of logits `[N, V/t]`.
@@ -95,13 +94,12 @@ impl VocabularyLoss {
 
     fn reduced<R: Runtime>(&self, losses: Var<R>, target: &Var<R>) -> Result<Var<R>> {
         let CrossEntropyOptions { ignore_index, reduction, .. } = self.cross_entropy;
-        let dtype = losses.dtype();
         match reduction {
             Reduction::None => losses.reshape(target.spec().shape),
             Reduction::Sum => losses.sum(&[], false),
             Reduction::Mean => {
-                let counts = target.ne(ignore_index as f64)?.to_dtype(dtype.compute())?.sum(&[], false)?;
-                losses.to_dtype(dtype.compute())?.sum(&[], false)?.div(&counts)?.to_dtype(dtype)
+                let counts = target.ne(ignore_index as f64)?.to_dtype(losses.dtype())?.sum(&[], false)?;
+                losses.sum(&[], false)?.div(&counts)
             }
         }
     }

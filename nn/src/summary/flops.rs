@@ -8,7 +8,7 @@ use numcore::{
 /// Floating-point operations of a call, a multiplication and an addition counting two. What PyTorch's `FlopCounterMode` counts is
 /// counted, by its formulas; everything else is 0:
 ///
-/// - a product of `[.., M, K]` and `[.., K, N]`, with a bias or without: `2·M·N·K` for each matrix of the batch;
+/// - a product of `[.., M, K]` and `[.., K, N]`, with a bias or without, or its cross-entropy: `2·M·N·K` for each matrix of the batch;
 /// - attention of `T` queries and `S` keys: `2·T·S·(D + E)` for each head, where scores take `D` and values `E` channels. Masked scores
 ///   count too;
 /// - a convolution: `2·C/G·R·S` for each element of the larger side, that is, of `y` in `y = conv(x, w)`.
@@ -21,6 +21,7 @@ pub fn of(op: &Op, inputs: &[Spec], outputs: &[Spec]) -> u64 {
     let product = || 2 * numel(outputs.first()) * size(inputs.first(), 1);
     match op {
         Op::Matmul(_) | Op::Fused(FusedOp::Linear(_)) => product(),
+        Op::Fused(FusedOp::LinearCrossEntropy(_)) => 2 * numel(inputs.first()) * size(inputs.get(1), 2),
         Op::Fused(FusedOp::Attention(_)) => {
             let (q, k, v) = (inputs.first(), inputs.get(1), inputs.get(2));
             let rows = numel(q) / size(q, 1).max(1);

@@ -57,5 +57,15 @@ fn gpt() {
         bias: false,
         ..Default::default()
     };
-    check_model(case, &goldens, &Gpt::new(&Init::new(&rt, 0), config).unwrap());
+    let model = Gpt::new(&Init::new(&rt, 0), config).unwrap();
+    check_model(case, &goldens, &model);
+    // The loss without the logits of all tokens is the same.
+    let (x, y) = (Var::new(case.get("x0")), Var::new(case.get("y0")));
+    let loss = model.next_token_loss(&x, &y, &parallel::VocabularyLoss::default()).unwrap();
+    let want = case.case["losses"][0].as_f64().unwrap();
+    assert!((loss.item().unwrap() - want).abs() < 1e-5 * want);
+    let gradients = loss.backward().unwrap();
+    for (name, p) in model.named_parameters() {
+        close(&name, gradients.get(&p.leaf()).unwrap(), &case.get(&format!("grad0/{name}")), 2e-5);
+    }
 }

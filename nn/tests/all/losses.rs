@@ -4,7 +4,7 @@ use crate::common::{Case, Goldens, T, V, cpu, f64s};
 use nn::loss::{self, CrossEntropyOptions, NllOptions, Reduction};
 use numcore::{
     DType, Result,
-    ops::{ReduceOps, ViewOps},
+    ops::{PointwiseOps, ReduceOps, ViewOps},
 };
 
 fn reduction(case: &Case) -> Reduction {
@@ -116,6 +116,30 @@ fn cross_entropy_of_more_axes() {
     assert_eq!(loss::cross_entropy(&x, &y).unwrap().item().unwrap(), flat.item().unwrap());
     let none = CrossEntropyOptions { reduction: Reduction::None, ..Default::default() };
     assert_eq!(loss::cross_entropy_with(&x, &y, None, none).unwrap().dims(), [2, 3]);
+}
+
+/// The loss of half-precision logits is that of the same numbers in `f32`, and its gradient rounded once.
+#[test]
+fn cross_entropy_of_halves_is_computed_and_stored_in_f32() {
+    let rt = cpu();
+    let y = V::new(numcore::Tensor::from_slice(&rt, [4], &[0i64, -100, 2, 6]).unwrap());
+    for (half, reduction) in [DType::BF16, DType::F16]
+        .into_iter()
+        .flat_map(|half| [Reduction::Mean, Reduction::Sum, Reduction::None].map(|reduction| (half, reduction)))
+    {
+        let x = numcore::Tensor::uniform(&rt, [4, 7], DType::F32, -3.0, 3.0, 1).unwrap().to_dtype(half).unwrap();
+        let options = CrossEntropyOptions { reduction, label_smoothing: 0.1, ..Default::default() };
+        let of = |x: numcore::Tensor<_>| {
+            let x = V::leaf("x", x).unwrap();
+            let loss = loss::cross_entropy_with(&x, &y, None, options).unwrap();
+            let gradient = autograd::grad(&[&loss.sum_all().unwrap()], &[&x], false).unwrap().remove(0).unwrap();
+            (loss, gradient.value().unwrap())
+        };
+        let ((loss, gradient), (wide, exact)) = (of(x.clone()), of(x.to_dtype(DType::F32).unwrap()));
+        assert_eq!((loss.dtype(), gradient.dtype()), (DType::F32, half));
+        assert_eq!(f64s(&loss), f64s(&wide));
+        assert_eq!(gradient.to_f64s().unwrap(), exact.to_dtype(half).unwrap().to_f64s().unwrap());
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod golden_layers;
 mod golden_models;
 mod init;
 mod layers;
+mod linear_cross_entropy;
 mod losses;
 mod module;
 mod moe;

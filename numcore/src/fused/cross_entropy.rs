@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use smallvec::smallvec;
 
-use super::{Fused, NnOps, as_forward};
+use super::{CrossEntropyOptions, Fused, NnOps, Reduction, as_forward};
 use crate::{
     DType, Error, Result, Tensor,
     ops::{Apply, Backprop, Bits, IndexOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps, finite_top},
@@ -15,8 +15,8 @@ use crate::{
 /// `ignore_index`.
 ///
 /// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]`, and, for each row,
-/// its largest logit `top` (0 where that is infinite) and `ln Σ_c exp(x_c − top)`, both `[N]` (`f32` for half-precision
-/// inputs). Their sum is `lse`; kept apart, they make the loss and its gradient independent of an offset of the row's
+/// its largest logit `top` (0 where that is infinite) and `ln Σ_c exp(x_c − top)`, both `[N]`; all three are `f32` for
+/// half-precision logits, which are read as they are. Their sum is `lse`; kept apart, they make the loss and its gradient independent of an offset of the row's
 /// logits, which the sum would round to the spacing of `top`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
@@ -92,7 +92,7 @@ impl Fused for CrossEntropy {
             return Err(Error::shape("cross_entropy", &[x.shape, w.shape], why));
         }
         let row = |dtype| Spec { shape: y.shape, dtype };
-        Ok(smallvec![row(x.dtype), row(x.dtype.compute()), row(x.dtype.compute())])
+        Ok(smallvec![row(x.dtype.compute()); 3])
     }
 
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
@@ -136,8 +136,8 @@ impl Fused for CrossEntropy {
     }
 }
 
-/// The gradient of [`CrossEntropy`]; inputs `x`, `target`, `top`, `ln Σ exp(x − top)`, the upstream gradient `[N]` and,
-/// if weighted, `w`.
+/// The gradient of [`CrossEntropy`]; inputs `x`, `target`, `top`, `ln Σ exp(x − top)`, the upstream gradient `[N]` (in the
+/// losses' type) and, if weighted, `w`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyGrad(
     /// The options of the forward operation.
@@ -211,4 +211,49 @@ impl Fused for CrossEntropyGrad {
     fn gradient<T: Apply>(&self, _: &mut dyn Backprop<T>) -> Result<()> {
         Ok(())
     }
+}
+
+/// The loss that [`NnOps::cross_entropy_with`] returns.
+#[track_caller]
+pub(super) fn composed<T: Apply>(
+    logits: &T,
+    target: &T,
+    weight: Option<&T>,
+    options: CrossEntropyOptions,
+) -> Result<T> {
+    let (x, y) = (logits.spec().shape, target.spec().shape);
+    let (rows, [c]) = x.split_last_chunk().map_or((&[][..], [0]), |(rows, last)| (rows, *last));
+    if x.rank() == 0 || y[..] != *rows {
+        let error = Error::shape("cross_entropy", &[x, y], "needs logits [.., C] and classes [..]");
+        return Err(T::explained(error, &[logits, target]));
+    }
+    if x.rank() != 2 {
+        let (logits, classes) = (logits.reshape([y.numel(), c])?, target.reshape([y.numel()])?);
+        let loss = composed(&logits, &classes, weight, options)?;
+        return if options.reduction == Reduction::None { loss.reshape(y) } else { Ok(loss) };
+    }
+    let CrossEntropyOptions { ignore_index, label_smoothing, reduction } = options;
+    let op = CrossEntropy { ignore_index, label_smoothing, weighted: weight.is_some() };
+    let ins: Vec<&T> = [logits, target].into_iter().chain(weight).collect();
+    let losses = T::apply(op.into(), &ins)?.remove(0);
+    match reduction {
+        Reduction::None => Ok(losses),
+        Reduction::Sum => losses.sum(&[], false),
+        Reduction::Mean => mean_of(&losses.sum(&[], false)?, target, weight, ignore_index),
+    }
+}
+
+/// The mean of losses over the targets that count, or over their weights.
+#[track_caller]
+pub(super) fn mean_of<T: Apply>(sum: &T, target: &T, weight: Option<&T>, ignore_index: i64) -> Result<T> {
+    let valid = target.ne(ignore_index as f64)?;
+    let counts = match weight {
+        Some(w) => {
+            let zero = T::constant(Tensor::zeros(sum.runtime(), [1], DType::I64)?);
+            w.index_select(0, &target.where_cond(&valid, &zero)?)?.where_cond(&valid, 0.0)?
+        }
+        None => valid,
+    };
+    // Sums of weights leave the range and precision of halves.
+    sum.div(&counts.to_dtype(sum.spec().dtype)?.sum(&[], false)?)
 }

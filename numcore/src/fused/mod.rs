@@ -7,6 +7,8 @@ mod conv;
 mod cross_entropy;
 mod linear;
 mod linear4bit;
+mod linear_cross_entropy;
+mod logit_chunks;
 mod norm;
 mod options;
 mod pool;
@@ -19,6 +21,7 @@ pub use attention::{Attention, AttentionGrad, SdpaOptions};
 pub use conv::{Conv, ConvKind};
 pub use cross_entropy::{CrossEntropy, CrossEntropyGrad};
 pub use linear::Linear;
+pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyGrad};
 pub use linear4bit::{Linear4bit, NestedScales};
 pub use norm::{Norm, NormGrad, NormKind};
 pub use options::{Conv1dOptions, ConvOptions, CrossEntropyOptions, Reduction};
@@ -58,6 +61,18 @@ pub trait Fused {
     fn computes_in_f32(&self) -> bool {
         true
     }
+    /// Computes the outputs part by part, by other operations of the runtime, where the decomposition would take more
+    /// memory; row-major outputs are overwritten.
+    fn run_in_parts<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
+        let _ = (ins, outs);
+        Ok(Support::Decompose)
+    }
+    /// The operation that is recorded in place of this one, where gradients of the inputs `wants` will be needed: its
+    /// outputs are those of this one and then what its gradient rule reads. None if it is this one.
+    fn with_gradients(&self, wants: Bits) -> Option<FusedOp> {
+        let _ = wants;
+        None
+    }
     /// The inputs and outputs that its gradient reads. With `None` the operation has no gradient rule, and is recorded
     /// as its decomposition.
     fn saves(&self, wants: Bits) -> Option<Saves>;
@@ -89,6 +104,16 @@ macro_rules! fused {
 
             fn output_order_of(&self, k: usize) -> Option<usize> {
                 match self { $(FusedOp::$variant(op) => Fused::output_order_of(op, k),)* }
+            }
+
+            fn run_in_parts<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
+                match self { $(FusedOp::$variant(op) => Fused::run_in_parts(op, ins, outs),)* }
+            }
+
+            /// The operation that the tape records in place of this one for gradients of the inputs `wants`, if that is
+            /// another one.
+            pub fn with_gradients(&self, wants: Bits) -> Option<FusedOp> {
+                match self { $(FusedOp::$variant(op) => Fused::with_gradients(op, wants),)* }
             }
 
             /// Whether the tape must record the decomposition instead, for gradients of the inputs `wants`.
@@ -141,6 +166,10 @@ fused! {
     Linear,
     /// A product with a matrix of four bits an element.
     Linear4bit,
+    /// The cross-entropy of a linear layer's outputs.
+    LinearCrossEntropy,
+    /// The gradients of the cross-entropy of a linear layer's outputs.
+    LinearCrossEntropyGrad,
     /// Max pooling over windows of an image.
     MaxPool,
     /// The gradient of max pooling.
@@ -232,9 +261,12 @@ impl FusedOp {
         Ok(support)
     }
 
-    /// Runs the runtime's kernel for the op, if it has one.
+    /// Runs the runtime's kernel for the op, if it has one, or computes the op in parts.
     pub(crate) fn try_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let views: SmallVec<[_; 8]> = ins.iter().map(|t| t.view()).collect();
-        ins[0].runtime().fused(self, &views, outs)
+        match ins[0].runtime().fused(self, &views, outs)? {
+            Support::Done => Ok(Support::Done),
+            Support::Decompose => self.run_in_parts(ins, outs),
+        }
     }
 }

@@ -5,13 +5,13 @@ use std::sync::LazyLock;
 use smallvec::SmallVec;
 
 use super::{
-    Attention, Conv, Conv1dOptions, ConvKind, ConvOptions, CrossEntropy, CrossEntropyOptions, MaxPool, Norm, NormKind,
-    Reduction, RopeOptions, SdpaOptions, Softmax, attention, conv::transposed, rope,
+    Attention, Conv, Conv1dOptions, ConvKind, ConvOptions, CrossEntropyOptions, MaxPool, Norm, NormKind, RopeOptions,
+    SdpaOptions, Softmax, attention, conv::transposed, cross_entropy, linear_cross_entropy, rope,
 };
 use crate::{
     DType, Error, Result, Scalar, Shape, Tensor,
     ops::{
-        Apply, IndexOps, JoinOps, PointwiseOps, PoolOptions, ReduceOps, ViewOps,
+        Apply, JoinOps, PointwiseOps, PoolOptions, ViewOps,
         composed::{extreme_pool, mean_pool},
         moments,
     },
@@ -46,48 +46,41 @@ pub trait NnOps: Apply {
     /// not −100, a scalar.
     ///
     /// `ln Σ eˣ − x[target]` for each row, without overflow. Classes are on the last axis, where PyTorch has them on
-    /// the second.
+    /// the second. The loss of half-precision logits is `f32`; no copy of them is cast for it.
     #[track_caller]
     fn cross_entropy(&self, target: &Self) -> Result<Self> {
         self.cross_entropy_with(target, None, CrossEntropyOptions::default())
     }
     /// Cross-entropy with a `weight: [C]` for each class, and options; see [`cross_entropy`](NnOps::cross_entropy). The
-    /// mean is over the targets' weights, as in PyTorch; with [`Reduction::None`] the result has the target's shape.
+    /// mean is over the targets' weights, as in PyTorch; with [`Reduction::None`](super::Reduction::None) the result has the target's shape.
     #[track_caller]
     fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
-        let (x, y) = (self.spec().shape, target.spec().shape);
-        let (rows, [c]) = x.split_last_chunk().map_or((&[][..], [0]), |(rows, last)| (rows, *last));
-        if x.rank() == 0 || y[..] != *rows {
-            let error = Error::shape("cross_entropy", &[x, y], "needs logits [.., C] and classes [..]");
-            return Err(Self::explained(error, &[self, target]));
-        }
-        if x.rank() != 2 {
-            let (logits, classes) = (self.reshape([y.numel(), c])?, target.reshape([y.numel()])?);
-            let loss = logits.cross_entropy_with(&classes, weight, options)?;
-            return if options.reduction == Reduction::None { loss.reshape(y) } else { Ok(loss) };
-        }
-        let CrossEntropyOptions { ignore_index, label_smoothing, reduction } = options;
-        let op = CrossEntropy { ignore_index, label_smoothing, weighted: weight.is_some() };
-        let ins: Vec<&Self> = [self, target].into_iter().chain(weight).collect();
-        let losses = Self::apply(op.into(), &ins)?.remove(0);
-        match reduction {
-            Reduction::None => Ok(losses),
-            Reduction::Sum => losses.sum(&[], false),
-            Reduction::Mean => {
-                // Counts and sums of losses leave the range and precision of halves.
-                let dtype = losses.spec().dtype;
-                let valid = target.ne(ignore_index as f64)?;
-                let counts = match weight {
-                    Some(w) => {
-                        let zero = Self::constant(Tensor::zeros(self.runtime(), [1], DType::I64)?);
-                        w.index_select(0, &target.where_cond(&valid, &zero)?)?.where_cond(&valid, 0.0)?
-                    }
-                    None => valid.to_dtype(dtype)?,
-                };
-                let sum = |x: &Self| x.to_dtype(dtype.compute())?.sum(&[], false);
-                sum(&losses)?.div(&sum(&counts)?)?.to_dtype(dtype)
-            }
-        }
+        cross_entropy::composed(self, target, weight, options)
+    }
+    /// Cross-entropy of the logits `self · weightᵀ + bias` with classes `target: [..]` (`i64`), for `self: [.., C]`,
+    /// `weight: [V, C]` (a tied embedding, say) and `bias: [V]`: the mean over the targets that are not −100, a scalar.
+    ///
+    /// The loss of a language model, with at most some 128 MiB of logits in memory, whatever the number of rows, and as
+    /// many of their gradients. Gradients of `self`, `weight` and `bias` are computed in the forward pass where they
+    /// will be needed, so call it under `no_grad` where they are not. The loss of half-precision operands is `f32`, and
+    /// their gradients are rounded once.
+    #[doc(alias = "fused_linear_cross_entropy")]
+    #[track_caller]
+    fn linear_cross_entropy(&self, weight: &Self, bias: Option<&Self>, target: &Self) -> Result<Self> {
+        self.linear_cross_entropy_with(weight, bias, target, CrossEntropyOptions::default())
+    }
+    /// Cross-entropy of a linear layer's outputs with options; see
+    /// [`linear_cross_entropy`](NnOps::linear_cross_entropy). With [`Reduction::None`](super::Reduction::None) the
+    /// result has the target's shape, and logits are recomputed for gradients.
+    #[track_caller]
+    fn linear_cross_entropy_with(
+        &self,
+        weight: &Self,
+        bias: Option<&Self>,
+        target: &Self,
+        options: CrossEntropyOptions,
+    ) -> Result<Self> {
+        linear_cross_entropy::reduced(self, weight, bias, target, options)
     }
     /// Layer norm over the last axis of `self: [.., C]`.
     #[track_caller]

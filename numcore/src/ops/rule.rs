@@ -167,6 +167,10 @@ pub trait Backprop<T: Apply> {
     fn output(&mut self, k: usize) -> Result<T>;
     /// The gradient of the loss with respect to output `k`; `None` if the output was not used.
     fn upstream(&mut self, k: usize) -> Result<Option<T>>;
+    /// Whether what is given is recorded, to be differentiated again.
+    fn is_recorded(&self) -> bool {
+        false
+    }
     /// Gives the output of this call, which has one, as the gradient of input `i`; ignored when it is not wanted. It
     /// has the input's shape and dtype, and is given once. An input without a given gradient has none.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;

@@ -176,7 +176,7 @@ impl<R: Runtime> TensorMut<R> {
     }
 
     /// Another range of the same memory.
-    pub(super) fn part(&self, layout: Layout, lent: Option<Lent>) -> Self {
+    pub(crate) fn part(&self, layout: Layout, lent: Option<Lent>) -> Self {
         TensorMut { memory: self.memory.part(self.runtime().clone(), layout), written: self.written, lent }
     }
 

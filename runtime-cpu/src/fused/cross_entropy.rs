@@ -61,8 +61,9 @@ struct Stats<T> {
 
 pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let (x, loss) = (call.input::<S>(CrossEntropy::LOGITS), call.output::<S>(CrossEntropy::LOSS));
-    let [tops, log_sums] = [CrossEntropy::TOP, CrossEntropy::LOG_SUM].map(|i| call.output::<S::Lane>(i));
+    let x = call.input::<S>(CrossEntropy::LOGITS);
+    let [losses, tops, log_sums] =
+        [CrossEntropy::LOSS, CrossEntropy::TOP, CrossEntropy::LOG_SUM].map(|i| call.output::<S::Lane>(i));
     let targets = targets(call, op, classes)?;
     let mut buffer = None;
     let weight = op.weighted.then(|| call.parameter::<S>(2, classes, &mut buffer)).transpose()?;
@@ -86,7 +87,7 @@ pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -
             };
             // SAFETY: this row's elements of the outputs, which are this task's alone.
             unsafe {
-                loss.set(row as isize, S::store(value));
+                losses.set(row as isize, value);
                 tops.set(row as isize, stats.top);
                 log_sums.set(row as isize, stats.log_sum);
             }
@@ -97,9 +98,9 @@ pub(super) fn forward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -
 
 pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let (rows, classes) = call.rows(0);
-    let [x, g] = [CrossEntropyGrad::LOGITS, CrossEntropyGrad::GRAD].map(|i| call.input::<S>(i));
-    let d = call.output::<S>(0);
-    let [tops, log_sums] = [CrossEntropyGrad::TOP, CrossEntropyGrad::LOG_SUM].map(|i| call.input::<S::Lane>(i));
+    let (x, d) = (call.input::<S>(CrossEntropyGrad::LOGITS), call.output::<S>(0));
+    let [tops, log_sums, g] =
+        [CrossEntropyGrad::TOP, CrossEntropyGrad::LOG_SUM, CrossEntropyGrad::GRAD].map(|i| call.input::<S::Lane>(i));
     let targets = targets(call, op, classes)?;
     let mut buffer = None;
     let weight = op.weighted.then(|| call.parameter::<S>(5, classes, &mut buffer)).transpose()?;
@@ -108,7 +109,7 @@ pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &CrossEntropy) 
         half_rows::each::<S, 2>(part, classes, |row, [x_buffer, d_buffer]| {
             let (i, from, simd) = (row as isize, (row * classes) as isize, call.engine().simd);
             // SAFETY: a row of contiguous operands; the output row is this task's alone.
-            let (x, g, d) = unsafe { (x.slice(from, classes), g.get(i).load(), d.slice_mut(from, classes)) };
+            let (x, g, d) = unsafe { (x.slice(from, classes), g.get(i), d.slice_mut(from, classes)) };
             // SAFETY: one statistic for each row.
             let stats = unsafe { Stats { top: tops.get(i), log_sum: log_sums.get(i) } };
             let x = half_rows::read(simd, x, x_buffer);

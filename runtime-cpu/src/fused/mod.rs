@@ -75,7 +75,8 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
         added: outs.iter().map(|o| o.how == Accumulate::Add).collect(),
     };
-    let dtype = call.outs[0].dtype;
+    // Rows are of this type; losses have the type they are computed in.
+    let dtype = if matches!(op, FusedOp::CrossEntropy(_)) { call.ins[0].dtype } else { call.outs[0].dtype };
     if (0..call.ins.len()).any(|i| call.ins[i].dtype != input_dtype(op, i, dtype)) {
         return Ok(Support::Decompose);
     }
@@ -88,12 +89,12 @@ pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Ou
     }
 }
 
-/// The type of input `i` of a call on elements of type `dtype`. Classes are integers, and statistics are stored in the
-/// type they are computed in.
+/// The type of input `i` of a call on elements of type `dtype`. Classes are integers; statistics and the gradient of
+/// losses are stored in the type they are computed in.
 fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
     let statistic = match op {
         FusedOp::CrossEntropy(_) | FusedOp::CrossEntropyGrad(_) if i == 1 => return DType::I64,
-        FusedOp::CrossEntropyGrad(_) => i == 2 || i == 3,
+        FusedOp::CrossEntropyGrad(_) => (2..=4).contains(&i),
         FusedOp::AttentionGrad(_) => i == 2,
         FusedOp::NormGrad(op) => i == 2 || i == 3 && op.weight_at() != Some(3),
         _ => false,

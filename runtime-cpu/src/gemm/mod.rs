@@ -69,6 +69,9 @@ fn gemm_into(
     if out.layout.numel() == 0 {
         return Ok(());
     }
+    if a.dtype.is_half() && !out.dtype.is_half() {
+        return upcast_gemm(cpu, a, b, out, how, addends);
+    }
     let problem = Gemm::new(&a.layout, &b.layout, &out.layout);
     let engine = &*cpu.queue.engine;
     #[cfg(target_arch = "x86_64")]
@@ -174,7 +177,8 @@ fn last_two(l: &Layout) -> Strides {
     [l.strides()[l.rank() - 2], l.strides()[l.rank() - 1]]
 }
 
-/// A half-precision GEMM without instructions for it: operands are upcast to `f32`, the output is rounded once.
+/// A half-precision GEMM without instructions for it: operands are upcast to `f32`; the output is rounded once, or not
+/// at all where it is `f32`.
 fn upcast_gemm(
     cpu: &Cpu,
     a: &Operand,
@@ -194,6 +198,9 @@ fn upcast_gemm(
     let (a, b) = (upcast(a)?, upcast(b)?);
     let [first, second] = addends.map(|x| x.map(|x| upcast(&x)).transpose());
     let addends = [first?, second?];
+    if !out.dtype.is_half() {
+        return gemm_into(cpu, &a, &b, out, how, addends);
+    }
     let contiguous = Layout::contiguous(*out.layout.shape());
     let memory = cpu.scratch(contiguous.numel() * size_of::<f32>())?;
     let unrounded = Operand::of(&memory, contiguous, DType::F32);

@@ -12,7 +12,7 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, Stream};
+use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, GemmPlaces, Stream};
 
 /// The number of problems that are cached; beyond it they are described again.
 const KEPT: usize = 4096;
@@ -47,31 +47,34 @@ impl Blas {
         &self,
         stream: Stream,
         gemm: &CublasGemm,
-        at: [u64; 3],
+        at: GemmPlaces,
         (workspace, size): (u64, usize),
     ) -> Fallible<()> {
-        let problem = self.problem(gemm, size)?;
-        let beta = if gemm.add { 1.0 } else { 0.0 };
+        let problem = self.problem(gemm, at.bias, size)?;
+        // The address of a bias is part of a description: it is this call's own.
+        let own = if gemm.bias { Some(MatmulDescription::new(gemm, at.bias)?) } else { None };
+        let beta = if gemm.add || gemm.c.is_some() { 1.0 } else { 0.0 };
         let (wide, narrow) = ([1.0f64, beta], [1.0f32, beta as f32]);
         let scales: [*const c_void; 2] = match gemm.dtype {
             DType::F64 => wide.each_ref().map(|x| std::ptr::from_ref(x).cast()),
             _ => narrow.each_ref().map(|x| std::ptr::from_ref(x).cast()),
         };
-        let [a, b, d] = at.map(|address| address as usize as *mut c_void);
+        let [a, b, d, c] = [at.a, at.b, at.d, at.c].map(|address| address as usize as *mut c_void);
+        let (c, layout_of_c) = if gemm.c.is_some() { (c, problem.c) } else { (d, problem.d) };
         // SAFETY: the caller's promise; descriptors live in `problem`, scales on the stack, and are read before the
         // call returns.
         let done = unsafe {
             result::matmul(
                 self.handle,
-                problem.product,
+                own.as_ref().unwrap_or(&problem.product).0,
                 scales[0],
                 scales[1],
                 a,
                 problem.a,
                 b,
                 problem.b,
-                d,
-                problem.d,
+                c,
+                layout_of_c,
                 d,
                 problem.d,
                 &problem.algorithm,
@@ -83,12 +86,12 @@ impl Blas {
         done.map_err(|e| said(e, format!("cuBLASLt: {e} for {gemm:?}")))
     }
 
-    fn problem(&self, gemm: &CublasGemm, workspace: usize) -> Fallible<Arc<CublasPlan>> {
+    fn problem(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<Arc<CublasPlan>> {
         let mut problems = self.problems.lock();
         if let Some(problem) = problems.get(&(*gemm, workspace)) {
             return Ok(problem.clone());
         }
-        let problem = Arc::new(CublasPlan::new(self.handle, gemm, workspace)?);
+        let problem = Arc::new(CublasPlan::new(self.handle, gemm, bias, workspace)?);
         if problems.len() >= KEPT {
             problems.clear();
         }
@@ -104,12 +107,52 @@ impl Blas {
     }
 }
 
+/// What is multiplied, how, and what is added to each column.
+struct MatmulDescription(sys::cublasLtMatmulDesc_t);
+
+impl MatmulDescription {
+    fn new(gemm: &CublasGemm, bias: u64) -> Fallible<MatmulDescription> {
+        let (compute, scale) = match gemm.dtype {
+            DType::F64 => (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
+            DType::F32 if gemm.tf32 => {
+                (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32, sys::cudaDataType_t::CUDA_R_32F)
+            }
+            _ => (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F),
+        };
+        let description = MatmulDescription(result::create_matmul_desc(compute, scale).map_err(words)?);
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let op = |side: &GemmOperand| if side.transposed { 1i32 } else { 0 };
+        let set = |which, value: *const c_void, size| {
+            // SAFETY: the description lives; the value has the attribute's size.
+            unsafe { result::set_matmul_desc_attribute(description.0, which, value, size) }.map_err(words)
+        };
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, std::ptr::from_ref(&op(&gemm.a)).cast(), 4)?;
+        set(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, std::ptr::from_ref(&op(&gemm.b)).cast(), 4)?;
+        if gemm.bias {
+            // The vector has `D`'s type, and an element for each of its rows.
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
+            set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, std::ptr::from_ref(&epilogue).cast(), 4)?;
+            set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, std::ptr::from_ref(&bias).cast(), 8)?;
+        }
+        Ok(description)
+    }
+}
+
+impl Drop for MatmulDescription {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`; nothing uses it any more.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
 /// A GEMM as a cuBLASLt problem description.
 struct CublasPlan {
-    product: sys::cublasLtMatmulDesc_t,
+    product: MatmulDescription,
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
     d: sys::cublasLtMatrixLayout_t,
+    /// Null where nothing but `D` itself is added.
+    c: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
@@ -119,37 +162,22 @@ unsafe impl Send for CublasPlan {}
 unsafe impl Sync for CublasPlan {}
 
 impl CublasPlan {
-    fn new(handle: sys::cublasLtHandle_t, gemm: &CublasGemm, workspace: usize) -> Fallible<CublasPlan> {
-        let (compute, scale) = match gemm.dtype {
-            DType::F64 => (sys::cublasComputeType_t::CUBLAS_COMPUTE_64F, sys::cudaDataType_t::CUDA_R_64F),
-            DType::F32 if gemm.tf32 => {
-                (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32, sys::cudaDataType_t::CUDA_R_32F)
-            }
-            _ => (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F),
-        };
+    fn new(handle: sys::cublasLtHandle_t, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<CublasPlan> {
         let null: sys::cublasLtMatrixLayout_t = std::ptr::null_mut();
-        let product = result::create_matmul_desc(compute, scale).map_err(words)?;
-        // Owned from here on, so that its drop frees it if a call below fails. SAFETY: an algorithm is plain bytes;
-        // this one is replaced before it is used.
+        let product = MatmulDescription::new(gemm, bias)?;
+        // SAFETY: an algorithm is plain bytes; this one is replaced before it is used.
         let algorithm = unsafe { std::mem::zeroed() };
-        let mut problem = CublasPlan { product, a: null, b: null, d: null, algorithm };
-        use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        let op = |side: &GemmOperand| if side.transposed { 1i32 } else { 0 };
-        for (which, value) in [
-            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, op(&gemm.a)),
-            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, op(&gemm.b)),
-        ] {
-            let value = std::ptr::from_ref(&value);
-            // SAFETY: the description lives; the value is an operation's number, of its size.
-            unsafe { result::set_matmul_desc_attribute(product, which, value.cast(), 4) }.map_err(words)?;
-        }
+        let mut problem = CublasPlan { product, a: null, b: null, d: null, c: null, algorithm };
         let side = |side: &GemmOperand, rows: usize, columns: usize| {
             let (rows, columns) = if side.transposed { (columns, rows) } else { (rows, columns) };
-            layout(gemm, side, rows, columns)
+            layout(gemm, side, gemm.dtype, rows, columns)
         };
         problem.a = side(&gemm.a, gemm.m, gemm.k)?;
         problem.b = side(&gemm.b, gemm.k, gemm.n)?;
-        problem.d = side(&gemm.d, gemm.m, gemm.n)?;
+        problem.d = layout(gemm, &gemm.d, gemm.into, gemm.m, gemm.n)?;
+        if let Some(c) = &gemm.c {
+            problem.c = layout(gemm, c, gemm.into, gemm.m, gemm.n)?;
+        }
         problem.algorithm = problem.choose(handle, gemm, workspace)?;
         Ok(problem)
     }
@@ -175,14 +203,15 @@ impl CublasPlan {
         for (which, side) in [
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm.a),
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm.b),
-            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm.d),
+            (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, gemm.c.as_ref().unwrap_or(&gemm.d)),
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &gemm.d),
         ] {
             set(which, std::ptr::from_ref(&side.aligned).cast(), 4)?;
         }
+        let c = if gemm.c.is_some() { self.c } else { self.d };
         // SAFETY: all descriptions live.
         let found = unsafe {
-            result::get_matmul_algo_heuristic(handle, self.product, self.a, self.b, self.d, self.d, preference.0)
+            result::get_matmul_algo_heuristic(handle, self.product.0, self.a, self.b, c, self.d, preference.0)
         };
         found.map(|h| h.algo).map_err(|e| said(e, format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
     }
@@ -192,10 +221,9 @@ impl Drop for CublasPlan {
     fn drop(&mut self) {
         // SAFETY: made in `new`; nothing uses them any more.
         unsafe {
-            for layout in [self.a, self.b, self.d].into_iter().filter(|l| !l.is_null()) {
+            for layout in [self.a, self.b, self.c, self.d].into_iter().filter(|l| !l.is_null()) {
                 let _ = result::destroy_matrix_layout(layout);
             }
-            let _ = result::destroy_matmul_desc(self.product);
         }
     }
 }
@@ -211,8 +239,14 @@ impl Drop for Preference {
 }
 
 /// The layout of a matrix in memory.
-fn layout(gemm: &CublasGemm, side: &GemmOperand, rows: usize, columns: usize) -> Fallible<sys::cublasLtMatrixLayout_t> {
-    let dtype = match gemm.dtype {
+fn layout(
+    gemm: &CublasGemm,
+    side: &GemmOperand,
+    dtype: DType,
+    rows: usize,
+    columns: usize,
+) -> Fallible<sys::cublasLtMatrixLayout_t> {
+    let dtype = match dtype {
         DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
         DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,

@@ -11,8 +11,8 @@ use cudarc::driver::{
 };
 
 use super::{
-    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording,
-    Stream,
+    About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark,
+    Recording, Stream,
     blas::Blas,
     capture_gate::{CaptureGate, Freed},
     libraries,
@@ -322,7 +322,7 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
         unsafe { self.blas.gemm(stream, gemm, at, workspace) }

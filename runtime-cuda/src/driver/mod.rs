@@ -62,21 +62,48 @@ pub(crate) struct About {
     pub shared: usize,
 }
 
-/// A column-major GEMM `D = op(A)·op(B) + β·D`, batch by batch. `D` is `m × n`, and `k` is the inner size.
+/// A column-major GEMM `D = op(A)·op(B)`, plus what is added to it, batch by batch; all of it is rounded once. `D` is
+/// `m × n`, and `k` is the inner size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CublasGemm {
+    /// The type of `A` and `B`.
     pub dtype: numcore::DType,
+    /// The type of `C` and `D`.
+    pub into: numcore::DType,
     pub m: usize,
     pub n: usize,
     pub k: usize,
     pub a: GemmOperand,
     pub b: GemmOperand,
     pub d: GemmOperand,
+    /// What is added to the product, in place of `D` itself.
+    pub c: Option<GemmOperand>,
+    /// Whether a vector, of which an element is for each row of `D`, is added to every column.
+    pub bias: bool,
     pub batch: usize,
     /// Whether the GEMM accumulates into `D`.
     pub add: bool,
     /// Whether `f32` operands may be rounded to TF32.
     pub tf32: bool,
+}
+
+impl CublasGemm {
+    /// The addresses that it reads.
+    #[cfg(feature = "emulate")]
+    pub(crate) fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
+        let added = [self.c.map(|_| at.c), self.bias.then_some(at.bias)];
+        [at.a, at.b].into_iter().chain(added.into_iter().flatten())
+    }
+}
+
+/// Where the matrices of a GEMM are; `c` and `bias` where it has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GemmPlaces {
+    pub a: u64,
+    pub b: u64,
+    pub d: u64,
+    pub c: u64,
+    pub bias: u64,
 }
 
 /// An operand of a GEMM: elements between columns, between batches, and whether it is read transposed.
@@ -159,9 +186,9 @@ pub(crate) trait Driver: Send + Sync {
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
     unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()>;
     /// # Safety
-    /// Addresses of `a`, `b`, `d` and a workspace of this many bytes; matrices are inside their memory and `d` overlaps
-    /// neither of the others.
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()>;
+    /// Addresses of what the GEMM has, and a workspace of this many bytes; matrices are inside their memory and `d`
+    /// overlaps none of the others.
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()>;
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()>;
     fn end_capture(&self, stream: Stream) -> Fallible<Recording>;

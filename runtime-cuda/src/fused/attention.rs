@@ -124,13 +124,18 @@ impl AttentionPlan {
     }
 }
 
-/// Input `i` with contiguous rows that begin at multiples of 16 bytes; copied where they do not.
-fn aligned(call: &mut FusedCall<'_>, i: usize) -> Result<Operand> {
-    let x = call.ins[i];
+/// Whether rows are contiguous and begin at multiples of 16 bytes.
+fn is_aligned(x: &Operand) -> bool {
     let strides = x.layout.strides();
     let whole = |s: isize| (s.unsigned_abs() * x.dtype.size()).is_multiple_of(16);
     let steps = strides[..3].iter().zip(x.dims()).all(|(s, d)| *d == 1 || whole(*s));
-    if !(strides[3] == 1 && x.address.is_multiple_of(16) && steps) {
+    strides[3] == 1 && x.address.is_multiple_of(16) && steps
+}
+
+/// Input `i` with contiguous rows that begin at multiples of 16 bytes; copied where they do not.
+fn aligned(call: &mut FusedCall<'_>, i: usize) -> Result<Operand> {
+    let x = call.ins[i];
+    if !is_aligned(&x) {
         let (memory, copy) = to_dense(call.cuda, &x, x.dtype)?;
         call.kept.push(memory);
         call.ins[i] = copy;
@@ -146,7 +151,7 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppor
     let mask = op.masked.then(|| call.ins[Attention::MASK]);
     let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
     let (o, lse) = (call.outs[Attention::OUTPUT], call.outs[Attention::LSE]);
-    if !o.address.is_multiple_of(16) {
+    if !is_aligned(&o) {
         return Ok(Support::Decompose);
     }
     if o.numel() == 0 {
@@ -172,7 +177,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppo
     }
     let mask = op.masked.then(|| call.ins[AttentionGrad::MASK]);
     let Some(plan) = AttentionPlan::new(call, op, &q, &k, &v, mask.as_ref()) else { return Ok(Support::Decompose) };
-    if call.outs.iter().any(|d| !d.address.is_multiple_of(16)) {
+    if call.outs.iter().any(|d| !is_aligned(d)) {
         return Ok(Support::Decompose);
     }
     let (g, o, lse) = (aligned(call, 0)?, aligned(call, 1)?, call.dense(2)?);

@@ -2,7 +2,7 @@
 
 use numcore::{Result, Support, fused::CrossEntropy};
 
-use super::{FusedCall, RowShape};
+use super::{FusedCall, RowShape, pitch_of};
 use crate::handwritten::KernelLaunch;
 
 pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
@@ -10,7 +10,8 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Sup
     if rows.width == 0 {
         return Ok(Support::Decompose);
     }
-    let (x, target) = (call.dense(0)?, call.dense(1)?);
+    let (x, pitch) = call.pitched(0)?;
+    let target = call.dense(1)?;
     let w = if op.weighted { call.dense(2)? } else { 0 };
     if rows.rows == 0 {
         return Ok(Support::Done);
@@ -18,24 +19,28 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Sup
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy", smooth, rows, &[x]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy", &kernel)?;
-    let launch = call.outs.iter().fold(launch, |launch, out| launch.arg(out.address)).arg(x).arg(target).arg(w);
+    let launch =
+        call.outs.iter().fold(launch, |launch, out| launch.arg(out.address)).arg(x).arg(target).arg(w).arg(pitch);
     finish(op, rows, launch)
 }
 
 /// From logits, classes, the rows' statistics, the upstream gradient and class weights (if given).
 pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let rows = RowShape::of(&call.ins[0]);
-    let (x, target) = (call.dense(0)?, call.dense(1)?);
+    let (x, pitch) = call.pitched(0)?;
+    let target = call.dense(1)?;
     let (top, log_sum, g) = (call.dense(2)?, call.dense(3)?, call.dense(4)?);
     let w = if op.weighted { call.dense(5)? } else { 0 };
     if call.outs[0].numel() == 0 {
         return Ok(Support::Done);
     }
-    let d = call.outs[0].address;
+    let (d, d_pitch) = (call.outs[0].address, pitch_of(&call.outs[0]));
     let smooth = ("SMOOTH", op.label_smoothing != 0.0);
-    let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x]);
+    // Rows that begin alike: a pitch that is not that of the logits counts as an address.
+    let apart = (pitch.abs_diff(d_pitch)) * call.dtype().size() as u64;
+    let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x, apart]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy_grad", &kernel)?;
-    let launch = launch.arg(d).arg(x).arg(target).arg(top).arg(log_sum).arg(g).arg(w);
+    let launch = launch.arg(d).arg(x).arg(target).arg(top).arg(log_sum).arg(g).arg(w).arg(d_pitch).arg(pitch);
     finish(op, rows, launch)
 }
 
@@ -43,7 +48,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Su
 fn finish(op: &CrossEntropy, rows: RowShape, launch: KernelLaunch<'_>) -> Result<Support> {
     let launch = launch.arg(rows.rows as i64).arg(rows.width as i64).arg(op.ignore_index).arg(op.label_smoothing);
     let (blocks, threads) = rows.grid();
-    // SAFETY: the contract of `numcore::Runtime`; rows are contiguous; a class is checked before it is followed.
+    // SAFETY: the contract of `numcore::Runtime`; rows are contiguous, `pitch` apart; a class is checked before it is followed.
     unsafe { launch.flag().run(blocks, threads)? };
     Ok(Support::Done)
 }

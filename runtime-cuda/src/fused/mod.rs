@@ -4,6 +4,7 @@
 mod attention;
 mod conv;
 mod cross_entropy;
+mod linear;
 mod linear4bit;
 mod norm;
 mod softmax;
@@ -26,6 +27,11 @@ const BLOCK: usize = 256;
 /// Rows of a block of warps.
 const WARPS: usize = 4;
 
+/// Whether the kernel takes outputs of any order of axes, with other elements between their rows.
+pub(crate) fn is_strided(op: &FusedOp) -> bool {
+    matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_) | FusedOp::CrossEntropyGrad(_) | FusedOp::Linear(_))
+}
+
 /// Runs `op` if there is a kernel for it.
 pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut [Out<'_, Cuda>]) -> Result<Support> {
     let mut call = FusedCall {
@@ -47,9 +53,15 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
         FusedOp::Attention(op) => attention::forward(&mut call, op),
         FusedOp::AttentionGrad(op) => attention::backward(&mut call, &op.0),
         FusedOp::Conv(op) => conv::run(&mut call, op),
+        FusedOp::Linear(op) => linear::run(&mut call, op),
         FusedOp::Linear4bit(op) => linear4bit::run(&mut call, op),
         _ => Ok(Support::Decompose),
     }
+}
+
+/// Elements from one row of a matrix to the next.
+fn pitch_of(x: &Operand) -> i64 {
+    x.layout.strides()[0] as i64
 }
 
 /// One call: its operands, and memory that lives until it is queued.
@@ -88,9 +100,9 @@ impl RowShape {
 }
 
 impl FusedCall<'_> {
-    /// The type of the first output.
+    /// The type of the elements that rows consist of: losses and statistics have that which is computed in.
     fn dtype(&self) -> DType {
-        self.outs[0].dtype
+        self.ins[0].dtype
     }
 
     /// Input `i`, row-major without gaps.
@@ -101,6 +113,16 @@ impl FusedCall<'_> {
             self.ins[i] = copy;
         }
         Ok(self.ins[i].address)
+    }
+
+    /// Input `i` as contiguous rows, and the elements from one to the next.
+    fn pitched(&mut self, i: usize) -> Result<(u64, i64)> {
+        let layout = &self.ins[i].layout;
+        let neighbours = layout.strides()[1] == 1 || layout.dims()[1] == 1;
+        match neighbours && layout.strides()[0] >= layout.dims()[1] as isize {
+            true => Ok((self.ins[i].address, pitch_of(&self.ins[i]))),
+            false => Ok((self.dense(i)?, pitch_of(&self.ins[i]))),
+        }
     }
 
     /// Memory of the kernel's own.

@@ -5,14 +5,14 @@ use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::super::{CublasGemm, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream};
+use super::super::{CublasGemm, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream};
 use crate::args::Args;
 
 /// One piece of captured work.
 #[derive(Clone)]
 pub(super) enum CapturedWork {
     Launch(KernelFunction, Grid, Box<Args>),
-    Gemm(CublasGemm, [u64; 3], (u64, usize)),
+    Gemm(CublasGemm, GemmPlaces, (u64, usize)),
     Copy { to: u64, from: u64, bytes: usize },
     Zero { at: u64, bytes: usize },
 }

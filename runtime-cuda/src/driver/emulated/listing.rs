@@ -11,7 +11,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, CublasGemm, Driver, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
+    super::{About, CublasGemm, Driver, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream},
     EmulatedMemory, at_once,
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -157,7 +157,7 @@ impl Driver for Listing {
     }
 
     // SAFETY: the trait's conditions, of which none is needed: no memory is touched.
-    unsafe fn gemm(&self, _: Stream, _: &CublasGemm, _: [u64; 3], _: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, _: Stream, _: &CublasGemm, _: GemmPlaces, _: (u64, usize)) -> Fallible<()> {
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ mod listing;
 mod memory;
 mod ordered;
 mod parameters;
+mod product;
 mod refusal;
 mod tracked_block;
 mod tracked_memory;
@@ -32,7 +33,8 @@ use numcore::DType;
 use parking_lot::Mutex;
 
 use super::{
-    About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, Grid, KernelFunction, Mark, Recording, Stream,
+    About, CublasGemm, Driver, DriverFailure, Fallible, GemmOperand, GemmPlaces, Grid, KernelFunction, Mark, Recording,
+    Stream,
     capture_gate::{CaptureGate, Freed},
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -43,6 +45,7 @@ pub(crate) use listing::Listing;
 pub use memory::EmulatedMemory;
 pub use ordered::AccessOrder;
 pub(crate) use ordered::Ordered;
+use product::product;
 pub use refusal::GemmRefusal;
 
 /// A kernel's entry: grid, threads, shared memory and order; arguments.
@@ -319,22 +322,24 @@ impl Driver for Emulated {
     }
 
     // SAFETY: the trait's conditions.
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
         let rows = |side: &GemmOperand, rows, columns| if side.transposed { columns } else { rows };
         if a.leading < rows(a, gemm.m, gemm.k).max(1)
             || b.leading < rows(b, gemm.k, gemm.n).max(1)
-            || gemm.d.leading < gemm.m
+            || [Some(&gemm.d), gemm.c.as_ref()].into_iter().flatten().any(|side| side.leading < gemm.m)
         {
             return Err(DriverFailure::new(format!("a leading dimension is too small: {gemm:?}")));
         }
-        for (side, at) in [(a, at[0]), (b, at[1]), (&gemm.d, at[2])] {
-            if !at.is_multiple_of(u64::from(side.aligned)) {
-                return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
-            }
+        let sides = [(a, at.a), (b, at.b), (&gemm.d, at.d)].into_iter().chain(gemm.c.as_ref().map(|c| (c, at.c)));
+        if sides.into_iter().any(|(side, at)| !at.is_multiple_of(u64::from(side.aligned))) {
+            return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
         }
-        // Batches are a dimension of the grid, and go forwards.
-        if gemm.batch > MOST_BATCHES || [a, b, &gemm.d].iter().any(|side| side.batch < 0) {
+        // Batches are a dimension of the grid, and go forwards; epilogues are for sums in `f32`, of an aligned vector.
+        let refused = gemm.batch > MOST_BATCHES
+            || [a, b, &gemm.d].iter().any(|side| side.batch < 0)
+            || gemm.bias && (gemm.dtype == DType::F64 || !at.bias.is_multiple_of(16));
+        if refused {
             return Err(DriverFailure::not_supported(format!("CUBLAS_STATUS_NOT_SUPPORTED for {gemm:?}")));
         }
         if self.captures.keep(stream, || CapturedWork::Gemm(*gemm, at, workspace)) {
@@ -342,39 +347,15 @@ impl Driver for Emulated {
         }
         // SAFETY: the caller's promise.
         unsafe {
-            match gemm.dtype {
-                DType::F64 => product::<f64>(gemm, at, |p| *p, |x| x),
-                DType::F32 => product::<f32>(gemm, at, |p| f64::from(*p), |x| x as f32),
-                DType::F16 => product::<half::f16>(gemm, at, |p| (*p).to_f64(), |x| half::f16::from_f32(x as f32)),
-                _ => product::<half::bf16>(gemm, at, |p| (*p).to_f64(), |x| half::bf16::from_f32(x as f32)),
+            match (gemm.dtype, gemm.into) {
+                (DType::F64, _) => product::<f64, f64>(gemm, at),
+                (DType::F32, _) => product::<f32, f32>(gemm, at),
+                (DType::F16, DType::F32) => product::<half::f16, f32>(gemm, at),
+                (DType::F16, _) => product::<half::f16, half::f16>(gemm, at),
+                (_, DType::F32) => product::<half::bf16, f32>(gemm, at),
+                _ => product::<half::bf16, half::bf16>(gemm, at),
             }
         }
         Ok(())
-    }
-}
-
-/// # Safety
-/// As for [`Driver::gemm`].
-unsafe fn product<T: Copy>(gemm: &CublasGemm, at: [u64; 3], load: impl Fn(&T) -> f64, store: impl Fn(f64) -> T) {
-    let [a, b, d] = at.map(|address| address as *mut T);
-    let place = |side: &GemmOperand, batch: usize, row: usize, column: usize| {
-        let (row, column) = if side.transposed { (column, row) } else { (row, column) };
-        batch as isize * side.batch + (column * side.leading + row) as isize
-    };
-    for batch in 0..gemm.batch {
-        for j in 0..gemm.n {
-            for i in 0..gemm.m {
-                // SAFETY: the caller's promise.
-                unsafe {
-                    let to = d.offset(place(&gemm.d, batch, i, j));
-                    let mut sum = if gemm.add { load(&*to) } else { 0.0 };
-                    for l in 0..gemm.k {
-                        sum += load(&*a.offset(place(&gemm.a, batch, i, l)))
-                            * load(&*b.offset(place(&gemm.b, batch, l, j)));
-                    }
-                    *to = store(sum);
-                }
-            }
-        }
     }
 }

@@ -14,7 +14,9 @@ use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 
 use super::{
-    super::{About, CublasGemm, Driver, DriverFailure, Fallible, Grid, KernelFunction, Mark, Recording, Stream},
+    super::{
+        About, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream,
+    },
     Emulated, EmulatedMemory,
     parameters::parameters,
     refusal::GemmRefusal,
@@ -363,12 +365,12 @@ impl Driver for Ordered {
     }
 
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: [u64; 3], workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()> {
         if self.state.lock().refusal.refuses(gemm, workspace.1) {
             return Err(DriverFailure::not_supported("CUBLAS_STATUS_NOT_SUPPORTED"));
         }
-        let [a, b, d] = at;
-        let accesses = [(a, Access::Read), (b, Access::Read), (d, Access::Write), (workspace.0, Access::Write)];
+        let writes = [(at.d, Access::Write), (workspace.0, Access::Write)];
+        let accesses: Vec<_> = gemm.reads(at).map(|at| (at, Access::Read)).chain(writes).collect();
         self.note("a product", stream, &accesses)?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.gemm(stream, gemm, at, workspace) }

@@ -18,12 +18,14 @@ pub enum GemmRefusal {
 
 impl GemmRefusal {
     pub(super) fn refuses(self, gemm: &CublasGemm, workspace: usize) -> bool {
-        let aligned = |leading: usize| (leading * gemm.dtype.size()).is_multiple_of(16);
+        let aligned = |leading: usize, dtype: numcore::DType| (leading * dtype.size()).is_multiple_of(16);
         match self {
             GemmRefusal::Nothing => false,
             GemmRefusal::Workspace => workspace > 0,
             GemmRefusal::Unaligned => {
-                [&gemm.a, &gemm.b, &gemm.d].iter().any(|side| side.aligned < 16 || !aligned(side.leading))
+                let sides = [(&gemm.a, gemm.dtype), (&gemm.b, gemm.dtype), (&gemm.d, gemm.into)];
+                let sides = sides.into_iter().chain(gemm.c.as_ref().map(|c| (c, gemm.into)));
+                sides.into_iter().any(|(side, dtype)| side.aligned < 16 || !aligned(side.leading, dtype))
             }
             GemmRefusal::Everything => true,
         }

@@ -1,0 +1,57 @@
+//! Products of matrices as a column-major library computes them, in `f64`, rounded once.
+
+use super::super::{CublasGemm, GemmOperand, GemmPlaces};
+
+/// An element of a matrix.
+pub(super) trait Exact: Copy {
+    fn exact(self) -> f64;
+    fn rounded(x: f64) -> Self;
+}
+
+macro_rules! exact {
+    ($($element:ty: $to:expr, $from:expr;)*) => {$(
+        impl Exact for $element {
+            fn exact(self) -> f64 { $to(self) }
+            fn rounded(x: f64) -> Self { $from(x) }
+        }
+    )*};
+}
+exact! {
+    f64: |x| x, |x| x;
+    f32: f64::from, |x| x as f32;
+    half::f16: half::f16::to_f64, |x| half::f16::from_f32(x as f32);
+    half::bf16: half::bf16::to_f64, |x| half::bf16::from_f32(x as f32);
+}
+
+/// # Safety
+/// As for [`Driver::gemm`](super::super::Driver::gemm).
+pub(super) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlaces) {
+    let (a, b) = (at.a as *const T, at.b as *const T);
+    let (d, c, bias) = (at.d as *mut D, at.c as *const D, at.bias as *const D);
+    let place = |side: &GemmOperand, batch: usize, row: usize, column: usize| {
+        let (row, column) = if side.transposed { (column, row) } else { (row, column) };
+        batch as isize * side.batch + (column * side.leading + row) as isize
+    };
+    for batch in 0..gemm.batch {
+        for j in 0..gemm.n {
+            for i in 0..gemm.m {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let to = d.offset(place(&gemm.d, batch, i, j));
+                    let mut sum = if gemm.add { (*to).exact() } else { 0.0 };
+                    if let Some(side) = &gemm.c {
+                        sum += (*c.offset(place(side, batch, i, j))).exact();
+                    }
+                    if gemm.bias {
+                        sum += (*bias.add(i)).exact();
+                    }
+                    for l in 0..gemm.k {
+                        sum += (*a.offset(place(&gemm.a, batch, i, l))).exact()
+                            * (*b.offset(place(&gemm.b, batch, l, j))).exact();
+                    }
+                    *to = D::rounded(sum);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Linear layers in one call of the library, on the emulator, against the CPU; and products of halves into `f32`.
+#![cfg(feature = "emulate")]
+
+use std::{path::PathBuf, sync::LazyLock};
+
+use numcore::{
+    DType, Result, Runtime, Tensor,
+    fused::{CrossEntropyOptions, LinearCrossEntropy, NnOps},
+    ops::{Apply, Bits, MatmulOps, PointwiseOps, ViewOps},
+};
+use runtime_cpu::Cpu;
+use runtime_cuda::Cuda;
+
+static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
+    Cuda::emulated(folder).unwrap_or_else(|e| panic!("{e}"))
+});
+
+fn random<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
+    Tensor::uniform(rt, shape, DType::F64, -1.0, 1.0, seed)?.to_dtype(dtype)
+}
+
+/// Values that every type has exactly, filled one after another.
+fn filled<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor<R>> {
+    Tensor::full(rt, shape, dtype, value)
+}
+
+/// What is added is rounded with the product, once: bf16 has no number between 256 and 258.
+#[test]
+fn bias_and_residual_are_added_before_rounding() -> Result<()> {
+    let rt = &*CUDA;
+    for dtype in [DType::BF16, DType::F32] {
+        let (x, w) = (filled(rt, &[2, 16], dtype, 4.0)?, filled(rt, &[8, 16], dtype, 4.0)?);
+        let (bias, residual) = (filled(rt, &[8], dtype, 1.0)?, filled(rt, &[2, 8], dtype, 1.0)?);
+        let y = x.linear_onto(&w, Some(&bias), &residual)?;
+        assert_eq!(y.to_f64s()?, [258.0; 16], "{dtype}");
+        // What the library cannot read is copied.
+        let repeated = filled(rt, &[2, 1], dtype, 1.0)?.broadcast_to([2, 8])?;
+        assert_eq!(x.linear_onto(&w, Some(&bias.flip(&[0])?), &repeated)?.to_f64s()?, [258.0; 16], "{dtype}");
+    }
+    Ok(())
+}
+
+/// Every layout of every operand, with what the library takes and what it does not.
+#[test]
+fn linear_layers_in_every_layout() -> Result<()> {
+    fn all<R: Runtime>(rt: &R, dtype: DType) -> Result<Vec<Tensor<R>>> {
+        let x = random(rt, &[6, 5], dtype, 1)?;
+        let padded = random(rt, &[6, 8], dtype, 1)?.narrow(1, 1, 5)?;
+        let inputs = [
+            x.clone(),
+            padded,
+            x.t()?.contiguous()?.t()?,
+            random(rt, &[2, 3, 5], dtype, 1)?,
+            random(rt, &[3, 2, 5], dtype, 1)?.transpose(0, 1)?,
+            random(rt, &[1, 5], dtype, 1)?.broadcast_to([6, 5])?,
+        ];
+        let w = random(rt, &[7, 5], dtype, 2)?;
+        let weights = [w.clone(), w.t()?.contiguous()?.t()?, random(rt, &[7, 12], dtype, 2)?.narrow(1, 3, 5)?];
+        let bias = random(rt, &[7], dtype, 3)?;
+        let biases = [None, Some(bias), Some(random(rt, &[9], dtype, 3)?.narrow(0, 1, 7)?)];
+        let mut outs = Vec::new();
+        for x in &inputs {
+            let shape = [&x.dims()[..x.dims().len() - 1], &[7]].concat();
+            let r = random(rt, &shape, dtype, 4)?;
+            let wide = [&shape[..shape.len() - 1], &[9]].concat();
+            let residuals = [
+                None,
+                Some(r.clone()),
+                Some(r.transpose(-1, -2)?.contiguous()?.transpose(-1, -2)?),
+                Some(random(rt, &wide, dtype, 4)?.narrow(-1, 2, 7)?),
+            ];
+            for w in &weights {
+                for b in &biases {
+                    for r in &residuals {
+                        outs.push(match r {
+                            Some(r) => x.linear_onto(w, b.as_ref(), r)?,
+                            None => x.linear(w, b.as_ref())?,
+                        });
+                    }
+                }
+            }
+        }
+        Ok(outs)
+    }
+    for (dtype, tolerance) in [(DType::F32, 1e-5), (DType::F64, 1e-12), (DType::BF16, 0.017), (DType::F16, 0.002)] {
+        let (got, want) = (all(&*CUDA, dtype)?, all(&Cpu::new(), dtype)?);
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            let (got, want) = (got.to_f64s()?, want.to_f64s()?);
+            let far = got.iter().zip(&want).fold(0.0f64, |far, (a, b)| far.max((a - b).abs()));
+            assert!(far <= tolerance && got.len() == want.len(), "{dtype}, call {i}: {far} off");
+        }
+    }
+    Ok(())
+}
+
+/// The losses and gradients of half-precision logits, in rows of an odd vocabulary, chunk by chunk.
+#[test]
+fn the_loss_of_a_linear_layer_in_halves() -> Result<()> {
+    fn all<R: Runtime>(rt: &R, dtype: DType, chunk: usize, bias: bool) -> Result<Vec<Vec<f64>>> {
+        let (x, w, b) =
+            (random(rt, &[11, 6], dtype, 1)?, random(rt, &[13, 6], dtype, 2)?, random(rt, &[13], dtype, 3)?);
+        let y = Tensor::from_slice(rt, [11], &[0i64, 12, 3, -100, 5, 6, 7, 1, 9, 10, -100])?;
+        let op = LinearCrossEntropy {
+            ignore_index: CrossEntropyOptions::default().ignore_index,
+            label_smoothing: 0.1,
+            bias,
+            summed: true,
+            chunk,
+            gradients: Bits(if bias { 7 } else { 3 }),
+        };
+        let ins: Vec<&Tensor<R>> = [&x, &w].into_iter().chain(bias.then_some(&b)).chain([&y]).collect();
+        let outs = Tensor::apply(op.into(), &ins)?;
+        assert!(outs.iter().all(|out| out.dtype() == dtype.compute()));
+        outs.iter().map(Tensor::to_f64s).collect()
+    }
+    for (dtype, chunk, bias) in
+        [(DType::BF16, 4, false), (DType::BF16, 16, true), (DType::F16, 3, true), (DType::F32, 4, true)]
+    {
+        let (got, want) = (all(&*CUDA, dtype, chunk, bias)?, all(&Cpu::new(), dtype, chunk, bias)?);
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            let largest = want.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            let far = got.iter().zip(want).fold(0.0f64, |far, (a, b)| far.max((a - b).abs()));
+            assert!(far <= 2.0 * dtype.epsilon().max(1e-6) * largest, "{dtype} output {i}: {far} of {largest}");
+        }
+    }
+    Ok(())
+}
+
+/// A loss without the fused operation is the same.
+#[test]
+fn odd_vocabularies_have_the_loss_of_their_logits() -> Result<()> {
+    let rt = &*CUDA;
+    let (x, w) = (random(rt, &[9, 8], DType::BF16, 1)?, random(rt, &[31, 8], DType::BF16, 2)?);
+    let y = Tensor::from_slice(rt, [9], &[0i64, 30, 3, 4, 5, 6, 7, 8, 9])?;
+    let (fused, apart) = (x.linear_cross_entropy(&w, None, &y)?, x.linear(&w, None)?.cross_entropy(&y)?);
+    assert_eq!(fused.dtype(), DType::F32);
+    assert_eq!(fused.to_f64s()?, apart.to_f64s()?);
+    Ok(())
+}
