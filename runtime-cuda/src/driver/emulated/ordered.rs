@@ -1,13 +1,11 @@
-//! A race detector on the emulator: it checks that streams, events and host synchronization order all conflicting
-//! memory accesses.
+//! A race detector on the emulator: streams, events and host synchronization must order all conflicting accesses.
 //!
 //! Every stream, every mark and the host have a vector clock (Fidge and Mattern, 1988): the last operation of each
 //! stream that happens before. An access is ordered if the last write to the memory, and for a write all reads since,
 //! happen before it. The emulator executes work at once, in queue order, so values would never show a race.
 //!
 //! Which memory a kernel may write follows from its parameters: non-`const` pointers. A pointer means the whole block of
-//! its pool, and pointers inside of structures (attention's mask) are not seen. A copy to the host is complete only after the
-//! host has waited for it.
+//! its pool, and pointers inside of structures (attention's mask) are not seen. A copy to the host ends when the host has waited.
 
 use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
 
