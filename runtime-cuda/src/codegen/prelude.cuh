@@ -32,6 +32,11 @@ WG_FN u16 wg_to_half(float x) {
     u32 large = a > 0x7f800000u ? 0x7e00u | ((a >> 13) & 0x3ff) : 0x7c00u;
     return (u16)(sign | (a >= 0x477ff000u ? large : finite));
 }
+WG_FN u16 wg_to_bfloat(float x) {
+    u32 bits = (u32)__float_as_int(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits | 0x400000u) >> 16);
+    return (u16)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
 #else
 WG_FN float wg_from_half(u16 h) {
     float x;
@@ -43,14 +48,13 @@ WG_FN u16 wg_to_half(float x) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
     return h;
 }
+WG_FN u16 wg_to_bfloat(float x) {
+    u16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
 #endif
 WG_FN float wg_from_bfloat(u16 h) { return __int_as_float((int)((u32)h << 16)); }
-// In integers: the instruction for it came with sm_80 only, and costs no less where memory is the limit.
-WG_FN u16 wg_to_bfloat(float x) {
-    u32 bits = (u32)__float_as_int(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)((bits | 0x400000u) >> 16);
-    return (u16)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
 
 // Loads upcast, stores round.
 template <class T> WG_FN T wg_load(T x) { return x; }
