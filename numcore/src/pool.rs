@@ -1,7 +1,7 @@
 //! A pool of memory: free blocks by size class, and the memory account. A block is of the
 //! runtime's own type.
 
-use crate::{MemoryAccount, MemoryCategory, MemoryStats};
+use crate::{MemoryAccount, MemoryCategory, MemoryReport, MemoryStats};
 
 /// Block sizes are multiples of this, in bytes.
 const ALIGN: usize = 256;
@@ -98,6 +98,14 @@ impl<B> Pool<B> {
         self.account.stats()
     }
 
+    /// What this pool holds.
+    pub fn report(&self) -> MemoryReport {
+        let free = self.free.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty());
+        let sizes = free.map(|(class, blocks)| (Self::size_of(class), blocks.len()));
+        let (kept, largest_kept) = sizes.fold((0, 0), |(sum, _), (size, count)| (sum + size * count, size));
+        MemoryReport { stats: self.stats().clone(), kept, largest_kept, ..MemoryReport::default() }
+    }
+
     /// Resets peak counters to the bytes that are live now.
     pub fn reset_peak(&mut self) {
         self.account.reset_peak();
@@ -126,6 +134,15 @@ mod tests {
         pool.reserve(4);
         pool.put(4, "block");
         assert_eq!(pool.take(3), Some((4, "block")));
+        pool.put(4, "block");
+        pool.reserve(2);
+        pool.put(2, "smaller");
+        let (report, sizes) = (pool.report(), [2, 4].map(Pool::<()>::size_of));
+        assert_eq!((report.kept, report.largest_kept), (sizes[0] + sizes[1], sizes[1]));
+        assert_eq!(pool.take_exactly(2), Some("smaller"));
+        pool.put(2, "smaller");
+        assert_eq!((pool.drain().len(), pool.stats().reserved), (2, 0));
+        pool.reserve(4);
         pool.put(4, "block");
         assert_eq!((pool.drain(), pool.stats().reserved), (vec![(4, "block")], 0));
     }

@@ -118,7 +118,7 @@ impl FreeBlocks {
 
     fn exhausted(&self, requested: usize) -> numcore::Error {
         let device = DeviceId { kind: DeviceKind::Cpu, index: 0 };
-        ErrorKind::OutOfMemory { device, requested, live: self.0.stats().total.live }.into()
+        ErrorKind::OutOfMemory { device, requested, report: Box::new(self.0.report()) }.into()
     }
 }
 

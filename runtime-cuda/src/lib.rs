@@ -151,7 +151,7 @@ impl Cuda {
     #[cfg(feature = "emulate")]
     pub fn unexecuted(bytes: usize) -> Result<(Cuda, EmulatedMemory)> {
         let driver = Arc::new(driver::Listing::of(bytes));
-        let memory = driver.memory().clone();
+        let memory = driver.device_memory().clone();
         Ok((Self::apart(driver)?, memory))
     }
 

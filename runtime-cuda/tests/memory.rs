@@ -4,7 +4,7 @@
 use std::{path::PathBuf, sync::LazyLock};
 
 use numcore::{
-    DType, ErrorKind, Result, Runtime, Tensor,
+    DType, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
 use runtime_cuda::{AccessOrder, Cuda};
@@ -174,5 +174,43 @@ fn memory_that_a_captured_step_drops_stays_with_the_graph() -> Result<()> {
     graph.launch()?;
     assert!(y.to_vec::<f32>()?.iter().all(|found| *found == 4.0), "the step reads what it dropped");
     drop(others);
+    Ok(())
+}
+
+/// An error of memory says what was needed, what the device has, and who holds what.
+#[test]
+fn an_error_says_who_holds_what() -> Result<()> {
+    let (cuda, memory) = Cuda::unexecuted(128 * MIB)?;
+    let other = cuda.fork()?;
+    let parameters = Tensor::<Cuda>::zeros(&cuda.with_category(MemoryCategory::Parameters), [6 * MIB], DType::F32)?;
+    let hole = [zeros(&cuda, 10)?, zeros(&cuda, 5)?, zeros(&cuda, 5)?];
+    let held = zeros(&other, 30)?;
+    let [first, kept, last] = hole;
+    drop(kept);
+    let error = zeros(&cuda, 60).unwrap_err();
+    let ErrorKind::OutOfMemory { requested, report, .. } = error.kind() else { panic!("{error}") };
+    assert_eq!(*requested, 60 * MIB);
+    assert_eq!(report.stats.of(MemoryCategory::Activations).live, 15 * MIB);
+    assert_eq!(report.stats.of(MemoryCategory::Parameters).live, 24 * MIB);
+    assert_eq!(report.kept, cuda.memory().reserved - cuda.memory().total.live);
+    assert_eq!(report.largest_kept, 5 * MIB);
+    let others = report.others.expect("queues know each other");
+    assert_eq!((others.count, others.live, others.kept), (1, 30 * MIB, 0));
+    let device = report.device.expect("the driver says it");
+    assert_eq!((device.capacity, device.free), (128 * MIB, 128 * MIB - memory.used()));
+    let text = error.to_string();
+    let words = [
+        "62914560 bytes asked for",
+        "the device has 128.0 MiB",
+        "activations 15.0 MiB, parameters 24.0 MiB",
+        "1 other queue: 30.0 MiB",
+    ];
+    assert!(
+        words.iter().all(|part| text.contains(part))
+            && text.contains("5.0 MiB the largest block")
+            && text.contains("ZeRO"),
+        "{text}"
+    );
+    drop((parameters, first, last, held));
     Ok(())
 }

@@ -101,6 +101,6 @@ impl Memory {
     }
 
     fn exhausted(&self, pool: &Pool<wgpu::Buffer>, requested: usize) -> numcore::Error {
-        ErrorKind::OutOfMemory { device: self.device.id, requested, live: pool.stats().total.live }.into()
+        ErrorKind::OutOfMemory { device: self.device.id, requested, report: Box::new(pool.report()) }.into()
     }
 }

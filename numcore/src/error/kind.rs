@@ -2,7 +2,7 @@
 
 use std::{fmt, io, path::PathBuf};
 
-use crate::{DType, DeviceId, Shape};
+use crate::{DType, DeviceId, MemoryReport, Shape};
 
 /// The kinds of errors. There is deliberately no variant that is only a string.
 #[derive(Debug)]
@@ -68,8 +68,8 @@ pub enum ErrorKind {
         device: DeviceId,
         /// The size of the failed allocation, in bytes.
         requested: usize,
-        /// Bytes in use when the allocation failed.
-        live: usize,
+        /// What held the device's memory when the allocation failed.
+        report: Box<MemoryReport>,
     },
     /// The device or its driver reported a failure.
     Backend {
@@ -228,9 +228,10 @@ impl fmt::Display for ErrorKind {
                 write!(f, "{op}: tensors of different devices ({}); move them with `to_device` first", List(devices))
             }
             ErrorKind::Unsupported { op, device, why } => write!(f, "{op}: not supported on {device}: {why}"),
-            ErrorKind::OutOfMemory { device, requested, live } => {
-                write!(f, "out of memory on {device}: {requested} bytes asked for, {live} in use")
-            }
+            ErrorKind::OutOfMemory { device, requested, report } => write!(
+                f,
+                "out of memory on {device}: {requested} bytes asked for; {report}; what helps: smaller batches or micro-batches, `checkpoint`, bf16, ZeRO, and `trim` after building a model"
+            ),
             ErrorKind::Backend { op, device, message } => write!(f, "{op}: {device} failed: {message}"),
             ErrorKind::Shared { op, what } => {
                 write!(f, "{op}: {what} is still shared; drop the tensors that alias it before it is written")

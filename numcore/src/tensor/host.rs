@@ -1,7 +1,7 @@
 //! Transfers between tensors and host memory.
 
 use super::{Tensor, TensorMut, wrong_element};
-use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, Result, Runtime, Shape};
+use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, MemoryReport, Result, Runtime, Shape};
 
 impl<R: Runtime> Tensor<R> {
     /// A tensor of `shape` with the values of `data` in row-major order; the lengths must agree.
@@ -176,7 +176,7 @@ pub(crate) fn zeros<E: Default + Clone>(len: usize, live: usize) -> Result<Vec<E
 pub(crate) fn resize<E: Default + Clone>(out: &mut Vec<E>, len: usize, live: usize) -> Result<()> {
     let device = DeviceId { kind: DeviceKind::Cpu, index: 0 };
     let requested = len.saturating_mul(size_of::<E>());
-    let full = |_| ErrorKind::OutOfMemory { device, requested, live };
+    let full = |_| ErrorKind::OutOfMemory { device, requested, report: Box::new(MemoryReport::of_live(live)) };
     out.try_reserve_exact(len.saturating_sub(out.len())).map_err(full)?;
     out.resize(len, E::default());
     Ok(())

@@ -10,6 +10,8 @@ use cudarc::driver::{
     sys,
 };
 
+use numcore::DeviceBytes;
+
 use super::{
     About, Architecture, Compiler, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark,
     Recording, Stream,
@@ -130,6 +132,12 @@ impl Mark {
 impl Driver for CudaDriver {
     fn about(&self) -> &About {
         &self.about
+    }
+
+    fn memory(&self) -> Option<DeviceBytes> {
+        self.bind().ok()?;
+        let (free, capacity) = result::mem_get_info().ok()?;
+        Some(DeviceBytes { capacity, free })
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {

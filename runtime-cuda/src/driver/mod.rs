@@ -12,6 +12,8 @@ mod libraries;
 
 use std::time::Duration;
 
+use numcore::DeviceBytes;
+
 use crate::{args::Args, codegen::KernelSource};
 
 pub(crate) use compile::{Architecture, Compiler};
@@ -124,6 +126,8 @@ pub(crate) struct GemmOperand {
 pub(crate) trait Driver: Send + Sync {
     fn about(&self) -> &About;
 
+    /// The device's memory as the driver knows it, where it says.
+    fn memory(&self) -> Option<DeviceBytes>;
     /// Allocates memory aligned to 256 bytes; `None` when there is not enough.
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>>;
     /// # Safety

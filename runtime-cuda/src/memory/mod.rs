@@ -14,7 +14,7 @@ mod segments;
 
 use std::sync::Arc;
 
-use numcore::{ErrorKind, MemoryAccount, MemoryCategory, MemoryStats, Result};
+use numcore::{ErrorKind, MemoryAccount, MemoryCategory, MemoryReport, MemoryStats, OtherQueues, Result};
 use parking_lot::Mutex;
 
 use crate::{
@@ -225,8 +225,23 @@ impl Memory {
     }
 
     pub(crate) fn exhausted(&self, requested: usize) -> numcore::Error {
-        let live = self.stats().total.live;
-        ErrorKind::OutOfMemory { device: self.device.device, requested, live }.into()
+        let mut report = self.report();
+        let others = self.device.others(self);
+        let sum = |sum: OtherQueues, other: MemoryReport| OtherQueues {
+            count: sum.count + 1,
+            live: sum.live + other.stats.total.live,
+            kept: sum.kept + other.kept,
+        };
+        report.others = Some(others.iter().map(|other| other.report()).fold(OtherQueues::default(), sum));
+        report.device = self.device.driver.memory();
+        ErrorKind::OutOfMemory { device: self.device.device, requested, report: Box::new(report) }.into()
+    }
+
+    /// What the pool of this queue holds.
+    fn report(&self) -> MemoryReport {
+        let state = self.state.lock();
+        let (kept, largest_kept) = (state.segments.free(), state.segments.largest_free());
+        MemoryReport { stats: state.account.stats().clone(), kept, largest_kept, ..MemoryReport::default() }
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use numcore::DeviceBytes;
 use parking_lot::Mutex;
 
 use super::{
@@ -48,7 +49,7 @@ impl Listing {
         }
     }
 
-    pub(crate) fn memory(&self) -> &EmulatedMemory {
+    pub(crate) fn device_memory(&self) -> &EmulatedMemory {
         &self.memory
     }
 
@@ -65,6 +66,10 @@ impl Listing {
 impl Driver for Listing {
     fn about(&self) -> &About {
         &self.about
+    }
+
+    fn memory(&self) -> Option<DeviceBytes> {
+        Some(self.memory.bytes())
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {

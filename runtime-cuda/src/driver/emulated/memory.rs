@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
+use numcore::DeviceBytes;
 use parking_lot::Mutex;
 
 /// The memory of an emulated GPU: it refuses what would go beyond its capacity.
@@ -35,10 +36,10 @@ impl EmulatedMemory {
         self.0.lock().allocations
     }
 
-    /// Free bytes.
-    pub fn free(&self) -> usize {
+    /// Capacity and free bytes, as a driver tells them.
+    pub fn bytes(&self) -> DeviceBytes {
         let state = self.0.lock();
-        state.capacity.saturating_sub(state.used)
+        DeviceBytes { capacity: state.capacity, free: state.capacity.saturating_sub(state.used) }
     }
 
     /// Allocates by `allocate`, which gives an address, unless there is too little.
@@ -63,6 +64,6 @@ impl EmulatedMemory {
 
 impl fmt::Debug for EmulatedMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EmulatedMemory({} bytes used, {} free)", self.used(), self.free())
+        write!(f, "EmulatedMemory({} bytes used, {:?})", self.used(), self.bytes())
     }
 }

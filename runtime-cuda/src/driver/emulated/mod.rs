@@ -29,7 +29,7 @@ use std::{
 };
 
 use libloading::Library;
-use numcore::DType;
+use numcore::{DType, DeviceBytes};
 use parking_lot::Mutex;
 
 use super::{
@@ -169,6 +169,10 @@ use at_once;
 impl Driver for Emulated {
     fn about(&self) -> &About {
         &self.about
+    }
+
+    fn memory(&self) -> Option<DeviceBytes> {
+        Some(self.memory.bytes())
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {

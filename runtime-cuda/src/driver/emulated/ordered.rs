@@ -9,6 +9,7 @@
 
 use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
 
+use numcore::DeviceBytes;
 use parking_lot::Mutex;
 
 use super::{
@@ -186,6 +187,10 @@ impl Ordered {
 impl Driver for Ordered {
     fn about(&self) -> &About {
         self.inner.about()
+    }
+
+    fn memory(&self) -> Option<DeviceBytes> {
+        self.inner.memory()
     }
 
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>> {

@@ -98,13 +98,11 @@ impl Segments {
     }
 
     /// Bytes of all free blocks.
-    #[cfg(test)]
     pub(super) fn free(&self) -> usize {
         self.reserved - self.used
     }
 
     /// Bytes of the largest free block.
-    #[cfg(test)]
     pub(super) fn largest_free(&self) -> usize {
         let lists = [&self.small, &self.large].into_iter();
         lists.filter_map(|list| list.last()).map(|(bytes, _)| *bytes).max().unwrap_or(0)
