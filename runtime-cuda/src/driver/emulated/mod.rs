@@ -14,6 +14,7 @@ mod product;
 mod refusal;
 mod tracked_block;
 mod tracked_memory;
+mod travelling;
 mod vector_clock;
 
 use std::{

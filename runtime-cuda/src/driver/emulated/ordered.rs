@@ -21,6 +21,7 @@ use super::{
     refusal::GemmRefusal,
     tracked_block::Access,
     tracked_memory::TrackedMemory,
+    travelling::TravellingCopy,
     vector_clock::{Moment, VectorClock, join},
 };
 use crate::{args::Args, codegen::KernelSource};
@@ -28,20 +29,13 @@ use crate::{args::Args, codegen::KernelSource};
 /// `CUDA_ERROR_LAUNCH_FAILED`, after which a context is lost.
 const LAUNCH_FAILED: u32 = 719;
 
-/// A copy that the host has not waited for.
-struct Travelling {
-    moment: Moment,
-    to: u64,
-    bytes: Vec<u8>,
-}
-
 #[derive(Default)]
 struct OrderState {
     streams: HashMap<u64, VectorClock>,
     marks: HashMap<u64, VectorClock>,
     host: VectorClock,
     memory: TrackedMemory,
-    travelling: Vec<Travelling>,
+    travelling: Vec<TravellingCopy>,
     /// For every kernel, how it accesses each argument that is a pointer.
     kernels: HashMap<u64, Vec<Option<Access>>>,
     captured: Option<Vec<(Range<u64>, Access)>>,
@@ -131,14 +125,10 @@ impl OrderState {
     /// The host has waited for what `clock` has seen: copies to the host arrive.
     fn host_sees(&mut self, clock: &VectorClock) {
         join(&mut self.host, clock);
-        let (arrived, travelling) =
+        let (arrived, travelling): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.travelling).into_iter().partition(|t| t.moment.seen_by(&self.host));
         self.travelling = travelling;
-        for Travelling { to, bytes, .. } in arrived {
-            // SAFETY: the copy's caller promised that the memory stays valid until the stream has passed, which it now
-            // has.
-            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
-        }
+        arrived.into_iter().for_each(TravellingCopy::arrive);
     }
 
     fn forget(&mut self, what: &str, address: u64) {
@@ -328,7 +318,7 @@ impl Driver for Ordered {
             self.inner.copy_out(stream, copy.as_mut_ptr(), from, bytes)?;
             to.write_bytes(0xff, bytes);
         }
-        self.state.lock().travelling.push(Travelling { moment, to: to as u64, bytes: copy });
+        self.state.lock().travelling.push(TravellingCopy { moment, to: to as u64, bytes: copy });
         Ok(())
     }
 
