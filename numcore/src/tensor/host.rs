@@ -207,7 +207,7 @@ mod tests {
     fn a_length_past_the_address_space_is_an_error() {
         assert!(zeros::<f64>(usize::MAX, 0).is_err());
         let mut bytes = vec![1u8; 3];
-        assert!(resize(&mut bytes, usize::MAX / 2, 7).unwrap_err().to_string().contains("7 in use"));
+        assert!(resize(&mut bytes, usize::MAX / 2, 7).unwrap_err().to_string().contains("7 B are in use"));
         resize(&mut bytes, 5, 0).unwrap();
         assert_eq!(bytes, [1, 1, 1, 0, 0]);
         resize(&mut bytes, 1, 0).unwrap();
