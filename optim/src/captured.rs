@@ -1,7 +1,7 @@
 //! Updates in captured steps. What an update takes from the host is, in every launch of a captured step, what it was in the capture; so it is
 //! refused there, or read from device memory that is filled before each launch.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use numcore::{
     DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor, ops::ViewOps,
@@ -43,11 +43,17 @@ pub(crate) struct DeviceNumbers<R: Runtime> {
     /// What the memory holds.
     row: SmallVec<[f64; 8]>,
     /// The program of the last update.
-    form: Option<MemoryForm>,
-    /// The parameters that the captured step updates.
-    captured: Vec<Range<usize>>,
-    /// The numbers of those updates in the capture.
-    captured_row: SmallVec<[f64; 8]>,
+    form: Option<Arc<MemoryForm>>,
+    captured: Option<CapturedUpdate>,
+}
+
+/// The update of a captured step.
+struct CapturedUpdate {
+    form: Arc<MemoryForm>,
+    /// The numbers of the capture.
+    row: SmallVec<[f64; 8]>,
+    /// The parameters that it updates.
+    params: Vec<Range<usize>>,
 }
 
 /// A program, and its form that reads its launch values from memory.
@@ -66,8 +72,7 @@ impl MemoryForm {
 
 impl<R: Runtime> Default for DeviceNumbers<R> {
     fn default() -> Self {
-        let (row, captured_row) = Default::default();
-        DeviceNumbers { memory: None, row, form: None, captured: Vec::new(), captured_row }
+        DeviceNumbers { memory: None, row: SmallVec::new(), form: None, captured: None }
     }
 }
 
@@ -75,7 +80,7 @@ impl<R: Runtime> DeviceNumbers<R> {
     /// Before the updates of a step: a capture replaces the one before it.
     pub(crate) fn begin(&mut self, capturing: bool) {
         if capturing {
-            self.captured.clear();
+            self.captured = None;
         }
     }
 
@@ -90,37 +95,41 @@ impl<R: Runtime> DeviceNumbers<R> {
         params: Range<usize>,
     ) -> Result<(Program, Vec<Tensor<R>>)> {
         let dtype = inputs.iter().find(|d| **d == DType::F64).copied().unwrap_or(DType::F32);
-        let known = |f: &MemoryForm| f.program == *program && f.inputs == inputs;
-        if !self.form.as_ref().is_some_and(known) {
-            let typed = program.resolve(&inputs, &outputs)?;
-            let in_memory = program.with_launch_values_in_memory(&typed, dtype)?;
-            self.form = Some(MemoryForm { program: program.clone(), in_memory, inputs, outputs });
-        }
-        let Some(form) = &self.form else { return Ok((program.clone(), Vec::new())) };
-        let (numbers, in_memory) = (form.numbers(scalars)?, form.in_memory.clone());
+        let known = self.form.clone().filter(|f| f.program == *program && f.inputs == inputs);
+        let form = match known {
+            Some(form) => form,
+            None => {
+                let typed = program.resolve(&inputs, &outputs)?;
+                let in_memory = program.with_launch_values_in_memory(&typed, dtype)?;
+                Arc::new(MemoryForm { program: program.clone(), in_memory, inputs, outputs })
+            }
+        };
+        self.form = Some(form.clone());
+        let numbers = form.numbers(scalars)?;
         if rt.is_capturing() {
-            self.note_captured(program, &numbers, params)?;
+            self.note_captured(&form, &numbers, params)?;
         } else {
             self.write(rt, dtype, &numbers)?;
         }
-        let count = numbers.len();
-        let Some(memory) = &self.memory else { return Ok((in_memory, Vec::new())) };
+        let Some(memory) = &self.memory else { return Ok((form.in_memory.clone(), Vec::new())) };
         let row = memory.tensor(0)?;
-        let each = (0..count).map(|k| row.narrow(0, k, 1)?.reshape([])).collect::<Result<_>>()?;
-        Ok((in_memory, each))
+        let each = (0..numbers.len()).map(|k| row.narrow(0, k, 1)?.reshape([])).collect::<Result<_>>()?;
+        Ok((form.in_memory.clone(), each))
     }
 
-    fn note_captured(&mut self, program: &Program, numbers: &[f64], params: Range<usize>) -> Result<()> {
+    fn note_captured(&mut self, form: &Arc<MemoryForm>, numbers: &[f64], params: Range<usize>) -> Result<()> {
+        let fail = |why: &str| Err(Error::argument(form.program.name(), why));
         if self.row.len() != numbers.len() {
-            let why = "take a step or two before the capture: its kernels and its memory must be there";
-            return Err(Error::argument(program.name(), why));
+            return fail("take a step or two before the capture: its kernels and its memory must be there");
         }
-        if !self.captured.is_empty() && self.captured_row[..] != *numbers {
-            let why = "parameters of one group have had different numbers of updates, and a captured step has one number for all of them";
-            return Err(Error::argument(program.name(), why));
+        let new = || CapturedUpdate { form: form.clone(), row: numbers.into(), params: Vec::new() };
+        let captured = self.captured.get_or_insert_with(new);
+        if captured.row[..] != *numbers {
+            return fail(
+                "parameters of one group have had different numbers of updates, and a captured step has one number for all of them",
+            );
         }
-        self.captured_row = numbers.into();
-        self.captured.push(params);
+        captured.params.push(params);
         Ok(())
     }
 
@@ -154,13 +163,15 @@ impl<R: Runtime> DeviceNumbers<R> {
         steps: &mut [u64],
         scalars: impl FnOnce(u64) -> Option<crate::Scalars>,
     ) -> Result<bool> {
-        let (Some(first), Some(form)) = (self.captured.first(), &self.form) else { return Ok(false) };
-        let step = steps[first.start] + 1;
+        let Some(captured) = self.captured.take_if(|captured| !captured.params.is_empty()) else { return Ok(false) };
+        let step = captured.params.first().map_or(0, |params| steps[params.start]) + 1;
         let Some(scalars) = scalars(step) else { return Ok(false) };
         let dtype = self.memory.as_ref().map_or(DType::F32, |memory| memory.layout().dtype());
-        let numbers = form.numbers(&scalars)?;
-        self.write(rt, dtype, &numbers)?;
-        self.captured.iter().for_each(|params| steps[params.clone()].fill(step));
-        Ok(true)
+        let written = captured.form.numbers(&scalars).and_then(|numbers| self.write(rt, dtype, &numbers));
+        if written.is_ok() {
+            captured.params.iter().for_each(|params| steps[params.clone()].fill(step));
+        }
+        self.captured = Some(captured);
+        written.map(|()| true)
     }
 }

@@ -178,6 +178,26 @@ fn trained(dtype: DType, captured: bool, steps: usize) -> Result<Vec<String>> {
     Ok(losses)
 }
 
+/// A captured step has one step number for the parameters of a group, which have had as many updates each.
+#[test]
+fn parameters_with_different_counts_of_updates_are_refused() -> Result<()> {
+    let cuda = watched()?;
+    let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
+    let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
+    let mut adam = AdamW::new(&model, AdamWConfig::default())?.capturable();
+    let alone = model.parameters()[0].var();
+    adam.backward(&alone.square()?.sum_all()?)?;
+    adam.step()?;
+    let mut step = || {
+        adam.backward(&model.forward(&x)?.square()?.sum_all()?)?;
+        adam.step()
+    };
+    (0..2).try_for_each(|_| step())?;
+    let error = cuda.capture(step).err().unwrap().to_string();
+    assert!(error.contains("adamw") && error.contains("different numbers of updates"), "{error}");
+    Ok(())
+}
+
 /// A whole step of an optimizer without such numbers, launched as often as it is run.
 #[test]
 fn a_step_of_sgd_is_launched_again_and_again() -> Result<()> {
