@@ -79,6 +79,7 @@ mod tests {
                 "emulated",
                 "failures",
                 "kernel_times",
+                "linear",
                 "live_memory",
                 "memory",
                 "nccl",
