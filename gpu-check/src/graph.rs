@@ -13,10 +13,6 @@ use crate::{parity::Setup, report::Found};
 
 const ROUNDS: u32 = 20;
 
-pub fn items() -> Vec<String> {
-    ["gpt step", "gpt step with adamw"].map(String::from).to_vec()
-}
-
 pub fn run(rt: &Cuda, item: &str) -> Result<Found> {
     if item == "gpt step" { gradients(rt) } else { training(rt) }
 }

@@ -52,7 +52,7 @@ pub const PARTS: &[Part] = &[
     checks("parity", "a GPT's loss and every gradient against the processor", |_| words(&["gpt step"])),
     checks("suite", "the conformance suite, a section an item", |_| suite::items()),
     checks("goldens", "PyTorch's values and training runs, a group an item", |_| goldens::items()),
-    Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| graph::items()) },
+    Part { gpu_only: true, ..checks("graph", "a captured step computes what the step does", |_| words(&["gpt step", "gpt step with adamw"])) },
     Part { gpu_only: true, ..checks("memory", "eight gigabytes in one piece and in many", |quick| if quick { Vec::new() } else { words(&["large"]) }) },
     Part { gpu_only: true, ..checks("nccl", "NCCL with one rank: every collective, a group, an abort", |_| words(&["one rank"])) },
     Part { gpu_only: true, limit: 120, ..checks("sanitize", "hand-written kernels under compute-sanitizer", |_| sanitize::items()) },

@@ -10,7 +10,7 @@ pub struct MemoryAccount {
     stats: MemoryStats,
     /// Tells this account from others in a recording.
     number: u32,
-    /// The recording that was told of all categories.
+    /// The recording that has the live bytes of all categories.
     recorded: u64,
 }
 

@@ -4,8 +4,9 @@
 use std::{ops::Range, sync::Arc};
 
 use numcore::{
-    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor, ops::ViewOps,
-    pointwise::Program,
+    DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Scalar, Shape, Tensor,
+    ops::ViewOps,
+    pointwise::{Number, Program},
 };
 use smallvec::SmallVec;
 
@@ -62,11 +63,20 @@ struct MemoryForm {
     in_memory: Program,
     inputs: SmallVec<[DType; 8]>,
     outputs: SmallVec<[Option<DType>; 8]>,
+    /// The dtype that updates are computed in.
+    dtype: DType,
 }
 
 impl MemoryForm {
+    fn new(program: &Program, inputs: &[DType], outputs: &[Option<DType>]) -> Result<MemoryForm> {
+        let dtype = if inputs.contains(&DType::F64) { DType::F64 } else { DType::F32 };
+        let in_memory = program.with_launch_values_in_memory(&*program.resolve(inputs, outputs)?, dtype)?;
+        Ok(MemoryForm { program: program.clone(), in_memory, inputs: inputs.into(), outputs: outputs.into(), dtype })
+    }
+
     fn numbers(&self, scalars: &[Scalar]) -> Result<SmallVec<[f64; 8]>> {
-        Ok(self.program.launch_numbers(&*self.program.resolve(&self.inputs, &self.outputs)?, scalars))
+        let typed = self.program.resolve(&self.inputs, &self.outputs)?;
+        Ok(self.program.launch_numbers(&typed, scalars).into_iter().map(Number::to_f64).collect())
     }
 }
 
@@ -94,22 +104,16 @@ impl<R: Runtime> DeviceNumbers<R> {
         (inputs, outputs): (SmallVec<[DType; 8]>, SmallVec<[Option<DType>; 8]>),
         params: Range<usize>,
     ) -> Result<(Program, Vec<Tensor<R>>)> {
-        let dtype = inputs.iter().find(|d| **d == DType::F64).copied().unwrap_or(DType::F32);
-        let known = self.form.clone().filter(|f| f.program == *program && f.inputs == inputs);
-        let form = match known {
+        let form = match self.form.take_if(|f| f.program == *program && f.inputs == inputs) {
             Some(form) => form,
-            None => {
-                let typed = program.resolve(&inputs, &outputs)?;
-                let in_memory = program.with_launch_values_in_memory(&typed, dtype)?;
-                Arc::new(MemoryForm { program: program.clone(), in_memory, inputs, outputs })
-            }
+            None => Arc::new(MemoryForm::new(program, &inputs, &outputs)?),
         };
         self.form = Some(form.clone());
         let numbers = form.numbers(scalars)?;
         if rt.is_capturing() {
             self.note_captured(&form, &numbers, params)?;
         } else {
-            self.write(rt, dtype, &numbers)?;
+            self.write(rt, form.dtype, &numbers)?;
         }
         let Some(memory) = &self.memory else { return Ok((form.in_memory.clone(), Vec::new())) };
         let row = memory.tensor(0)?;
@@ -163,15 +167,13 @@ impl<R: Runtime> DeviceNumbers<R> {
         steps: &mut [u64],
         scalars: impl FnOnce(u64) -> Option<crate::Scalars>,
     ) -> Result<bool> {
-        let Some(captured) = self.captured.take_if(|captured| !captured.params.is_empty()) else { return Ok(false) };
-        let step = captured.params.first().map_or(0, |params| steps[params.start]) + 1;
+        let Some(CapturedUpdate { form, params, .. }) = &self.captured else { return Ok(false) };
+        let Some(step) = params.first().map(|params| steps[params.start] + 1) else { return Ok(false) };
         let Some(scalars) = scalars(step) else { return Ok(false) };
-        let dtype = self.memory.as_ref().map_or(DType::F32, |memory| memory.layout().dtype());
-        let written = captured.form.numbers(&scalars).and_then(|numbers| self.write(rt, dtype, &numbers));
-        if written.is_ok() {
-            captured.params.iter().for_each(|params| steps[params.clone()].fill(step));
-        }
-        self.captured = Some(captured);
-        written.map(|()| true)
+        let (numbers, dtype) = (form.numbers(&scalars)?, form.dtype);
+        self.write(rt, dtype, &numbers)?;
+        let params = self.captured.iter().flat_map(|captured| &captured.params);
+        params.for_each(|params| steps[params.clone()].fill(step));
+        Ok(true)
     }
 }

@@ -47,9 +47,11 @@ impl<R: Runtime> UpdateMemory<'_, R> {
     pub fn launch(&mut self, program: &Program, scalars: &[Scalar]) -> Result<()> {
         let at = self.grads.layout().span(self.ranges.clone());
         let grad = self.grads.whole()?.narrow(0, at.start, at.len())?;
-        let dtypes = self.operand_dtypes(&grad);
-        let in_memory = match &mut self.numbers {
-            Some(n) => Some(n.of_update(self.params.runtime(), program, scalars, dtypes, self.ranges.clone())?),
+        let dtypes = self.numbers.is_some().then(|| self.operand_dtypes(&grad));
+        let in_memory = match self.numbers.as_mut().zip(dtypes) {
+            Some((n, dtypes)) => {
+                Some(n.of_update(self.params.runtime(), program, scalars, dtypes, self.ranges.clone())?)
+            }
             None => None,
         };
         let (program, numbers, scalars) = match &in_memory {

@@ -1,5 +1,5 @@
-//! The keys of random bits that a captured step draws. They lie in device memory, which every launch fills anew: a key that came with the
-//! launch of a kernel would be that of the capture for ever.
+//! The keys of random bits that a captured step draws. They are in device memory, which is filled before every launch: a kernel's parameters
+//! are those of the capture in every launch.
 
 use std::sync::Arc;
 

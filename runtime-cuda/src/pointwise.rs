@@ -241,11 +241,8 @@ pub(crate) fn values(
     scalars: &[Scalar],
 ) -> Result<()> {
     if !kernel.body.values.is_empty() {
-        let known = program.eval_uniform(typed, scalars);
-        for (id, dtype) in program.launch_values().iter().zip(&kernel.body.values) {
-            // Every launch value is uniform, so it is known.
-            args.number(known[*id as usize].unwrap_or(numcore::pointwise::Number::Int(0)), *dtype);
-        }
+        let numbers = program.launch_numbers(typed, scalars);
+        numbers.into_iter().zip(&kernel.body.values).for_each(|(value, dtype)| args.number(value, *dtype));
     }
     for &k in &kernel.body.seeds {
         let key = scalars[k as usize].to_i64() as u64;

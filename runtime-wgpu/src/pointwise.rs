@@ -141,12 +141,9 @@ pub(crate) struct LaunchValues {
 impl LaunchValues {
     pub(crate) fn of(program: &Program, typed: &Typed, scalars: &[Scalar]) -> Result<LaunchValues> {
         program.check_scalars(typed, scalars)?;
-        let values = program.eval_uniform(typed, scalars);
         let mut launch = LaunchValues { forms: SmallVec::new(), seeds: SmallVec::new(), words: SmallVec::new() };
-        for id in program.launch_values() {
+        for (id, value) in program.launch_values().into_iter().zip(program.launch_numbers(typed, scalars)) {
             let dtype = typed.dtypes[id as usize];
-            // Values of this list do not depend on elements: they are known.
-            let value = values[id as usize].unwrap_or(Number::Int(0));
             launch.forms.push(StorageForm::of(dtype));
             launch.push(value, dtype);
         }

@@ -26,6 +26,8 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
         ["api"] => Ok(Command::Api),
         ["goldens", from] => Ok(Command::Goldens { from: PathBuf::from(from) }),
         ["hot"] => Ok(Command::Hot),
+        ["fuzz", "--against", "torch"] => parse_test(&["torch"]),
+        ["fuzz", ..] => Err("fuzz: give --against torch".into()),
         ["mutants"] => Ok(Command::Mutants { here: false, part: String::new() }),
         ["mutants", "--here"] => Ok(Command::Mutants { here: true, part: String::new() }),
         ["mutants", "--here", part] => Ok(Command::Mutants { here: true, part: (*part).into() }),
@@ -50,6 +52,7 @@ usage: cargo xtask COMMAND
   api                       write the public API of every crate (docs/public-api)
   goldens DIR               copy reference values (*.json, *.safetensors) of DIR into conformance/goldens
   hot                       print the processor's hot programs as Rust (runtime-cpu/src/pointwise/compile/hot.rs)
+  fuzz --against torch      the stage `torch`: random calls, with PyTorch's values, gradients and second gradients
   mutants [--here] [PART]   put faults into files whose path contains PART, one at a time: a test must notice each
   help                      this page
 
@@ -113,6 +116,7 @@ mod tests {
         assert!(misuse("tidy now").contains("`now`"));
         assert!(misuse("api now").contains("`now`"));
         assert!(misuse("hot now").contains("`now`"));
+        assert!(misuse("fuzz --against jax").contains("--against torch"));
     }
 
     #[test]

@@ -2,6 +2,15 @@
 
 use weftgrad::{DType, Result, Runtime, Tensor};
 
+/// The dtype that a case's name has in it; `f32` if it has none.
+pub fn dtype_of(name: &str) -> DType {
+    match name {
+        _ if name.contains("bf16") => DType::BF16,
+        _ if name.contains("f16") => DType::F16,
+        _ => DType::F32,
+    }
+}
+
 /// Standard normal values (of a stream; large ones repeat a million draws, which times the same and starts sooner).
 pub fn normal<R: Runtime>(rt: &R, shape: &[usize], dtype: DType, seed: u64) -> Result<Tensor<R>> {
     let n: usize = shape.iter().product();

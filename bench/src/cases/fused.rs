@@ -1,7 +1,7 @@
 //! Fused operations, forward and backward.
 
 use weftgrad::{
-    Backward, BackwardHook, DType, Leaf, LeafGrad, NnOps, Result, Runtime, Tensor, Var,
+    Backward, BackwardHook, Leaf, LeafGrad, NnOps, Result, Runtime, Tensor, Var,
     ops::{Apply, MatmulOps, PointwiseOps},
 };
 
@@ -28,30 +28,26 @@ fn apply<T: Apply>(name: &str, x: &T, weight: &T, bias: &T) -> Result<T> {
     }
 }
 
-fn dtype_of(name: &str) -> DType {
-    if name.contains("bf16") { DType::BF16 } else { DType::F32 }
-}
-
 fn parameters<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<(Tensor<R>, Tensor<R>)> {
-    let (width, dtype) = (n[n.len() - 1], dtype_of(name));
+    let (width, dtype) = (n[n.len() - 1], data::dtype_of(name));
     Ok((Tensor::ones(rt, [width], dtype)?, Tensor::zeros(rt, [width], dtype)?))
 }
 
 pub fn forward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let (x, (w, b), name) = (data::normal(rt, n, dtype_of(name), 1)?, parameters(rt, name, n)?, name.to_owned());
+    let (x, (w, b), name) = (data::normal(rt, n, data::dtype_of(name), 1)?, parameters(rt, name, n)?, name.to_owned());
     Ok(Case::new(move || apply(&name, &x, &w, &b).map(drop)))
 }
 
 pub fn forward_backward<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let x = Var::leaf("x", data::normal(rt, n, dtype_of(name), 1)?)?;
+    let x = Var::leaf("x", data::normal(rt, n, data::dtype_of(name), 1)?)?;
     let (w, b) = parameters(rt, name, n)?;
     let (w, b) = (Var::leaf("weight", w)?, Var::leaf("bias", b)?);
-    let (g, name) = (Var::new(data::normal(rt, n, dtype_of(name), 2)?), name.to_owned());
+    let (g, name) = (Var::new(data::normal(rt, n, data::dtype_of(name), 2)?), name.to_owned());
     Ok(Case::new(move || Backward::from(&apply(&name, &x, &w, &b)?, &g)?.run(&mut Drop)))
 }
 
 pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let logits = data::normal(rt, n, dtype_of(name), 1)?;
+    let logits = data::normal(rt, n, data::dtype_of(name), 1)?;
     let target = Var::new(data::classes(rt, &n[..1], n[1], 2)?);
     let back = name.ends_with("fb");
     let x = if back { Var::leaf("x", logits)? } else { Var::new(logits) };
@@ -63,7 +59,7 @@ pub fn cross_entropy<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case
 
 /// A linear layer with its bias and a residual, `[M, K]` to `[M, N]`.
 pub fn linear<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let (back, dtype) = (name.ends_with("fb"), dtype_of(name));
+    let (back, dtype) = (name.ends_with("fb"), data::dtype_of(name));
     let input = |name: &str, shape: &[usize], seed| {
         let x = data::normal(rt, shape, dtype, seed)?;
         if back { Var::leaf(name, x) } else { Ok(Var::new(x)) }
@@ -83,7 +79,7 @@ fn loss_backward<R: Runtime>(loss: &Var<R>) -> Result<()> {
 
 pub fn attention<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let back = name.ends_with("fb");
-    let dtype = dtype_of(name);
+    let dtype = data::dtype_of(name);
     let input = |i: u64| {
         let x = data::normal(rt, n, dtype, i)?;
         if back { Var::leaf("x", x) } else { Ok(Var::new(x)) }

@@ -23,11 +23,7 @@ pub fn repeat<R: Runtime>(op: impl Into<Op>, ins: Vec<Tensor<R>>) -> Result<Case
 }
 
 pub fn gemm<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let dtype = match name {
-        "gemmf16" => DType::F16,
-        _ if name.starts_with("gemmbf16") => DType::BF16,
-        _ => DType::F32,
-    };
+    let dtype = data::dtype_of(name);
     let operand = |rows, columns, turned, seed| match turned {
         true => data::normal(rt, &[columns, rows], dtype, seed)?.t(),
         false => data::normal(rt, &[rows, columns], dtype, seed),
@@ -69,7 +65,7 @@ pub fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
 
 /// The sums of columns: the gradient of a bias.
 pub fn column_sums<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
-    let x = data::normal(rt, n, if name.ends_with("bf16") { DType::BF16 } else { DType::F32 }, 1)?;
+    let x = data::normal(rt, n, data::dtype_of(name), 1)?;
     Ok(Case::new(move || x.sum(&[0], false).map(drop)))
 }
 

@@ -40,7 +40,7 @@ fn steps<R: Runtime, M: Module<R> + 'static>(
 
 pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     let each = n[0] / 16;
-    let dtype = if name == "adamwbf16" { DType::BF16 } else { DType::F32 };
+    let dtype = data::dtype_of(name);
     let leaf = |i: u64| Leaf::new(&format!("p{i}"), data::normal(rt, &[each], dtype, i)?);
     let leaves = (0..16).map(leaf).collect::<Result<Vec<_>>>()?;
     let mut optimizer = AdamW::over(config(1e-3), leaves.clone())?;

@@ -206,7 +206,7 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
     }
 }
 
-/// A window on memory that is written anew.
+/// A view of memory that is overwritten.
 fn overwriting<R: Runtime>(memory: &mut TensorMut<R>) -> Out<'_, R> {
     Out { view: memory.rewritten(), how: Accumulate::Overwrite }
 }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::{Id, Inst, Program, ProgramBuilder, Typed};
+use super::{Id, Inst, Number, Program, ProgramBuilder, Typed};
 use crate::{DType, Error, Result, Scalar};
 
 impl Program {
@@ -20,11 +20,11 @@ impl Program {
         ids
     }
 
-    /// The [`launch_values`](Program::launch_values) for these scalars, as numbers.
-    pub fn launch_numbers(&self, typed: &Typed, scalars: &[Scalar]) -> SmallVec<[f64; 8]> {
+    /// The [`launch_values`](Program::launch_values) for these scalars, unrounded.
+    pub fn launch_numbers(&self, typed: &Typed, scalars: &[Scalar]) -> SmallVec<[Number; 8]> {
         let known = self.eval_uniform(typed, scalars);
         // Every launch value is uniform, so it is known.
-        self.launch_values().iter().map(|&id| known[id as usize].map_or(0.0, |v| v.to_f64())).collect()
+        self.launch_values().iter().map(|&id| known[id as usize].unwrap_or(Number::Int(0))).collect()
     }
 
     /// This program without scalars: it reads each of its [`launch_values`](Program::launch_values) as a further input of type `dtype`, and

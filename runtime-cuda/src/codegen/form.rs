@@ -127,8 +127,8 @@ impl ElementBody {
         self.values().chain(keys)
     }
 
-    /// Parameters of a kernel that carry values and keys. A key is given with the launch, or lies in memory, where each launch of a captured
-    /// step finds another.
+    /// Parameters of a kernel that carry values and keys. A key is a parameter, or is read from device memory, which is filled before each
+    /// launch of a captured step.
     pub(crate) fn kernel_parameters(&self) -> impl Iterator<Item = String> + '_ {
         let keys = self.seeds.iter().map(|k| format!("const u64 given{k}, const u64 *__restrict__ stored{k}"));
         self.values().chain(keys)

@@ -178,7 +178,7 @@ impl Memory {
         Ok((least, start.ok_or_else(|| self.exhausted(bytes))?))
     }
 
-    /// Memory of the driver's, beside the pool. Where there is too little, what this queue and then what the device's other queues keep for reuse
+    /// Memory from the driver that is not the pool's. Where there is too little, what this queue and then what the device's other queues keep for reuse
     /// is given back; none where that does not help.
     pub(crate) fn driver_alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
         let fresh = || self.device.driver.alloc(bytes);
