@@ -44,5 +44,5 @@ pub use mode::{
     RandomState, is_grad_enabled, manual_seed, next_seed, no_grad, random_state, set_random_state, set_random_stream,
 };
 pub use observe::{ObservedOp, observe_ops, saved_bytes};
-pub use rematerialize::recomputed;
+pub use rematerialize::{recomputed, with_recomputation};
 pub use var::Var;

@@ -13,6 +13,7 @@ use crate::{
     Leaf,
     autocast::{at_autocast, autocast_dtype},
     node::Edge,
+    rematerialize::{at_recomputation, recomputation},
 };
 
 thread_local! {
@@ -95,23 +96,24 @@ pub fn next_seed() -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// What the values of a forward pass depend on in addition to its inputs, so that a part of it can be recomputed.
+/// What the values of a forward pass, and what is kept of them, depend on in addition to its inputs, so that a part of it can be recomputed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardContext {
     random: RandomState,
     autocast: Option<DType>,
+    recomputation: Option<bool>,
 }
 
 impl ForwardContext {
     /// Where this thread is.
     pub(crate) fn here() -> Self {
-        ForwardContext { random: random_state(), autocast: autocast_dtype() }
+        ForwardContext { random: random_state(), autocast: autocast_dtype(), recomputation: recomputation() }
     }
 
     /// Runs `f` as it would have run there, then goes back.
     pub(crate) fn run<T>(self, f: impl FnOnce() -> T) -> T {
         let _restore = Restore::set(&RANDOM, self.random);
-        at_autocast(self.autocast, f)
+        at_recomputation(self.recomputation, || at_autocast(self.autocast, f))
     }
 }
 

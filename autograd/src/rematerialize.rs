@@ -1,6 +1,6 @@
 //! Rematerialization: values that are not saved, but recomputed by the op calls that read them in backward.
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
 use numcore::{
     Error, Result, Runtime, Tensor, Within,
@@ -9,11 +9,46 @@ use numcore::{
 
 use crate::{
     BackwardHook, Var, is_grad_enabled,
-    mode::ForwardContext,
+    mode::{ForwardContext, Restore},
     no_grad,
     node::{SavedInput, TapeValue},
     var::saved_input,
 };
+
+thread_local! {
+    /// What [`with_recomputation`] says; nothing: what the runtime says.
+    static RECOMPUTATION: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// Runs `f` with the values of [`recomputed`] recomputed in backward, or kept, whatever the runtime would do: `true` needs less memory, `false` less
+/// computation. What forward decided holds in backward too, and results have the same bits.
+///
+/// ```
+/// # use autograd::{Var, recomputed, saved_bytes, with_recomputation};
+/// # use numcore::{DType, NullRuntime, Tensor, ops::{MatmulOps, PointwiseOps}};
+/// # let rt = NullRuntime::new();
+/// let x = Var::leaf("x", Tensor::zeros(&rt, [4, 8], DType::F32)?)?;
+/// let w = Var::leaf("w", Tensor::zeros(&rt, [8, 8], DType::F32)?)?;
+/// let forward = || recomputed(&[&x], |x| x[0].gelu())?.matmul(&w);
+/// let bytes = |y: &Var<NullRuntime>| saved_bytes(y).iter().map(|(_, bytes)| bytes).sum::<usize>();
+/// let (less, more) = (with_recomputation(true, forward)?, with_recomputation(false, forward)?);
+/// assert_eq!(bytes(&more) - bytes(&less), 4 * 8 * 4);
+/// # Ok::<(), numcore::Error>(())
+/// ```
+pub fn with_recomputation<T>(on: bool, f: impl FnOnce() -> T) -> T {
+    at_recomputation(Some(on), f)
+}
+
+/// What the innermost [`with_recomputation`] says here.
+pub(crate) fn recomputation() -> Option<bool> {
+    RECOMPUTATION.get()
+}
+
+/// Runs `f` with what another place says.
+pub(crate) fn at_recomputation<T>(on: Option<bool>, f: impl FnOnce() -> T) -> T {
+    let _restore = Restore::set(&RECOMPUTATION, on);
+    f()
+}
 
 type MakeValue<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
 
@@ -49,6 +84,9 @@ impl<R: Runtime> Rematerialized<R> {
 /// recompute it in backward, with the same random seeds. (Activation checkpointing of one value; unlike in
 /// [`checkpoint`](crate::checkpoint), what `make` computes is recorded as usual, and can be differentiated twice.)
 ///
+/// Whether it is worth it is the runtime's to say ([`Runtime::recomputes_in_backward`]): on the CPU values are recomputed, on GPUs they are kept.
+/// [`with_recomputation`] overrides it.
+///
 /// It pays off where the value is cheap and its inputs are saved anyway: an activation, whose gradient reads its input;
 /// a norm; a copy in another order. `make` must depend only on its inputs and on random seeds.
 ///
@@ -74,6 +112,9 @@ pub fn recomputed<R: Runtime>(
         return Ok(out);
     }
     let value = out.value()?;
+    if !recomputation().unwrap_or_else(|| value.runtime().recomputes_in_backward()) {
+        return Ok(out);
+    }
     let spec = value.spec();
     let inputs = inputs.iter().map(|v| saved_input(&v.value)).collect();
     let recipe = Arc::new(RematRecipe { make: Arc::new(make), inputs, context, spec, views: Vec::new() });

@@ -212,6 +212,10 @@ impl<A: Runtime, B: Runtime> Runtime for Either<A, B> {
         on_side!(self, |rt, side| rt.host_bytes_mut(side.view_mut(out).ok()?))
     }
 
+    fn recomputes_in_backward(&self) -> bool {
+        either!(self, |rt| rt.recomputes_in_backward())
+    }
+
     fn is_capturing(&self) -> bool {
         match self {
             Either::A(rt) => rt.is_capturing(),

@@ -169,6 +169,12 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         false
     }
 
+    /// Whether values that are cheap to compute are computed again in backward, where nobody says otherwise: it pays where memory is scarce or slow. Elsewhere
+    /// they are kept. Results have the same bits.
+    fn recomputes_in_backward(&self) -> bool {
+        true
+    }
+
     /// This queue, for work that a library of the device's vendor queues on it; none where there is no such library.
     fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
         None

@@ -46,6 +46,10 @@ impl Runtime for Cuda {
         self.queue.capture_number().is_some()
     }
 
+    fn recomputes_in_backward(&self) -> bool {
+        false
+    }
+
     fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
         Some(Arc::new(ForeignQueue(self.queue.clone())))
     }

@@ -2,7 +2,7 @@
 //! computes nothing.
 #![cfg(feature = "emulate")]
 
-use autograd::{Var, autocast, saved_bytes};
+use autograd::{Var, autocast, saved_bytes, with_recomputation};
 use nn::{Forward, Gpt, GptConfig, Init};
 use numcore::{DType, MemoryCategory, Result, Runtime, Tensor, fused::NnOps};
 use optim::{AdamW, AdamWConfig, Optimizer};
@@ -28,19 +28,20 @@ fn loss(model: &Gpt<Cuda>, tokens: &Var<Cuda>, dtype: DType) -> Result<Var<Cuda>
 /// When forward is done, what is live beyond what was before is what the tape keeps, within a tenth.
 #[test]
 fn activations_are_what_the_tape_keeps() -> Result<()> {
-    for (dtype, dropout) in [(DType::F32, 0.0), (DType::BF16, 0.0), (DType::F32, 0.1), (DType::BF16, 0.1)] {
+    let cases = [(DType::F32, 0.0), (DType::BF16, 0.0), (DType::F32, 0.1), (DType::BF16, 0.1)];
+    for ((dtype, dropout), recomputed) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let (cuda, _) = Cuda::unexecuted(8 << 30)?;
         let model = model(&cuda, dropout)?;
         let tokens = tokens(&cuda, CONTEXT)?;
         let live = || cuda.memory().of(MemoryCategory::Activations).live as f64;
         let before = live();
-        let loss = loss(&model, &tokens, dtype)?;
+        let loss = with_recomputation(recomputed, || loss(&model, &tokens, dtype))?;
         let held = live() - before;
         let kept = saved_bytes(&loss).iter().map(|(_, bytes)| *bytes).sum::<usize>() as f64;
         assert!(kept > 1e8, "{dtype}: {kept}");
         assert!(
             (held / kept - 1.0).abs() < 0.1,
-            "{dtype}, dropout {dropout}: {held} bytes are live, the tape keeps {kept}"
+            "{dtype}, dropout {dropout}, recomputed {recomputed}: {held} bytes are live, the tape keeps {kept}"
         );
     }
     Ok(())

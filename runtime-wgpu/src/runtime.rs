@@ -39,6 +39,10 @@ impl Runtime for Wgpu {
         self.queue.device.check("wait")
     }
 
+    fn recomputes_in_backward(&self) -> bool {
+        false
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.queue.synchronize()
     }

@@ -84,7 +84,8 @@ mod tests {
                 "memory",
                 "nccl",
                 "no_gpu",
-                "order"
+                "order",
+                "recomputation"
             ]
         );
         assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());

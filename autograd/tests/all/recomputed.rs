@@ -1,7 +1,9 @@
 //! Values that are recomputed in backward: the same gradients, less memory.
 
 use crate::common::{Log, blank, cpu, grad_of, leaf, of};
-use autograd::{Backward, Var, backward, grad, manual_seed, next_seed, random_state, recomputed};
+use autograd::{
+    Backward, Var, backward, checkpoint, grad, manual_seed, next_seed, random_state, recomputed, with_recomputation,
+};
 use numcore::{
     ErrorKind, NullRuntime, Result, Runtime,
     fused::NnOps,
@@ -105,4 +107,40 @@ fn leaves_it_reads_are_announced_and_must_be_as_they_were() {
     of(&scale).set(changed).unwrap();
     let error = backward(&loss).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if name == "scale"), "{error}");
+}
+
+/// What forward decided holds where a segment runs again in backward, outside of the scope.
+#[test]
+fn a_scope_decides_what_is_kept() {
+    let rt = NullRuntime::new();
+    let (x, w) = (blank(&rt, "x", [64, 64]), blank(&rt, "w", [64, 64]));
+    let one = 64 * 64 * 4;
+    let through = |x: &Var<NullRuntime>| -> Result<Var<NullRuntime>> {
+        let h = x.mul(2.0)?;
+        recomputed(&[&h], |h| h[0].gelu())?.matmul(&w)
+    };
+    let kept = |on: bool| {
+        let before = rt.memory().total.live;
+        let y = with_recomputation(on, || through(&x)).unwrap();
+        (rt.memory().total.live - before, y)
+    };
+    let ((less, y), (more, z)) = (kept(true), kept(false));
+    assert_eq!([less, more], [2 * one, 3 * one]);
+    drop((y, z));
+    let peak = |on: bool| {
+        let segment = |w: Var<NullRuntime>| {
+            move |x: &[Var<NullRuntime>]| -> Result<Vec<Var<NullRuntime>>> {
+                let (h, g) = (x[0].mul(2.0)?, x[0].mul(3.0)?);
+                let [h, g] = [h, g].map(|h| recomputed(&[&h], |h| h[0].gelu())?.matmul(&w));
+                Ok(vec![h?.add(&g?)?])
+            }
+        };
+        let y = with_recomputation(on, || checkpoint(&[&x], segment(w.clone()))).unwrap().remove(0);
+        let loss = y.sum(&[], false).unwrap();
+        rt.reset_peak();
+        let before = rt.memory().total.live;
+        backward(&loss).unwrap();
+        rt.memory().total.peak - before
+    };
+    assert!(peak(true) < peak(false), "{} bytes, and {}", peak(true), peak(false));
 }

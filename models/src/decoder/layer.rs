@@ -152,7 +152,7 @@ impl<R: Runtime> DecoderMlp<R> {
         })
     }
 
-    /// The output, plus `residual`. What the activation gives is recomputed in backward.
+    /// The output, plus `residual`. What the activation gives is [`recomputed`] in backward.
     fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         // Over ranks that they are cut over, the gradient of the input is summed once for both.
         let x = &self.up_proj.enter(x)?;

@@ -47,7 +47,7 @@ impl<R: Runtime> LayerNorm<R> {
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
     }
 
-    /// The forward pass, recomputed in backward by the ops that would save its result.
+    /// The forward pass, [`recomputed`](autograd::recomputed) in backward by the ops that would save its result.
     #[track_caller]
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);

@@ -82,7 +82,7 @@ pub struct BlockConfig {
 }
 
 /// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(activation(fc1(ln2(x))))`. Norms, the
-/// activation and the merged heads are recomputed in backward ([`recomputed`]) by the ops that would save them.
+/// activation and the merged heads are [`recomputed`] in backward by the ops that would save them, unless the runtime keeps them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
     /// The norm before attention.

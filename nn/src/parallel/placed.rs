@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use autograd::{Var, autocast_dtype, recomputed};
+use autograd::{Var, autocast_dtype, recomputed, with_recomputation};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
     ops::{Apply, MatmulOps, PointwiseOps},
@@ -90,7 +90,9 @@ impl<R: Runtime> Placed<R> {
         }
         let (dim, group, name) = (sequence_of(x)?, self.group.clone(), self.name.clone());
         // Cast here: the cast of a value that is recomputed would be kept, of the whole sequence.
-        recomputed(&[x], move |x| group.exchange(Exchange::AllGather(dim), &cast_for_product(&x[0])?, &name))
+        let gathered = move |x: &[Var<R>]| group.exchange(Exchange::AllGather(dim), &cast_for_product(&x[0])?, &name);
+        // On every runtime: sequences are cut because no rank holds the whole.
+        with_recomputation(true, || recomputed(&[x], gathered))
     }
 
     /// The output of one layer alone that is cut along its outputs, where what it gathers is [in pieces](super::TensorPlan::exchange_in_pieces): none
