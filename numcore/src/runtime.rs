@@ -169,8 +169,8 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         false
     }
 
-    /// Whether values that are cheap to compute are computed again in backward, where nobody says otherwise: it pays where memory is scarce or slow. Elsewhere
-    /// they are kept. Results have the same bits.
+    /// Whether values that are cheap to compute are recomputed in backward rather than kept, where nobody says otherwise: it pays where memory is scarce or slow.
+    /// Results have the same bits either way.
     fn recomputes_in_backward(&self) -> bool {
         true
     }

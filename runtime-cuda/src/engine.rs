@@ -17,6 +17,7 @@ use crate::{
     driver::{CudaDriver, Driver, DriverFailure, Fallible, KernelFunction},
     handwritten::HandwrittenKernel,
     memory::DeviceMemory,
+    tuned::TunedProducts,
 };
 
 /// One GPU, shared by all of its queues.
@@ -25,6 +26,7 @@ pub(crate) struct Engine {
     pub memory: Arc<DeviceMemory>,
     pub device: DeviceId,
     pub capabilities: Capabilities,
+    pub tuned: TunedProducts,
     generated: Mutex<HashMap<KernelKey, Arc<Generated>>>,
     written: Mutex<HashMap<HandwrittenKernel, KernelFunction>>,
 }
@@ -89,7 +91,8 @@ impl Engine {
             max_binding: about.memory,
         };
         let memory = DeviceMemory::new(driver.clone(), device);
-        Engine { driver, memory, device, capabilities, generated: Mutex::default(), written: Mutex::default() }
+        let (generated, written) = (Mutex::default(), Mutex::default());
+        Engine { driver, memory, device, capabilities, tuned: TunedProducts::default(), generated, written }
     }
 
     /// The kernel of this key, its program typed so.

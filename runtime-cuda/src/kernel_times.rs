@@ -132,7 +132,8 @@ fn watch(driver: &dyn Driver, mut origin: Origin, kernels: &Receiver<LaunchedKer
     driver.destroy_mark(origin.mark);
 }
 
-fn timed_mark(driver: &dyn Driver, stream: Stream) -> Fallible<Mark> {
+/// A mark that knows when the stream reached it.
+pub(crate) fn timed_mark(driver: &dyn Driver, stream: Stream) -> Fallible<Mark> {
     let mark = driver.timed_mark()?;
     if let Err(failure) = driver.record(mark, stream) {
         driver.destroy_mark(mark);

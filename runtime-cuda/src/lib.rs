@@ -8,7 +8,7 @@
 //! so this crate builds without them; [`Cuda::new`] says which is missing, or what the system's loader said of it.
 //!
 //! **Invariant**: results depend only on operands, types and strides: no atomics on floats, and no sum is partitioned
-//! by the size of the GPU.
+//! by the size of the GPU. [`Cuda::with_tuned_products`] gives that up, where it is asked for.
 //!
 //! ```no_run
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -60,13 +60,14 @@ mod runtime;
 mod scatter;
 mod sort;
 mod staging;
+mod tuned;
 
 use std::{fmt, sync::Arc};
 
 use numcore::{MemoryCategory, Result};
 
 #[cfg(feature = "emulate")]
-pub use driver::{AccessOrder, EmulatedMemory, GemmRefusal};
+pub use driver::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
 pub use event::CudaEvent;
 pub use graph::Graph;
 pub use memory::CudaBuffer;
@@ -83,7 +84,14 @@ const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKin
 pub struct Cuda {
     pub(crate) queue: Arc<Queue>,
     use_: MemoryCategory,
+    products: ProductOptions,
+}
+
+/// How products of matrices are computed.
+#[derive(Clone, Copy, Default)]
+struct ProductOptions {
     tf32: bool,
+    tuned: bool,
 }
 
 impl Cuda {
@@ -164,12 +172,28 @@ impl Cuda {
     /// A handle on this queue with `f32` GEMM on tensor cores (TF32: 10 bits of fraction instead of 23). Off by
     /// default.
     pub fn with_tf32(mut self, on: bool) -> Cuda {
-        self.tf32 = on;
+        self.products.tf32 = on;
+        self
+    }
+
+    /// A handle on this queue whose products of matrices take the algorithm that is fastest here, of up to eight that cuBLASLt suggests. Each shape, layout and
+    /// type is timed at its first use outside of a captured step, which takes some thirty times as long and waits for the GPU; the choice is kept for
+    /// the process. Off by default.
+    ///
+    /// What it gives up: which algorithm is fastest, another run or another GPU may find otherwise. Sums are then in another order, so
+    /// **results no longer repeat to the bit**: from run to run, after resuming, and between ranks that compute the same values. For steps of few
+    /// shapes; where lengths of sequences change, each length is timed.
+    pub fn with_tuned_products(mut self, on: bool) -> Cuda {
+        self.products.tuned = on;
         self
     }
 
     fn on(engine: Arc<Engine>) -> Result<Cuda> {
-        Ok(Cuda { queue: Arc::new(Queue::new(engine)?), use_: MemoryCategory::Activations, tf32: false })
+        Ok(Cuda {
+            queue: Arc::new(Queue::new(engine)?),
+            use_: MemoryCategory::Activations,
+            products: ProductOptions::default(),
+        })
     }
 
     /// Memory of a kernel's own.

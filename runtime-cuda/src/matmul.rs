@@ -273,7 +273,7 @@ impl BatchedGemm {
 
     /// What the library says if it refuses the problem; nothing was queued then.
     fn run(mut self, cuda: &Cuda) -> Result<Option<DriverFailure>> {
-        self.gemm.tf32 = cuda.tf32 && self.gemm.dtype == DType::F32;
+        self.gemm.tf32 = cuda.products.tf32 && self.gemm.dtype == DType::F32;
         let CublasGemm { a, b, d, batch, dtype, into, .. } = self.gemm;
         let first =
             |start: usize, side: &GemmOperand, dtype: DType| start as i64 * side.batch as i64 * dtype.size() as i64;
@@ -286,7 +286,7 @@ impl BatchedGemm {
             let gemm = CublasGemm { batch: MOST_BATCHES.min(batch - start), ..self.gemm };
             // SAFETY: the contract of `numcore::Runtime`: views are inside their buffers, and the output overlaps
             // nothing.
-            let refused = unsafe { cuda.queue.gemm(&gemm, at)? };
+            let refused = unsafe { cuda.queue.gemm(&gemm, at, cuda.products.tuned)? };
             match refused {
                 None => {}
                 Some(failure) if position == 0 && start == 0 => return Ok(Some(failure)),

@@ -157,21 +157,29 @@ impl Queue {
         if captured { &self.captured_flag } else { &self.flagged }
     }
 
-    /// A GEMM by cuBLASLt. What it says where it has no algorithm, with a workspace or without; nothing was queued then.
+    /// A GEMM by cuBLASLt; by its [fastest algorithm](Queue::fastest_algorithm) if it is to be tuned. What the library says where it has none, with a
+    /// workspace or without; nothing was queued then.
     ///
     /// # Safety
     /// As for [`Driver::gemm`].
-    pub(crate) unsafe fn gemm(&self, gemm: &CublasGemm, at: GemmPlaces) -> Result<Option<DriverFailure>> {
+    pub(crate) unsafe fn gemm(
+        &self,
+        gemm: &CublasGemm,
+        at: GemmPlaces,
+        is_tuned: bool,
+    ) -> Result<Option<DriverFailure>> {
         self.check()?;
         let workspace = (self.workspace()?, WORKSPACE);
-        self.recent.note("matmul", "cuBLASLt", Grid { blocks: [gemm.m, gemm.n, gemm.k], threads: [1, 1], shared: 0 });
         // SAFETY: the caller's promise; the workspace is this queue's, which is ordered.
-        let launch = || unsafe { self.driver().gemm(self.stream, gemm, at, workspace) };
+        let candidate = if is_tuned { unsafe { self.fastest_algorithm(gemm, at, workspace)? } } else { None };
+        self.recent.note("matmul", "cuBLASLt", Grid { blocks: [gemm.m, gemm.n, gemm.k], threads: [1, 1], shared: 0 });
+        // SAFETY: as above.
+        let launch = || unsafe { self.driver().gemm(self.stream, gemm, at, workspace, candidate) };
         let refused = |done: &Fallible<()>| matches!(done, Err(e) if e.kind == DriverFailureKind::NotSupported);
         let mut done = self.measured("matmul", launch);
         if refused(&done) {
             // SAFETY: as above, with no workspace.
-            done = self.measured("matmul", || unsafe { self.driver().gemm(self.stream, gemm, at, (0, 0)) });
+            done = self.measured("matmul", || unsafe { self.driver().gemm(self.stream, gemm, at, (0, 0), None) });
         }
         match done {
             Err(failure) if failure.kind == DriverFailureKind::NotSupported => Ok(Some(failure)),

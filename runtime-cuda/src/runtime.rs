@@ -33,13 +33,13 @@ impl Runtime for Cuda {
 
     fn fork(&self) -> Result<Self> {
         self.queue.refuse_while_capturing("fork")?;
-        Ok(Cuda { use_: self.use_, tf32: self.tf32, ..Cuda::on(self.queue.engine.clone())? })
+        Ok(Cuda { use_: self.use_, products: self.products, ..Cuda::on(self.queue.engine.clone())? })
     }
 
     fn fork_for_communication(&self) -> Result<Self> {
         self.queue.refuse_while_capturing("fork")?;
         let queue = Arc::new(Queue::with_priority(self.queue.engine.clone())?);
-        Ok(Cuda { queue, use_: MemoryCategory::Communication, tf32: self.tf32 })
+        Ok(Cuda { queue, use_: MemoryCategory::Communication, products: self.products })
     }
 
     fn is_capturing(&self) -> bool {
@@ -65,7 +65,7 @@ impl Runtime for Cuda {
     }
 
     fn with_category(&self, use_: MemoryCategory) -> Self {
-        Cuda { queue: Arc::clone(&self.queue), use_, tf32: self.tf32 }
+        Cuda { queue: Arc::clone(&self.queue), use_, products: self.products }
     }
 
     fn record(&self) -> Result<CudaEvent> {

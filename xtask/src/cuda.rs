@@ -85,7 +85,8 @@ mod tests {
                 "nccl",
                 "no_gpu",
                 "order",
-                "recomputation"
+                "recomputation",
+                "tuned"
             ]
         );
         assert!(sources(&repo::root().join("xtask/no-such-folder")).is_err());

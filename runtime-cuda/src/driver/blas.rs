@@ -1,9 +1,13 @@
 //! GEMM by cuBLASLt: a problem is described once, its algorithm chosen by the library's heuristic, and both are kept.
 //!
 //! No algorithm splits a sum over atomics on floats, and the same problem always takes the same one, so results repeat
-//! to the bit on one kind of GPU.
+//! to the bit on one kind of GPU. Whoever times algorithms asks for several candidates, under the same conditions.
 
-use std::{collections::HashMap, ffi::c_void, sync::Arc};
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    sync::{Arc, OnceLock},
+};
 
 use cudarc::cublaslt::{
     result::{self, CublasError},
@@ -12,10 +16,13 @@ use cudarc::cublaslt::{
 use numcore::DType;
 use parking_lot::Mutex;
 
-use super::{CublasGemm, DriverFailure, Fallible, GemmOperand, GemmPlaces, Stream};
+use super::{CublasGemm, DriverFailure, DriverFailureKind, Fallible, GemmOperand, GemmPlaces, Stream};
 
 /// The number of problems that are cached; beyond it they are described again.
 const KEPT: usize = 4096;
+
+/// The most algorithms of a problem that are asked for, to be timed.
+const CANDIDATES: usize = 8;
 
 /// The library and the problems it has seen.
 pub(super) struct Blas {
@@ -49,8 +56,16 @@ impl Blas {
         gemm: &CublasGemm,
         at: GemmPlaces,
         (workspace, size): (u64, usize),
+        candidate: Option<usize>,
     ) -> Fallible<()> {
         let problem = self.problem(gemm, at.bias, size)?;
+        let algorithm = match candidate {
+            None => &problem.algorithm,
+            Some(i) => {
+                let found = problem.candidates(self.handle, gemm, size)?;
+                found.get(i).ok_or_else(|| DriverFailure::not_supported(format!("no algorithm {i} for {gemm:?}")))?
+            }
+        };
         // The address of a bias is part of a description: it is this call's own.
         let own = if gemm.bias { Some(MatmulDescription::new(gemm, at.bias)?) } else { None };
         let beta = if gemm.add || gemm.c.is_some() { 1.0 } else { 0.0 };
@@ -77,13 +92,22 @@ impl Blas {
                 layout_of_c,
                 d,
                 problem.d,
-                &problem.algorithm,
+                algorithm,
                 workspace as usize as *mut c_void,
                 size,
                 stream.raw().cast(),
             )
         };
         done.map_err(|e| said(e, format!("cuBLASLt: {e} for {gemm:?}")))
+    }
+
+    /// How many algorithms there are to choose among. The context is current.
+    pub(super) fn candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize> {
+        match self.problem(gemm, bias, workspace) {
+            Ok(problem) => problem.candidates(self.handle, gemm, workspace).map(<[_]>::len),
+            Err(failure) if failure.kind == DriverFailureKind::NotSupported => Ok(0),
+            Err(failure) => Err(failure),
+        }
     }
 
     fn problem(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<Arc<CublasPlan>> {
@@ -154,6 +178,8 @@ struct CublasPlan {
     /// Null where nothing but `D` itself is added.
     c: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// What was asked for to be timed.
+    candidates: OnceLock<Vec<sys::cublasLtMatmulAlgo_t>>,
 }
 
 // SAFETY: descriptions that are only read once they are made.
@@ -167,7 +193,8 @@ impl CublasPlan {
         let product = MatmulDescription::new(gemm, bias)?;
         // SAFETY: an algorithm is plain bytes; this one is replaced before it is used.
         let algorithm = unsafe { std::mem::zeroed() };
-        let mut problem = CublasPlan { product, a: null, b: null, d: null, c: null, algorithm };
+        let mut problem =
+            CublasPlan { product, a: null, b: null, d: null, c: null, algorithm, candidates: OnceLock::new() };
         let side = |side: &GemmOperand, rows: usize, columns: usize| {
             let (rows, columns) = if side.transposed { (columns, rows) } else { (rows, columns) };
             layout(gemm, side, gemm.dtype, rows, columns)
@@ -188,6 +215,79 @@ impl CublasPlan {
         gemm: &CublasGemm,
         workspace: usize,
     ) -> Fallible<sys::cublasLtMatmulAlgo_t> {
+        let found = self.suggested::<1>(handle, gemm, workspace)?.pop();
+        found.ok_or_else(|| DriverFailure::not_supported(format!("cuBLASLt: no algorithm for {gemm:?}")))
+    }
+
+    /// The algorithms to be timed.
+    fn candidates(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        gemm: &CublasGemm,
+        workspace: usize,
+    ) -> Fallible<&[sys::cublasLtMatmulAlgo_t]> {
+        if let Some(found) = self.candidates.get() {
+            return Ok(found);
+        }
+        let found = self.suggested::<CANDIDATES>(handle, gemm, workspace)?;
+        Ok(self.candidates.get_or_init(|| found))
+    }
+
+    /// Up to `N` algorithms that need no more than the workspace, the one that the library finds best first.
+    fn suggested<const N: usize>(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        gemm: &CublasGemm,
+        workspace: usize,
+    ) -> Fallible<Vec<sys::cublasLtMatmulAlgo_t>> {
+        let preference = Preference::new(gemm, workspace)?;
+        let c = if gemm.c.is_some() { self.c } else { self.d };
+        // SAFETY: results are plain bytes, and zeros are a status.
+        let mut found: [sys::cublasLtMatmulHeuristicResult_t; N] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        let (to, most) = (found.as_mut_ptr(), N as i32);
+        // SAFETY: all descriptions live, and there is room for this many results.
+        let status = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                handle,
+                self.product.0,
+                self.a,
+                self.b,
+                c,
+                self.d,
+                preference.0,
+                most,
+                to,
+                &mut count,
+            )
+        };
+        let fits = |h: &&sys::cublasLtMatmulHeuristicResult_t| {
+            h.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS && h.workspaceSize <= workspace
+        };
+        match status.result() {
+            Ok(()) => Ok(found.iter().take(count as usize).filter(fits).map(|h| h.algo).collect()),
+            Err(e) if e.0 == sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => Ok(Vec::new()),
+            Err(e) => Err(words(e)),
+        }
+    }
+}
+
+impl Drop for CublasPlan {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`; nothing uses them any more.
+        unsafe {
+            for layout in [self.a, self.b, self.c, self.d].into_iter().filter(|l| !l.is_null()) {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// Conditions that algorithms have to meet.
+struct Preference(sys::cublasLtMatmulPreference_t);
+
+impl Preference {
+    fn new(gemm: &CublasGemm, workspace: usize) -> Fallible<Preference> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let preference = Preference(result::create_matmul_pref().map_err(words)?);
         let set = |which, value: *const c_void, size| {
@@ -208,28 +308,9 @@ impl CublasPlan {
         ] {
             set(which, std::ptr::from_ref(&side.aligned).cast(), 4)?;
         }
-        let c = if gemm.c.is_some() { self.c } else { self.d };
-        // SAFETY: all descriptions live.
-        let found = unsafe {
-            result::get_matmul_algo_heuristic(handle, self.product.0, self.a, self.b, c, self.d, preference.0)
-        };
-        found.map(|h| h.algo).map_err(|e| said(e, format!("cuBLASLt: {e}; no algorithm for {gemm:?}")))
+        Ok(preference)
     }
 }
-
-impl Drop for CublasPlan {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`; nothing uses them any more.
-        unsafe {
-            for layout in [self.a, self.b, self.c, self.d].into_iter().filter(|l| !l.is_null()) {
-                let _ = result::destroy_matrix_layout(layout);
-            }
-        }
-    }
-}
-
-/// Preferences for one choice.
-struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Drop for Preference {
     fn drop(&mut self) {

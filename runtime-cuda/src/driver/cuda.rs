@@ -330,10 +330,23 @@ impl Driver for CudaDriver {
         }
     }
 
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()> {
+    fn gemm_candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize> {
+        self.bind()?;
+        self.blas.candidates(gemm, bias, workspace)
+    }
+
+    // SAFETY: the trait's conditions, which are handed on.
+    unsafe fn gemm(
+        &self,
+        stream: Stream,
+        gemm: &CublasGemm,
+        at: GemmPlaces,
+        workspace: (u64, usize),
+        candidate: Option<usize>,
+    ) -> Fallible<()> {
         self.bind()?;
         // SAFETY: the caller's promise.
-        unsafe { self.blas.gemm(stream, gemm, at, workspace) }
+        unsafe { self.blas.gemm(stream, gemm, at, workspace, candidate) }
     }
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {

@@ -19,7 +19,7 @@ use crate::{args::Args, codegen::KernelSource};
 pub(crate) use compile::{Architecture, Compiler};
 pub(crate) use cuda::CudaDriver;
 #[cfg(feature = "emulate")]
-pub use emulated::{AccessOrder, EmulatedMemory, GemmRefusal};
+pub use emulated::{AccessOrder, EmulatedMemory, GemmCandidates, GemmRefusal};
 #[cfg(feature = "emulate")]
 pub(crate) use emulated::{Emulated, HostBuilder, Listing, Ordered};
 pub(crate) use failure::{DriverFailure, DriverFailureKind};
@@ -90,6 +90,11 @@ pub(crate) struct CublasGemm {
 }
 
 impl CublasGemm {
+    /// Elements from the first to the last of the output.
+    pub(crate) fn output_elements(&self) -> usize {
+        (self.batch - 1) * self.d.batch.unsigned_abs() + (self.n - 1) * self.d.leading + self.m
+    }
+
     /// The addresses that it reads.
     #[cfg(feature = "emulate")]
     pub(crate) fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
@@ -189,10 +194,21 @@ pub(crate) trait Driver: Send + Sync {
     /// # Safety
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
     unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()>;
+    /// How many algorithms there are to choose among for a GEMM with a bias there and a workspace of this many bytes.
+    fn gemm_candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize>;
+    /// By the candidate of this number, or by what the library would choose.
+    ///
     /// # Safety
     /// Addresses of what the GEMM has, and a workspace of this many bytes; matrices are inside their memory and `d`
     /// overlaps none of the others.
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()>;
+    unsafe fn gemm(
+        &self,
+        stream: Stream,
+        gemm: &CublasGemm,
+        at: GemmPlaces,
+        workspace: (u64, usize),
+        candidate: Option<usize>,
+    ) -> Fallible<()>;
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()>;
     fn end_capture(&self, stream: Stream) -> Fallible<Recording>;

@@ -4,7 +4,9 @@
 //! Memory is host memory, calls are synchronous, and GEMM is a plain loop that refuses what cuBLASLt refuses. It tests everything except the hardware:
 //! plans, arguments, index arithmetic, the kernels' logic, memory and errors.
 
+mod access_order;
 mod build;
+mod candidates;
 mod captures;
 mod listing;
 mod memory;
@@ -40,11 +42,12 @@ use super::{
 };
 use crate::{args::Args, codegen::KernelSource};
 
+pub use access_order::AccessOrder;
 pub(crate) use build::HostBuilder;
+pub use candidates::GemmCandidates;
 use captures::{CapturedWork, Captures};
 pub(crate) use listing::Listing;
 pub use memory::EmulatedMemory;
-pub use ordered::AccessOrder;
 pub(crate) use ordered::Ordered;
 use product::product;
 pub use refusal::GemmRefusal;
@@ -246,7 +249,7 @@ impl Driver for Emulated {
             unsafe {
                 match work.clone() {
                     CapturedWork::Launch(kernel, grid, mut args) => self.launch(stream, kernel, grid, &mut args)?,
-                    CapturedWork::Gemm(gemm, at, workspace) => self.gemm(stream, &gemm, at, workspace)?,
+                    CapturedWork::Gemm(gemm, at, workspace) => self.gemm(stream, &gemm, at, workspace, None)?,
                     CapturedWork::Copy { to, from, bytes } => self.copy(stream, to, from, bytes)?,
                     CapturedWork::Zero { at, bytes } => self.zero(stream, at, bytes)?,
                 }
@@ -326,8 +329,19 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    fn gemm_candidates(&self, _: &CublasGemm, _: u64, _: usize) -> Fallible<usize> {
+        Ok(1)
+    }
+
     // SAFETY: the trait's conditions.
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(
+        &self,
+        stream: Stream,
+        gemm: &CublasGemm,
+        at: GemmPlaces,
+        workspace: (u64, usize),
+        _: Option<usize>,
+    ) -> Fallible<()> {
         let (a, b) = (&gemm.a, &gemm.b);
         let rows = |side: &GemmOperand, rows, columns| if side.transposed { columns } else { rows };
         if a.leading < rows(a, gemm.m, gemm.k).max(1)

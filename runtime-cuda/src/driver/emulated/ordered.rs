@@ -7,7 +7,7 @@
 //! Which memory a kernel may write follows from its parameters: non-`const` pointers. A pointer means the whole block of
 //! its pool, and pointers inside of structures (attention's mask) are not seen. A copy to the host ends when the host has waited.
 
-use std::{collections::HashMap, fmt, ops::Range, sync::Arc, time::Duration};
+use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
 use numcore::DeviceBytes;
 use parking_lot::Mutex;
@@ -16,7 +16,9 @@ use super::{
     super::{
         About, CublasGemm, Driver, DriverFailure, Fallible, GemmPlaces, Grid, KernelFunction, Mark, Recording, Stream,
     },
-    Emulated, EmulatedMemory,
+    Emulated,
+    access_order::AccessOrder,
+    candidates::GemmCandidates,
     parameters::parameters,
     refusal::GemmRefusal,
     tracked_block::Access,
@@ -30,7 +32,7 @@ use crate::{args::Args, codegen::KernelSource};
 const LAUNCH_FAILED: u32 = 719;
 
 #[derive(Default)]
-struct OrderState {
+pub(super) struct OrderState {
     streams: HashMap<u64, VectorClock>,
     marks: HashMap<u64, VectorClock>,
     host: VectorClock,
@@ -40,47 +42,13 @@ struct OrderState {
     kernels: HashMap<u64, Vec<Option<Access>>>,
     captured: Option<Vec<(Range<u64>, Access)>>,
     recordings: HashMap<u64, Vec<(Range<u64>, Access)>>,
-    complaints: Vec<String>,
-    operations: usize,
-    refusal: GemmRefusal,
-    gone: bool,
-}
-
-/// The findings: the number of checked operations, and a line for each unordered access.
-#[derive(Clone)]
-pub struct AccessOrder(Arc<Mutex<OrderState>>, EmulatedMemory);
-
-impl AccessOrder {
-    /// The number of operations so far.
-    pub fn operations(&self) -> usize {
-        self.0.lock().operations
-    }
-
-    /// Unordered accesses, since the last call.
-    pub fn complaints(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().complaints)
-    }
-
-    /// From here on the library refuses what `refusal` says.
-    pub fn refuse_gemms(&self, refusal: GemmRefusal) {
-        self.0.lock().refusal = refusal;
-    }
-
-    /// The memory of the device, which can be limited.
-    pub fn memory(&self) -> &EmulatedMemory {
-        &self.1
-    }
-
-    /// Makes every later call fail, as when a device is lost.
-    pub fn unplug(&self) {
-        self.0.lock().gone = true;
-    }
-}
-
-impl fmt::Debug for AccessOrder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Order({} operations)", self.operations())
-    }
+    pub(super) complaints: Vec<String>,
+    pub(super) operations: usize,
+    pub(super) refusal: GemmRefusal,
+    pub(super) candidates: GemmCandidates,
+    /// What candidates of products took so far.
+    spent: Duration,
+    pub(super) gone: bool,
 }
 
 impl OrderState {
@@ -149,7 +117,7 @@ impl Ordered {
     }
 
     pub(crate) fn order(&self) -> AccessOrder {
-        AccessOrder(self.state.clone(), self.inner.memory.clone())
+        AccessOrder::new(self.state.clone(), self.inner.memory.clone())
     }
 
     /// Checks one operation of a stream and the memory that the pointers mean.
@@ -257,8 +225,10 @@ impl Driver for Ordered {
         self.inner.mark()
     }
 
+    /// A mark's number is when it was made: after what candidates of products take.
     fn timed_mark(&self) -> Fallible<Mark> {
-        self.inner.timed_mark()
+        let spent = self.state.lock().spent.as_nanos() as u64;
+        self.inner.timed_mark().map(|mark| Mark(mark.0 + spent))
     }
 
     fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration> {
@@ -357,16 +327,34 @@ impl Driver for Ordered {
         unsafe { self.inner.launch(stream, kernel, grid, args) }
     }
 
+    fn gemm_candidates(&self, gemm: &CublasGemm, _: u64, _: usize) -> Fallible<usize> {
+        let mut state = self.state.lock();
+        state.there()?;
+        Ok(state.candidates.of(gemm))
+    }
+
     // SAFETY: the trait's conditions, which are handed on.
-    unsafe fn gemm(&self, stream: Stream, gemm: &CublasGemm, at: GemmPlaces, workspace: (u64, usize)) -> Fallible<()> {
+    unsafe fn gemm(
+        &self,
+        stream: Stream,
+        gemm: &CublasGemm,
+        at: GemmPlaces,
+        workspace: (u64, usize),
+        candidate: Option<usize>,
+    ) -> Fallible<()> {
         if self.state.lock().refusal.refuses(gemm, workspace.1) {
             return Err(DriverFailure::not_supported("CUBLAS_STATUS_NOT_SUPPORTED"));
         }
         let writes = [(at.d, Access::Write), (workspace.0, Access::Write)];
         let accesses: Vec<_> = gemm.reads(at).map(|at| (at, Access::Read)).chain(writes).collect();
         self.note("a product", stream, &accesses)?;
+        {
+            let mut state = self.state.lock();
+            let time = state.candidates.run(candidate);
+            state.spent += time;
+        }
         // SAFETY: the caller's promise.
-        unsafe { self.inner.gemm(stream, gemm, at, workspace) }
+        unsafe { self.inner.gemm(stream, gemm, at, workspace, candidate) }
     }
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {
