@@ -155,28 +155,52 @@ template <> struct Word<2> {
     typedef u16 type;
 };
 
-template <int N, class E, class C> DEVICE void load_pack(C (&to)[N], const E* from) {
-    typedef typename Word<sizeof(Pack<E, N>)>::type W;
-    Pack<E, N> pack;
-    *(W*)&pack = *(const W*)from;
-    for (int i = 0; i < N; i++) to[i] = load(pack.at[i]);
+// Half-precision elements in pairs: one conversion, and words that stay together.
+template <int N, class E> DEVICE void fill_pairs(Pack<E, N>& pack, const float (&from)[N]) {
+    for (int i = 0; i + 1 < N; i += 2) ((u32*)pack.at)[i / 2] = pack2(from[i], from[i + 1], E());
+    if (N % 2 == 1) pack.at[N - 1] = Store<E>::of(from[N - 1]);
 }
 
+// How a pack's elements are converted.
 template <class E> struct Packing {
+    template <int N, class C> static DEVICE void read(C (&to)[N], const Pack<E, N>& pack) {
+        for (int i = 0; i < N; i++) to[i] = load(pack.at[i]);
+    }
     template <int N, class C> static DEVICE void fill(Pack<E, N>& pack, const C (&from)[N]) {
         for (int i = 0; i < N; i++) pack.at[i] = Store<E>::of(from[i]);
     }
 };
 
-// Half-precision elements in pairs: one conversion, and words that stay together.
-template <class E> struct HalfPacking {
-    template <int N> static DEVICE void fill(Pack<E, N>& pack, const float (&from)[N]) {
-        for (int i = 0; i + 1 < N; i += 2) ((u32*)pack.at)[i / 2] = pack2(from[i], from[i + 1], E());
-        if (N % 2 == 1) pack.at[N - 1] = Store<E>::of(from[N - 1]);
+template <> struct Packing<f16> {
+    template <int N> static DEVICE void read(float (&to)[N], const Pack<f16, N>& pack) {
+        for (int i = 0; i < N; i++) to[i] = load(pack.at[i]);
     }
+    template <int N> static DEVICE void fill(Pack<f16, N>& pack, const float (&from)[N]) { fill_pairs(pack, from); }
 };
-template <> struct Packing<f16> : HalfPacking<f16> {};
-template <> struct Packing<bf16> : HalfPacking<bf16> {};
+
+template <> struct Packing<bf16> {
+    // Either of a pair is one instruction away from an f32; from a 16-bit integer it would be two.
+    template <int N> static DEVICE void read(float (&to)[N], const Pack<bf16, N>& pack) {
+        for (int i = 0; i + 1 < N; i += 2) {
+            u32 pair = ((const u32*)pack.at)[i / 2];
+            to[i] = __int_as_float((int)(pair << 16));
+            to[i + 1] = __int_as_float((int)(pair & 0xffff0000u));
+        }
+        if (N % 2 == 1) to[N - 1] = load(pack.at[N - 1]);
+    }
+    template <int N> static DEVICE void fill(Pack<bf16, N>& pack, const float (&from)[N]) { fill_pairs(pack, from); }
+};
+
+template <int N, class E, class C, class W> DEVICE void unpack(C (&to)[N], const W& word) {
+    Pack<E, N> pack;
+    *(W*)&pack = word;
+    Packing<E>::read(to, pack);
+}
+
+template <int N, class E, class C> DEVICE void load_pack(C (&to)[N], const E* from) {
+    typedef typename Word<sizeof(Pack<E, N>)>::type W;
+    unpack<N, E>(to, *(const W*)from);
+}
 
 template <int N, class E, class C> DEVICE void store_pack(E* to, const C (&from)[N]) {
     typedef typename Word<sizeof(Pack<E, N>)>::type W;
@@ -229,7 +253,9 @@ template <class Op, class C> DEVICE C warp_all(C x) {
 }
 
 // `threads` cooperate on a row: a warp (blockDim = [32, rows]), or a block of a whole number of warps (blockDim = [threads]).
-template <int THREADS> struct Row {
+template <int COUNT> struct Row {
+    static const int THREADS = COUNT;
+
     static DEVICE i64 index() { return THREADS == WARP ? (i64)blockIdx.x * blockDim.y + threadIdx.y : (i64)blockIdx.x; }
     static DEVICE int thread() { return threadIdx.x; }
 
@@ -256,6 +282,23 @@ template <int THREADS> struct Row {
     }
 
     template <class C> static DEVICE C sum(C x) { return all<Plus<C>>(x, C(0)); }
+
+    // Two sums in one exchange: a block waits for its warps once.
+    template <class C> static DEVICE void sums(C& a, C& b) {
+        a = warp_all<Plus<C>>(a);
+        b = warp_all<Plus<C>>(b);
+        if (THREADS == WARP) return;
+        __shared__ C parts[2][THREADS / WARP];
+        int lane = threadIdx.x % WARP;
+        if (lane == 0) parts[0][threadIdx.x / WARP] = a, parts[1][threadIdx.x / WARP] = b;
+        __syncthreads();
+        a = lane < THREADS / WARP ? parts[0][lane] : C(0);
+        b = lane < THREADS / WARP ? parts[1][lane] : C(0);
+        __syncthreads();
+        a = warp_all<Plus<C>>(a);
+        b = warp_all<Plus<C>>(b);
+    }
+
     template <class C> static DEVICE C max(C x) { return all<Larger<C>>(x, -infinity(C())); }
 };
 
@@ -284,6 +327,50 @@ template <class C> struct Exponentials {
         if (sum != C(0)) sum *= exponential(finite_or_zero(top) - finite_or_zero(all));
         sum = Row<THREADS>::sum(sum);
         top = all;
+    }
+};
+
+// A row that is read several times by the threads of `Group`. They read it once and hold it, in `COUNT` 16-byte packs each; it then begins at
+// a multiple of 16 bytes, and is whole packs. With a `COUNT` of 0 they read it again each time, from cache.
+template <class Group, class E, int N, int COUNT> struct HeldRow {
+    i64 width;
+    uint4 packs[COUNT];
+
+    // A row that is not `wanted` is not read.
+    DEVICE HeldRow(const E* row, i64 width, bool wanted = true) : width(width) {
+        for (int j = 0; j < COUNT; j++)
+            if (wanted && has(j)) packs[j] = *(const uint4*)(row + at(j));
+    }
+
+    // Pack `j` of this thread has the elements from here on.
+    static DEVICE int at(int j) { return (j * Group::THREADS + Group::thread()) * N; }
+    // Only the last can be missing.
+    DEVICE bool has(int j) const { return j + 1 < COUNT || at(j) < width; }
+    template <class C> DEVICE void get(int j, C (&to)[N]) const { unpack<N, E>(to, packs[j]); }
+
+    // Calls f(i, part, elements), where elements that the row does not have are `none`.
+    template <class C, class F> DEVICE void each(C, F f) const {
+        for (int j = 0; j < COUNT; j++) {
+            if (!has(j)) continue;
+            C in[N];
+            get(j, in);
+            f((i64)at(j), Part<N>{0, N}, in);
+        }
+    }
+};
+
+template <class Group, class E, int N> struct HeldRow<Group, E, N, 0> {
+    const E* row;
+    i64 width;
+
+    DEVICE HeldRow(const E* row, i64 width) : row(row), width(width) {}
+
+    template <class C, class F> DEVICE void each(C none, F f) const {
+        Group::template walk<N>(row, width, [&](i64 i, Part<N> part) {
+            C in[N];
+            part.load(in, row + i, none);
+            f(i, part, in);
+        });
     }
 };
 

@@ -80,7 +80,7 @@ impl From<bool> for DefineValue {
 pub(crate) struct HandwrittenKernel {
     file: &'static str,
     entry: &'static str,
-    defines: SmallVec<[(&'static str, DefineValue); 4]>,
+    defines: SmallVec<[(&'static str, DefineValue); 5]>,
     /// Bytes of shared memory it is launched with.
     shared: u32,
 }

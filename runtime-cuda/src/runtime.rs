@@ -186,6 +186,10 @@ impl Runtime for Cuda {
         fused::is_strided(op)
     }
 
+    fn supports_accumulate(&self, op: &FusedOp) -> bool {
+        fused::adds(op)
+    }
+
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         self.lend(ins.iter().map(|v| v.buffer()).chain(outs.iter().map(|o| o.view.buffer())));
         fused::run(self, op, ins, outs)

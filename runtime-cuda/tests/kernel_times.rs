@@ -1,17 +1,23 @@
-//! A recording shows when kernels ran on the device, on a track of its queue.
+//! A recording shows when kernels ran on the device, on a track of its queue; and which ran.
 #![cfg(feature = "emulate")]
 
-use std::path::Path;
+use std::{path::Path, sync::Mutex};
 
+use autograd::{Backward, Gradients, Var};
 use numcore::{
-    Runtime, Tensor,
+    DType, Result, Runtime, Tensor,
+    fused::NnOps,
     ops::{MatmulOps, PointwiseOps},
     trace::{self, Recording, RecordingOptions, SpanKind, ThreadTrace},
 };
 use runtime_cuda::Cuda;
 
+/// A process has one recording at a time, which is of all its kernels.
+static ONE_RECORDING: Mutex<()> = Mutex::new(());
+
 #[test]
 fn kernels_have_spans_on_a_track_of_their_queue() {
+    let _alone = ONE_RECORDING.lock();
     let cuda = Cuda::emulated(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated")).unwrap();
     let x = Tensor::from_slice(&cuda, [2, 2], &[1f32, 2.0, 3.0, 4.0]).unwrap();
     // Before the recording: no part of it.
@@ -44,4 +50,28 @@ fn kernels_have_spans_on_a_track_of_their_queue() {
     let trace = recording.stop();
     let kernels = trace.threads.iter().flat_map(|t| &t.spans).filter(|span| span.kind == SpanKind::Kernel);
     assert_eq!(kernels.count(), 1);
+}
+
+/// In a block that adds a normalized value's branch to the value, the norm's gradient goes on top of the residual's: two kernels for all of
+/// a norm's gradients, and none that adds.
+#[test]
+fn the_residual_gradient_is_added_by_the_norm() -> Result<()> {
+    let _alone = ONE_RECORDING.lock();
+    let rt = &Cuda::emulated(Path::new(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+    let zeros = |shape: &[usize]| Tensor::zeros(rt, shape, DType::BF16);
+    let leaf = |name: &str, shape: &[usize]| Var::leaf(name, zeros(shape)?);
+    let (x, w, b) = (leaf("x", &[5, 64])?, leaf("w", &[64])?, leaf("b", &[64])?);
+    let h = x.mul(2.0)?;
+    let y = h.layer_norm(Some(&w), Some(&b), 1e-5)?.mul(3.0)?.add(&h)?.mul(4.0)?;
+    let seed = Var::new(zeros(&[5, 64])?);
+    rt.synchronize()?;
+    let recording = Recording::start(RecordingOptions::default())?;
+    let mut gradients = Gradients::new();
+    Backward::from(&y, &seed)?.run(&mut gradients)?;
+    rt.synchronize()?;
+    let trace = recording.stop();
+    let kernels = trace.threads.iter().flat_map(|t| &t.spans).filter(|span| span.kind == SpanKind::Kernel);
+    let names: Vec<&str> = kernels.map(|span| &*span.name).collect();
+    assert_eq!(names, ["mul", "mul", "norm_grad", "norm_grad", "mul"]);
+    Ok(())
 }

@@ -84,6 +84,7 @@ mod tests {
                 "memory",
                 "nccl",
                 "no_gpu",
+                "norms",
                 "order",
                 "recomputation",
                 "tuned"

@@ -6,6 +6,7 @@
 #define LAYER 0
 #define ROW_THREADS 32
 #define VECTOR 0
+#define PACKS 0
 #include "norm_case.h"
 
 #define CASE f32_layer1_row_threads256_vector1
@@ -13,6 +14,7 @@
 #define LAYER 1
 #define ROW_THREADS 256
 #define VECTOR 1
+#define PACKS 0
 #include "norm_case.h"
 
 #define CASE f16_layer1_row_threads32_vector1
@@ -20,6 +22,7 @@
 #define LAYER 1
 #define ROW_THREADS 32
 #define VECTOR 1
+#define PACKS 0
 #include "norm_case.h"
 
 #define CASE bf16_layer0_row_threads256_vector1
@@ -27,6 +30,7 @@
 #define LAYER 0
 #define ROW_THREADS 256
 #define VECTOR 1
+#define PACKS 0
 #include "norm_case.h"
 
 #define CASE bf16_layer1_row_threads32_vector0
@@ -34,6 +38,7 @@
 #define LAYER 1
 #define ROW_THREADS 32
 #define VECTOR 0
+#define PACKS 0
 #include "norm_case.h"
 
 #define CASE f64_layer1_row_threads256_vector0
@@ -41,6 +46,47 @@
 #define LAYER 1
 #define ROW_THREADS 256
 #define VECTOR 0
+#define PACKS 0
+#include "norm_case.h"
+
+#define CASE f32_layer1_row_threads32_vector1_packs3
+#define T float
+#define LAYER 1
+#define ROW_THREADS 32
+#define VECTOR 1
+#define PACKS 3
+#include "norm_case.h"
+
+#define CASE bf16_layer1_row_threads32_vector1_packs2
+#define T bf16
+#define LAYER 1
+#define ROW_THREADS 32
+#define VECTOR 1
+#define PACKS 2
+#include "norm_case.h"
+
+#define CASE f16_layer0_row_threads32_vector1_packs1
+#define T f16
+#define LAYER 0
+#define ROW_THREADS 32
+#define VECTOR 1
+#define PACKS 1
+#include "norm_case.h"
+
+#define CASE bf16_layer1_row_threads256_vector1_packs1
+#define T bf16
+#define LAYER 1
+#define ROW_THREADS 256
+#define VECTOR 1
+#define PACKS 1
+#include "norm_case.h"
+
+#define CASE f32_layer0_row_threads256_vector1_packs2
+#define T float
+#define LAYER 0
+#define ROW_THREADS 256
+#define VECTOR 1
+#define PACKS 2
 #include "norm_case.h"
 
 int main() { return run_all("norm"); }

@@ -16,8 +16,8 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Sup
     if rows.rows == 0 {
         return Ok(Support::Done);
     }
-    let smooth = ("SMOOTH", op.label_smoothing != 0.0);
-    let kernel = call.kernel("cross_entropy.cu", "cross_entropy", smooth, rows, &[x]);
+    let smooth = [("SMOOTH", (op.label_smoothing != 0.0).into())];
+    let kernel = call.kernel("cross_entropy.cu", "cross_entropy", &smooth, rows, &[x]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy", &kernel)?;
     let launch =
         call.outs.iter().fold(launch, |launch, out| launch.arg(out.address)).arg(x).arg(target).arg(w).arg(pitch);
@@ -35,10 +35,10 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Su
         return Ok(Support::Done);
     }
     let (d, d_pitch) = (call.outs[0].address, pitch_of(&call.outs[0]));
-    let smooth = ("SMOOTH", op.label_smoothing != 0.0);
+    let smooth = [("SMOOTH", (op.label_smoothing != 0.0).into())];
     // Rows that begin alike: a pitch that is not that of the logits counts as an address.
     let apart = (pitch.abs_diff(d_pitch)) * call.dtype().size() as u64;
-    let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", smooth, rows, &[d, x, apart]);
+    let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", &smooth, rows, &[d, x, apart]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy_grad", &kernel)?;
     let launch = launch.arg(d).arg(x).arg(target).arg(top).arg(log_sum).arg(g).arg(w).arg(d_pitch).arg(pitch);
     finish(op, rows, launch)

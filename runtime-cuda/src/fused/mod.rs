@@ -9,7 +9,7 @@ mod linear4bit;
 mod norm;
 mod softmax;
 
-use numcore::{DType, Out, Result, Support, View, fused::FusedOp};
+use numcore::{Accumulate, DType, Out, Result, Support, View, fused::FusedOp};
 use smallvec::SmallVec;
 
 use crate::{
@@ -24,6 +24,10 @@ use crate::{
 const WARP_WIDTH: usize = 1024;
 const WARP: usize = 32;
 const BLOCK: usize = 256;
+/// Bytes that are moved as one, and how many of them a thread holds at most: of a warp, of a block.
+const PACK: usize = 16;
+const WARP_PACKS: usize = 8;
+const BLOCK_PACKS: usize = 4;
 /// Rows of a block of warps.
 const WARPS: usize = 4;
 
@@ -32,12 +36,18 @@ pub(crate) fn is_strided(op: &FusedOp) -> bool {
     matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_) | FusedOp::CrossEntropyGrad(_) | FusedOp::Linear(_))
 }
 
+/// Whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
+pub(crate) fn adds(op: &FusedOp) -> bool {
+    matches!(op, FusedOp::NormGrad(_))
+}
+
 /// Runs `op` if there is a kernel for it.
 pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut [Out<'_, Cuda>]) -> Result<Support> {
     let mut call = FusedCall {
         cuda,
         ins: ins.iter().map(|v| Operand::from(*v)).collect(),
         outs: outs.iter().map(|o| Operand::from(&o.view)).collect(),
+        added: outs.iter().map(|o| o.how == Accumulate::Add).collect(),
         kept: Vec::new(),
     };
     if !call.dtype().is_float() {
@@ -69,6 +79,8 @@ struct FusedCall<'a> {
     cuda: &'a Cuda,
     ins: SmallVec<[Operand; 8]>,
     outs: SmallVec<[Operand; 4]>,
+    /// Whether each output is added to.
+    added: SmallVec<[bool; 4]>,
     kept: Vec<CudaBuffer>,
 }
 
@@ -88,6 +100,16 @@ impl RowShape {
     /// The number of threads that share a row.
     fn threads(self) -> usize {
         if self.width <= WARP_WIDTH { WARP } else { BLOCK }
+    }
+
+    /// The 16-byte packs of a row that each of its threads holds; 0 where threads cannot hold the row. That takes rows of whole packs, `operands` that
+    /// are aligned, and registers for them.
+    fn packs(self, dtype: DType, operands: &[u64]) -> usize {
+        let bytes = self.width * dtype.size();
+        let packs = (bytes / PACK).div_ceil(self.threads());
+        let most = if self.threads() == WARP { WARP_PACKS } else { BLOCK_PACKS };
+        let aligned = bytes.is_multiple_of(PACK) && operands.iter().all(|at| at.is_multiple_of(PACK as u64));
+        if dtype != DType::F64 && aligned && packs <= most { packs } else { 0 }
     }
 
     /// Blocks and threads of a launch.
@@ -125,6 +147,11 @@ impl FusedCall<'_> {
         }
     }
 
+    /// Whether output `i` is added to, as kernels take it.
+    fn adds(&self, i: usize) -> i32 {
+        i32::from(self.added[i])
+    }
+
     /// Memory of the kernel's own.
     fn scratch(&mut self, bytes: usize) -> Result<u64> {
         let memory = self.cuda.scratch(bytes)?;
@@ -138,17 +165,15 @@ impl FusedCall<'_> {
         &self,
         file: &'static str,
         entry: &'static str,
-        variant: (&'static str, bool),
+        variant: &[(&'static str, DefineValue)],
         rows: RowShape,
         operands: &[u64],
     ) -> HandwrittenKernel {
-        let vector = operands.iter().all(|at| at.is_multiple_of(16));
-        let defines = [
-            ("T", DefineValue::from(element(self.dtype()))),
-            (variant.0, variant.1.into()),
-            ("ROW_THREADS", rows.threads().into()),
-            ("VECTOR", vector.into()),
-        ];
+        let vector = operands.iter().all(|at| at.is_multiple_of(PACK as u64));
+        let mut defines: SmallVec<[_; 5]> = SmallVec::from_slice(variant);
+        defines.push(("T", DefineValue::from(element(self.dtype()))));
+        defines.push(("ROW_THREADS", rows.threads().into()));
+        defines.push(("VECTOR", vector.into()));
         HandwrittenKernel::new(file, entry, &defines)
     }
 }

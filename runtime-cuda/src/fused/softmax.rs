@@ -25,7 +25,7 @@ fn rows(call: &FusedCall<'_>, entry: &'static str, log: bool, operands: &[u64]) 
     if call.outs[0].numel() == 0 {
         return Ok(Support::Done);
     }
-    let kernel = call.kernel("softmax.cu", entry, ("LOG", log), rows, operands);
+    let kernel = call.kernel("softmax.cu", entry, &[("LOG", log.into())], rows, operands);
     let mut launch = KernelLaunch::new(call.cuda, entry, &kernel)?;
     for at in operands {
         launch = launch.arg(*at);
