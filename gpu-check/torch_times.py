@@ -19,6 +19,8 @@ ROUNDS = 5
 ENOUGH = 0.03
 # Clocks of an idle GPU are low, and rise while it works.
 WARM = 0.3
+# In place of a mode of torch.compile: nothing is compiled, and the whole step is a CUDA graph.
+CAPTURED = "captured"
 
 
 class Block(nn.Module):
@@ -80,7 +82,7 @@ class Cases:
         return torch.randint(limit, shape, device=self.device)
 
     def maybe_compiled(self, f):
-        return f if self.mode is None else torch.compile(f, mode=self.mode)
+        return f if self.mode in (None, CAPTURED) else torch.compile(f, mode=self.mode)
 
     def forward_backward(self, f, *leaves):
         f = self.maybe_compiled(f)
@@ -88,6 +90,8 @@ class Cases:
         return lambda: torch.autograd.grad(f(*leaves), leaves, g)
 
     def step(self, model, loss_of):
+        if self.mode == CAPTURED:
+            return self.captured_step(model, loss_of)
         model = model.to(self.device)
         # With its loss: what follows the last layer is compiled with it.
         loss_of = self.maybe_compiled(loss_of)
@@ -104,6 +108,34 @@ class Cases:
 
         for _ in range(3):
             step()
+        return step
+
+    def captured_step(self, model, loss_of):
+        """The step, optimizer included, in a CUDA graph."""
+        model = model.to(self.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=1e-2, fused=True, capturable=True)
+
+        def work():
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(model)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                work()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = work()
+
+        def step():
+            graph.replay()
+            return loss.item()
+
         return step
 
     def gpt_step(self, batch, dtype, **size):
@@ -216,6 +248,8 @@ class Cases:
         if name == "cnn":
             x, y = self.normal(64, 1, 28, 28), self.classes(10, 64)
             return self.step(Cnn(), lambda m: F.cross_entropy(m(x), y))
+        if name == "gpttinybf16":
+            return self.gpt_step(2, torch.bfloat16, vocab=61, context=16, layers=2, heads=2, width=32, tied=False)
         if name in ("gpt", "gptbf16"):
             dtype = torch.bfloat16 if name == "gptbf16" else torch.float32
             return self.gpt_step(8, dtype, vocab=256, context=256, layers=6, heads=6, width=384, tied=False)
@@ -251,16 +285,18 @@ WAYS = {
     "eager": None,
     "compiled": "default",
     "compiled, CUDA graphs": "reduce-overhead",
+    "captured": CAPTURED,
     "compiled, autotuned": "max-autotune-no-cudagraphs",
 }
 
 
 def plan_of(cases):
-    """Rows in order: GPT-2 eager and compiled, every case eager, then compiled, which takes long, and GPT-2 in other ways."""
+    """Rows in order: GPT-2 eager and compiled, every case eager, training steps as CUDA graphs, all compiled, which takes long, GPT-2 autotuned."""
     compiles = [c for c in cases if c.split()[0] not in EAGER_ONLY]
     first = [c for c in cases if c.split()[0] == "gpt2"][:1]
     plan = [(c, how) for c in first for how in ["eager", "compiled"]] + [(c, "eager") for c in cases]
-    plan += [(c, "compiled, CUDA graphs") for c in first] + [(c, "compiled") for c in compiles]
+    steps = first + [c for c in cases if c in ("gptbf16", "mlp")]
+    plan += [(c, how) for c in steps for how in ["captured", "compiled, CUDA graphs"]] + [(c, "compiled") for c in compiles]
     plan += [(c, "compiled, autotuned") for c in first]
     return list(dict.fromkeys(plan))
 

@@ -2,8 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use weftgrad::Runtime;
-use weftgrad_bench::{cases::build, timing};
+use weftgrad::{Cuda, Runtime};
+use weftgrad_bench::{
+    cases::{Case, build, build_captured},
+    timing,
+};
 
 use crate::report::Found;
 
@@ -86,7 +89,12 @@ const QUICK: &[(&str, Amount)] = &[
     ("xentfb 64 1000", Amount::None),
     ("attnfb 1 2 64 32", Amount::None),
     ("mlp", Amount::None),
+    ("gpttinybf16", Amount::Tokens(32.0)),
 ];
+
+/// Training steps that are timed captured too.
+const CAPTURED: &[&str] = &["gpt2 16 1024", "gptbf16", "mlp"];
+const CAPTURED_QUICK: &[&str] = &["gpttinybf16"];
 
 fn table(quick: bool) -> &'static [(&'static str, Amount)] {
     if quick { QUICK } else { FULL }
@@ -96,8 +104,24 @@ pub fn items(quick: bool) -> Vec<String> {
     table(quick).iter().map(|(case, _)| case.to_string()).collect()
 }
 
+pub fn captured_items(quick: bool) -> Vec<String> {
+    let cases = if quick { CAPTURED_QUICK } else { CAPTURED };
+    cases.iter().map(|case| case.to_string()).collect()
+}
+
 pub fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
-    let times = measure(rt, case)?;
+    let words: Vec<&str> = case.split_whitespace().collect();
+    timed(build(rt, &words)?, case)
+}
+
+/// The case with its step captured.
+pub fn run_captured(rt: &Cuda, case: &str) -> Result<Found, String> {
+    let words: Vec<&str> = case.split_whitespace().collect();
+    timed(build_captured(rt, &words)?, case)
+}
+
+fn timed(built: Case, case: &str) -> Result<Found, String> {
+    let times = measure(built)?;
     let found = Found::default().with("min_ms", times.least).with("median_ms", times.median);
     let found = found.with("spread_percent", times.spread).with("loss", times.loss);
     let amount = FULL.iter().chain(QUICK).find(|(name, _)| *name == case).map_or(Amount::None, |(_, amount)| *amount);
@@ -115,9 +139,7 @@ struct Times {
     loss: Option<f64>,
 }
 
-fn measure<R: Runtime>(rt: &R, case: &str) -> Result<Times, String> {
-    let words: Vec<&str> = case.split_whitespace().collect();
-    let mut built = build(rt, &words)?;
+fn measure(mut built: Case) -> Result<Times, String> {
     // Clocks of an idle GPU are low, and rise while it works.
     let begun = Instant::now();
     while begun.elapsed() < WARM {

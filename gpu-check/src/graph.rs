@@ -1,20 +1,43 @@
 //! Captured training steps: the bits of the steps themselves, and how much of the host's part they save.
 
-use std::time::Instant;
+use std::{cmp::Ordering, time::Instant};
 
 use weftgrad::{
-    Cuda, Result, Runtime, Tensor,
+    Cuda, Error, Result, Runtime, Tensor,
     autograd::{manual_seed, next_seed, random_state, set_random_state},
     nn::ModuleExt,
     optim::{AdamW, AdamWConfig, Cosine, Optimizer},
 };
+
+use weftgrad_bench::cases::{Case, build, build_captured};
 
 use crate::{parity::Setup, report::Found};
 
 const ROUNDS: u32 = 20;
 
 pub fn run(rt: &Cuda, item: &str) -> Result<Found> {
-    if item == "gpt step" { gradients(rt) } else { training(rt) }
+    match item {
+        "gpt step" => gradients(rt),
+        "gpt step with adamw" => training(rt),
+        case => case_of_bench(rt, case),
+    }
+}
+
+/// Losses of a case of the benchmark, with its step captured and not.
+fn case_of_bench(rt: &Cuda, case: &str) -> Result<Found> {
+    let losses = |built: std::result::Result<Case, String>| -> Result<Vec<f64>> {
+        let mut built = built.map_err(|e| Error::argument("graph", e))?;
+        (0..8).map(|_| (built.run)().map(|()| built.loss.get().unwrap_or(f64::NAN))).collect()
+    };
+    let (want, got) = (losses(build(rt, &[case]))?, losses(build_captured(rt, &[case]))?);
+    let differs = |(i, (want, got)): (usize, (&f64, &f64))| {
+        (want.to_bits() != got.to_bits()).then(|| format!("loss {i} of the captured steps is {got}, and not {want}"))
+    };
+    let mut failures: Vec<String> = want.iter().zip(&got).enumerate().filter_map(differs).collect();
+    if want.windows(2).any(|pair| pair[0].partial_cmp(&pair[1]) != Some(Ordering::Greater)) {
+        failures.push(format!("{case} does not learn: {want:?}"));
+    }
+    Ok(Found::checks(want.len() + 1, failures))
 }
 
 /// A whole step with dropout, AdamW and a schedule, launched as often as it is run elsewhere: losses and parameters.

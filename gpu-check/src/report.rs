@@ -121,10 +121,15 @@ impl Report {
             let times = rows.iter().filter(is).filter_map(|r| r["median_ms"].as_f64());
             times.reduce(f64::min).map_or(Value::Null, Value::from)
         };
-        let ours = self.entries.iter().filter(|e| e.part == "bench");
+        let ours = self.entries.iter().filter(|e| ["bench", "captured"].contains(&e.part));
         let row = |e: &Entry| {
-            let [eager, compiled] = ["eager", "compiled"].map(|how| theirs(&e.item, how));
-            json!({ "case": e.item, "weftgrad": e.found["numbers"]["median_ms"], "eager": eager, "compiled": compiled })
+            // A captured step next to captured ones.
+            let (case, ways) = match e.part {
+                "captured" => (format!("{}, captured", e.item), ["captured", "compiled, CUDA graphs"]),
+                _ => (e.item.clone(), ["eager", "compiled"]),
+            };
+            let [eager, compiled] = ways.map(|how| theirs(&e.item, how));
+            json!({ "case": case, "weftgrad": e.found["numbers"]["median_ms"], "eager": eager, "compiled": compiled })
         };
         ours.map(row).collect()
     }

@@ -33,7 +33,7 @@ type Build<R> = fn(&R, &str, &[usize]) -> Result<Case>;
 /// A name, the meaning of the numbers after it, and the constructor.
 type Row<R> = (&'static str, &'static str, Build<R>);
 
-fn table<R: Runtime>() -> [Row<R>; 54] {
+fn table<R: Runtime>() -> [Row<R>; 55] {
     [
         ("gemm", "M K N", kernels::gemm),
         ("gemmnt", "M K N", kernels::gemm),
@@ -84,16 +84,28 @@ fn table<R: Runtime>() -> [Row<R>; 54] {
         ("chainmul", "", tape::chain_mul),
         ("adamw", "N", train::adamw),
         ("adamwbf16", "N", train::adamw),
-        ("mlp", "", train::mlp),
-        ("cnn", "", train::cnn),
-        ("gpt", "", train::gpt),
-        ("gptbf16", "", train::gpt),
-        ("gpt2", "B T", train::gpt2),
+        ("mlp", "", train::steps),
+        ("cnn", "", train::steps),
+        ("gpt", "", train::steps),
+        ("gpttinybf16", "", train::steps),
+        ("gptbf16", "", train::steps),
+        ("gpt2", "B T", train::steps),
     ]
 }
 
 /// The case these words name.
 pub fn build<R: Runtime>(rt: &R, words: &[&str]) -> std::result::Result<Case, String> {
+    build_by(rt, words, None)
+}
+
+/// The training these words name, its step captured once and launched by each call.
+#[cfg(feature = "cuda")]
+pub fn build_captured(rt: &weftgrad::Cuda, words: &[&str]) -> std::result::Result<Case, String> {
+    build_by(rt, words, Some(train::captured))
+}
+
+/// The case these words name, by another constructor than its own if one is given.
+fn build_by<R: Runtime>(rt: &R, words: &[&str], other: Option<Build<R>>) -> std::result::Result<Case, String> {
     let name = words.first().ok_or("an empty case")?;
     let (_, sizes, make) = table::<R>()
         .into_iter()
@@ -104,7 +116,7 @@ pub fn build<R: Runtime>(rt: &R, words: &[&str]) -> std::result::Result<Case, St
     if numbers.len() != sizes.split_whitespace().count() {
         return Err(format!("`{name}` takes these sizes: {sizes}"));
     }
-    let mut case = make(rt, name, &numbers).map_err(|e| format!("{name}: {e}"))?;
+    let mut case = other.unwrap_or(make)(rt, name, &numbers).map_err(|e| format!("{name}: {e}"))?;
     let rt = rt.clone();
     case.finish = Box::new(move || rt.synchronize());
     Ok(case)

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use weftgrad::{
-    DType, Leaf, NnOps, Result, Runtime, Tensor, Var,
+    DType, Error, Leaf, NnOps, Result, Runtime, Tensor, Var,
     nn::{Conv2d, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Relu, Sequential, parallel::VocabularyLoss},
     ops::{PointwiseOps, ViewOps},
     optim::{AdamW, AdamWConfig, Optimizer},
@@ -18,24 +18,73 @@ fn config(lr: f64) -> AdamWConfig {
     AdamWConfig { lr, weight_decay: 1e-2, ..Default::default() }
 }
 
-/// A case of whole training steps, warmed up by three of them.
-fn steps<R: Runtime, M: Module<R> + 'static>(
-    model: M,
-    long: bool,
-    loss: impl Fn(&M) -> Result<Var<R>> + 'static,
-) -> Result<Case> {
-    let mut optimizer = AdamW::new(&model, config(LR))?;
+/// A case of whole training steps.
+pub fn steps<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
+    let mut training = Training::new(rt, name, n)?;
+    (0..WARM_UP).try_for_each(|_| training.step().map(drop))?;
+    Ok(case(training.long, move || training.step()?.item()))
+}
+
+/// A case of whole training steps that were captured once: each call launches one.
+#[cfg(feature = "cuda")]
+pub fn captured(rt: &weftgrad::Cuda, name: &str, n: &[usize]) -> Result<Case> {
+    let mut training = Training::new(rt, name, n)?;
+    training.optimizer = training.optimizer.capturable();
+    (0..WARM_UP).try_for_each(|_| training.step().map(drop))?;
+    let (graph, loss) = rt.capture(|| training.step())?;
+    Ok(case(training.long, move || training.launch(&graph).and_then(|()| loss.item())))
+}
+
+#[cfg(feature = "cuda")]
+impl Training<weftgrad::Cuda> {
+    /// Launches a captured step of this training, whose model and data must live: it reads their memory.
+    fn launch(&mut self, graph: &weftgrad::runtime_cuda::Graph) -> Result<()> {
+        self.optimizer.advance()?;
+        graph.launch()
+    }
+}
+
+/// Steps before the first call.
+const WARM_UP: usize = 3;
+
+/// A case whose calls give losses.
+fn case(long: bool, mut step: impl FnMut() -> Result<f64> + 'static) -> Case {
     let last = Rc::new(std::cell::Cell::new(None));
     let seen = last.clone();
-    let mut run = move || {
-        let loss = loss(&model)?;
-        optimizer.backward(&loss)?;
-        optimizer.step()?;
-        seen.set(Some(loss.item()?));
-        Ok(())
-    };
-    (0..3).try_for_each(|_| run())?;
-    Ok(Case { long, loss: last, ..Case::new(run) })
+    let run = move || step().map(|loss| seen.set(Some(loss)));
+    Case { long, loss: last, ..Case::new(run) }
+}
+
+/// A model in training.
+struct Training<R: Runtime> {
+    optimizer: AdamW<R>,
+    loss: Box<dyn Fn() -> Result<Var<R>>>,
+    long: bool,
+}
+
+impl<R: Runtime> Training<R> {
+    fn new(rt: &R, name: &str, n: &[usize]) -> Result<Self> {
+        match name {
+            "mlp" => mlp(rt),
+            "cnn" => cnn(rt),
+            "gpt2" => gpt2(rt, n),
+            "gpttinybf16" => language_model(rt, tiny(), 2, data::dtype_of(name)),
+            "gpt" | "gptbf16" => language_model(rt, GptConfig::default(), 8, data::dtype_of(name)),
+            _ => Err(Error::argument("captured", format!("`{name}` is no training step"))),
+        }
+    }
+
+    fn of<M: Module<R> + 'static>(model: M, loss: impl Fn(&M) -> Result<Var<R>> + 'static) -> Result<Self> {
+        let optimizer = AdamW::new(&model, config(LR))?;
+        Ok(Training { optimizer, loss: Box::new(move || loss(&model)), long: false })
+    }
+
+    fn step(&mut self) -> Result<Tensor<R>> {
+        let loss = (self.loss)()?;
+        self.optimizer.backward(&loss)?;
+        self.optimizer.step()?;
+        loss.value()
+    }
 }
 
 pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
@@ -54,7 +103,7 @@ pub fn adamw<R: Runtime>(rt: &R, name: &str, n: &[usize]) -> Result<Case> {
     Ok(Case::new(move || optimizer.step_from(&gradients)))
 }
 
-pub fn mlp<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
+fn mlp<R: Runtime>(rt: &R) -> Result<Training<R>> {
     let init = Init::new(rt, 0);
     let model = Sequential::new()
         .push(Linear::new(&init, 784, 512)?)
@@ -64,7 +113,7 @@ pub fn mlp<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
         .push(Linear::new(&init, 512, 10)?);
     let x = Var::new(data::normal(rt, &[128, 784], DType::F32, 1)?);
     let y = Var::new(data::classes(rt, &[128], 10, 2)?);
-    steps(model, false, move |m| m.forward(&x)?.cross_entropy(&y))
+    Training::of(model, move |m| m.forward(&x)?.cross_entropy(&y))
 }
 
 /// conv 3×3 (32) – conv 3×3 (64) – max-pool 2 – 128 – 10.
@@ -76,7 +125,7 @@ struct Cnn<R: Runtime> {
     f2: Linear<R>,
 }
 
-pub fn cnn<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
+fn cnn<R: Runtime>(rt: &R) -> Result<Training<R>> {
     let init = Init::new(rt, 0);
     let model = Cnn {
         c1: Conv2d::new(&init, 1, 32, [3, 3], Default::default())?,
@@ -86,7 +135,7 @@ pub fn cnn<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
     };
     let x = Var::new(data::normal(rt, &[64, 1, 28, 28], DType::F32, 1)?);
     let y = Var::new(data::classes(rt, &[64], 10, 2)?);
-    steps(model, false, move |m| {
+    Training::of(model, move |m| {
         let h = m.c2.forward(&m.c1.forward(&x)?.relu()?)?.relu()?.max_pool2d([2, 2], [2, 2], [0, 0])?;
         let logits = m.f2.forward(&m.f1.forward(&h.flatten(1, -1)?)?.relu()?)?;
         logits.cross_entropy(&y)
@@ -102,22 +151,23 @@ fn tokens<R: Runtime>(rt: &R, batch: usize, config: &GptConfig) -> Result<(Var<R
     Ok((x, Var::new(y)))
 }
 
-fn language_model<R: Runtime>(rt: &R, config: GptConfig, batch: usize, dtype: DType) -> Result<Case> {
+fn language_model<R: Runtime>(rt: &R, config: GptConfig, batch: usize, dtype: DType) -> Result<Training<R>> {
     let (x, y) = tokens(rt, batch, &config)?;
     let model = Gpt::new(&Init::new(rt, 0), config)?;
     if dtype != DType::F32 {
         model.to_dtype(dtype)?;
     }
-    steps(model, true, move |m| m.next_token_loss(&x, &y, &VocabularyLoss::default()))
+    let training = Training::of(model, move |m| m.next_token_loss(&x, &y, &VocabularyLoss::default()))?;
+    Ok(Training { long: true, ..training })
 }
 
-pub fn gpt<R: Runtime>(rt: &R, name: &str, _: &[usize]) -> Result<Case> {
-    let dtype = if name == "gptbf16" { DType::BF16 } else { DType::F32 };
-    language_model(rt, GptConfig::default(), 8, dtype)
+/// As small as a GPT gets: for trying what takes any case.
+fn tiny() -> GptConfig {
+    GptConfig { vocab: 61, context: 16, layers: 2, heads: 2, width: 32, ..Default::default() }
 }
 
 /// GPT-2 with 124 million parameters (Radford et al. 2019) in bf16: batch and context as given.
-pub fn gpt2<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
+fn gpt2<R: Runtime>(rt: &R, n: &[usize]) -> Result<Training<R>> {
     let size = GptConfig {
         vocab: 50257,
         context: n[1],
