@@ -1,23 +1,19 @@
-//! Ranks as processes: a communicator over Open MPI.
+//! Ranks as processes that Open MPI joins: MPI as a [`Transport`](engine_process::Transport) of the engine in [`engine_process`].
 //!
-//! `Mpi::run` is for processes what `Ranks::run` is for threads: a program is given a communicator, and nothing above it changes. All
-//! that is asked of MPI is messages between two processes; collectives are made of them, so sums are combined in the order of ranks by
+//! All that is asked of MPI is messages between two processes; the engine makes collectives of them, so sums are combined in the order of ranks by
 //! the project's own kernels, and are the same bits as those of threads.
-//!
-//! Ranks compare what they call before any data moves. So each call costs a small message to every rank that takes part; for that, ranks that
-//! diverge, fail, leave or stay away end as an error with the reason on every rank, as with threads. See `README.md` beside.
 //!
 //! The feature `open-mpi` links the library; without it the crate holds only what needs no MPI.
 
-mod launch;
-
-pub use launch::Launch;
-
+#[cfg(any(feature = "open-mpi", test))]
+mod launched;
+#[cfg(feature = "open-mpi")]
+mod library;
 #[cfg(feature = "open-mpi")]
 mod open_mpi;
 
 #[cfg(feature = "open-mpi")]
-pub use open_mpi::{Mpi, MpiCommunicator, MpiRendezvous};
+pub use open_mpi::init;
 
-/// The contract that this engine implements.
-pub use comm;
+/// The engine that MPI is a transport of.
+pub use engine_process;

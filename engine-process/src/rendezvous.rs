@@ -5,14 +5,11 @@ use std::{fmt, sync::Arc, time::Instant};
 use comm::{Collectives, Comm, Communicator, Membership, Quorum, Rendezvous};
 use numcore::{Error, ErrorKind, Result, Runtime};
 
-use super::Mpi;
+use super::Processes;
 
-/// What `mpirun --with-ft ulfm` sets for its processes.
-const FAULT_TOLERANCE: &str = "OMPI_MCA_mpi_ft_enable";
-
-/// Where the processes of a job meet. A process is lost when it dies, or drops its [`Mpi`]; none can join a job that runs.
-pub struct MpiRendezvous<R: Runtime> {
-    mpi: Arc<Mpi>,
+/// Where the processes of a job meet. A process is lost when it dies, or drops its [`Processes`]; none can join a job that runs.
+pub struct ProcessRendezvous<R: Runtime> {
+    processes: Arc<Processes>,
     rt: R,
     quorum: Quorum,
     run: Run,
@@ -54,31 +51,25 @@ impl Run {
     }
 }
 
-impl Mpi {
-    /// This process's side of a rendezvous of all processes, which all make. A process that has failed drops its `Mpi` soon, or ends: the others wait for that no longer than
+impl Processes {
+    /// This process's side of a rendezvous of all processes, which all make. A process that has failed drops its `Processes` soon, or ends: the others wait for that no longer than
     /// the [`join_timeout`](Quorum::join_timeout), and one that hangs ends the run, since it could come back. Whoever dies while they meet is left out too: they meet again, until
     /// the [`join_timeout`](Quorum::join_timeout) has passed.
     ///
     /// # Errors
-    /// Where the launcher ends all processes when one dies: it must be that of Open MPI 5, started with `--with-ft ulfm`.
-    pub fn rendezvous<R: Runtime>(self: &Arc<Self>, rt: R, quorum: Quorum) -> Result<MpiRendezvous<R>> {
-        if self.size() > 1 && !std::env::var(FAULT_TOLERANCE).is_ok_and(|value| is_on(&value)) {
-            let why = "this launcher ends all processes when one dies, so nobody would be left to meet: start with Open MPI 5 and `mpirun --with-ft ulfm`, or \
-                       save checkpoints and start again from the last one, on as many processes as there are then";
-            return Err(Error::argument("Mpi::rendezvous", why));
+    /// Where a process that dies is not told to the others, or takes them along: over MPI the launcher must be that of Open MPI 5, started with `--with-ft ulfm`.
+    pub fn rendezvous<R: Runtime>(self: &Arc<Self>, rt: R, quorum: Quorum) -> Result<ProcessRendezvous<R>> {
+        if let Some(why) = self.mortal.as_ref().filter(|_| self.size() > 1) {
+            return Err(Error::argument("Processes::rendezvous", why.clone()));
         }
-        Ok(MpiRendezvous { mpi: self.clone(), rt, quorum, run: Run::default(), has_met: false })
+        Ok(ProcessRendezvous { processes: self.clone(), rt, quorum, run: Run::default(), has_met: false })
     }
 }
 
-fn is_on(value: &str) -> bool {
-    matches!(value, "1" | "true")
-}
-
-impl<R: Runtime> Rendezvous<R> for MpiRendezvous<R> {
+impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
     fn meet(&mut self) -> Result<Membership<R>> {
         // Whoever did not come, a process that was stopped perhaps, may not come to its end either.
-        self.next_world().inspect_err(|_| self.mpi.note_failure())
+        self.next_world().inspect_err(|_| self.processes.note_failure())
     }
 
     fn committed(&mut self) {
@@ -86,13 +77,13 @@ impl<R: Runtime> Rendezvous<R> for MpiRendezvous<R> {
     }
 }
 
-impl<R: Runtime> MpiRendezvous<R> {
+impl<R: Runtime> ProcessRendezvous<R> {
     fn next_world(&mut self) -> Result<Membership<R>> {
         let (begun, most) = (Instant::now(), self.quorum.join_timeout);
         loop {
             let comm = match self.has_met {
-                false => self.mpi.world(&self.rt)?,
-                true => self.mpi.recover_within(&self.rt, most.saturating_sub(begun.elapsed()))?,
+                false => self.processes.world(&self.rt)?,
+                true => self.processes.recover_within(&self.rt, most.saturating_sub(begun.elapsed()))?,
             };
             self.has_met = true;
             // All that are in it have come to this world: or one has died since, and those that are left come to another.
@@ -122,9 +113,9 @@ fn is_of_another<R: Runtime>(comm: &Comm<R>, error: &Error) -> bool {
     }
 }
 
-impl<R: Runtime> fmt::Debug for MpiRendezvous<R> {
+impl<R: Runtime> fmt::Debug for ProcessRendezvous<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MpiRendezvous(world {} of {:?})", self.run.generation, self.mpi)
+        write!(f, "ProcessRendezvous(world {} of {:?})", self.run.generation, self.processes)
     }
 }
 

@@ -32,21 +32,6 @@ impl Launch {
             (launch.rank < launch.size).then_some(launch)
         })
     }
-
-    /// Why MPI cannot be right about this process, if Open MPI's `mpirun` says otherwise: it belongs to another installation than the library that
-    /// the program has found, which then takes each process for a world of its own.
-    #[cfg_attr(not(feature = "open-mpi"), allow(dead_code))]
-    pub(crate) fn contradicted(rank: usize, size: usize, get: impl Fn(&str) -> Option<String>) -> Option<String> {
-        let [own_rank, all, _] = NAMES[0];
-        let number = |name: &str| get(name)?.parse::<usize>().ok();
-        let (said_rank, said_size) = (number(own_rank)?, number(all)?);
-        ((said_rank, said_size) != (rank, size)).then(|| {
-            format!(
-                "mpirun has started this process as rank {said_rank} of {said_size}, and the MPI library takes it for rank {rank} of {size}: \
-                 `mpirun` and the library are of different installations; see which `PATH` and `LD_LIBRARY_PATH` name"
-            )
-        })
-    }
 }
 
 #[cfg(test)]
@@ -67,22 +52,6 @@ mod tests {
         assert_eq!(of(&slurm), Some((5, 6, 2)));
         assert_eq!(of(&torch), Some((1, 2, 0)));
         assert_eq!(of(&[&torch[..], &slurm, &ompi].concat()), Some((3, 8, 1)), "mpirun inside of Slurm");
-    }
-
-    #[test]
-    fn a_launcher_of_another_installation_is_noticed() {
-        let said = |rank, size| {
-            let get = |name: &str| match name {
-                "OMPI_COMM_WORLD_RANK" => Some("3".into()),
-                "OMPI_COMM_WORLD_SIZE" => Some("8".into()),
-                _ => None,
-            };
-            Launch::contradicted(rank, size, get)
-        };
-        assert_eq!(said(3, 8), None);
-        let why = said(0, 1).expect("another installation");
-        assert!(why.contains("rank 3 of 8") && why.contains("rank 0 of 1"), "{why}");
-        assert_eq!(Launch::contradicted(0, 1, |_| None), None);
     }
 
     #[test]

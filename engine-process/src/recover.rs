@@ -86,7 +86,7 @@ impl Progress {
     fn tell_recovery(&mut self) {
         let Some(own) = &self.recovery.own else { return };
         let message = Message::Recover { made: own.made, dead: self.known_lost() };
-        let all: Vec<usize> = (0..self.mpi.size()).collect();
+        let all: Vec<usize> = (0..self.transport.size()).collect();
         self.tell_others(&all, &message);
     }
 
@@ -97,7 +97,7 @@ impl Progress {
 
     /// All that are left know of the same losses: they are the new world.
     pub(crate) fn advance_recovery(&mut self) {
-        let (me, lost) = (self.mpi.rank(), self.known_lost());
+        let (me, lost) = (self.transport.rank(), self.known_lost());
         let Some(own) = &self.recovery.own else { return };
         let (made, waited, is_late) = (own.made, own.since.elapsed(), own.since.elapsed() > own.timeout);
         let outcome = match self.recovery.agree(me, made, &lost) {

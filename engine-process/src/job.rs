@@ -9,7 +9,7 @@ use comm::engine::{Failure, Why};
 use numcore::Result;
 use parking_lot::{Condvar, Mutex};
 
-use super::{library::Library, message::Header};
+use super::{message::Header, transport::Transport};
 
 /// Where a caller finds its result.
 pub(crate) struct Slot<T> {
@@ -32,7 +32,7 @@ impl<T> Slot<T> {
 
     /// Fills it with an error, if nothing else has: nobody will any more.
     pub(crate) fn end(&self) {
-        let cause = "MPI was ended in this process while the call was in flight".to_string();
+        let cause = "what joins the processes was ended in this one while the call was in flight".to_string();
         let mut state = self.state.lock();
         if state.is_none() {
             *state = Some(Err(Failure { why: Why::Peer { peer: self.rank, cause }, calls: String::new() }));
@@ -101,14 +101,14 @@ pub(crate) trait Job: Send {
     /// All ranks that take part make the same call.
     fn begin(&mut self, met: Met) -> Result<()>;
     /// Tests what is under way, and starts what can be.
-    fn advance(&mut self, mpi: &Library) -> Result<Advance, Trouble>;
+    fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, Trouble>;
     /// Ranks of the group with which something is under way.
     fn waits_for(&self) -> Vec<usize>;
     /// Whether the caller waits.
     fn is_waited_for(&self) -> bool;
     /// Gives the caller its result.
     fn finish(self: Box<Self>) -> Result<(), Failure>;
-    /// Gives the caller the error. Memory that MPI may still read or write is kept for good.
+    /// Gives the caller the error. Memory that the transport may still read or write is kept for good.
     fn fail(self: Box<Self>, failure: Failure);
 }
 
@@ -138,7 +138,7 @@ impl Job for Exchange {
         Ok(())
     }
 
-    fn advance(&mut self, _: &Library) -> Result<Advance, Trouble> {
+    fn advance(&mut self, _: &mut dyn Transport) -> Result<Advance, Trouble> {
         Ok(Advance::Done)
     }
 

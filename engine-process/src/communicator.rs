@@ -28,8 +28,8 @@ use super::{
     world::World,
 };
 
-/// A rank among processes. Made by [`Mpi::world`](crate::Mpi::world) and by `split`.
-pub struct MpiCommunicator<R: Runtime> {
+/// A rank among processes. Made by [`Processes::world`](crate::Processes::world) and by `split`.
+pub struct ProcessCommunicator<R: Runtime> {
     link: Sender<Command>,
     world: Arc<World>,
     of: Group,
@@ -50,7 +50,7 @@ struct Counts {
     received: BTreeMap<usize, u64>,
 }
 
-impl<R: Runtime> MpiCommunicator<R> {
+impl<R: Runtime> ProcessCommunicator<R> {
     pub(crate) fn world(link: Sender<Command>, world: &Arc<World>, rank: usize, rt: R, limits: Limits) -> Result<Self> {
         let of = Group::new("world", rank, world.members.clone());
         let combiner = Arc::new(Mutex::new(Combiner::new(rt.fork()?)));
@@ -68,7 +68,7 @@ impl<R: Runtime> MpiCommunicator<R> {
         limits: Limits,
     ) -> Self {
         let (counts, numbers) = (Mutex::default(), AtomicU64::new(0));
-        MpiCommunicator { link, world, of, id, rt, combiner, limits, counts, numbers }
+        ProcessCommunicator { link, world, of, id, rt, combiner, limits, counts, numbers }
     }
 
     /// Hands a call to the progress thread, in the order of its number.
@@ -131,10 +131,10 @@ impl Counts {
 }
 
 fn ended(op: &'static str) -> Error {
-    Error::argument(op, "MPI has ended in this process: the `Mpi` it was initialised with is gone")
+    Error::argument(op, "this process has left the others: its `Processes` is gone")
 }
 
-impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
+impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
     fn group(&self) -> &Group {
         &self.of
     }
@@ -220,7 +220,7 @@ impl<R: Runtime> Communicator<R> for MpiCommunicator<R> {
     }
 }
 
-impl<R: Runtime> Drop for MpiCommunicator<R> {
+impl<R: Runtime> Drop for ProcessCommunicator<R> {
     fn drop(&mut self) {
         let (group, members) = (self.id.clone(), self.of.members().clone());
         // Without the thread nobody can be told.
@@ -228,9 +228,9 @@ impl<R: Runtime> Drop for MpiCommunicator<R> {
     }
 }
 
-impl<R: Runtime> fmt::Debug for MpiCommunicator<R> {
+impl<R: Runtime> fmt::Debug for ProcessCommunicator<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MpiCommunicator(rank {} of {})", self.rank(), self.size())
+        write!(f, "ProcessCommunicator(rank {} of {})", self.rank(), self.size())
     }
 }
 

@@ -1,43 +1,19 @@
 //! The MPI library, as the one thread that owns it sees it: everything that is called of MPI is here.
 //!
 //! Point-to-point messages are all that is asked of it; collectives are made of them, so that sums have this project's order on every
-//! version. All of `unsafe` that has to do with MPI is in this file and in the memory that `memory` lends.
+//! version. All of this crate's `unsafe` is in this file.
 
 use std::{ffi::c_int, marker::PhantomData, ptr};
 
 use ::mpi::ffi;
+use engine_process::{Channel, Request, Test, Transport};
 use numcore::{Error, Result};
 
-/// What a request works on. Messages of one kind never meet those of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Channel {
-    /// Packets of the message streams.
-    Control,
-    /// Memory of calls.
-    Data,
-}
+/// What `mpirun --with-ft ulfm` sets for its processes.
+const FAULT_TOLERANCE: &str = "OMPI_MCA_mpi_ft_enable";
 
 /// Error classes of processes that have died, as Open MPI 5 numbers them. Earlier versions know no such error.
 const PROCESS_FAILED: [c_int; 2] = [75, 76];
-
-/// Whether an operation under way has ended, and how.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Test {
-    Pending,
-    /// Bytes that arrived.
-    Done(usize),
-    /// The process at the other end has died.
-    Dead,
-    /// An error code.
-    Failed(c_int),
-}
-
-/// An operation under way. It must be tested until it ends; dropping it leaves it to MPI, with the memory it was given.
-#[derive(Debug)]
-pub(crate) struct Request(ffi::MPI_Request);
-
-// SAFETY: a handle; only the thread that owns the library gives it to MPI, since `Library` stays there.
-unsafe impl Send for Request {}
 
 /// MPI between `MPI_Init_thread` and `MPI_Finalize`. It stays on the thread that made it.
 pub(crate) struct Library {
@@ -70,40 +46,45 @@ impl Library {
         Ok(Library { control, data, rank, size, tags, stays: PhantomData })
     }
 
-    /// This process among all that were started.
-    pub(crate) fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// How many processes were started.
-    pub(crate) fn size(&self) -> usize {
-        self.size
-    }
-
-    /// Tags are below this.
-    pub(crate) fn tags(&self) -> u32 {
-        self.tags
-    }
-
     fn channel(&self, channel: Channel) -> ffi::MPI_Comm {
         match channel {
             Channel::Control => self.control,
             Channel::Data => self.data,
         }
     }
+}
 
-    /// Starts to send bytes.
-    ///
-    /// # Safety
-    /// They stay where they are and unchanged until the request has ended; for good if it never does.
-    pub(crate) unsafe fn send(
-        &self,
-        on: Channel,
-        from: *const u8,
-        bytes: usize,
-        to: usize,
-        tag: u32,
-    ) -> Result<Request> {
+impl Transport for Library {
+    fn name(&self) -> &'static str {
+        "MPI"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn tags(&self) -> u32 {
+        self.tags
+    }
+
+    fn reports_deaths(&self) -> Result<(), String> {
+        if std::env::var(FAULT_TOLERANCE).is_ok_and(|value| is_on(&value)) {
+            return Ok(());
+        }
+        Err("this launcher ends all processes when one dies, so nobody would be left to meet: start with Open MPI 5 and `mpirun --with-ft ulfm`, or \
+             save checkpoints and start again from the last one, on as many processes as there are then"
+            .into())
+    }
+
+    fn ends_together(&self) -> bool {
+        true
+    }
+
+    unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
         let mut request = null();
         // SAFETY: the caller's promise about the memory; `Library` exists between initialisation and the end. All lengths, ranks and
         // tags in use fit (`bytes` is cut below `c_int::MAX` by callers).
@@ -111,38 +92,28 @@ impl Library {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Isend(from.cast(), bytes as c_int, kind, to as c_int, tag as c_int, comm, &raw mut request)
         };
-        check("MPI_Isend", code).map(|()| Request(request))
+        check("MPI_Isend", code).map(|()| named(request))
     }
 
-    /// Starts to receive bytes.
-    ///
-    /// # Safety
-    /// Nobody reads or writes them until the request has ended; never again if it does not.
-    pub(crate) unsafe fn receive(
-        &self,
-        on: Channel,
-        into: *mut u8,
-        bytes: usize,
-        from: usize,
-        tag: u32,
-    ) -> Result<Request> {
+    unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request> {
         let mut request = null();
         // SAFETY: as in `send`.
         let code = unsafe {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Irecv(into.cast(), bytes as c_int, kind, from as c_int, tag as c_int, comm, &raw mut request)
         };
-        check("MPI_Irecv", code).map(|()| Request(request))
+        check("MPI_Irecv", code).map(|()| named(request))
     }
 
-    /// Lets MPI work, and says whether a request has ended. Not to be asked again once it has.
-    pub(crate) fn test(&self, request: &mut Request) -> Test {
+    fn test(&mut self, request: &mut Request) -> Test {
         // SAFETY: a status is numbers, for which zeros are values.
         let (mut ended, mut status) = (0, unsafe { std::mem::zeroed::<ffi::MPI_Status>() });
+        let mut handle = handle(request);
         // SAFETY: a request of this library; both results outlive the call.
-        let code = unsafe { ffi::MPI_Test(&raw mut request.0, &raw mut ended, &raw mut status) };
+        let code = unsafe { ffi::MPI_Test(&raw mut handle, &raw mut ended, &raw mut status) };
+        *request = named(handle);
         if code != 0 {
-            return if PROCESS_FAILED.contains(&class(code)) { Test::Dead } else { Test::Failed(code) };
+            return if PROCESS_FAILED.contains(&class(code)) { Test::Dead } else { Test::Failed(words(code)) };
         }
         if ended == 0 {
             return Test::Pending;
@@ -150,26 +121,38 @@ impl Library {
         let mut count = 0;
         // SAFETY: a status that MPI has filled.
         let code = unsafe { ffi::MPI_Get_count(&raw const status, ffi::RSMPI_UINT8_T, &raw mut count) };
-        if code == 0 { Test::Done(count.max(0) as usize) } else { Test::Failed(code) }
+        if code == 0 { Test::Done(count.max(0) as usize) } else { Test::Failed(words(code)) }
     }
 
-    /// Withdraws a receive that nothing will match.
-    pub(crate) fn cancel(&self, request: &mut Request) {
+    fn cancel(&mut self, request: &mut Request) {
+        let mut handle = handle(request);
         // SAFETY: a request of this library that has not ended. An error changes nothing.
-        let _ = unsafe { ffi::MPI_Cancel(&raw mut request.0) };
+        let _ = unsafe { ffi::MPI_Cancel(&raw mut handle) };
+        *request = named(handle);
     }
 
-    /// Ends all processes at once, this one included, with an exit code that is not 0.
-    pub(crate) fn abort(&self) {
+    fn abort(&mut self) {
         // SAFETY: MPI is initialised.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };
     }
 
-    /// Ends MPI. All processes do it.
-    pub(crate) fn finalize(self) -> Result<()> {
+    fn finish(self: Box<Self>) -> Result<()> {
         // SAFETY: MPI is initialised, and this value, without which nothing calls it, is gone afterwards.
         check("MPI_Finalize", unsafe { ffi::MPI_Finalize() })
     }
+}
+
+fn is_on(value: &str) -> bool {
+    matches!(value, "1" | "true")
+}
+
+/// A handle, as its number: Open MPI's are addresses of its own memory.
+fn named(handle: ffi::MPI_Request) -> Request {
+    Request(handle.expose_provenance())
+}
+
+fn handle(request: &Request) -> ffi::MPI_Request {
+    ptr::with_exposed_provenance_mut(request.0)
 }
 
 fn null() -> ffi::MPI_Request {
@@ -209,7 +192,7 @@ fn class(code: c_int) -> c_int {
 }
 
 /// What MPI says about an error code.
-pub(crate) fn words(code: c_int) -> String {
+fn words(code: c_int) -> String {
     let (mut text, mut length) = ([0u8; 4096], 0);
     // SAFETY: no version writes more than MPI_MAX_ERROR_STRING bytes, which is below 4096.
     let told = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &raw mut length) };

@@ -1,4 +1,4 @@
-//! Memory of calls in flight, as MPI sees it: the host's own, or a copy there of a device's.
+//! Memory of calls in flight, as a transport sees it: the host's own, or a copy there of a device's.
 
 use comm::engine::{Combiner, TransferMemory};
 use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Input};

@@ -1,4 +1,4 @@
-//! The thread that owns MPI: it takes commands, meets other ranks, moves data, watches deadlines, and hears of failures.
+//! The thread that owns the transport: it takes commands, meets other ranks, moves data, watches deadlines, and hears of failures.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,10 @@ use numcore::Result;
 use super::{
     flight::{Flight, Meeting},
     job::{Advance, Trouble},
-    library::Library,
     meeting::Inbox,
     message::{GroupId, Header, Message},
     stream::{Event, Streams},
+    transport::Transport,
     world::World,
 };
 
@@ -41,12 +41,12 @@ pub(crate) enum Command {
     Finish(Duration),
 }
 
-/// Between looks at MPI while calls are under way and nobody waits.
+/// Between looks at the transport while calls are under way and nobody waits.
 const NAP: Duration = Duration::from_micros(30);
 /// The pause between polls once nothing has moved for [`LULL`]: ranks that wait for others leave them the CPU.
 const LONG_NAP: Duration = Duration::from_micros(200);
 const LULL: Duration = Duration::from_millis(5);
-/// Between looks at MPI while nothing is under way.
+/// Between looks at the transport while nothing is under way.
 const IDLE: Duration = Duration::from_millis(1);
 /// For so long after anything moved the thread does not sleep while somebody waits.
 const SPIN: Duration = Duration::from_micros(200);
@@ -54,7 +54,7 @@ const SPIN: Duration = Duration::from_micros(200);
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Progress {
-    pub(crate) mpi: Library,
+    pub(crate) transport: Box<dyn Transport>,
     pub(crate) streams: Streams,
     commands: Receiver<Command>,
     pub(crate) worlds: BTreeMap<u64, Arc<World>>,
@@ -68,9 +68,9 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    pub(crate) fn new(mpi: Library, commands: Receiver<Command>) -> Result<Self> {
-        let streams = Streams::new(&mpi)?;
-        let size = mpi.size();
+    pub(crate) fn new(mut transport: Box<dyn Transport>, commands: Receiver<Command>) -> Result<Self> {
+        let streams = Streams::new(&mut *transport)?;
+        let size = transport.size();
         Ok(Progress {
             streams,
             commands,
@@ -82,7 +82,7 @@ impl Progress {
             gone: vec![false; size],
             recovery: super::recover::Recovery::new(size),
             last_move: Instant::now(),
-            mpi,
+            transport,
         })
     }
 
@@ -139,8 +139,8 @@ impl Progress {
     /// Looks at everything once.
     fn turn(&mut self) {
         let mut events = Vec::new();
-        if let Err(error) = self.streams.advance(&self.mpi, &mut events) {
-            let peer = self.mpi.rank();
+        if let Err(error) = self.streams.advance(&mut *self.transport, &mut events) {
+            let peer = self.transport.rank();
             self.fail_worlds_of(peer, &error.to_string());
         }
         if !events.is_empty() {
@@ -227,7 +227,7 @@ impl Progress {
     /// The first of `count` tags for messages to a process, which none under way has.
     fn take_tags(&mut self, to: usize, count: u32) -> u32 {
         let next = &mut self.next_tags[to];
-        if next.saturating_add(count) >= self.mpi.tags() {
+        if next.saturating_add(count) >= self.transport.tags() {
             *next = 0;
         }
         *next += count;
@@ -265,7 +265,7 @@ impl Progress {
             }
             Meeting::Complete => {}
         }
-        match flight.job.advance(&self.mpi) {
+        match flight.job.advance(&mut *self.transport) {
             Ok(Advance::Done) => Ok(true),
             Ok(Advance::Moved) => {
                 (self.last_move, flight.moved) = (Instant::now(), Instant::now());
@@ -311,7 +311,7 @@ impl Progress {
     }
 
     pub(crate) fn tell_others(&mut self, members: &[usize], message: &Message) {
-        let own = self.mpi.rank();
+        let own = self.transport.rank();
         members.iter().filter(|&&rank| rank != own).for_each(|&rank| self.streams.send(rank, message));
     }
 
@@ -330,16 +330,16 @@ impl Progress {
         while self.commands.try_recv().is_ok() {}
     }
 
-    /// Says goodbye and waits, for so long, until all others have; then ends MPI. Where some have not, all processes are ended.
+    /// Says goodbye and waits, for so long, until all others have, if the transport needs that; then ends it. Where some have not, all processes are ended.
     fn finish(mut self, timeout: Duration) {
         self.finish_flights();
-        let all: Vec<usize> = (0..self.mpi.size()).collect();
+        let all: Vec<usize> = (0..self.transport.size()).collect();
         self.tell_others(&all, &Message::Goodbye);
-        let own = self.mpi.rank();
+        let own = self.transport.rank();
         let begun = Instant::now();
         let mut events = Vec::new();
         let settled = loop {
-            if self.streams.advance(&self.mpi, &mut events).is_err() {
+            if self.streams.advance(&mut *self.transport, &mut events).is_err() {
                 break false;
             }
             for event in events.drain(..) {
@@ -349,7 +349,8 @@ impl Progress {
                     Event::Broken(..) | Event::Message(..) => {}
                 }
             }
-            let ended = (0..self.mpi.size()).all(|rank| rank == own || self.gone[rank] || self.dead[rank]);
+            let is_over = |rank| rank == own || self.gone[rank] || self.dead[rank];
+            let ended = !self.transport.ends_together() || (0..self.transport.size()).all(is_over);
             if ended && self.streams.is_flushed() {
                 break true;
             }
@@ -358,12 +359,12 @@ impl Progress {
             }
             thread::sleep(NAP);
         };
-        self.streams.close(&self.mpi);
+        self.streams.close(&mut *self.transport);
         match settled {
             // `MPI_Finalize` may wait for a process that has died: all that are left have said goodbye, and just end.
             true if self.dead.contains(&true) => {}
-            true => drop(self.mpi.finalize()),
-            false => self.mpi.abort(),
+            true => drop(self.transport.finish()),
+            false => self.transport.abort(),
         }
     }
 }

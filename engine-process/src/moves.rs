@@ -11,9 +11,9 @@ use parking_lot::Mutex;
 
 use super::{
     job::{Advance, Job, Met, Slot, Trouble},
-    library::{Channel, Library, Request, Test, words},
     memory::{CallMemory, Piece, Source},
     message::Header,
+    transport::{Channel, Request, Test, Transport},
 };
 
 /// Chunks under way at once: one is combined, others arrive.
@@ -22,7 +22,7 @@ const WINDOW: usize = 3;
 /// Sizes of messages.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes of one MPI message.
+    /// Bytes of one message.
     pub(crate) message: usize,
     /// Bytes of a chunk of a reduction.
     pub(crate) chunk: usize,
@@ -69,7 +69,7 @@ struct Active<R: Runtime> {
     scratch: Vec<Piece<R>>,
 }
 
-/// A message that MPI has not finished with.
+/// A message that the transport has not finished with.
 struct Transfer {
     /// The other rank of the group.
     rank: usize,
@@ -117,7 +117,7 @@ impl<R: Runtime> Moves<R> {
         }
     }
 
-    fn activate(&mut self, mpi: &Library) -> Result<bool, Trouble> {
+    fn activate(&mut self, transport: &mut dyn Transport) -> Result<bool, Trouble> {
         let mut moved = false;
         while self.active.len() < WINDOW {
             let Some(chunk) = self.waiting.pop_front() else { break };
@@ -126,7 +126,7 @@ impl<R: Runtime> Moves<R> {
             let scratch = scratch.collect::<Result<_>>().map_err(other)?;
             let mut active = Active { chunk, phase: 0, requests: Vec::new(), scratch };
             // Kept before anything else: what was posted may be under way, even if the rest could not be.
-            let posted = self.post(mpi, &mut active);
+            let posted = self.post(transport, &mut active);
             self.active.push(active);
             posted?;
             moved = true;
@@ -135,7 +135,7 @@ impl<R: Runtime> Moves<R> {
     }
 
     /// Starts the transfers of a chunk's phase.
-    fn post(&mut self, mpi: &Library, active: &mut Active<R>) -> Result<(), Trouble> {
+    fn post(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<(), Trouble> {
         let step = (2 * active.chunk.index + active.phase) as u32;
         let Some(TransferPhase { sends, receives, .. }) = active.chunk.phases.get(active.phase) else { return Ok(()) };
         for (from, place) in receives {
@@ -144,7 +144,13 @@ impl<R: Runtime> Moves<R> {
                 // SAFETY: the bytes are of a piece that this call owns, of which nothing else uses any until the phase has ended. The
                 // call keeps it for good if it does not (`fail`, `drop`).
                 let request = unsafe {
-                    mpi.receive(Channel::Data, start.add(at), length, self.of.members[*from], self.tags[*from].1 + step)
+                    transport.receive(
+                        Channel::Data,
+                        start.add(at),
+                        length,
+                        self.of.members[*from],
+                        self.tags[*from].1 + step,
+                    )
                 };
                 let request = request.map_err(other)?;
                 active.requests.push(Transfer { rank: *from, request, expected: Some(length) });
@@ -155,7 +161,7 @@ impl<R: Runtime> Moves<R> {
             for (at, length) in pieces(bytes, self.of.limits.message) {
                 // SAFETY: as above; no phase sends from memory that it receives into.
                 let request = unsafe {
-                    mpi.send(Channel::Data, start.add(at), length, self.of.members[*to], self.tags[*to].0 + step)
+                    transport.send(Channel::Data, start.add(at), length, self.of.members[*to], self.tags[*to].0 + step)
                 };
                 let request = request.map_err(other)?;
                 active.requests.push(Transfer { rank: *to, request, expected: None });
@@ -165,9 +171,9 @@ impl<R: Runtime> Moves<R> {
     }
 
     /// Tests the transfers of a chunk; after the last of a phase, does what follows and posts the next phase.
-    fn advance_chunk(&mut self, mpi: &Library, active: &mut Active<R>) -> Result<ChunkState, Trouble> {
+    fn advance_chunk(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<ChunkState, Trouble> {
         let before = active.requests.len();
-        if !drain(mpi, &mut active.requests)? {
+        if !drain(transport, &mut active.requests)? {
             return Ok(if active.requests.len() < before { ChunkState::Moved } else { ChunkState::Waiting });
         }
         self.end_phase(active).map_err(other)?;
@@ -175,7 +181,7 @@ impl<R: Runtime> Moves<R> {
         if active.phase >= active.chunk.phases.len() {
             return Ok(ChunkState::Over);
         }
-        self.post(mpi, active)?;
+        self.post(transport, active)?;
         Ok(ChunkState::Moved)
     }
 
@@ -238,12 +244,13 @@ impl<R: Runtime> Job for Moves<R> {
         Ok(())
     }
 
-    fn advance(&mut self, mpi: &Library) -> Result<Advance, Trouble> {
-        let mut moved = self.activate(mpi)?;
+    fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, Trouble> {
+        let mut moved = self.activate(transport)?;
         let mut trouble = None;
         for mut active in mem::take(&mut self.active) {
-            // After trouble the others stay as they are: MPI may still use their memory.
-            let state = if trouble.is_none() { self.advance_chunk(mpi, &mut active) } else { Ok(ChunkState::Waiting) };
+            // After trouble the others stay as they are: the transport may still use their memory.
+            let state =
+                if trouble.is_none() { self.advance_chunk(transport, &mut active) } else { Ok(ChunkState::Waiting) };
             moved |= matches!(state, Ok(ChunkState::Moved | ChunkState::Over));
             if !matches!(state, Ok(ChunkState::Over)) {
                 self.active.push(active);
@@ -251,7 +258,7 @@ impl<R: Runtime> Job for Moves<R> {
             trouble = trouble.or(state.err());
         }
         trouble.map_or(Ok(()), Err)?;
-        self.activate(mpi)?;
+        self.activate(transport)?;
         Ok(match (self.active.is_empty() && self.waiting.is_empty(), moved) {
             (true, _) => Advance::Done,
             (false, true) => Advance::Moved,
@@ -297,7 +304,7 @@ impl<R: Runtime> Job for Moves<R> {
 }
 
 impl<R: Runtime> Drop for Moves<R> {
-    /// MPI may still read and write memory of requests that have not ended: it is kept for good.
+    /// The transport may still read and write memory of requests that have not ended: it is kept for good.
     fn drop(&mut self) {
         if self.active.iter().any(|active| !active.requests.is_empty()) {
             mem::forget(mem::take(&mut self.active));
@@ -309,22 +316,22 @@ impl<R: Runtime> Drop for Moves<R> {
 }
 
 /// Tests all transfers and takes out those that have ended: true if none is left.
-fn drain(mpi: &Library, requests: &mut Vec<Transfer>) -> Result<bool, Trouble> {
+fn drain(transport: &mut dyn Transport, requests: &mut Vec<Transfer>) -> Result<bool, Trouble> {
     let mut trouble = None;
     requests.retain_mut(|Transfer { rank, request, expected }| {
-        match mpi.test(request) {
+        match transport.test(request) {
             Test::Pending => return true,
             Test::Done(bytes) => {
                 if let Some(expected) = expected.filter(|&expected| expected != bytes) {
                     let why = format!(
                         "a message of {bytes} bytes came from rank {rank} of the group where {expected} were due: all processes must have \
-                         equal `Mpi::chunk` and `Mpi::message_limit`"
+                         equal `Processes::chunk` and `Processes::message_limit`"
                     );
                     trouble = Some(Trouble::Other(why));
                 }
             }
             Test::Dead => trouble = Some(Trouble::Dead(*rank)),
-            Test::Failed(code) => trouble = Some(Trouble::Other(format!("MPI: {}", words(code)))),
+            Test::Failed(words) => trouble = Some(Trouble::Other(format!("{}: {words}", transport.name()))),
         }
         false
     });

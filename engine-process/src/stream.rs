@@ -1,6 +1,6 @@
-//! Ordered streams of messages between all processes, in packets that MPI sends at once.
+//! Ordered streams of messages between all processes, in packets that a transport sends at once.
 //!
-//! One receive per peer is always posted, so a message needs no answer to arrive; where MPI knows of dead processes, that receive ends
+//! One receive per peer is always posted, so a message needs no answer to arrive; where the transport knows of dead processes, that receive ends
 //! with an error when its peer dies, which names it.
 
 use std::collections::VecDeque;
@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 use numcore::Result;
 
 use super::{
-    library::{Channel, Library, Request, Test, words},
     message::Message,
+    transport::{Channel, Request, Test, Transport},
 };
 
 /// Bytes of a packet: with MPI's own header no more than shared memory takes without a handshake.
@@ -24,7 +24,7 @@ pub(crate) enum Event {
     Message(usize, Message),
     /// The process has died.
     Dead(usize),
-    /// The stream of this rank has broken, in MPI's words.
+    /// The stream of this rank has broken, in the transport's words.
     Broken(usize, String),
 }
 
@@ -43,9 +43,10 @@ struct Peer {
 }
 
 impl Streams {
-    pub(crate) fn new(mpi: &Library) -> Result<Self> {
-        let peer = |rank| (rank != mpi.rank()).then(|| Peer::new(mpi, rank)).transpose();
-        Ok(Streams { peers: (0..mpi.size()).map(peer).collect::<Result<_>>()? })
+    pub(crate) fn new(transport: &mut dyn Transport) -> Result<Self> {
+        let (own, size) = (transport.rank(), transport.size());
+        let mut peer = |rank| (rank != own).then(|| Peer::new(transport, rank)).transpose();
+        Ok(Streams { peers: (0..size).map(&mut peer).collect::<Result<_>>()? })
     }
 
     /// Queues a message. What is for a process that has died goes nowhere.
@@ -68,52 +69,52 @@ impl Streams {
     }
 
     /// Moves packets; what has arrived is added to `events`.
-    pub(crate) fn advance(&mut self, mpi: &Library, events: &mut Vec<Event>) -> Result<()> {
+    pub(crate) fn advance(&mut self, transport: &mut dyn Transport, events: &mut Vec<Event>) -> Result<()> {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if let Some(peer) = peer {
-                peer.push(mpi, rank)?;
-                peer.pull(mpi, rank, events)?;
+                peer.push(transport, rank)?;
+                peer.pull(transport, rank, events)?;
             }
         }
         Ok(())
     }
 
     /// Withdraws the receives that are posted.
-    pub(crate) fn close(&mut self, mpi: &Library) {
+    pub(crate) fn close(&mut self, transport: &mut dyn Transport) {
         for peer in self.peers.iter_mut().flatten() {
             if let Some(mut request) = peer.receive.take() {
-                mpi.cancel(&mut request);
+                transport.cancel(&mut request);
                 // A few times: a cancelled receive ends when MPI next looks at it.
-                let ended = (0..1000).any(|_| mpi.test(&mut request) != Test::Pending);
+                let ended = (0..1000).any(|_| transport.test(&mut request) != Test::Pending);
                 if !ended {
                     std::mem::forget(std::mem::take(&mut peer.packet));
                 }
             }
-            // What has not left belongs to MPI from here on.
+            // What has not left belongs to the transport from here on.
             peer.sends.drain(..).for_each(std::mem::forget);
         }
     }
 }
 
 impl Peer {
-    fn new(mpi: &Library, rank: usize) -> Result<Self> {
+    fn new(transport: &mut dyn Transport, rank: usize) -> Result<Self> {
         let packet = vec![0; PACKET].into_boxed_slice();
         let (arrived, queue, sends) = (Vec::new(), VecDeque::new(), VecDeque::new());
         let mut peer = Peer { packet, receive: None, arrived, queue, sends };
-        peer.post(mpi, rank)?;
+        peer.post(transport, rank)?;
         Ok(peer)
     }
 
-    fn post(&mut self, mpi: &Library, rank: usize) -> Result<()> {
+    fn post(&mut self, transport: &mut dyn Transport, rank: usize) -> Result<()> {
         // SAFETY: the packet is this peer's, is looked at only when the request has ended, and is forgotten if it never does.
-        let request = unsafe { mpi.receive(Channel::Control, self.packet.as_mut_ptr(), PACKET, rank, TAG) }?;
+        let request = unsafe { transport.receive(Channel::Control, self.packet.as_mut_ptr(), PACKET, rank, TAG) }?;
         self.receive = Some(request);
         Ok(())
     }
 
-    fn push(&mut self, mpi: &Library, rank: usize) -> Result<()> {
+    fn push(&mut self, transport: &mut dyn Transport, rank: usize) -> Result<()> {
         while let Some((request, _)) = self.sends.front_mut() {
-            match mpi.test(request) {
+            match transport.test(request) {
                 Test::Pending => break,
                 // The receive from this peer says that it is dead, or broken.
                 _ => self.sends.pop_front(),
@@ -123,23 +124,23 @@ impl Peer {
             let length = self.queue.len().min(PACKET);
             let packet: Box<[u8]> = self.queue.drain(..length).collect();
             // SAFETY: the packet lies on the heap beside its request until that has ended.
-            let request = unsafe { mpi.send(Channel::Control, packet.as_ptr(), length, rank, TAG) }?;
+            let request = unsafe { transport.send(Channel::Control, packet.as_ptr(), length, rank, TAG) }?;
             self.sends.push_back((request, packet));
         }
         Ok(())
     }
 
-    fn pull(&mut self, mpi: &Library, rank: usize, events: &mut Vec<Event>) -> Result<()> {
+    fn pull(&mut self, transport: &mut dyn Transport, rank: usize, events: &mut Vec<Event>) -> Result<()> {
         while let Some(request) = &mut self.receive {
-            match mpi.test(request) {
+            match transport.test(request) {
                 Test::Pending => return Ok(()),
                 Test::Done(length) => {
                     self.arrived.extend(&self.packet[..length]);
-                    self.post(mpi, rank)?;
+                    self.post(transport, rank)?;
                     self.parse(rank, events);
                 }
                 Test::Dead => self.end(Event::Dead(rank), events),
-                Test::Failed(code) => self.end(Event::Broken(rank, words(code)), events),
+                Test::Failed(words) => self.end(Event::Broken(rank, words), events),
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! MPI in this process.
+//! This process among others.
 
 use std::{
     fmt,
@@ -17,16 +17,14 @@ use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 use super::{
-    communicator::MpiCommunicator,
-    library::Library,
+    communicator::ProcessCommunicator,
     moves::Limits,
     progress::{Command, Progress},
+    transport::Transport,
     world::World,
 };
 use crate::Launch;
 
-/// MPI is initialised once in a process.
-static INITIALISED: AtomicBool = AtomicBool::new(false);
 /// Bytes of one message: a multiple of every element's size. A call whose messages keep arriving is not late, so one must pass within a
 /// deadline on the slowest network.
 const MESSAGE: usize = 64 << 20;
@@ -35,14 +33,17 @@ const LARGEST_MESSAGE: usize = 1 << 30;
 /// Bytes of a chunk of a reduction: two of them and what they are combined with stay in a core's cache.
 const CHUNK: usize = 512 << 10;
 
-/// MPI from its initialisation to its end, which comes when this is dropped: all processes must drop theirs.
+/// This process among others, from the beginning of what joins them to its end, which comes when this is dropped: all processes must drop theirs.
 ///
-/// One thread of its own owns the library and moves everything; the thread that made this, and all others, compute meanwhile.
-pub struct Mpi {
+/// One thread of its own owns the [`Transport`] and moves everything; the thread that made this, and all others, compute meanwhile.
+pub struct Processes {
     link: Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rank: usize,
     size: usize,
+    local_rank: usize,
+    /// Why those that are left after a death could not go on, if they could not.
+    pub(crate) mortal: Option<String>,
     worlds: AtomicU64,
     failed: AtomicBool,
     timeout: Duration,
@@ -50,38 +51,37 @@ pub struct Mpi {
     limits: Limits,
 }
 
-impl Mpi {
-    /// Initialises MPI: under `mpirun`, or a launcher that speaks its protocol. A program that was started by itself is a world of one.
-    /// Calls may take 60 seconds.
-    pub fn init() -> Result<Mpi> {
-        if INITIALISED.swap(true, Ordering::SeqCst) {
-            return Err(Error::argument(
-                "Mpi::init",
-                "MPI can be initialised once in a process, and was, or failed to be, before: share the first `Mpi`",
-            ));
-        }
+/// What the thread that owns a transport says of it first.
+struct Opened {
+    rank: usize,
+    size: usize,
+    mortal: Option<String>,
+}
+
+impl Processes {
+    /// The processes that a transport joins, which a thread of its own opens. Calls may take 60 seconds.
+    ///
+    /// # Errors
+    /// Those of `open`.
+    pub fn over(open: impl FnOnce() -> Result<Box<dyn Transport>> + Send + 'static) -> Result<Processes> {
+        const OP: &str = "Processes::over";
         let ((link, commands), (ready, outcome)) = (mpsc::channel(), mpsc::sync_channel(1));
-        let thread = thread::Builder::new().name("mpi".into()).spawn(move || own(commands, &ready)).map_err(|e| {
-            // MPI itself was not asked yet.
-            INITIALISED.store(false, Ordering::SeqCst);
-            Error::argument("Mpi::init", format!("no thread for MPI: {e}"))
-        })?;
-        let lost = |_| Error::argument("Mpi::init", "the thread that initialises MPI has ended");
-        let (rank, size) = outcome.recv().map_err(lost)??;
-        if let Some(why) = Launch::contradicted(rank, size, |name| std::env::var(name).ok()) {
-            return Err(Error::argument("Mpi::init", why));
-        }
-        let limits = Limits { message: MESSAGE, chunk: CHUNK };
-        Ok(Mpi {
+        let thread = thread::Builder::new().name("progress".into()).spawn(move || own(open, commands, &ready));
+        let thread = thread.map_err(|e| Error::argument(OP, format!("no thread to move messages: {e}")))?;
+        let lost = |_| Error::argument(OP, "the thread that opens the transport has ended");
+        let Opened { rank, size, mortal } = outcome.recv().map_err(lost)??;
+        Ok(Processes {
             link,
             thread: Mutex::new(Some(thread)),
             rank,
             size,
+            local_rank: Launch::from_env().map_or(0, |launch| launch.local_rank),
+            mortal,
             worlds: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             timeout: Duration::from_secs(60),
             places: Places::Same,
-            limits,
+            limits: Limits { message: MESSAGE, chunk: CHUNK },
         })
     }
 
@@ -97,9 +97,9 @@ impl Mpi {
         self
     }
 
-    /// Bytes of one MPI message at most, at least 1 and at most 2³⁰: what is longer goes in pieces. 64 MiB unless it is said.
+    /// Bytes of one message at most, at least 1 and at most 2³⁰: what is longer goes in pieces. 64 MiB unless it is said.
     ///
-    /// A call is late when none of its messages has passed for the [timeout](Mpi::timeout).
+    /// A call is late when none of its messages has passed for the [timeout](Processes::timeout).
     pub fn message_limit(mut self, bytes: usize) -> Self {
         self.limits.message = bytes.clamp(1, LARGEST_MESSAGE);
         self
@@ -108,6 +108,12 @@ impl Mpi {
     /// Bytes of the chunks that reductions go in: one is combined while the next arrives. Half a mebibyte unless it is said.
     pub fn chunk(mut self, bytes: usize) -> Self {
         self.limits.chunk = bytes.max(1);
+        self
+    }
+
+    /// This process among those on its host, where something else than the environment says it.
+    pub(crate) fn local(mut self, rank: usize) -> Self {
+        self.local_rank = rank;
         self
     }
 
@@ -123,14 +129,14 @@ impl Mpi {
 
     /// This process among those on its host, as the launcher says: which GPU to take. 0 where it says nothing.
     pub fn local_rank(&self) -> usize {
-        Launch::from_env().map_or(0, |launch| launch.local_rank)
+        self.local_rank
     }
 
     /// A communicator of all processes. Every process makes its worlds in the same order; a failure ends the one it happened in.
     pub fn world<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
         let all: Vec<usize> = (0..self.size).collect();
         let own = self.world_of(&all, rt)?;
-        own.ok_or_else(|| Error::argument("Mpi::world", "a world of all processes has no place for this one"))
+        own.ok_or_else(|| Error::argument("Processes::world", "a world of all processes has no place for this one"))
     }
 
     /// A communicator of these processes, which keep their ranks in messages; none on the others, which call this too.
@@ -138,7 +144,7 @@ impl Mpi {
         self.world_with(ranks, rt, self.timeout, self.places)
     }
 
-    /// A world like that of [`world_of`](Mpi::world_of), with a deadline and a rule for places of its own.
+    /// A world like that of [`world_of`](Processes::world_of), with a deadline and a rule for places of its own.
     pub fn world_with<R: Runtime>(
         &self,
         ranks: &[usize],
@@ -149,36 +155,36 @@ impl Mpi {
         let number = self.worlds.fetch_add(1, Ordering::SeqCst);
         if let Some(absent) = ranks.iter().find(|&&rank| rank >= self.size) {
             let why = format!("there is no process {absent} among {}", self.size);
-            return Err(Error::argument("Mpi::world_of", why));
+            return Err(Error::argument("Processes::world_of", why));
         }
         if let Some(twice) = ranks.iter().enumerate().find_map(|(i, rank)| ranks[..i].contains(rank).then_some(rank)) {
-            return Err(Error::argument("Mpi::world_of", format!("process {twice} is named twice")));
+            return Err(Error::argument("Processes::world_of", format!("process {twice} is named twice")));
         }
         let Some(rank) = ranks.iter().position(|&rank| rank == self.rank) else { return Ok(None) };
         let world = World::new(number, ranks.into(), timeout, places);
-        self.command("Mpi::world_of", Command::Enter(world.clone()))?;
-        let own = MpiCommunicator::world(self.link.clone(), &world, rank, rt.clone(), self.limits)?;
+        self.command("Processes::world_of", Command::Enter(world.clone()))?;
+        let own = ProcessCommunicator::world(self.link.clone(), &world, rank, rt.clone(), self.limits)?;
         Ok(Some(Arc::new(own)))
     }
 
     /// A communicator of the processes that are left after others have died, or have come to their end, which keep their ranks in messages. All that are left call
-    /// it; it blocks until they know of the same losses. Needs Open MPI 5 and `mpirun --with-ft ulfm`: without it the launcher ends
+    /// it; it blocks until they know of the same losses. Over MPI it needs Open MPI 5 and `mpirun --with-ft ulfm`: without it the launcher ends
     /// all processes when one dies.
     pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
         self.recover_within(rt, self.timeout)
     }
 
-    /// Recovers as [`recover`](Mpi::recover) does, with a time of its own.
+    /// Recovers as [`recover`](Processes::recover) does, with a time of its own.
     pub(crate) fn recover_within<R: Runtime>(&self, rt: &R, timeout: Duration) -> Result<Comm<R>> {
         let (outcome, end) = mpsc::sync_channel(1);
         let made = self.worlds.load(Ordering::SeqCst);
-        self.command("Mpi::recover", Command::Recover { made, timeout, outcome })?;
-        let (number, left) = end.recv().map_err(|_| ended("Mpi::recover"))??;
+        self.command("Processes::recover", Command::Recover { made, timeout, outcome })?;
+        let (number, left) = end.recv().map_err(|_| ended("Processes::recover"))??;
         self.worlds.store(number, Ordering::SeqCst);
         let own = self.world_of(&left, rt)?;
         // From here on this process is as good as one that never failed: at its end it waits for the others.
         self.failed.store(false, Ordering::SeqCst);
-        own.ok_or_else(|| Error::argument("Mpi::recover", "the processes that are left do not name this one"))
+        own.ok_or_else(|| Error::argument("Processes::recover", "the processes that are left do not name this one"))
     }
 
     /// Runs `program` on this rank of a world of all processes. Whatever ends it early, an error or a panic, reaches the other ranks,
@@ -205,11 +211,11 @@ impl Mpi {
     }
 
     /// Takes note that ranks could not meet: some may never come to their end, so this process does not wait for them for ever at its own.
-    pub(super) fn note_failure(&self) {
+    pub(crate) fn note_failure(&self) {
         self.failed.store(true, Ordering::SeqCst);
     }
 
-    /// Ends MPI in this process, as dropping it does: blocks until all processes have come to their end. Calls afterwards are errors.
+    /// Ends it, as dropping does: over MPI it blocks until all processes have come to their end. Calls afterwards are errors.
     pub fn finish(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         let patience = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
@@ -224,32 +230,38 @@ impl Mpi {
 }
 
 fn ended(op: &'static str) -> Error {
-    Error::argument(op, "the thread that owns MPI has ended")
+    Error::argument(op, "the thread that moves messages has ended")
 }
 
-/// The life of the thread that owns the library.
-fn own(commands: mpsc::Receiver<Command>, ready: &SyncSender<Result<(usize, usize)>>) {
-    let made = Library::init().and_then(|mpi| Progress::new(mpi, commands));
+/// The life of the thread that owns the transport.
+fn own(
+    open: impl FnOnce() -> Result<Box<dyn Transport>>,
+    commands: mpsc::Receiver<Command>,
+    ready: &SyncSender<Result<Opened>>,
+) {
+    let made = open().and_then(|transport| Progress::new(transport, commands));
     let progress = match made {
         Ok(progress) => progress,
-        // Whoever initialises waits for it.
+        // Whoever opens it waits for it.
         Err(error) => return drop(ready.send(Err(error))),
     };
-    drop(ready.send(Ok((progress.mpi.rank(), progress.mpi.size()))));
+    let transport = &progress.transport;
+    let (rank, size, mortal) = (transport.rank(), transport.size(), transport.reports_deaths().err());
+    drop(ready.send(Ok(Opened { rank, size, mortal })));
     if catch_unwind(AssertUnwindSafe(|| progress.run())).is_err() {
-        // Nothing that is in flight would ever end: the launcher ends the others.
+        // Nothing that is in flight would ever end: the launcher ends the others, or their deadlines do.
         std::process::abort();
     }
 }
 
-impl Drop for Mpi {
+impl Drop for Processes {
     fn drop(&mut self) {
         self.finish();
     }
 }
 
-impl fmt::Debug for Mpi {
+impl fmt::Debug for Processes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Mpi(process {} of {})", self.rank, self.size)
+        write!(f, "Processes({} of {})", self.rank, self.size)
     }
 }

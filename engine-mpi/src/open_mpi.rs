@@ -1,0 +1,32 @@
+//! MPI in this process.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use engine_process::{Processes, Transport};
+use numcore::{Error, Result};
+
+use super::{launched::contradicted, library::Library};
+
+/// MPI is initialised once in a process.
+static INITIALISED: AtomicBool = AtomicBool::new(false);
+
+/// Initialises MPI: under `mpirun`, or a launcher that speaks its protocol. A program that was started by itself is a world of one. MPI ends when this is
+/// dropped, which blocks until all processes have dropped theirs.
+///
+/// After a process has died the others can go on, and [meet again](Processes::rendezvous), under `mpirun --with-ft ulfm` of Open MPI 5.
+///
+/// # Errors
+/// If MPI was initialised before in this process, or cannot be, or `mpirun` is of another installation than the library.
+pub fn init() -> Result<Processes> {
+    if INITIALISED.swap(true, Ordering::SeqCst) {
+        return Err(Error::argument(
+            "engine_mpi::init",
+            "MPI can be initialised once in a process, and was, or failed to be, before: share what the first call gave",
+        ));
+    }
+    let processes = Processes::over(|| Ok(Box::new(Library::init()?) as Box<dyn Transport>))?;
+    match contradicted(processes.rank(), processes.size(), |name| std::env::var(name).ok()) {
+        None => Ok(processes),
+        Some(why) => Err(Error::argument("engine_mpi::init", why)),
+    }
+}

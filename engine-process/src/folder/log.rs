@@ -1,0 +1,235 @@
+//! Messages from one process to another, appended to a file by the one and read by the other.
+//!
+//! A log is made before anyone looks for it, and is opened anew at each look: network file systems show what a writer has closed to who opens
+//! a file after that, but may hide for half a minute that a name exists. A log goes on in another file when it is long; the reader deletes what it has read.
+//! A reader may also see that a file has grown before it sees the bytes, so each message has a checksum.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use crate::Channel;
+
+/// Bytes after which a log goes on in another file.
+const SEGMENT: u64 = 64 << 20;
+/// Bytes taken in at one look.
+const LOOK: u64 = 64 << 20;
+/// Bytes before a message: its length, tag, kind and checksum.
+const HEAD: usize = 13;
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Message(Channel),
+    /// The log goes on in the next file.
+    Next,
+}
+
+impl Kind {
+    fn number(self) -> u8 {
+        match self {
+            Kind::Message(Channel::Control) => 0,
+            Kind::Message(Channel::Data) => 1,
+            Kind::Next => 2,
+        }
+    }
+
+    fn of(number: u8) -> Option<Kind> {
+        [Kind::Message(Channel::Control), Kind::Message(Channel::Data), Kind::Next].into_iter().nth(number.into())
+    }
+}
+
+/// A message as it arrived.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Arrived {
+    pub(super) on: Channel,
+    pub(super) tag: u32,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// The writer's end.
+pub(super) struct LogWriter {
+    path: PathBuf,
+    segment: u64,
+    written: u64,
+    limit: u64,
+}
+
+/// The reader's end.
+pub(super) struct LogReader {
+    path: PathBuf,
+    segment: u64,
+    /// Bytes of the file that were taken in; the last of them are in `rest`.
+    taken: u64,
+    rest: Vec<u8>,
+}
+
+impl LogWriter {
+    /// Makes the log.
+    pub(super) fn create(path: PathBuf) -> io::Result<Self> {
+        File::create(segment(&path, 0))?;
+        Ok(LogWriter { path, segment: 0, written: 0, limit: SEGMENT })
+    }
+
+    pub(super) fn append(&mut self, on: Channel, tag: u32, bytes: &[u8]) -> io::Result<()> {
+        self.write(Kind::Message(on), tag, bytes)?;
+        if self.written < self.limit {
+            return Ok(());
+        }
+        // There before the reader hears of it.
+        File::create(segment(&self.path, self.segment + 1))?;
+        self.write(Kind::Next, 0, &[])?;
+        (self.segment, self.written) = (self.segment + 1, 0);
+        Ok(())
+    }
+
+    fn write(&mut self, kind: Kind, tag: u32, bytes: &[u8]) -> io::Result<()> {
+        let mut file = OpenOptions::new().append(true).open(segment(&self.path, self.segment))?;
+        let whole = file.write_all(&head(kind, tag, bytes)).and_then(|()| file.write_all(bytes));
+        if whole.is_err() {
+            // What comes later, why there is no more perhaps, is not to follow half a message.
+            let _ = file.set_len(self.written);
+        }
+        whole?;
+        self.written += (HEAD + bytes.len()) as u64;
+        Ok(())
+    }
+}
+
+impl LogReader {
+    /// Of a log that exists, or will.
+    pub(super) fn new(path: PathBuf) -> Self {
+        LogReader { path, segment: 0, taken: 0, rest: Vec::new() }
+    }
+
+    /// What has arrived since the last look.
+    pub(super) fn look(&mut self) -> io::Result<Vec<Arrived>> {
+        let path = segment(&self.path, self.segment);
+        let mut file = File::open(&path)?;
+        if file.metadata()?.len() > self.taken {
+            file.seek(SeekFrom::Start(self.taken))?;
+            self.taken += file.take(LOOK).read_to_end(&mut self.rest)? as u64;
+        }
+        let mut arrived = Vec::new();
+        let mut at = 0;
+        while let Some((kind, tag, bytes)) = record(&self.rest[at..]) {
+            at += HEAD + bytes.len();
+            match kind {
+                Kind::Message(on) => arrived.push(Arrived { on, tag, bytes: bytes.to_vec() }),
+                Kind::Next => {
+                    // Nobody else reads it. One that stays is deleted with its folder.
+                    let _ = fs::remove_file(&path);
+                    (self.segment, self.taken) = (self.segment + 1, 0);
+                    self.rest.clear();
+                    return Ok(arrived);
+                }
+            }
+        }
+        self.rest.drain(..at);
+        self.take_in_again();
+        Ok(arrived)
+    }
+
+    /// Bytes that are no whole message are read again at the next look, if they should be one by now: they may have been shown before they were there.
+    fn take_in_again(&mut self) {
+        let is_whole = self
+            .rest
+            .first_chunk()
+            .is_some_and(|length| self.rest.len() >= HEAD + u32::from_le_bytes(*length) as usize);
+        if is_whole {
+            self.taken -= self.rest.len() as u64;
+            self.rest.clear();
+        }
+    }
+}
+
+fn segment(log: &Path, number: u64) -> PathBuf {
+    log.with_extension(number.to_string())
+}
+
+fn head(kind: Kind, tag: u32, bytes: &[u8]) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+    head[4..8].copy_from_slice(&tag.to_le_bytes());
+    head[8] = kind.number();
+    let sum = checksum(&head[..9], bytes);
+    head[9..].copy_from_slice(&sum.to_le_bytes());
+    head
+}
+
+/// The first record, if all of it is there.
+fn record(bytes: &[u8]) -> Option<(Kind, u32, &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
+    let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|k| head[at + k]));
+    let bytes = rest.get(..number(0) as usize)?;
+    let kind = Kind::of(head[8])?;
+    (checksum(&head[..9], bytes) == number(9)).then_some((kind, number(4), bytes))
+}
+
+fn checksum(head: &[u8], bytes: &[u8]) -> u32 {
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(head);
+    sum.update(bytes);
+    sum.finalize()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::tests::Scratch;
+
+    fn message(tag: u32, bytes: &[u8]) -> Arrived {
+        Arrived { on: Channel::Data, tag, bytes: bytes.to_vec() }
+    }
+
+    #[test]
+    fn messages_arrive_in_order_over_many_files() {
+        let folder = Scratch::new("log");
+        let mut to = LogWriter::create(folder.path().join("0-1")).unwrap();
+        to.limit = 100;
+        let mut from = LogReader::new(folder.path().join("0-1"));
+        assert_eq!(from.look().unwrap(), []);
+        for round in 0..9u8 {
+            let sent: Vec<Vec<u8>> = (0..round).map(|k| vec![k; 40 * k as usize]).collect();
+            for (tag, bytes) in sent.iter().enumerate() {
+                to.append(Channel::Data, tag as u32, bytes).unwrap();
+            }
+            // A look ends where a file does.
+            let arrived: Vec<Arrived> = (0..20).flat_map(|_| from.look().unwrap()).collect();
+            let expected: Vec<Arrived> = sent.iter().enumerate().map(|(k, bytes)| message(k as u32, bytes)).collect();
+            assert_eq!(arrived, expected, "round {round}");
+        }
+        assert!(to.segment > 5);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "what was read is deleted");
+    }
+
+    #[test]
+    fn a_message_is_there_when_all_of_it_is() {
+        let folder = Scratch::new("parts");
+        let log = folder.path().join("0-1");
+        LogWriter::create(log.clone()).unwrap();
+        let whole = [&head(Kind::Message(Channel::Data), 7, b"abc")[..], b"abc"].concat();
+        for cut in 0..whole.len() {
+            // Shown as zeros at first, or not shown at all.
+            for shown in [&[&whole[..cut], &vec![0; whole.len() - cut][..]].concat(), &whole[..cut].to_vec()] {
+                let mut from = LogReader::new(log.clone());
+                fs::write(segment(&log, 0), shown).unwrap();
+                assert_eq!(from.look().unwrap(), [], "cut at {cut}");
+                fs::write(segment(&log, 0), &whole).unwrap();
+                assert_eq!(from.look().unwrap(), [message(7, b"abc")], "cut at {cut}");
+                assert_eq!(from.look().unwrap(), []);
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_that_was_deleted_is_an_error() {
+        let folder = Scratch::new("deleted");
+        assert!(LogReader::new(folder.path().join("0-1")).look().is_err());
+        let mut to = LogWriter::create(folder.path().join("0-1")).unwrap();
+        fs::remove_file(folder.path().join("0-1.0")).unwrap();
+        assert!(to.append(Channel::Control, 0, b"x").is_err());
+    }
+}

@@ -1,0 +1,141 @@
+//! Processes that a shared folder joins: nothing is installed, and nothing listens. Each process appends what it tells another to a file of its own.
+
+mod log;
+mod meeting;
+mod transport;
+
+use std::{path::PathBuf, time::Duration};
+
+use numcore::{Error, Result};
+
+use crate::{Launch, Processes, Transport};
+
+/// A folder in which the processes of a job meet, and through which they exchange: on one machine, or on several that share a file system.
+///
+/// Whoever starts the processes says which is which: Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. It is meant for what is small: it is a
+/// control plane for GPUs that exchange through NCCL, and good for tests; MPI is for gradients on the host.
+///
+/// One job at a time uses a folder. Files that an earlier one has left, because it was killed for example, do no harm and are deleted.
+///
+/// A process that dies is not noticed until a call that waits for it is [late](Processes::timeout); all others then have an error.
+///
+/// ```
+/// use engine_process::{Launch, SharedFolder, comm::{Collectives, ReduceOp}};
+/// use numcore::{DType, NullRuntime, Result};
+///
+/// # fn main() -> Result<()> {
+/// # let folder = std::env::temp_dir().join(format!("weftgrad-doc-{}", std::process::id()));
+/// // Each rank is a process, usually; here both are threads of one.
+/// let rank = |rank| {
+///     let launch = Launch { rank, size: 2, local_rank: rank };
+///     let processes = SharedFolder::new(&folder).launch(launch).join()?;
+///     processes.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(&[rank as u8]))
+/// };
+/// let all = std::thread::scope(|scope| [0, 1].map(|r| scope.spawn(move || rank(r))).map(|thread| thread.join().unwrap()));
+/// for told in all {
+///     assert_eq!(told?, [[0], [1]]);
+/// }
+/// # std::fs::remove_dir_all(&folder).ok();
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+#[doc(alias("FileStore"), alias("rendezvous"))]
+pub struct SharedFolder {
+    path: PathBuf,
+    launch: Option<Launch>,
+    join_timeout: Duration,
+}
+
+/// Bytes of one message: it is read as a whole.
+const MESSAGE: usize = 4 << 20;
+
+impl SharedFolder {
+    /// This folder, which is made if it does not exist. All processes name the same.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        SharedFolder { path: path.into(), launch: None, join_timeout: Duration::from_secs(300) }
+    }
+
+    /// Says which of how many processes this is, where the environment does not.
+    pub fn launch(mut self, launch: Launch) -> Self {
+        self.launch = Some(launch);
+        self
+    }
+
+    /// How long [`join`](SharedFolder::join) waits for the other processes: 5 minutes unless it is said.
+    pub fn join_timeout(mut self, timeout: Duration) -> Self {
+        self.join_timeout = timeout;
+        self
+    }
+
+    /// Blocks until all processes have come to the folder.
+    ///
+    /// # Errors
+    /// If nothing says which process this is, the folder cannot be written, two processes have one rank, or some do not come in time; the error names them.
+    pub fn join(self) -> Result<Processes> {
+        const OP: &str = "SharedFolder::join";
+        let SharedFolder { path, launch, join_timeout } = self;
+        let launch = launch.or_else(Launch::from_env).ok_or_else(|| {
+            let why = "nothing says which process this is: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each";
+            Error::argument(OP, why)
+        })?;
+        let Launch { rank, size, local_rank } = launch;
+        if rank >= size {
+            return Err(Error::argument(OP, format!("rank {rank} is none of {size} processes, which count from 0")));
+        }
+        let open = move || Ok(Box::new(meeting::meet(&path, rank, size, join_timeout)?) as Box<dyn Transport>);
+        Ok(Processes::over(open)?.message_limit(MESSAGE).local(local_rank))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        path::Path,
+        sync::atomic::{AtomicU64, Ordering},
+    };
+
+    use super::*;
+
+    /// A folder that is deleted in the end.
+    pub(super) struct Scratch(PathBuf);
+
+    impl Scratch {
+        pub(super) fn new(name: &str) -> Self {
+            static COUNT: AtomicU64 = AtomicU64::new(0);
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}-{number}", std::process::id()));
+            fs::create_dir_all(&path).expect("the folder of temporary files can be written");
+            Scratch(path)
+        }
+
+        pub(super) fn path(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_process_that_nothing_names_is_told_what_to_set() {
+        let folder = Scratch::new("unnamed");
+        let beyond = Launch { rank: 2, size: 2, local_rank: 0 };
+        let error = SharedFolder::new(folder.path()).launch(beyond).join().unwrap_err().to_string();
+        assert!(error.contains("rank 2 is none of 2 processes"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_an_error_that_names_it() {
+        let folder = Scratch::new("file");
+        let file = folder.path().join("file");
+        fs::write(&file, b"x").unwrap();
+        let alone = Launch { rank: 0, size: 1, local_rank: 0 };
+        let error = SharedFolder::new(&file).launch(alone).join().unwrap_err().to_string();
+        assert!(error.contains(&file.display().to_string()), "{error}");
+    }
+}

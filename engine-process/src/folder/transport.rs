@@ -1,0 +1,229 @@
+//! Messages between processes, through the logs of a job.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fs,
+    path::PathBuf,
+    ptr, slice,
+    time::{Duration, Instant},
+};
+
+use numcore::{Error, Result};
+
+use super::log::{Arrived, LogReader, LogWriter};
+use crate::{Channel, Request, Test, Transport};
+
+/// The pause after a look at which nothing had arrived: so many times as long as the look took, since looking costs a server of files something too.
+const PAUSE: u32 = 10;
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+
+/// The request of a message that was sent: writing it was all.
+const SENT: usize = 0;
+
+/// Which messages meet which receives: sender, channel, tag.
+type Address = (usize, u8, u32);
+
+pub(super) struct FolderTransport {
+    /// Where the logs of the job are; it is deleted by the process that leaves last.
+    job: PathBuf,
+    rank: usize,
+    peers: Vec<Option<Peer>>,
+    arrived: BTreeMap<Address, VecDeque<Vec<u8>>>,
+    waiting: BTreeMap<Address, VecDeque<Receive>>,
+    ended: BTreeMap<usize, Test>,
+    requests: usize,
+    next_look: Instant,
+}
+
+struct Peer {
+    to: LogWriter,
+    from: LogReader,
+    /// Why nothing will arrive any more.
+    broken: Option<String>,
+}
+
+/// A receive that nothing has arrived for.
+struct Receive {
+    request: usize,
+    into: *mut u8,
+    bytes: usize,
+}
+
+impl FolderTransport {
+    /// The log of what one process tells another.
+    fn log(job: &std::path::Path, from: usize, to: usize) -> PathBuf {
+        job.join(format!("{from}-{to}"))
+    }
+
+    /// Makes the logs that this process writes.
+    pub(super) fn create(job: PathBuf, rank: usize, size: usize) -> std::io::Result<Self> {
+        fs::create_dir_all(&job)?;
+        let peer = |other| {
+            let to = LogWriter::create(Self::log(&job, rank, other))?;
+            Ok(Peer { to, from: LogReader::new(Self::log(&job, other, rank)), broken: None })
+        };
+        let peers = (0..size).map(|other| (other != rank).then(|| peer(other)).transpose());
+        let peers = peers.collect::<std::io::Result<_>>()?;
+        let (arrived, waiting, ended) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Ok(FolderTransport { job, rank, peers, arrived, waiting, ended, requests: SENT, next_look: Instant::now() })
+    }
+
+    fn look(&mut self) {
+        let begun = Instant::now();
+        if begun < self.next_look {
+            return;
+        }
+        let mut any = false;
+        for from in 0..self.peers.len() {
+            let Some(peer) = self.peers[from].as_mut().filter(|peer| peer.broken.is_none()) else { continue };
+            match peer.from.look() {
+                Ok(messages) => {
+                    any |= !messages.is_empty();
+                    messages.into_iter().for_each(|message| self.deliver(from, message));
+                }
+                Err(error) => {
+                    let why = format!(
+                        "what rank {from} writes cannot be read: {error}; was another job started in its folder?"
+                    );
+                    peer.broken = Some(why);
+                }
+            }
+        }
+        let took = begun.elapsed();
+        let pause = if any { Duration::ZERO } else { (took * PAUSE).clamp(SHORTEST_PAUSE, LONGEST_PAUSE) };
+        self.next_look = begun + took + pause;
+    }
+
+    fn deliver(&mut self, from: usize, message: Arrived) {
+        let address = address(from, message.on, message.tag);
+        match self.waiting.get_mut(&address).and_then(VecDeque::pop_front) {
+            Some(receive) => self.end(&receive, &message.bytes),
+            None => self.arrived.entry(address).or_default().push_back(message.bytes),
+        }
+        self.waiting.retain(|_, queue| !queue.is_empty());
+    }
+
+    fn end(&mut self, receive: &Receive, bytes: &[u8]) {
+        let &Receive { request, into, bytes: room } = receive;
+        if bytes.len() > room {
+            let why = format!("a message of {} bytes came where {room} were due", bytes.len());
+            self.ended.insert(request, Test::Failed(why));
+            return;
+        }
+        // SAFETY: whoever started the receive has promised that these bytes are its own, at least `room`, and that nothing else uses them until it
+        // has ended, which is here. The message was read into memory of its own.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
+        self.ended.insert(request, Test::Done(bytes.len()));
+    }
+
+    /// Notes that this process writes nothing more. The last to do so deletes the job.
+    fn leave(&self) {
+        let left = |rank: usize| self.job.join(format!("left-{rank}"));
+        // What cannot be written or deleted is deleted by the next job in the folder.
+        let _ = fs::write(left(self.rank), []);
+        if (0..self.peers.len()).all(|rank| left(rank).exists()) {
+            let _ = fs::remove_dir_all(&self.job);
+        }
+    }
+}
+
+impl Transport for FolderTransport {
+    fn name(&self) -> &'static str {
+        "the shared folder"
+    }
+
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    fn tags(&self) -> u32 {
+        1 << 30
+    }
+
+    fn reports_deaths(&self) -> Result<(), String> {
+        Err("processes that share a folder do not notice when one of them dies: use MPI (`mpirun --with-ft ulfm` of Open MPI 5), or save checkpoints and start again \
+             from the last one, on as many processes as there are then"
+            .into())
+    }
+
+    fn ends_together(&self) -> bool {
+        false
+    }
+
+    unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
+        let Some(Some(peer)) = self.peers.get_mut(to) else {
+            return Err(Error::argument("send", format!("there is no other process {to}")));
+        };
+        // SAFETY: the caller's promise: the bytes are there and nothing changes them; they are not used after this call.
+        let message = if bytes == 0 { &[][..] } else { unsafe { slice::from_raw_parts(from, bytes) } };
+        let failed = |error| {
+            let job = self.job.display();
+            Error::argument(
+                "send",
+                format!("a message of {bytes} bytes for rank {to} could not be written to {job}: {error}"),
+            )
+        };
+        peer.to.append(on, tag, message).map_err(failed)?;
+        Ok(Request(SENT))
+    }
+
+    unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request> {
+        self.requests += 1;
+        let receive = Receive { request: self.requests, into, bytes };
+        let address = address(from, on, tag);
+        match self.arrived.get_mut(&address).and_then(VecDeque::pop_front) {
+            Some(message) => self.end(&receive, &message),
+            None => self.waiting.entry(address).or_default().push_back(receive),
+        }
+        if self.arrived.get(&address).is_some_and(VecDeque::is_empty) {
+            self.arrived.remove(&address);
+        }
+        Ok(Request(self.requests))
+    }
+
+    fn test(&mut self, request: &mut Request) -> Test {
+        if request.0 == SENT {
+            return Test::Done(0);
+        }
+        if let Some(ended) = self.ended.remove(&request.0) {
+            return ended;
+        }
+        self.look();
+        if let Some(ended) = self.ended.remove(&request.0) {
+            return ended;
+        }
+        let waits = |queue: &VecDeque<Receive>| queue.iter().any(|receive| receive.request == request.0);
+        let from = self.waiting.iter().find_map(|(address, queue)| waits(queue).then_some(address.0));
+        let broken = from.and_then(|from| self.peers.get(from)?.as_ref()?.broken.clone());
+        broken.map_or(Test::Pending, Test::Failed)
+    }
+
+    fn cancel(&mut self, request: &mut Request) {
+        for queue in self.waiting.values_mut() {
+            queue.retain(|receive| receive.request != request.0);
+        }
+        self.waiting.retain(|_, queue| !queue.is_empty());
+        self.ended.entry(request.0).or_insert(Test::Done(0));
+    }
+
+    fn abort(&mut self) {}
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for FolderTransport {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+fn address(from: usize, on: Channel, tag: u32) -> Address {
+    (from, u8::from(on == Channel::Data), tag)
+}
