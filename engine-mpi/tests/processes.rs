@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use engine_mpi::{
-    Mpi,
+use engine_mpi::engine_process::{
+    Processes,
     comm::{Collectives, Comm, Communicator, Quorum, Ranks, ReduceOp},
 };
 use nn::Forward;
@@ -79,7 +79,7 @@ fn main() -> ExitCode {
 
 /// The program of a rank.
 fn rank(role: &str) -> ExitCode {
-    let mpi = Mpi::init().expect("MPI is there").timeout(TIMEOUT);
+    let mpi = engine_mpi::init().expect("MPI is there").timeout(TIMEOUT);
     // Many messages a call, so that one is hit while it moves.
     let mpi = if role == "survive-moving" { mpi.chunk(1 << 12) } else { mpi };
     if role.starts_with("elastic") {
@@ -187,7 +187,7 @@ fn train(comm: &Comm<Cpu>, steps: usize) -> Result<()> {
 }
 
 /// A survivor makes a world of those that are left, and works in it.
-fn go_on(mpi: &Mpi, error: &Error) -> ExitCode {
+fn go_on(mpi: &Processes, error: &Error) -> ExitCode {
     println!("error at {}", micros());
     let named = matches!(error.kind(), ErrorKind::Peer { peer: LOST, .. });
     let rest = mpi.recover(&Cpu::with_threads(1)).and_then(|rest| {
@@ -200,7 +200,7 @@ fn go_on(mpi: &Mpi, error: &Error) -> ExitCode {
 }
 
 /// A rank of an elastic run, of which one is lost after some steps, or two.
-fn elastic(mpi: Mpi, role: &str) -> ExitCode {
+fn elastic(mpi: Processes, role: &str) -> ExitCode {
     let (mpi, rt) = (Arc::new(mpi), Cpu::with_threads(1));
     let join_timeout = if role == "elastic-hang" { TIMEOUT } else { 10 * TIMEOUT };
     let outcome = mpi.rendezvous(rt, Quorum { join_timeout, ..Quorum::default() }).and_then(|meeting| {

@@ -206,7 +206,10 @@ impl Processes {
                 Err(error)
             }
         };
-        self.failed.fetch_or(outcome.is_err(), Ordering::SeqCst);
+        if outcome.is_err() {
+            self.failed.store(true, Ordering::SeqCst);
+            self.flush();
+        }
         outcome
     }
 
@@ -222,6 +225,15 @@ impl Processes {
         drop(self.link.send(Command::Finish(patience)));
         // The thread ends the process rather than panic.
         drop(thread.join());
+    }
+
+    /// Waits until what the others are told has left: whoever has failed may exit at once.
+    fn flush(&self) {
+        let (told, flushed) = mpsc::sync_channel(0);
+        if self.link.send(Command::Flush(told)).is_ok() {
+            // Ended by the thread dropping its end.
+            let _ = flushed.recv_timeout(self.timeout);
+        }
     }
 
     fn command(&self, op: &'static str, command: Command) -> Result<()> {

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        mpsc::{Receiver, RecvTimeoutError},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender},
     },
     thread,
     time::{Duration, Instant},
@@ -35,8 +35,10 @@ pub(crate) enum Command {
     Leave { group: GroupId, members: Arc<[usize]> },
     /// Somebody waits.
     Wake,
+    /// Somebody waits until all that was said has left: this is dropped then.
+    Flush(SyncSender<()>),
     /// Messages of a recovery that has begun here: how many worlds were made, and where its outcome goes.
-    Recover { made: u64, timeout: Duration, outcome: std::sync::mpsc::SyncSender<Result<(u64, Vec<usize>)>> },
+    Recover { made: u64, timeout: Duration, outcome: SyncSender<Result<(u64, Vec<usize>)>> },
     /// Nothing more will be started.
     Finish(Duration),
 }
@@ -60,6 +62,7 @@ pub(crate) struct Progress {
     pub(crate) worlds: BTreeMap<u64, Arc<World>>,
     pub(crate) inbox: Inbox,
     flights: Vec<Flight>,
+    flushing: Vec<SyncSender<()>>,
     next_tags: Vec<u32>,
     pub(crate) dead: Vec<bool>,
     pub(crate) gone: Vec<bool>,
@@ -77,6 +80,7 @@ impl Progress {
             worlds: BTreeMap::new(),
             inbox: Inbox::default(),
             flights: Vec::new(),
+            flushing: Vec::new(),
             next_tags: vec![0; size],
             dead: vec![false; size],
             gone: vec![false; size],
@@ -131,6 +135,7 @@ impl Progress {
                 self.inbox.forget(&group);
             }
             Command::Wake => self.last_move = Instant::now(),
+            Command::Flush(done) => self.flushing.push(done),
             Command::Recover { made, timeout, outcome } => self.begin_recovery(made, timeout, outcome),
             Command::Finish(_) => {}
         }
@@ -149,6 +154,9 @@ impl Progress {
         events.into_iter().for_each(|event| self.hear(event));
         self.advance_recovery();
         self.advance_flights();
+        if self.streams.is_flushed() {
+            self.flushing.clear();
+        }
     }
 
     fn hear(&mut self, event: Event) {

@@ -1,16 +1,17 @@
 //! Where the ranks of a program are, and what each computes on.
 
-use std::{num::NonZero, sync::Arc, thread::available_parallelism};
+use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism};
 
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
+use engine_process::{Launch, Processes, SharedFolder};
 use numcore::Result;
 use train::{DistributedBackend, DistributedTrainConfig, EngineKind};
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
-/// The ranks of a program, as this process sees them: one, threads with a device each, or processes that `mpirun` has started. The program that they run is the same.
+/// The ranks of a program, as this process sees them: one, threads with a device each, or processes that MPI or a shared folder joins. The program that they run is the same.
 ///
 /// ```
 /// use weftgrad::{Device, Launcher, distributed::comm::{Communicator, NoOpCommunicator}};
@@ -46,8 +47,7 @@ pub struct Launcher {
 #[derive(Debug)]
 enum LaunchEngine {
     Threads(Ranks),
-    #[cfg(feature = "mpi")]
-    Mpi(engine_mpi::Mpi),
+    Processes(Processes),
 }
 
 impl Launcher {
@@ -74,7 +74,7 @@ impl Launcher {
     /// If MPI cannot be initialised, or this build has no feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
-        Ok(Launcher::of(LaunchEngine::Mpi(engine_mpi::Mpi::init()?)))
+        Ok(Launcher::of(LaunchEngine::Processes(engine_mpi::init()?)))
     }
 
     /// The processes that `mpirun`, or another launcher that speaks its protocol, has started.
@@ -86,6 +86,24 @@ impl Launcher {
         let why =
             "this build has no MPI; build it with `--features mpi`, which needs Open MPI, or let ranks be threads";
         Err(numcore::Error::argument("Launcher::mpi", why))
+    }
+
+    /// The processes that meet in this folder, on one machine or on several that share a file system: nothing is installed for it. Whoever starts them says which is which:
+    /// Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. Blocks until all have come.
+    ///
+    /// Through files it is slow: for gradients on the host use [`mpi`](Launcher::mpi); on GPUs [`nccl`](Launcher::nccl) moves them, and the folder is how ranks agree.
+    ///
+    /// # Errors
+    /// As [`SharedFolder::join`].
+    pub fn shared_folder(path: impl Into<PathBuf>) -> Result<Self> {
+        Ok(Launcher::of(LaunchEngine::Processes(SharedFolder::new(path).join()?)))
+    }
+
+    fn in_folder_of(config: &DistributedTrainConfig) -> Result<Self> {
+        let &DistributedTrainConfig { rank, world_size, local_rank, .. } = config;
+        let launch = Launch { rank, size: world_size, local_rank };
+        let folder = SharedFolder::new(config.shared_folder.clone().unwrap_or_default());
+        Ok(Launcher::of(LaunchEngine::Processes(folder.launch(launch).join()?)))
     }
 
     /// Lets NCCL move tensors between ranks, each of which must be on an NVIDIA GPU of its own. What joins the ranks stays what it was, threads or
@@ -118,6 +136,7 @@ impl Launcher {
             EngineKind::NoOp => Launcher::threads(1),
             EngineKind::Threads => Launcher::threads(config.world_size),
             EngineKind::Mpi => Launcher::mpi()?,
+            EngineKind::SharedFolder => Launcher::in_folder_of(config)?,
         };
         let listed = devices();
         let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
@@ -146,8 +165,7 @@ impl Launcher {
     pub fn size(&self) -> usize {
         match &self.engine {
             LaunchEngine::Threads(ranks) => ranks.size(),
-            #[cfg(feature = "mpi")]
-            LaunchEngine::Mpi(mpi) => mpi.size(),
+            LaunchEngine::Processes(processes) => processes.size(),
         }
     }
 
@@ -155,8 +173,7 @@ impl Launcher {
     pub fn leads(&self) -> bool {
         match &self.engine {
             LaunchEngine::Threads(_) => true,
-            #[cfg(feature = "mpi")]
-            LaunchEngine::Mpi(mpi) => mpi.rank() == 0,
+            LaunchEngine::Processes(processes) => processes.rank() == 0,
         }
     }
 
@@ -172,8 +189,7 @@ impl Launcher {
         match &self.engine {
             LaunchEngine::Threads(ranks) if ranks.size() == 1 => self.run_alone(program),
             LaunchEngine::Threads(ranks) => Ok(ranks.run(|rank| self.open(rank), program)?.swap_remove(0)),
-            #[cfg(feature = "mpi")]
-            LaunchEngine::Mpi(mpi) => mpi.run(|local_rank| self.open(local_rank), program),
+            LaunchEngine::Processes(processes) => processes.run(|local_rank| self.open(local_rank), program),
         }
     }
 
@@ -193,8 +209,7 @@ impl Launcher {
             LaunchEngine::Threads(ranks) => {
                 Ok(ranks.run(host, |control| over(control.clone(), control.rank()))?.swap_remove(0))
             }
-            #[cfg(feature = "mpi")]
-            LaunchEngine::Mpi(mpi) => mpi.run(host, |control| over(control, mpi.local_rank())),
+            LaunchEngine::Processes(processes) => processes.run(host, |control| over(control, processes.local_rank())),
         }
     }
 
@@ -229,8 +244,7 @@ impl Launcher {
     fn is_of_processes(&self) -> bool {
         match &self.engine {
             LaunchEngine::Threads(_) => false,
-            #[cfg(feature = "mpi")]
-            LaunchEngine::Mpi(_) => true,
+            LaunchEngine::Processes(_) => true,
         }
     }
 
@@ -256,7 +270,7 @@ fn first_at_least(devices: Vec<Device>, otherwise: Device) -> Vec<Device> {
 /// What a launcher says of this process.
 #[cfg(feature = "mpi")]
 fn launched() -> Option<train::LaunchedProcess> {
-    let engine_mpi::Launch { rank, size, local_rank } = engine_mpi::Launch::from_env()?;
+    let Launch { rank, size, local_rank } = Launch::from_env()?;
     Some(train::LaunchedProcess { rank, world_size: size, local_rank })
 }
 

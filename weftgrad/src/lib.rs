@@ -74,6 +74,7 @@ pub use distributed;
 pub use engine_mpi as mpi;
 #[cfg(feature = "nccl")]
 pub use engine_nccl as nccl;
+pub use engine_process as process;
 #[cfg(feature = "cpu")]
 pub use launcher::Launcher;
 pub use models;

@@ -78,12 +78,6 @@ pub const VALGRIND_STAGE: &[Step] = &[Step::CargoWith(
 )];
 
 #[rustfmt::skip]
-pub const LOOPBACK_STAGE: &[Step] = &[Step::CargoWith(
-    &[("CARGO_TARGET_DIR", "target/loopback")],
-    &["test", "--manifest-path", "comm/tests/loopback/Cargo.toml"],
-)];
-
-#[rustfmt::skip]
 pub const KILLS_STAGE: &[Step] = &[Step::CargoWith(
     &[("WEFTGRAD_TEST_TRAIN_SEEDS", "200")],
     &["test", "-p", "weftgrad-train", "--test", "all", "kills"],

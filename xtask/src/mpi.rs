@@ -29,7 +29,7 @@ pub fn run() -> Result<(), String> {
     let env: Vec<(&str, &str)> = env.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let lint = ["clippy", "-p", "weftgrad-engine-mpi", "--features", "weftgrad-engine-mpi/open-mpi", "--all-targets"];
     run_cargo(&[&lint[..], &["--", "-D", "warnings"]].concat(), &env)?;
-    run_cargo(&[&test(&["--lib"])[..], &["--", "launch::", "open_mpi::"]].concat(), &env)?;
+    run_cargo(&[&test(&["--lib"])[..], &["--", "launched::"]].concat(), &env)?;
     suites(&env)?;
     run_cargo(&test(&["--test", "processes"]), &env)?;
     examples(&env)

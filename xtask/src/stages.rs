@@ -112,7 +112,6 @@ pub static STAGES: &[Stage] = &[
     long("cuda", "CUDA kernels become machine code, and run on the host's emulator", Action::Cuda),
     long("nccl", "data parallelism, ZeRO and pipelines over NCCL on the host", Action::Steps(NCCL_STAGE)),
     long("mpi-system", "the suites run on the system's Open MPI, 4.1 on Debian", Action::SystemMpi),
-    long("loopback", "an engine outside of the workspace keeps the contract", Action::Steps(LOOPBACK_STAGE)),
     long(
         "formats",
         "images, Parquet files, tokenizers and chat templates, behind features, are read; others read GGUF and ONNX files",

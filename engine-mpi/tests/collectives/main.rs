@@ -5,7 +5,7 @@
 
 extern crate self as comm;
 
-pub use engine_mpi::comm::*;
+pub use engine_mpi::engine_process::comm::*;
 pub use ranks::Ranks;
 
 #[path = "../../../comm/tests/all/collectives.rs"]

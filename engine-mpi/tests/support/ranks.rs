@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use engine_mpi::{
-    Mpi,
+use engine_mpi::engine_process::{
+    Processes,
     comm::{
         Collectives, Comm, Places, Ranks as Threads,
         engine::{Portable, all_or_first_error, guarded, with_causes},
@@ -89,11 +89,11 @@ fn diverged(error: &numcore::Error) -> ! {
 }
 
 /// MPI in this process, until it exits, and a world in which processes tell each other what their programs returned.
-fn all() -> (&'static Mpi, &'static Comm<NullRuntime>) {
-    static ALL: OnceLock<(&'static Mpi, Comm<NullRuntime>)> = OnceLock::new();
+fn all() -> (&'static Processes, &'static Comm<NullRuntime>) {
+    static ALL: OnceLock<(&'static Processes, Comm<NullRuntime>)> = OnceLock::new();
     let (mpi, observer) = ALL.get_or_init(|| {
-        let mpi: &'static Mpi =
-            Box::leak(Box::new(Mpi::init().expect("MPI is there").message_limit(1 << 20).chunk(1 << 14)));
+        let mpi: &'static Processes =
+            Box::leak(Box::new(engine_mpi::init().expect("MPI is there").message_limit(1 << 20).chunk(1 << 14)));
         *MPI.lock().unwrap() = Some(mpi);
         // SAFETY: the function is of this program, and may run at its exit.
         assert_eq!(unsafe { libc::atexit(finalize) }, 0);
@@ -104,7 +104,7 @@ fn all() -> (&'static Mpi, &'static Comm<NullRuntime>) {
     (mpi, observer)
 }
 
-static MPI: Mutex<Option<&'static Mpi>> = Mutex::new(None);
+static MPI: Mutex<Option<&'static Processes>> = Mutex::new(None);
 
 extern "C" fn finalize() {
     let Ok(Some(mpi)) = MPI.lock().map(|mut own| own.take()) else { return };

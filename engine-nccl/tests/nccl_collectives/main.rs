@@ -17,3 +17,4 @@ mod faults;
 mod nccl_engine;
 #[path = "../support/ranks.rs"]
 pub mod ranks;
+mod shared_folder;

@@ -1,6 +1,6 @@
 //! Ranks by configuration: how many there are, which this process is, and which engine joins them.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, path::PathBuf};
 
 use numcore::{Error, Result};
 
@@ -27,6 +27,8 @@ pub struct DistributedTrainConfig {
     pub role: DistributedRole,
     /// Where the processes are to meet. Under a launcher it is not used, as the launcher has joined them; without one it is an error, which says how to start the processes.
     pub coordinator_addr: Option<SocketAddr>,
+    /// A folder that all processes share, in which they meet: no launcher needs to join them. Without one a launcher does, or ranks are threads.
+    pub shared_folder: Option<PathBuf>,
     /// What ranks compute on.
     pub backend: DistributedBackend,
 }
@@ -64,6 +66,8 @@ pub enum EngineKind {
     Threads,
     /// MPI, of which each rank is a process.
     Mpi,
+    /// A folder in which processes meet.
+    SharedFolder,
 }
 
 /// What a launcher such as `mpirun` says of this process.
@@ -86,6 +90,7 @@ impl Default for DistributedTrainConfig {
             local_rank: 0,
             role: DistributedRole::Coordinator,
             coordinator_addr: None,
+            shared_folder: None,
             backend: DistributedBackend::Auto,
         }
     }
@@ -113,18 +118,21 @@ impl DistributedTrainConfig {
         if world_size == 1 {
             return Ok(EngineKind::NoOp);
         }
+        if self.shared_folder.is_some() {
+            return Ok(EngineKind::SharedFolder);
+        }
         let start = format!("start all ranks with `mpirun -n {world_size} PROGRAM`, in a build with the feature `mpi`");
         if let Some(address) = coordinator_addr {
             let why = format!(
                 "{world_size} processes are to meet at {address}, and no launcher has started this one, rank {rank}: {start}; or, for {world_size} ranks that are \
-                 threads of one process, leave the address out"
+                 threads of one process, leave the address out; or give a `shared_folder`, which needs no launcher to join them"
             );
             return Err(wrong("coordinator_addr", why));
         }
         if rank != 0 {
             let why = format!(
                 "this process is to be rank {rank} of {world_size}, and no launcher has started it: {start}; or, for {world_size} ranks that are threads of one process, \
-                 give rank 0"
+                 give rank 0; or give a `shared_folder` in which all processes meet"
             );
             return Err(wrong("rank", why));
         }
@@ -147,7 +155,7 @@ impl DistributedTrainConfig {
     fn joined_by(&self, process: LaunchedProcess) -> Result<EngineKind> {
         let configured = (self.rank, self.world_size);
         if configured == (process.rank, process.world_size) {
-            return Ok(EngineKind::Mpi);
+            return Ok(if self.shared_folder.is_some() { EngineKind::SharedFolder } else { EngineKind::Mpi });
         }
         let why = format!(
             "the launcher has started this process as rank {} of {}, and it is configured as rank {} of {}: take rank and world size from the launcher, with \
@@ -214,6 +222,10 @@ mod tests {
             let config = DistributedTrainConfig { coordinator_addr: address, ..config };
             assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Mpi);
             assert!(config.check_world(4).is_ok());
+            // A folder joins them with a launcher and without.
+            let config = DistributedTrainConfig { shared_folder: Some("job".into()), ..config };
+            assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::SharedFolder);
+            assert_eq!(config.engine(None).unwrap(), EngineKind::SharedFolder);
         }
         let alone = LaunchedProcess { rank: 0, world_size: 1, local_rank: 0 };
         assert_eq!(DistributedTrainConfig::launched(alone).engine(Some(alone)).unwrap(), EngineKind::NoOp);

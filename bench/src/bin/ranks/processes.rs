@@ -9,7 +9,7 @@ use weftgrad::{
         comm::{Collectives, Comm, Communicator, Ranks, ReduceOp},
         zero::{UnitOf, ZeroStage},
     },
-    mpi::Mpi,
+    mpi,
     prelude::*,
 };
 
@@ -20,7 +20,7 @@ const CASES: [Case; 2] =
     [Case::two("ddp", BUCKETS), Case::two("zero 3", Way::Zero(ZeroStage::Parameters, UnitOf::layers))];
 
 pub(crate) fn run(rounds: usize) -> Result<()> {
-    let mpi = Mpi::init()?;
+    let mpi = mpi::init()?;
     if mpi.size() != 2 {
         let why = format!("two processes are compared with two threads; mpirun started {}", mpi.size());
         return Err(weftgrad::Error::argument("ranks", why));
