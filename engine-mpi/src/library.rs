@@ -84,6 +84,7 @@ impl Transport for Library {
         true
     }
 
+    // SAFETY: asked of callers as the trait says.
     unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
         let mut request = null();
         // SAFETY: the caller's promise about the memory; `Library` exists between initialisation and the end. All lengths, ranks and
@@ -95,6 +96,7 @@ impl Transport for Library {
         check("MPI_Isend", code).map(|()| named(request))
     }
 
+    // SAFETY: asked of callers as the trait says.
     unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request> {
         let mut request = null();
         // SAFETY: as in `send`.

@@ -155,6 +155,7 @@ impl Transport for FolderTransport {
         false
     }
 
+    // SAFETY: asked of callers as the trait says.
     unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
         let Some(Some(peer)) = self.peers.get_mut(to) else {
             return Err(Error::argument("send", format!("there is no other process {to}")));
@@ -172,6 +173,7 @@ impl Transport for FolderTransport {
         Ok(Request(SENT))
     }
 
+    // SAFETY: asked of callers as the trait says.
     unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request> {
         self.requests += 1;
         let receive = Receive { request: self.requests, into, bytes };
