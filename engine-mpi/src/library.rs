@@ -22,6 +22,9 @@ pub(crate) struct Library {
     rank: usize,
     size: usize,
     tags: u32,
+    /// Of operations under way, by their numbers; those that are free again.
+    handles: Vec<ffi::MPI_Request>,
+    free: Vec<usize>,
     stays: PhantomData<*const ()>,
 }
 
@@ -43,7 +46,7 @@ impl Library {
         check("MPI_Comm_size", unsafe { ffi::MPI_Comm_size(world, &raw mut size) })?;
         let [control, data] = [duplicate(world)?, duplicate(world)?];
         let (rank, size, tags) = (rank as usize, size as usize, largest_tag(world));
-        Ok(Library { control, data, rank, size, tags, stays: PhantomData })
+        Ok(Library { control, data, rank, size, tags, handles: Vec::new(), free: Vec::new(), stays: PhantomData })
     }
 
     fn channel(&self, channel: Channel) -> ffi::MPI_Comm {
@@ -51,6 +54,15 @@ impl Library {
             Channel::Control => self.control,
             Channel::Data => self.data,
         }
+    }
+
+    fn under_way(&mut self, handle: ffi::MPI_Request) -> Request {
+        let Some(number) = self.free.pop() else {
+            self.handles.push(handle);
+            return Request(self.handles.len() - 1);
+        };
+        self.handles[number] = handle;
+        Request(number)
     }
 }
 
@@ -93,7 +105,7 @@ impl Transport for Library {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Isend(from.cast(), bytes as c_int, kind, to as c_int, tag as c_int, comm, &raw mut request)
         };
-        check("MPI_Isend", code).map(|()| named(request))
+        check("MPI_Isend", code).map(|()| self.under_way(request))
     }
 
     // SAFETY: asked of callers as the trait says.
@@ -104,16 +116,17 @@ impl Transport for Library {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Irecv(into.cast(), bytes as c_int, kind, from as c_int, tag as c_int, comm, &raw mut request)
         };
-        check("MPI_Irecv", code).map(|()| named(request))
+        check("MPI_Irecv", code).map(|()| self.under_way(request))
     }
 
-    fn test(&mut self, request: &mut Request) -> Test {
+    fn test(&mut self, request: &Request) -> Test {
         // SAFETY: a status is numbers, for which zeros are values.
         let (mut ended, mut status) = (0, unsafe { std::mem::zeroed::<ffi::MPI_Status>() });
-        let mut handle = handle(request);
         // SAFETY: a request of this library; both results outlive the call.
-        let code = unsafe { ffi::MPI_Test(&raw mut handle, &raw mut ended, &raw mut status) };
-        *request = named(handle);
+        let code = unsafe { ffi::MPI_Test(&raw mut self.handles[request.0], &raw mut ended, &raw mut status) };
+        if code != 0 || ended != 0 {
+            self.free.push(request.0);
+        }
         if code != 0 {
             return if PROCESS_FAILED.contains(&class(code)) { Test::Dead } else { Test::Failed(words(code)) };
         }
@@ -126,11 +139,9 @@ impl Transport for Library {
         if code == 0 { Test::Done(count.max(0) as usize) } else { Test::Failed(words(code)) }
     }
 
-    fn cancel(&mut self, request: &mut Request) {
-        let mut handle = handle(request);
+    fn cancel(&mut self, request: &Request) {
         // SAFETY: a request of this library that has not ended. An error changes nothing.
-        let _ = unsafe { ffi::MPI_Cancel(&raw mut handle) };
-        *request = named(handle);
+        let _ = unsafe { ffi::MPI_Cancel(&raw mut self.handles[request.0]) };
     }
 
     fn abort(&mut self) {
@@ -146,15 +157,6 @@ impl Transport for Library {
 
 fn is_on(value: &str) -> bool {
     matches!(value, "1" | "true")
-}
-
-/// A handle, as its number: Open MPI's are addresses of its own memory.
-fn named(handle: ffi::MPI_Request) -> Request {
-    Request(handle.expose_provenance())
-}
-
-fn handle(request: &Request) -> ffi::MPI_Request {
-    ptr::with_exposed_provenance_mut(request.0)
 }
 
 fn null() -> ffi::MPI_Request {

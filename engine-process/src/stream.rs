@@ -82,10 +82,10 @@ impl Streams {
     /// Withdraws the receives that are posted.
     pub(crate) fn close(&mut self, transport: &mut dyn Transport) {
         for peer in self.peers.iter_mut().flatten() {
-            if let Some(mut request) = peer.receive.take() {
-                transport.cancel(&mut request);
+            if let Some(request) = peer.receive.take() {
+                transport.cancel(&request);
                 // A few times: a cancelled receive ends when MPI next looks at it.
-                let ended = (0..1000).any(|_| transport.test(&mut request) != Test::Pending);
+                let ended = (0..1000).any(|_| transport.test(&request) != Test::Pending);
                 if !ended {
                     std::mem::forget(std::mem::take(&mut peer.packet));
                 }

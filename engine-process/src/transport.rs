@@ -11,7 +11,7 @@ pub enum Channel {
     Data,
 }
 
-/// An operation under way, by the number that its transport gave it: an index, or an address. It must be tested until it ends; dropping it leaves
+/// An operation under way, by the number that its transport gave it. It must be tested until it ends; dropping it leaves
 /// it to the transport, with the memory it was given.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request(pub usize);
@@ -65,10 +65,10 @@ pub trait Transport {
     unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request>;
 
     /// Lets the transport work, and says whether a request has ended. Not to be asked again once it has.
-    fn test(&mut self, request: &mut Request) -> Test;
+    fn test(&mut self, request: &Request) -> Test;
 
     /// Withdraws a receive that nothing will match. It is tested until it has ended.
-    fn cancel(&mut self, request: &mut Request);
+    fn cancel(&mut self, request: &Request);
 
     /// Ends all processes that can be ended from here, this one included, with an exit code that is not 0. Where there is no way to, it does nothing.
     fn abort(&mut self);

@@ -7,8 +7,19 @@ use std::{fs, io};
 use crate::repo;
 
 /// The crates that users depend on, as rustdoc names them.
-const CRATES: &[&str] =
-    &["autograd", "comm", "data", "distributed", "models", "nn", "numcore", "optim", "train", "weftgrad"];
+const CRATES: &[&str] = &[
+    "autograd",
+    "comm",
+    "data",
+    "distributed",
+    "engine_process",
+    "models",
+    "nn",
+    "numcore",
+    "optim",
+    "train",
+    "weftgrad",
+];
 
 /// The compiler whose pages are read. Others may write what a line is made of in another way.
 const RUSTDOC: &str = "data-rustdoc-version=\"1.95.";

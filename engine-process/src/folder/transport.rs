@@ -188,7 +188,7 @@ impl Transport for FolderTransport {
         Ok(Request(self.requests))
     }
 
-    fn test(&mut self, request: &mut Request) -> Test {
+    fn test(&mut self, request: &Request) -> Test {
         if request.0 == SENT {
             return Test::Done(0);
         }
@@ -205,7 +205,7 @@ impl Transport for FolderTransport {
         broken.map_or(Test::Pending, Test::Failed)
     }
 
-    fn cancel(&mut self, request: &mut Request) {
+    fn cancel(&mut self, request: &Request) {
         for queue in self.waiting.values_mut() {
             queue.retain(|receive| receive.request != request.0);
         }
