@@ -144,6 +144,11 @@ impl Transport for Library {
         let _ = unsafe { ffi::MPI_Cancel(&raw mut self.handles[request.0]) };
     }
 
+    /// Open MPI moves large messages only while it is called.
+    fn moves_while_tested(&self) -> bool {
+        true
+    }
+
     fn abort(&mut self) {
         // SAFETY: MPI is initialised.
         unsafe { ffi::MPI_Abort(ffi::RSMPI_COMM_WORLD, 1) };

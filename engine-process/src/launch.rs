@@ -11,11 +11,11 @@ pub struct Launch {
     pub local_rank: usize,
 }
 
-/// Names of rank, size and local rank: Open MPI's, Slurm's, torchrun's.
+/// Names of rank, size and local rank: Open MPI's, torchrun's, Slurm's. Slurm is the one that starts others.
 const NAMES: [[&str; 3]; 3] = [
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
-    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
 ];
 
 impl Launch {
@@ -52,6 +52,7 @@ mod tests {
         assert_eq!(of(&slurm), Some((5, 6, 2)));
         assert_eq!(of(&torch), Some((1, 2, 0)));
         assert_eq!(of(&[&torch[..], &slurm, &ompi].concat()), Some((3, 8, 1)), "mpirun inside of Slurm");
+        assert_eq!(of(&[&slurm[..], &torch].concat()), Some((1, 2, 0)), "torchrun inside of Slurm");
     }
 
     #[test]

@@ -105,8 +105,8 @@ impl Progress {
     fn next_command(&mut self) -> Option<Command> {
         let busy = !self.flights.is_empty() || !self.streams.is_flushed() || self.recovery.is_under_way();
         let waited = self.flights.iter().any(|flight| flight.job.is_waited_for());
-        // Open MPI moves large messages only while it is called.
-        let moving = self.flights.iter().any(|flight| flight.begun && flight.job.is_waited_for());
+        let moves = |flight: &Flight| flight.begun && flight.job.is_waited_for();
+        let moving = self.transport.moves_while_tested() && self.flights.iter().any(moves);
         let nap = match (busy, waited) {
             (true, true) if moving || self.last_move.elapsed() < SPIN => {
                 thread::yield_now();

@@ -34,12 +34,13 @@ pub(crate) struct Streams {
 }
 
 struct Peer {
-    packet: Box<[u8]>,
+    /// A vector: unlike a box, it may be moved while something else has the address of its memory.
+    packet: Vec<u8>,
     receive: Option<Request>,
     arrived: Vec<u8>,
     /// Bytes to be sent, and packets under way, the oldest first.
     queue: VecDeque<u8>,
-    sends: VecDeque<(Request, Box<[u8]>)>,
+    sends: VecDeque<(Request, Vec<u8>)>,
 }
 
 impl Streams {
@@ -68,15 +69,16 @@ impl Streams {
             .all(|peer| peer.receive.is_none() || (peer.queue.is_empty() && peer.sends.is_empty()))
     }
 
-    /// Moves packets; what has arrived is added to `events`.
+    /// Moves packets; what has arrived is added to `events`. An error is the first of several peers: what could not be sent stays queued.
     pub(crate) fn advance(&mut self, transport: &mut dyn Transport, events: &mut Vec<Event>) -> Result<()> {
+        let mut outcome = Ok(());
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if let Some(peer) = peer {
-                peer.push(transport, rank)?;
-                peer.pull(transport, rank, events)?;
+                let pushed = peer.push(transport, rank);
+                outcome = outcome.and(pushed).and(peer.pull(transport, rank, events));
             }
         }
-        Ok(())
+        outcome
     }
 
     /// Withdraws the receives that are posted.
@@ -98,7 +100,7 @@ impl Streams {
 
 impl Peer {
     fn new(transport: &mut dyn Transport, rank: usize) -> Result<Self> {
-        let packet = vec![0; PACKET].into_boxed_slice();
+        let packet = vec![0; PACKET];
         let (arrived, queue, sends) = (Vec::new(), VecDeque::new(), VecDeque::new());
         let mut peer = Peer { packet, receive: None, arrived, queue, sends };
         peer.post(transport, rank)?;
@@ -122,9 +124,10 @@ impl Peer {
         }
         while !self.queue.is_empty() && self.sends.len() < UNDER_WAY {
             let length = self.queue.len().min(PACKET);
-            let packet: Box<[u8]> = self.queue.drain(..length).collect();
+            let packet: Vec<u8> = self.queue.range(..length).copied().collect();
             // SAFETY: the packet lies on the heap beside its request until that has ended.
             let request = unsafe { transport.send(Channel::Control, packet.as_ptr(), length, rank, TAG) }?;
+            self.queue.drain(..length);
             self.sends.push_back((request, packet));
         }
         Ok(())
@@ -164,5 +167,98 @@ impl Peer {
         }
         let read = self.arrived.len() - rest.len();
         self.arrived.drain(..read);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use numcore::Error;
+
+    use super::*;
+
+    /// The first of three processes; what it sends to the second fails for a while.
+    #[derive(Default)]
+    struct Flaky {
+        fails: usize,
+        sent: [Vec<u8>; 3],
+    }
+
+    impl Transport for Flaky {
+        fn name(&self) -> &'static str {
+            "a test's"
+        }
+
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            3
+        }
+
+        fn tags(&self) -> u32 {
+            1 << 15
+        }
+
+        fn reports_deaths(&self) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn ends_together(&self) -> bool {
+            false
+        }
+
+        // SAFETY: asked of callers as the trait says.
+        unsafe fn send(&mut self, _: Channel, from: *const u8, bytes: usize, to: usize, _: u32) -> Result<Request> {
+            if to == 1 && self.fails > 0 {
+                self.fails -= 1;
+                return Err(Error::argument("send", "no space left"));
+            }
+            // SAFETY: the caller's promise: the bytes are there.
+            self.sent[to].extend_from_slice(unsafe { slice::from_raw_parts(from, bytes) });
+            Ok(Request(1))
+        }
+
+        // SAFETY: asked of callers as the trait says.
+        unsafe fn receive(&mut self, _: Channel, _: *mut u8, _: usize, _: usize, _: u32) -> Result<Request> {
+            Ok(Request(0))
+        }
+
+        fn test(&mut self, request: &Request) -> Test {
+            if request.0 == 1 { Test::Done(0) } else { Test::Pending }
+        }
+
+        fn cancel(&mut self, _: &Request) {}
+
+        fn moves_while_tested(&self) -> bool {
+            false
+        }
+
+        fn abort(&mut self) {}
+
+        fn finish(self: Box<Self>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_could_not_be_sent_is_sent_later_and_delays_nobody_else() {
+        let mut flaky = Flaky { fails: 2, ..Flaky::default() };
+        let mut streams = Streams::new(&mut flaky).unwrap();
+        let group = [0, 7].into();
+        for _ in 0..1000 {
+            [1, 2].map(|rank| streams.send(rank, &Message::Leave(group.clone())));
+        }
+        assert!(streams.advance(&mut flaky, &mut Vec::new()).is_err());
+        assert!(!flaky.sent[2].is_empty() && flaky.sent[1].is_empty());
+        while !streams.is_flushed() {
+            let _ = streams.advance(&mut flaky, &mut Vec::new());
+        }
+        assert_eq!(flaky.sent[1], flaky.sent[2]);
+        // A whole message is its length and itself.
+        let message = Message::Leave(group).to_bytes();
+        assert_eq!(flaky.sent[1].len(), 1000 * (8 + message.len()));
     }
 }

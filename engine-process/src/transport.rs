@@ -70,6 +70,9 @@ pub trait Transport {
     /// Withdraws a receive that nothing will match. It is tested until it has ended.
     fn cancel(&mut self, request: &Request);
 
+    /// Whether what is under way moves only while it is [tested](Transport::test): then that is done without a pause.
+    fn moves_while_tested(&self) -> bool;
+
     /// Ends all processes that can be ended from here, this one included, with an exit code that is not 0. Where there is no way to, it does nothing.
     fn abort(&mut self);
 

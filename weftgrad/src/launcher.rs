@@ -7,7 +7,7 @@ use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
 use engine_process::{Launch, Processes, SharedFolder};
 use numcore::Result;
-use train::{DistributedBackend, DistributedTrainConfig, EngineKind};
+use train::{DistributedBackend, DistributedTrainConfig, EngineKind, LaunchedProcess};
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
@@ -132,7 +132,7 @@ impl Launcher {
     /// # Errors
     /// What [`DistributedTrainConfig::engine`] says, and as [`mpi`](Launcher::mpi).
     pub fn from_config(config: &DistributedTrainConfig) -> Result<Self> {
-        let launcher = match config.engine(launched())? {
+        let launcher = match config.engine(launched(config))? {
             EngineKind::NoOp => Launcher::threads(1),
             EngineKind::Threads => Launcher::threads(config.world_size),
             EngineKind::Mpi => Launcher::mpi()?,
@@ -267,17 +267,11 @@ fn first_at_least(devices: Vec<Device>, otherwise: Device) -> Vec<Device> {
     if devices.is_empty() { vec![otherwise] } else { devices }
 }
 
-/// What a launcher says of this process.
-#[cfg(feature = "mpi")]
-fn launched() -> Option<train::LaunchedProcess> {
-    let Launch { rank, size, local_rank } = Launch::from_env()?;
-    Some(train::LaunchedProcess { rank, world_size: size, local_rank })
-}
-
-/// A build without MPI can join no processes, whoever has started them.
-#[cfg(not(feature = "mpi"))]
-fn launched() -> Option<train::LaunchedProcess> {
-    None
+/// What a launcher says of this process. A build without MPI can join the processes of none but through a folder.
+fn launched(config: &DistributedTrainConfig) -> Option<LaunchedProcess> {
+    let can_join = cfg!(feature = "mpi") || config.shared_folder.is_some();
+    let Launch { rank, size, local_rank } = Launch::from_env().filter(|_| can_join)?;
+    Some(LaunchedProcess { rank, world_size: size, local_rank })
 }
 
 #[cfg(test)]

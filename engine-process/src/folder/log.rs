@@ -12,10 +12,8 @@ use std::{
 
 use crate::Channel;
 
-/// Bytes after which a log goes on in another file.
-const SEGMENT: u64 = 64 << 20;
-/// Bytes taken in at one look.
-const LOOK: u64 = 64 << 20;
+/// Bytes after which a log goes on in another file: what lies in the folder, for each two processes, beside a message.
+const SEGMENT: u64 = 4 << 20;
 /// Bytes before a message: its length, tag, kind and checksum.
 const HEAD: usize = 13;
 
@@ -61,9 +59,8 @@ pub(super) struct LogWriter {
 pub(super) struct LogReader {
     path: PathBuf,
     segment: u64,
-    /// Bytes of the file that were taken in; the last of them are in `rest`.
+    /// Bytes of the file that were taken in: whole messages.
     taken: u64,
-    rest: Vec<u8>,
 }
 
 impl LogWriter {
@@ -101,47 +98,34 @@ impl LogWriter {
 impl LogReader {
     /// Of a log that exists, or will.
     pub(super) fn new(path: PathBuf) -> Self {
-        LogReader { path, segment: 0, taken: 0, rest: Vec::new() }
+        LogReader { path, segment: 0, taken: 0 }
     }
 
-    /// What has arrived since the last look.
+    /// What has arrived since the last look. What is no whole message yet is read again at the next one: it may have been shown before it was there, and may be taken back.
     pub(super) fn look(&mut self) -> io::Result<Vec<Arrived>> {
         let path = segment(&self.path, self.segment);
         let mut file = File::open(&path)?;
-        if file.metadata()?.len() > self.taken {
-            file.seek(SeekFrom::Start(self.taken))?;
-            self.taken += file.take(LOOK).read_to_end(&mut self.rest)? as u64;
+        if file.metadata()?.len() <= self.taken {
+            return Ok(Vec::new());
         }
-        let mut arrived = Vec::new();
-        let mut at = 0;
-        while let Some((kind, tag, bytes)) = record(&self.rest[at..]) {
-            at += HEAD + bytes.len();
+        let mut bytes = Vec::new();
+        file.seek(SeekFrom::Start(self.taken))?;
+        file.read_to_end(&mut bytes)?;
+        let (mut arrived, mut rest) = (Vec::new(), &bytes[..]);
+        while let Some((kind, tag, message)) = record(rest) {
+            rest = &rest[HEAD + message.len()..];
             match kind {
-                Kind::Message(on) => arrived.push(Arrived { on, tag, bytes: bytes.to_vec() }),
+                Kind::Message(on) => arrived.push(Arrived { on, tag, bytes: message.to_vec() }),
                 Kind::Next => {
                     // Nobody else reads it. One that stays is deleted with its folder.
                     let _ = fs::remove_file(&path);
                     (self.segment, self.taken) = (self.segment + 1, 0);
-                    self.rest.clear();
                     return Ok(arrived);
                 }
             }
         }
-        self.rest.drain(..at);
-        self.take_in_again();
+        self.taken += (bytes.len() - rest.len()) as u64;
         Ok(arrived)
-    }
-
-    /// Bytes that are no whole message are read again at the next look, if they should be one by now: they may have been shown before they were there.
-    fn take_in_again(&mut self) {
-        let is_whole = self
-            .rest
-            .first_chunk()
-            .is_some_and(|length| self.rest.len() >= HEAD + u32::from_le_bytes(*length) as usize);
-        if is_whole {
-            self.taken -= self.rest.len() as u64;
-            self.rest.clear();
-        }
     }
 }
 
@@ -221,6 +205,23 @@ mod tests {
                 assert_eq!(from.look().unwrap(), [message(7, b"abc")], "cut at {cut}");
                 assert_eq!(from.look().unwrap(), []);
             }
+        }
+    }
+
+    #[test]
+    fn half_a_message_that_is_taken_back_hides_none() {
+        let folder = Scratch::new("torn");
+        let mut to = LogWriter::create(folder.path().join("0-1")).unwrap();
+        let mut from = LogReader::new(folder.path().join("0-1"));
+        to.append(Channel::Data, 1, b"first").unwrap();
+        // The disk is full in the middle of the second.
+        let file = OpenOptions::new().append(true).open(segment(&to.path, 0));
+        file.and_then(|mut file| file.write_all(&head(Kind::Message(Channel::Data), 2, &[7; 1000]))).unwrap();
+        assert_eq!(from.look().unwrap(), [message(1, b"first")]);
+        OpenOptions::new().write(true).open(segment(&to.path, 0)).unwrap().set_len(to.written).unwrap();
+        for tag in 3..9 {
+            to.append(Channel::Data, tag, b"why").unwrap();
+            assert_eq!(from.look().unwrap(), [message(tag, b"why")]);
         }
     }
 

@@ -46,13 +46,13 @@ pub(super) fn meet(folder: &Path, rank: usize, size: usize, timeout: Duration) -
     let mut meeting = Meeting { folder, rank, own, begun: Instant::now(), timeout };
     meeting.run(size).map_err(|failure| match failure {
         Failure::Io(error) => failed(format!("{} cannot be used: {error}", folder.display())).on_rank(rank),
-        Failure::Late(error) => error.on_rank(rank),
+        Failure::Told(error) => error.on_rank(rank),
     })
 }
 
 enum Failure {
     Io(io::Error),
-    Late(Error),
+    Told(Error),
 }
 
 impl From<io::Error> for Failure {
@@ -65,11 +65,11 @@ impl Meeting<'_> {
     fn run(&mut self, size: usize) -> Result<FolderTransport, Failure> {
         fs::create_dir_all(self.folder)?;
         self.sign()?;
-        let before = self.list("job");
         let mut made: Option<(u64, FolderTransport)> = None;
         loop {
             let list = if self.rank == 0 { self.lead(size)? } else { self.list("job") };
-            if list.get(self.rank) == Some(&self.own.number) && list.len() == size && !list.contains(&0) {
+            if list.get(self.rank) == Some(&self.own.number) && !list.contains(&0) {
+                self.check_size(size, list.len())?;
                 if made.as_ref().is_none_or(|(number, _)| *number != list[0]) {
                     made = Some((list[0], FolderTransport::create(self.job(list[0]), self.rank, size)?));
                 }
@@ -80,13 +80,23 @@ impl Meeting<'_> {
             }
             let started = !self.own.agrees.is_empty() && self.list("start") == self.own.agrees;
             match made.take_if(|_| started) {
-                Some((_, transport)) => {
-                    self.clear(&before);
+                Some((number, mut transport)) => {
+                    self.clear(number);
+                    transport.has_started = true;
                     return Ok(transport);
                 }
                 None => self.wait(size)?,
             }
         }
+    }
+
+    fn check_size(&self, own: usize, listed: usize) -> Result<(), Failure> {
+        let why = || {
+            format!(
+                "this process is one of {own}, and process 0 one of {listed}: start all with one number of processes"
+            )
+        };
+        if own == listed { Ok(()) } else { Err(Failure::Told(failed(why()))) }
     }
 
     /// Process 0's part: the list, and the start once all agree to it.
@@ -102,38 +112,60 @@ impl Meeting<'_> {
         Ok(list)
     }
 
+    /// Pauses, if there is something to wait for, and time.
     fn wait(&self, size: usize) -> Result<(), Failure> {
-        if self.begun.elapsed() <= self.timeout {
+        let (waited, folder) = (self.begun.elapsed(), self.folder.display());
+        let told = |why: String| Err(Failure::Told(failed(why)));
+        match self.sign_of(self.rank).number {
+            0 => {
+                return told(format!(
+                    "{folder} was deleted while its processes met, or something else has written to it"
+                ));
+            }
+            other if other != self.own.number => {
+                return told(format!(
+                    "another process has come to {folder} as rank {} too: two were given one rank, or two jobs one folder",
+                    self.rank
+                ));
+            }
+            _ => {}
+        }
+        if waited <= self.timeout {
             thread::sleep(PAUSE);
             return Ok(());
         }
-        let (waited, folder) = (self.begun.elapsed(), self.folder.display());
         if self.rank != 0 {
-            let why = match self.sign_of(self.rank).number == self.own.number {
-                true => format!("the others did not come to {folder} in {waited:?}, or process 0 did not; it says who"),
-                false => format!("another process has come to {folder} as rank {} too", self.rank),
-            };
-            return Err(Failure::Late(failed(why)));
+            return told(format!(
+                "not all processes came to {folder} in {waited:?}; process 0, if it came, names those that are missing"
+            ));
         }
         // Whoever is there agrees to a list in which nobody is missing.
+        let signs: Vec<Sign> = (1..size).map(|rank| self.sign_of(rank)).collect();
+        let is_full = signs.iter().all(|sign| sign.number != 0);
         let list = self.list("job");
-        let stays_away = |rank: &usize| self.sign_of(*rank).number == 0;
-        let disagrees = |rank: &usize| self.sign_of(*rank).agrees != list;
-        let absent: Vec<usize> = (1..size).filter(stays_away).collect();
-        let missing = if absent.is_empty() { (1..size).filter(disagrees).collect() } else { absent };
-        let calls = format!("they did not come to {folder}");
-        Err(Failure::Late(ErrorKind::Timeout { op: OP, waited, missing, called: false, calls }.into()))
+        let is_missing = |sign: &Sign| sign.number == 0 || (is_full && sign.agrees != list);
+        let missing: Vec<usize> = (1..size).filter(|rank| is_missing(&signs[rank - 1])).collect();
+        let calls = format!("they did not come to {folder}, or came as ranks of another number of processes");
+        Err(Failure::Told(ErrorKind::Timeout { op: OP, waited, missing, called: false, calls }.into()))
     }
 
-    /// Deletes what a job that has ended early has left.
-    fn clear(&self, before: &[u64]) {
-        if let Some(first) = before.first().filter(|&&first| self.rank == 0 && first != self.own.number) {
-            let _ = fs::remove_dir_all(self.job(*first));
+    /// Process 0 deletes what jobs have left that were killed, or never started.
+    fn clear(&self, own: u64) {
+        let Ok(entries) = fs::read_dir(self.folder) else { return };
+        for entry in entries.filter_map(|entry| entry.ok().filter(|_| self.rank == 0)) {
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            // What cannot be deleted is left to the next job.
+            let _ = match (name.starts_with(JOB), name.starts_with(UNWRITTEN)) {
+                (true, _) if path != self.job(own) => fs::remove_dir_all(path),
+                (_, true) => fs::remove_file(path),
+                _ => Ok(()),
+            };
         }
     }
 
     fn job(&self, number: u64) -> PathBuf {
-        self.folder.join(format!("job-{number:016x}"))
+        self.folder.join(format!("{JOB}{number:016x}"))
     }
 
     fn sign(&self) -> io::Result<()> {
@@ -158,13 +190,16 @@ impl Meeting<'_> {
 
     /// Writes a file as a whole.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let new = self.folder.join(format!("{name}.{:016x}", self.own.number));
+        let new = self.folder.join(format!("{UNWRITTEN}{name}-{:016x}", self.own.number));
         fs::write(&new, bytes)?;
         fs::rename(new, self.folder.join(name))
     }
 }
 
 const OP: &str = "SharedFolder::join";
+/// What the names of folders of jobs begin with, and of files that are being written.
+const JOB: &str = "job-";
+const UNWRITTEN: &str = "new-";
 
 fn failed(why: String) -> Error {
     Error::argument(OP, why)
@@ -268,17 +303,62 @@ mod tests {
         });
         let ErrorKind::Timeout { missing, .. } = first.kind() else { panic!("{first}") };
         assert_eq!(missing[..], [1, 3], "{first}");
-        assert!(second.to_string().contains("process 0 did not; it says who"), "{second}");
+        assert!(second.to_string().contains("process 0, if it came, names those that are missing"), "{second}");
+    }
+
+    /// What processes of these ranks and sizes are told, which have no time limit that the test would reach.
+    fn errors(folder: &Path, all: &[(usize, usize)]) -> Vec<Option<String>> {
+        thread::scope(|scope| {
+            let outcome = |rank, size| meet(folder, rank, size, Duration::from_secs(3)).map(drop).err();
+            let threads = all.iter().map(|&(rank, size)| {
+                thread::sleep(Duration::from_millis(100));
+                scope.spawn(move || outcome(rank, size).map(|error| error.to_string()))
+            });
+            threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
     }
 
     #[test]
-    fn two_processes_of_one_rank_are_an_error() {
-        let folder = Scratch::new("twice");
-        let outcome = |rank| meet(folder.path(), rank, 2, Duration::from_millis(300)).map(drop);
-        let errors: Vec<String> = thread::scope(|scope| {
-            let threads = [1, 1].map(|rank| scope.spawn(move || outcome(rank).unwrap_err().to_string()));
-            threads.map(|thread| thread.join().unwrap()).into()
+    fn two_processes_of_one_rank_are_an_error_at_once() {
+        for rank in [0, 1] {
+            let folder = Scratch::new("twice");
+            let told = errors(folder.path(), &[(rank, 3), (rank, 3)]);
+            let first = told[0].as_ref().expect("an error");
+            assert!(first.contains(&format!("as rank {rank} too")), "{first}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_processes_that_differ_are_an_error() {
+        let folder = Scratch::new("sizes");
+        let told = errors(folder.path(), &[(1, 3), (0, 2)]);
+        assert!(told[0].as_ref().is_some_and(|why| why.contains("one of 3, and process 0 one of 2")), "{told:?}");
+    }
+
+    #[test]
+    fn a_folder_that_is_deleted_is_an_error() {
+        let folder = Scratch::new("gone");
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| meet(folder.path(), 1, 2, Duration::from_secs(60)).map(drop));
+            while !folder.path().join("rank-1").exists() {
+                thread::yield_now();
+            }
+            fs::remove_dir_all(folder.path()).unwrap();
+            let error = waits.join().unwrap().unwrap_err().to_string();
+            assert!(error.contains("was deleted while its processes met"), "{error}");
         });
-        assert!(errors.iter().any(|error| error.contains("as rank 1 too")), "{errors:?}");
+    }
+
+    #[test]
+    fn a_process_that_comes_again_is_waited_for_by_those_that_leave() {
+        let folder = Scratch::new("retry");
+        job(folder.path(), 2, std::mem::forget);
+        // It has the job's folder already when it gives up.
+        let again = || {
+            let _ = meet(folder.path(), 1, 2, Duration::ZERO);
+        };
+        again();
+        job(folder.path(), 2, |mut own| exchange(&mut own));
+        assert_eq!(jobs(folder.path()), 0);
     }
 }

@@ -15,7 +15,8 @@ use crate::{Launch, Processes, Transport};
 /// Whoever starts the processes says which is which: Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. It is meant for what is small: it is a
 /// control plane for GPUs that exchange through NCCL, and good for tests; MPI is for gradients on the host.
 ///
-/// One job at a time uses a folder. Files that an earlier one has left, because it was killed for example, do no harm and are deleted.
+/// One job at a time uses a folder: another one that starts there ends it, and two that start at once may mix. Files that an earlier one has left, because it was killed for example, do no harm and are deleted.
+/// For each two ranks there are up to 4 MiB of files, and a message.
 ///
 /// A process that dies is not noticed until a call that waits for it is [late](Processes::timeout); all others then have an error.
 ///
@@ -76,7 +77,7 @@ impl SharedFolder {
         const OP: &str = "SharedFolder::join";
         let SharedFolder { path, launch, join_timeout } = self;
         let launch = launch.or_else(Launch::from_env).ok_or_else(|| {
-            let why = "nothing says which process this is: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each";
+            let why = "nothing says which process this is: start all with `srun` or `torchrun`, or set RANK, WORLD_SIZE and LOCAL_RANK for each, with ranks from 0";
             Error::argument(OP, why)
         })?;
         let Launch { rank, size, local_rank } = launch;

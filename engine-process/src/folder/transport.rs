@@ -2,8 +2,8 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fs,
-    path::PathBuf,
+    fs, io,
+    path::{Path, PathBuf},
     ptr, slice,
     time::{Duration, Instant},
 };
@@ -17,6 +17,8 @@ use crate::{Channel, Request, Test, Transport};
 const PAUSE: u32 = 10;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// For so long what cannot be read may be read again: servers of files are gone for a while.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The request of a message that was sent: writing it was all.
 const SENT: usize = 0;
@@ -27,6 +29,8 @@ type Address = (usize, u8, u32);
 pub(super) struct FolderTransport {
     /// Where the logs of the job are; it is deleted by the process that leaves last.
     job: PathBuf,
+    /// Whether all processes have come, so that this one's leaving counts.
+    pub(super) has_started: bool,
     rank: usize,
     peers: Vec<Option<Peer>>,
     arrived: BTreeMap<Address, VecDeque<Vec<u8>>>,
@@ -39,6 +43,8 @@ pub(super) struct FolderTransport {
 struct Peer {
     to: LogWriter,
     from: LogReader,
+    /// Since when it could not be read.
+    failing: Option<Instant>,
     /// Why nothing will arrive any more.
     broken: Option<String>,
 }
@@ -50,23 +56,35 @@ struct Receive {
     bytes: usize,
 }
 
+impl Peer {
+    fn fail(&mut self, rank: usize, job: &Path, error: &io::Error) {
+        let is_gone = error.kind() == io::ErrorKind::NotFound;
+        if !is_gone && self.failing.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+            return;
+        }
+        let hint = if is_gone { ": was it deleted, or another job started in its folder?" } else { "" };
+        self.broken = Some(format!("what rank {rank} writes to {} cannot be read: {error}{hint}", job.display()));
+    }
+}
+
 impl FolderTransport {
     /// The log of what one process tells another.
-    fn log(job: &std::path::Path, from: usize, to: usize) -> PathBuf {
+    fn log(job: &Path, from: usize, to: usize) -> PathBuf {
         job.join(format!("{from}-{to}"))
     }
 
     /// Makes the logs that this process writes.
-    pub(super) fn create(job: PathBuf, rank: usize, size: usize) -> std::io::Result<Self> {
+    pub(super) fn create(job: PathBuf, rank: usize, size: usize) -> io::Result<Self> {
         fs::create_dir_all(&job)?;
         let peer = |other| {
             let to = LogWriter::create(Self::log(&job, rank, other))?;
-            Ok(Peer { to, from: LogReader::new(Self::log(&job, other, rank)), broken: None })
+            Ok(Peer { to, from: LogReader::new(Self::log(&job, other, rank)), failing: None, broken: None })
         };
         let peers = (0..size).map(|other| (other != rank).then(|| peer(other)).transpose());
-        let peers = peers.collect::<std::io::Result<_>>()?;
+        let peers = peers.collect::<io::Result<_>>()?;
         let (arrived, waiting, ended) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Ok(FolderTransport { job, rank, peers, arrived, waiting, ended, requests: SENT, next_look: Instant::now() })
+        let (has_started, next_look) = (false, Instant::now());
+        Ok(FolderTransport { job, has_started, rank, peers, arrived, waiting, ended, requests: SENT, next_look })
     }
 
     fn look(&mut self) {
@@ -79,15 +97,11 @@ impl FolderTransport {
             let Some(peer) = self.peers[from].as_mut().filter(|peer| peer.broken.is_none()) else { continue };
             match peer.from.look() {
                 Ok(messages) => {
+                    peer.failing = None;
                     any |= !messages.is_empty();
                     messages.into_iter().for_each(|message| self.deliver(from, message));
                 }
-                Err(error) => {
-                    let why = format!(
-                        "what rank {from} writes cannot be read: {error}; was another job started in its folder?"
-                    );
-                    peer.broken = Some(why);
-                }
+                Err(error) => peer.fail(from, &self.job, &error),
             }
         }
         let took = begun.elapsed();
@@ -107,7 +121,10 @@ impl FolderTransport {
     fn end(&mut self, receive: &Receive, bytes: &[u8]) {
         let &Receive { request, into, bytes: room } = receive;
         if bytes.len() > room {
-            let why = format!("a message of {} bytes came where {room} were due", bytes.len());
+            let why = format!(
+                "a message of {} bytes came where {room} were due: all processes must have equal `Processes::message_limit`",
+                bytes.len()
+            );
             self.ended.insert(request, Test::Failed(why));
             return;
         }
@@ -117,8 +134,19 @@ impl FolderTransport {
         self.ended.insert(request, Test::Done(bytes.len()));
     }
 
+    /// Nothing is written any more to where a receive was to go.
+    fn forget(&mut self, request: &Request) {
+        for queue in self.waiting.values_mut() {
+            queue.retain(|receive| receive.request != request.0);
+        }
+        self.waiting.retain(|_, queue| !queue.is_empty());
+    }
+
     /// Notes that this process writes nothing more. The last to do so deletes the job.
     fn leave(&self) {
+        if !self.has_started {
+            return;
+        }
         let left = |rank: usize| self.job.join(format!("left-{rank}"));
         // What cannot be written or deleted is deleted by the next job in the folder.
         let _ = fs::write(left(self.rank), []);
@@ -201,16 +229,20 @@ impl Transport for FolderTransport {
         }
         let waits = |queue: &VecDeque<Receive>| queue.iter().any(|receive| receive.request == request.0);
         let from = self.waiting.iter().find_map(|(address, queue)| waits(queue).then_some(address.0));
-        let broken = from.and_then(|from| self.peers.get(from)?.as_ref()?.broken.clone());
-        broken.map_or(Test::Pending, Test::Failed)
+        let Some(why) = from.and_then(|from| self.peers.get(from)?.as_ref()?.broken.clone()) else {
+            return Test::Pending;
+        };
+        self.forget(request);
+        Test::Failed(why)
     }
 
     fn cancel(&mut self, request: &Request) {
-        for queue in self.waiting.values_mut() {
-            queue.retain(|receive| receive.request != request.0);
-        }
-        self.waiting.retain(|_, queue| !queue.is_empty());
+        self.forget(request);
         self.ended.entry(request.0).or_insert(Test::Done(0));
+    }
+
+    fn moves_while_tested(&self) -> bool {
+        false
     }
 
     fn abort(&mut self) {}
