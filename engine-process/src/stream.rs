@@ -247,7 +247,7 @@ mod tests {
     fn what_could_not_be_sent_is_sent_later_and_delays_nobody_else() {
         let mut flaky = Flaky { fails: 2, ..Flaky::default() };
         let mut streams = Streams::new(&mut flaky).unwrap();
-        let group = [0, 7].into();
+        let group: crate::message::GroupId = [0, 7].into();
         for _ in 0..1000 {
             [1, 2].map(|rank| streams.send(rank, &Message::Leave(group.clone())));
         }
