@@ -249,7 +249,7 @@ mod tests {
         let mut streams = Streams::new(&mut flaky).unwrap();
         let group: crate::message::GroupId = [0, 7].into();
         for _ in 0..1000 {
-            [1, 2].map(|rank| streams.send(rank, &Message::Leave(group.clone())));
+            (1..3).for_each(|rank| streams.send(rank, &Message::Leave(group.clone())));
         }
         assert!(streams.advance(&mut flaky, &mut Vec::new()).is_err());
         assert!(!flaky.sent[2].is_empty() && flaky.sent[1].is_empty());
