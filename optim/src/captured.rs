@@ -8,7 +8,7 @@ use numcore::{
     ops::ViewOps,
     pointwise::{Number, Program},
 };
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::{StepContext, UpdateRule};
 
@@ -46,6 +46,16 @@ pub(crate) struct DeviceNumbers<R: Runtime> {
     /// The program of the last update.
     form: Option<Arc<MemoryForm>>,
     captured: Option<CapturedUpdate>,
+    /// Of the captured update's next launch, where they were prepared.
+    next: Option<NextNumbers<R>>,
+}
+
+/// What the memory will hold.
+struct NextNumbers<R: Runtime> {
+    step: u64,
+    numbers: SmallVec<[f64; 8]>,
+    /// On the device, if they are not what the memory holds.
+    row: Option<Tensor<R>>,
 }
 
 /// The update of a captured step.
@@ -82,7 +92,7 @@ impl MemoryForm {
 
 impl<R: Runtime> Default for DeviceNumbers<R> {
     fn default() -> Self {
-        DeviceNumbers { memory: None, row: SmallVec::new(), form: None, captured: None }
+        DeviceNumbers { memory: None, row: SmallVec::new(), form: None, captured: None, next: None }
     }
 }
 
@@ -90,7 +100,7 @@ impl<R: Runtime> DeviceNumbers<R> {
     /// Before the updates of a step: a capture replaces the one before it.
     pub(crate) fn begin(&mut self, capturing: bool) {
         if capturing {
-            self.captured = None;
+            (self.captured, self.next) = (None, None);
         }
     }
 
@@ -141,39 +151,65 @@ impl<R: Runtime> DeviceNumbers<R> {
         if self.row[..] == *numbers {
             return Ok(());
         }
-        if self.row.len() != numbers.len() {
-            let layout = FlatLayout::new(dtype, [("numbers".to_string(), Shape::new(&[numbers.len()])?)]);
+        self.reserve(rt, dtype, numbers.len())?;
+        self.put(&uploaded(rt, dtype, numbers)?, numbers)
+    }
+
+    /// Memory for this many numbers.
+    fn reserve(&mut self, rt: &R, dtype: DType, count: usize) -> Result<()> {
+        if self.row.len() != count {
+            let layout = FlatLayout::new(dtype, [("numbers".to_string(), Shape::new(&[count])?)]);
             self.memory = Some(Flat::zeros_for(rt, MemoryCategory::Optimizer, layout)?);
+            self.row = smallvec![0.0; count];
         }
-        let row = match dtype {
-            DType::F64 => Tensor::from_slice(rt, [numbers.len()], numbers)?,
-            _ => Tensor::from_slice(
-                rt,
-                [numbers.len()],
-                &numbers.iter().map(|x| *x as f32).collect::<SmallVec<[f32; 8]>>(),
-            )?,
-        };
-        if let Some(memory) = &mut self.memory {
-            memory.overwrite(0, &row)?;
-        }
-        self.row = numbers.into();
         Ok(())
     }
 
-    /// Counts the captured updates in `steps`, and writes the numbers that `scalars` gives for them.
-    pub(crate) fn advance(
+    fn put(&mut self, row: &Tensor<R>, numbers: &[f64]) -> Result<()> {
+        if let Some(memory) = &mut self.memory {
+            memory.overwrite(0, row)?;
+        }
+        (self.row, self.next) = (numbers.into(), None);
+        Ok(())
+    }
+
+    /// Uploads the numbers that `scalars` gives for the captured updates' next step, and changes nothing yet. Whether there are such updates.
+    pub(crate) fn prepare(
         &mut self,
         rt: &R,
-        steps: &mut [u64],
+        steps: &[u64],
         scalars: impl FnOnce(u64) -> Option<crate::Scalars>,
     ) -> Result<bool> {
         let Some(CapturedUpdate { form, params, .. }) = &self.captured else { return Ok(false) };
         let Some(step) = params.first().map(|params| steps[params.start] + 1) else { return Ok(false) };
         let Some(scalars) = scalars(step) else { return Ok(false) };
         let (numbers, dtype) = (form.numbers(&scalars)?, form.dtype);
-        self.write(rt, dtype, &numbers)?;
+        if self.next.as_ref().is_some_and(|next| next.step == step && next.numbers == numbers) {
+            return Ok(true);
+        }
+        self.reserve(rt, dtype, numbers.len())?;
+        let row = (self.row != numbers).then(|| uploaded(rt, dtype, &numbers)).transpose()?;
+        self.next = Some(NextNumbers { step, numbers, row });
+        Ok(true)
+    }
+
+    /// Writes what was prepared, and counts the captured updates in `steps`.
+    pub(crate) fn advance(&mut self, steps: &mut [u64]) -> Result<()> {
+        let Some(NextNumbers { step, numbers, row }) = self.next.take() else { return Ok(()) };
+        row.map_or(Ok(()), |row| self.put(&row, &numbers))?;
         let params = self.captured.iter().flat_map(|captured| &captured.params);
         params.for_each(|params| steps[params.clone()].fill(step));
-        Ok(true)
+        Ok(())
+    }
+}
+
+/// Numbers as a tensor of the device.
+fn uploaded<R: Runtime>(rt: &R, dtype: DType, numbers: &[f64]) -> Result<Tensor<R>> {
+    match dtype {
+        DType::F64 => Tensor::from_slice(rt, [numbers.len()], numbers),
+        _ => {
+            let numbers: SmallVec<[f32; 8]> = numbers.iter().map(|x| *x as f32).collect();
+            Tensor::from_slice(rt, [numbers.len()], &numbers)
+        }
     }
 }

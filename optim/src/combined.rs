@@ -137,7 +137,12 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         })
     }
 
+    fn prepare_advance(&mut self) -> Result<()> {
+        self.all.iter_mut().try_for_each(|o| o.prepare_advance())
+    }
+
     fn advance(&mut self) -> Result<()> {
+        self.prepare_advance()?;
         self.all.iter_mut().try_for_each(|o| o.advance())
     }
 

@@ -261,20 +261,26 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         Ok(())
     }
 
-    fn advance(&mut self) -> Result<()> {
+    fn prepare_advance(&mut self) -> Result<()> {
         let lrs = self.lrs();
         crate::schedule::require_rates(C::NAME, &lrs)?;
-        let mut advanced = false;
+        let mut captured = false;
         for part in &mut self.parts {
             let (config, lr) = (&self.groups[part.group], lrs[part.group]);
             let rt = part.params.runtime().clone();
             let scalars = |step| config.launch_scalars(StepContext { lr, step });
-            advanced |= part.numbers.advance(&rt, &mut part.steps, scalars)?;
+            captured |= part.numbers.prepare(&rt, &part.steps, scalars)?;
         }
-        if !advanced {
+        if !captured {
             let why = "no update of it was captured: make it `capturable()`, and capture a step";
             return Err(Error::argument(C::NAME, why));
         }
+        Ok(())
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        self.prepare_advance()?;
+        self.parts.iter_mut().try_for_each(|part| part.numbers.advance(&mut part.steps))?;
         self.steps += 1;
         Ok(())
     }

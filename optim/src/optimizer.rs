@@ -68,9 +68,18 @@ pub trait Optimizer<R: Runtime>: Send {
     /// the captured step.
     ///
     /// # Errors
-    /// If no update was captured, as of an optimizer that is not [capturable](crate::FlatOptimizer::capturable).
+    /// If no update was captured, as of an optimizer that is not [capturable](crate::FlatOptimizer::capturable); if the numbers cannot be uploaded: the
+    /// optimizer is then as it was.
     fn advance(&mut self) -> Result<()> {
         Err(Error::argument("advance", "an update of this optimizer cannot be captured, so it is not launched again"))
+    }
+
+    /// Does what may fail of [`advance`](Optimizer::advance) and changes nothing: of several optimizers either all advance or none does.
+    ///
+    /// # Errors
+    /// Those of [`advance`](Optimizer::advance).
+    fn prepare_advance(&mut self) -> Result<()> {
+        Ok(())
     }
 
     /// Whether each element is updated by itself, so that pieces of parameters are updated as the whole would be. Rules that look at norms

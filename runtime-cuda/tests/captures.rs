@@ -13,7 +13,9 @@ use numcore::{
     DType, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
-use optim::{AdamW, AdamWConfig, Cosine, NormOrder, Optimizer, Sgd, SgdConfig, clip_grad_norm};
+use optim::{
+    AdamW, AdamWConfig, Combined, Cosine, FlatOptimizer, NormOrder, Optimizer, Sgd, SgdConfig, clip_grad_norm,
+};
 use runtime_cuda::Cuda;
 
 static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"));
@@ -253,4 +255,58 @@ fn a_loader_allocates_while_a_step_is_captured() -> Result<()> {
     })?;
     assert_eq!(later.shape().numel(), 1 << 20);
     Ok(())
+}
+
+/// Where the numbers of one part cannot be uploaded, no part has moved on: trying again gives the losses of the steps themselves.
+#[test]
+fn an_advance_that_fails_changes_nothing() -> Result<()> {
+    for combined in [false, true] {
+        let plain = launched(combined, false)?;
+        assert_eq!(launched(combined, true)?, plain, "combined: {combined}");
+        assert!(plain.windows(2).all(|two| two[0] != two[1]), "{plain:?}");
+    }
+    Ok(())
+}
+
+/// Losses of captured steps of two groups, or of two optimizers; before each launch, advances fail at each of their uploads if `fails`.
+fn launched(combined: bool, fails: bool) -> Result<Vec<f64>> {
+    let (cuda, order) = Cuda::watched(&*FOLDER)?;
+    let model = Linear::new(&Init::new(&cuda, 0), 3, 2)?;
+    let x = Var::new(Tensor::from_slice(&cuda, [4, 3], &[0.5f32; 12])?);
+    let leaves: Vec<_> = model.parameters().iter().map(|p| p.leaf().clone()).collect();
+    let config = AdamWConfig { lr: 0.05, ..Default::default() };
+    let over = |leaves: &[_]| AdamW::over(config.clone(), leaves.to_vec()).map(|o| o.capturable());
+    let mut adam: Box<dyn Optimizer<Cuda>> = match combined {
+        true => Box::new(Combined::new(vec![Box::new(over(&leaves[..1])?), Box::new(over(&leaves[1..])?)])?),
+        false => {
+            let groups = FlatOptimizer::in_groups(config.clone()).group(&leaves[..1], |_| {})?;
+            Box::new(groups.group(&leaves[1..], |c| c.lr = 0.02)?.capturable())
+        }
+    };
+    let step = |adam: &mut Box<dyn Optimizer<Cuda>>| {
+        let loss = model.forward(&x)?.square()?.sum_all()?;
+        adam.backward(&loss)?;
+        adam.step()?;
+        loss.value()
+    };
+    (0..2).try_for_each(|_| step(&mut adam).map(drop))?;
+    let (graph, loss) = cuda.capture(|| step(&mut adam))?;
+    let mut losses = Vec::new();
+    for _ in 0..5 {
+        for copies in if fails { 0..2 } else { 0..0 } {
+            let before = (adam.steps(), format!("{:?}", states(&*adam)?));
+            order.fail_copy_after(copies);
+            let error = adam.advance().unwrap_err().to_string();
+            assert!(error.contains("as was asked for"), "{error}");
+            assert_eq!((adam.steps(), format!("{:?}", states(&*adam)?)), before);
+        }
+        adam.advance()?;
+        graph.launch()?;
+        losses.push(loss.item()?);
+    }
+    Ok(losses)
+}
+
+fn states(optimizer: &dyn Optimizer<Cuda>) -> Result<Vec<(String, Vec<f64>)>> {
+    optimizer.state_dict()?.into_iter().map(|(name, state)| Ok((name, state.to_f64s()?))).collect()
 }

@@ -40,6 +40,11 @@ impl AccessOrder {
         self.0.lock().candidates.clone()
     }
 
+    /// Makes one copy from the host fail: the one after so many others.
+    pub fn fail_copy_after(&self, copies: usize) {
+        self.0.lock().copies_left = Some(copies);
+    }
+
     /// The memory of the device, which can be limited.
     pub fn memory(&self) -> &EmulatedMemory {
         &self.1

@@ -48,6 +48,8 @@ pub(super) struct OrderState {
     pub(super) candidates: GemmCandidates,
     /// What candidates of products took so far.
     spent: Duration,
+    /// How many copies from the host succeed before one fails.
+    pub(super) copies_left: Option<usize>,
     pub(super) gone: bool,
 }
 
@@ -270,6 +272,11 @@ impl Driver for Ordered {
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()> {
         // The host has just written there.
         let mut state = self.state.lock();
+        if state.copies_left == Some(0) {
+            state.copies_left = None;
+            return Err(DriverFailure::new("a copy from the host fails, as was asked for"));
+        }
+        state.copies_left = state.copies_left.map(|left| left - 1);
         let range = state.memory.range_of(from as u64);
         state.host_takes("a piece is filled", range);
         drop(state);
