@@ -77,6 +77,11 @@ DEVICE i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 template <class C> DEVICE bool is_nan(C x) { return x != x; }
 // The larger; NaN wins.
 template <class C> DEVICE C larger(C a, C b) { return a >= b || is_nan(a) ? a : b; }
+// The larger, in one instruction; NaN loses.
+DEVICE float larger_number(float a, float b) { return fmaxf(a, b); }
+DEVICE double larger_number(double a, double b) { return fmax(a, b); }
+
+#define LOG2_E 1.4426950408889634f
 
 DEVICE float infinity(float) { return __int_as_float(0x7f800000); }
 DEVICE double infinity(double) { return __longlong_as_double(0x7ff0000000000000LL); }
@@ -84,6 +89,9 @@ DEVICE float not_a_number(float) { return __int_as_float(0x7fc00000); }
 DEVICE double not_a_number(double) { return __longlong_as_double(0x7ff8000000000000LL); }
 DEVICE float exponential(float x) { return expf(x); }
 DEVICE double exponential(double x) { return exp(x); }
+// e^x for what is summed with its largest term 1: next to that the rounding of x log2(e), and flushed terms, vanish.
+DEVICE float weight_of_exponent(float x) { return exp2_flushed(x * LOG2_E); }
+DEVICE double weight_of_exponent(double x) { return exp(x); }
 DEVICE float logarithm(float x) { return logf(x); }
 DEVICE double logarithm(double x) { return log(x); }
 DEVICE float square_root(float x) { return sqrtf(x); }
@@ -311,22 +319,22 @@ template <class C> struct Exponentials {
         return e;
     }
 
-    // Adds `N` values at once: one rescaling for all of them.
+    // Adds `N` values at once: one rescaling for all of them. NaN reaches the sum.
     template <int N> DEVICE void add(const C (&x)[N]) {
         C before = finite_or_zero(top);
-        for (int i = 0; i < N; i++) top = larger(top, x[i]);
+        for (int i = 0; i < N; i++) top = larger_number(top, x[i]);
         C base = finite_or_zero(top);
         // A sum of nothing stays 0, however low the new base is.
-        if (base != before && sum != C(0)) sum *= exponential(before - base);
-        for (int i = 0; i < N; i++) sum += exponential(x[i] - base);
+        if (base != before && sum != C(0)) sum *= weight_of_exponent(before - base);
+        for (int i = 0; i < N; i++) sum += weight_of_exponent(x[i] - base);
     }
 
     // Joins all threads' parts of a row.
     template <int THREADS> DEVICE void join() {
         C all = Row<THREADS>::max(top);
-        if (sum != C(0)) sum *= exponential(finite_or_zero(top) - finite_or_zero(all));
+        if (sum != C(0)) sum *= weight_of_exponent(finite_or_zero(top) - finite_or_zero(all));
         sum = Row<THREADS>::sum(sum);
-        top = all;
+        top = is_nan(sum) ? sum : all;
     }
 };
 

@@ -87,7 +87,7 @@ KERNEL void cross_entropy_grad(T* d, const T* x, const i64* target, const typena
         part.load(in, x + i, Value(0));
         if (SMOOTH && w) part.load_any(weight, w + i, Value(0));
         for (int k = 0; k < VEC; k++) {
-            Value v = exponential((in[k] - top) - log_sum) * scale;
+            Value v = weight_of_exponent((in[k] - top) - log_sum) * scale;
             if (SMOOTH) v -= (w ? spread * weight[k] : spread) * up;
             if (i + k == own) v -= share * up;
             in[k] = counts ? v : Value(0);

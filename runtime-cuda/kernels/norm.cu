@@ -84,7 +84,12 @@ KERNEL void norm_grad_finish(T* dw, T* db, const typename Compute<T>::type* dw_p
     const Value* parts = blockIdx.y == 0 ? dw_parts : db_parts;
     i64 column = (i64)blockIdx.x * WARP + threadIdx.x;
     Value sum = Value(0);
-    for (i64 k = threadIdx.y; column < width && k < groups; k += COLUMN_THREADS) sum += parts[k * width + column];
+    // Few threads, which wait for memory: whole rounds come first, whose loads are under way at once.
+    const int ROUND = 8;
+    i64 k = threadIdx.y, end = column < width ? groups : 0;
+    for (; k + (ROUND - 1) * COLUMN_THREADS < end; k += ROUND * COLUMN_THREADS)
+        for (int r = 0; r < ROUND; r++) sum += parts[(k + r * COLUMN_THREADS) * width + column];
+    for (; k < end; k += COLUMN_THREADS) sum += parts[k * width + column];
     sum = column_sum(sum);
     if (threadIdx.y > 0 || column >= width) return;
     if (blockIdx.y == 0 ? add_dw : add_db) sum += load(to[column]);

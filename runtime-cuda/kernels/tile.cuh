@@ -183,7 +183,6 @@ template <int M> DEVICE void store_rows(T* to, i64 row_step, int first, int coun
 
 // ---- Shared by forward and backward.
 
-#define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f
 
 // Strides of [B, H, rows, HEAD_DIM] in elements; the last is 1, all others are multiples of 16 bytes.

@@ -97,6 +97,8 @@ static Test test([] {
     run(19, 264, true, LAYER, 0);
     run(5, 1037, false, false, 3);
     run(9, 13, true, LAYER, 0);
+    // More groups than a thread sums in a round.
+    run(700, 13, true, LAYER, 0);
     run(1, 8, true, false, 0);
     run(4, 1, true, LAYER, 0);
     run(0, 5, true, LAYER, 0);

@@ -19,8 +19,11 @@ use super::{
     stored,
 };
 
-/// Instructions of a program that is short.
+/// Instructions of a program that is short, where several results are a thread's: rows of a round are under way at once.
 const SHORT: usize = 3;
+const ROUND: u32 = 8;
+/// Leaves a thread the registers for a round; the compiler would read less at once, to fit more blocks than there are.
+const ROUND_BLOCKS: &str = ", 8";
 
 /// The order of the threads of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -104,15 +107,23 @@ impl ReduceText<'_> {
         };
         let (kept_count, first, lanes) = (f.kept.count(), first(f.op, f.out), f.lanes);
         let sums = self.sums();
-        // What is added up is short where columns are: more loads are under way at once.
-        let unrolled = if sums > 1 && self.program.insts().len() <= SHORT { "#pragma unroll 8\n" } else { "" };
+        let step = self.step(combine);
+        // Whole rounds come first: between steps that might be the last a load would wait for the one before.
+        let (rounds, blocks) = match sums > 1 && self.program.insts().len() <= SHORT {
+            true => {
+                let whole = format!("unit + {} < end", (ROUND - 1) * along);
+                let each = format!("for (int s = 0; s < {ROUND}; s++, unit += {along})");
+                (format!("while ({whole}) {{\n#pragma unroll\n{each} {{\n{step}}} }}\n"), ROUND_BLOCKS)
+            }
+            false => (String::new(), ""),
+        };
         let joined = match sums {
             1 => format!("#pragma unroll\nfor (int i = 1; i < {lanes}; i++) sum[0] = {combine}(sum[0], sum[i]);\n"),
             _ => String::new(),
         };
         let _ = write!(
             text,
-            "extern \"C\" __global__ void __launch_bounds__({threads}) {name}({}) {{
+            "extern \"C\" __global__ void __launch_bounds__({threads}{blocks}) {name}({}) {{
 {}__shared__ {acc} part[{sums}][{threads}];
 const u32 place = {place};
 const {kept_count} m = ({kept_count})blockIdx.x * {results} + {result};
@@ -123,8 +134,9 @@ for (int i = 0; i < {lanes}; i++) sum[i] = {first};
 if (m < kept) {{
 {}const {count} from = ({count})blockIdx.y * per;
 const {count} end = units - from < per ? units : from + per;
-{unrolled}for ({count} unit = from + place; unit < end; unit += {along}) {{
-{}}} }}
+{count} unit = from + place;
+{rounds}for (; unit < end; unit += {along}) {{
+{step}}} }}
 {joined}#pragma unroll
 for (int i = 0; i < {sums}; i++) part[i][threadIdx.x] = sum[i];
 for (u32 half = {along} / 2; half > 0; half /= 2) {{
@@ -143,7 +155,6 @@ for (int i = 0; i < {sums}; i++) {{
             self.body.keys(),
             self.bases(),
             f.kept.offsets("k", "m", &self.kept_operands()).replace(" f", " b"),
-            self.step(combine),
             self.store(),
         );
         text
