@@ -509,6 +509,24 @@ def _(d):
     return [d.values([rows, classes], -4, 4), target], attrs, [0], lambda x, y: F.cross_entropy(x, y, **attrs)
 
 
+@op("linear_cross_entropy", dtypes=FLOATS)
+def _(d):
+    features, classes = d.size(), d.size() + 1
+    rows = [max(n, 1) for n in d.shape(1, 3)]
+    attrs = {"reduction": d.among("mean", "sum", "none"), "label_smoothing": d.among(0.0, 0.1), "ignore_index": d.among(-100, 0)}
+    target = d.index(rows, classes)
+    target.view(-1)[0] = classes - 1
+    bias = [d.values([classes])] if d.flag() else []
+    ins = [d.values(rows + [features]), d.values([classes, features])] + bias + [target]
+
+    def call(x, w, *rest):
+        losses = F.cross_entropy(F.linear(x, w, *rest[:-1]).flatten(0, -2), rest[-1].flatten(), **attrs)
+        return losses.view(rest[-1].shape) if attrs["reduction"] == "none" else losses
+
+    # Few rows at a time here, which PyTorch does not ask about.
+    return ins, attrs | {"chunk": d.random.randint(1, 5)}, list(range(len(ins) - 1)), call
+
+
 for name, call, low, high in [("mse", F.mse_loss, -2, 2), ("l1", F.l1_loss, -2, 2), ("bce_with_logits", F.binary_cross_entropy_with_logits, 0.1, 0.9)]:
     def loss(d, call=call, low=low, high=high):
         shape, attrs = [max(n, 1) for n in d.shape(1, 3)], {"reduction": d.among("mean", "sum", "none")}

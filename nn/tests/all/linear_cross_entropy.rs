@@ -8,7 +8,7 @@ use nn::{
     parallel::VocabularyLoss,
 };
 use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
+    DType, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
     fused::LinearCrossEntropy,
     ops::{Apply, Bits, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
@@ -264,10 +264,30 @@ fn operands_that_do_not_fit_are_errors() {
     says(loss::linear_cross_entropy(&o.x, &o.w.t().unwrap(), None, &o.y), "x has 3 features, the weight takes 5");
     says(loss::linear_cross_entropy(&o.x, &o.w, Some(&o.x), &o.y), "needs a bias [5]");
     says(loss::linear_cross_entropy(&o.x, &o.w.to_dtype(DType::F64).unwrap(), None, &o.y), "one floating dtype");
-    let beyond = V::new(Tensor::full(&cpu(), [4], DType::I64, 5i64).unwrap());
-    assert!(loss::linear_cross_entropy(&o.x, &o.w, None, &beyond).unwrap_err().to_string().contains("class 5"));
     // A view of everything is as good as what it views.
     let (x, w) = (o.x.t().unwrap().mul(1.0).unwrap().t().unwrap(), o.w.narrow(0, 0, 5).unwrap());
     let seen = loss::linear_cross_entropy(&x, &w, None, &o.y).unwrap();
     assert_eq!(f64s(&seen), f64s(&loss::linear_cross_entropy(&o.x, &o.w, None, &o.y).unwrap()));
+}
+
+/// A class that there is none of is found in its chunk of rows, and named by its place in the caller's classes.
+#[test]
+fn a_class_out_of_range_is_named_by_its_row() {
+    let o = Operands::new([6, 3, 5], DType::F32);
+    let says = |got: Result<V>, what: &str| {
+        let error = got.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Index { index: 5, size: 5, .. }), "{error}");
+        assert!(error.to_string().starts_with(what), "{error}");
+    };
+    let classes = |shape: &[usize]| V::new(Tensor::from_slice(&cpu(), shape, &[0i64, -100, 4, 3, 5, 5]).unwrap());
+    let op = |chunk, summed| LinearCrossEntropy { chunk, summed, ..op() };
+    for (chunk, summed) in [(1, true), (4, true), (4, false), (6, true)] {
+        let got = V::apply1(op(chunk, summed), &[&o.x, &o.w, &o.b, &classes(&[6])]);
+        says(got, "linear_cross_entropy: index 5 at position [4] of the index [6]");
+    }
+    let x = o.x.reshape([2, 3, 3]).unwrap();
+    let got = loss::linear_cross_entropy(&x, &o.w, None, &classes(&[2, 3]));
+    says(got, "linear_cross_entropy: index 5 at position [1, 1] of the index [2, 3]");
+    let got = loss::cross_entropy(&x.linear(&o.w, None).unwrap(), &classes(&[2, 3]));
+    says(got, "cross_entropy: index 5 at position [1, 1] of the index [2, 3]");
 }

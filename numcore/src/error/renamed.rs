@@ -45,6 +45,15 @@ impl Error {
         self
     }
 
+    /// An [`ErrorKind::Index`] in terms of `op`, whose index `[n]` was given from `start` on.
+    pub(crate) fn of_part(mut self, op: &'static str, start: usize, n: usize) -> Self {
+        if let ErrorKind::Index { op: to, position, of, .. } = &mut self.0.kind {
+            *to = op;
+            (*position, *of) = ([start + position[0]].into(), [n].into());
+        }
+        self
+    }
+
     /// An [`ErrorKind::Index`] of coordinate `k`, counted from the end where it is negative, in terms of `op`, whose
     /// index `of: [.., K]` has these coordinates in row-major order.
     pub(crate) fn of_coordinate(mut self, op: &'static str, of: Shape, k: usize) -> Self {

@@ -229,7 +229,7 @@ pub(super) fn composed<T: Apply>(
     }
     if x.rank() != 2 {
         let (logits, classes) = (logits.reshape([y.numel(), c])?, target.reshape([y.numel()])?);
-        let loss = composed(&logits, &classes, weight, options)?;
+        let loss = composed(&logits, &classes, weight, options).map_err(|e| e.of_index("cross_entropy", y))?;
         return if options.reduction == Reduction::None { loss.reshape(y) } else { Ok(loss) };
     }
     let CrossEntropyOptions { ignore_index, label_smoothing, reduction } = options;

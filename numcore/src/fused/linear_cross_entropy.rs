@@ -220,7 +220,7 @@ pub(super) fn reduced<T: Apply>(
     };
     let (x, classes) = (x.reshape([y.numel(), features])?, target.reshape([y.numel()])?);
     let ins: SmallVec<[&T; 4]> = [&x, weight].into_iter().chain(bias).chain([&classes]).collect();
-    let loss = T::apply(op.into(), &ins)?.remove(0);
+    let loss = T::apply(op.into(), &ins).map_err(|e| e.of_index("linear_cross_entropy", y))?.remove(0);
     match reduction {
         Reduction::None => loss.reshape(y),
         Reduction::Sum => Ok(loss),

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use smallvec::SmallVec;
 
-use super::{CrossEntropyGrad, FusedOp, Linear, LinearCrossEntropy};
+use super::{CrossEntropyGrad, Fused, FusedOp, Linear, LinearCrossEntropy};
 use crate::{
     Accumulate, DType, Layout, MemoryCategory, Out, ProgramOperand, Result, Runtime, Shape, Support, Tensor, TensorMut,
     ops::{Matmul, Op, Reduce, Rule, ScalarList, ViewOps, copy_into, fill_zero},
@@ -120,7 +120,8 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
             loss.view.layout = &own;
             let mut outs: SmallVec<[Out<'_, R>; 3]> = std::iter::once(loss).collect();
             outs.extend(stats.iter_mut().map(TensorMut::out));
-            FusedOp::CrossEntropy(self.op.of_logits()).run(&[&logits, &target], &mut outs)?;
+            let done = FusedOp::CrossEntropy(self.op.of_logits()).run(&[&logits, &target], &mut outs);
+            done.map_err(|e| e.of_part(self.op.name(), start, n))?;
             drop(outs);
             let Some(upstream) = &upstream else { continue };
             let stats = stats.into_iter().map(TensorMut::freeze).collect::<Result<Vec<_>>>()?;

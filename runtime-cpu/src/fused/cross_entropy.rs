@@ -2,7 +2,7 @@
 //! and its gradient straight from the logits.
 
 use numcore::{
-    Error, Result, Support,
+    ErrorKind, Result, Support,
     fused::{CrossEntropy, CrossEntropyGrad},
 };
 
@@ -129,8 +129,9 @@ fn targets<'a>(call: &FusedCall<'a>, op: &CrossEntropy, classes: usize) -> Resul
     match targets.iter().position(|&t| t != op.ignore_index && !(0..classes as i64).contains(&t)) {
         None => Ok(targets),
         Some(i) => {
-            let why = format!("class {} at row {i} is not in 0..{classes} (ignored: {})", targets[i], op.ignore_index);
-            Err(Error::argument("cross_entropy", why))
+            let of = [targets.len()].into();
+            let op = "cross_entropy";
+            Err(ErrorKind::Index { op, index: targets[i], position: [i].into(), of, size: classes }.into())
         }
     }
 }

@@ -4,8 +4,8 @@ use autograd::Var;
 use nn::loss;
 use numcore::{
     Error, Result, Runtime,
-    fused::{CrossEntropyOptions, Reduction},
-    ops::{PointwiseOps, ViewOps},
+    fused::{CrossEntropyOptions, LinearCrossEntropy, Reduction},
+    ops::{Apply, Bits, PointwiseOps, ViewOps},
 };
 
 use crate::golden::call::{Call, OpFn, one};
@@ -13,6 +13,7 @@ use crate::golden::call::{Call, OpFn, one};
 pub(super) fn find<R: Runtime>(op: &str) -> Option<OpFn<R>> {
     let row: OpFn<R> = match op {
         "cross_entropy" => cross_entropy,
+        "linear_cross_entropy" => linear_cross_entropy,
         "nll" | "nll_loss" => nll,
         "mse" | "mse_loss" => |c| elementwise(c, "mean", loss::mse),
         "l1" | "l1_loss" => |c| elementwise(c, "mean", loss::l1),
@@ -75,13 +76,42 @@ fn row_reduction<R: Runtime>(c: &Call<'_, R>) -> Result<Reduction> {
     reduction(c, "mean")?.ok_or_else(|| Error::argument("golden", "`batchmean` is not a reduction of rows"))
 }
 
-fn cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
-    let options = CrossEntropyOptions {
+fn cross_entropy_options<R: Runtime>(c: &Call<'_, R>) -> Result<CrossEntropyOptions> {
+    Ok(CrossEntropyOptions {
         ignore_index: c.attrs.isize(&["ignore_index"], -100)? as i64,
         label_smoothing: c.attrs.f64("label_smoothing", 0.0)?,
         reduction: row_reduction(c)?,
-    };
+    })
+}
+
+fn cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
+    let options = cross_entropy_options(c)?;
     one(loss::cross_entropy_with(&classes_last(c.x(0)?)?, c.x(1)?, c.maybe(2), options))
+}
+
+/// Inputs `x: [.., C]`, a weight, a bias if there are four, and classes. A sum, or the losses themselves, a chunk of rows at a time.
+fn linear_cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
+    let options = cross_entropy_options(c)?;
+    let (x, weight, bias) = (c.x(0)?, c.x(1)?, c.maybe(3).and(c.maybe(2)));
+    let target = c.x(if bias.is_some() { 3 } else { 2 })?;
+    let chunk = c.attrs.usize(&["chunk"], 1)?;
+    if options.reduction == Reduction::Mean {
+        return one(loss::linear_cross_entropy_with(x, weight, bias, target, options));
+    }
+    let op = LinearCrossEntropy {
+        ignore_index: options.ignore_index,
+        label_smoothing: options.label_smoothing,
+        bias: bias.is_some(),
+        summed: options.reduction == Reduction::Sum,
+        chunk,
+        gradients: Bits::NONE,
+    };
+    let rows = target.dims().iter().product();
+    let features = weight.dims()[1];
+    let (x, classes) = (x.reshape([rows, features])?, target.reshape([rows])?);
+    let ins: Vec<&Var<R>> = [&x, weight].into_iter().chain(bias).chain([&classes]).collect();
+    let losses = Var::apply1(op, &ins)?;
+    one(if options.reduction == Reduction::Sum { Ok(losses) } else { losses.reshape(target.dims()) })
 }
 
 fn nll<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
