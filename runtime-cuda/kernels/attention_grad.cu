@@ -9,18 +9,27 @@
 #define KEY_STRIPS (HEAD_DIM <= (sizeof(T) == 2 ? 80 : 64) ? 2 : 1)
 #define QUERY_STRIPS 2
 
-// sum_e g o of every query: blockDim = [32, 4], gridDim = [ceil(batches * heads * queries / 4)]; `dots`: [B, H, T].
+// Lanes of a query in `attention_dots`: each has 16 bytes of its row, the last perhaps none.
+#define DOT_WORDS (HEAD_DIM * (int)sizeof(T) / 16)
+#define DOT_LANES (DOT_WORDS <= 2 ? 2 : DOT_WORDS <= 4 ? 4 : DOT_WORDS <= 8 ? 8 : DOT_WORDS <= 16 ? 16 : 32)
+
+// sum_e g o of every query: blockDim = [32, 4], gridDim = [ceil(batches * heads * queries / (128 / DOT_LANES))]; `dots`: [B, H, T].
 KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g_at, CONSTANT Heads o_at, CONSTANT Sizes sizes) {
-    i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= (i64)sizes.batches * sizes.heads * sizes.queries) return;
-    i64 line = row / sizes.queries, query = row - line * sizes.queries, batch = line / sizes.heads,
-        head = line - batch * sizes.heads;
-    g += batch * g_at.batch + head * g_at.head + query * g_at.row;
-    o += batch * o_at.batch + head * o_at.head + query * o_at.row;
+    const int PER = 16 / (int)sizeof(T), ROWS = WARP / DOT_LANES;
+    i64 row = ((i64)blockIdx.x * blockDim.y + threadIdx.y) * ROWS + threadIdx.x / DOT_LANES;
+    int word = threadIdx.x % DOT_LANES;
+    bool inside = row < (i64)sizes.batches * sizes.heads * sizes.queries;
     float sum = 0.0f;
-    for (int i = threadIdx.x; i < HEAD_DIM; i += WARP) sum += load(g[i]) * load(o[i]);
-    sum = warp_all<Plus<float>>(sum);
-    if (threadIdx.x == 0) dots[row] = sum;
+    if (inside && word < DOT_WORDS) {
+        i64 line = quotient(row, sizes.queries), query = row - line * sizes.queries, batch = quotient(line, sizes.heads),
+            head = line - batch * sizes.heads;
+        float left[PER], right[PER];
+        load_pack(left, g + batch * g_at.batch + head * g_at.head + query * g_at.row + word * PER);
+        load_pack(right, o + batch * o_at.batch + head * o_at.head + query * o_at.row + word * PER);
+        for (int i = 0; i < PER; i++) sum += left[i] * right[i];
+    }
+    for (int d = DOT_LANES / 2; d > 0; d /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, d);
+    if (inside && word == 0) dots[row] = sum;
 }
 
 // What the exponents of a query's weights are relative to: a query that saw nothing has no finite logsumexp, and no weights.

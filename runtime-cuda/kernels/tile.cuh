@@ -210,11 +210,6 @@ struct Scores {
     DEVICE Scores(float scale, const T* mask, const Mask& at, const Sizes& sizes, int causal)
         : scale(scale * LOG2_E), mask(mask), at(at), queries(sizes.queries), keys(sizes.keys), causal(causal) {}
 
-    // Whether all of a tile's queries see all its keys as they are: then no score needs a look by itself.
-    DEVICE bool plain(int query, int end_query, int key, int end_key) const {
-        return !mask && end_query <= queries && end_key <= keys && (!causal || end_key <= query + 1);
-    }
-
     // -inf where the query does not see the key, or there is none.
     DEVICE float of(float dot, int query, int key) const {
         if (query >= queries || key >= keys || (causal && key > query)) return -infinity(0.0f);
@@ -223,12 +218,23 @@ struct Scores {
     }
 
     // Of M strips of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys. Returns what the scores
-    // are still to be multiplied by: where all are seen, the exponent's multiply-add does it.
+    // are still to be multiplied by: where nothing is added to them and all exist, the exponent's multiply-add does it.
     template <bool TURNED, int M, int N> DEVICE float apply(float (&s)[M][N][4], int row, int column) const {
         int end_row = row + M * STRIP, end_column = column + 8 * N;
-        // The largest score of a row is also the largest once scaled, unless signs change.
-        if (scale >= 0.0f && (TURNED ? plain(column, end_column, row, end_row) : plain(row, end_row, column, end_column)))
+        bool exist = TURNED ? end_row <= keys && end_column <= queries : end_row <= queries && end_column <= keys;
+        // Keys after a query are hidden from it: none of these, or, at the diagonal, some. The largest score of a row is also the
+        // largest once scaled, unless signs change.
+        bool hides = causal && (TURNED ? end_row > column + 1 : end_column > row + 1);
+        if (exist && !mask && scale > 0.0f) {
+            if (!hides) return scale;
+            EACH (m, M)
+                EACH (n, N)
+                    EACH (e, 4) {
+                        int r = row + m * STRIP + row_of(e), c = column + column_of(n, e);
+                        if (TURNED ? r > c : c > r) s[m][n][e] = -infinity(0.0f);
+                    }
             return scale;
+        }
         EACH (m, M)
             EACH (n, N)
                 EACH (e, 4) {

@@ -109,7 +109,7 @@ static void run(const Options& p, double scale) {
         });
         compare(what + " o", o.dense(p.batches, p.heads, p.queries), want_o, tolerance, largest(want_o));
         compare(what + " lse", lse.numbers(), want_lse, 2e-6);
-        emulator::launch(order, blocks(rows, 4), ::dim3(32, 4), 0,
+        emulator::launch(order, blocks(rows, 128 / DOT_LANES), ::dim3(32, 4), 0,
                          [&] { attention_dots(dots, g.data, out.data, g.at, out.at, sizes); });
         compare(what + " dots", dots.numbers(), want_dots, 2e-6, largest(want_dots));
         if (p.keys > 0) {
@@ -135,6 +135,9 @@ static Test test([] {
     run({2, 2, 1, 17, 33, 0, 2, true}, scale);
     if (HEAD_DIM == 32) {
         run({1, 1, 1, 130, 40, 1, 1, false}, 0.3);
+        // Where signs change, and where all scores are equal.
+        run({1, 1, 1, 64, 64, 1, 0, false}, -0.3);
+        run({1, 1, 1, 64, 64, 1, 0, false}, 0);
         run({1, 4, 2, 1, 1, 1, 0, false}, scale);
         run({1, 1, 1, 3, 0, 0, 0, false}, scale);
     }

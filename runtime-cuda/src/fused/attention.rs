@@ -114,6 +114,11 @@ impl AttentionPlan {
         HandwrittenKernel::new(file, entry, &defines).with_shared(rows * (self.head_dim * self.dtype.size() + 16))
     }
 
+    /// Lanes that share a row of `attention_dots`, 16 bytes each.
+    fn lanes(&self) -> usize {
+        (self.head_dim * self.dtype.size() / 16).next_power_of_two()
+    }
+
     /// What all kernels but one take at the end.
     fn finish<'a>(&self, launch: KernelLaunch<'a>) -> KernelLaunch<'a> {
         launch.arg(self.mask.1).arg(self.sizes).arg(i32::from(self.causal)).arg(self.scale)
@@ -190,7 +195,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppo
         let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dots).arg(g.address).arg(o.address);
         let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&o)).arg(plan.sizes);
         // SAFETY: as in `forward`.
-        unsafe { launch.run([rows.div_ceil(4), 1, 1], [32, 4])? };
+        unsafe { launch.run([rows.div_ceil(128 / plan.lanes()), 1, 1], [32, 4])? };
     }
     let inputs = [g.address, q.address, k.address, v.address, plan.mask.0, lse, dots];
     if dk.numel() > 0 {
