@@ -22,7 +22,7 @@ use super::{
 /// Instructions of a program that is short, where several results are a thread's: rows of a round are under way at once.
 const SHORT: usize = 3;
 const ROUND: u32 = 8;
-/// Leaves a thread the registers for a round; the compiler would read less at once, to fit more blocks than there are.
+/// Leaves a thread of such blocks, which have 64, the registers for a round; the compiler would read less at once, to fit more blocks than there are.
 const ROUND_BLOCKS: &str = ", 8";
 
 /// The order of the threads of a block.
