@@ -11,7 +11,7 @@ use distributed::{
 use nn::{Buffer, Module, ModuleExt, Visitor};
 use numcore::{DType, Error, Result, Runtime, Tensor};
 
-use crate::modes::Modes;
+use crate::{modes::Modes, scalars};
 
 /// A training step that a [`Trainer`](crate::Trainer) can loop over.
 pub trait LoopStep<R: Runtime>: Checkpointed<R> {
@@ -216,7 +216,13 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for BalancedStep<
         work: &mut dyn FnMut(usize) -> Result<Loss<R>>,
     ) -> Result<TrainingMetrics<R>> {
         let mut left = BatchRanges::new(micro_batches as u64);
-        let metrics = BalancedStep::step(self, &mut left, |number| work(number as usize))?;
+        let own = left.clone().next(self.cadence().counts()).map(|ranges| ranges[LoopStep::comm(self).rank()].clone());
+        let weighs = own.is_none_or(|own| !own.is_empty());
+        let metrics = BalancedStep::step(self, &mut left, |number| match weighs {
+            true => work(number as usize),
+            // Another rank reads the batch too, and records what it finds.
+            false => scalars::apart(|| work(number as usize)).map(|(work, _)| work),
+        })?;
         metrics.ok_or_else(|| Error::internal("Trainer", "a step of no batches"))
     }
 

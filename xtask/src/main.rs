@@ -39,7 +39,7 @@ fn main() -> ExitCode {
 
 /// The generator of the AOT-compiled programs depends on runtimes and optimizers, on which this program must not
 /// depend.
-const HOT: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--test", "hot", "the_file"];
+const HOT: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--test", "all", "hot::the_file"];
 
 fn run(command: Command) -> Result<(), String> {
     match command {

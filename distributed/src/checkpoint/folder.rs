@@ -105,11 +105,27 @@ impl Folder {
 
     /// Makes the folder `at`, in which a checkpoint of `step` is written. What earlier saves of this step have left is removed; not what a later one writes, if this is that
     /// of ranks which were given up.
-    pub(super) fn begin(&self, step: u64, at: &Path) -> Result<()> {
+    pub(super) fn begin(&self, step: u64, at: &Path) -> Result<Option<u64>> {
         let (of_step, own) = (format!("{UNFINISHED}{step:010}"), at.file_name().unwrap_or_default());
         self.remove_left(|name| name.to_string_lossy().starts_with(&of_step) && name < own)?;
         self.will("make a folder")?;
-        create_all(at).map(|_| ())
+        create_all(at)?;
+        self.latest()
+    }
+
+    /// An error if another save has published what is the latest meanwhile: ranks that were given up as lost, stopped within a save, may wake when the others have gone on.
+    pub(super) fn check_latest(&self, step: u64, before: Option<u64>) -> Result<()> {
+        match self.latest()? {
+            now if now == before => Ok(()),
+            now => {
+                let now = now.map_or("nothing".into(), |now| format!("step {now}"));
+                let why = format!(
+                    "while step {step} was saved, another save made {now} the latest in {}: were these ranks left behind?",
+                    self.path.display()
+                );
+                Err(Error::argument("Folder::save", why))
+            }
+        }
     }
 
     /// Where ranks that cannot tell each other anything write one.

@@ -102,11 +102,14 @@ impl Folder {
         written: impl FnOnce(&Path) -> Result<String>,
     ) -> Result<()> {
         let at = self.unfinished(step, &name_of_save(comm)?);
-        let begun = if comm.rank() == 0 { self.begin(step, &at) } else { Ok(()) };
-        all_ok(comm, "save", begun)?;
+        let begun = if comm.rank() == 0 { self.begin(step, &at) } else { Ok(None) };
+        let latest = all_ok(comm, "save", begun)?;
         let own = all_ok(comm, "save", written(&at))?;
         let tables = gather_bytes(comm, 0, own.as_bytes())?;
-        let published = tables.map_or(Ok(()), |tables| self.finish(step, &at, &tables, notes));
+        let published = tables.map_or(Ok(()), |tables| {
+            self.check_latest(step, latest)?;
+            self.finish(step, &at, &tables, notes)
+        });
         all_ok(comm, "save", published)
     }
 

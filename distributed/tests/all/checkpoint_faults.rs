@@ -1,17 +1,20 @@
 //! Checkpoints: whatever can happen to files, and to a program while it saves.
 
-use distributed::train::TrainStep;
+use distributed::train::{CheckpointNotes, TrainStep};
 use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
-    sync::{Arc, Barrier},
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::Duration,
 };
 
 use crate::checkpoint_common::*;
-use crate::common::{Mlp, Task, config, cpu, weights};
+use crate::common::{Mlp, Task, bucketed, config, cpu, weights};
 use distributed::{
     checkpoint::Folder,
     comm::{Comm, Communicator, Ranks},
@@ -250,6 +253,30 @@ fn a_rank_that_wakes_late_changes_no_later_checkpoint() {
     assert_eq!(loaded.unwrap(), weights);
     let left = fs::read_dir(&scratch.0).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(left.into_iter().all(|name| !name.to_string_lossy().starts_with("unfinished")));
+}
+
+#[test]
+fn a_save_that_wakes_after_a_later_one_does_not_become_the_latest() {
+    let scratch = Scratch::new("woken");
+    let save = |folder: &Folder, step: u64| {
+        Ranks::new(2).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
+            let trainer = bucketed(&comm, &model, config(), Default::default())?;
+            folder.save(&comm, step, &trainer, &CheckpointNotes::new())
+        })
+    };
+    save(&scratch.folder(), 1).unwrap();
+    // Another save, of ranks that have gone on, is made while this one stands.
+    let (path, made) = (scratch.0.clone(), Arc::new(AtomicBool::new(false)));
+    let late = scratch.folder().watched(move |change| {
+        if change == "write a rank's file" && !made.swap(true, Ordering::SeqCst) {
+            save(&Folder::new(&path), 3)?;
+        }
+        Ok(())
+    });
+    let error = save(&late, 2).unwrap_err().to_string();
+    assert!(error.contains("while step 2 was saved, another save made step 3 the latest"), "{error}");
+    assert_eq!(scratch.folder().latest().unwrap(), Some(3));
 }
 
 const FOLDER: &str = "WEFTGRAD_TEST_FOLDER";

@@ -16,7 +16,7 @@ use distributed::{
 };
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
-use train::{Checkpoints, Evaluate, Interval, Length, Resume, Trainer};
+use train::{Checkpoints, Evaluate, Interval, Length, Resume, Trainer, record_scalar};
 
 use crate::common::*;
 
@@ -113,6 +113,33 @@ fn even_steps_are_those_of_one_rank_that_accumulates() {
         });
         let off = all.unwrap().iter().zip(&one.unwrap()).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(off < 1e-12, "{ranks} ranks: {off:e}");
+    }
+}
+
+#[test]
+fn what_a_rank_without_a_batch_records_counts_for_nothing() {
+    for ranks in [1, 2, 3, 5] {
+        let memory = Memory::default();
+        on_ranks(ranks, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let options = CadenceOptions { policy: BalancePolicy::Sync, ..Default::default() };
+            let (step, _) = balanced(comm, &model, 1, options)?;
+            Trainer::new(&model, step, batches(comm.runtime()))
+                .until(Length::Epochs(1.0))
+                .record_every(Interval::Epochs(1.0))
+                .sink(memory.clone())
+                .run(|model, batch| {
+                    let rows = batch.data.to_vec::<f64>()?;
+                    let sum: f64 = rows.chunks(4).take(batch.count).map(|row| row[3]).sum();
+                    record_scalar("target", sum / batch.count as f64);
+                    loss(model, batch)
+                })?;
+            Ok(())
+        })
+        .unwrap();
+        let expected = examples(37).iter().map(|row| row[3]).sum::<f64>() / 37.0;
+        let [(_, mean)] = memory.of("target")[..] else { panic!("{ranks} ranks: {:?}", memory.of("target")) };
+        assert!((mean - expected).abs() < 1e-12, "{ranks} ranks: {mean}, {expected}");
     }
 }
 

@@ -1,10 +1,8 @@
 //! The AOT-compiled programs: their list, the file generated from it, and equality with the interpreter.
 
-mod common;
-
 use std::fmt::Write;
 
-use common::*;
+use crate::common::*;
 use numcore::{
     DType, Scalar, Tensor, TensorMut,
     ops::{Input, compute},
@@ -141,7 +139,7 @@ fn the_file_is_what_the_list_says() {
         return std::fs::write(concat!(env!("CARGO_MANIFEST_DIR"), "/src/pointwise/compile/hot.rs"), text()).unwrap();
     }
     assert!(
-        include_str!("../src/pointwise/compile/hot.rs") == text(),
+        include_str!("../../src/pointwise/compile/hot.rs") == text(),
         "src/pointwise/compile/hot.rs is stale: run `cargo xtask hot`"
     );
 }

@@ -1,9 +1,7 @@
 //! Results have the same bits at every number of threads and on every instruction set. Matrix products of bf16, for
 //! which CPUs have their own instructions, have the same bits at every number of threads.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use numcore::{
     DType, Tensor,
     fused::NnOps,

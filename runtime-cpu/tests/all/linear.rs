@@ -1,8 +1,6 @@
 //! A linear layer in one kernel has the bits of the matmul followed by two sums.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use numcore::{
     DType,
     ops::{MatmulOps, PointwiseOps, ViewOps},

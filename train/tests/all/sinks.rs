@@ -1,8 +1,5 @@
 //! What is written can be read, again after a restart, and what cannot be written is an error with the path.
 
-#[path = "../../data/tests/common/mod.rs"]
-mod common;
-
 use std::{
     fs,
     io::{self, Write},
@@ -10,7 +7,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use common::Folder;
+use crate::folder::Folder;
 use train::sink::{
     Histogram, Jsonl, Many, MemorySink, Picture, Record, Sink, TensorBoard, Terminal, Value, read_jsonl,
 };

@@ -1,8 +1,6 @@
 //! Outputs beyond any cache, which take another way to memory.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use numcore::{
     Tensor,
     ops::{PointwiseOps, ViewOps},

@@ -1,8 +1,6 @@
 //! The account of memory is exact, and a loop in its steady state takes nothing from the system.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use numcore::{
     DType, ErrorKind, MemoryCategory, Runtime, Tensor, TensorMut,
     ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},

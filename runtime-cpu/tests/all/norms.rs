@@ -1,8 +1,6 @@
 //! Gradients of norms: equal bits in every runtime configuration, and accumulated into old values.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use numcore::{
     DType, TensorMut,
     fused::{Norm, NormGrad, NormKind},

@@ -1,10 +1,8 @@
 //! Attention at the boundaries of its partition: blocks of keys, groups of queries, chunks of keys. Against its
 //! decomposition, and with equal bits for every thread count and level.
 
-mod common;
-
+use crate::common::*;
 use autograd::{Backward, Var};
-use common::*;
 use numcore::{
     DType, Runtime as _, Tensor,
     fused::{Attention, AttentionGrad, FusedOp, NnOps},

@@ -1,11 +1,10 @@
 //! Convolutions at the boundaries of their partition: equal bits for every thread count and level, and AMX as precise
 //! as vectors. Their values are the suite's to check.
 
-mod common;
-#[path = "../../conformance/src/suite/loops/convolutions.rs"]
+#[path = "../../../conformance/src/suite/loops/convolutions.rs"]
 mod convolutions;
 
-use common::*;
+use crate::common::*;
 use convolutions::{GEOMETRIES, Geometry};
 use numcore::{
     DType, Tensor,

@@ -1,6 +1,5 @@
 //! What must hold of whole training runs: the same bits at any thread count, exact resumption, and memory that stays
 //! flat.
-#![allow(missing_docs)]
 
 use weftgrad::{
     optim::{AdamW, AdamWConfig, NormOrder, Optimizer, clip_grad_norm},

@@ -1,11 +1,8 @@
 //! Reports hold what was measured, need nothing else, and obey nothing that they show.
 
-#[path = "../../data/tests/common/mod.rs"]
-mod common;
-
 use std::fs;
 
-use common::Folder;
+use crate::folder::Folder;
 use train::{
     recorder::{CounterSeries, RankTimeline, RunTimeline},
     report::{Chart, ChartLine, HtmlReport, Report, SvgCurves, charts_of},

@@ -1,0 +1,15 @@
+//! What the kernels of the CPU compute, at every instruction set and number of threads.
+#![allow(missing_docs)]
+
+mod attention;
+mod bits;
+mod common;
+mod gemv;
+mod hot;
+mod index;
+mod linear;
+mod linear4bit;
+mod memory;
+mod norms;
+mod streamed;
+mod windows;

@@ -1,0 +1,5 @@
+//! What the facade gives its users: the code of its book, and whole training runs.
+#![allow(missing_docs)]
+
+mod coming_from;
+mod training;
