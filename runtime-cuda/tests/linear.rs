@@ -9,7 +9,7 @@ use numcore::{
     ops::{Apply, Bits, MatmulOps, PointwiseOps, ViewOps},
 };
 use runtime_cpu::Cpu;
-use runtime_cuda::Cuda;
+use runtime_cuda::{Cuda, GemmRefusal};
 
 static CUDA: LazyLock<Cuda> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated");
@@ -38,6 +38,59 @@ fn bias_and_residual_are_added_before_rounding() -> Result<()> {
         let repeated = filled(rt, &[2, 1], dtype, 1.0)?.broadcast_to([2, 8])?;
         assert_eq!(x.linear_onto(&w, Some(&bias.flip(&[0])?), &repeated)?.to_f64s()?, [258.0; 16], "{dtype}");
     }
+    Ok(())
+}
+
+/// Operands that the library reads in a copy alone are added before rounding too.
+#[test]
+fn operands_that_are_copied_are_added_before_rounding() -> Result<()> {
+    let (rt, dtype) = (&*CUDA, DType::BF16);
+    let (x, w) = (filled(rt, &[2, 16], dtype, 4.0)?, filled(rt, &[8, 16], dtype, 4.0)?);
+    let (bias, residual) = (filled(rt, &[8], dtype, 1.0)?, filled(rt, &[2, 8], dtype, 1.0)?);
+    let spread = |rows: usize| filled(rt, &[2 * rows, 32], dtype, 4.0)?.slice(0, 0, rows, 2)?.slice(1, 0, 16, 2);
+    let unaligned = filled(rt, &[9], dtype, 1.0)?.narrow(0, 1, 8)?;
+    for y in [
+        x.linear_onto(&w, Some(&unaligned), &residual)?,
+        spread(2)?.linear_onto(&w, Some(&bias), &residual)?,
+        x.linear_onto(&spread(8)?, Some(&bias), &residual)?,
+    ] {
+        assert_eq!(y.to_f64s()?, [258.0; 16]);
+    }
+    Ok(())
+}
+
+/// Without features, what is added is all there is.
+#[test]
+fn a_layer_of_no_features() -> Result<()> {
+    let rt = &*CUDA;
+    let (x, w) = (filled(rt, &[2, 0], DType::F32, 4.0)?, filled(rt, &[3, 0], DType::F32, 4.0)?);
+    let bias = filled(rt, &[3], DType::F32, 2.0)?;
+    assert_eq!(x.linear(&w, Some(&bias))?.to_f64s()?, [2.0; 6]);
+    assert_eq!(x.linear(&w, None)?.to_f64s()?, [0.0; 6]);
+    Ok(())
+}
+
+/// Rows of an odd vocabulary begin at multiples of 16 bytes: a library that takes no others refuses nothing.
+#[test]
+fn logits_of_an_odd_vocabulary_are_aligned() -> Result<()> {
+    let operations = |refusal: GemmRefusal| -> Result<usize> {
+        let (cuda, order) = Cuda::watched(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("emulated"))?;
+        order.refuse_gemms(refusal);
+        let (x, w) = (random(&cuda, &[8, 16], DType::BF16, 1)?, random(&cuda, &[13, 16], DType::BF16, 2)?);
+        let (b, y) = (random(&cuda, &[13], DType::BF16, 3)?, Tensor::from_slice(&cuda, [8], &[3i64; 8])?);
+        let op = LinearCrossEntropy {
+            ignore_index: -100,
+            label_smoothing: 0.0,
+            bias: true,
+            summed: true,
+            chunk: 8,
+            gradients: Bits(7),
+        };
+        let before = order.operations();
+        Tensor::apply(op.into(), &[&x, &w, &b, &y])?;
+        Ok(order.operations() - before)
+    };
+    assert_eq!(operations(GemmRefusal::Unaligned)?, operations(GemmRefusal::Nothing)?);
     Ok(())
 }
 

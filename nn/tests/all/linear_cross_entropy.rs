@@ -1,14 +1,14 @@
 //! The cross-entropy of a linear layer's outputs against the layer and the loss one after the other.
 
 use crate::common::{V, close, cpu, f64s};
-use autograd::{Backward, Gradients, autocast, backward, grad};
+use autograd::{Backward, Gradients, Var, autocast, backward, grad};
 use nn::{
     Forward, Gpt, GptConfig, Init, ModuleExt,
     loss::{self, CrossEntropyOptions, Reduction},
     parallel::VocabularyLoss,
 };
 use numcore::{
-    DType, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
+    DType, ErrorKind, MemoryCategory, NullRuntime, Result, Runtime, Tensor,
     fused::LinearCrossEntropy,
     ops::{Apply, Bits, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
@@ -290,4 +290,56 @@ fn a_class_out_of_range_is_named_by_its_row() {
     says(got, "linear_cross_entropy: index 5 at position [1, 1] of the index [2, 3]");
     let got = loss::cross_entropy(&x.linear(&o.w, None).unwrap(), &classes(&[2, 3]));
     says(got, "cross_entropy: index 5 at position [1, 1] of the index [2, 3]");
+}
+
+/// Gradients come with the sum, those that are asked for: backward has no logits to compute.
+#[test]
+fn gradients_are_kept_with_the_sum() {
+    let rt = NullRuntime::new();
+    let leaf = |name: &str, dims: &[usize]| Var::leaf(name, Tensor::zeros(&rt, dims, DType::F32).unwrap()).unwrap();
+    let (x, w, b) = (leaf("x", &[32, 4]), leaf("w", &[16, 4]), leaf("b", &[16]));
+    let y = Var::new(Tensor::zeros(&rt, [32], DType::I64).unwrap());
+    let kept = |ins: [&Var<NullRuntime>; 3]| {
+        let before = rt.memory().total.live;
+        let _loss = Var::apply1(op(), &[ins[0], ins[1], ins[2], &y]).unwrap();
+        (rt.memory().total.live - before) / 4
+    };
+    let (fx, fw, fb) = (x.detach(), w.detach(), b.detach());
+    let all = [[&x, &w, &b], [&x, &fw, &fb], [&fx, &w, &fb], [&fx, &fw, &b], [&fx, &fw, &fb]].map(kept);
+    assert_eq!(all, [1 + 128 + 64 + 16, 1 + 128, 1 + 64, 1 + 16, 1]);
+}
+
+/// The rows of a chunk follow from the vocabulary: of logits of 256 MiB half are in memory.
+#[test]
+fn large_vocabularies_come_in_chunks() {
+    let o = Operands::new([64, 1, 1 << 20], DType::F32);
+    let rt = o.x.value().unwrap().runtime().clone();
+    rt.reset_peak();
+    let before = rt.memory().of(MemoryCategory::Activations).live;
+    loss::linear_cross_entropy(&o.x.detach(), &o.w.detach(), None, &o.y).unwrap();
+    let peak = rt.memory().of(MemoryCategory::Activations).peak - before;
+    assert!(peak < 160 << 20, "{peak} bytes");
+}
+
+/// Logits are activations, whatever `x` is.
+#[test]
+fn memory_of_logits_is_booked_as_activations() {
+    let rt = cpu().with_category(MemoryCategory::Optimizer);
+    let x = V::new(Tensor::zeros(&rt, [1024, 4], DType::F32).unwrap());
+    let o = Operands { x, ..Operands::new([1024, 4, 256], DType::F32) };
+    rt.reset_peak();
+    o.chunked(64, 0.0).unwrap();
+    let peak = rt.memory().of(MemoryCategory::Optimizer).peak;
+    assert!(peak < 64 * 256 * 4, "{peak} bytes");
+}
+
+/// The mean is over the rows that count, whichever class is ignored.
+#[test]
+fn another_class_is_ignored() {
+    let o = Operands::new([7, 3, 5], DType::F64);
+    let y = V::new(Tensor::from_slice(&cpu(), [7], &[0i64, 3, 3, 1, 3, 4, 2]).unwrap());
+    let options = CrossEntropyOptions { ignore_index: 3, reduction: Reduction::Mean, ..SUM };
+    let got = loss::linear_cross_entropy_with(&o.x, &o.w, Some(&o.b), &y, options).unwrap();
+    let want = Operands { y, ..o }.composed(options).unwrap();
+    close("loss", &got.value().unwrap(), &want.value().unwrap(), 1e-13);
 }

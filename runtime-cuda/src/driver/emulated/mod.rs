@@ -350,6 +350,9 @@ impl Driver for Emulated {
         {
             return Err(DriverFailure::new(format!("a leading dimension is too small: {gemm:?}")));
         }
+        if gemm.m * gemm.n * gemm.k * gemm.batch == 0 {
+            return Err(DriverFailure::new(format!("a matrix has no elements: {gemm:?}")));
+        }
         let sides = [(a, at.a), (b, at.b), (&gemm.d, at.d)].into_iter().chain(gemm.c.as_ref().map(|c| (c, at.c)));
         if sides.into_iter().any(|(side, at)| !at.is_multiple_of(u64::from(side.aligned))) {
             return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
