@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use weftgrad::{Cuda, Runtime};
+use weftgrad::{Cuda, Runtime, autograd::with_recomputation};
 use weftgrad_bench::{
     cases::{Case, build, build_captured},
     timing,
@@ -118,6 +118,20 @@ pub fn run<R: Runtime>(rt: &R, case: &str) -> Result<Found, String> {
 pub fn run_captured(rt: &Cuda, case: &str) -> Result<Found, String> {
     let words: Vec<&str> = case.split_whitespace().collect();
     timed(build_captured(rt, &words)?, case)
+}
+
+/// GPT-2's step under choices other than the defaults.
+pub fn choices(quick: bool) -> Vec<String> {
+    let case = if quick { "gpttinybf16" } else { "gpt2 16 1024" };
+    ["tuned", "recomputed"].iter().map(|choice| format!("{choice}: {case}")).collect()
+}
+
+pub fn run_choice(rt: &Cuda, item: &str) -> Result<Found, String> {
+    match item.split_once(": ") {
+        Some(("tuned", case)) => run(&rt.clone().with_tuned_products(true), case),
+        Some(("recomputed", case)) => with_recomputation(true, || run(rt, case)),
+        _ => Err(format!("`{item}` is no choice")),
+    }
 }
 
 fn timed(built: Case, case: &str) -> Result<Found, String> {

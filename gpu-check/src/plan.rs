@@ -59,6 +59,7 @@ pub const PARTS: &[Part] = &[
     times("copies", "the bandwidth of copies, alone and beside kernels", 60, |_| words(&["bandwidth", "overlap"])),
     times("bench", "the benchmark cases", 60, bench::items),
     Part { gpu_only: true, ..times("captured", "training steps of the benchmark, captured", 60, bench::captured_items) },
+    Part { gpu_only: true, ..times("choices", "GPT-2 with products whose algorithm is timed, and with values recomputed in backward", 60, bench::choices) },
     Part { gpu_only: true, ..times("profile", "where the GPU's time in a training step goes, kernel by kernel", 60, profile::items) },
     Part { gpu_only: true, ..times("torch", "PyTorch on the same cases, GPT-2 first: eager, and compiled with its loss, as far as time goes", 600, |_| words(&["times"])) },
 ];
@@ -73,10 +74,11 @@ pub fn run(args: &Args, part: &str, item: &str) -> Result<Found, String> {
     match (part, args.device.as_str()) {
         ("torch", _) => torch::run(args),
         ("sanitize", _) => sanitize::run(args, item),
-        ("nccl" | "profile", "cpu") => Err(format!("`{part}` is of GPUs alone")),
+        ("nccl" | "profile" | "choices", "cpu") => Err(format!("`{part}` is of GPUs alone")),
         ("nccl", _) => nccl::run(&gpu(args)?, &args.device).map_err(words),
         ("profile", _) => profile::run(&gpu(args)?, item),
         ("graph" | "captured", "cpu") => Err("the processor captures nothing".into()),
+        ("choices", _) => bench::run_choice(&gpu(args)?, item),
         ("captured", _) => bench::run_captured(&gpu(args)?, item),
         ("graph", _) => graph::run(&gpu(args)?, item).map_err(words),
         (_, "cpu") => on(&Cpu::new(), args, part, item),
