@@ -6,7 +6,7 @@ use numcore::{ErrorKind, MemoryCategory, Result};
 use parking_lot::Mutex;
 
 use crate::{
-    driver::{CublasGemm, Driver, DriverFailureKind, Fallible, GemmPlaces, Mark, Stream},
+    driver::{CublasGemm, Driver, Fallible, GemmPlaces, Mark, Stream},
     kernel_times::timed_mark,
     queue::Queue,
 };
@@ -85,7 +85,8 @@ impl Queue {
     }
 }
 
-/// How long each launch that is left takes, one right behind the other, so that the time of launching is in none. Those that the library refuses are struck out.
+/// How long each launch that is left takes, one right behind the other, so that the time of launching is in none. Those that fail are struck out, unless the
+/// device is lost.
 fn time_each(
     driver: &dyn Driver,
     stream: Stream,
@@ -95,7 +96,7 @@ fn time_each(
     let mut marks = Marks { driver, marks: vec![timed_mark(driver, stream)?] };
     for (i, candidate) in left.iter_mut().enumerate() {
         match candidate.map_or(Ok(()), |_| launch(i)) {
-            Err(failure) if failure.kind == DriverFailureKind::NotSupported => *candidate = None,
+            Err(failure) if !failure.is_sticky() => *candidate = None,
             done => done?,
         }
         marks.marks.push(timed_mark(driver, stream)?);

@@ -170,3 +170,15 @@ fn memory_for_trials_may_be_missing() -> Result<()> {
     assert_eq!(y.shape().numel(), rows);
     Ok(())
 }
+
+/// A device that is lost while candidates are timed is an error as at any other time.
+#[test]
+fn a_lost_device_is_an_error() -> Result<()> {
+    let (cuda, order) = tuned()?;
+    order.offer_gemms(hours([2, 1]));
+    let (a, b) = (values(&cuda, &[3, 5], DType::F32, 1)?, values(&cuda, &[5, 2], DType::F32, 2)?);
+    order.unplug();
+    let error = a.matmul(&b).unwrap_err().to_string();
+    assert!(error.contains("the device is gone"), "{error}");
+    Ok(())
+}
