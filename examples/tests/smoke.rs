@@ -4,7 +4,7 @@
 
 use std::{
     path::PathBuf,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
 };
 
 macro_rules! program {
@@ -173,6 +173,23 @@ fn ddp() {
     runs(program!("ddp"), "--ranks 3 --steps 2 --batch 2 --device cpu,cpu --threads 1");
     refuses(program!("ddp"), "--device cpu,abacus", "none of cpu");
     refuses(program!("ddp"), "--ranks 0", COUNT);
+}
+
+/// Ranks that are processes, which meet in a folder.
+#[test]
+fn shared_folder() {
+    let at = folder("shared-folder");
+    let rank = |rank: usize| {
+        let mut process = Command::new(program!("ddp"));
+        process.args(["--steps", "4", "--shared-folder", &at]);
+        process.envs([("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", rank)].map(|(name, n)| (name, n.to_string())));
+        process.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
+    };
+    for process in [rank(0), rank(1)] {
+        let output = process.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    refuses(program!("ddp"), &format!("--engine mpi --shared-folder {at}"), "joins processes by itself");
 }
 
 #[test]
