@@ -42,8 +42,8 @@ pub struct Processes {
     rank: usize,
     size: usize,
     local_rank: usize,
-    /// Why those that are left after a death could not go on, if they could not.
-    pub(crate) mortal: Option<String>,
+    /// Why those that are left when a process dies cannot go on, if they cannot.
+    pub(crate) no_recovery: Option<String>,
     worlds: AtomicU64,
     failed: AtomicBool,
     timeout: Duration,
@@ -55,7 +55,7 @@ pub struct Processes {
 struct Opened {
     rank: usize,
     size: usize,
-    mortal: Option<String>,
+    no_recovery: Option<String>,
 }
 
 impl Processes {
@@ -69,14 +69,14 @@ impl Processes {
         let thread = thread::Builder::new().name("progress".into()).spawn(move || own(open, commands, &ready));
         let thread = thread.map_err(|e| Error::argument(OP, format!("no thread to move messages: {e}")))?;
         let lost = |_| Error::argument(OP, "the thread that opens the transport has ended");
-        let Opened { rank, size, mortal } = outcome.recv().map_err(lost)??;
+        let Opened { rank, size, no_recovery } = outcome.recv().map_err(lost)??;
         Ok(Processes {
             link,
             thread: Mutex::new(Some(thread)),
             rank,
             size,
             local_rank: Launch::from_env().map_or(0, |launch| launch.local_rank),
-            mortal,
+            no_recovery,
             worlds: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             timeout: Duration::from_secs(60),
@@ -97,7 +97,7 @@ impl Processes {
         self
     }
 
-    /// Bytes of one message at most, at least 1 and at most 2³⁰: what is longer goes in pieces. 64 MiB unless it is said.
+    /// Bytes of one message at most, at least 1 and at most 2³⁰: what is longer goes in pieces. 64 MiB unless it is said; 4 MiB in a folder.
     ///
     /// A call is late when none of its messages has passed for the [timeout](Processes::timeout).
     pub fn message_limit(mut self, bytes: usize) -> Self {
@@ -258,8 +258,8 @@ fn own(
         Err(error) => return drop(ready.send(Err(error))),
     };
     let transport = &progress.transport;
-    let (rank, size, mortal) = (transport.rank(), transport.size(), transport.reports_deaths().err());
-    drop(ready.send(Ok(Opened { rank, size, mortal })));
+    let (rank, size, no_recovery) = (transport.rank(), transport.size(), transport.reports_deaths().err());
+    drop(ready.send(Ok(Opened { rank, size, no_recovery })));
     if catch_unwind(AssertUnwindSafe(|| progress.run())).is_err() {
         // Nothing that is in flight would ever end: the launcher ends the others, or their deadlines do.
         std::process::abort();

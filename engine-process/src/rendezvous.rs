@@ -59,7 +59,7 @@ impl Processes {
     /// # Errors
     /// Where a process that dies is not told to the others, or takes them along: over MPI the launcher must be that of Open MPI 5, started with `--with-ft ulfm`.
     pub fn rendezvous<R: Runtime>(self: &Arc<Self>, rt: R, quorum: Quorum) -> Result<ProcessRendezvous<R>> {
-        if let Some(why) = self.mortal.as_ref().filter(|_| self.size() > 1) {
+        if let Some(why) = self.no_recovery.as_ref().filter(|_| self.size() > 1) {
             return Err(Error::argument("Processes::rendezvous", why.clone()));
         }
         Ok(ProcessRendezvous { processes: self.clone(), rt, quorum, run: Run::default(), has_met: false })
