@@ -57,7 +57,7 @@ impl Processes {
     /// the [`join_timeout`](Quorum::join_timeout) has passed.
     ///
     /// # Errors
-    /// Where a process that dies is not told to the others, or takes them along: over MPI the launcher must be that of Open MPI 5, started with `--with-ft ulfm`.
+    /// Where the death of a process is not reported to the others, or ends them: over MPI the launcher must be that of Open MPI 5, started with `--with-ft ulfm`.
     pub fn rendezvous<R: Runtime>(self: &Arc<Self>, rt: R, quorum: Quorum) -> Result<ProcessRendezvous<R>> {
         if let Some(why) = self.no_recovery.as_ref().filter(|_| self.size() > 1) {
             return Err(Error::argument("Processes::rendezvous", why.clone()));

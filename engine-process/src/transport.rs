@@ -46,7 +46,7 @@ pub trait Transport {
     /// Tags are below this; at least 2¹⁵.
     fn tags(&self) -> u32;
 
-    /// Why a process that dies is not told to the others, if it is not: then a world ends at a deadline, and those that are left can make no other.
+    /// Why the death of a process is not reported to the others, if it is not: then a world ends at a deadline, and those that are left can make no other.
     fn reports_deaths(&self) -> Result<(), String>;
 
     /// Whether [`finish`](Transport::finish) needs all processes to be at their end.

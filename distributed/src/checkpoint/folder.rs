@@ -104,7 +104,7 @@ impl Folder {
     }
 
     /// Makes the folder `at`, in which a checkpoint of `step` is written. What earlier saves of this step have left is removed; not what a later one writes, if this is that
-    /// of ranks which were given up.
+    /// of ranks which were given up. Gives the latest step at that time.
     pub(super) fn begin(&self, step: u64, at: &Path) -> Result<Option<u64>> {
         let (of_step, own) = (format!("{UNFINISHED}{step:010}"), at.file_name().unwrap_or_default());
         self.remove_left(|name| name.to_string_lossy().starts_with(&of_step) && name < own)?;

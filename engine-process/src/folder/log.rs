@@ -1,7 +1,7 @@
 //! Messages from one process to another, appended to a file by the one and read by the other.
 //!
-//! A log is made before anyone looks for it, and is opened anew at each look: network file systems show what a writer has closed to who opens
-//! a file after that, but may hide for half a minute that a name exists. A log goes on in another file when it is long; the reader deletes what it has read.
+//! A log is created before anyone opens it, and is opened anew at each poll: network file systems show what a writer has closed to who opens
+//! a file after that, but may cache for half a minute that a name does not exist. A long log is continued in another file; the reader deletes what it has read.
 //! A reader may also see that a file has grown before it sees the bytes, so each message has a checksum.
 
 use std::{
@@ -12,7 +12,7 @@ use std::{
 
 use crate::Channel;
 
-/// Bytes after which a log goes on in another file: what lies in the folder, for each two processes, beside a message.
+/// Bytes after which a log is continued in another file: the folder holds no more for each direction between two processes, and one message.
 const SEGMENT: u64 = 4 << 20;
 /// Bytes before a message: its length, tag, kind and checksum.
 const HEAD: usize = 13;
@@ -21,7 +21,7 @@ const HEAD: usize = 13;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Message(Channel),
-    /// The log goes on in the next file.
+    /// The log is continued in the next file.
     Next,
 }
 
@@ -64,7 +64,7 @@ pub(super) struct LogReader {
 }
 
 impl LogWriter {
-    /// Makes the log.
+    /// Creates the log.
     pub(super) fn create(path: PathBuf) -> io::Result<Self> {
         File::create(segment(&path, 0))?;
         Ok(LogWriter { path, segment: 0, written: 0, limit: SEGMENT })
@@ -101,8 +101,8 @@ impl LogReader {
         LogReader { path, segment: 0, taken: 0 }
     }
 
-    /// What has arrived since the last look. What is no whole message yet is read again at the next one: it may have been shown before it was there, and may be taken back.
-    pub(super) fn look(&mut self) -> io::Result<Vec<Arrived>> {
+    /// What has arrived since the last poll. What is no whole message yet is read again at the next one: its bytes may be visible before they are valid, and may be truncated.
+    pub(super) fn poll(&mut self) -> io::Result<Vec<Arrived>> {
         let path = segment(&self.path, self.segment);
         let mut file = File::open(&path)?;
         if file.metadata()?.len() <= self.taken {
@@ -174,14 +174,14 @@ mod tests {
         let mut to = LogWriter::create(folder.path().join("0-1")).unwrap();
         to.limit = 100;
         let mut from = LogReader::new(folder.path().join("0-1"));
-        assert_eq!(from.look().unwrap(), []);
+        assert_eq!(from.poll().unwrap(), []);
         for round in 0..9u8 {
             let sent: Vec<Vec<u8>> = (0..round).map(|k| vec![k; 40 * k as usize]).collect();
             for (tag, bytes) in sent.iter().enumerate() {
                 to.append(Channel::Data, tag as u32, bytes).unwrap();
             }
-            // A look ends where a file does.
-            let arrived: Vec<Arrived> = (0..20).flat_map(|_| from.look().unwrap()).collect();
+            // A poll ends where a file does.
+            let arrived: Vec<Arrived> = (0..20).flat_map(|_| from.poll().unwrap()).collect();
             let expected: Vec<Arrived> = sent.iter().enumerate().map(|(k, bytes)| message(k as u32, bytes)).collect();
             assert_eq!(arrived, expected, "round {round}");
         }
@@ -200,10 +200,10 @@ mod tests {
             for shown in [&[&whole[..cut], &vec![0; whole.len() - cut][..]].concat(), &whole[..cut].to_vec()] {
                 let mut from = LogReader::new(log.clone());
                 fs::write(segment(&log, 0), shown).unwrap();
-                assert_eq!(from.look().unwrap(), [], "cut at {cut}");
+                assert_eq!(from.poll().unwrap(), [], "cut at {cut}");
                 fs::write(segment(&log, 0), &whole).unwrap();
-                assert_eq!(from.look().unwrap(), [message(7, b"abc")], "cut at {cut}");
-                assert_eq!(from.look().unwrap(), []);
+                assert_eq!(from.poll().unwrap(), [message(7, b"abc")], "cut at {cut}");
+                assert_eq!(from.poll().unwrap(), []);
             }
         }
     }
@@ -217,18 +217,18 @@ mod tests {
         // The disk is full in the middle of the second.
         let file = OpenOptions::new().append(true).open(segment(&to.path, 0));
         file.and_then(|mut file| file.write_all(&head(Kind::Message(Channel::Data), 2, &[7; 1000]))).unwrap();
-        assert_eq!(from.look().unwrap(), [message(1, b"first")]);
+        assert_eq!(from.poll().unwrap(), [message(1, b"first")]);
         OpenOptions::new().write(true).open(segment(&to.path, 0)).unwrap().set_len(to.written).unwrap();
         for tag in 3..9 {
             to.append(Channel::Data, tag, b"why").unwrap();
-            assert_eq!(from.look().unwrap(), [message(tag, b"why")]);
+            assert_eq!(from.poll().unwrap(), [message(tag, b"why")]);
         }
     }
 
     #[test]
     fn a_log_that_was_deleted_is_an_error() {
         let folder = Scratch::new("deleted");
-        assert!(LogReader::new(folder.path().join("0-1")).look().is_err());
+        assert!(LogReader::new(folder.path().join("0-1")).poll().is_err());
         let mut to = LogWriter::create(folder.path().join("0-1")).unwrap();
         fs::remove_file(folder.path().join("0-1.0")).unwrap();
         assert!(to.append(Channel::Control, 0, b"x").is_err());

@@ -18,7 +18,7 @@ use numcore::{Error, ErrorKind, Result};
 
 use super::transport::FolderTransport;
 
-/// Between looks at the folder.
+/// Interval between polls of the folder.
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The numbers of all processes, by rank; 0 for those that have written none.
@@ -306,7 +306,7 @@ mod tests {
         assert!(second.to_string().contains("process 0, if it came, names those that are missing"), "{second}");
     }
 
-    /// What processes of these ranks and sizes are told, which have no time limit that the test would reach.
+    /// The errors of processes of these ranks and sizes.
     fn errors(folder: &Path, all: &[(usize, usize)]) -> Vec<Option<String>> {
         thread::scope(|scope| {
             let outcome = |rank, size| meet(folder, rank, size, Duration::from_secs(3)).map(drop).err();

@@ -1,4 +1,4 @@
-//! Processes that a shared folder joins: nothing is installed, and nothing listens. Each process appends what it tells another to a file of its own.
+//! Processes that a shared folder joins: nothing is installed, and nothing listens. Each process appends its messages to another to a file.
 
 mod log;
 mod meeting;
@@ -33,8 +33,8 @@ use crate::{Launch, Processes, Transport};
 ///     processes.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(&[rank as u8]))
 /// };
 /// let all = std::thread::scope(|scope| [0, 1].map(|r| scope.spawn(move || rank(r))).map(|thread| thread.join().unwrap()));
-/// for told in all {
-///     assert_eq!(told?, [[0], [1]]);
+/// for gathered in all {
+///     assert_eq!(gathered?, [[0], [1]]);
 /// }
 /// # std::fs::remove_dir_all(&folder).ok();
 /// # Ok(())

@@ -13,11 +13,11 @@ use numcore::{Error, Result};
 use super::log::{Arrived, LogReader, LogWriter};
 use crate::{Channel, Request, Test, Transport};
 
-/// The pause after a look at which nothing had arrived: so many times as long as the look took, since looking costs a server of files something too.
+/// The interval after a poll at which nothing had arrived, as a multiple of the time the poll took: polling loads a file server too.
 const PAUSE: u32 = 10;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// For so long what cannot be read may be read again: servers of files are gone for a while.
+/// How long reads may fail before the log counts as broken: a file server may be unreachable for a while.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The request of a message that was sent: writing it was all.
@@ -37,7 +37,7 @@ pub(super) struct FolderTransport {
     waiting: BTreeMap<Address, VecDeque<Receive>>,
     ended: BTreeMap<usize, Test>,
     requests: usize,
-    next_look: Instant,
+    next_poll: Instant,
 }
 
 struct Peer {
@@ -83,19 +83,19 @@ impl FolderTransport {
         let peers = (0..size).map(|other| (other != rank).then(|| peer(other)).transpose());
         let peers = peers.collect::<io::Result<_>>()?;
         let (arrived, waiting, ended) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (has_started, next_look) = (false, Instant::now());
-        Ok(FolderTransport { job, has_started, rank, peers, arrived, waiting, ended, requests: SENT, next_look })
+        let (has_started, next_poll) = (false, Instant::now());
+        Ok(FolderTransport { job, has_started, rank, peers, arrived, waiting, ended, requests: SENT, next_poll })
     }
 
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let begun = Instant::now();
-        if begun < self.next_look {
+        if begun < self.next_poll {
             return;
         }
         let mut any = false;
         for from in 0..self.peers.len() {
             let Some(peer) = self.peers[from].as_mut().filter(|peer| peer.broken.is_none()) else { continue };
-            match peer.from.look() {
+            match peer.from.poll() {
                 Ok(messages) => {
                     peer.failing = None;
                     any |= !messages.is_empty();
@@ -106,7 +106,7 @@ impl FolderTransport {
         }
         let took = begun.elapsed();
         let pause = if any { Duration::ZERO } else { (took * PAUSE).clamp(SHORTEST_PAUSE, LONGEST_PAUSE) };
-        self.next_look = begun + took + pause;
+        self.next_poll = begun + took + pause;
     }
 
     fn deliver(&mut self, from: usize, message: Arrived) {
@@ -223,7 +223,7 @@ impl Transport for FolderTransport {
         if let Some(ended) = self.ended.remove(&request.0) {
             return ended;
         }
-        self.look();
+        self.poll();
         if let Some(ended) = self.ended.remove(&request.0) {
             return ended;
         }
