@@ -1,10 +1,13 @@
 //! Where the records of a text file lie.
 
-use std::io::{BufReader, Read};
+use std::{
+    io::{BufReader, Bytes, Read},
+    iter::Peekable,
+};
 
 use numcore::{Error, Result};
 
-use super::PositionedFile;
+use super::{GZIP, MARK, PositionedFile};
 
 /// A file cut into records, each with the number of its first line.
 #[derive(Debug)]
@@ -15,15 +18,22 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    /// The records of `file` where `cut` finds them.
+    /// The records of `file` where `cut` finds them, behind a byte order mark.
     pub fn new(file: PositionedFile, cut: impl FnOnce(&mut Cutter<'_>) -> Result<()>) -> Result<Self> {
+        let start = file.bytes(0, file.len().min(MARK.len() as u64))?;
+        if start.starts_with(&GZIP) {
+            return Err(file.malformed("it is compressed by gzip: unpack it, or read it with `stream::lines`"));
+        }
         let mut cutter = Cutter {
-            bytes: BufReader::with_capacity(1 << 16, file.file()).bytes(),
+            bytes: BufReader::with_capacity(1 << 16, file.file()).bytes().peekable(),
             file: &file,
             offset: 0,
             line: 1,
             places: Vec::new(),
         };
+        if start == MARK {
+            (0..MARK.len()).try_for_each(|_| cutter.next().map(drop))?;
+        }
         cut(&mut cutter)?;
         let places = cutter.places;
         Ok(Records { file, places })
@@ -62,7 +72,7 @@ impl Records {
 
 /// Goes through the bytes of a file, once.
 pub(crate) struct Cutter<'a> {
-    bytes: std::io::Bytes<BufReader<&'a std::fs::File>>,
+    bytes: Peekable<Bytes<BufReader<&'a std::fs::File>>>,
     file: &'a PositionedFile,
     offset: u64,
     line: u64,
@@ -75,8 +85,20 @@ impl Cutter<'_> {
         let Some(byte) = self.bytes.next() else { return Ok(None) };
         let byte = byte.map_err(|e| Error::io(self.file.path(), e))?;
         self.offset += 1;
-        self.line += u64::from(byte == b'\n');
+        self.line += u64::from(byte == b'\n' || byte == b'\r' && !self.is_before_newline());
         Ok(Some(byte))
+    }
+
+    /// Whether the byte that was read ends a line: a newline, or a carriage return, of which a newline that follows is a part.
+    pub fn ends_line(&mut self, byte: u8) -> Result<bool> {
+        if byte == b'\r' && self.is_before_newline() {
+            self.next()?;
+        }
+        Ok(matches!(byte, b'\n' | b'\r'))
+    }
+
+    fn is_before_newline(&mut self) -> bool {
+        matches!(self.bytes.peek(), Some(Ok(b'\n')))
     }
 
     /// Where the next byte lies, and its line.
@@ -99,14 +121,12 @@ pub(crate) fn lines(cutter: &mut Cutter<'_>) -> Result<()> {
         let place = cutter.place();
         let (mut end, mut blank) = (place.0, true);
         let last = loop {
-            match cutter.next()? {
-                None => break true,
-                Some(b'\n') => break false,
-                Some(byte) => {
-                    blank &= byte.is_ascii_whitespace();
-                    end = if byte == b'\r' { end } else { cutter.place().0 };
-                }
+            let Some(byte) = cutter.next()? else { break true };
+            if cutter.ends_line(byte)? {
+                break false;
             }
+            blank &= byte.is_ascii_whitespace();
+            end = cutter.place().0;
         };
         if !blank {
             cutter.record(place, end)?;

@@ -13,7 +13,7 @@ use numcore::{
 use super::{
     Make, Request, State,
     plan::{Plan, Rows},
-    workers::Workers,
+    workers::{Workers, caught},
 };
 
 /// A batch, and where it stands.
@@ -46,7 +46,8 @@ impl<B> Batch<B> {
     }
 }
 
-/// The batches of an epoch, or of epochs without end, in order. An error takes the place of its batch, and the next batch comes after it.
+/// The batches of an epoch, or of epochs without end, in order. An error takes the place of its batch, and the next batch comes after it. A
+/// panic of a dataset, or of what is done to its examples, is such an error.
 ///
 /// Dropping it ends the threads that make batches.
 pub struct Batches<B> {
@@ -140,7 +141,7 @@ fn made<B>(plan: &Plan, make: &Make<B>, k: u64, stop: &AtomicBool) -> Option<Res
     let at = plan.at(k)?;
     Some(plan.rows(at).and_then(|rows| {
         let _span = trace::span(SpanKind::Data, "make batch");
-        let data = make(&Request { rows: &rows, epoch: at.epoch, stop })?;
+        let data = caught(|| make(&Request { rows: &rows, epoch: at.epoch, stop }))?;
         let Rows { indices, count, total, .. } = rows;
         Ok(Batch { data, epoch: at.epoch, step: plan.step(at), count, rows: indices.len(), total })
     }))

@@ -15,7 +15,7 @@ use numcore::{Error, Result, Runtime, rng::Philox};
 pub use plan::{Last, Share};
 use plan::{Plan, Rows};
 pub use state::State;
-pub(crate) use workers::Workers;
+pub(crate) use workers::{Workers, caught};
 
 use crate::{
     Dataset, Stack, ToDevice,

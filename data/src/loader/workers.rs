@@ -5,7 +5,7 @@
 
 use std::{
     any::Any,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,12 +16,9 @@ use std::{
 
 use numcore::{Error, Result, trace};
 
-/// What became of a batch; a panic is raised again where the batch is taken.
-type Made<T> = std::thread::Result<T>;
-
 /// Running threads, and the channels they fill.
 pub(crate) struct Workers<T> {
-    lanes: Vec<Receiver<Made<T>>>,
+    lanes: Vec<Receiver<T>>,
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     /// Batches taken.
@@ -58,15 +55,12 @@ impl<T: Send + 'static> Workers<T> {
     }
 
     /// The next batch in order; nothing past the end.
-    ///
-    /// # Panics
-    /// If making it panicked: with what it panicked with.
     pub fn next(&mut self) -> Option<T> {
         let lane = self.taken % self.lanes.len();
         // A worker ends without a batch only past the end, and all others past theirs.
         let made = self.lanes[lane].recv().ok()?;
         self.taken += 1;
-        Some(made.unwrap_or_else(|panic| resume_unwind(panic)))
+        Some(made)
     }
 }
 
@@ -75,25 +69,26 @@ fn work<T>(
     count: u64,
     make: &(dyn Fn(u64, &AtomicBool) -> Option<T> + Send + Sync),
     stop: &AtomicBool,
-    send: &SyncSender<Made<T>>,
+    send: &SyncSender<T>,
 ) {
     let mut k = first;
     while !stop.load(Ordering::Relaxed) {
-        let made: Option<Made<T>> = catch(|| make(k, stop));
         // A channel without a reader: the loader was dropped.
-        if made.is_none_or(|made| send.send(made).is_err()) {
+        if make(k, stop).is_none_or(|made| send.send(made).is_err()) {
             return;
         }
         k += count;
     }
 }
 
-fn catch<T>(make: impl FnOnce() -> Option<T>) -> Option<Made<T>> {
+/// What is made, or an error with the words of a panic: on one rank as on many, with workers as without.
+pub(crate) fn caught<T>(make: impl FnOnce() -> Result<T>) -> Result<T> {
     // What a panic leaves half done belongs to one batch, which nobody will see.
-    match catch_unwind(AssertUnwindSafe(make)) {
-        Ok(made) => made.map(Ok),
-        Err(panic) => Some(Err(panic as Box<dyn Any + Send>)),
-    }
+    catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic: Box<dyn Any + Send>| {
+        let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
+        let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        Err(Error::state("loader", format!("making a batch panicked: {words}")))
+    })
 }
 
 /// Waits for the threads, each of which ends after the example it is reading.

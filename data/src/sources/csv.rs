@@ -83,9 +83,7 @@ impl Csv {
 
     fn parse(&self, record: usize) -> Result<Vec<String>> {
         let text = self.records.text(record)?;
-        // What some programs begin a file of UTF-8 with.
-        let text = if record == 0 { text.strip_prefix('\u{feff}').unwrap_or(&text) } else { &text };
-        fields(text, self.separator as char).map_err(|why| self.records.malformed(record, why))
+        fields(&text, self.separator as char).map_err(|why| self.records.malformed(record, why))
     }
 }
 
@@ -169,20 +167,15 @@ impl At {
 fn quoted(cutter: &mut Cutter<'_>, separator: u8) -> Result<()> {
     loop {
         let place = cutter.place();
-        let (mut end, mut at, mut last) = (place.0, At::FieldStart, None);
+        let (mut end, mut at) = (place.0, At::FieldStart);
         let at_end = loop {
             let Some(byte) = cutter.next()? else { break true };
-            if byte == b'\n' && at != At::Quoted {
+            if at != At::Quoted && cutter.ends_line(byte)? {
                 break false;
             }
-            // A byte order mark before the first field is not part of it.
-            if place.0 > 0 || cutter.place().0 > 3 || !b"\xef\xbb\xbf".contains(&byte) {
-                at = at.after(byte, separator);
-            }
+            at = at.after(byte, separator);
             end = cutter.place().0;
-            last = Some(byte);
         };
-        end -= u64::from(last == Some(b'\r') && !at_end);
         if end > place.0 {
             cutter.record(place, end)?;
         }

@@ -1,11 +1,10 @@
 //! IDX, the format of MNIST: a big-endian header, then numbers; often compressed by gzip.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{io::Read, path::Path};
 
-use flate2::read::GzDecoder;
 use numcore::{Error, Result};
 
-use crate::Array;
+use crate::{Array, files};
 
 /// Reads an IDX file, compressed by gzip or not: `u8` as it is, `i8`, `i16` and `i32` as `i32`, `f32` and `f64` as they are.
 ///
@@ -27,17 +26,16 @@ pub fn read_idx(path: impl AsRef<Path>) -> Result<Array> {
     parse(&bytes).map_err(|why| Error::format(path.display().to_string(), why))
 }
 
-/// The file's bytes, decompressed where they begin as gzip does.
+/// The file's bytes, unpacked, and no more of them than its sizes can need: a few bytes can unpack to a thousand times as many.
 fn unpacked(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut stored = Vec::new();
-    File::open(path)?.read_to_end(&mut stored)?;
-    if !stored.starts_with(&[0x1f, 0x8b]) {
-        return Ok(stored);
-    }
-    // A few bytes can unpack to a thousand times as many, which is more than any of these files holds.
-    let most = (stored.len() as u64).saturating_mul(1000);
-    let mut bytes = Vec::new();
-    GzDecoder::new(&*stored).take(most).read_to_end(&mut bytes)?;
+    let (mut file, mut bytes) = (files::unpacked(path)?, Vec::new());
+    file.by_ref().take(4).read_to_end(&mut bytes)?;
+    let rank = bytes.get(3).copied().unwrap_or(0);
+    file.by_ref().take(4 * u64::from(rank)).read_to_end(&mut bytes)?;
+    let sizes = bytes.get(4..).unwrap_or_default().as_chunks::<4>().0;
+    // A number has eight bytes at most. One byte that is too many is noticed.
+    let most = sizes.iter().fold(8, |most: u64, size| most.saturating_mul(u32::from_be_bytes(*size).into()));
+    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

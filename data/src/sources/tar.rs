@@ -11,7 +11,10 @@ use std::{
 
 use numcore::{Error, Result};
 
-use crate::{Dataset, files::PositionedFile};
+use crate::{
+    Dataset,
+    files::{GZIP, PositionedFile},
+};
 
 /// What a tar file consists of.
 const BLOCK: u64 = 512;
@@ -43,7 +46,7 @@ struct Example {
 }
 
 impl TarShards {
-    /// Opens tar files that are not compressed.
+    /// Opens tar files that are not compressed. Several that were put together to one file are read to its end.
     ///
     /// # Errors
     /// If one cannot be read, or does not begin as a tar file. Of one that is cut short or damaged further on the examples before that stay readable;
@@ -76,14 +79,36 @@ impl TarShards {
 
 /// Appends the examples of a shard. Where it is damaged, an example that may lack a field is left out.
 fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Result<()> {
-    let mut open: Option<Example> = None;
+    if file.bytes(0, file.len().min(2))? == GZIP {
+        return Err(file.malformed("it is compressed by gzip, and read at any place: unpack it first"));
+    }
+    let (mut open, mut end) = (None, 0);
+    let read = entries(file, shard, examples, &mut open, &mut end);
+    // A file that was cut where an entry ends looks whole but for this.
+    let mark = end.checked_add(BLOCK).filter(|&mark| mark <= file.len());
+    if mark.is_none() || file.bytes(end, BLOCK)?.iter().any(|&byte| byte != 0) {
+        let why = "it ends without the blocks of zeros that end a tar file, so something is missing";
+        return read.and(Err(file.malformed(why)));
+    }
+    examples.extend(open);
+    read
+}
+
+/// Appends the examples that other files follow, and gives the one before the end, and where that is.
+fn entries(
+    file: &PositionedFile,
+    shard: usize,
+    examples: &mut Vec<Example>,
+    open: &mut Option<Example>,
+    end: &mut u64,
+) -> Result<()> {
     let mut archive = tar::Archive::new(BufReader::new(file.file()));
-    let mut end = 0u64;
+    archive.set_ignore_zeros(true);
     let entries = archive.entries_with_seek().map_err(|e| Error::io(file.path(), e))?;
     for (number, entry) in entries.enumerate() {
         let broken = |e: std::io::Error| file.malformed(format!("entry {number}: {e}"));
         let entry = entry.map_err(broken)?;
-        end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
+        *end = entry.raw_file_position().saturating_add(entry.size()).next_multiple_of(BLOCK);
         if !entry.header().entry_type().is_file() {
             continue;
         }
@@ -100,12 +125,6 @@ fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Re
         let example = open.get_or_insert_with(|| Example { shard, key, fields: Vec::new() });
         example.fields.push((field, offset, size));
     }
-    // A file that was cut where an entry ends looks whole but for this.
-    let mark = end.checked_add(BLOCK).filter(|&mark| mark <= file.len());
-    if mark.is_none() || file.bytes(end, BLOCK)?.iter().any(|&byte| byte != 0) {
-        return Err(file.malformed("it ends without the blocks of zeros that end a tar file, so something is missing"));
-    }
-    examples.extend(open);
     Ok(())
 }
 

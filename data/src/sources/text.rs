@@ -9,7 +9,7 @@ use numcore::{Error, Result};
 
 use crate::{
     Dataset,
-    files::{PositionedFile, Records, lines},
+    files::{PositionedFile, Records, lines, without_mark},
 };
 
 /// The text files of a folder and the folders within, in the order of their paths.
@@ -96,7 +96,8 @@ pub(super) fn folders_in(folder: &Path) -> Result<Vec<String>> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
+    let mut bytes = fs::read(path).map_err(|e| Error::io(path, e))?;
+    bytes.drain(..bytes.len() - without_mark(&bytes).len());
     String::from_utf8(bytes).map_err(|e| {
         let valid = e.utf8_error().valid_up_to();
         let line = 1 + e.as_bytes()[..valid].iter().filter(|&&byte| byte == b'\n').count();

@@ -4,10 +4,16 @@ use std::{fmt, ops::Range, path::Path};
 
 use numcore::{Error, Result};
 
+use crate::files::without_mark;
+
 /// A tokenizer as a `tokenizer.json` describes it: BPE, Unigram, WordPiece, with its normalizers. Nothing is fetched from anywhere.
+///
+/// Texts are neither cut nor padded, whatever the file says of `truncation` and `padding`: callers do both, as transformers does at each call.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
+    /// One more than the largest token.
+    rows: usize,
 }
 
 impl Tokenizer {
@@ -18,10 +24,14 @@ impl Tokenizer {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
-        let inner = tokenizers::Tokenizer::from_bytes(bytes);
-        let inner =
-            inner.map_err(|e| Error::format(path.display().to_string(), format!("it describes no tokenizer: {e}")))?;
-        Ok(Tokenizer { inner })
+        let bytes = without_mark(&bytes);
+        let wrong = |why| Error::format(path.display().to_string(), format!("it describes no tokenizer: {why}"));
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| wrong(missing(bytes).unwrap_or(e.to_string())))?;
+        // Trainers leave in the file what they did to their batches.
+        inner.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
+        let rows = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
+        Ok(Tokenizer { inner, rows })
     }
 
     /// The tokens of a text, without the special tokens that models want around it.
@@ -59,9 +69,9 @@ impl Tokenizer {
         self.inner.decode(tokens, true).map_err(|e| Error::argument("Tokenizer::decode", e.to_string()))
     }
 
-    /// How many tokens there are, special ones among them: what an embedding has rows for.
+    /// One more than the largest token, special ones among them: what an embedding has rows for. Vocabularies may have holes.
     pub fn len(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.rows
     }
 
     /// Whether there is none.
@@ -79,6 +89,18 @@ impl Tokenizer {
         let encoding = self.inner.encode_fast(text, special);
         let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
+    }
+}
+
+/// Why JSON that is well-formed is no tokenizer, where that is plain.
+fn missing(bytes: &[u8]) -> Option<String> {
+    match serde_json::from_slice(bytes) {
+        Ok(serde_json::Value::Object(fields)) if !fields.contains_key("model") => {
+            Some("there is no field `model`".into())
+        }
+        Ok(serde_json::Value::Object(_)) => None,
+        Ok(_) => Some("it holds no JSON object".into()),
+        Err(e) => Some(format!("it is no JSON: {e}")),
     }
 }
 

@@ -12,7 +12,10 @@ use numcore::{
 };
 
 use super::{Stream, StreamState};
-use crate::{Batch, Stack, ToDevice, loader::Workers};
+use crate::{
+    Batch, Stack, ToDevice,
+    loader::{Workers, caught},
+};
 
 /// Reads this rank's share of the next batch; nothing at the end.
 type Read<B> = Box<dyn FnMut(&AtomicBool) -> Option<Result<Batch<B>>> + Send>;
@@ -161,7 +164,8 @@ impl<B: Send + 'static> StreamLoader<B> {
         let read = Mutex::new(read);
         let made = move |_: u64, stop: &AtomicBool| {
             // One thread reads, so the lock is free; a panic while it was held left the stream at some example, which it goes on from.
-            let batch = (read.lock().unwrap_or_else(PoisonError::into_inner))(stop)?;
+            let batch =
+                caught(|| (read.lock().unwrap_or_else(PoisonError::into_inner))(stop).transpose()).transpose()?;
             Some((batch, after.lock().unwrap_or_else(PoisonError::into_inner).clone()))
         };
         Ok(StreamBatches { workers: Workers::start(1, self.ahead, made)?, state, waited: Duration::ZERO })
@@ -199,7 +203,7 @@ impl Share {
     }
 }
 
-/// The batches of a stream, in order. An error takes the place of its batch. Dropping it ends the thread that reads.
+/// The batches of a stream, in order. An error takes the place of its batch, and a panic of the stream is one. Dropping it ends the thread that reads.
 pub struct StreamBatches<B> {
     workers: Workers<(Result<Batch<B>>, StreamState)>,
     state: StreamState,

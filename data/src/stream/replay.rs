@@ -2,15 +2,15 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, Read},
+    io::{self, BufRead},
     path::{Path, PathBuf},
     string::FromUtf8Error,
 };
 
-use flate2::read::MultiGzDecoder;
 use numcore::{Error, Result};
 
 use super::{Stream, StreamState};
+use crate::files::{unpacked, without_mark};
 
 /// An iterator that can be made anew: a stream whose state is the number of examples read.
 ///
@@ -101,7 +101,7 @@ struct FileLines {
 
 impl FileLines {
     fn open(path: PathBuf) -> FileLines {
-        match reader(&path) {
+        match unpacked(&path) {
             Ok(from) => FileLines { path, from: Some(from), line: 0, failed: None },
             Err(error) => FileLines { path, from: None, line: 0, failed: Some(error) },
         }
@@ -113,23 +113,12 @@ impl FileLines {
 
     /// The next line without its end, blank or not.
     fn line(&mut self) -> Option<io::Result<Vec<u8>>> {
-        let mut bytes = Vec::new();
-        match self.from.as_mut()?.read_until(b'\n', &mut bytes) {
-            Ok(0) => {
-                self.from = None;
-                None
-            }
-            Ok(_) => {
-                self.line += 1;
-                let end = bytes.iter().rposition(|byte| !matches!(byte, b'\n' | b'\r')).map_or(0, |last| last + 1);
-                bytes.truncate(end);
-                Some(Ok(bytes))
-            }
-            Err(error) => {
-                self.from = None;
-                Some(Err(error))
-            }
+        let read = read_line(self.from.as_mut()?).transpose();
+        match &read {
+            Some(Ok(_)) => self.line += 1,
+            _ => self.from = None,
         }
+        read
     }
 }
 
@@ -145,6 +134,7 @@ impl Iterator for FileLines {
                 Ok(bytes) => bytes,
                 Err(error) => return Some(Err(self.malformed(format!("after line {}: {error}", self.line)))),
             };
+            let bytes = if self.line == 1 { without_mark(&bytes).to_vec() } else { bytes };
             if !bytes.iter().all(u8::is_ascii_whitespace) {
                 let text = String::from_utf8(bytes);
                 let wrong = |e: FromUtf8Error| format!("line {}: is no UTF-8 text ({})", self.line, e.utf8_error());
@@ -154,9 +144,26 @@ impl Iterator for FileLines {
     }
 }
 
-fn reader(path: &Path) -> io::Result<Box<dyn BufRead + Send>> {
-    let mut file = BufReader::new(File::open(path)?);
-    let compressed = file.fill_buf()?.starts_with(&[0x1f, 0x8b]);
-    let unpacked: Box<dyn Read + Send> = if compressed { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) };
-    Ok(Box::new(BufReader::new(unpacked)))
+/// The bytes up to a newline, a carriage return or both; none at the end of the file.
+fn read_line(from: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    loop {
+        let ahead = from.fill_buf()?;
+        if ahead.is_empty() {
+            return Ok(Some(line).filter(|line| !line.is_empty()));
+        }
+        let end = ahead.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+        line.extend_from_slice(&ahead[..end.unwrap_or(ahead.len())]);
+        let Some(end) = end else {
+            let all = ahead.len();
+            from.consume(all);
+            continue;
+        };
+        let is_return = ahead[end] == b'\r';
+        from.consume(end + 1);
+        if is_return && from.fill_buf()?.first() == Some(&b'\n') {
+            from.consume(1);
+        }
+        return Ok(Some(line));
+    }
 }

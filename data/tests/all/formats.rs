@@ -237,14 +237,32 @@ mod tokenizers {
         let texts = InMemory::new(vec!["ab", "dd"]).map(move |text: &str| tokenizer.encode(text));
         let batch = Loader::new(texts).batch(2).epoch(0).unwrap().next().unwrap().unwrap();
         assert_eq!(batch.data, [vec![4], vec![3, 3]]);
+        // What a trainer did to its batches is not done to texts, and the largest token counts where there are holes.
+        let left = JSON
+            .replace(r#""truncation": null"#, r#""truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}"#)
+            .replace(r#""padding": null"#, r#""padding": {"strategy": {"Fixed": 5}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}"#)
+            .replace(r#""abc": 5"#, r#""abc": 9"#);
+        let tokenizer = Tokenizer::open(folder.file("left.json", format!("\u{feff}{left}"))).unwrap();
+        for (text, due) in [("abc d d", vec![9, 3, 3]), ("a", vec![0])] {
+            assert_eq!(tokenizer.encode(text).unwrap(), due);
+            assert_eq!(tokenizer.encode_with_special(text).unwrap(), due);
+            let places = tokenizer.encode_with_offsets(text).unwrap();
+            assert_eq!(places.into_iter().map(|(token, _)| token).collect::<Vec<_>>(), due);
+        }
+        assert_eq!(tokenizer.len(), 10);
     }
 
     #[test]
     fn what_is_no_tokenizer_is_an_error() {
         let folder = Folder::new("no-tokenizer");
-        for (name, text) in [("a.json", "{"), ("b.json", "{\"model\": 3}")] {
+        for (name, text, due) in [
+            ("a.json", "{", "no JSON"),
+            ("b.json", "{\"model\": 3}", ""),
+            ("c.json", "{\"a\": 1}", "there is no field `model`"),
+            ("d.json", "[1]", "no JSON object"),
+        ] {
             let error = Tokenizer::open(folder.file(name, text)).unwrap_err().to_string();
-            assert!(error.contains(name) && error.contains("describes no tokenizer"), "{error}");
+            assert!(error.contains(name) && error.contains("describes no tokenizer") && error.contains(due), "{error}");
         }
         assert!(Tokenizer::open(folder.path("none.json")).unwrap_err().to_string().contains("none.json"));
     }

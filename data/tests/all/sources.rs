@@ -22,6 +22,12 @@ fn gz(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+fn gz_best(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
 /// A header of IDX and the bytes behind it.
 fn idx(code: u8, sizes: &[u32], values: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, code, sizes.len() as u8];
@@ -34,7 +40,9 @@ fn idx(code: u8, sizes: &[u32], values: &[u8]) -> Vec<u8> {
 fn idx_files_of_every_type_are_read() {
     let folder = Folder::new("idx");
     let bytes = idx(0x08, &[2, 1, 3], &[1, 2, 3, 4, 5, 255]);
-    for (name, bytes) in [("plain", bytes.clone()), ("packed.gz", gz(&bytes))] {
+    // Several members, as `cat` makes, and zeros that fill a block.
+    let members = [gz(&bytes[..3]), gz(&bytes[3..]), vec![0; 20]].concat();
+    for (name, bytes) in [("plain", bytes.clone()), ("packed.gz", gz(&bytes)), ("members.gz", members)] {
         let images = read_idx(folder.file(name, bytes)).unwrap();
         assert_eq!((images.dims(), images.to_vec::<u8>().unwrap()), (&[2, 1, 3][..], vec![1, 2, 3, 4, 5, 255]));
     }
@@ -44,6 +52,9 @@ fn idx_files_of_every_type_are_read() {
     assert_eq!(read(0x0c, &[0, 0, 1, 2], 1).to_vec::<i32>().unwrap(), [258]);
     assert_eq!(read(0x0d, &1.5f32.to_be_bytes(), 1).to_vec::<f32>().unwrap(), [1.5]);
     assert_eq!(read(0x0e, &(-2.5f64).to_be_bytes(), 1).to_vec::<f64>().unwrap(), [-2.5]);
+    // Deflate packs by up to 1032.
+    let zeros = read_idx(folder.file("zeros.gz", gz_best(&idx(0x08, &[1 << 22], &vec![0; 1 << 22])))).unwrap();
+    assert_eq!(zeros.dims(), [1 << 22]);
     assert_eq!(read_idx(folder.file("empty", idx(0x08, &[0, 28], &[]))).unwrap().dims(), [0, 28]);
 }
 
@@ -65,8 +76,9 @@ fn malformed_idx_files_are_errors() {
     }
     let packed = gz(&idx(0x08, &[1000], &(0..1000).map(|i| (i * 7919 % 251) as u8).collect::<Vec<_>>()));
     says(read_idx(folder.file("cut.gz", &packed[..packed.len() / 2])), &["cut.gz"]);
-    // A few bytes that unpack to a great many.
-    says(read_idx(folder.file("bomb.gz", gz(&vec![0; 1 << 24]))), &["bomb.gz"]);
+    // A few bytes that unpack to a great many: no more of them are read than the sizes need.
+    let bomb = idx(0x08, &[2], &[0; 1 << 20]);
+    says(read_idx(folder.file("bomb.gz", gz(&bomb))), &["bomb.gz", "do not fit", "17 bytes"]);
     says(read_idx(folder.path("missing")), &["missing"]);
 }
 
@@ -89,6 +101,13 @@ fn csv_is_read_as_its_standard_has_it() {
     assert_eq!(marked.columns(), ["na\nme", "size"], "a byte order mark, then a quote");
     assert_eq!((marked.len(), marked.get(0).unwrap().text("size").unwrap()), (2, "5\" long"));
     assert_eq!(marked.get(1).unwrap().number::<u8>("size").unwrap(), 6);
+    for (name, text) in [("cr", "a,b\r1,\"x\ry\"\r2,b\r"), ("mixed", "a,b\n1,\"x\ry\"\r\n\r\n2,b\r")] {
+        let csv = Csv::open(folder.file(name, text)).unwrap();
+        let second: Vec<String> = (0..csv.len()).map(|i| csv.get(i).unwrap().fields[1].clone()).collect();
+        assert_eq!((csv.columns(), second), (&["a", "b"].map(String::from)[..], vec!["x\ry".into(), "b".into()]));
+        says(csv.get(1).unwrap().number::<u8>("b"), &[if name == "cr" { "line 4" } else { "line 5" }]);
+    }
+    says(Csv::open(folder.file("packed.csv", gz(b"a,b\n1,2\n"))), &["packed.csv", "gzip", "unpack it"]);
     let tabs = Csv::with_columns(folder.file("b.tsv", "1\t2\n3\t4\n"), b'\t', &["a", "b"]).unwrap();
     assert_eq!((tabs.len(), tabs.get(1).unwrap().number::<i64>("b").unwrap()), (2, 4));
 }
@@ -123,13 +142,16 @@ fn json_lines_are_read_by_field() {
     let read: Vec<Option<String>> = (0..6).map(|i| texts.get(i).ok()).collect();
     assert_eq!(read, [Some("one".into()), Some("zwei ü".into()), None, None, None, Some("six".into())]);
     says(texts.get(2), &["line 4: field `text` is 3, no string"]);
-    assert_eq!(JsonLines::open(folder.file("empty", "")).unwrap().len(), 0);
+    for (name, due) in [("", 0), ("\u{feff}", 0), ("\u{feff}{\"text\": 1}\r{\"text\": 2}\r", 2)] {
+        let lines = JsonLines::open(folder.file("few", name)).unwrap();
+        assert_eq!((lines.len(), (0..due).all(|i| lines.get(i).is_ok())), (due, true), "{name:?}");
+    }
 }
 
 #[test]
 fn text_is_read_by_file_and_by_line() {
     let folder = Folder::new("text");
-    folder.file("b.txt", "bee");
+    folder.file("b.txt", "\u{feff}bee");
     folder.file("a/z.txt", "zed");
     folder.file("a/c.md", "other");
     folder.file("bad.txt", b"ok\nno\xff");
@@ -141,7 +163,7 @@ fn text_is_read_by_file_and_by_line() {
     says(texts.get(2), &["bad.txt: line 2: no UTF-8 text from byte 5 on"]);
     says(TextFolder::open(&folder, "rst"), &["no file *.rst"]);
     says(TextFolder::open(folder.path("none"), "txt"), &["none"]);
-    let lines = TextLines::open(folder.file("lines", "one\n \ntwo\r\nthree")).unwrap();
+    let lines = TextLines::open(folder.file("lines", "\u{feff}one\n \ntwo\r\nthree\r")).unwrap();
     assert_eq!((0..3).map(|i| lines.get(i).unwrap()).collect::<Vec<_>>(), ["one", "two", "three"]);
     says(lines.get(3), &["no example 3 among 3"]);
 }
@@ -219,6 +241,14 @@ fn shards_are_read_as_webdataset_names_them() {
     assert_eq!((shards.get(2).unwrap().key, shards.get(2).unwrap().fields["txt"].len()), (format!("{long}b"), 4));
     says(first.field("json"), &["a/7: there is no field `json` among cls, jpg"]);
     says(shards.get(4), &["no example 4 among 4"]);
+    // Put together, as `cat` does: each ends with blocks of zeros.
+    let parts = [tar(&[("a.x", b"1"), ("b.x", b"2")]), tar(&[("c.x", b"3")])];
+    let both = TarShards::open([folder.file("both.tar", parts.concat())]).unwrap();
+    assert_eq!((both.len(), both.torn().len(), both.get(2).unwrap().text("x").unwrap()), (3, 0, "3"));
+    // What stands behind the end of a whole archive is told, and costs no example.
+    let behind = TarShards::open([folder.file("behind.tar", [&parts[0][..], &[7; 512]].concat())]).unwrap();
+    assert_eq!((behind.len(), behind.torn().len()), (2, 1));
+    says(TarShards::open([folder.file("packed.tar", gz(&parts[0]))]), &["packed.tar", "gzip", "unpack it"]);
 }
 
 #[test]

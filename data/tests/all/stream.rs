@@ -109,6 +109,10 @@ fn loaders_that_make_no_sense_are_refused() {
     }
     assert!(loader().resume(&StreamState(vec![4])).unwrap_err().to_string().contains("only 3"));
     assert!(loader().batch(2).start().unwrap().nth(1).unwrap().unwrap().data.len() == 1);
+    let two = |x: i32| if x == 2 { panic!("two") } else { Ok(x) };
+    let panics = StreamLoader::new(move || Replay::new(move || Ok((0..4).map(two)))).batch(1).start().unwrap();
+    let read: Vec<_> = panics.map(|batch| batch.map(|batch| batch.data[0]).map_err(|e| e.to_string())).collect();
+    assert!(read.len() == 4 && read[3] == Ok(3) && read[2].as_ref().unwrap_err().contains("panicked: two"), "{read:?}");
     // Dropped in the middle of a stream without end.
     let endless = StreamLoader::new(|| Replay::new(|| Ok((0u64..).map(Ok)))).batch(1000);
     drop(endless.start().unwrap().next());
@@ -124,8 +128,8 @@ fn gz(bytes: &[u8]) -> Vec<u8> {
 fn lines_of_plain_and_packed_files_follow_each_other() {
     let folder = Folder::new("lines");
     // Two members of gzip one after another, as tools that compress in parallel write.
-    let packed = [gz(b"three\n\nfo"), gz(b"ur")].concat();
-    let paths = [folder.file("a", "one\r\ntwo"), folder.file("b.gz", packed), folder.file("c", "")];
+    let packed = [gz(b"three\r\rfo"), gz(b"ur"), vec![0; 9]].concat();
+    let paths = [folder.file("a", "\u{feff}one\r\ntwo"), folder.file("b.gz", packed), folder.file("c", "")];
     let mut stream = lines(&paths).unwrap();
     assert_eq!(rest(&mut stream), ["one", "two", "three", "four"]);
     stream.restore(&StreamState(vec![2])).unwrap();

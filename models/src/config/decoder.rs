@@ -120,7 +120,6 @@ impl DecoderConfig {
     fn insert_options(&self, fields: &mut Map<String, Value>) {
         if let Some(rope) = &self.rope {
             fields.remove("rope_scaling");
-            fields.remove("partial_rotary_factor");
             fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
             // What versions before 5 read.
             fields.insert("rope_theta".into(), json!(rope.theta));
@@ -176,11 +175,8 @@ impl DecoderConfig {
                 return wrong(field, format!("`{field}` is 0"));
             }
         }
-        if let Some(rope) = self.rope {
-            let rotated = rope.rotated(self.head_dim);
-            if rotated % 2 == 1 || rotated > self.head_dim {
-                return wrong("rope", format!("{rotated} of {} components of a head are no pairs", self.head_dim));
-            }
+        if self.rope.is_some() && self.head_dim % 2 == 1 {
+            return wrong("rope", format!("the {} components of a head are no pairs", self.head_dim));
         }
         if self.windows.len() != self.layers {
             return wrong("windows", format!("{} windows for {} layers", self.windows.len(), self.layers));
@@ -224,8 +220,9 @@ impl DecoderConfig {
 }
 
 fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
-    let (width, heads) = (fields.size("n_embd")?, fields.size("n_head")?);
-    let layers = fields.layers("n_layer")?;
+    let defaults = Family::Gpt2.defaults();
+    let (width, heads) = (fields.size_or("n_embd", defaults.width)?, fields.size_or("n_head", defaults.heads)?);
+    let layers = fields.layers_or("n_layer", defaults.layers)?;
     for (name, harmless) in [
         ("scale_attn_weights", true),
         ("scale_attn_by_inverse_layer_idx", false),
@@ -236,15 +233,15 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
     }
     Ok(DecoderConfig {
         family: Family::Gpt2,
-        vocab: fields.size("vocab_size")?,
+        vocab: fields.size_or("vocab_size", defaults.vocab)?,
         width,
         layers,
         heads,
         kv_heads: heads,
         head_dim: head_dim(fields, width, heads)?,
         hidden: fields.size_or("n_inner", 4 * width)?,
-        context: fields.size("n_positions")?,
-        norm_eps: fields.number_or("layer_norm_epsilon", 1e-5)?,
+        context: fields.size_or("n_positions", defaults.context)?,
+        norm_eps: fields.number_or("layer_norm_epsilon", defaults.norm_eps)?,
         activation: fields.activation("activation_function", Activation::GeluTanh)?,
         rope: None,
         qkv_bias: true,
@@ -258,8 +255,13 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
 }
 
 fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
-    let (width, heads) = (fields.size("hidden_size")?, fields.size("num_attention_heads")?);
-    let (layers, context) = (fields.layers("num_hidden_layers")?, fields.size("max_position_embeddings")?);
+    let defaults = family.defaults();
+    let width = fields.size_or("hidden_size", defaults.width)?;
+    let heads = fields.size_or("num_attention_heads", defaults.heads)?;
+    let layers = fields.layers_or("num_hidden_layers", defaults.layers)?;
+    let context = fields.size_or("max_position_embeddings", defaults.context)?;
+    // Null says that there are as many as heads.
+    let kv_default = defaults.kv_heads.filter(|_| !fields.has("num_key_value_heads")).unwrap_or(heads);
     let has_biases = matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe);
     let attention_bias = has_biases && fields.flag_or("attention_bias", false)?;
     let qkv_bias = match family {
@@ -267,22 +269,21 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         Family::Qwen2Moe => fields.flag_or("qkv_bias", true)?,
         _ => attention_bias,
     };
-    let theta = if family == Family::Mixtral { 1_000_000.0 } else { 10_000.0 };
-    let own_dim = fields.maybe_size("head_dim")?;
+    let own_dim = fields.maybe_size("head_dim")?.or(defaults.head_dim);
     let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
     Ok(DecoderConfig {
         family,
-        vocab: fields.size("vocab_size")?,
+        vocab: fields.size_or("vocab_size", defaults.vocab)?,
         width,
         layers,
         heads,
-        kv_heads: fields.size_or("num_key_value_heads", heads)?,
+        kv_heads: fields.size_or("num_key_value_heads", kv_default)?,
         head_dim: own_dim.map_or_else(|| head_dim(fields, width, heads), Ok)?,
-        hidden: fields.size("intermediate_size")?,
+        hidden: fields.size_or("intermediate_size", defaults.hidden)?,
         context,
-        norm_eps: fields.number_or("rms_norm_eps", if family == Family::Mixtral { 1e-5 } else { 1e-6 })?,
+        norm_eps: fields.number_or("rms_norm_eps", defaults.norm_eps)?,
         activation: fields.activation("hidden_act", Activation::Silu)?,
-        rope: Some(RopeConfig::read(fields, theta, context)?),
+        rope: Some(RopeConfig::read(fields, defaults.theta, context)?),
         qkv_bias,
         output_bias: attention_bias,
         mlp_bias: family == Family::Llama && fields.flag_or("mlp_bias", false)?,
@@ -306,7 +307,7 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
 fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
     // What is absent has a default, and null says that there is none.
     let has_default = !matches!(family, Family::Llama | Family::Mixtral);
-    let is_absent = has_default && !fields.fields().contains_key("sliding_window");
+    let is_absent = has_default && !fields.has("sliding_window");
     let given = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
     let window = given.or(is_absent.then_some(4096));
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
@@ -317,6 +318,9 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
     }
     let used = !is_qwen && family != Family::Qwen3Moe || fields.flag_or("use_sliding_window", false)?;
     let window = window.filter(|_| used);
+    if window == Some(0) {
+        return Err(fields.wrong("sliding_window", "is 0: no query would see a key; null means no window"));
+    }
     let Some(types) = fields.list("layer_types")? else {
         // With experts, Qwen 2 has windows in every other layer before the border, and not from there on.
         let has = |layer: usize| match family {
@@ -333,7 +337,12 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
         "sliding_attention" if window.is_some() => Ok(window),
         other => Err(fields.wrong("layer_types", format_args!("has `{other}`, which goes with no `sliding_window`"))),
     };
-    types.into_iter().map(of_type).collect()
+    let windows = types.into_iter().map(of_type).collect::<Result<Vec<_>>>()?;
+    if !is_qwen && windows.iter().any(|of_layer| *of_layer != window) {
+        let why = format_args!("differ, and a `{}` has all layers alike: `sliding_window` says how", family.name());
+        return Err(fields.wrong("layer_types", why));
+    }
+    Ok(windows)
 }
 
 /// The name that transformers has for an activation.
@@ -343,5 +352,41 @@ pub(crate) fn activation_name(activation: Activation) -> &'static str {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_new",
         Activation::Silu => "silu",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(family: &str, fields: Value) -> Result<DecoderConfig> {
+        let mut fields = fields.as_object().cloned().unwrap_or_default();
+        fields.insert("model_type".into(), family.into());
+        DecoderConfig::read(&ConfigFields::of(JsonObject::of("config.json", fields)))
+    }
+
+    /// The defaults of transformers 5.24: vocabulary, width, width between linear layers, layers, heads, heads of keys, their width, context.
+    #[test]
+    fn what_is_not_said_is_as_in_transformers() {
+        for (family, sizes, eps, theta) in [
+            ("gpt2", [50_257, 768, 3072, 12, 12, 12, 64, 1024], 1e-5, None),
+            ("llama", [32_000, 4096, 11_008, 32, 32, 32, 128, 2048], 1e-6, Some(1e4)),
+            ("mistral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072], 1e-6, Some(1e4)),
+            ("qwen2", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768], 1e-6, Some(1e4)),
+            ("qwen3", [151_936, 4096, 22_016, 32, 32, 32, 128, 32_768], 1e-6, Some(1e4)),
+            ("mixtral", [32_000, 4096, 14_336, 32, 32, 8, 128, 131_072], 1e-5, Some(1e6)),
+            ("qwen2_moe", [151_936, 2048, 5632, 24, 16, 16, 128, 32_768], 1e-6, Some(1e4)),
+            ("qwen3_moe", [151_936, 2048, 6144, 24, 32, 4, 64, 32_768], 1e-6, Some(1e4)),
+        ] {
+            let c = read(family, json!({})).unwrap();
+            let got = [c.vocab, c.width, c.hidden, c.layers, c.heads, c.kv_heads, c.head_dim, c.context];
+            assert_eq!((got, c.norm_eps, c.rope.map(|rope| rope.theta)), (sizes, eps, theta), "{family}");
+            let window = (family == "mistral").then_some(4096);
+            assert!(c.windows.iter().all(|of_layer| *of_layer == window) && c.tied == (family == "gpt2"), "{family}");
+        }
+        let qwen3 = read("qwen3", json!({"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}));
+        assert_eq!(qwen3.unwrap().head_dim, 128);
+        let null = read("mistral", json!({"num_key_value_heads": null, "sliding_window": null})).unwrap();
+        assert_eq!((null.kv_heads, null.windows[0]), (32, None));
     }
 }

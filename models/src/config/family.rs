@@ -25,6 +25,23 @@ pub enum Family {
     Qwen3Moe,
 }
 
+/// The sizes of a family where a configuration says nothing.
+#[derive(Clone, Copy)]
+pub(super) struct Defaults {
+    pub vocab: usize,
+    pub width: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    /// As many as heads if not given.
+    pub kv_heads: Option<usize>,
+    /// The width over the heads if not given.
+    pub head_dim: Option<usize>,
+    pub context: usize,
+    pub norm_eps: f64,
+    pub theta: f64,
+}
+
 impl Family {
     /// Every family, with its name in `model_type` and the class that transformers loads it as.
     const ALL: [(Family, &'static str, &'static str); 8] = [
@@ -48,6 +65,40 @@ impl Family {
             let known: Vec<_> = Self::ALL.iter().map(|(_, known, _)| *known).collect();
             fields.wrong("model_type", format_args!("is `{name}`; decoders are known of: {}", known.join(", ")))
         })
+    }
+
+    /// The sizes that transformers takes where a configuration says nothing.
+    pub(super) fn defaults(self) -> Defaults {
+        // Of Llama; its context is the shortest.
+        let llama = Defaults {
+            vocab: 32_000,
+            width: 4096,
+            hidden: 11_008,
+            layers: 32,
+            heads: 32,
+            kv_heads: None,
+            head_dim: None,
+            context: 2048,
+            norm_eps: 1e-6,
+            theta: 10_000.0,
+        };
+        let mistral = Defaults { hidden: 14_336, kv_heads: Some(8), context: 131_072, ..llama };
+        let qwen = Defaults { vocab: 151_936, hidden: 22_016, kv_heads: Some(32), context: 32_768, ..llama };
+        match self {
+            Family::Gpt2 => {
+                let sizes = Defaults { vocab: 50_257, width: 768, layers: 12, heads: 12, context: 1024, ..llama };
+                Defaults { norm_eps: 1e-5, ..sizes }
+            }
+            Family::Llama => llama,
+            Family::Mistral => mistral,
+            Family::Mixtral => Defaults { norm_eps: 1e-5, theta: 1_000_000.0, ..mistral },
+            Family::Qwen2 => qwen,
+            Family::Qwen3 => Defaults { head_dim: Some(128), ..qwen },
+            Family::Qwen2Moe => {
+                Defaults { width: 2048, hidden: 5632, layers: 24, heads: 16, kv_heads: Some(16), ..qwen }
+            }
+            Family::Qwen3Moe => Defaults { width: 2048, hidden: 6144, layers: 24, kv_heads: Some(4), ..qwen },
+        }
     }
 
     /// Whether layers may have mixtures of experts.

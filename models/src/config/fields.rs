@@ -12,24 +12,44 @@ use crate::files::JsonObject;
 /// encoders or decoders of pairs have.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_attn_implementation_internal",
     "_commit_hash",
+    "_experts_implementation",
+    "_experts_implementation_internal",
+    "_flash_attn_2_enabled",
+    "_model_name_or_path",
     "_name_or_path",
     "_num_labels",
     "architectures",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
     "attention_dropout",
     "attention_probs_dropout_prob",
+    "attn_implementation",
     "attn_pdrop",
     "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
     "bos_token_id",
     "chunk_size_feed_forward",
     "classifier_dropout",
+    "cls_token_id",
     "decoder_start_token_id",
     "directionality",
+    "diversity_penalty",
     "do_sample",
     "dtype",
+    "early_stopping",
     "embd_pdrop",
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
     "encoder_stride",
     "eos_token_id",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "experts_implementation",
+    "exponential_decay_length_penalty",
     "finetuning_task",
     "forced_bos_token_id",
     "forced_eos_token_id",
@@ -37,20 +57,27 @@ const HARMLESS: &[&str] = &[
     "hidden_dropout_prob",
     "id2label",
     "initializer_range",
-    "is_encoder_decoder",
+    "is_llama_config",
     "keys_to_ignore_at_inference",
     "label2id",
     "length_penalty",
+    "mask_token_id",
     "max_length",
     "min_length",
     "model_type",
     "n_ctx",
     "n_special",
+    "name_or_path",
+    "no_repeat_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "num_beam_groups",
     "num_beams",
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
     "output_past",
+    "output_scores",
     "pad_token_id",
     "pooler_act",
     "pooler_fc_size",
@@ -63,6 +90,7 @@ const HARMLESS: &[&str] = &[
     "prefix",
     "pretraining_tp",
     "problem_type",
+    "remove_invalid_values",
     "repetition_penalty",
     "resid_pdrop",
     "return_dict",
@@ -73,15 +101,22 @@ const HARMLESS: &[&str] = &[
     "summary_proj_to_labels",
     "summary_type",
     "summary_use_proj",
+    "suppress_tokens",
+    "target_lookbehind",
     "task_specific_params",
     "temperature",
+    "tie_last_hidden_states",
     "tokenizer_class",
     "top_k",
     "top_p",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
+    "unsloth_version",
     "use_cache",
     "use_return_dict",
 ];
@@ -107,11 +142,9 @@ pub fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Resu
 const OFF: &[&str] = &[
     "add_cross_attention",
     "attention_bias",
-    "early_stopping",
     "is_decoder",
+    "is_encoder_decoder",
     "mlp_bias",
-    "output_scores",
-    "remove_invalid_values",
     "rope_interleaved",
     "tf_legacy_loss",
     "tie_encoder_decoder",
@@ -157,9 +190,9 @@ impl ConfigFields {
         ConfigFields { object, read: RefCell::default() }
     }
 
-    /// A count that must be there.
-    pub fn size(&self, name: &'static str) -> Result<usize> {
-        self.need(name, self.maybe_size(name)?)
+    /// Whether a field is there, be it null.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.fields().contains_key(name)
     }
 
     /// A count, or this one.
@@ -178,10 +211,10 @@ impl ConfigFields {
         }
     }
 
-    /// The number of layers. What is no model's would take memory before its weights are found missing.
-    pub fn layers(&self, name: &'static str) -> Result<usize> {
+    /// The number of layers, or this one. What is no model's would take memory before its weights are found missing.
+    pub fn layers_or(&self, name: &'static str, default: usize) -> Result<usize> {
         const MOST: usize = 10_000;
-        match self.need(name, self.count(self.known(name))?)? {
+        match self.count(self.known(name))?.unwrap_or(default) {
             layers if layers <= MOST => Ok(layers),
             layers => Err(self.wrong(name, format_args!("is {layers}; no model has more than {MOST}"))),
         }

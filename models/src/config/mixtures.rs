@@ -33,7 +33,8 @@ impl DecoderMixtures {
         fields.number_or("router_aux_loss_coef", 0.001)?;
         if family == Family::Mixtral {
             fields.number_or("router_jitter_noise", 0.0)?;
-            let mixture = MoeConfig::new(width, fields.size("intermediate_size")?, experts, top_k);
+            let hidden = fields.size_or("intermediate_size", family.defaults().hidden)?;
+            let mixture = MoeConfig::new(width, hidden, experts, top_k);
             return Ok(DecoderMixtures { mixture, layers: vec![true; layers] });
         }
         let is_qwen2 = family == Family::Qwen2Moe;

@@ -1,7 +1,7 @@
 //! Rotary positions as `config.json` describes them: the frequencies, and how they are stretched for longer contexts.
 
 use nn::Rotary;
-use numcore::Result;
+use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::ConfigFields;
@@ -12,8 +12,6 @@ use crate::files::JsonObject;
 pub struct RopeConfig {
     /// The base of the frequencies, `rope_theta`.
     pub theta: f64,
-    /// The part of a head that is rotated: its first components.
-    pub partial: f64,
     /// How frequencies are stretched.
     pub scaling: RopeScaling,
 }
@@ -62,10 +60,13 @@ impl RopeConfig {
     /// # Errors
     /// If the kind of scaling is not known, one of its numbers is missing or out of range, a field is not of that kind, or the two differ.
     pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
-        let (new, old) = (fields.part("rope_parameters")?, fields.part("rope_scaling")?);
+        // Both are often written, one of them empty.
+        let part = |name| Ok::<_, Error>(fields.part(name)?.filter(|part| !part.fields().is_empty()));
+        let (new, old) = (part("rope_parameters")?, part("rope_scaling")?);
         let plain = fields.number_or("rope_theta", default_theta)?;
-        let partial = fields.number_or("partial_rotary_factor", 1.0)?;
-        let read = |part: &JsonObject| Self::of(part, plain, partial, context);
+        fields.number_or("partial_rotary_factor", 1.0)?;
+        let read = |part: &JsonObject| Self::of(part, plain, context);
+        rotates_whole_heads(fields)?;
         match (new.as_ref().map(read).transpose()?, old.as_ref().map(read).transpose()?) {
             (Some(new), Some(old)) if new != old => {
                 Err(fields.wrong("rope_parameters", "says something else than `rope_scaling`: remove the wrong one"))
@@ -75,28 +76,19 @@ impl RopeConfig {
         }
     }
 
-    fn of(part: &JsonObject, theta: f64, partial: f64, context: usize) -> Result<Self> {
+    fn of(part: &JsonObject, theta: f64, context: usize) -> Result<Self> {
         let theta = part.number("rope_theta")?.unwrap_or(theta);
-        let partial = part.number("partial_rotary_factor")?.unwrap_or(partial);
+        rotates_whole_heads(part)?;
         // Frequencies must fall.
         if theta <= 1.0 {
             return Err(part.wrong("rope_theta", format_args!("is {theta}, and must be above 1")));
         }
-        if !(0.0..=1.0).contains(&partial) {
-            return Err(part.wrong("partial_rotary_factor", format_args!("is {partial}, and must be in [0, 1]")));
-        }
-        Ok(RopeConfig { theta, partial, scaling: RopeScaling::read(part, context)? })
-    }
-
-    /// How many components of a head are rotated.
-    pub fn rotated(&self, head_dim: usize) -> usize {
-        (head_dim as f64 * self.partial) as usize
+        Ok(RopeConfig { theta, scaling: RopeScaling::read(part, context)? })
     }
 
     /// The frequencies of a head of this width.
     pub fn rotary(&self, head_dim: usize) -> Rotary {
-        let rotated = self.rotated(head_dim);
-        let plain = Rotary::new(self.theta, rotated);
+        let plain = Rotary::new(self.theta, head_dim);
         match self.scaling {
             RopeScaling::Default => plain,
             RopeScaling::Linear { factor } => each(plain, |_, f| f / factor),
@@ -104,7 +96,7 @@ impl RopeConfig {
                 each(plain, |_, f| llama3(f, factor, low, high, original))
             }
             RopeScaling::Yarn { factor, fast, slow, original, attention, truncate } => {
-                let ramp = yarn_ramp(self.theta, rotated, [fast, slow], original, truncate);
+                let ramp = yarn_ramp(self.theta, head_dim, [fast, slow], original, truncate);
                 let stretched = each(plain, |i, f| f / factor * ramp(i) + f * (1.0 - ramp(i)));
                 Rotary { scale: attention, ..stretched }
             }
@@ -114,9 +106,6 @@ impl RopeConfig {
     /// The fields as transformers 5 writes them.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut fields = Map::from_iter([("rope_theta".to_owned(), json!(self.theta))]);
-        if self.partial != 1.0 {
-            fields.insert("partial_rotary_factor".into(), json!(self.partial));
-        }
         let more = match self.scaling {
             RopeScaling::Default => json!({ "rope_type": "default" }),
             RopeScaling::Linear { factor } => json!({ "rope_type": "linear", "factor": factor }),
@@ -188,6 +177,16 @@ impl RopeScaling {
     }
 }
 
+/// An error if a part of each head would be rotated: transformers' models of these families read no such part.
+fn rotates_whole_heads(fields: &JsonObject) -> Result<()> {
+    match fields.number("partial_rotary_factor")? {
+        Some(part) if part != 1.0 => {
+            Err(fields.wrong("partial_rotary_factor", format_args!("is {part}; these families rotate whole heads")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Frequencies, each changed by a function of its number and itself.
 fn each(rotary: Rotary, change: impl Fn(usize, f64) -> f64) -> Rotary {
     let frequencies = rotary.frequencies.iter().enumerate().map(|(i, &f)| change(i, f)).collect();
@@ -225,7 +224,7 @@ fn yarn_attention(part: &JsonObject, factor: f64) -> Result<f64> {
     if let Some(given) = part.number("attention_factor")? {
         return Ok(given);
     }
-    let nonzero = |name| Ok::<_, numcore::Error>(part.number(name)?.filter(|m| *m != 0.0));
+    let nonzero = |name| Ok::<_, Error>(part.number(name)?.filter(|m| *m != 0.0));
     Ok(match (nonzero("mscale")?, nonzero("mscale_all_dim")?) {
         (Some(m), Some(all)) => scale(m) / scale(all),
         _ => scale(1.0),
@@ -244,7 +243,7 @@ mod tests {
     #[test]
     fn the_frequencies_of_llama_3_1() {
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
-        let rotary = RopeConfig { theta: 500_000.0, partial: 1.0, scaling }.rotary(128);
+        let rotary = RopeConfig { theta: 500_000.0, scaling }.rotary(128);
         for (i, due) in [
             (28, 3.211445995e-3),
             (29, 2.166570764e-3),
@@ -265,7 +264,7 @@ mod tests {
         };
         let new = r#"{"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}"#;
         let old = r#"{"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 2.0}}"#;
-        let due = RopeConfig { theta: 500.0, partial: 1.0, scaling: RopeScaling::Linear { factor: 2.0 } };
+        let due = RopeConfig { theta: 500.0, scaling: RopeScaling::Linear { factor: 2.0 } };
         assert_eq!(read(new).unwrap(), due);
         assert_eq!(read(old).unwrap(), due);
         close(due.rotary(4).frequencies[1], 0.5 / 500f64.sqrt());
@@ -292,14 +291,20 @@ mod tests {
             (format!(r#"{{"rope_parameters": {{"full_attention": {linear}}}}}"#), "`full_attention`"),
             (r#"{"rope_scaling": {"type": "linear", "factor": 2.0, "low_freq_factor": 1}}"#.into(), "low_freq_factor"),
             (r#"{"rope_theta": 1.0}"#.into(), "above 1"),
-            (r#"{"partial_rotary_factor": -0.5}"#.into(), "partial_rotary_factor"),
+            (r#"{"partial_rotary_factor": 0.5}"#.into(), "whole heads"),
+            (r#"{"rope_parameters": {"partial_rotary_factor": 0.5}}"#.into(), "whole heads"),
+            (r#"{"rope_scaling": {"partial_rotary_factor": 0.25, "type": "linear", "factor": 2}}"#.into(), "whole"),
         ] {
             assert!(error(&json).contains(due), "{json}: {}", error(&json));
         }
         // Equal ones are no contradiction: both are written for old and new readers.
-        let json = format!(r#"{{"rope_parameters": {linear}, "rope_scaling": {linear}}}"#);
-        let fields = ConfigFields::of(JsonObject::of("config.json", serde_json::from_str(&json).unwrap()));
-        assert_eq!(RopeConfig::read(&fields, 9.0, 64).unwrap().scaling, RopeScaling::Linear { factor: 2.0 });
+        for json in [
+            format!(r#"{{"rope_parameters": {linear}, "rope_scaling": {linear}, "partial_rotary_factor": 1}}"#),
+            format!(r#"{{"rope_parameters": {linear}, "rope_scaling": {{}}}}"#),
+        ] {
+            let fields = ConfigFields::of(JsonObject::of("config.json", serde_json::from_str(&json).unwrap()));
+            assert_eq!(RopeConfig::read(&fields, 9.0, 64).unwrap().scaling, RopeScaling::Linear { factor: 2.0 });
+        }
     }
 
     #[test]
@@ -310,7 +315,7 @@ mod tests {
             RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 64.0 },
             RopeScaling::Yarn { factor: 4.0, fast: 32.0, slow: 1.0, original: 16.0, attention: 1.25, truncate: false },
         ] {
-            let config = RopeConfig { theta: 777.0, partial: 0.5, scaling };
+            let config = RopeConfig { theta: 777.0, scaling };
             let fields = Map::from_iter([("rope_parameters".to_owned(), Value::Object(config.to_json()))]);
             let fields = ConfigFields::of(JsonObject::of("config.json", fields));
             assert_eq!(RopeConfig::read(&fields, 1.0, 3).unwrap(), config);

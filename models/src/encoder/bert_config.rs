@@ -86,13 +86,14 @@ impl BertConfig {
         fields.expect("position_embedding_type", "absolute")?;
         let config = BertConfig {
             task: BertTask::of(fields)?,
-            vocab: fields.size("vocab_size")?,
-            context: fields.size("max_position_embeddings")?,
+            vocab: fields.size_or("vocab_size", 30_522)?,
+            context: fields.size_or("max_position_embeddings", 512)?,
             token_types: fields.size_or("type_vocab_size", 2)?,
-            layers: fields.layers("num_hidden_layers")?,
+            layers: fields.layers_or("num_hidden_layers", 12)?,
             block: block(fields, false, true)?,
             labels: labels(fields)?,
-            padding: fields.maybe_size("pad_token_id")?,
+            // Null says that there is none.
+            padding: fields.maybe_size("pad_token_id")?.or((!fields.has("pad_token_id")).then_some(0)),
             fields: fields.fields().clone(),
         };
         fields.part("quantization_config")?;
@@ -145,9 +146,9 @@ pub(super) fn expect_type(fields: &ConfigFields, due: &str) -> Result<()> {
 /// The layers of an encoder, whose fields BERT and ViT name alike.
 pub(super) fn block(fields: &ConfigFields, pre_norm: bool, qkv_bias: bool) -> Result<EncoderBlockConfig> {
     Ok(EncoderBlockConfig {
-        width: fields.size("hidden_size")?,
-        heads: fields.size("num_attention_heads")?,
-        hidden: fields.size("intermediate_size")?,
+        width: fields.size_or("hidden_size", 768)?,
+        heads: fields.size_or("num_attention_heads", 12)?,
+        hidden: fields.size_or("intermediate_size", 3072)?,
         activation: fields.activation("hidden_act", Activation::Gelu)?,
         pre_norm,
         qkv_bias,

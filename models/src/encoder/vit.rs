@@ -49,7 +49,7 @@ impl VitConfig {
             image: fields.size_or("image_size", 224)?,
             patch: fields.size_or("patch_size", 16)?,
             channels: fields.size_or("num_channels", 3)?,
-            layers: fields.layers("num_hidden_layers")?,
+            layers: fields.layers_or("num_hidden_layers", 12)?,
             block: block(fields, true, qkv_bias)?,
             labels: labels(fields)?,
             fields: fields.fields().clone(),

@@ -27,7 +27,9 @@ impl JsonObject {
     pub fn open(path: &Path) -> Result<Self> {
         let text = read_bounded(path)?;
         let what = path.display().to_string();
-        let value = serde_json::from_slice(&text).map_err(|e| Error::format(&*what, format!("it is no JSON: {e}")))?;
+        // Some programs begin a file of UTF-8 with a byte order mark.
+        let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&text);
+        let value = serde_json::from_slice(text).map_err(|e| Error::format(&*what, format!("it is no JSON: {e}")))?;
         match value {
             Value::Object(fields) => Ok(JsonObject { what, fields }),
             _ => Err(Error::format(what, "it holds no JSON object")),

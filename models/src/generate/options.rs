@@ -82,21 +82,33 @@ const UNKNOWN: &[(&str, &[f64])] = &[
     ("sequence_bias", &[]),
     ("exponential_decay_length_penalty", &[]),
     ("num_return_sequences", &[1.0]),
+    ("remove_invalid_values", &[]),
+    ("renormalize_logits", &[]),
+    ("token_healing", &[]),
 ];
 
-/// Options that are read, and those that change nothing of the tokens of one text: what is given out, memory, and how beams are compared.
+/// Options that are read, and those that change nothing of the tokens of one text: what is given out, memory, how beams are compared,
+/// and drafts of another model.
 const KNOWN: &[&str] = &[
     "_from_model_config",
+    "assistant_confidence_threshold",
+    "assistant_lookbehind",
     "bos_token_id",
+    "cache_config",
     "cache_implementation",
+    "compile_config",
     "decoder_start_token_id",
+    "disable_compile",
     "do_sample",
     "early_stopping",
     "eos_token_id",
     "length_penalty",
+    "low_memory",
     "max_length",
     "max_new_tokens",
     "min_p",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
     "output_attentions",
     "output_hidden_states",
     "output_logits",
@@ -104,12 +116,15 @@ const KNOWN: &[&str] = &[
     "pad_token_id",
     "repetition_penalty",
     "return_dict_in_generate",
+    "return_legacy_cache",
+    "target_lookbehind",
     "temperature",
     "top_k",
     "top_p",
     "transformers_version",
     "typical_p",
     "use_cache",
+    "use_model_defaults",
 ];
 
 impl GenerationOptions {
@@ -224,7 +239,11 @@ mod tests {
         let length = |json: &str| read(json).map(|options| (options.max_new_tokens, options.max_length)).unwrap();
         assert_eq!(length(r#"{"max_length": 64}"#), (64, Some(64)));
         assert_eq!(length(r#"{"max_length": 64, "max_new_tokens": 9}"#), (9, None));
-        assert_eq!(read("{}").unwrap(), GenerationOptions::default());
+        // What transformers writes where nothing was chosen.
+        for json in ["{}", r#"{"remove_invalid_values": false, "assistant_lookbehind": 10, "no_repeat_ngram_size": 0}"#]
+        {
+            assert_eq!(read(json).unwrap(), GenerationOptions::default());
+        }
         assert_eq!(read(r#"{"eos_token_id": 7, "temperature": 2}"#).unwrap().sampling, None);
     }
 
@@ -237,6 +256,8 @@ mod tests {
             (r#"{"some_new_processor": false}"#, "some_new_processor"),
             (r#"{"watermarking_config": {"bias": 2.5}}"#, "watermarking_config"),
             (r#"{"num_return_sequences": 2}"#, "num_return_sequences"),
+            (r#"{"renormalize_logits": true}"#, "renormalize_logits"),
+            (r#"{"stop_strings": ["x"]}"#, "stop_strings"),
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature"),
             (r#"{"do_sample": true, "top_p": -0.5}"#, "top_p"),
             (r#"{"repetition_penalty": 0}"#, "penalty"),

@@ -131,6 +131,23 @@ impl<R: Runtime> Weight4bit<R> {
     }
 }
 
+/// The fields that bitsandbytes' configuration has: what is read, what eight bits have, and how products are computed there.
+const KNOWN: [&str; 13] = [
+    "_load_in_4bit",
+    "_load_in_8bit",
+    "bnb_4bit_compute_dtype",
+    "bnb_4bit_quant_storage",
+    "bnb_4bit_quant_type",
+    "bnb_4bit_use_double_quant",
+    "llm_int8_enable_fp32_cpu_offload",
+    "llm_int8_has_fp16_weight",
+    "llm_int8_skip_modules",
+    "llm_int8_threshold",
+    "load_in_4bit",
+    "load_in_8bit",
+    "quant_method",
+];
+
 /// Whether a `config.json` says that weights are stored in four bits.
 ///
 /// # Errors
@@ -143,7 +160,10 @@ pub fn quantization(fields: &JsonObject) -> Result<bool> {
         && part.text("bnb_4bit_quant_type")? == Some("nf4")
         && matches!(part.text("bnb_4bit_quant_storage")?, None | Some("uint8"));
     if is_known {
-        return Ok(true);
+        return match part.fields().keys().find(|name| part.get(name).is_some() && !KNOWN.contains(&name.as_str())) {
+            Some(name) => Err(part.wrong(name, "is not known here, and may change what is stored")),
+            None => Ok(true),
+        };
     }
     let why = "is no NF4 of bitsandbytes' with `uint8` storage: other quantised weights are not read; use the unquantised model";
     Err(fields.wrong("quantization_config", why))

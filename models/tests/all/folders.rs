@@ -41,7 +41,16 @@ fn configurations_that_are_not_understood() {
     expect(&change("attention_multiplier", json!(0.5)), &["`attention_multiplier`"]);
     expect(&change("use_attention_scale", json!(false)), &["`use_attention_scale`", "delete"]);
     expect(&change("is_causal", json!(false)), &["`is_causal` is false"]);
-    for (field, value) in [("is_causal", json!(true)), ("use_bfloat16", json!(false)), ("pruned_heads", json!({}))] {
+    for (field, value) in [
+        ("is_causal", json!(true)),
+        ("use_bfloat16", json!(false)),
+        ("pruned_heads", json!({})),
+        ("partial_rotary_factor", json!(1.0)),
+        ("_model_name_or_path", json!("x")),
+        ("unk_token_id", json!(0)),
+        ("num_beam_groups", json!(1)),
+        ("sliding_window", json!(null)),
+    ] {
         Decoder::from_pretrained(&change(field, value).0, &init()).unwrap();
     }
     expect(&change("hidden_act", json!("xielu")), &["`hidden_act` is `xielu`"]);
@@ -69,7 +78,18 @@ fn configurations_that_are_not_understood() {
     expect(&gpt2("scale_attn_by_inverse_layer_idx", true), &["`scale_attn_by_inverse_layer_idx` is true"]);
     expect(&gpt2("scale_attn_weights", false), &["`scale_attn_weights` is false"]);
     let missing = Scratch::copy_of("llama").with_config(|fields| drop(fields.remove("hidden_size")));
-    expect(&missing, &["`hidden_size` is missing"]);
+    // As transformers has it where nothing is said.
+    expect(&missing, &["4096", "embed_tokens.weight"]);
+    let types = json!(["full_attention", "sliding_attention"]);
+    let mistral = Scratch::copy_of("mistral").with_config(|fields| drop(fields.insert("layer_types".into(), types)));
+    expect(&mistral, &["`layer_types`", "all layers alike"]);
+    let window =
+        Scratch::copy_of("mistral").with_config(|fields| drop(fields.insert("sliding_window".into(), 0.into())));
+    expect(&window, &["`sliding_window` is 0"]);
+    expect(&change("partial_rotary_factor", json!(0.5)), &["`partial_rotary_factor` is 0.5"]);
+    expect(&change("is_encoder_decoder", json!(true)), &["`is_encoder_decoder`"]);
+    let nf4 = json!({"load_in_4bit": true, "bnb_4bit_quant_type": "nf4", "bnb_4bit_rotation": true});
+    expect(&change("quantization_config", nf4), &["`bnb_4bit_rotation`"]);
     for text in ["", "[1]", "{\"a\":", "{\"a\": 1}"] {
         let folder = Scratch::copy_of("llama");
         fs::write(folder.0.join("config.json"), text).unwrap();

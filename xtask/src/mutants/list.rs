@@ -4,6 +4,19 @@ use super::Mutant;
 
 const COMM: &[&str] = &["test", "-p", "weftgrad-comm", "--lib", "--test", "all"];
 const DATA: &[&str] = &["test", "-p", "weftgrad-data", "--lib", "--test", "all"];
+const TOKENIZER: &[&str] = &["test", "-p", "weftgrad-data", "--features", "text", "--test", "all", "--", "tokenizers"];
+const CONFIGS: &[&str] = &[
+    "test",
+    "-p",
+    "weftgrad-models",
+    "--lib",
+    "--test",
+    "all",
+    "--",
+    "configurations",
+    "in_transformers",
+    "something_else",
+];
 const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "zero"];
 const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
@@ -55,6 +68,18 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/stream/shuffle.rs", from: "self.left.len() - *taken as usize", to: "*taken as usize", test: DATA },
     Mutant { file: "data/src/stream/shuffle.rs", from: "u64::from(self.taken > 0)", to: "0", test: DATA },
     Mutant { file: "data/src/stream/replay.rs", from: "while self.read < read {", to: "while self.read <= read {", test: DATA },
+    Mutant { file: "data/src/sources/tokenizer.rs", from: "inner.with_padding(None).with_truncation(None)", to: "inner.with_truncation(None)", test: TOKENIZER },
+    Mutant { file: "data/src/sources/tokenizer.rs", from: "last as usize + 1", to: "last as usize", test: TOKENIZER },
+    Mutant { file: "data/src/files/gzip.rs", from: "next_member(ended.into_inner())?", to: "None", test: DATA },
+    Mutant { file: "data/src/files/gzip.rs", from: "file.consume(zeros);", to: "return Ok(None);", test: DATA },
+    Mutant { file: "data/src/files/records.rs", from: "b'\\n' | b'\\r'", to: "b'\\n'", test: DATA },
+    Mutant { file: "data/src/files/records.rs", from: "if start == MARK {", to: "if start.is_empty() {", test: DATA },
+    Mutant { file: "data/src/stream/replay.rs", from: "is_return && from.fill_buf()?.first() == Some(&b'\\n')", to: "is_return", test: DATA },
+    Mutant { file: "data/src/sources/tar.rs", from: "archive.set_ignore_zeros(true);", to: "", test: DATA },
+    Mutant { file: "data/src/sources/tar.rs", from: "    examples.extend(open);
+    read
+", to: "    read
+", test: DATA },
     Mutant { file: "distributed/src/buckets/plan.rs", from: "if bucket.bytes >= bucket.limit {", to: "if bucket.bytes > bucket.limit {", test: BUCKETS },
     Mutant { file: "distributed/src/buckets/plan.rs", from: "(all / 16).clamp(first, most)", to: "(all / 16).max(first)", test: BUCKETS },
     Mutant { file: "distributed/src/buckets/layout.rs", from: "first.range..last.range + 1", to: "first.range..last.range", test: BUCKETS },
@@ -78,6 +103,10 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/generate/processors.rs", from: "drop_where(scores, |score, _| score < least)", to: "drop_where(scores, |score, _| score <= least)", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "if sum > 1.0 - p {", to: "if sum > p {", test: MODELS },
     Mutant { file: "models/src/generate/stop.rs", from: "new.len().saturating_sub(longest + 4)", to: "new.len()", test: MODELS },
+    Mutant { file: "models/src/config/rope.rs", from: "Some(part) if part != 1.0 =>", to: "Some(part) if part > 1.0 =>", test: CONFIGS },
+    Mutant { file: "models/src/config/decoder.rs", from: ".filter(|_| !fields.has(\"num_key_value_heads\"))", to: "", test: CONFIGS },
+    Mutant { file: "models/src/config/decoder.rs", from: "!is_qwen && windows.iter()", to: "is_qwen && windows.iter()", test: CONFIGS },
+    Mutant { file: "models/src/config/family.rs", from: "head_dim: Some(128)", to: "head_dim: None", test: CONFIGS },
     Mutant { file: "models/src/lora/config.rs", from: "alpha / if self.use_rslora { rank.sqrt() } else { rank }", to: "alpha / if self.use_rslora { rank } else { rank.sqrt() }", test: MODELS },
     Mutant { file: "models/src/lora/adapter.rs", from: "placed.style() == TensorStyle::Row", to: "placed.style() != TensorStyle::Row", test: MODELS },
 ];

@@ -52,7 +52,7 @@ pub fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<Vec<(St
 /// What each pair's frequency is divided by, where llama.cpp reads it from a tensor: the scaling of Llama 3.
 pub fn rope_factors<'a>(config: &DecoderConfig) -> Option<GgufTensor<'a>> {
     let rope = config.rope.filter(|rope| matches!(rope.scaling, RopeScaling::Llama3 { .. }))?;
-    let plain = Rotary::new(rope.theta, rope.rotated(config.head_dim));
+    let plain = Rotary::new(rope.theta, config.head_dim);
     let stretched = rope.rotary(config.head_dim);
     let pairs = plain.frequencies.iter().zip(&stretched.frequencies);
     let factors: Vec<f32> = pairs.map(|(plain, stretched)| (plain / stretched) as f32).collect();
@@ -126,9 +126,6 @@ fn check(config: &DecoderConfig, context: usize) -> Result<()> {
         return wrong("attention_bias", format!("llama.cpp has no such biases for `{}`", config.family.name()));
     }
     match config.rope {
-        Some(rope) if rope.partial != 1.0 => {
-            wrong("partial_rotary_factor", format!("is {}; llama.cpp rotates whole heads here", rope.partial))
-        }
         Some(RopeConfig { scaling: RopeScaling::Yarn { truncate: false, .. }, .. }) => {
             wrong("rope", "`truncate` is false, and llama.cpp begins and ends the transition at whole pairs".into())
         }

@@ -156,18 +156,15 @@ impl Layers<'_> {
         Ok(self.rotated(&mut m.graph, x))
     }
 
-    /// The halves of the rotated part of each head, turned into each other.
+    /// The halves of each head, turned into each other.
     fn rotated(&self, g: &mut OnnxGraph<'_>, x: String) -> String {
-        let (Some([cos, sin]), Some(rope)) = (&self.tables, self.config.rope) else { return x };
-        let rotated = rope.rotated(self.config.head_dim);
-        let (half, rest) = ((rotated / 2) as i64, (self.config.head_dim - rotated) as i64);
-        let sizes = if rest == 0 { vec![half, half] } else { vec![half, half, rest] };
-        let parts = g.split(&x, &sizes);
+        let Some([cos, sin]) = &self.tables else { return x };
+        let half = (self.config.head_dim / 2) as i64;
+        let parts = g.split(&x, &[half, half]);
         let mut product = |part: usize, table: &str| g.op("Mul", &[&parts[part], table]);
         let (a, b, c, d) = (product(0, cos), product(1, sin), product(1, cos), product(0, sin));
         let (first, second) = (g.op("Sub", &[&a, &b]), g.op("Add", &[&c, &d]));
-        let all: Vec<&str> = [&*first, &second].into_iter().chain(parts.get(2).map(String::as_str)).collect();
-        g.op_with("Concat", &all, &[("axis", Attribute::Int(-1))])
+        g.op_with("Concat", &[&first, &second], &[("axis", Attribute::Int(-1))])
     }
 
     /// Keys or values `[B, G, T, D]` once for each head of queries, `[B, H, T, D]`.
