@@ -13,10 +13,11 @@ use numcore::{Error, Result, safetensors};
 pub(super) const MANIFEST: &str = "manifest.json";
 /// The file that names the last checkpoint: a line with the step that is about to be moved into place, and one with what was the last before.
 const LATEST: &str = "latest";
-/// How the names of folders begin: of whole ones, of one that is about to be replaced by a whole one, of one that is being written.
+/// How the names of folders begin: of whole ones, of one that is about to be replaced by a whole one, of one that is being written, of one that is being removed.
 const WHOLE: &str = "step-";
 const REPLACED: &str = "replaced-";
 const UNFINISHED: &str = "unfinished-";
+const REMOVED: &str = "removed-";
 /// And of those that ranks write who cannot tell each other anything.
 const STRANDED: &str = "stranded-";
 
@@ -133,9 +134,12 @@ impl Folder {
         self.path.join(format!("{STRANDED}{step:010}-{run}"))
     }
 
-    /// Removes what ranks of failed worlds, and saves that were cut short, have left: what was not published when they ended. No save may be under way.
+    /// Removes what ranks of failed worlds, and saves that were cut short, have left: what was not published, or
+    /// not removed to its end, when they ended. No save may be under way.
     pub fn remove_stranded(&self) -> Result<()> {
-        self.remove_left(|name| [STRANDED, UNFINISHED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)))
+        self.remove_left(|name| {
+            [STRANDED, UNFINISHED, REMOVED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
+        })
     }
 
     /// Removes folders that no save will publish.
@@ -203,15 +207,14 @@ impl Folder {
 
     fn remove_step(&self, step: u64) -> Result<()> {
         // What a save replaced, and could not remove, would be the checkpoint of this step again if the new one went before it.
-        let there = [REPLACED, WHOLE].map(|prefix| self.at(prefix, step));
+        let (there, removed) = ([REPLACED, WHOLE].map(|prefix| self.at(prefix, step)), self.at(REMOVED, step));
         for path in there.iter().filter(|path| path.is_dir()) {
-            // First, so that what is left of an interrupted removal is no checkpoint.
-            let manifest = path.join(MANIFEST);
-            if manifest.exists() {
-                self.will("remove a manifest")?;
-                fs::remove_file(&manifest).map_err(|e| Error::io(&manifest, e))?;
+            if removed.exists() {
+                self.remove("remove what was left over", &removed)?;
             }
-            self.remove("remove a checkpoint", path)?;
+            // First, so that what is left of an interrupted removal is no checkpoint, and is known to be left over.
+            self.rename("take a checkpoint away", path, &removed)?;
+            self.remove("remove a checkpoint", &removed)?;
         }
         Ok(())
     }

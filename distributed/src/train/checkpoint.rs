@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use autograd::{RandomState, random_state, set_random_state};
-use numcore::{Result, Runtime, Tensor};
+use numcore::{Error, Result, Runtime, Tensor};
 use optim::{HyperParams, LossScaler};
 
 use super::{HyperParameters, ReducedGradients, Strategy, TrainStep, Updates};
@@ -56,6 +56,18 @@ impl Updates {
         numbers.insert(names::own(share, "seed"), seed);
         numbers.insert(names::own(share, "drawn"), drawn);
         numbers
+    }
+
+    /// An error if an update failed while it changed weights: they are those of no step.
+    pub(crate) fn check_whole(&self) -> Result<()> {
+        if !self.is_torn {
+            return Ok(());
+        }
+        let why = format!(
+            "the update of step {} failed while it was made, so some weights are those before it and some those after it: load a checkpoint",
+            self.steps + 1
+        );
+        Err(Error::argument("a training step", why))
     }
 
     /// An error if [`restore`](Updates::restore) would refuse these numbers.
@@ -124,7 +136,7 @@ impl Updates {
     pub(crate) fn restore(&mut self, numbers: &BTreeMap<String, u64>, share: usize) -> Result<()> {
         self.scaler = self.resumed(numbers)?;
         let number = |name: &str| numbers.get(name).copied();
-        self.steps = number("trainer/steps").unwrap_or(0);
+        (self.steps, self.is_torn) = (number("trainer/steps").unwrap_or(0), false);
         // The stream is that of the share it is now. A share that was not there before goes on from where the first one was.
         let random = |share| Some((number(&names::own(share, "seed"))?, number(&names::own(share, "drawn"))?));
         if let Some((seed, drawn)) = random(share).or_else(|| random(0)) {
@@ -136,6 +148,7 @@ impl Updates {
 
 impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep<R, S> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
+        self.updates.check_whole()?;
         self.strategy.parts()
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
-use numcore::{Result, Runtime, Tensor, TensorMut};
+use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 
 /// What looks at gradients: given a parameter's name and its gradient.
 pub(crate) type GradientObserver<R> = Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>;
@@ -26,6 +26,27 @@ impl<R: Runtime> BackwardHook<R> for ObservedHook<'_, R> {
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
         observe(self.observer.as_deref_mut(), leaf, &grad)?;
         self.hook.on_leaf_grad_ready(leaf, grad)
+    }
+}
+
+/// A hook that is given zeros in place of gradients: of a loss that does not count, and may be infinite.
+pub(super) struct ZerosHook<'a, R: Runtime>(pub(super) &'a mut dyn BackwardHook<R>);
+
+impl<R: Runtime> BackwardHook<R> for ZerosHook<'_, R> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        self.0.on_leaf_needed(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, _: LeafGrad<R>) -> Result<()> {
+        let zeros = Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?;
+        let grad = match self.0.grad_slot(leaf)? {
+            None => LeafGrad::Own(zeros),
+            Some(mut slot) => {
+                slot.accumulate(&Op::identity(), &[&zeros])?;
+                LeafGrad::Slot(slot)
+            }
+        };
+        self.0.on_leaf_grad_ready(leaf, grad)
     }
 }
 

@@ -79,6 +79,8 @@ pub(crate) struct Updates {
     pub(crate) config: TrainingConfig,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) steps: u64,
+    /// Whether an update has begun, and not come to its end.
+    pub(crate) is_torn: bool,
 }
 
 /// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still have to be multiplied by.
@@ -87,7 +89,7 @@ static CLIPPED: LazyLock<Program> =
 
 impl Updates {
     pub(crate) fn new(config: TrainingConfig) -> Self {
-        Updates { scaler: config.loss_scaling.clone(), config, steps: 0 }
+        Updates { scaler: config.loss_scaling.clone(), config, steps: 0, is_torn: false }
     }
 
     /// What the gradient of every loss is multiplied by.
@@ -130,8 +132,10 @@ impl Updates {
         if stepped {
             // The one place at which an error that came late, here or on another rank, still prevents the update.
             everyone.poll()?;
+            gradients.check_update()?;
+            self.is_torn = true;
             gradients.update(&scale)?;
-            self.steps += 1;
+            (self.steps, self.is_torn) = (self.steps + 1, false);
         }
         if let Some(scaler) = &mut self.scaler {
             scaler.adapt(stepped);

@@ -5,12 +5,14 @@ use std::panic::Location;
 use autograd::backward_with_hooks;
 use numcore::{
     Error, ErrorKind, Result, Runtime, Within,
-    ops::Apply,
     trace::{self, SpanKind},
 };
 use optim::LossScaler;
 
-use super::{GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates, observer::ObservedHook};
+use super::{
+    GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates,
+    observer::{ObservedHook, ZerosHook},
+};
 use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
@@ -278,8 +280,12 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             if let Some(loss) = loss {
                 let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
                 let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-                traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
-                losses.push(Loss { sum: loss.sum.detach(), weight: loss.weight });
+                let root = scaled.as_ref().unwrap_or(&loss.sum);
+                traced("backward", || match loss.counts {
+                    true => backward_with_hooks(root, &mut hook),
+                    false => backward_with_hooks(root, &mut ZerosHook(&mut hook)),
+                })?;
+                losses.push(loss.told()?);
             }
             self.strategy.end()?;
         }

@@ -44,7 +44,7 @@ const CHANGES: [(&str, &str); 22] = [
     ("write the manifest", "again"),
     ("write `latest`", "again"),
     ("move it into place", "again"),
-    ("remove a manifest", "second"),
+    ("take a checkpoint away", "second"),
 ];
 
 fn notes(said: &str) -> CheckpointNotes {
@@ -124,6 +124,11 @@ fn a_save_that_is_killed_before_any_change_leaves_the_last_one() {
         assert!(!child.unwrap().success(), "it did not end before change {at}");
         let (said, weights) = loaded(&scratch.folder());
         assert_eq!(said, last, "before {} ({at})", names[at]);
+        scratch.folder().remove_stranded().unwrap();
+        for entry in std::fs::read_dir(&scratch.0).unwrap() {
+            let path = entry.unwrap().path();
+            assert!(path.ends_with("latest") || path.join("manifest.json").is_file(), "{path:?} is left ({at})");
+        }
         let of = ["first", "again", "second"].iter().position(|&s| s == said);
         assert!(of.is_none_or(|k| weights == expected[k.saturating_sub(1)]), "before {} ({at})", names[at]);
     }

@@ -4,7 +4,8 @@ use autograd::{RandomState, random_state};
 use nn::Buffer;
 use numcore::{Result, Runtime, Tensor};
 
-/// The random state and the values of buffers before a step. Weights need no note: a step changes them last, or not at all.
+/// The random state and the values of buffers before a step. Weights need no note: a step changes them last, and says so
+/// if it failed while it did.
 pub(super) struct BeforeStep<R: Runtime> {
     pub random: RandomState,
     buffers: Vec<Tensor<R>>,

@@ -1,7 +1,15 @@
 //! A step that fails, by an error or a panic, on one rank: what there was before it is saved, on all.
 
-use distributed::{checkpoint::Folder, comm::Ranks, zero::ZeroStage};
-use numcore::{Error, Result};
+use std::cell::Cell;
+
+use distributed::{
+    checkpoint::Folder,
+    comm::Ranks,
+    train::TrainStep,
+    zero::{UnitOf, ZeroOptions, ZeroStage},
+};
+use numcore::{Error, Result, pointwise::Program};
+use optim::{Elementwise, ParamGroups, Scalars, StateSpec, StepContext, UpdateForm, scalars};
 use train::{Checkpoints, Interval, Length, LoopStep, Resume, Trainer};
 
 use crate::common::*;
@@ -87,4 +95,54 @@ fn with_sharded_parameters_too() {
         let losses = failed(ranks, Some(ZeroStage::Parameters), 5, true);
         assert_eq!(losses.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (1..=LENGTH).collect::<Vec<_>>());
     }
+}
+
+thread_local! {
+    /// Which of the next updates of a part of the parameters fails; none if no one does.
+    static FAILS: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+optim::config! {
+    /// Gradient descent, which sometimes has no number for its program.
+    FickleConfig = "Fickle" {
+        /// Learning rate.
+        lr: f64 = 1e-2, NonNegative;
+    }
+}
+
+impl Elementwise for FickleConfig {
+    fn states(&self) -> Vec<StateSpec> {
+        Vec::new()
+    }
+
+    fn program(&self, form: UpdateForm) -> Program {
+        form.program("fickle", |p, g, [], [lr]| (p - g * lr, []))
+    }
+
+    fn scalars(&self, now: StepContext) -> Scalars {
+        let fails = FAILS.get();
+        FAILS.set(fails.and_then(|left| left.checked_sub(1)));
+        if fails == Some(0) { scalars([]) } else { scalars([now.lr]) }
+    }
+}
+
+#[test]
+fn an_update_that_fails_half_way_is_no_step_to_save() {
+    let scratch = Scratch::new("torn");
+    let options = ZeroOptions { stage: ZeroStage::State, units: UnitOf::children(), ..Default::default() };
+    let fails = |at: u64| {
+        let comm = one();
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let rule = ParamGroups::new(FickleConfig::default());
+        let step = TrainStep::builder(&comm, &model).optimizer(rule).zero(options.clone()).build()?;
+        run(&comm, &model, step, &scratch, &Memory::default(), |_, call| {
+            // The second of the parts.
+            FAILS.set((call == at).then_some(1));
+            Ok(())
+        })
+    };
+    let error = fails(6).unwrap_err().to_string();
+    assert!(error.contains("fickle"), "{error}");
+    assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(3));
+    assert_eq!(fails(0).unwrap(), 3);
 }

@@ -50,6 +50,7 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
             let aliases = Aliases::new(&self.stages, stage);
             parts.extend(strategy.parts()?.into_iter().filter(|part| !aliases.is_copy(&part.name)));
         }
+        self.updates.check_whole()?;
         Ok(parts)
     }
 

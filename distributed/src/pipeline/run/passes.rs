@@ -8,10 +8,7 @@ use super::{
     executor::{Live, ScheduleRun},
     hooks::InputHook,
 };
-use crate::{
-    pipeline::{Compute, Direction, Pass},
-    train::Loss,
-};
+use crate::pipeline::{Compute, Direction, Pass};
 
 /// Random numbers a pass can draw before it meets those of the next: dropout takes one per layer.
 const DRAWS: u64 = 1 << 20;
@@ -84,15 +81,16 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         if let Some(loss) = self.job.loss.as_deref_mut() {
             let targets = self.job.batch.targets.get_mut(compute.micro).map(std::mem::take).unwrap_or_default();
             let targets: Vec<Var<R>> = targets.into_iter().map(Var::new).collect();
-            let Loss { sum, weight } = match self.checked.is_forward_only() {
+            let loss = match self.checked.is_forward_only() {
                 true => no_grad(|| loss(&outputs, &targets))?,
                 false => loss(&outputs, &targets)?,
             };
-            if sum.spec().shape.numel() != 1 {
-                return Err(Error::shape("pipeline loss", &[sum.spec().shape], "a loss has one element; reduce it"));
+            let shape = loss.sum.spec().shape;
+            if shape.numel() != 1 {
+                return Err(Error::shape("pipeline loss", &[shape], "a loss has one element; reduce it"));
             }
-            self.losses.insert(compute.micro, Loss { sum: sum.detach(), weight });
-            roots.push(sum);
+            self.losses.insert(compute.micro, loss.told()?);
+            roots.push(loss.sum);
         }
         if self.checked.is_forward_only() {
             let values = outputs.iter().map(Var::value).collect::<Result<_>>()?;

@@ -248,7 +248,9 @@ impl<R: Runtime, S: StageStrategy<R>> PipelineTrainStep<R, S> {
         for k in 0..runs {
             self.stages.begin(k + 1 == runs);
             let output = self.pipeline.run(batch(k)?, &mut self.stages)?;
-            losses.extend(output.losses().iter().map(|loss| Loss { sum: loss.sum.clone(), weight: loss.weight }));
+            for loss in output.losses() {
+                losses.push(loss.told()?);
+            }
             self.last = Some(output);
         }
         Ok(losses)
