@@ -96,7 +96,8 @@ pub trait Callback<R: Runtime, M, B> {
     /// Receives an event.
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()>;
 
-    /// A name for what it keeps in checkpoints: empty if it keeps nothing there.
+    /// A name for what it keeps in checkpoints: empty if it keeps nothing there. It says of what, such as of which value, as state goes to a callback of the same
+    /// name; several of one name are told apart by their order.
     fn name(&self) -> &str {
         ""
     }

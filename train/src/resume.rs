@@ -16,7 +16,7 @@ pub enum Resume {
     /// It starts from scratch.
     #[default]
     No,
-    /// It goes on from the last checkpoint of the first callback that saves some, if there is one.
+    /// It goes on from the last checkpoint in the folders of all callbacks that save some, the one of the latest step, if there is one.
     IfThere,
     /// The run goes on as with [`IfThere`](Resume::IfThere), and it is an error if there is no checkpoint.
     Required,
@@ -124,7 +124,8 @@ impl ResumedNotes {
 fn prefixes<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> Vec<String> {
     let names: Vec<&str> = callbacks.iter().map(|callback| callback.name()).collect();
     let nth = |i: usize| names[..i].iter().filter(|name| **name == names[i]).count();
-    (0..names.len()).map(|i| format!("{CALLBACK}{}/{}/", names[i], nth(i))).collect()
+    // Only what follows a name has a slash: no prefix begins with another.
+    (0..names.len()).map(|i| format!("{CALLBACK}{}/{}/", names[i].replace('/', "."), nth(i))).collect()
 }
 
 /// A value that a callback wrote with `to_string`.

@@ -34,10 +34,12 @@ pub(crate) struct RunState {
     pub measured: Vec<(String, Value)>,
     /// The last values of evaluations, by name.
     pub evaluated: BTreeMap<String, f64>,
-    /// Evaluations that have not run yet.
-    pub to_come: BTreeSet<String>,
+    /// Evaluations that have not run yet, with the names that they are known to give.
+    pub to_come: BTreeMap<String, Vec<String>>,
     /// Names that evaluations are known to give.
     pub declared: BTreeSet<String>,
+    /// Names of values that decisions need.
+    pub monitored: BTreeSet<String>,
     /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
     pub from_scratch: bool,
     /// Values of the evaluations that run now.
@@ -152,8 +154,9 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// Says in [`Begin`](crate::Event::Begin) that an evaluation will run, and the names of what it will give, as far as they are known: a
     /// [`Monitor`](crate::Monitor) whose name none of them gives is an error once all have run.
     pub fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
-        self.state.to_come.insert(evaluation.into());
-        self.state.declared.extend(names);
+        let names: Vec<String> = names.into_iter().collect();
+        self.state.declared.extend(names.iter().cloned());
+        self.state.to_come.insert(evaluation.into(), names);
     }
 
     /// Says that a declared evaluation has run.
@@ -210,8 +213,9 @@ impl RunState {
             control: Control::default(),
             measured: Vec::new(),
             evaluated: BTreeMap::new(),
-            to_come: BTreeSet::new(),
+            to_come: BTreeMap::new(),
             declared: BTreeSet::new(),
+            monitored: BTreeSet::new(),
             from_scratch: true,
             fresh: Vec::new(),
             is_record_due: false,
@@ -222,6 +226,27 @@ impl RunState {
             checked: Duration::ZERO,
             data_wait: 0.0,
         }
+    }
+
+    /// An error if decisions need a value, and no callback has said that it evaluates.
+    pub fn check_evaluations(&self) -> Result<()> {
+        let Some(name) = self.monitored.first().filter(|_| self.to_come.is_empty()) else { return Ok(()) };
+        let why = format!("nothing in this run evaluates, so `{name}` has no value: add `.with(Evaluate::on(..))`");
+        Err(Error::config("Monitor", "name", why))
+    }
+
+    /// An error if decisions needed a value, and the run has come to its end without the evaluation that gives it.
+    pub fn check_evaluated(&self) -> Result<()> {
+        let is_to_come = |name: &String| match self.to_come.values().flatten().any(|given| given == name) {
+            true => true,
+            false => !self.declared.contains(name) && !self.to_come.is_empty(),
+        };
+        let never = |name: &&String| !self.evaluated.contains_key(*name) && is_to_come(name);
+        let Some(name) = self.monitored.iter().find(never) else { return Ok(()) };
+        let why = format!(
+            "the run is over, and no evaluation that gives `{name}` has run: evaluate more often (`Evaluate::every`), or at the end (`Evaluate::at_end`)"
+        );
+        Err(Error::config("Monitor", "name", why))
     }
 
     /// Whether an interval was completed since `before`.

@@ -2,7 +2,7 @@
 
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
-    comm::{Collectives, all_ok},
+    comm::all_ok,
 };
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
@@ -19,17 +19,9 @@ pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Resu
     Err(Error::config("Checkpoints", "restore_best", why))
 }
 
-/// Puts what was evaluated at the step of this mark into the model: its weights, or the averages of them.
-pub(super) fn put<R: Runtime, M: Module<R>, B>(
-    folder: &Folder,
-    mark: &'static str,
-    run: &Run<'_, R, M, B>,
-) -> Result<()> {
+/// Puts what was evaluated at a step into the model: its weights, or the averages of them.
+pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: &Run<'_, R, M, B>) -> Result<()> {
     let comm = run.comm();
-    let best = all_ok(comm, "Checkpoints", folder.marked(mark))?;
-    // Ranks may see a folder at different times: none goes on alone.
-    comm.agree("the best checkpoint", format!("{best:?}").as_bytes())?;
-    let Some(best) = best else { return Ok(()) };
     let read = CheckpointReader::open(folder.step(best)).and_then(|mut reader| {
         let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
         if !averages {

@@ -23,6 +23,8 @@ use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReas
 /// error, unless [`report_failures`](Checkpoints::report_failures) says otherwise; the last good checkpoint stays.
 pub struct Checkpoints<R: Runtime> {
     folder: Folder,
+    /// Says of which value it remembers the best.
+    name: String,
     every: Interval,
     keep: Option<usize>,
     best: Option<Monitor>,
@@ -61,6 +63,7 @@ impl<R: Runtime> Checkpoints<R> {
     pub fn at(folder: Folder) -> Self {
         Checkpoints {
             folder,
+            name: "checkpoints".into(),
             every: Interval::Never,
             keep: None,
             best: None,
@@ -99,7 +102,9 @@ impl<R: Runtime> Checkpoints<R> {
     /// Saves one whenever a value of an evaluation is the best so far: `.best("validation/loss")`, `.best(Monitor::max("validation/accuracy"))`. In
     /// the folder it is [marked](Folder::marked) `best`.
     pub fn best(mut self, monitor: impl Into<Monitor>) -> Self {
-        self.best = Some(monitor.into());
+        let monitor = monitor.into();
+        self.name = format!("checkpoints {}", monitor.note());
+        self.best = Some(monitor);
         self
     }
 
@@ -137,7 +142,8 @@ impl<R: Runtime> Checkpoints<R> {
     }
 
     /// Whether the model has the weights of the [best](Checkpoints::best) checkpoint when the run is over, after early stopping or at its full length; at first it has the
-    /// last ones. A run that was interrupted, or that has no best checkpoint, keeps the last ones. Buffers are restored with the parameters; the optimizer is not: the last
+    /// last ones. A run that was interrupted keeps the last ones; so does one that has no
+    /// best checkpoint, as each value was NaN, which it records as the text `checkpoint/best`. Buffers are restored with the parameters; the optimizer is not: the last
     /// checkpoint, from which a run can go on, stays the last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model has the best
     /// averages.
     #[doc(alias("load_best_model_at_end"))]
@@ -226,6 +232,26 @@ impl<R: Runtime> Checkpoints<R> {
         Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
     }
 
+    /// The folder, for what is remembered of a save in it.
+    fn where_due(&self) -> String {
+        self.folder.path().display().to_string()
+    }
+
+    /// Whether the checkpoint that was the best, by what the run remembers, is not in this folder, and is to be saved: the run goes on from that very step. A best
+    /// one of another folder, or that is gone, is forgotten, so that the next value is the best here.
+    fn is_best_missing(&mut self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
+        let Some(best) = self.best_step else { return Ok(false) };
+        let own = if run.comm().rank() == 0 { self.folder.steps() } else { Ok(Vec::new()) };
+        let here = all_ok(run.comm(), "Checkpoints", own)?.contains(&best);
+        // Ranks may see a folder at different times: rank 0 decides.
+        let is_missing = run.comm().exchange_equal([u8::from(!here)])?[0] == [1];
+        let is_to_save = is_missing && run.resumed() == Some(best);
+        if is_missing && !is_to_save {
+            (self.best_value, self.best_step) = (None, None);
+        }
+        Ok(is_to_save)
+    }
+
     /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
     fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
         if self.overwrite {
@@ -246,6 +272,9 @@ const BEST: &str = "best";
 
 impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
+        if let (Event::Begin, Some(monitor)) = (event, &self.best) {
+            monitor.watch(run);
+        }
         if run.is_fast_dev_run() {
             return Ok(());
         }
@@ -265,8 +294,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 self.saved = self.resumed_here(run)?;
                 // What it was to save when another rank was lost, it saves now.
                 self.is_due &= run.state.owes_save == Some(Which::Due);
-                if self.is_due {
-                    run.control().save_due();
+                if self.is_due || self.is_best_missing(run)? {
+                    self.ask(run);
                 }
                 if run.comm().rank() == 0 {
                     self.folder.remove_stranded()?;
@@ -325,10 +354,13 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
             Event::End(reason) => {
                 self.record_failure(run);
                 self.listening = None;
-                if self.restore_best && **reason != StopReason::Interrupted {
-                    best_weights::put(&self.folder, BEST, run)
-                } else {
-                    Ok(())
+                match self.best_step {
+                    _ if !self.restore_best || **reason == StopReason::Interrupted => Ok(()),
+                    Some(best) => best_weights::put(&self.folder, best, run),
+                    None => {
+                        run.record_text("checkpoint/best", "there is none: the model has the last weights");
+                        Ok(())
+                    }
                 }
             }
             _ => Ok(()),
@@ -336,17 +368,17 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     }
 
     fn name(&self) -> &str {
-        "checkpoints"
+        &self.name
     }
 
     fn state(&self) -> CallbackState {
         let value = self.best_value.map(|value| ("best_value".into(), value.to_string()));
         let step = self.best_step.map(|step| ("best_step".into(), step.to_string()));
-        value.into_iter().chain(step).chain(self.is_due.then(|| ("due".into(), String::new()))).collect()
+        value.into_iter().chain(step).chain(self.is_due.then(|| ("due".into(), self.where_due()))).collect()
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
-        self.is_due = state.contains_key("due");
+        self.is_due = state.get("due") == Some(&self.where_due());
         self.best_value = state.contains_key("best_value").then(|| parsed(state, "best_value")).transpose()?;
         self.best_step = state.contains_key("best_step").then(|| parsed(state, "best_step")).transpose()?;
         Ok(())

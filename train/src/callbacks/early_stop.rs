@@ -6,7 +6,8 @@ use super::Monitor;
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Ends a run when a value of an evaluation has not become better for some evaluations. What counts is evaluations of that value, not steps.
-/// A run that it has stopped, and that goes on from its last checkpoint, stops again before its first step, unless the patience is longer now.
+/// A run that it has stopped, and that goes on from its last checkpoint, stops again before its first step, unless the patience is longer now; on another
+/// value, or the other way round, it begins anew.
 ///
 /// ```
 /// use train::{EarlyStop, Monitor};
@@ -17,6 +18,8 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 /// ```
 #[derive(Clone, Debug)]
 pub struct EarlyStop {
+    /// Says of which value it remembers the best.
+    name: String,
     monitor: Monitor,
     patience: u64,
     stop_at: Option<f64>,
@@ -27,7 +30,9 @@ pub struct EarlyStop {
 impl EarlyStop {
     /// Ends a run after 3 evaluations that are no better than the best.
     pub fn on(monitor: impl Into<Monitor>) -> Self {
-        EarlyStop { monitor: monitor.into(), patience: 3, stop_at: None, best: None, waited: 0 }
+        let monitor = monitor.into();
+        let name = format!("early-stop {}", monitor.note());
+        EarlyStop { name, monitor, patience: 3, stop_at: None, best: None, waited: 0 }
     }
 
     /// How many evaluations that are no better are waited for.
@@ -69,7 +74,10 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let why = match event {
             // A run that was stopped, and is started again as it was, has nothing to wait for.
-            Event::Begin => self.why_waited(),
+            Event::Begin => {
+                self.monitor.watch(run);
+                self.why_waited()
+            }
             Event::Evaluated(fresh) => self.monitor.value(fresh, run)?.and_then(|value| self.judge(value)),
             _ => None,
         };
@@ -80,7 +88,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     }
 
     fn name(&self) -> &str {
-        "early-stop"
+        &self.name
     }
 
     fn state(&self) -> CallbackState {

@@ -61,6 +61,8 @@ impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> Cou
 pub struct Evaluate<'e, M, B> {
     loader: Loader<B>,
     name: String,
+    /// What it is called in checkpoints.
+    remembered_as: String,
     every: Interval,
     at_start: bool,
     at_end: bool,
@@ -79,6 +81,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         Evaluate {
             loader,
             name: "validation".into(),
+            remembered_as: "evaluate validation".into(),
             every: Interval::Epochs(1.0),
             at_start: false,
             at_end: true,
@@ -94,6 +97,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
     /// What its values are called after.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
+        self.remembered_as = format!("evaluate {}", self.name);
         self
     }
 
@@ -270,7 +274,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
         let ran = self.ran_at == Some(run.progress().step);
         match event {
             Event::Begin => {
-                if run.state.to_come.contains(&self.name) {
+                if run.state.to_come.contains_key(&self.name) {
                     let why = format!("two evaluations are called `{}`: give one of them another name", self.name);
                     return Err(Error::config("Evaluate", "name", why));
                 }
@@ -306,11 +310,11 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
     }
 
     fn name(&self) -> &str {
-        "evaluate"
+        &self.remembered_as
     }
 
     fn state(&self) -> CallbackState {
-        if self.is_due { CallbackState::from([("is_due".into(), self.name.clone())]) } else { CallbackState::new() }
+        if self.is_due { CallbackState::from([("is_due".into(), String::new())]) } else { CallbackState::new() }
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {

@@ -58,6 +58,16 @@ impl Monitor {
         Err(Error::config("Monitor", "name", why))
     }
 
+    /// Which way which value gets better, for what is remembered of it in checkpoints: `min validation/loss`.
+    pub(crate) fn note(&self) -> String {
+        format!("{} {}", if self.maximize { "max" } else { "min" }, self.name)
+    }
+
+    /// Says in [`Begin`](crate::Event::Begin) that a decision needs the value, so that a run in which nothing can give it is an error.
+    pub(crate) fn watch<R: Runtime, M, B>(&self, run: &mut Run<'_, R, M, B>) {
+        run.state.monitored.insert(self.name.clone());
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
         if self.min_delta >= 0.0 {
             return Ok(());

@@ -123,6 +123,7 @@ where
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.commit()?;
         self.fire(&Event::Begin)?;
+        self.state.check_evaluations()?;
         if std::mem::take(&mut self.state.owes_evaluation) {
             self.state.control.evaluate();
         }
@@ -140,6 +141,10 @@ where
     fn end(&mut self, reason: StopReason) -> Result<StopReason> {
         self.finish_saves()?;
         self.count_tokens()?;
+        let RunState { progress, resumed, .. } = &self.state;
+        if reason == StopReason::Finished && progress.step > resumed.unwrap_or(0) {
+            self.state.check_evaluated()?;
+        }
         self.fire(&Event::End(&reason))?;
         self.write_measured()?;
         self.flush_sinks()?;

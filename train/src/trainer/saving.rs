@@ -75,7 +75,8 @@ where
         let _ = self.flush_sinks();
     }
 
-    /// What there was before a step that failed. A failed step has changed no weights; buffers, the random state and the place in the data are put back to what they were
+    /// What there was before a step that failed. A step that failed before its update has changed no weights, and the
+    /// others are refused by the training step; buffers, the random state and the place in the data are put back to what they were
     /// before.
     fn snapshot_before(&mut self, before: BeforeStep<R>) -> Option<RunSnapshot> {
         set_random_state(before.random);
@@ -94,13 +95,9 @@ where
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
         // Everything in it is of this run: one that starts from scratch starts with an empty folder. A dry run has none.
-        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
-        let folder = folder.filter(|_| !self.state.fast_dev_run);
-        let went = match &folder {
-            Some(folder) => load(folder, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?,
-            None => None,
-        };
-        let Some(resumed) = went else {
+        let folders = if self.state.fast_dev_run { Vec::new() } else { saved_in(&self.callbacks) };
+        let went = load(&folders, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?;
+        let Some((_, resumed)) = went else {
             let why = "there is no checkpoint to go back to: add `Checkpoints`, with an interval that is shorter";
             return Err(Error::argument("Control::go_back", why));
         };
@@ -125,20 +122,28 @@ pub(super) fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
     Together(all)
 }
 
-/// Loads the last checkpoint of a folder, if there is one; notes are read, and checked on all ranks, before anything is changed.
+/// The folders that callbacks save in.
+pub(super) fn saved_in<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> Vec<Folder> {
+    callbacks.iter().filter_map(|callback| callback.folder()).cloned().collect()
+}
+
+/// Loads the last checkpoint of some folders, if there is one, and gives the folder that has it: of the last one in each the one of the latest step, which nothing that the run
+/// has left is. Notes are read, and checked on all ranks, before anything is changed.
 pub(super) fn load<R: Runtime, M, B, S: LoopStep<R>>(
-    folder: &Folder,
+    folders: &[Folder],
     step: &mut S,
     callbacks: &mut Callbacks<'_, R, M, B>,
     check: impl Fn(&ResumedNotes) -> Result<()>,
-) -> Result<Option<ResumedNotes>> {
+) -> Result<Option<(Folder, ResumedNotes)>> {
     let comm = step.comm().clone();
-    let latest = all_ok(&comm, "resume", folder.latest())?;
-    comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
-    let Some(at) = latest else { return Ok(None) };
+    let latest = |folder: &Folder| Ok(folder.latest()?.map(|step| (step, folder.clone())));
+    let all = folders.iter().rev().map(latest).collect::<Result<Vec<_>>>();
+    let newest = all_ok(&comm, "resume", all)?.into_iter().flatten().max_by_key(|(step, _)| *step);
+    comm.agree("the last checkpoint", format!("{newest:?}").as_bytes())?;
+    let Some((at, folder)) = newest else { return Ok(None) };
     let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
     let checked = read.and_then(|notes| check(&notes).map(|()| notes));
     let notes = all_ok(&comm, "resume", checked)?;
     folder.load(&comm, at, &mut together(step, callbacks))?;
-    Ok(Some(notes))
+    Ok(Some((folder, notes)))
 }

@@ -1,6 +1,9 @@
 //! How a run begins: its options are checked, ranks agree on them, and a checkpoint is loaded.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::{Component, Path, PathBuf},
+};
 
 use data::{Batch, State};
 use distributed::{
@@ -14,7 +17,7 @@ use super::{
     Trainer, Weighting,
     cycle::{Clock, Cycle},
     engine::StepWithLoss,
-    saving::load,
+    saving::{load, saved_in},
 };
 use crate::{
     Length, LoopStep, Progress, Resume,
@@ -93,7 +96,8 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             let why = "by worker every loss weighs 1, so nothing counts tokens: give lengths and intervals in steps or epochs, or weigh by weight";
             return Err(Error::config("Trainer", "weighting", why));
         }
-        self.callbacks.iter().try_for_each(|callback| callback.check())
+        self.callbacks.iter().try_for_each(|callback| callback.check())?;
+        check_folders(&saved_in(&self.callbacks))
     }
 
     /// Whether anything looks at the number of tokens after every step.
@@ -117,15 +121,16 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             at = self.goes_on(notes, &mut state)?;
             // Checkpoints in the folders of callbacks are this run's own.
             state.from_scratch = false;
-        } else if let Some((folder, required)) = self.resume_folder()? {
+        } else if let Some((folders, required)) = self.resume_folders()? {
             let fits = |notes: &ResumedNotes| self.loader.state_of(&notes.data).map(|_| ());
-            match load(&folder, &mut self.step, &mut self.callbacks, fits)? {
-                Some(notes) => {
+            match load(&folders, &mut self.step, &mut self.callbacks, fits)? {
+                Some((folder, notes)) => {
                     at = self.goes_on(notes, &mut state)?;
-                    state.from_scratch = !self.saves_in(&folder);
+                    state.from_scratch = !saved_in(&self.callbacks).iter().any(|own| is_same(own, &folder));
                 }
                 None if required => {
-                    let why = format!("there is no checkpoint in {} to resume from", folder.path().display());
+                    let paths: Vec<String> = folders.iter().map(|folder| folder.path().display().to_string()).collect();
+                    let why = format!("there is no checkpoint in {} to resume from", paths.join(", "));
                     return Err(Error::argument("Trainer::resume", why));
                 }
                 None => {}
@@ -171,30 +176,47 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         Ok(at)
     }
 
-    /// Whether a callback saves in a folder.
-    fn saves_in(&self, folder: &Folder) -> bool {
-        let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-        self.callbacks
-            .iter()
-            .filter_map(|callback| callback.folder())
-            .any(|own| whole(own.path()) == whole(folder.path()))
+    /// The folders to resume from, and whether there must be a checkpoint in one of them.
+    fn resume_folders(&self) -> Result<Option<(Vec<Folder>, bool)>> {
+        let own = saved_in(&self.callbacks);
+        match &self.resume {
+            Resume::No => Ok(None),
+            Resume::From(path) => Ok(Some((vec![Folder::new(path)], true))),
+            Resume::IfThere | Resume::Required if own.is_empty() => {
+                let why =
+                    "nothing says in which folder checkpoints are: add `Checkpoints`, or give `Resume::From` a folder";
+                Err(Error::config("Trainer", "resume", why))
+            }
+            resume => Ok(Some((own, *resume == Resume::Required))),
+        }
     }
+}
 
-    /// The folder to resume from, and whether there must be a checkpoint in it.
-    fn resume_folder(&self) -> Result<Option<(Folder, bool)>> {
-        let own = || self.callbacks.iter().find_map(|callback| callback.folder()).cloned();
-        let missing = || {
-            let why =
-                "nothing says in which folder checkpoints are: add `Checkpoints`, or give `Resume::From` a folder";
-            Error::config("Trainer", "resume", why)
-        };
-        Ok(match &self.resume {
-            Resume::No => None,
-            Resume::IfThere => Some((own().ok_or_else(missing)?, false)),
-            Resume::Required => Some((own().ok_or_else(missing)?, true)),
-            Resume::From(path) => Some((Folder::new(path), true)),
+/// An error where two callbacks would save in one folder: each removes what the other keeps.
+fn check_folders(folders: &[Folder]) -> Result<()> {
+    let again = (1..folders.len()).find(|&k| folders[..k].iter().any(|before| is_same(before, &folders[k])));
+    let Some(again) = again else { return Ok(()) };
+    let why = format!(
+        "two callbacks save in {}: one `Checkpoints` saves at an interval, keeps the last ones, and the best one too (`.every(..).keep(..).best(..)`); give others a \
+         folder of their own",
+        folders[again].path().display()
+    );
+    Err(Error::config("Checkpoints", "in_folder", why))
+}
+
+/// Whether two folders are one, whichever way they are named; neither need be there yet.
+fn is_same(a: &Folder, b: &Folder) -> bool {
+    let whole = |path: &Path| -> PathBuf {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let there =
+            path.ancestors().find_map(|above| Some((above.canonicalize().ok()?, path.strip_prefix(above).ok()?)));
+        let Some((above, rest)) = there else { return path };
+        rest.components().fold(above, |at, part| match part {
+            Component::ParentDir => at.parent().map_or_else(PathBuf::new, Path::to_path_buf),
+            part => at.join(part),
         })
-    }
+    };
+    whole(a.path()) == whole(b.path())
 }
 
 /// An error where two callbacks would keep something of one name in a checkpoint.

@@ -22,6 +22,7 @@ mod metrics;
 mod order;
 mod pipelines;
 mod policies;
+mod remembered;
 mod report;
 mod resuming;
 mod saving;

@@ -220,6 +220,39 @@ fn workers_can_count_alike_whatever_they_have() {
     assert!((by_worker - by_weight).abs() > 1e-6 * whole);
 }
 
+#[test]
+fn a_share_whose_tokens_are_all_masked_counts_for_nothing() {
+    let memory = Memory::default();
+    let own = on_ranks(2, |comm| {
+        let model = Mlp::new(comm.runtime(), 0.0)?;
+        let (rank, mut mean) = (comm.rank(), 0.0);
+        let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(1));
+        let trainer = trainer.weighting(Weighting::ByWorker).record_every(Interval::Steps(1)).sink(memory.clone());
+        trainer.run(|model, batch| {
+            let own = loss(model, batch)?;
+            mean = own.total().item()? / own.weight();
+            if rank == 0 { Ok(own) } else { distributed::train::Loss::sum(own.total().mul(f64::NAN)?, 0.0) }
+        })?;
+        assert!(weights(&model)?.iter().all(|x| x.is_finite()));
+        Ok(mean)
+    });
+    assert_eq!(memory.of("loss"), [(1, own.unwrap())]);
+}
+
+#[test]
+fn steps_that_are_undone_count_no_tokens() {
+    let (comm, scratch) = (one(), Scratch::new("undone"));
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let report = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()))
+        .until(Length::Steps(5))
+        .record_every(Interval::Never)
+        .with(Checkpoints::in_folder(&scratch.0).every(Interval::Steps(2)).on_signal(false))
+        .with(NonFinite::go_back(1))
+        .run(broken_at(3));
+    // Of the 53 examples that were read, two steps of 8 were undone.
+    assert_eq!(report.unwrap().progress.tokens, 37.0);
+}
+
 /// Fails at a step that is taken for the second time.
 struct FailsAgain(u64, u32);
 

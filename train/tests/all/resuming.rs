@@ -42,12 +42,16 @@ fn go_on<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
     if step.global_step() == 0 && std::fs::read_dir(&folder.0).is_err() {
         autograd::manual_seed(9);
     }
-    let report = Trainer::new(model, step, loader(comm.runtime()))
+    let mut trainer = Trainer::new(model, step, loader(comm.runtime()));
+    // A run that ends before its first evaluation has nothing to stop it.
+    if until >= 3 {
+        trainer = trainer.with(EarlyStop::on("validation/loss").patience(100));
+    }
+    let report = trainer
         .until(Length::Steps(until))
         .record_every(Interval::Steps(1))
         .with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false))
         .with(WeightAveraging::new(0.9).warmup())
-        .with(EarlyStop::on("validation/loss").patience(100))
         .with(Checkpoints::in_folder(&folder.0).keep(2).on_signal(false))
         .sink(memory.clone())
         .resume(Resume::IfThere)

@@ -22,6 +22,10 @@ const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
+const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
+const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
+const POLICIES: &[&str] =
+    &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures"];
 const MODELS: &[&str] =
     &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
 
@@ -99,6 +103,16 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/metrics/f1.rs", from: "ratio(2 * self.matrix", to: "ratio(self.matrix", test: METRICS },
     Mutant { file: "train/src/metrics/auroc.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
     Mutant { file: "train/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
+    Mutant { file: "distributed/src/checkpoint/folder.rs", from: "[STRANDED, UNFINISHED, REMOVED].iter()", to: "[STRANDED, UNFINISHED].iter()", test: CHECKPOINTS },
+    Mutant { file: "distributed/src/train/loss.rs", from: "false => Var::new(Tensor::zeros(sum.runtime(), sum.spec().shape, sum.spec().dtype)?)", to: "false => sum.detach()", test: UNEVEN },
+    Mutant { file: "distributed/src/train/step.rs", from: "false => backward_with_hooks(root, &mut ZerosHook(&mut hook))", to: "false => backward_with_hooks(root, &mut hook)", test: UNEVEN },
+    Mutant { file: "distributed/src/train/reduced_gradients.rs", from: "            self.is_torn = true;\n", to: "", test: POLICIES },
+    Mutant { file: "train/src/trainer/saving.rs", from: "        self.pending.clear();\n", to: "", test: POLICIES },
+    Mutant { file: "train/src/trainer/saving.rs", from: "max_by_key(|(step, _)| *step)", to: "last()", test: POLICIES },
+    Mutant { file: "train/src/trainer/start.rs", from: "        check_folders(&saved_in(&self.callbacks))", to: "        Ok(())", test: POLICIES },
+    Mutant { file: "train/src/callbacks/monitor.rs", from: "if self.maximize { \"max\" } else { \"min\" }, self.name)", to: "if self.maximize { \"max\" } else { \"max\" }, self.name)", test: POLICIES },
+    Mutant { file: "train/src/callbacks/checkpoints.rs", from: "if is_missing && !is_to_save {", to: "if is_missing && is_to_save {", test: POLICIES },
+    Mutant { file: "train/src/run.rs", from: ".filter(|_| self.to_come.is_empty())", to: ".filter(|_| false)", test: POLICIES },
     Mutant { file: "models/src/generate/processors.rs", from: "*score * penalty } else { *score / penalty }", to: "*score / penalty } else { *score / penalty }", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "drop_where(scores, |score, _| score < least)", to: "drop_where(scores, |score, _| score <= least)", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "if sum > 1.0 - p {", to: "if sum > p {", test: MODELS },
