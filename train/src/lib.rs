@@ -25,8 +25,8 @@ mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
 pub use callbacks::{
-    Checkpoints, DivergenceGuard, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, StopOnSignal, Throughput,
-    WeightAveraging,
+    BestValue, Checkpoints, DivergenceGuard, EarlyStop, EqualWeights, Evaluate, Monitor, NonFinite, StopOnSignal,
+    Throughput, WeightAveraging,
 };
 pub use control::{Control, StopReason};
 pub use progress::{Interval, Length, Progress};

@@ -13,7 +13,7 @@ use distributed::{
 };
 use numcore::{Error, Result, Runtime};
 
-use crate::{Control, Interval, Length, Progress, callbacks::interrupt, control::Which, sink::Value};
+use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Which, sink::Value};
 
 /// A run as its callbacks see it: how far it is, what was measured, and what they can request.
 pub struct Run<'r, R: Runtime, M, B> {
@@ -38,6 +38,8 @@ pub(crate) struct RunState {
     pub to_come: BTreeMap<String, Vec<String>>,
     /// Names that evaluations are known to give.
     pub declared: BTreeSet<String>,
+    /// When the run is over: the best values of what decisions looked at.
+    pub best: BTreeMap<String, BestValue>,
     /// Names of values that decisions need.
     pub monitored: BTreeSet<String>,
     /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
@@ -215,6 +217,7 @@ impl RunState {
             evaluated: BTreeMap::new(),
             to_come: BTreeMap::new(),
             declared: BTreeSet::new(),
+            best: BTreeMap::new(),
             monitored: BTreeSet::new(),
             from_scratch: true,
             fresh: Vec::new(),

@@ -196,6 +196,12 @@ impl<B: Send + 'static> Loader<B> {
         self
     }
 
+    /// Keeps the last batch as it is where it would be [padded](Last::Pad): all rows of each batch count, but where a rank's share has none.
+    pub fn unpadded(self) -> Self {
+        let last = if self.last == Last::Pad { Last::Keep } else { self.last };
+        self.last(last)
+    }
+
     /// Reads the share of one rank of several. At first there is one rank.
     pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
         (self.rank, self.ranks) = (rank, ranks);

@@ -1,20 +1,22 @@
 //! When checkpoints are saved, and which of them stay.
 
+mod begin;
+
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
     checkpoint::{Folder, SnapshotWriter},
-    comm::{Collectives, Comm, Communicator, all_ok},
+    comm::Communicator,
 };
 use nn::Module;
 use numcore::{Error, Result, Runtime};
 
 use super::{
-    Monitor, best_weights,
+    BestValue, Monitor, best_weights,
     interrupt::{self, Listening},
     writer::{PATIENCE, WriteJob, name_of_run},
 };
-use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which, parsed};
+use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which};
 
 /// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and on a signal (SIGTERM, Ctrl-C), which
 /// ends the run. The training step is held up by a copy to host memory; a thread writes that.
@@ -35,10 +37,10 @@ pub struct Checkpoints<R: Runtime> {
     report_failures: bool,
     overwrite: bool,
     restore_best: bool,
-    best_value: Option<f64>,
-    best_step: Option<u64>,
-    /// Value and step of the best one before, until the checkpoint of the best one is in place.
-    best_before: Option<(Option<f64>, Option<u64>)>,
+    /// The best value, at the step of which there is a checkpoint.
+    best_value: Option<BestValue>,
+    /// The best one before, until the checkpoint of the best one is in place.
+    best_before: Option<Option<BestValue>>,
     /// The step that is in place, as the last one.
     saved: Option<u64>,
     /// What is being written, until it is known to be in place.
@@ -75,7 +77,6 @@ impl<R: Runtime> Checkpoints<R> {
             overwrite: false,
             restore_best: false,
             best_value: None,
-            best_step: None,
             best_before: None,
             saved: None,
             writing: None,
@@ -163,9 +164,10 @@ impl<R: Runtime> Checkpoints<R> {
     fn is_best(&mut self, fresh: &[(String, f64)], run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
         let Some(monitor) = &self.best else { return Ok(false) };
         let value = monitor.value(fresh, run)?;
-        let Some(value) = value.filter(|value| monitor.is_better(*value, self.best_value)) else { return Ok(false) };
-        self.best_before.get_or_insert((self.best_value, self.best_step));
-        (self.best_value, self.best_step) = (Some(value), Some(run.progress().step));
+        let best = self.best_value.map(|best| best.value);
+        let Some(value) = value.filter(|value| monitor.is_better(*value, best)) else { return Ok(false) };
+        self.best_before.get_or_insert(self.best_value);
+        self.best_value = Some(BestValue { step: run.progress().step, value });
         Ok(true)
     }
 
@@ -178,8 +180,8 @@ impl<R: Runtime> Checkpoints<R> {
     fn save(&mut self, snapshot: &Arc<RunSnapshot>) -> Result<()> {
         let Some(writer) = &mut self.writer else { return Ok(()) };
         self.writing = Some(snapshot.clone());
-        let also: Vec<u64> = self.best_step.into_iter().collect();
-        let mark = self.best_step.filter(|_| self.best.is_some()).map(|step| (BEST, step));
+        let also: Vec<u64> = self.best_value.iter().map(|best| best.step).collect();
+        let mark = also.first().filter(|_| self.best.is_some()).map(|step| (BEST, *step));
         let keep = self.keep.map(|keep| (keep, also));
         let job = WriteJob { folder: self.folder.clone(), snapshot: snapshot.clone(), keep, mark };
         if self.in_thread {
@@ -206,7 +208,7 @@ impl<R: Runtime> Checkpoints<R> {
             // A checkpoint that is not there is not the best one.
             Err(_) => {
                 if let Some(before) = self.best_before.take() {
-                    (self.best_value, self.best_step) = before;
+                    self.best_value = before;
                 }
             }
         }
@@ -225,45 +227,9 @@ impl<R: Runtime> Checkpoints<R> {
         }
     }
 
-    /// The step that the run goes on from, if its checkpoint is in this folder.
-    fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
-        let last = all_ok(run.comm(), "Checkpoints", self.folder.latest())?;
-        run.comm().agree("the last checkpoint", format!("{last:?}").as_bytes())?;
-        Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
-    }
-
     /// The folder, for what is remembered of a save in it.
     fn where_due(&self) -> String {
         self.folder.path().display().to_string()
-    }
-
-    /// Whether the checkpoint that was the best, by what the run remembers, is not in this folder, and is to be saved: the run goes on from that very step. A best
-    /// one of another folder, or that is gone, is forgotten, so that the next value is the best here.
-    fn is_best_missing(&mut self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
-        let Some(best) = self.best_step else { return Ok(false) };
-        let own = if run.comm().rank() == 0 { self.folder.steps() } else { Ok(Vec::new()) };
-        let here = all_ok(run.comm(), "Checkpoints", own)?.contains(&best);
-        // Ranks may see a folder at different times: rank 0 decides.
-        let is_missing = run.comm().exchange_equal([u8::from(!here)])?[0] == [1];
-        let is_to_save = is_missing && run.resumed() == Some(best);
-        if is_missing && !is_to_save {
-            (self.best_value, self.best_step) = (None, None);
-        }
-        Ok(is_to_save)
-    }
-
-    /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
-    fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
-        if self.overwrite {
-            let removed = if comm.rank() == 0 { self.folder.clear() } else { Ok(()) };
-            return all_ok(comm, "Checkpoints", removed);
-        }
-        let Some(last) = self.folder.latest()? else { return Ok(()) };
-        let why = format!(
-            "{} has checkpoints of another run, the last of step {last}: go on from it with `Resume::IfThere`, or save in another folder",
-            self.folder.path().display()
-        );
-        Err(Error::argument("Checkpoints", why))
     }
 }
 
@@ -354,9 +320,12 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
             Event::End(reason) => {
                 self.record_failure(run);
                 self.listening = None;
-                match self.best_step {
+                if let (Some(monitor), Some(best)) = (&self.best, self.best_value) {
+                    run.state.best.insert(monitor.name().into(), best);
+                }
+                match self.best_value {
                     _ if !self.restore_best || **reason == StopReason::Interrupted => Ok(()),
-                    Some(best) => best_weights::put(&self.folder, best, run),
+                    Some(best) => best_weights::put(&self.folder, best.step, run),
                     None => {
                         run.record_text("checkpoint/best", "there is none: the model has the last weights");
                         Ok(())
@@ -372,15 +341,13 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     }
 
     fn state(&self) -> CallbackState {
-        let value = self.best_value.map(|value| ("best_value".into(), value.to_string()));
-        let step = self.best_step.map(|step| ("best_step".into(), step.to_string()));
-        value.into_iter().chain(step).chain(self.is_due.then(|| ("due".into(), self.where_due()))).collect()
+        let due = self.is_due.then(|| ("due".into(), self.where_due()));
+        BestValue::to_state(self.best_value).into_iter().chain(due).collect()
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
         self.is_due = state.get("due") == Some(&self.where_due());
-        self.best_value = state.contains_key("best_value").then(|| parsed(state, "best_value")).transpose()?;
-        self.best_step = state.contains_key("best_step").then(|| parsed(state, "best_step")).transpose()?;
+        self.best_value = BestValue::of_state(state)?;
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use numcore::{Result, Runtime};
 
-use super::Monitor;
+use super::{BestValue, Monitor};
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Ends a run when a value of an evaluation has not become better for some evaluations. What counts is evaluations of that value, not steps.
@@ -23,7 +23,7 @@ pub struct EarlyStop {
     monitor: Monitor,
     patience: u64,
     stop_at: Option<f64>,
-    best: Option<f64>,
+    best: Option<BestValue>,
     waited: u64,
 }
 
@@ -47,14 +47,14 @@ impl EarlyStop {
         self
     }
 
-    /// Why the run is to end after this value, if it is.
-    fn judge(&mut self, value: f64) -> Option<String> {
+    /// Why the run is to end after this value of a step, if it is.
+    fn judge(&mut self, value: f64, step: u64) -> Option<String> {
         let name = self.monitor.name();
         if self.stop_at.is_some_and(|bound| self.monitor.clone().min_delta(0.0).is_better(value, Some(bound))) {
             return Some(format!("`{name}` is {value}, as good as was asked for"));
         }
-        if self.monitor.is_better(value, self.best) {
-            (self.best, self.waited) = (Some(value), 0);
+        if self.monitor.is_better(value, self.best.map(|best| best.value)) {
+            (self.best, self.waited) = (Some(BestValue { step, value }), 0);
             return None;
         }
         self.waited += 1;
@@ -64,7 +64,7 @@ impl EarlyStop {
     /// Why the run is to end, if it has waited as long as it may.
     fn why_waited(&self) -> Option<String> {
         let name = self.monitor.name();
-        let best = self.best.map_or("never a number".into(), |best| format!("not better than {best}"));
+        let best = self.best.map_or("never a number".into(), |best| format!("not better than {}", best.value));
         (self.waited > 0 && self.waited >= self.patience)
             .then(|| format!("`{name}` was {best} in {} evaluations", self.waited))
     }
@@ -78,7 +78,16 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
                 self.monitor.watch(run);
                 self.why_waited()
             }
-            Event::Evaluated(fresh) => self.monitor.value(fresh, run)?.and_then(|value| self.judge(value)),
+            Event::Evaluated(fresh) => {
+                let (value, step) = (self.monitor.value(fresh, run)?, run.progress().step);
+                value.and_then(|value| self.judge(value, step))
+            }
+            Event::End(_) => {
+                if let Some(best) = self.best {
+                    run.state.best.entry(self.monitor.name().into()).or_insert(best);
+                }
+                None
+            }
             _ => None,
         };
         if let Some(why) = why {
@@ -92,14 +101,14 @@ impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     }
 
     fn state(&self) -> CallbackState {
-        let mut state = CallbackState::from([("waited".into(), self.waited.to_string())]);
-        state.extend(self.best.map(|best| ("best".into(), best.to_string())));
+        let mut state = BestValue::to_state(self.best);
+        state.insert("waited".into(), self.waited.to_string());
         state
     }
 
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
         self.waited = parsed(state, "waited")?;
-        self.best = state.contains_key("best").then(|| parsed(state, "best")).transpose()?;
+        self.best = BestValue::of_state(state)?;
         Ok(())
     }
 
@@ -115,16 +124,16 @@ mod tests {
     #[test]
     fn patience_counts_evaluations_since_the_best() {
         let mut stop = EarlyStop::on("loss").patience(2);
-        let stops: Vec<bool> = [3.0, 2.0, 2.5, 1.0, 1.0, f64::NAN].map(|v| stop.judge(v).is_some()).to_vec();
+        let stops: Vec<bool> = [3.0, 2.0, 2.5, 1.0, 1.0, f64::NAN].map(|v| stop.judge(v, 1).is_some()).to_vec();
         assert_eq!(stops, [false, false, false, false, false, true]);
-        let why = EarlyStop::on("loss").patience(1).judge(f64::NAN).unwrap();
+        let why = EarlyStop::on("loss").patience(1).judge(f64::NAN, 1).unwrap();
         assert_eq!(why, "`loss` was never a number in 1 evaluations");
     }
 
     #[test]
     fn a_value_that_is_good_enough_ends_the_run() {
         let mut stop = EarlyStop::on(Monitor::max("accuracy")).stop_at(0.9);
-        assert!(stop.judge(0.9).is_none());
-        assert!(stop.judge(0.91).is_some());
+        assert!(stop.judge(0.9, 1).is_none());
+        assert!(stop.judge(0.91, 2).is_some());
     }
 }

@@ -1,56 +1,20 @@
 //! Evaluation on data that is not trained on.
 
+mod counted_metric;
+
 use autograd::no_grad;
 use data::{Batch, Loader, State};
 use distributed::comm::{Collectives, Communicator};
 use nn::Module;
 use numcore::{Error, Result, Runtime};
 
+use self::counted_metric::{CountedMetric, MetricWithUpdate};
 use crate::{Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars};
 
-/// Sum and weight of what a batch measures.
-type Measure<'e, M, B> = Box<dyn FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e>;
-
-/// A metric that is counted over batches, whatever its type.
-trait CountedMetric<M, B> {
-    fn reset(&mut self);
-    fn update(&mut self, model: &M, batch: &Batch<B>) -> Result<()>;
-    fn counted(&self) -> Vec<u8>;
-    /// The value of what all ranks have counted.
-    fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>>;
-}
-
-struct MetricWithUpdate<X, F> {
-    metric: X,
-    update: F,
-}
-
-impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> CountedMetric<M, B>
-    for MetricWithUpdate<X, F>
-{
-    fn reset(&mut self) {
-        self.metric.reset();
-    }
-
-    fn update(&mut self, model: &M, batch: &Batch<B>) -> Result<()> {
-        if batch.count > 0 {
-            return (self.update)(&mut self.metric, model, batch);
-        }
-        // Sharded parameters need this rank's forward pass all the same.
-        (self.update)(&mut self.metric.clone(), model, batch)
-    }
-
-    fn counted(&self) -> Vec<u8> {
-        self.metric.counted()
-    }
-
-    fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>> {
-        let mut sum = self.metric.clone();
-        sum.reset();
-        all.iter().try_for_each(|counted| sum.absorb(counted))?;
-        Ok(sum.value())
-    }
-}
+/// What a batch gives that is measured.
+type Predict<'e, M, B, O> = Box<dyn FnMut(&M, &Batch<B>) -> Result<O> + 'e>;
+/// Sum and weight of what the outputs of a batch measure.
+type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e>;
 
 /// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Sums and weights are added up in `f64` over
 /// batches and ranks, and divided once: with [`Loss::sum`](distributed::train::Loss::sum) every example counts once, whatever the number of ranks. A
@@ -58,18 +22,49 @@ impl<M, B, X: Metric + Clone, F: FnMut(&mut X, &M, &Batch<B>) -> Result<()>> Cou
 ///
 /// The model is in evaluation mode, nothing is recorded for gradients, and training goes on with the random values it would have had. Values are
 /// called after the evaluation: `validation/loss`.
-pub struct Evaluate<'e, M, B> {
+///
+/// The model runs once in each batch for the loss, and once for everything else: [`predict`](Evaluate::predict) gives outputs, which metrics count. Every row of a batch
+/// that they are given counts: rows that only fill a batch up are not read, and what a rank predicts that has no example is dropped.
+///
+/// ```
+/// use train::{Evaluate, metrics::{Accuracy, Auroc}};
+/// # use autograd::Var;
+/// # use data::{Array, Loader, Rows};
+/// # use nn::{Forward, Init, Linear};
+/// # use numcore::{Tensor, ops::ViewOps};
+/// # use runtime_cpu::Cpu;
+/// # fn main() -> numcore::Result<()> {
+/// # let cpu = Cpu::with_threads(1);
+/// # let loader = Loader::new(Rows::new(Array::new([8, 3], vec![0.5f32; 24])?)?).batch(4).stack().on(&cpu);
+/// let evaluate = Evaluate::on(loader)
+///     .predict(|model: &Linear<Cpu>, batch| model.forward(&Var::new(batch.data.narrow(1, 0, 2)?))?.value())
+///     .metric("accuracy", Accuracy::new(), |accuracy, scores, batch| {
+///         accuracy.update_tensors(scores, &batch.data.narrow(1, 2, 1)?.reshape([batch.rows])?)
+///     })
+///     .measure("largest", |scores, batch| {
+///         let largest = scores.to_f64s()?.into_iter().fold(f64::MIN, f64::max);
+///         Ok((largest * batch.rows as f64, batch.rows as f64))
+///     });
+/// # let _ = evaluate;
+/// # Ok(())
+/// # }
+/// ```
+pub struct Evaluate<'e, M, B, O = ()> {
     loader: Loader<B>,
-    name: String,
+    /// What its values are called after.
+    prefix: String,
     /// What it is called in checkpoints.
-    remembered_as: String,
+    name: String,
     every: Interval,
     at_start: bool,
     at_end: bool,
     batches: Option<u64>,
     loss: bool,
-    measures: Vec<(String, Measure<'e, M, B>)>,
-    metrics: Vec<(String, Box<dyn CountedMetric<M, B> + 'e>)>,
+    predict: Predict<'e, M, B, O>,
+    measures: Vec<(String, Measure<'e, B, O>)>,
+    metrics: Vec<(String, Box<dyn CountedMetric<B, O> + 'e>)>,
+    /// Whether something was to be measured of outputs that there were before others.
+    is_misplaced: bool,
     is_due: bool,
     /// The step after which it ran last.
     ran_at: Option<u64>,
@@ -80,24 +75,56 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
     pub fn on(loader: Loader<B>) -> Self {
         Evaluate {
             loader,
-            name: "validation".into(),
-            remembered_as: "evaluate validation".into(),
+            prefix: "validation".into(),
+            name: "evaluate validation".into(),
             every: Interval::Epochs(1.0),
             at_start: false,
             at_end: true,
             batches: None,
             loss: true,
+            predict: Box::new(|_, _| Ok(())),
             measures: Vec::new(),
             metrics: Vec::new(),
+            is_misplaced: false,
             is_due: false,
             ran_at: None,
         }
     }
+}
+
+impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
+    /// Computes outputs of each batch, once, which everything that is added from here on is given. Every rank runs it as often as the others.
+    pub fn predict<P>(self, predict: impl FnMut(&M, &Batch<B>) -> Result<P> + 'e) -> Evaluate<'e, M, B, P> {
+        let is_misplaced = self.measures_more();
+        let Evaluate { loader, prefix, name, every, at_start, at_end, batches, loss, is_due, ran_at, .. } = self;
+        let (predict, measures, metrics) = (Box::new(predict), Vec::new(), Vec::new());
+        Evaluate {
+            loader,
+            prefix,
+            name,
+            every,
+            at_start,
+            at_end,
+            batches,
+            loss,
+            predict,
+            measures,
+            metrics,
+            is_misplaced,
+            is_due,
+            ran_at,
+        }
+    }
+
+    /// Whether anything but the loss is measured.
+    fn measures_more(&self) -> bool {
+        !(self.measures.is_empty() && self.metrics.is_empty())
+    }
 
     /// What its values are called after.
     pub fn name(mut self, name: impl Into<String>) -> Self {
-        self.name = name.into();
-        self.remembered_as = format!("evaluate {}", self.name);
+        self.prefix = name.into();
+        self.name = format!("evaluate {}", self.prefix);
         self
     }
 
@@ -125,22 +152,22 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         self
     }
 
-    /// Measures something of each batch: a sum, and the weight it is the sum over; a share without examples counts for nothing.
+    /// Measures something of the [outputs](Evaluate::predict) of each batch: a sum, and the weight it is the sum over.
     pub fn measure(
         mut self,
         name: impl Into<String>,
-        measure: impl FnMut(&M, &Batch<B>) -> Result<(f64, f64)> + 'e,
+        measure: impl FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e,
     ) -> Self {
         self.measures.push((name.into(), Box::new(measure)));
         self
     }
 
-    /// Counts a [metric](crate::metrics) over all batches and ranks: accuracy, F1, the area under a curve. One that has no value is left out.
+    /// Counts a [metric](crate::metrics) of the [outputs](Evaluate::predict) over all batches and ranks: accuracy, F1, the area under a curve. One that has no value is left out.
     pub fn metric<X: Metric + Clone + 'e>(
         mut self,
         name: impl Into<String>,
         metric: X,
-        update: impl FnMut(&mut X, &M, &Batch<B>) -> Result<()> + 'e,
+        update: impl FnMut(&mut X, &O, &Batch<B>) -> Result<()> + 'e,
     ) -> Self {
         self.metrics.push((name.into(), Box::new(MetricWithUpdate { metric, update })));
         self
@@ -183,13 +210,13 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
             run.control().interrupt();
             return Ok(());
         };
-        run.evaluation_ran(&self.name);
+        run.evaluation_ran(&self.prefix);
         self.ran_at = Some(run.progress().step);
         let mut all = all_sums(run, &sums)?;
         let examples = all.pop().map_or(0.0, |(examples, _)| examples);
         if examples == 0.0 || self.loss && all[0].1 == 0.0 {
             let why =
-                format!("`{}` has seen {examples} examples, whose losses weigh nothing: it has no mean", self.name);
+                format!("`{}` has seen {examples} examples, whose losses weigh nothing: it has no mean", self.prefix);
             return Err(Error::argument("Evaluate", why));
         }
         let recorded = recorded.means(run.comm())?;
@@ -200,12 +227,12 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
             .filter(|(_, (_, weight))| *weight != 0.0)
             .map(|(name, (sum, w))| (name.to_string(), sum / w));
         for (name, value) in means.chain(recorded).collect::<Vec<_>>() {
-            run.evaluation_value(&format!("{}/{name}", self.name), value);
+            run.evaluation_value(&format!("{}/{name}", self.prefix), value);
         }
         for (name, metric) in &self.metrics {
             let all = run.comm().exchange(&metric.counted())?;
             if let Some(value) = metric.value_of(&all)? {
-                run.evaluation_value(&format!("{}/{name}", self.name), value);
+                run.evaluation_value(&format!("{}/{name}", self.prefix), value);
             }
         }
         Ok(())
@@ -215,7 +242,7 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
     fn names(&self) -> Vec<String> {
         let metrics = self.metrics.iter().map(|(name, _)| &**name);
         let measures = self.measures.iter().map(|(name, _)| &**name).chain(metrics);
-        self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.name)).collect()
+        self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.prefix)).collect()
     }
 
     /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples. None where a signal came before
@@ -225,7 +252,8 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
         let mut examples = 0.0;
-        let batches = self.loader.clone().rank(rank, ranks).epoch(0)?;
+        let loader = if self.measures_more() { self.loader.clone().unpadded() } else { self.loader.clone() };
+        let batches = loader.rank(rank, ranks).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
             if run.is_interrupted()? {
                 return Ok(None);
@@ -234,22 +262,32 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
             examples += batch.count as f64;
             scalars::set_weight(batch.count as f64);
             let mut add = |(sum, weight): (f64, f64)| {
-                if let Some(all) = sums.next().filter(|_| batch.count > 0) {
+                if let Some(all) = sums.next() {
                     *all = (all.0 + sum, all.1 + weight);
                 }
             };
             if self.loss {
                 add(run.engine.evaluate(run.model, &batch)?);
             }
-            for (_, measure) in &mut self.measures {
-                add(no_grad(|| measure(run.model, &batch))?);
-            }
-            for (_, metric) in &mut self.metrics {
-                no_grad(|| metric.update(run.model, &batch))?;
+            if self.measures_more() {
+                no_grad(|| self.look_at(run.model, &batch, &mut add))?;
             }
         }
         sums.push((examples, 1.0));
         Ok(Some(sums))
+    }
+
+    /// Runs the model on a batch, for everything that is measured but the loss; `add` is given sums and weights. A share without examples is predicted, too: sharded
+    /// parameters need this rank's forward pass.
+    fn look_at(&mut self, model: &M, batch: &Batch<B>, add: &mut dyn FnMut((f64, f64))) -> Result<()> {
+        let outputs = (self.predict)(model, batch)?;
+        if batch.count == 0 {
+            return Ok(());
+        }
+        for (_, measure) in &mut self.measures {
+            add(measure(&outputs, batch)?);
+        }
+        self.metrics.iter_mut().try_for_each(|(_, metric)| metric.update(&outputs, batch))
     }
 }
 
@@ -269,17 +307,17 @@ fn all_sums<R: Runtime, M, B>(run: &Run<'_, R, M, B>, own: &[(f64, f64)]) -> Res
     Ok(all)
 }
 
-impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate<'_, M, B> {
+impl<R: Runtime, M: Module<R>, B: Send + 'static, O> Callback<R, M, B> for Evaluate<'_, M, B, O> {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let ran = self.ran_at == Some(run.progress().step);
         match event {
             Event::Begin => {
-                if run.state.to_come.contains_key(&self.name) {
-                    let why = format!("two evaluations are called `{}`: give one of them another name", self.name);
+                if run.state.to_come.contains_key(&self.prefix) {
+                    let why = format!("two evaluations are called `{}`: give one of them another name", self.prefix);
                     return Err(Error::config("Evaluate", "name", why));
                 }
-                run.declare_evaluation(&self.name, self.names());
-                run.comm().agree(&format!("the data of `{}`", self.name), self.data()?.as_bytes())?;
+                run.declare_evaluation(&self.prefix, self.names());
+                run.comm().agree(&format!("the data of `{}`", self.prefix), self.data()?.as_bytes())?;
                 // It is due, too, where the run that goes on was interrupted before it ran.
                 if self.is_due || self.at_start && run.resumed().is_none() {
                     self.ask(run);
@@ -310,7 +348,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
     }
 
     fn name(&self) -> &str {
-        &self.remembered_as
+        &self.name
     }
 
     fn state(&self) -> CallbackState {
@@ -327,6 +365,10 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static> Callback<R, M, B> for Evaluate
     }
 
     fn check(&self) -> Result<()> {
+        if self.is_misplaced {
+            let why = "what is measured is given the outputs of the `predict` before it: give `predict` first";
+            return Err(Error::config("Evaluate", "predict", why));
+        }
         self.every.check("Evaluate")
     }
 }

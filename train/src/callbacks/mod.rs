@@ -19,7 +19,7 @@ pub use divergence_guard::DivergenceGuard;
 pub use early_stop::EarlyStop;
 pub use equal_weights::EqualWeights;
 pub use evaluate::Evaluate;
-pub use monitor::Monitor;
+pub use monitor::{BestValue, Monitor};
 pub use non_finite::NonFinite;
 pub use stop_on_signal::StopOnSignal;
 pub use throughput::Throughput;

@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, Runtime};
 
-use crate::Run;
+use crate::{CallbackState, Run, parsed};
 
 /// A value of an evaluation that a decision looks at, and which way it gets better. It is the value reduced over all ranks.
 #[derive(Clone, Debug, PartialEq)]
@@ -81,6 +81,31 @@ impl From<&str> for Monitor {
     /// A value of which less is better.
     fn from(name: &str) -> Self {
         Monitor::min(name)
+    }
+}
+
+/// The best value of a [`Monitor`] in a run so far, and the step at which it was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BestValue {
+    /// The step.
+    pub step: u64,
+    /// The value.
+    pub value: f64,
+}
+
+impl BestValue {
+    /// What is kept in checkpoints of the best so far, if there is one.
+    pub(crate) fn to_state(best: Option<Self>) -> CallbackState {
+        let numbers = best
+            .map(|best| [("best_value".into(), best.value.to_string()), ("best_step".into(), best.step.to_string())]);
+        numbers.into_iter().flatten().collect()
+    }
+
+    pub(crate) fn of_state(state: &CallbackState) -> Result<Option<Self>> {
+        let is_there = state.contains_key("best_value");
+        is_there
+            .then(|| Ok(BestValue { step: parsed(state, "best_step")?, value: parsed(state, "best_value")? }))
+            .transpose()
     }
 }
 

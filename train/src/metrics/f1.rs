@@ -1,6 +1,6 @@
 //! [`F1`]: precision and recall in one number.
 
-use numcore::Result;
+use numcore::{Error, Result};
 
 use super::{ConfusionMatrix, Metric};
 
@@ -31,8 +31,14 @@ impl F1 {
     /// Of so many classes.
     ///
     /// # Errors
-    /// If no memory holds their matrix.
+    /// If no memory holds their matrix, or the class to be told from all others is none of them.
     pub fn new(classes: usize, average: Average) -> Result<Self> {
+        if let Average::Of(class) = average
+            && class >= classes
+        {
+            let why = format!("there is no class {class} among {classes}: they are numbered from 0");
+            return Err(Error::config("F1", "average", why));
+        }
         Ok(F1 { average, matrix: ConfusionMatrix::new(classes)? })
     }
 

@@ -34,6 +34,8 @@ pub struct Terminal {
     /// The last record for which a line was written, and the last of all.
     written: Option<(u64, SystemTime)>,
     latest: Option<(u64, String)>,
+    /// Whether it was said that a loss is not finite.
+    has_warned: bool,
 }
 
 enum Output {
@@ -83,6 +85,7 @@ impl Terminal {
             first: None,
             written: None,
             latest: None,
+            has_warned: false,
         }
     }
 
@@ -151,17 +154,26 @@ impl Terminal {
         record.scalars().any(|(name, _)| self.announced.iter().any(|announced| announced == name))
     }
 
+    /// What is said, once, of a loss that is not finite.
+    fn warning(&mut self, record: &Record) -> Option<(String, String)> {
+        let (_, loss) = record.scalars().find(|(name, x)| *name == "loss" && !x.is_finite())?;
+        let is_first = !std::mem::replace(&mut self.has_warned, true);
+        let why = format!("the loss of step {} is {loss}; `NonFinite::stop()` ends a run there", record.step);
+        is_first.then(|| ("warning".into(), why))
+    }
+
     fn show_record(&mut self, record: &Record) -> io::Result<()> {
         let (progress, numbers) = (self.progress(record), self.numbers(record));
         let (due, announced) = (self.is_due(record), self.is_announced(record));
         let line = format!("{progress}{numbers}");
+        let warning = self.warning(record);
         match &mut self.out {
             Output::Bar(bar) => {
                 show_on(bar, record, self.total, &numbers);
                 if announced {
                     bar.println(format!("step {}{numbers}", record.step));
                 }
-                for (name, text) in texts(record) {
+                for (name, text) in warning.into_iter().chain(texts(record)) {
                     bar.println(format!("{name}: {text}"));
                 }
             }
@@ -170,7 +182,7 @@ impl Terminal {
                     writeln!(out, "{line}")?;
                     self.written = Some((record.step, record.time));
                 }
-                for (name, text) in texts(record) {
+                for (name, text) in warning.into_iter().chain(texts(record)) {
                     writeln!(out, "{name}: {text}")?;
                 }
             }

@@ -43,6 +43,9 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     /// Steps whose weights are not counted yet.
     pub(super) pending: Vec<TrainingMetrics<R>>,
     pub(super) counts_tokens: bool,
+    /// The last step, and its loss when the run is over.
+    pub(super) last: Option<TrainingMetrics<R>>,
+    pub(super) last_loss: Option<f64>,
     pub(super) left_out: u32,
     /// Why callbacks were told last that the run is about to end.
     pub(super) is_ending: Option<StopReason>,
@@ -99,8 +102,8 @@ where
                 resume_unwind(panic);
             }
         };
-        let RunState { progress, resumed, evaluated, .. } = self.state;
-        Ok(RunReport { step: self.engine.step, reason, progress, resumed, evaluated })
+        let RunState { progress, resumed, evaluated, best, .. } = self.state;
+        Ok(RunReport { step: self.engine.step, reason, progress, resumed, loss: self.last_loss, evaluated, best })
     }
 
     fn all(&mut self) -> Result<StopReason> {
@@ -145,6 +148,7 @@ where
         if reason == StopReason::Finished && progress.step > resumed.unwrap_or(0) {
             self.state.check_evaluated()?;
         }
+        self.last_loss = self.last.take().map(|metrics| metrics.loss()).transpose()?;
         self.fire(&Event::End(&reason))?;
         self.write_measured()?;
         self.flush_sinks()?;
@@ -203,6 +207,7 @@ where
         self.state.progress.step = self.engine.step.global_step();
         self.state.data_wait = waited;
         self.pending.push(metrics.clone());
+        self.last = Some(metrics.clone());
         self.left_out = if metrics.stepped() { 0 } else { self.left_out + 1 };
         if self.left_out == LEFT_OUT {
             let why = format!(

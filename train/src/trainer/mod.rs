@@ -27,7 +27,8 @@ use numcore::{Result, Runtime};
 
 use self::elastic::Commits;
 use crate::{
-    Callback, Interval, Length, LoopStep, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
+    BestValue, Callback, Interval, Length, LoopStep, Progress, Resume, Sink, StopReason, resume::Callbacks,
+    trainer::cycle::Cycle,
 };
 
 /// Loops over the steps of a training run: reads batches, takes steps, calls [callbacks](Callback) at every event, agrees with the other ranks
@@ -101,8 +102,13 @@ pub struct RunReport<S> {
     pub progress: Progress,
     /// The step it was resumed at, if it was.
     pub resumed: Option<u64>,
+    /// The loss of the last step: NaN where training has failed; none if the run took no step.
+    pub loss: Option<f64>,
     /// The last values of evaluations, by name.
     pub evaluated: BTreeMap<String, f64>,
+    /// Of each value that [`Checkpoints`](crate::Checkpoints) or [`EarlyStop`](crate::EarlyStop) looked at the best one, by name: that of the weights that
+    /// [`restore_best`](crate::Checkpoints::restore_best) puts back.
+    pub best: BTreeMap<String, BestValue>,
 }
 
 impl<S> fmt::Debug for RunReport<S> {

@@ -131,7 +131,7 @@ fn the_best_weights_are_the_averages_that_were_evaluated() {
             on_ranks(ranks, |comm| {
                 let (model, calls) = (Mlp::new(comm.runtime(), 0.0)?, std::cell::Cell::new(0));
                 // Four batches in an evaluation: the second one gives the best value.
-                let value = |_: &Mlp<Cpu>, _: &data::Batch<Rows>| {
+                let value = |_: &(), _: &data::Batch<Rows>| {
                     calls.set(calls.get() + 1);
                     Ok((if (5..9).contains(&calls.get()) { 1.0 } else { 2.0 }, 1.0))
                 };

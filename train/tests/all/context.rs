@@ -55,7 +55,8 @@ fn train(comm: &Comm<Cpu>, plan: ParallelPlan, memory: &Memory) -> Result<()> {
     let model = Gpt::new(&Init::new(rt, 3).dtype(DType::F64), config)?;
     mesh.context_parallel(&model, ContextExchange::AllGather)?;
     let step = TrainStep::builder(&mesh, &model).optimizer(adamw()).max_norm(0.5).build()?;
-    let evaluate = Evaluate::on(texts(rt, 7)).every(Interval::Steps(2)).measure("right", right);
+    let evaluate = Evaluate::on(texts(rt, 7)).every(Interval::Steps(2));
+    let evaluate = evaluate.predict(right).measure("right", |right, _| Ok(*right));
     Trainer::new(&model, step, texts(rt, 23))
         .until(Length::Tokens((20 * TOKENS) as u64))
         .record_every(Interval::Steps(2))

@@ -9,8 +9,8 @@ use train::{EarlyStop, Evaluate, Interval, Length, Monitor, StopReason, Trainer}
 use crate::common::*;
 
 /// The largest target, which no mean hides, and how many targets there were.
-fn counted(_: &Mlp<Cpu>, batch: &Batch<Rows>) -> Result<(f64, f64)> {
-    Ok((batch.data.narrow(1, 3, 1)?.contiguous()?.to_vec::<f64>()?[..batch.count].iter().sum(), batch.count as f64))
+fn counted(_: &(), batch: &Batch<Rows>) -> Result<(f64, f64)> {
+    Ok((batch.data.narrow(1, 3, 1)?.contiguous()?.to_vec::<f64>()?.iter().sum(), batch.rows as f64))
 }
 
 /// Values of an evaluation of the model as it was made, on so many ranks.
@@ -34,7 +34,7 @@ fn every_example_counts_once_at_every_world_size() {
     for batch in held_out(&rt).batch(1).epoch(0).unwrap() {
         let batch = batch.unwrap();
         sum += loss(&model, &batch).unwrap().total().item().unwrap();
-        target += counted(&model, &batch).unwrap().0;
+        target += counted(&(), &batch).unwrap().0;
     }
     for ranks in 1..=8 {
         let values = evaluated(ranks);
@@ -54,7 +54,7 @@ fn losses(ranks: usize, evaluations: bool) -> Vec<(u64, f64)> {
         if evaluations {
             // A model of its own, in training mode: its dropout draws random values.
             let other = Mlp::new(comm.runtime(), 0.5)?;
-            let draws = move |_: &Mlp<Cpu>, batch: &Batch<Rows>| {
+            let draws = move |_: &(), batch: &Batch<Rows>| {
                 let before = autograd::random_state();
                 let value = loss(&other, batch)?.total().item()?;
                 assert_ne!(autograd::random_state(), before);
@@ -92,7 +92,7 @@ fn a_run_stops_when_nothing_gets_better_on_all_ranks_alike() {
             let model = Mlp::new(comm.runtime(), 0.0)?;
             let rank = comm.rank();
             // Better twice, then not; only rank 0 sees it before values are reduced.
-            let value = |_: &Mlp<Cpu>, _: &Batch<Rows>| {
+            let value = |_: &(), _: &Batch<Rows>| {
                 let call = if rank == 0 { worse.fetch_add(1, std::sync::atomic::Ordering::SeqCst) / 4 } else { 0 };
                 Ok((if rank == 0 { [3.0, 2.0, 2.0, 2.5, 9.0][call] } else { 0.0 }, 1.0))
             };
@@ -131,24 +131,28 @@ fn metrics_are_counted_over_all_ranks_to_the_bit() {
         on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
             // Whether the target is positive, by its first input.
-            let auroc = |metric: &mut Auroc, _: &Mlp<Cpu>, batch: &Batch<Rows>| {
-                let rows = batch.data.to_vec::<f64>()?;
-                let rows: Vec<&[f64]> = rows.chunks(4).take(batch.count).collect();
+            let runs = std::cell::Cell::new(0);
+            let rows = |_: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                runs.set(runs.get() + 1);
+                batch.data.to_vec::<f64>()
+            };
+            let auroc = |metric: &mut Auroc, rows: &Vec<f64>, _: &Batch<Rows>| {
                 let (scores, targets): (Vec<f64>, Vec<i64>) =
-                    rows.iter().map(|r| (r[0], i64::from(r[3] > 0.0))).unzip();
+                    rows.chunks(4).map(|r| (r[0], i64::from(r[3] > 0.0))).unzip();
                 metric.update(&scores, &targets)
             };
-            let mean = |metric: &mut Mean, _: &Mlp<Cpu>, batch: &Batch<Rows>| {
-                let rows = batch.data.to_vec::<f64>()?;
-                // What a share without examples adds is left out.
-                rows.chunks(4).take(batch.count.max(1)).for_each(|row| metric.add(row[3]));
+            let mean = |metric: &mut Mean, rows: &Vec<f64>, _: &Batch<Rows>| {
+                rows.chunks(4).for_each(|row| metric.add(row[3]));
                 Ok(())
             };
-            let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).without_loss();
+            // Nothing that a batch is padded with counts.
+            let data = held_out(comm.runtime()).last(data::Last::Pad);
+            let evaluate = Evaluate::on(data).at_start(true).at_end(false).without_loss().predict(rows);
             let evaluate = evaluate.metric("auroc", Auroc::new(), auroc).metric("mean", Mean::new(), mean);
             let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(0));
             let report = trainer.with(evaluate.metric("nothing", Mean::new(), |_, _, _| Ok(()))).run(loss)?;
             assert!(!report.evaluated.contains_key("validation/nothing"));
+            assert_eq!(runs.get(), 4, "once in each batch, whatever is measured");
             Ok((report.evaluated["validation/auroc"].to_bits(), report.evaluated["validation/mean"]))
         })
         .unwrap()
@@ -211,15 +215,16 @@ fn what_is_recorded_without_a_loss_is_weighted_by_examples() {
         let memory = Memory::default();
         on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
-            let mean = |model: &Mlp<Cpu>, batch: &Batch<Rows>| {
-                let (sum, count) = counted(model, batch)?;
-                train::record_scalar("mean", if count > 0.0 { sum / count } else { f64::NAN });
-                Ok((0.0, 1.0))
+            // A rank without examples predicts, too.
+            let mean = |_: &Mlp<Cpu>, batch: &Batch<Rows>| {
+                let (sum, rows) = counted(&(), batch)?;
+                train::record_scalar("mean", if batch.count > 0 { sum / rows } else { f64::NAN });
+                Ok(())
             };
             let evaluate = Evaluate::on(held_out(comm.runtime())).at_start(true).at_end(false).without_loss();
             Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                 .until(Length::Steps(0))
-                .with(evaluate.measure("x", mean))
+                .with(evaluate.predict(mean).measure("x", |_, _| Ok((0.0, 1.0))))
                 .sink(memory.clone())
                 .run(loss)
         })
@@ -262,6 +267,16 @@ fn ranks_must_have_the_same_data() {
     let (train, evaluate) = (run(true), run(false));
     assert!(train.contains("the data to train on of rank 0"), "{train}");
     assert!(evaluate.contains("the data of `validation` of rank 0"), "{evaluate}");
+}
+
+#[test]
+fn what_is_measured_comes_after_what_is_predicted() {
+    let comm = one();
+    let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+    let evaluate = Evaluate::on(held_out(comm.runtime())).measure("x", |_, _| Ok((0.0, 1.0)));
+    let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+    let error = trainer.with(evaluate.predict(|_, _| Ok(()))).run(loss).unwrap_err().to_string();
+    assert!(error.contains("give `predict` first"), "{error}");
 }
 
 #[test]

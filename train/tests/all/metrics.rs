@@ -110,6 +110,8 @@ fn f1_follows_scikit_learn() {
     // A class that never occurs is no part of a mean, and 0 by itself.
     assert_eq!(of(Average::Macro, 5), of(Average::Macro, 3));
     assert_eq!(of(Average::Of(4), 5), 0.0);
+    let error = F1::new(2, Average::Of(2)).unwrap_err().to_string();
+    assert!(error.contains("there is no class 2 among 2"), "{error}");
 }
 
 #[test]

@@ -246,7 +246,7 @@ fn a_run_that_was_stopped_early_stops_again() {
         let run = |patience: u64| {
             on_ranks(ranks, |comm| {
                 let model = Mlp::new(comm.runtime(), 0.0)?;
-                let worst = |_: &Mlp<Cpu>, _: &data::Batch<Rows>| Ok((1.0, 1.0));
+                let worst = |_: &(), _: &data::Batch<Rows>| Ok((1.0, 1.0));
                 let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", worst);
                 let report = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime()))
                     .until(Length::Steps(9))

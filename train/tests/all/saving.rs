@@ -28,7 +28,7 @@ fn run(ranks: usize, checkpoints: impl Fn() -> Checkpoints<Cpu> + Sync, memory: 
     on_ranks(ranks, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let calls = AtomicUsize::new(0);
-        let value = |_: &Mlp<Cpu>, _: &Batch<Rows>| Ok((VALUES[calls.fetch_add(1, Ordering::SeqCst) / 4], 1.0));
+        let value = |_: &(), _: &Batch<Rows>| Ok((VALUES[calls.fetch_add(1, Ordering::SeqCst) / 4], 1.0));
         let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", value);
         let trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(6));
         let report = trainer
@@ -275,7 +275,7 @@ fn left(ranks: usize, folder: &Scratch, stops: bool, restores: bool) -> Result<(
     on_ranks(ranks, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let calls = AtomicUsize::new(0);
-        let value = |_: &Mlp<Cpu>, _: &Batch<Rows>| Ok((VALUES[calls.fetch_add(1, Ordering::SeqCst) / 4], 1.0));
+        let value = |_: &(), _: &Batch<Rows>| Ok((VALUES[calls.fetch_add(1, Ordering::SeqCst) / 4], 1.0));
         let evaluate = Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(1)).measure("value", value);
         let policy = Checkpoints::in_folder(&folder.0).best("validation/value").on_signal(false);
         let mut trainer = Trainer::new(&model, ddp(comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(6));

@@ -183,6 +183,15 @@ fn what_a_terminal_would_obey_is_not_shown() {
 }
 
 #[test]
+fn a_loss_that_is_not_finite_is_said_once() {
+    let all: Vec<Record> =
+        [1.0, f64::NAN, f64::NAN].iter().zip(1..).map(|(x, k)| record(k, 0.0).scalar("loss", *x)).collect();
+    let lines = lines_of(|terminal| terminal, &all);
+    let told: Vec<&String> = lines.iter().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(told, ["warning: the loss of step 2 is NaN; `NonFinite::stop()` ends a run there"]);
+}
+
+#[test]
 fn one_failing_sink_keeps_no_record_from_the_others() {
     struct Broken;
     impl Sink for Broken {

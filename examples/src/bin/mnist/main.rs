@@ -112,9 +112,11 @@ fn run(options: &Options) -> Outcome<()> {
     let comm: Comm<AnyRuntime> = Arc::new(NoOpCommunicator::new(&rt));
     let adamw = AdamWConfig { lr: options.lr, ..Default::default() };
     let step = TrainStep::builder(&comm, &model).optimizer(adamw).build()?;
+    let test = Evaluate::on(held_out).name("test").without_loss().predict(scores);
+    let test = test.metric("accuracy", Accuracy::new(), |all, scores, batch| all.update_tensors(scores, &batch.data.1));
     let report = Trainer::new(&model, step, learned.shuffle(options.seed).last(Last::Drop))
         .until(Length::Epochs(options.epochs as f64))
-        .with(Evaluate::on(held_out).name("test").without_loss().metric("accuracy", Accuracy::new(), count))
+        .with(test)
         .with(Throughput::new())
         .with(StopOnSignal::new())
         .sink(Terminal::new().show(["loss", "throughput/tokens_per_second", ACCURACY]).announce([ACCURACY]))
@@ -137,7 +139,6 @@ fn loss(model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<Loss<AnyRuntim
     Loss::sum(cross_entropy_with(&model.forward(&x)?, &y, None, sum)?, batch.count as f64)
 }
 
-fn count(accuracy: &mut Accuracy, model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<()> {
-    let scores = model.forward(&Var::new(batch.data.0.clone()))?;
-    accuracy.update_tensors(&scores.value()?, &batch.data.1)
+fn scores(model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<Tensor<AnyRuntime>> {
+    model.forward(&Var::new(batch.data.0.clone()))?.value()
 }

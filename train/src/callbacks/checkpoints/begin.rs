@@ -1,0 +1,45 @@
+//! What is looked at in a folder when a run begins.
+
+use distributed::comm::{Collectives, Comm, Communicator, all_ok};
+use numcore::{Error, Result, Runtime};
+
+use super::Checkpoints;
+use crate::{BestValue, Run};
+
+impl<R: Runtime> Checkpoints<R> {
+    /// The step that the run goes on from, if its checkpoint is in this folder.
+    pub(super) fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
+        let last = all_ok(run.comm(), "Checkpoints", self.folder.latest())?;
+        run.comm().agree("the last checkpoint", format!("{last:?}").as_bytes())?;
+        Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
+    }
+
+    /// Whether the checkpoint that was the best, by what the run remembers, is not in this folder, and is to be saved: the run goes on from that very step. A best
+    /// one of another folder, or that is gone, is forgotten, so that the next value is the best here.
+    pub(super) fn is_best_missing(&mut self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
+        let Some(BestValue { step: best, .. }) = self.best_value else { return Ok(false) };
+        let own = if run.comm().rank() == 0 { self.folder.steps() } else { Ok(Vec::new()) };
+        let here = all_ok(run.comm(), "Checkpoints", own)?.contains(&best);
+        // Ranks may see a folder at different times: rank 0 decides.
+        let is_missing = run.comm().exchange_equal([u8::from(!here)])?[0] == [1];
+        let is_to_save = is_missing && run.resumed() == Some(best);
+        if is_missing && !is_to_save {
+            self.best_value = None;
+        }
+        Ok(is_to_save)
+    }
+
+    /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
+    pub(super) fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
+        if self.overwrite {
+            let removed = if comm.rank() == 0 { self.folder.clear() } else { Ok(()) };
+            return all_ok(comm, "Checkpoints", removed);
+        }
+        let Some(last) = self.folder.latest()? else { return Ok(()) };
+        let why = format!(
+            "{} has checkpoints of another run, the last of step {last}: go on from it with `Resume::IfThere`, or save in another folder",
+            self.folder.path().display()
+        );
+        Err(Error::argument("Checkpoints", why))
+    }
+}
