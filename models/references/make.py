@@ -145,6 +145,38 @@ def adapter(name, base, **options):
     finish(folder, {"ids": ids, "logits": logits, "merged_logits": merged(ids).logits, **grads}, peft=peft.__version__, base=base)
 
 
+def classifier_adapter(name, base, kind, inputs, **options):
+    """An adapter by peft of a classifier, with its head, which is trained whole: its files, and the logits with it."""
+    import peft
+    from safetensors.torch import load_file
+
+    model = kind.from_pretrained(os.path.join(HERE, base), attn_implementation="eager").eval()
+    torch.manual_seed(4)
+    wrapped = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=6, **options)).eval()
+    with torch.no_grad():
+        for n, p in wrapped.named_parameters():
+            p.requires_grad and p.copy_(0.3 * torch.randn_like(p))
+    folder = fresh(name)
+    wrapped.save_pretrained(folder)
+    os.path.exists(os.path.join(folder, "README.md")) and os.remove(os.path.join(folder, "README.md"))
+    path = os.path.join(folder, "adapter_config.json")
+    settings = json.load(open(path))
+    settings["base_model_name_or_path"] = base
+    json.dump(settings, open(path, "w"), indent=1)
+    given = load_file(os.path.join(HERE, base, "reference.safetensors"))
+    finish(folder, {"logits": wrapped(**{theirs: given[ours] for theirs, ours in inputs.items()}).logits},
+           peft=peft.__version__, base=base)
+
+
+def classifier_adapters():
+    bert = dict(input_ids="ids", attention_mask="mask", token_type_ids="types")
+    classifier_adapter("lora_bert", "bert_classifier", transformers.BertForSequenceClassification, bert,
+                       task_type="SEQ_CLS", target_modules=["query", "value"])
+    # Of the task that has no class in peft.
+    classifier_adapter("lora_vit", "vit", transformers.ViTForImageClassification, dict(pixel_values="pixels"),
+                       target_modules=["q_proj", "o_proj", "fc2"], modules_to_save=["classifier"])
+
+
 ADAPTERS = {
     "lora_llama": ("llama", dict(r=3, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"],
                                  rank_pattern={"down_proj": 2}, alpha_pattern={"layers.1.self_attn.q_proj": 5})),
@@ -313,6 +345,7 @@ def main(names):
     wants("chat") and chat()
     wants("bert") and bert()
     wants("vit") and vit()
+    wants("classifier_adapters") and classifier_adapters()
     for name in filter(wants, ADAPTERS):
         base, options = ADAPTERS[name]
         adapter(name, base, **options)

@@ -137,7 +137,7 @@ fn part_shape(of: Shape, parts: usize) -> Option<Shape> {
     }
 }
 
-fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
+pub fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>> {
     if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
 }
 
@@ -151,7 +151,7 @@ fn changed_piece(change: Change, piece: &TensorPlacement) -> Result<TensorPlacem
     }
 }
 
-fn changed_shape(change: Change, shape: Shape) -> Shape {
+pub fn changed_shape(change: Change, shape: Shape) -> Shape {
     match (change, &shape[..]) {
         (Change::Transpose, &[a, b]) => [b, a].into(),
         _ => shape,

@@ -58,12 +58,52 @@ pub fn strftime(date: ChatDate, format: &str) -> Result<String, Error> {
 /// `tojson`, as transformers defines it: Python's `json.dumps` without escapes of what is no ASCII.
 pub fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
-    // Accepted, and what they are anyway.
-    let _: Option<bool> = options.get("ensure_ascii")?;
+    let escapes: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let mut text = String::new();
     dump(&value, indent, 0, &mut text)?;
-    Ok(Value::from_safe_string(text))
+    Ok(Value::from_safe_string(if escapes == Some(true) { in_ascii(&text) } else { text }))
+}
+
+/// What is no printable ASCII as JSON's escapes. In JSON that stands in strings alone.
+fn in_ascii(text: &str) -> String {
+    let mut ascii = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter < '\u{7f}' {
+            ascii.push(letter);
+            continue;
+        }
+        letter.encode_utf16(&mut [0; 2]).iter().for_each(|unit| ascii.push_str(&format!("\\u{unit:04x}")));
+    }
+    ascii
+}
+
+/// A value as Python's `str` has it.
+pub fn text(value: &Value) -> String {
+    match float(value) {
+        Some(x) if x.is_nan() => "nan".into(),
+        Some(x) if x.is_infinite() => if x > 0.0 { "inf" } else { "-inf" }.into(),
+        Some(x) => finite(x),
+        None => value.to_string(),
+    }
+}
+
+/// The number of a value that is no integer.
+fn float(value: &Value) -> Option<f64> {
+    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
+    is_float.then(|| f64::try_from(value.clone()).ok()).flatten()
+}
+
+/// The fewest digits that mean a number, with an exponent below 10⁻⁴ and from 10¹⁶ on.
+fn finite(x: f64) -> String {
+    let digits = format!("{x:e}");
+    match digits.split_once('e').map(|(digits, exponent)| (digits, exponent.parse::<i32>())) {
+        Some((digits, Ok(exponent))) if x != 0.0 && !(-4..16).contains(&exponent) => {
+            let sign = if exponent < 0 { '-' } else { '+' };
+            format!("{digits}e{sign}{:02}", exponent.abs())
+        }
+        _ => format!("{x:?}"),
+    }
 }
 
 fn dump(value: &Value, indent: Option<usize>, depth: usize, out: &mut String) -> Result<(), Error> {
@@ -82,7 +122,12 @@ fn dump(value: &Value, indent: Option<usize>, depth: usize, out: &mut String) ->
             let items: Vec<Value> = value.try_iter()?.collect();
             list(items, ['[', ']'], indent, depth, out, |item, out| dump(item, indent, depth + 1, out))?;
         }
-        ValueKind::Number => out.push_str(&value.to_string()),
+        ValueKind::Number => out.push_str(match &*text(value) {
+            "nan" => "NaN",
+            "inf" => "Infinity",
+            "-inf" => "-Infinity",
+            number => number,
+        }),
         _ => quote(&value.to_string(), out),
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Chat templates: Jinja programs of other people, run with limits.
 
-use std::{fs, path::Path, time::SystemTime};
+use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 
-use minijinja::{Environment, Value, context, syntax::SyntaxConfig, value::ValueKind};
+use minijinja::{Environment, Value, context, escape_formatter, syntax::SyntaxConfig, value::ValueKind};
 use numcore::{Error, Result};
 
 use super::python;
@@ -94,30 +94,33 @@ pub struct ChatDate {
 /// instructions, recurses too deeply, or writes too much. (Strings that it doubles within an expression are bounded by the instructions alone.)
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    bos: String,
-    eos: String,
+    /// The special tokens that templates may name, such as `bos_token`.
+    tokens: BTreeMap<&'static str, String>,
 }
+
+/// The names of special tokens.
+const TOKENS: [&str; 7] = ["bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token"];
 
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
-    /// The template in a folder: `chat_template.jinja`, or what `tokenizer_config.json` has; and the tokens that begin and end a text.
+    /// The template in a folder: `chat_template.jinja`, or what `tokenizer_config.json` has; and the special tokens that are named there.
     ///
     /// # Errors
     /// If there is none, or it is malformed.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let (folder, path) = (folder.as_ref(), folder.as_ref().join("chat_template.jinja"));
         let config = JsonObject::open(&folder.join("tokenizer_config.json"))?;
-        let token = |name: &str| -> Result<String> {
-            let value = config.get(name);
-            let text = value.and_then(|v| v.as_str().or_else(|| v.get("content")?.as_str()));
-            Ok(text.unwrap_or_default().to_owned())
+        let token = |name: &'static str| {
+            let value = config.get(name)?;
+            let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
+            Some((name, text.to_owned()))
         };
         let source = match path.is_file() {
             true => fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?,
             false => in_config(&config)?,
         };
-        Self::new(&source, &token("bos_token")?, &token("eos_token")?)
+        Self::with_tokens(&source, TOKENS.into_iter().filter_map(token).collect())
     }
 
     /// A template, and the tokens that begin and end a text.
@@ -125,6 +128,10 @@ impl ChatTemplate {
     /// # Errors
     /// If it is no Jinja, or longer than templates are.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
+        Self::with_tokens(source, [("bos_token", bos.into()), ("eos_token", eos.into())].into())
+    }
+
+    fn with_tokens(source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
         if source.len() > MAX_TEMPLATE {
             return Err(Error::format("a chat template", format!("it has {} bytes", source.len())));
         }
@@ -134,10 +141,18 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(100);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_formatter(|out, state, value| match value.kind() {
+            ValueKind::Number => out.write_str(&python::text(value)).map_err(minijinja::Error::from),
+            _ => escape_formatter(out, state, value),
+        });
+        environment.add_filter(
+            "string",
+            |value: Value| if value.as_str().is_some() { value } else { python::text(&value).into() },
+        );
         environment.add_filter("tojson", python::to_json);
         environment.add_function("raise_exception", python::raise_exception);
         environment.add_template_owned(NAME, without_generation(source)).map_err(broken)?;
-        let template = ChatTemplate { environment, bos: bos.into(), eos: eos.into() };
+        let template = ChatTemplate { environment, tokens };
         Ok(template.with_date(today()))
     }
 
@@ -156,7 +171,7 @@ impl ChatTemplate {
         let tools = &conversation.tools;
         let context = context! {
             messages => conversation.messages.clone(), tools => tools, documents => (), add_generation_prompt => prompt,
-            bos_token => &self.bos, eos_token => &self.eos
+            ..Value::from_pairs(self.tokens.iter().map(|(name, token)| (*name, token.as_str())))
         };
         let mut text = Bounded(Vec::new());
         template.render_captured_to(context, &mut text).map_err(broken)?;

@@ -1,6 +1,6 @@
 //! The fields of a `config.json`: those that are read, those that change nothing, and no others.
 
-use std::{cell::RefCell, collections::BTreeSet, ops::Deref, path::Path};
+use std::{cell::RefCell, collections::BTreeSet, fs, ops::Deref, path::Path};
 
 use nn::Activation;
 use numcore::{Error, Result};
@@ -177,10 +177,14 @@ impl ConfigFields {
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         if folder.is_dir() && !path.is_file() {
-            return Err(Error::format(
-                folder.display().to_string(),
-                "there is no config.json: it is no model's folder",
-            ));
+            let is_gguf = |entry: std::io::Result<fs::DirEntry>| {
+                entry.is_ok_and(|entry| entry.path().extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf")))
+            };
+            let why = match fs::read_dir(folder).is_ok_and(|mut entries| entries.any(is_gguf)) {
+                true => "there is no config.json, and GGUF is not read: use the folder of safetensors it was made of",
+                false => "there is no config.json: it is no model's folder",
+            };
+            return Err(Error::format(folder.display().to_string(), why));
         }
         JsonObject::open(&path).map(Self::of)
     }

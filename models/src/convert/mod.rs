@@ -41,6 +41,8 @@ pub struct ConversionTable {
     pub old_leaves: &'static [(&'static str, &'static str)],
     /// Names in files that hold nothing which is not computed here.
     pub ignored: &'static [&'static str],
+    /// Modules that transformers 5 has in memory, which adapters are named by, and what they are in files, where that is not the same.
+    pub modules: &'static [ConversionRule],
 }
 
 /// A name in the other naming, and what else differs.
@@ -55,7 +57,7 @@ pub struct Converted {
 impl ConversionTable {
     /// The name in files of a parameter here.
     pub fn theirs(&self, ours: &str) -> Option<Converted> {
-        self.convert(ours, |rule| (rule.ours, rule.theirs))
+        converted(self.rules, ours, |rule| (rule.ours, rule.theirs))
     }
 
     /// The parameter here of a name in files.
@@ -64,8 +66,14 @@ impl ConversionTable {
         let leaf = self.old_leaves.iter().find(|(old, _)| *old == leaf).map(|(_, new)| *new);
         let today = leaf.map(|leaf| format!("{module}.{leaf}"));
         let theirs = today.as_deref().unwrap_or(theirs);
-        let found = |name: &str| self.convert(name, |rule| (rule.theirs, rule.ours));
+        let found = |name: &str| converted(self.rules, name, |rule| (rule.theirs, rule.ours));
         found(theirs).or_else(|| found(&format!("{}{theirs}", self.prefix)))
+    }
+
+    /// The name in memory of what has this name in files.
+    pub fn in_memory(&self, theirs: &str) -> String {
+        let named = converted(self.modules, theirs, |rule| (rule.ours, rule.theirs));
+        named.map_or_else(|| theirs.to_owned(), |named| named.name)
     }
 
     /// Whether a name in files is one that is left out.
@@ -73,23 +81,23 @@ impl ConversionTable {
         let with_prefix = format!("{}{theirs}", self.prefix);
         self.ignored.iter().any(|rule| [theirs, &with_prefix].iter().any(|name| renamed(rule, rule, name).is_some()))
     }
+}
 
-    /// The part of a name that a rule knows is converted, the rest kept: `….c_attn.lora_A.weight` by the rule of `….c_attn`.
-    fn convert(
-        &self,
-        name: &str,
-        sides: impl Fn(&ConversionRule) -> (&'static str, &'static str),
-    ) -> Option<Converted> {
-        let ends = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
-        ends.collect::<Vec<_>>().into_iter().rev().find_map(|end| {
-            let (module, rest) = name.split_at(end);
-            self.rules.iter().find_map(|rule| {
-                let (from, to) = sides(rule);
-                let change = if rest == ".weight" { rule.change } else { Change::Keep };
-                Some(Converted { name: renamed(from, to, module)? + rest, change })
-            })
+/// The part of a name that a rule knows is converted, the rest kept: `….c_attn.lora_A.weight` by the rule of `….c_attn`.
+fn converted(
+    rules: &[ConversionRule],
+    name: &str,
+    sides: impl Fn(&ConversionRule) -> (&'static str, &'static str),
+) -> Option<Converted> {
+    let ends = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
+    ends.collect::<Vec<_>>().into_iter().rev().find_map(|end| {
+        let (module, rest) = name.split_at(end);
+        rules.iter().find_map(|rule| {
+            let (from, to) = sides(rule);
+            let change = if rest == ".weight" { rule.change } else { Change::Keep };
+            Some(Converted { name: renamed(from, to, module)? + rest, change })
         })
-    }
+    })
 }
 
 #[cfg(test)]
@@ -111,6 +119,10 @@ mod tests {
         check_both(&LLAMA, "lm_head.weight", "lm_head.weight", Change::Keep);
         check_both(&VIT, "vit.embeddings.cls_token", "cls_token", Change::Keep);
         check_both(&GGUF, "blk.7.attn_q_norm.weight", "layers.7.self_attn.q_norm.weight", Change::Keep);
+        let [query, norm] =
+            ["attention.attention.query.lora_A", "layernorm_after"].map(|m| format!("vit.encoder.layer.3.{m}"));
+        assert_eq!(VIT.in_memory(&query), "vit.layers.3.attention.q_proj.lora_A");
+        assert_eq!([VIT.in_memory(&norm), BERT.in_memory(&norm)], ["vit.layers.3.layernorm_after".to_owned(), norm]);
         check_both(&GGUF, "blk.7.attn_q.bias", "layers.7.self_attn.q_proj.bias", Change::Keep);
     }
 

@@ -30,6 +30,7 @@ pub const GPT2: ConversionTable = ConversionTable {
     old_leaves: &[],
     // The triangular mask and what stood in its place.
     ignored: &["transformer.h.{}.attn.bias", "transformer.h.{}.attn.masked_bias"],
+    modules: &[],
 };
 
 /// What all families that came of Llama have.
@@ -80,6 +81,7 @@ pub const LLAMA: ConversionTable = ConversionTable {
     prefix: "model.",
     old_leaves: &[],
     ignored: &["model.layers.{}.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"],
+    modules: &[],
 };
 
 /// Mixtral, which has names of its own for experts.
@@ -129,6 +131,7 @@ pub const BERT: ConversionTable = ConversionTable {
     old_leaves: &[("gamma", "weight"), ("beta", "bias")],
     // Positions 0, 1, …, and the prediction of the next sentence.
     ignored: &["bert.embeddings.position_ids", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
+    modules: &[],
 };
 
 /// ViT with its classifier.
@@ -152,6 +155,15 @@ pub const VIT: ConversionTable = ConversionTable {
     prefix: "vit.",
     old_leaves: &[],
     ignored: &["vit.pooler.dense.weight", "vit.pooler.dense.bias"],
+    modules: &[
+        keep("vit.layers.{}.attention.q_proj", "vit.encoder.layer.{}.attention.attention.query"),
+        keep("vit.layers.{}.attention.k_proj", "vit.encoder.layer.{}.attention.attention.key"),
+        keep("vit.layers.{}.attention.v_proj", "vit.encoder.layer.{}.attention.attention.value"),
+        keep("vit.layers.{}.attention.o_proj", "vit.encoder.layer.{}.attention.output.dense"),
+        keep("vit.layers.{}.mlp.fc1", "vit.encoder.layer.{}.intermediate.dense"),
+        keep("vit.layers.{}.mlp.fc2", "vit.encoder.layer.{}.output.dense"),
+        keep("vit.layers.{}", "vit.encoder.layer.{}"),
+    ],
 };
 
 /// Decoders as llama.cpp names their parts, all families in one: weights are `[O, I]` there as here.
@@ -178,4 +190,5 @@ pub const GGUF: ConversionTable = ConversionTable {
     prefix: "",
     old_leaves: &[],
     ignored: &[],
+    modules: &[],
 };

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
+use super::names::{chosen, is_within, matches};
 use crate::files::JsonObject;
 
 /// Which layers have an adapter.
@@ -33,13 +34,16 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Whether outputs have magnitudes (DoRA).
     pub dora: bool,
+    /// Modules that are trained whole, in place, and saved with the adapters, by the ends of their names. Of a classifier (`SEQ_CLS`,
+    /// `TOKEN_CLS`) the head is one without being named, as in peft.
+    pub modules_to_save: Vec<String>,
     /// Other ranks, by the ends of layers' names, or by a whole name after `^`.
     pub rank_pattern: BTreeMap<String, usize>,
     /// Other alphas, by the ends of layers' names, or by a whole name after `^`.
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What `base_model_name_or_path` is to say in the adapter's files.
     pub base_model_name_or_path: Option<String>,
-    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, by which peft chooses the class of the model.
+    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, `SEQ_CLS`, by which peft chooses the class of the model.
     pub task_type: Option<String>,
 }
 
@@ -53,6 +57,7 @@ impl Default for LoraConfig {
             exclude_modules: Vec::new(),
             use_rslora: false,
             dora: false,
+            modules_to_save: Vec::new(),
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             base_model_name_or_path: None,
@@ -83,8 +88,8 @@ const HARMLESS: &[&str] = &[
     "runtime_config",
 ];
 
-/// Heads, which `all-linear` leaves out.
-const HEADS: [&str; 3] = ["lm_head", "classifier", "score"];
+/// The heads of classifiers: models have one of them.
+const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
 
 impl LoraConfig {
     /// Reads an `adapter_config.json`.
@@ -104,6 +109,7 @@ impl LoraConfig {
             "exclude_modules",
             "lora_alpha",
             "lora_dropout",
+            "modules_to_save",
             "peft_type",
             "r",
             "rank_pattern",
@@ -132,6 +138,7 @@ impl LoraConfig {
             exclude_modules: owned(fields.texts("exclude_modules")?.unwrap_or_default()),
             use_rslora: fields.flag("use_rslora")?.unwrap_or(false),
             dora: fields.flag("use_dora")?.unwrap_or(false),
+            modules_to_save: owned(fields.texts("modules_to_save")?.unwrap_or_default()),
             rank_pattern: pattern(fields, "rank_pattern", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))?,
             alpha_pattern: pattern(fields, "alpha_pattern", Value::as_f64)?,
             base_model_name_or_path: fields.text("base_model_name_or_path")?.map(str::to_owned),
@@ -147,13 +154,15 @@ impl LoraConfig {
             LoraTargets::Names(names) => json!(names),
             LoraTargets::AllLinear => json!("all-linear"),
         };
+        let saved = self.saved_modules();
         let value = json!({
             "peft_type": "LORA", "task_type": self.task_type, "r": self.rank,
             "base_model_name_or_path": self.base_model_name_or_path, "lora_alpha": self.alpha, "lora_dropout": self.dropout, "target_modules": targets,
             "exclude_modules": if self.exclude_modules.is_empty() { Value::Null } else { json!(self.exclude_modules) },
             "use_rslora": self.use_rslora, "use_dora": self.dora, "rank_pattern": self.rank_pattern,
             "alpha_pattern": self.alpha_pattern, "bias": "none", "fan_in_fan_out": fan_in_fan_out,
-            "inference_mode": true, "init_lora_weights": true, "modules_to_save": null
+            "inference_mode": true, "init_lora_weights": true,
+            "modules_to_save": if saved.is_empty() { Value::Null } else { json!(saved) }
         });
         value.as_object().cloned().unwrap_or_default()
     }
@@ -186,9 +195,49 @@ impl LoraConfig {
         Err(Error::config("lora", "pattern", why))
     }
 
-    /// Whether a layer has an adapter.
+    /// Whether a layer has an adapter. What is trained whole has none.
     pub(super) fn adapts(&self, layer: &str) -> bool {
-        chosen(&self.target_modules, &self.exclude_modules, layer)
+        chosen(&self.target_modules, &self.exclude_modules, layer) && !self.saves(layer)
+    }
+
+    /// The modules that are trained whole, by the ends of their names.
+    pub(super) fn saved_modules(&self) -> Vec<&str> {
+        let is_classifier = matches!(self.task_type.as_deref(), Some("SEQ_CLS" | "TOKEN_CLS"));
+        let heads =
+            CLASSIFIERS.into_iter().filter(|head| is_classifier && !self.modules_to_save.iter().any(|m| m == head));
+        self.modules_to_save.iter().map(String::as_str).chain(heads).collect()
+    }
+
+    /// Whether a module, or one that it is in, is trained whole.
+    pub(super) fn saves(&self, module: &str) -> bool {
+        self.saved_modules().iter().any(|name| is_within(module, name))
+    }
+
+    /// An error unless every module that is to be trained whole is one of the model's: of the heads of classifiers, one.
+    pub(super) fn check_saved(&self, modules: &[&str]) -> Result<()> {
+        let has = |name: &str| modules.iter().any(|module| is_within(module, name));
+        let has_head = CLASSIFIERS.iter().any(|head| has(head));
+        let names = self.saved_modules();
+        let absent = names.iter().find(|name| !(has(name) || has_head && CLASSIFIERS.contains(name)));
+        let Some(name) = absent else { return Ok(()) };
+        let task = self.task_type.as_deref().unwrap_or("none");
+        let why = format!("this model has no module `{name}` to train whole (`task_type` is {task})");
+        Err(Error::config("lora", "modules_to_save", why))
+    }
+
+    /// These names as `today` gives them: adapters of before may have older ones.
+    pub(super) fn renamed(self, today: impl Fn(&str) -> Vec<String>) -> Self {
+        let all = |names: Vec<String>| names.iter().flat_map(|name| today(name)).collect();
+        LoraConfig {
+            target_modules: match self.target_modules {
+                LoraTargets::Names(names) => LoraTargets::Names(all(names)),
+                LoraTargets::AllLinear => LoraTargets::AllLinear,
+            },
+            exclude_modules: all(self.exclude_modules),
+            rank_pattern: renamed_keys(self.rank_pattern, &today),
+            alpha_pattern: renamed_keys(self.alpha_pattern, &today),
+            ..self
+        }
     }
 
     /// The rank of a layer's adapter.
@@ -203,46 +252,14 @@ impl LoraConfig {
     }
 }
 
-/// An error of `what` unless something is chosen, and every name that was given is one of a layer.
-pub fn check_names<'a>(
-    what: &'static str,
-    targets: &LoraTargets,
-    layers: impl Iterator<Item = &'a str> + Clone,
-) -> Result<()> {
-    let LoraTargets::Names(names) = targets else { return Ok(()) };
-    let unused: Vec<&str> =
-        names.iter().filter(|name| !layers.clone().any(|layer| ends(layer, name))).map(String::as_str).collect();
-    if unused.is_empty() && !names.is_empty() {
-        return Ok(());
-    }
-    let mut last: Vec<&str> = layers.map(|layer| layer.rsplit_once('.').map_or(layer, |(_, last)| last)).collect();
-    last.sort_unstable();
-    last.dedup();
-    let why = format!("no linear layer is called {}; this model has: {}", unused.join(" or "), last.join(", "));
-    Err(Error::config(what, "target_modules", why))
-}
-
-/// Whether a layer is among the targets, and not left out.
-pub fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
-    let is_target = match targets {
-        LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
-        LoraTargets::AllLinear => !HEADS.iter().any(|head| ends(layer, head)) && !layer.starts_with("cls."),
-    };
-    is_target && !excluded.iter().any(|name| ends(layer, name))
-}
-
-/// Whether a layer's name is `end`, or ends with it as whole parts.
-fn ends(layer: &str, end: &str) -> bool {
-    layer.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
-}
-
 fn by_pattern<T: Copy>(patterns: &BTreeMap<String, T>, layer: &str) -> Option<T> {
     patterns.iter().find(|(name, _)| matches(layer, name)).map(|(_, value)| *value)
 }
 
-/// Whether a pattern means a layer: by the end of its name, or the whole of it after `^`.
-fn matches(layer: &str, pattern: &str) -> bool {
-    pattern.strip_prefix('^').map_or_else(|| ends(layer, pattern), |whole| layer == whole)
+fn renamed_keys<T: Copy>(patterns: BTreeMap<String, T>, today: impl Fn(&str) -> Vec<String>) -> BTreeMap<String, T> {
+    let renamed =
+        patterns.into_iter().flat_map(|(name, value)| today(&name).into_iter().map(move |name| (name, value)));
+    renamed.collect()
 }
 
 /// Two patterns that match a layer and give it different values.
@@ -296,7 +313,7 @@ fn pattern<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::names::ends, *};
 
     #[test]
     fn names_are_matched_by_whole_parts() {

@@ -5,11 +5,12 @@ use std::{collections::BTreeSet, path::Path};
 use nn::{Init, Module, ModuleExt, Param};
 use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
-use super::{AdaptedLayer, Lora, LoraConfig};
+use super::{AdaptedLayer, Lora, LoraConfig, ModelNames, SavedParam};
 use crate::{
-    convert::ConversionTable,
+    convert::Change,
     files::{JsonObject, SaveOptions, WeightWriter, Weights},
     pretrained::Pretrained,
+    source::{changed, changed_shape, written},
 };
 
 const CONFIG: &str = "adapter_config.json";
@@ -18,7 +19,8 @@ const WEIGHTS: &str = "adapter_model";
 const PREFIX: &str = "base_model.model.";
 
 impl<R: Runtime> Lora<R> {
-    /// Writes a folder that peft loads: the adapters and how they are made, nothing of the model.
+    /// Writes a folder that peft loads: the adapters, how they are made, and the modules that are trained whole; nothing else of the model.
+    /// Names are those of transformers 5.
     ///
     /// # Errors
     /// If a file cannot be written, or the adapters are cut over ranks: load a training checkpoint on one rank to save them.
@@ -33,8 +35,12 @@ impl<R: Runtime> Lora<R> {
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
         self.require_whole()?;
-        let named = self.layers.iter().flat_map(AdaptedLayer::named);
-        let weights: Vec<_> = named.map(|(name, p)| writer(name, p, options)).collect();
+        let named = self.layers.iter().flat_map(|layer| layer.named(&layer.names.theirs));
+        let mut weights: Vec<_> = named.map(|(name, p)| writer(name, p, options)).collect();
+        weights.extend(self.saved.iter().map(|saved| {
+            let dtype = options.dtype.unwrap_or(saved.parameter.dtype());
+            written(&saved.parameter, saved.name(), saved.change, dtype)
+        }));
         let fields = self.config.to_json(self.transposed);
         WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
     }
@@ -44,7 +50,7 @@ impl<R: Runtime> Lora<R> {
     /// # Errors
     /// If the folder holds no adapters for this model, or some of a kind that is not known. One error lists all names that do not fit.
     pub fn load<M: Pretrained<R>>(model: &M, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
-        Self::load_named(model, init, folder.as_ref(), Some(&model.table()))
+        Self::load_named(model, init, folder.as_ref(), Some(&ModelNames::of(model, &model.table())))
     }
 
     /// Freezes any model and puts adapters into it that were made with [`on_module`](Lora::on_module).
@@ -59,13 +65,13 @@ impl<R: Runtime> Lora<R> {
         model: &impl Module<R>,
         init: &Init<R>,
         folder: &Path,
-        table: Option<&ConversionTable>,
+        names: Option<&ModelNames<'_>>,
     ) -> Result<Self> {
         let config = LoraConfig::read(&JsonObject::open(&folder.join(CONFIG))?)?;
         let weights = Weights::open(folder, WEIGHTS)?;
         let trained: Vec<Param<R>> = model.parameters().into_iter().filter(Param::requires_grad).collect();
         // Nothing is drawn: shapes are compared before there is memory for values.
-        let lora = Lora::with_names(model, &init.clone().lazily(), config, table)?;
+        let lora = Lora::with_names(model, &init.clone().lazily(), config, names)?;
         if let Err(e) = lora.fill(&weights) {
             lora.remove()?;
             trained.iter().for_each(|p| p.set_requires_grad(true));
@@ -77,34 +83,52 @@ impl<R: Runtime> Lora<R> {
     fn fill(&self, weights: &Weights) -> Result<()> {
         let mut rest: BTreeSet<&str> = weights.names().collect();
         let (mut wrong, mut fit) = (Vec::new(), Vec::new());
-        for (name, parameter) in self.layers.iter().flat_map(AdaptedLayer::named) {
-            if !rest.remove(&*name) {
-                wrong.push(format!("{name} is missing"));
+        for (names, parameter, change) in self.places() {
+            let Some(name) = names.iter().find(|name| rest.remove(&***name)) else {
+                wrong.push(format!("{} is missing", names[0]));
                 continue;
-            }
-            let (due, (dtype, shape)) = (parameter.shape(), weights.spec(&name)?);
+            };
+            let (due, (dtype, shape)) = (changed_shape(change, parameter.shape()), weights.spec(name)?);
             if shape != due || !dtype.is_float() {
                 wrong.push(format!("{name} is {dtype} {shape} in the file, and {due} here"));
             }
-            fit.push((name, parameter));
+            fit.push((name.clone(), parameter, change));
         }
         wrong.extend(rest.iter().map(|name| format!("{name} is of no adapted layer")));
         if !wrong.is_empty() {
             return Err(Error::state("adapter weights", wrong.join("; ")));
         }
-        fit.into_iter().try_for_each(|(name, parameter)| {
-            let value = weights.tensor(parameter.leaf().runtime(), &name)?;
+        fit.into_iter().try_for_each(|(name, parameter, change)| {
+            let value = changed(change, weights.tensor(parameter.leaf().runtime(), &name)?)?;
             parameter.leaf().put(value.to_dtype(parameter.dtype())?)
         })
+    }
+
+    /// All parameters, each with the names that files may have for it, today's first.
+    fn places(&self) -> Vec<(Vec<String>, Param<R>, Change)> {
+        let adapters = self.layers.iter().flat_map(|layer| {
+            let before = layer.named(&layer.names.stored).into_iter().map(|(name, _)| name);
+            let today = layer.named(&layer.names.theirs).into_iter();
+            today.zip(before).map(|((name, parameter), before)| (vec![name, before], parameter, Change::Keep))
+        });
+        let saved = self.saved.iter().map(|saved| (vec![saved.name()], saved.parameter.clone(), saved.change));
+        adapters.chain(saved).collect()
+    }
+}
+
+impl<R: Runtime> SavedParam<R> {
+    /// The name in files.
+    fn name(&self) -> String {
+        format!("{PREFIX}{}", self.theirs)
     }
 }
 
 impl<R: Runtime> AdaptedLayer<R> {
-    /// The parameters of the adapter, by peft's names.
-    fn named(&self) -> Vec<(String, Param<R>)> {
+    /// The parameters of the adapter, by peft's names for a layer of this name.
+    fn named(&self, layer: &str) -> Vec<(String, Param<R>)> {
         let parameters = self.adapter.named_parameters();
         // The walk names them as the adapter's own.
-        let renamed = parameters.into_iter().map(|(name, p)| (format!("{PREFIX}{}.{name}", self.theirs), p));
+        let renamed = parameters.into_iter().map(|(name, p)| (format!("{PREFIX}{layer}.{name}"), p));
         renamed.collect()
     }
 }

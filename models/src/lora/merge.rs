@@ -42,7 +42,7 @@ impl<R: Runtime> AdaptedLayer<R> {
         if self.adapter.base().is_some() {
             let why =
                 "has its weight in four bits, which would round the update away: merge into the unquantised model";
-            return Err(Error::state(&*self.ours, why));
+            return Err(Error::state(&*self.names.ours, why));
         }
         let (update, own) = (self.adapter.update()?, self.weight.dtype());
         let sum = self.weight.value()?.to_dtype(update.dtype())?.add(&update)?;

@@ -1,7 +1,7 @@
 //! LoRA, rsLoRA and DoRA against peft: logits, gradients, files, merging.
 
 use autograd::backward;
-use models::{Decoder, Lora, LoraConfig, LoraTargets, Pretrained};
+use models::{Bert, BertInputs, Decoder, Lora, LoraConfig, LoraTargets, Pretrained, Vit};
 use nn::{Forward, Gpt, GptConfig, ModuleExt};
 use numcore::{DType, Tensor};
 use optim::{AdamW, AdamWConfig, Optimizer};
@@ -162,16 +162,15 @@ fn folders_of_adapters_that_are_wrong() {
     };
     let with = |field: &str, value: serde_json::Value| {
         let folder = Scratch::copy_of("lora_llama");
-        let path = folder.0.join("adapter_config.json");
-        let mut fields: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        fields[field] = value;
-        std::fs::write(&path, fields.to_string()).unwrap();
+        change(&folder, field, value);
         folder
     };
     assert!(error(&with("peft_type", "IA3".into()), "llama").contains("`LORA`"));
     assert!(error(&with("bias", "all".into()), "llama").contains("`bias`"));
     assert!(error(&with("target_modules", ".*q_proj".into()), "llama").contains("regular expression"));
-    assert!(error(&with("modules_to_save", serde_json::json!(["lm_head"])), "llama").contains("`modules_to_save`"));
+    let head = error(&with("modules_to_save", serde_json::json!(["lm_head"])), "llama");
+    assert!(head.contains("base_model.model.lm_head.weight is missing"), "{head}");
+    assert!(error(&with("modules_to_save", serde_json::json!(["x_head"])), "llama").contains("no module `x_head`"));
     assert!(error(&with("layers_to_transform", serde_json::json!([1])), "llama").contains("`layers_to_transform`"));
     for start in ["pissa", "pissa_niter_16", "olora", "corda", "loftq", "lora_ga"] {
         let why = error(&with("init_lora_weights", start.into()), "llama");
@@ -259,4 +258,90 @@ fn magnitudes_have_the_precision_of_the_adapter() {
         let norms = weight.to_dtype(DType::F32).unwrap().square().unwrap().sum(&[1], false).unwrap().sqrt().unwrap();
         close(name, &magnitude.value().unwrap(), &norms, 1e-6);
     }
+}
+
+/// A BERT and a ViT with the adapters of a folder.
+fn classifier(name: &str, folder: impl AsRef<std::path::Path>) -> (Lora<Cpu>, Tensor<Cpu>) {
+    if name == "lora_vit" {
+        let model = Vit::from_pretrained(reference("vit"), &init()).unwrap();
+        let lora = Lora::load(&model, &init(), folder).unwrap();
+        return (lora, logits_of(&model, &Reference::read("vit").var("pixels")));
+    }
+    let model = Bert::from_pretrained(reference("bert_classifier"), &init()).unwrap();
+    let (lora, base) = (Lora::load(&model, &init(), folder).unwrap(), Reference::read("bert_classifier"));
+    let (mask, types) = (base.var("mask"), base.var("types"));
+    let inputs = BertInputs { mask: Some(&mask), token_types: Some(&types) };
+    (lora, model.forward_with(&base.var("ids"), &inputs).unwrap().value().unwrap())
+}
+
+fn logits_of(model: &impl Forward<Cpu>, inputs: &autograd::Var<Cpu>) -> Tensor<Cpu> {
+    model.forward(inputs).unwrap().value().unwrap()
+}
+
+/// The names of modules are those of transformers 5; those of 4, which files of models have still, are read.
+#[test]
+fn heads_of_classifiers_are_saved_with_the_adapters() {
+    for name in ["lora_bert", "lora_vit"] {
+        let due = Reference::read(name).tensor("logits");
+        let (lora, logits) = classifier(name, reference(name));
+        close(name, &logits, &due, 2e-5);
+        let scratch = Scratch::new();
+        lora.save(&scratch.0).unwrap();
+        same_tensors(&weight_files(&reference(name)), &weight_files(&scratch.0));
+        assert_eq!(classifier(name, &scratch.0).0.config(), lora.config());
+        let text = std::fs::read_to_string(scratch.0.join("adapter_config.json")).unwrap();
+        assert!(text.contains("\"classifier\""), "{text}");
+    }
+    let old = Scratch::copy_of("lora_vit");
+    let file = old.0.join("adapter_model.safetensors");
+    let before = |name: String| {
+        let name = name.replace("vit.layers.", "vit.encoder.layer.").replace("mlp.fc2", "output.dense");
+        name.replace("attention.q_proj", "attention.attention.query")
+            .replace("attention.o_proj", "attention.output.dense")
+    };
+    let tensors = numcore::safetensors::load(&file, &cpu()).unwrap().into_iter().map(|(name, t)| (before(name), t));
+    numcore::safetensors::save(&file, &tensors.collect::<Vec<_>>(), &Default::default()).unwrap();
+    change(&old, "target_modules", serde_json::json!(["query", "output.dense"]));
+    let (lora, logits) = classifier("lora_vit", &old.0);
+    close("old names", &logits, &Reference::read("lora_vit").tensor("logits"), 2e-5);
+    let again = Scratch::new();
+    lora.save(&again.0).unwrap();
+    same_tensors(&weight_files(&reference("lora_vit")), &weight_files(&again.0));
+    classifier("lora_vit", &again.0);
+}
+
+#[test]
+fn what_is_trained_whole() {
+    let model = Bert::from_pretrained(reference("bert_classifier"), &init()).unwrap();
+    let names = |names: &[&str]| names.iter().map(|name| name.to_string()).collect::<Vec<_>>();
+    let config = LoraConfig {
+        target_modules: LoraTargets::AllLinear,
+        modules_to_save: names(&["pooler"]),
+        task_type: Some("SEQ_CLS".into()),
+        ..Default::default()
+    };
+    let lora = Lora::new(&model, &init(), config).unwrap();
+    let whole: Vec<String> =
+        lora.named_parameters().into_iter().map(|(n, _)| n).filter(|n| !n.contains("lora")).collect();
+    assert_eq!(whole, ["pooler.weight", "pooler.bias", "head.classifier.weight", "head.classifier.bias"]);
+    assert_eq!(model.num_parameters().trainable, lora.num_parameters().total);
+    assert!(lora.without(|| ()).unwrap_err().to_string().contains("`modules_to_save`"));
+    lora.remove().unwrap();
+    assert_eq!(model.num_parameters().trainable, 0);
+    let error = |base: &str, config: LoraConfig| {
+        Lora::new(&decoder(base), &init(), config).map(|_| ()).unwrap_err().to_string()
+    };
+    let saves = |module: &str| LoraConfig { modules_to_save: names(&[module]), ..Default::default() };
+    assert!(error("llama", saves("score")).contains("no module `score`"));
+    let classes = LoraConfig { task_type: Some("SEQ_CLS".into()), ..Default::default() };
+    assert!(error("llama", classes).contains("no module `classifier` to train whole (`task_type` is SEQ_CLS)"));
+    assert!(error("qwen2", saves("embed_tokens")).contains("is tied"));
+}
+
+/// Changes a field of an adapter's configuration.
+fn change(folder: &Scratch, field: &str, value: serde_json::Value) {
+    let path = folder.0.join("adapter_config.json");
+    let mut fields: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    fields[field] = value;
+    std::fs::write(&path, fields.to_string()).unwrap();
 }

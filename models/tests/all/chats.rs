@@ -78,10 +78,30 @@ fn the_template_of_a_folder() {
     assert_eq!(ChatTemplate::of_folder(&folder.0).unwrap().render(&talk, true).unwrap(), due);
     std::fs::write(folder.0.join("chat_template.jinja"), "{{ bos_token }}{{ eos_token }}!\n").unwrap();
     assert_eq!(ChatTemplate::of_folder(&folder.0).unwrap().render(&talk, true).unwrap(), "<s></s>!");
+    let source = "{{ pad_token }}{{ unk_token }}{{ cls_token is defined }}{{ mask_token }}";
+    std::fs::write(folder.0.join("chat_template.jinja"), source).unwrap();
+    let config = r#"{"pad_token": "<p>", "unk_token": {"content": "<u>"}, "mask_token": null}"#;
+    std::fs::write(folder.0.join("tokenizer_config.json"), format!("\u{feff}{config}")).unwrap();
+    assert_eq!(ChatTemplate::of_folder(&folder.0).unwrap().render(&talk, true).unwrap(), "<p><u>False");
     std::fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
     std::fs::write(folder.0.join("tokenizer_config.json"), "{}").unwrap();
     let error = ChatTemplate::of_folder(&folder.0).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("no chat model"), "{error}");
+}
+
+/// What Jinja of Python writes.
+#[test]
+fn numbers_and_json_are_written_as_python_writes_them() {
+    let row = r#"{"messages": [{"role": "user", "x": [1e16, 1e-5, 0.0001, 1.5e16, -0.0, 2.0, 9e15, 7, -1.5e300]}]}"#;
+    let render = |source: &str| {
+        let template = ChatTemplate::new(source, "", "").unwrap();
+        template.render(&Conversation::from_json(row).unwrap(), false).unwrap()
+    };
+    let due = "1e+16 1e-05 0.0001 1.5e+16 -0.0 2.0 9000000000000000.0 7 -1.5e+300 ";
+    assert_eq!(render("{% for x in messages[0].x %}{{ x }} {% endfor %}"), due);
+    assert_eq!(render("{% for x in messages[0].x %}{{ x | string + ' ' }}{% endfor %}"), due);
+    assert_eq!(render("{% for x in messages[0].x %}{{ x | tojson }} {% endfor %}"), due);
+    assert_eq!(render("{{ 'h\u{e9}\u{1f600}\u{7f}' | tojson(ensure_ascii=true) }}"), r#""h\u00e9\ud83d\ude00\u007f""#);
 }
 
 #[test]

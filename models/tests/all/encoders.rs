@@ -153,6 +153,12 @@ fn configurations_say_what_is_computed() {
     model.save_pretrained(&scratch.0).unwrap();
     let again = Bert::from_pretrained(&scratch.0, &init()).unwrap().config().clone();
     assert_eq!((again.block, again.padding, again.labels), (config.block, config.padding, config.labels));
+    let padding = |change: fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let folder = Scratch::copy_of("bert_mlm").with_config(change);
+        Bert::from_pretrained(&folder.0, &init()).unwrap().config().padding
+    };
+    assert_eq!(padding(|fields| drop(fields.remove("pad_token_id"))), Some(0), "as in transformers");
+    assert_eq!(padding(|fields| drop(fields.insert("pad_token_id".into(), serde_json::Value::Null))), None);
     let both = Scratch::copy_of("bert_mlm").with_config(|fields| drop(fields.insert("num_labels".into(), 7.into())));
     let error = Bert::from_pretrained(&both.0, &init()).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("`num_labels` is 7, and `id2label` names 3"), "{error}");

@@ -17,9 +17,11 @@ const CONFIGS: &[&str] = &[
     "in_transformers",
     "something_else",
 ];
+const CHATS: &[&str] = &["test", "-p", "weftgrad-models", "--features", "text", "--test", "all", "--", "chats"];
 const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "zero"];
 const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
+const SINKS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "sinks"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
@@ -28,6 +30,21 @@ const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures"];
 const MODELS: &[&str] =
     &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
+const MODELS: &[&str] = &[
+    "test",
+    "-p",
+    "weftgrad-models",
+    "--lib",
+    "--test",
+    "all",
+    "--",
+    "generat",
+    "stop",
+    "process",
+    "lora",
+    "adapter",
+    "trained_whole",
+];
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
 #[rustfmt::skip]
@@ -67,6 +84,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/pack/plan.rs", from: "start_of(document).max(from), ends[document].min(to)", to: "start_of(document), ends[document].min(to)", test: DATA },
     Mutant { file: "data/src/pack/row.rs", from: "tokens.get(at + 1)", to: "tokens.get(at)", test: DATA },
     Mutant { file: "data/src/pack/row.rs", from: "segments.last().copied().unwrap_or(0) + 1", to: "segments.last().copied().unwrap_or(0)", test: DATA },
+    Mutant { file: "data/src/loader/batches.rs", from: "caught(|| make(&Request { rows: &rows, epoch: at.epoch, stop }))?", to: "make(&Request { rows: &rows, epoch: at.epoch, stop })?", test: DATA },
     Mutant { file: "data/src/tokens/windows.rs", from: "self.source.len() - self.context as u64 - 1", to: "self.source.len() - self.context as u64", test: DATA },
     Mutant { file: "data/src/tokens/windows.rs", from: "(index * self.stride) as u64", to: "index as u64", test: DATA },
     Mutant { file: "data/src/stream/shuffle.rs", from: "self.left.len() - *taken as usize", to: "*taken as usize", test: DATA },
@@ -80,10 +98,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/files/records.rs", from: "if start == MARK {", to: "if start.is_empty() {", test: DATA },
     Mutant { file: "data/src/stream/replay.rs", from: "is_return && from.fill_buf()?.first() == Some(&b'\\n')", to: "is_return", test: DATA },
     Mutant { file: "data/src/sources/tar.rs", from: "archive.set_ignore_zeros(true);", to: "", test: DATA },
-    Mutant { file: "data/src/sources/tar.rs", from: "    examples.extend(open);
-    read
-", to: "    read
-", test: DATA },
+    Mutant { file: "data/src/sources/tar.rs", from: "examples.extend(open);", to: "drop(open);", test: DATA },
     Mutant { file: "distributed/src/buckets/plan.rs", from: "if bucket.bytes >= bucket.limit {", to: "if bucket.bytes > bucket.limit {", test: BUCKETS },
     Mutant { file: "distributed/src/buckets/plan.rs", from: "(all / 16).clamp(first, most)", to: "(all / 16).max(first)", test: BUCKETS },
     Mutant { file: "distributed/src/buckets/layout.rs", from: "first.range..last.range + 1", to: "first.range..last.range", test: BUCKETS },
@@ -113,6 +128,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/callbacks/monitor.rs", from: "if self.maximize { \"max\" } else { \"min\" }, self.name)", to: "if self.maximize { \"max\" } else { \"max\" }, self.name)", test: POLICIES },
     Mutant { file: "train/src/callbacks/checkpoints.rs", from: "if is_missing && !is_to_save {", to: "if is_missing && is_to_save {", test: POLICIES },
     Mutant { file: "train/src/run.rs", from: ".filter(|_| self.to_come.is_empty())", to: ".filter(|_| false)", test: POLICIES },
+    Mutant { file: "train/src/sink/tensorboard/mod.rs", from: "std::mem::take(&mut self.resumes)", to: "self.resumes && record.step == 0", test: SINKS },
     Mutant { file: "models/src/generate/processors.rs", from: "*score * penalty } else { *score / penalty }", to: "*score / penalty } else { *score / penalty }", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "drop_where(scores, |score, _| score < least)", to: "drop_where(scores, |score, _| score <= least)", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "if sum > 1.0 - p {", to: "if sum > p {", test: MODELS },
@@ -123,4 +139,11 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/config/family.rs", from: "head_dim: Some(128)", to: "head_dim: None", test: CONFIGS },
     Mutant { file: "models/src/lora/config.rs", from: "alpha / if self.use_rslora { rank.sqrt() } else { rank }", to: "alpha / if self.use_rslora { rank } else { rank.sqrt() }", test: MODELS },
     Mutant { file: "models/src/lora/adapter.rs", from: "placed.style() == TensorStyle::Row", to: "placed.style() != TensorStyle::Row", test: MODELS },
+    Mutant { file: "models/src/lora/config.rs", from: "&& !self.saves(layer)", to: "", test: MODELS },
+    Mutant { file: "models/src/lora/config.rs", from: "Some(\"SEQ_CLS\" | \"TOKEN_CLS\")", to: "Some(\"TOKEN_CLS\")", test: MODELS },
+    Mutant { file: "models/src/lora/mod.rs", from: "saved.iter().for_each(|saved| saved.parameter.set_requires_grad(true));", to: "", test: MODELS },
+    Mutant { file: "models/src/lora/mod.rs", from: "names.tied.contains(&&*saved.ours)", to: "names.tied.is_empty()", test: MODELS },
+    Mutant { file: "models/src/lora/files.rs", from: "vec![name, before]", to: "vec![name]", test: MODELS },
+    Mutant { file: "models/src/chat/python.rs", from: "(-4..16)", to: "(-5..16)", test: CHATS },
+    Mutant { file: "models/src/chat/python.rs", from: "escapes == Some(true)", to: "escapes == Some(false)", test: CHATS },
 ];
