@@ -4,7 +4,9 @@ use std::{panic::Location, sync::Arc};
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut, Within, ops::ViewOps};
 
-use super::{ByteExchange, Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, work::given};
+use super::{
+    ByteExchange, Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, difference, work::given,
+};
 
 /// The collectives. Memory may have any shape: it is one row here. `n` is the number of ranks, `k` the elements of one part.
 ///
@@ -169,12 +171,13 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
     fn agree(&self, what: &str, bytes: &[u8]) -> Result<()> {
         let all = self.exchange(bytes)?;
         let members = self.members();
-        let others: Vec<String> =
-            (0..all.len()).filter(|&r| all[r] != all[0]).map(|r| members[r].to_string()).collect();
-        if others.is_empty() {
-            return Ok(());
-        }
-        let why = format!("{what} of rank {} is not that of rank {}", members[0], others.join(", "));
+        let others: Vec<usize> = (0..all.len()).filter(|&r| all[r] != all[0]).collect();
+        let Some(&first) = others.first() else { return Ok(()) };
+        let named: Vec<String> = others.iter().map(|&r| members[r].to_string()).collect();
+        let differ = difference::between(&all[0], &all[first]).map_or(String::new(), |(here, there)| {
+            format!(": rank {} has {here}, rank {} {there}", members[0], members[first])
+        });
+        let why = format!("{what} of rank {} is not that of rank {}{differ}", members[0], named.join(", "));
         Err(Error::from(numcore::ErrorKind::Mismatch { op: "agree", why }).on_rank(self.world_rank())).at_caller()
     }
 

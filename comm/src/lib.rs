@@ -15,6 +15,7 @@ mod collectives;
 mod combine;
 mod communicator;
 mod counting;
+mod difference;
 pub mod engine;
 mod failure;
 mod faults;

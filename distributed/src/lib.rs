@@ -1,7 +1,6 @@
 //! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates, pipeline schedules, uneven machines, changing worlds, sharded checkpoints.
 #![forbid(unsafe_code)]
 
-mod agreement;
 pub mod balance;
 pub mod buckets;
 pub mod checkpoint;

@@ -10,7 +10,6 @@ use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 use crate::{
-    agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, abort_on_err, all_ok},
     context_parallel::{ContextExchange, ContextRanks},
     plan::{Axis, ParallelPlan},
@@ -144,7 +143,7 @@ impl<R: Runtime> Mesh<R> {
         let (comm, experts) = (self.axis(Axis::Tensor), self.axis(Axis::Expert));
         for comm in [comm, experts].into_iter().filter(|comm| comm.size() > 1) {
             let model = described_parameters(model);
-            agree_on_lines(comm, "the model and its tensor-parallel plan", &format!("{plan:?}\n{model}"))?;
+            comm.agree("the model and its tensor-parallel plan", format!("{plan:?}\n{model}").as_bytes())?;
         }
         let found = self.found_along_pipe(model, plan)?;
         // Ranks of their own: what a recomputed mixture exchanges does not come between gradients, whose order is another on each rank.
@@ -185,7 +184,7 @@ impl<R: Runtime> Mesh<R> {
         let comm = self.axis(Axis::Context);
         if comm.size() > 1 {
             let model = described_parameters(model);
-            agree_on_lines(comm, "the model and its context exchange", &format!("{exchange:?}\n{model}"))?;
+            comm.agree("the model and its context exchange", format!("{exchange:?}\n{model}").as_bytes())?;
         }
         let all = self.roles_along_pipe(ContextRoles::of(model), exchange)?;
         let cut = cut_sequences_of_part(model, &ContextRanks::group(comm, exchange), all);

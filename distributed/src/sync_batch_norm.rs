@@ -14,7 +14,7 @@ use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
 
 /// [`BatchNorm`] of `[N, C]`, `[N, C, L]` or `[N, C, H, W]` whose statistics in training are those of the examples of all ranks, as PyTorch's
 /// `SyncBatchNorm`: `n` ranks train as one with all examples does. `N` may differ between ranks, and be 0 on some; the other sizes are the
-/// same on all.
+/// same on all. Rows that only [fill a batch up](nn::set_counted_rows) are no part of them.
 ///
 /// Ranks exchange a mean, a sum of squared deviations and a count for each channel: one all-gather of `2C + 1` numbers in forward, and one
 /// reduce-scatter of as many for each rank in backward. They are combined by Chan, Golub and LeVeque's formula (*Updating Formulae and a
@@ -87,12 +87,23 @@ impl<R: Runtime> Forward<R> for SyncBatchNorm<R> {
         if self.comm.size() == 1 || !norm.mode.is_training() {
             return norm.forward(x);
         }
-        let (shape, dtype) = (x.spec().shape, x.spec().dtype);
+        let shape = x.spec().shape;
         let channels = norm.weight.spec().shape[0];
         if shape.rank() < 2 || shape[1] != channels {
             let why = format!("needs [N, C, ..] with {channels} channels");
             return Err(Error::shape("sync_batch_norm", &[shape], why).on_rank(self.comm.world_rank()));
         }
+        if let Some((own, rest)) = norm.apart(x)? {
+            return cat(&[&self.of_all_ranks(&own)?, &rest], 0);
+        }
+        self.of_all_ranks(x)
+    }
+}
+
+impl<R: Runtime> SyncBatchNorm<R> {
+    /// The output by the statistics of these rows of all ranks.
+    fn of_all_ranks(&self, x: &Var<R>) -> Result<Var<R>> {
+        let (norm, dtype) = (&self.norm, x.spec().dtype);
         let wide = |x: &Var<R>| if dtype.is_half() { x.to_dtype(DType::F32) } else { Ok(x.clone()) };
         let (x, weight) = (wide(x)?, wide(&norm.weight.var())?);
         let bias = norm.bias.as_ref().map(|bias| wide(&bias.var())).transpose()?;

@@ -44,6 +44,7 @@
 // The derive macro names this crate by its path, here as everywhere.
 extern crate self as nn;
 
+mod counted_rows;
 mod init;
 mod layers;
 pub mod loss;
@@ -63,6 +64,7 @@ pub mod for_facade {
     pub use nn_derive::FacadeModule as Module;
 }
 
+pub use counted_rows::{CountedRows, counted_rows, set_counted_rows};
 pub use init::{Fan, Init, Initializer, Nonlinearity};
 pub use layers::*;
 pub use module::{Forward, Module, Visitor};

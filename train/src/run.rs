@@ -42,6 +42,8 @@ pub(crate) struct RunState {
     pub best: BTreeMap<String, BestValue>,
     /// Names of values that decisions need.
     pub monitored: BTreeSet<String>,
+    /// Whether ranks may leave and join.
+    pub is_elastic: bool,
     /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
     pub from_scratch: bool,
     /// Values of the evaluations that run now.
@@ -219,6 +221,7 @@ impl RunState {
             declared: BTreeSet::new(),
             best: BTreeMap::new(),
             monitored: BTreeSet::new(),
+            is_elastic: false,
             from_scratch: true,
             fresh: Vec::new(),
             is_record_due: false,

@@ -5,12 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nn::set_counted_rows;
 use numcore::{Error, Result, Runtime};
 
 use super::{BatchRanges, Cadence, CadenceOptions, CadenceWindow};
 use crate::{
     comm::{Collectives, Comm, Communicator, abort_on_err},
-    train::{Loss, Strategy, TrainStep, TrainingMetrics},
+    train::{Loss, NO_ROW, Strategy, TrainStep, TrainingMetrics},
 };
 
 /// A training step to which fast ranks contribute more micro-batches than slow ones.
@@ -119,7 +120,12 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
         let (mut computed, begun) = (Duration::ZERO, (self.clock)());
         let clock = &mut self.clock;
         let metrics = match len(&own) {
-            0 => self.step.step_uneven(1, most, |_| loss(own.start.saturating_sub(1))?.weightless()),
+            0 => {
+                let before = set_counted_rows(NO_ROW);
+                let metrics = self.step.step_uneven(1, most, |_| loss(own.start.saturating_sub(1))?.weightless());
+                set_counted_rows(before);
+                metrics
+            }
             count => self.step.step_observed(count, most, |k| loss(own.start + k as u64), &mut || {
                 rt.synchronize()?;
                 computed = clock().saturating_sub(begun);

@@ -14,6 +14,7 @@
 mod folder;
 mod held;
 pub(crate) mod hyper;
+mod lock;
 mod manifest;
 pub(crate) mod names;
 mod overlap;
@@ -31,6 +32,7 @@ use optim::StateRow;
 
 pub use folder::Folder;
 pub(crate) use held::{HeldPiece, RegionId};
+pub use lock::FolderLock;
 pub use manifest::{Manifest, Region};
 pub use reader::CheckpointReader;
 pub use snapshot::Snapshot;

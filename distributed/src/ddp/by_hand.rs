@@ -7,7 +7,6 @@ use nn::{Buffer, Module, ModuleExt, Param, parallel::context_ranks};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
 use crate::{
-    agreement::agree_on_lines,
     comm::{Collectives, Comm, ReduceOp, abort_on_err, memory},
     unused::used_anywhere,
 };
@@ -47,7 +46,7 @@ impl<R: Runtime> Ddp<R> {
     pub(crate) fn of(comm: &Comm<R>, model: &(impl Module<R> + ?Sized), share: usize) -> Result<Self> {
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
         let buffers = model.named_buffers();
-        agree_on_lines(comm, "the model", &described(&parameters, &buffers))?;
+        comm.agree("the model", described(&parameters, &buffers).as_bytes())?;
         set_random_stream(share as u32);
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }

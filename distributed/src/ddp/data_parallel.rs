@@ -87,16 +87,13 @@ impl<R: Runtime> DataParallel<R> {
         require_elementwise(&*optimizer, &tensor)?;
         require_exact(&options, &tensor)?;
         require_whole(&options, &mesh)?;
-        comm.agree(
-            "the optimizer and its buckets",
-            format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes(),
-        )?;
+        comm.agree("the optimizer", format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes())?;
         let leaves = leaves(model);
         let optimized: HashSet<usize> = optimizer.params().iter().flat_map(|p| p.leaves()).map(Leaf::id).collect();
         require_own(&*optimizer, &leaves)?;
         let trained = leaves.iter().filter(|leaf| optimized.contains(&leaf.id())).map(|leaf| leaf.name().to_string());
         let trained = trained.collect::<Vec<_>>().join(" ");
-        tensor.agree("the optimizer and its buckets", &format!("{options:?} {} {trained}", optimizer.describe()))?;
+        tensor.agree("the optimizer", &format!("{options:?} {} {trained}", optimizer.describe()))?;
         ddp.sync_params()?;
         ddp.sync_buffers()?;
         tensor.sync(&leaves, &model.named_buffers())?;

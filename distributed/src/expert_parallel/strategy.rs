@@ -13,7 +13,6 @@ use optim::HyperParams;
 
 use super::part::{ModelPart, has_experts};
 use crate::{
-    agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, Named, memory},
     ddp::{DataParallel, described},
     mesh::Mesh,
@@ -120,7 +119,7 @@ fn make_equal<R: Runtime>(ranks: &Comm<R>, experts: &impl Module<R>) -> Result<(
         return Ok(());
     }
     let named: Vec<_> = experts.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
-    agree_on_lines(ranks, "the experts", &described(&named, &[]))?;
+    ranks.agree("the experts", described(&named, &[]).as_bytes())?;
     named.iter().try_for_each(|(name, leaf)| {
         let comm = Named::over(ranks, &format!("the first value of `{name}`"));
         leaf.set(comm.broadcast(memory(&leaf.value()?)?, 0)?.wait()?.freeze()?)

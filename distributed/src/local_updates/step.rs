@@ -11,7 +11,6 @@ use super::{
     fragment::{Distances, OuterFragment, OuterLeaf},
 };
 use crate::{
-    agreement::agree_on_lines,
     checkpoint::names::Buffers,
     comm::{Collectives, Comm, Communicator, Label, abort_on_err, memory},
     train::{Loss, Strategy, TrainStep, TrainingMetrics},
@@ -103,7 +102,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
             |(name, p): &(String, Param<R>)| format!("{name} {} {} {}\n", p.dtype(), p.shape(), p.requires_grad());
         let lines: String = named.iter().map(line).collect();
         let inside = inner.strategy().share();
-        agree_on_lines(&comm, "the model and when ranks meet", &format!("{options:?} {rule:?} {inside:?}\n{lines}"))?;
+        comm.agree("the model and when ranks meet", format!("{options:?} {rule:?} {inside:?}\n{lines}").as_bytes())?;
         if let Some((name, _)) = named.iter().find(|(_, p)| !p.leaf().is_resident()) {
             let why = "is kept in shards by the inner step, and ranks bring whole weights together: take a lower stage of ZeRO";
             return Err(Error::state(name.clone(), why).on_rank(comm.world_rank()));

@@ -13,7 +13,6 @@ use nn::{
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
 use crate::{
-    agreement::agree_on_lines,
     comm::{Collectives, Comm, Communicator, Label, Partial, ReduceOp, Work, all_gather_bool, memory},
     ddp::described,
     mesh::Mesh,
@@ -90,7 +89,7 @@ impl<R: Runtime> TensorAxis<R> {
     fn agree_on_model(&self, model: &(impl Module<R> + ?Sized)) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
-        agree_on_lines(ranks, "the model", &described(&parameters, &model.named_buffers()))?;
+        ranks.agree("the model", described(&parameters, &model.named_buffers()).as_bytes())?;
         if self.of_experts {
             return Ok(());
         }

@@ -29,7 +29,7 @@ pub(crate) use reduced_gradients::{Updates, share_groups, wide};
 pub(crate) use stage_strategy::not_of;
 pub use stage_strategy::{GradLoan, StageStrategy};
 pub use step::TrainStep;
-pub(crate) use step::at_call;
+pub(crate) use step::{NO_ROW, at_call};
 pub use strategy::Strategy;
 
 pub use crate::{

@@ -3,6 +3,7 @@
 use std::panic::Location;
 
 use autograd::backward_with_hooks;
+use nn::{CountedRows, set_counted_rows};
 use numcore::{
     Error, ErrorKind, Result, Runtime, Within,
     trace::{self, SpanKind},
@@ -210,9 +211,14 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             }
             let metrics = self.step_of(|k| match (own.get(k), own.last().or(last.as_ref())) {
                 (Some(batch), _) => loss(batch).map(Some),
-                (None, Some(batch)) if !may_idle => loss(batch)?.weightless().map(Some),
+                (None, Some(batch)) if !may_idle => {
+                    set_counted_rows(NO_ROW);
+                    loss(batch)?.weightless().map(Some)
+                }
                 _ => Ok(None),
-            })?;
+            });
+            set_counted_rows(None);
+            let metrics = metrics?;
             last = own.pop().or(last);
             abort_on_err(self.strategy.comm(), see(metrics))?;
         }
@@ -301,6 +307,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         Ok(metrics)
     }
 }
+
+/// Of a batch that is computed for other ranks alone no row counts.
+pub(crate) const NO_ROW: Option<CountedRows> = Some(CountedRows { count: 0, rows: 1 });
 
 /// A part of a step, as recordings show it.
 fn traced<T>(phase: &'static str, f: impl FnOnce() -> T) -> T {

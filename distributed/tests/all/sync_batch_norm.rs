@@ -8,10 +8,10 @@ use distributed::{
     comm::{Comm, Communicator, Ranks},
     train::Loss,
 };
-use nn::{BatchNorm, Forward, Init, Linear, ModuleExt, Sequential, Tanh};
+use nn::{BatchNorm, CountedRows, Forward, Init, Linear, ModuleExt, Sequential, Tanh, set_counted_rows};
 use numcore::{
     DType, Result, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
+    ops::{PointwiseOps, ReduceOps, ViewOps, cat},
 };
 use runtime_cpu::Cpu;
 
@@ -155,6 +155,18 @@ fn loss(model: &Sequential<Cpu>, rt: &Cpu, step: usize, at: std::ops::Range<usiz
     Loss::sum(model.forward(&x)?.square()?.sum(&[], false)?, at.len() as f64)
 }
 
+/// The same with a row that only fills the batch up, and is not even finite after the layer.
+fn padded(model: &Sequential<Cpu>, rt: &Cpu, step: usize, at: std::ops::Range<usize>) -> Result<Loss<Cpu>> {
+    let own = data(rt, 2, DType::F64, step as u64)?.narrow(0, at.start, at.len())?;
+    let x = cat(&[&own, &Tensor::full(rt, [1, CHANNELS], DType::F64, 1e200)?], 0)?;
+    set_counted_rows(Some(CountedRows { count: at.len(), rows: at.len() + 1 }));
+    let y = model.forward(&Var::new(x))?;
+    match at.len() {
+        0 => Loss::sum(y.square()?.sum(&[], false)?, 1.0)?.weightless(),
+        rows => Loss::sum(y.narrow(0, 0, rows)?.square()?.sum(&[], false)?, rows as f64),
+    }
+}
+
 #[test]
 fn data_parallel_training_is_that_of_one_rank() {
     let state = |model: &Sequential<Cpu>| -> Result<Vec<(String, Vec<f64>)>> {
@@ -170,13 +182,15 @@ fn data_parallel_training_is_that_of_one_rank() {
     let (one, x) = (state(&alone).unwrap(), Var::new(data(&rt, 2, DType::F64, 77).unwrap()));
     alone.eval();
     let evaluated = alone.forward(&x).unwrap().value().unwrap().to_vec::<f64>().unwrap();
-    for n in WORLDS {
+    for (n, is_padded) in WORLDS.into_iter().flat_map(|n| [(n, false), (n, true)]) {
+        let loss = if is_padded { padded } else { loss };
         let ranks = Ranks::new(n).run(cpu, |comm| {
             let model = model(comm.runtime(), Some(&comm))?;
             let mut trainer = bucketed(&comm, &model, crate::common::config(), Default::default())?;
             for step in 0..4 {
                 trainer.step(|_| loss(&model, comm.runtime(), step, parts(n)[comm.rank()].clone()))?;
             }
+            set_counted_rows(None);
             let state = state(&model)?;
             model.eval();
             let x = Var::new(data(comm.runtime(), 2, DType::F64, 77)?);

@@ -6,17 +6,18 @@ use autograd::{Var, no_grad};
 use numcore::{
     DType, Error, Result, Runtime, Within,
     fused::NnOps,
-    ops::{Apply, PointwiseOps},
+    ops::{Apply, PointwiseOps, ViewOps, cat},
     pointwise::Program,
 };
 
 use super::without_bias;
-use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, parallel::ContextSlot};
+use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, counted_rows, parallel::ContextSlot};
 
 /// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
 ///
 /// In training it uses the batch's own statistics and updates the running statistics with them; in evaluation it uses
-/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time.
+/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time. Rows that only fill a batch up are no part of its
+/// statistics, where the loop says which they are ([`set_counted_rows`](crate::set_counted_rows)).
 #[derive(Debug, Module)]
 pub struct BatchNorm<R: Runtime> {
     /// The scale of each channel, `[C]`.
@@ -61,6 +62,24 @@ impl<R: Runtime> BatchNorm<R> {
         })
     }
 
+    /// The output by the running statistics, as in evaluation.
+    #[track_caller]
+    fn by_running_statistics(&self, x: &Var<R>) -> Result<Var<R>> {
+        let (mean, variance) = (self.running_mean.var(), self.running_var.var());
+        x.batch_norm(&mean, &variance, Some(&self.weight.var()), super::optional(&self.bias).as_ref(), self.eps)
+    }
+
+    /// The rows that [count](crate::counted_rows), and the outputs of those that do not: by the running statistics, as they are no part of the batch's. None if all count.
+    #[track_caller]
+    pub fn apart(&self, x: &Var<R>) -> Result<Option<(Var<R>, Var<R>)>> {
+        let rows = x.spec().shape.dims().first().copied().unwrap_or(0);
+        let count = counted_rows(rows);
+        if count == rows {
+            return Ok(None);
+        }
+        Ok(Some((x.narrow(0, 0, count)?, self.by_running_statistics(&x.narrow(0, count, rows - count)?)?)))
+    }
+
     /// Updates the running statistics with a batch's, by the momentum, and counts the batch: its mean and its unbiased
     /// variance, `[C]` each, of the buffers' dtype.
     #[track_caller]
@@ -80,12 +99,14 @@ impl<R: Runtime> BatchNorm<R> {
 impl<R: Runtime> Forward<R> for BatchNorm<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
         if !self.mode.is_training() {
-            let (mean, variance) = (self.running_mean.var(), self.running_var.var());
-            return x.batch_norm(&mean, &variance, Some(&weight), bias.as_ref(), self.eps);
+            return self.by_running_statistics(x);
         }
+        let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
         let shape = x.spec().shape;
+        if let Some((own, rest)) = self.apart(x)? {
+            return if own.spec().shape[0] == 0 { Ok(rest) } else { cat(&[&self.forward(&own)?, &rest], 0) };
+        }
         if shape.rank() >= 2 && shape.numel() == shape[1] {
             let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
             return Err(Error::shape("batch_norm", &[shape], why)).at_caller();

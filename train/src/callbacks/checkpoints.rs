@@ -5,7 +5,7 @@ mod begin;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
-    checkpoint::{Folder, SnapshotWriter},
+    checkpoint::{Folder, FolderLock, SnapshotWriter},
     comm::Communicator,
 };
 use nn::Module;
@@ -50,6 +50,7 @@ pub struct Checkpoints<R: Runtime> {
     /// Whether the next save is its own, too.
     is_due: bool,
     listening: Option<Listening>,
+    lock: Option<FolderLock>,
     writer: Option<SnapshotWriter<R>>,
     /// This rank, of how many, and a name of this run.
     here: (usize, usize, String),
@@ -83,6 +84,7 @@ impl<R: Runtime> Checkpoints<R> {
             failure: None,
             is_due: false,
             listening: None,
+            lock: None,
             writer: None,
             here: (0, 1, String::new()),
         }
@@ -226,11 +228,6 @@ impl<R: Runtime> Checkpoints<R> {
             run.record_text("checkpoint/failure", failure);
         }
     }
-
-    /// The folder, for what is remembered of a save in it.
-    fn where_due(&self) -> String {
-        self.folder.path().display().to_string()
-    }
 }
 
 /// The file that names the best checkpoint.
@@ -250,6 +247,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 if self.restore_best {
                     best_weights::check(run)?;
                 }
+                self.lock(run)?;
                 if run.state.from_scratch {
                     self.check_folder(run.comm())?;
                 }

@@ -27,11 +27,11 @@ type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e
 /// that they are given counts: rows that only fill a batch up are not read, and what a rank predicts that has no example is dropped.
 ///
 /// ```
-/// use train::{Evaluate, metrics::{Accuracy, Auroc}};
+/// use train::{Evaluate, metrics::Accuracy};
 /// # use autograd::Var;
 /// # use data::{Array, Loader, Rows};
 /// # use nn::{Forward, Init, Linear};
-/// # use numcore::{Tensor, ops::ViewOps};
+/// # use numcore::{DType, ops::{PointwiseOps, ViewOps}};
 /// # use runtime_cpu::Cpu;
 /// # fn main() -> numcore::Result<()> {
 /// # let cpu = Cpu::with_threads(1);
@@ -39,7 +39,7 @@ type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e
 /// let evaluate = Evaluate::on(loader)
 ///     .predict(|model: &Linear<Cpu>, batch| model.forward(&Var::new(batch.data.narrow(1, 0, 2)?))?.value())
 ///     .metric("accuracy", Accuracy::new(), |accuracy, scores, batch| {
-///         accuracy.update_tensors(scores, &batch.data.narrow(1, 2, 1)?.reshape([batch.rows])?)
+///         accuracy.update_tensors(scores, &batch.data.narrow(1, 2, 1)?.to_dtype(DType::I64)?.reshape([batch.rows])?)
 ///     })
 ///     .measure("largest", |scores, batch| {
 ///         let largest = scores.to_f64s()?.into_iter().fold(f64::MIN, f64::max);

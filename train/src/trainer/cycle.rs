@@ -144,8 +144,9 @@ where
     fn end(&mut self, reason: StopReason) -> Result<StopReason> {
         self.finish_saves()?;
         self.count_tokens()?;
-        let RunState { progress, resumed, .. } = &self.state;
-        if reason == StopReason::Finished && progress.step > resumed.unwrap_or(0) {
+        let RunState { progress, resumed, fast_dev_run, .. } = &self.state;
+        // A dry run may be shorter than any interval.
+        if reason == StopReason::Finished && progress.step > resumed.unwrap_or(0) && !fast_dev_run {
             self.state.check_evaluated()?;
         }
         self.last_loss = self.last.take().map(|metrics| metrics.loss()).transpose()?;
@@ -272,7 +273,7 @@ where
     }
 
     /// Gives sinks what was measured; on a rank without sinks it is forgotten.
-    fn write_measured(&mut self) -> Result<()> {
+    pub(super) fn write_measured(&mut self) -> Result<()> {
         if self.sinks.is_empty() || self.state.measured.is_empty() {
             self.state.measured.clear();
             return Ok(());

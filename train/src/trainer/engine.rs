@@ -3,6 +3,7 @@
 use autograd::no_grad;
 use data::{Batch, Batches};
 use distributed::{checkpoint::Checkpointed, comm::Comm, local_updates::Meeting, train::TrainingMetrics};
+use nn::{CountedRows, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 
 use super::Weighting;
@@ -41,6 +42,7 @@ impl<S, F> StepWithLoss<S, F> {
             waited += batches.last_wait().as_secs_f64();
             let batch = batch?;
             scalars::set_weight(batch.count as f64);
+            set_counted_rows(counted(&batch));
             let work = loss(model, &batch)?;
             match (batch.count, *weighting) {
                 (0, _) => S::weightless(work),
@@ -49,12 +51,19 @@ impl<S, F> StepWithLoss<S, F> {
             }
         });
         scalars::set_weight(1.0);
+        set_counted_rows(None);
         let metrics = metrics?;
         if let Some(whole) = whole {
             batches.pass(whole.saturating_sub(read) as u64)?;
         }
         Ok((metrics, waited))
     }
+}
+
+/// What layers are told of the rows of a batch, if some only fill it up.
+pub(super) fn counted<B>(batch: &Batch<B>) -> Option<CountedRows> {
+    let Batch { count, rows, .. } = *batch;
+    (count < rows).then_some(CountedRows { count, rows })
 }
 
 impl<R, M, B, S, F> RunEngine<R, M, B> for StepWithLoss<S, F>

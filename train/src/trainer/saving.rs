@@ -16,6 +16,7 @@ use crate::{
     callback::RunSnapshot,
     control::{Agreed, Which},
     resume::{Callbacks, ResumedNotes, Together, notes},
+    sink::Value,
 };
 
 impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
@@ -58,7 +59,7 @@ where
     }
 
     /// After a failure, on this rank or on another: saves what there was before a step that failed, or what was being saved when something else failed, if anybody saves.
-    /// What fails here changes nothing: the last checkpoint is there.
+    /// What fails here is recorded as the text `checkpoint/failure`, and changes nothing: the last checkpoint is there.
     pub(super) fn rescue(&mut self) {
         // The others go on without this rank, from what was committed.
         if self.elastic.is_some() {
@@ -69,10 +70,13 @@ where
             return;
         }
         let snapshot = self.before_step.take().and_then(|before| self.snapshot_before(before));
-        for callback in &mut self.callbacks {
-            let _ = callback.rescue(snapshot.as_ref());
+        let rescued = self.callbacks.iter_mut().map(|callback| callback.rescue(snapshot.as_ref()));
+        let failures: Vec<String> = rescued.filter_map(|rescued| Some(rescued.err()?.to_string())).collect();
+        self.state.measured.clear();
+        for failure in failures {
+            self.state.measure("checkpoint/failure", Value::Text(failure));
         }
-        let _ = self.flush_sinks();
+        let _ = self.write_measured().and_then(|()| self.flush_sinks());
     }
 
     /// What there was before a step that failed. A step that failed before its update has changed no weights, and the

@@ -6,11 +6,11 @@ use distributed::{
     ddp::BucketedTrainer,
     train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
 };
-use nn::{Module, ModuleExt};
+use nn::{Module, ModuleExt, set_counted_rows};
 use numcore::{Error, NullRuntime, Result, Runtime};
 use optim::IntoOptimizer;
 
-use super::{DistributedTrainConfig, Trainer, Weighting};
+use super::{DistributedTrainConfig, Trainer, Weighting, engine::counted};
 use crate::LoopStep;
 
 /// How ranks train together, beside what the model and the optimizer are.
@@ -133,11 +133,14 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
             return Err(Error::config("TrainSetup::step", "accumulation", why));
         }
         let (model, weighting) = (self.model, self.weighting);
-        self.step.step_with(1, |_| match (loss(model, batch)?, weighting) {
+        let before = set_counted_rows(counted(batch));
+        let metrics = self.step.step_with(1, |_| match (loss(model, batch)?, weighting) {
             (own, _) if batch.count == 0 => own.weightless(),
             (own, Weighting::ByWeight) => Ok(own),
             (own, Weighting::ByWorker) => own.into_mean(),
-        })
+        });
+        set_counted_rows(before);
+        metrics
     }
 
     /// The ranks.

@@ -43,9 +43,10 @@ where
         let names: Vec<&str> = trainer.callbacks.iter().map(|callback| callback.name()).collect();
         let Trainer { length, record_every, resume, weighting, fast_dev_run, elastic, .. } = &trainer;
         let commits = elastic.as_ref().map(|commits| &commits.every);
-        let options =
-            format!("{length:?} {record_every:?} {resume:?} {weighting:?} {fast_dev_run:?} {commits:?} {names:?}");
-        comm.agree("the options of the trainer", options.as_bytes())?;
+        let options = format!(
+            "until: {length:?}\nrecord_every: {record_every:?}\nresume: {resume:?}\nweighting: {weighting:?}\nfast_dev_run: {fast_dev_run:?}\nelastic: {commits:?}\ncallbacks: {names:?}"
+        );
+        comm.agree("the configuration of the trainer", options.as_bytes())?;
         if let Some(steps) = trainer.fast_dev_run {
             trainer.length = Length::Steps(steps);
             trainer.resume = Resume::No;
@@ -116,6 +117,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             callback.attach(&mut self.step, &comm)?;
         }
         all_ok(&comm, "Trainer", check_tensors(&mut self.callbacks))?;
+        state.is_elastic = self.elastic.is_some();
         let mut at = State::default();
         if let Some(notes) = self.take_up()? {
             at = self.goes_on(notes, &mut state)?;

@@ -1,9 +1,9 @@
 //! Running statistics of normalisations: a step that came to nothing leaves none.
 
 use autograd::Var;
-use data::Batch;
+use data::{Batch, Loader};
 use distributed::train::{Loss, TrainStep};
-use nn::{BatchNorm, Forward, Init, Linear, Module};
+use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
     DType, Error, Result, Runtime,
     ops::{PointwiseOps, ReduceOps, ViewOps},
@@ -78,4 +78,33 @@ fn an_update_that_is_left_out_leaves_no_statistics() {
     let statistics = model.statistics();
     assert!(statistics.iter().all(|x| x.is_finite()), "{statistics:?}");
     assert_eq!(statistics.last(), Some(&4.0), "five batches, of which one was left out");
+}
+
+/// Weights and statistics after two epochs of 20 examples in batches of 6, of which the last has 2; with the statistics of all ranks, or each rank's own.
+fn normed(ranks: usize, last: data::Last) -> Vec<f64> {
+    let program = |comm: &distributed::comm::Comm<Cpu>| {
+        let init = Init::new(comm.runtime(), 5).dtype(DType::F64);
+        let norm = distributed::SyncBatchNorm::new(&init, 4, comm)?;
+        let model = nn::Sequential::new().push(Linear::new(&init, 3, 4)?).push(norm).push(Linear::new(&init, 4, 1)?);
+        let step =
+            TrainStep::builder(comm, &model).optimizer(optim::SgdConfig { lr: 0.01, ..Default::default() }).build()?;
+        let data = Loader::new(dataset(examples(20))).batch(6).last(last).workers(0).stack().on(comm.runtime());
+        Trainer::new(&model, step, data).until(Length::Epochs(2.0)).run(|model: &nn::Sequential<Cpu>, batch| {
+            let y = model.forward(&Var::new(batch.data.narrow(1, 0, 3)?.contiguous()?))?;
+            Loss::sum(y.narrow(0, 0, batch.count.max(1))?.square()?.sum(&[], false)?, batch.count as f64)
+        })?;
+        let state = model.state_dict()?;
+        Ok(state.into_iter().map(|(_, value)| value.to_f64s()).collect::<Result<Vec<_>>>()?.concat())
+    };
+    on_ranks(ranks, program).unwrap()
+}
+
+#[test]
+fn rows_that_only_fill_up_a_batch_are_no_part_of_statistics() {
+    let one = normed(1, data::Last::Keep);
+    for (ranks, last) in [(1, data::Last::Pad), (2, data::Last::Pad), (3, data::Last::Keep), (3, data::Last::Pad)] {
+        let many = normed(ranks, last);
+        let off = many.iter().zip(&one).fold(0.0f64, |most, (a, b)| most.max((a - b).abs()));
+        assert!(many.len() == one.len() && off < 1e-12, "{ranks} ranks, {last:?}: {off:e}");
+    }
 }

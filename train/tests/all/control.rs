@@ -135,7 +135,8 @@ fn ranks_that_were_told_different_things_say_so() {
     });
     for outcome in outcomes.unwrap() {
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("the options of the trainer"), "{error}");
+        let each = "rank 0 has `until: Steps(2)`, rank 1 `until: Steps(3)`";
+        assert!(error.contains("the configuration of the trainer of rank 0") && error.contains(each), "{error}");
     }
 }
 

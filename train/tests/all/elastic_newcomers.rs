@@ -75,7 +75,7 @@ fn a_newcomer_with_another_interval_leaves() {
             (outcomes, newcomer.join().unwrap())
         });
         let told = newcomer.unwrap_err().to_string();
-        assert!(told.contains("the options of the trainer"), "{ranks} ranks: {told}");
+        assert!(told.contains("the configuration of the trainer"), "{ranks} ranks: {told}");
         let done: Vec<_> = outcomes.iter().flatten().collect();
         assert_eq!(done, vec![&(2, ranks, 6); ranks], "{ranks} ranks: {outcomes:?}");
     }

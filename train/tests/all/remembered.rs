@@ -54,6 +54,20 @@ fn two_policies_in_one_folder_are_refused() {
 }
 
 #[test]
+fn a_folder_is_that_of_one_run_at_a_time() {
+    let scratch = Scratch::new("locked");
+    let run = || valued(&[1.0], Resume::No, |trainer| trainer.with(in_folder(&scratch).overwrite(true))).map(|_| ());
+    let held = Folder::new(&scratch.0).lock().unwrap();
+    let error = run().unwrap_err().to_string();
+    let process = format!("process {} on", std::process::id());
+    assert!(error.contains(&process) && error.contains("saves checkpoints in"), "{error}");
+    drop(held);
+    // The second comes after the first.
+    run().unwrap();
+    run().unwrap();
+}
+
+#[test]
 fn a_run_goes_on_from_the_newest_checkpoint_of_all_folders() {
     let (best, last) = (Scratch::new("newest-best"), Scratch::new("newest-last"));
     let both = |best: &Scratch, last: &Scratch| {
@@ -119,23 +133,27 @@ fn callbacks_are_told_apart_by_what_they_look_at() {
 #[test]
 fn a_value_that_nothing_gives_is_an_error() {
     let scratch = Scratch::new("nothing-gives");
-    let run = |evaluate: bool, steps: u64| {
+    let run = |evaluate: bool, steps: u64, is_dry: bool| {
         let comm = one();
         let model = Mlp::new(comm.runtime(), 0.0)?;
         let mut trainer =
             Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime())).until(Length::Steps(steps));
+        if is_dry {
+            trainer = trainer.fast_dev_run(steps);
+        }
         if evaluate {
             trainer = trainer.with(Evaluate::on(held_out(comm.runtime())).every(Interval::Steps(3)).at_end(false));
         }
         let policy = in_folder(&scratch).best("validation/loss").restore_best(true).overwrite(true);
         trainer.with(policy).run(loss).map(|_| ())
     };
-    let error = run(false, 2).unwrap_err().to_string();
+    let error = run(false, 2, false).unwrap_err().to_string();
     assert!(error.contains("nothing in this run evaluates, so `validation/loss` has no value"), "{error}");
     assert!(Folder::new(&scratch.0).steps().unwrap().is_empty());
-    let error = run(true, 2).unwrap_err().to_string();
+    let error = run(true, 2, false).unwrap_err().to_string();
     assert!(error.contains("no evaluation that gives `validation/loss` has run"), "{error}");
-    run(true, 3).unwrap();
+    run(true, 3, false).unwrap();
+    run(true, 2, true).unwrap();
 }
 
 #[test]

@@ -25,9 +25,10 @@ const SINKS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", 
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
+const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
 const POLICIES: &[&str] =
-    &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures"];
+    &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
 const MODELS: &[&str] =
     &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
 const MODELS: &[&str] = &[
@@ -129,6 +130,12 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/callbacks/checkpoints.rs", from: "if is_missing && !is_to_save {", to: "if is_missing && is_to_save {", test: POLICIES },
     Mutant { file: "train/src/run.rs", from: ".filter(|_| self.to_come.is_empty())", to: ".filter(|_| false)", test: POLICIES },
     Mutant { file: "train/src/sink/tensorboard/mod.rs", from: "std::mem::take(&mut self.resumes)", to: "self.resumes && record.step == 0", test: SINKS },
+    Mutant { file: "comm/src/difference.rs", from: "line.chars().skip(from).take(SHOWN)", to: "line.chars().take(SHOWN)", test: COMM },
+    Mutant { file: "nn/src/layers/batch_norm.rs", from: "let count = counted_rows(rows);", to: "let count = rows;", test: BATCH_NORM },
+    Mutant { file: "nn/src/counted_rows.rs", from: "n / rows * count,", to: "n,", test: BATCH_NORM },
+    Mutant { file: "train/src/callbacks/checkpoints/begin.rs", from: "self.folder.lock().map(Some)", to: "Ok(None)", test: POLICIES },
+    Mutant { file: "train/src/callbacks/evaluate.rs", from: "if batch.count == 0 {", to: "if batch.rows == 0 {", test: POLICIES },
+    Mutant { file: "data/src/loader/mod.rs", from: "if self.last == Last::Pad { Last::Keep } else { self.last }", to: "self.last", test: POLICIES },
     Mutant { file: "models/src/generate/processors.rs", from: "*score * penalty } else { *score / penalty }", to: "*score / penalty } else { *score / penalty }", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "drop_where(scores, |score, _| score < least)", to: "drop_where(scores, |score, _| score <= least)", test: MODELS },
     Mutant { file: "models/src/generate/processors.rs", from: "if sum > 1.0 - p {", to: "if sum > p {", test: MODELS },

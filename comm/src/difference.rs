@@ -1,0 +1,52 @@
+//! Where two texts differ that ranks were to have alike.
+
+/// Characters of a line that are shown at most, and how many of them from before the difference.
+const SHOWN: usize = 120;
+const BEFORE: usize = 60;
+
+/// The first line in which two texts differ, as each has it, or the part around the difference of a long one; nothing if they are no texts.
+pub(crate) fn between(here: &[u8], there: &[u8]) -> Option<(String, String)> {
+    let [here, there] = [here, there].map(|bytes| std::str::from_utf8(bytes).ok());
+    let (mut here, mut there) = (here?.lines(), there?.lines());
+    loop {
+        match (here.next(), there.next()) {
+            (Some(a), Some(b)) if a == b => {}
+            (None, None) => return None,
+            (a, b) => return Some(shown(a, b)),
+        }
+    }
+}
+
+fn shown(a: Option<&str>, b: Option<&str>) -> (String, String) {
+    let equal = a.unwrap_or("").chars().zip(b.unwrap_or("").chars()).take_while(|(a, b)| a == b).count();
+    let part = |line: &str| -> String {
+        if line.chars().count() <= SHOWN {
+            return format!("`{line}`");
+        }
+        let from = equal.saturating_sub(BEFORE);
+        let left = if from > 0 { "…" } else { "" };
+        let part: String = line.chars().skip(from).take(SHOWN).collect();
+        let right = if line.chars().count() > from + SHOWN { "…" } else { "" };
+        format!("`{left}{part}{right}`")
+    };
+    let said = |line: Option<&str>| line.map_or("nothing more".into(), part);
+    (said(a), said(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_that_differs_is_shown() {
+        let between = |a: &str, b: &str| between(a.as_bytes(), b.as_bytes());
+        let pair = |a: &str, b: &str| Some((a.to_string(), b.to_string()));
+        assert_eq!(between("a\nb\nc", "a\nB\nC"), pair("`b`", "`B`"));
+        assert_eq!(between("a", "a\nb"), pair("nothing more", "`b`"));
+        assert_eq!(super::between(&[0xff], &[0xfe]), None);
+        let (long, names) = ("é".repeat(100), "z".repeat(100));
+        let (here, there) = between(&format!("{long}lr 1 {names}"), &format!("{long}lr 2 {names}")).unwrap();
+        assert!(here.starts_with("`…é") && here.ends_with("z…`") && here.contains("lr 1"), "{here}");
+        assert!(there.contains("lr 2"), "{there}");
+    }
+}

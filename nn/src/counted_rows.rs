@@ -1,0 +1,31 @@
+//! Which rows of a batch count, where others only fill it up.
+
+use std::cell::Cell;
+
+/// So many of the rows of a batch count, the first ones; the others fill it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountedRows {
+    /// How many rows count.
+    pub count: usize,
+    /// How many rows there are.
+    pub rows: usize,
+}
+
+thread_local! {
+    static COUNTED: Cell<Option<CountedRows>> = const { Cell::new(None) };
+}
+
+/// Says to layers that compute statistics over rows, as [`BatchNorm`](crate::BatchNorm) does, which rows count of the batches that this thread runs through models from now
+/// on; none for all. Gives what held before. It holds in backward too, where segments are recomputed. Loops set it.
+pub fn set_counted_rows(counted: Option<CountedRows>) -> Option<CountedRows> {
+    COUNTED.replace(counted)
+}
+
+/// How many of `n` rows count, the first ones, where each row of the batch has become as many of them as any other. All do where rows of the batch were mixed.
+pub fn counted_rows(n: usize) -> usize {
+    match COUNTED.get() {
+        Some(CountedRows { count: 0, .. }) => 0,
+        Some(CountedRows { count, rows }) if rows > 0 && n.is_multiple_of(rows) => n / rows * count,
+        _ => n,
+    }
+}
