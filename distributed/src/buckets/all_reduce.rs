@@ -103,7 +103,7 @@ impl<R: Runtime> BucketReducer<R> for AllReduce<R> {
         self.weight.clear();
     }
 
-    fn set_loss_weight(&mut self, weight: f64, _: Option<f64>) -> Result<()> {
+    fn set_loss_weight(&mut self, weight: f64, _: f64, _: bool) -> Result<()> {
         if self.compression.sends_means() { self.weight.begin(weight) } else { Ok(()) }
     }
 }

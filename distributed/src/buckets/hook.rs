@@ -130,13 +130,14 @@ impl<R: Runtime> GradientBuckets<R> {
         Ok(())
     }
 
-    /// Before the last backward pass: what this rank's losses of the step weigh, and the loss scale if there is one. What is sent compressed, or as
-    /// `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves the range.
-    pub fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.reducer.set_loss_weight(weight, scale)
+    /// Before the last backward pass: what this rank's losses of the step weigh, the loss scale (1 without one), and whether the step may be left out
+    /// once its gradients are known. What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less in
+    /// the next, and no sum leaves the range.
+    pub fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        self.reducer.set_loss_weight(weight, scale, skippable)
     }
 
-    /// After the update: the step was taken. Without it, a step with a loss scale is forgotten by the next [`zero`](GradientBuckets::zero).
+    /// After the update: the step was taken. Without it, a step that may be left out is forgotten by the next [`zero`](GradientBuckets::zero).
     pub fn keep(&mut self) {
         self.reducer.step_taken();
     }

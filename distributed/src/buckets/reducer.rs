@@ -51,9 +51,10 @@ pub trait BucketReducer<R: Runtime>: Send {
     /// Before a step: whatever a step that failed has left in flight is dropped.
     fn begin_step(&mut self) {}
 
-    /// Before the last backward pass of a step: what this rank's losses weigh, and the loss scale if there is one.
-    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        let _ = (weight, scale);
+    /// Before the last backward pass of a step: what this rank's losses weigh, the loss scale (1 without one), and whether the step may be left out
+    /// once its gradients are known.
+    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        let _ = (weight, scale, skippable);
         Ok(())
     }
 
@@ -62,7 +63,7 @@ pub trait BucketReducer<R: Runtime>: Send {
         let _ = unused;
     }
 
-    /// After the update. A step with a loss scale may be left out: then this is not called.
+    /// After the update. It is not called after a step that was left out.
     fn step_taken(&mut self) {}
 
     /// What of a parameter's mean gradient this rank could not send yet: a row.

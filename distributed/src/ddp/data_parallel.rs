@@ -182,8 +182,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.buckets.begin(last)
     }
 
-    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.buckets.set_loss_weight(weight, scale)
+    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        self.buckets.set_loss_weight(weight, scale, skippable)
     }
 
     fn finish(&mut self) -> Result<()> {
@@ -273,23 +273,39 @@ impl<R: Runtime> DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Sums gradients of which ranks along tensor have their parts, all at once.
+    /// Sums gradients of which ranks along tensor have their parts, all at once. What no rank used keeps having none.
     fn sum_partial_gradients(&mut self) -> Result<()> {
         let mut works = Vec::new();
-        for leaf in self.leaves.clone() {
+        for leaf in self.used_along_tensor()? {
             let Some(comm) = self.tensor.summed_over(&leaf).cloned() else { continue };
-            // What no optimizer updates has no gradient here.
-            if self.place_of(&leaf).is_err() {
-                continue;
-            }
-            let mut own = self.lend_grad(&leaf)?;
-            let work = self.tensor.sum_gradient(&comm, &leaf, own.take())?;
+            let own = self.lend_grad(&leaf)?.take();
+            let work = self.tensor.sum_gradient(&comm, &leaf, own)?;
             works.push((leaf, work));
         }
         for (leaf, work) in works {
             self.restore_grad(&leaf, GradLoan::new(vec![work.wait()?], 0))?;
         }
         Ok(())
+    }
+
+    /// The parameters that this step updates, those that any rank along tensor used: with zeros where this rank did not.
+    fn used_along_tensor(&mut self) -> Result<Vec<Arc<Leaf<R>>>> {
+        if !self.tensor.is_cut() {
+            return Ok(Vec::new());
+        }
+        let own = self.leaves.iter().map(|leaf| Ok(self.buckets.gradients().get(leaf)?.is_some()));
+        let own = own.collect::<Result<Vec<bool>>>()?;
+        let used = match self.options.unused {
+            Unused::Allow => self.tensor.used_anywhere(&own)?,
+            Unused::Error => own.clone(),
+        };
+        let all: Vec<_> = self.leaves.iter().cloned().zip(own).zip(used).filter(|(_, used)| *used).collect();
+        for ((leaf, _), _) in all.iter().filter(|((_, here), _)| !here) {
+            let mut slot = self.lend_grad(leaf)?.take();
+            slot.zero()?;
+            self.restore_grad(leaf, GradLoan::new(vec![slot], 0))?;
+        }
+        Ok(all.into_iter().map(|((leaf, _), _)| leaf).collect())
     }
 
     /// Where a parameter has its gradient: buffer and range.

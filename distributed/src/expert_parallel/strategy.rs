@@ -152,14 +152,14 @@ impl<R: Runtime, S: StageStrategy<R>> Strategy<R> for ExpertParallel<R, S> {
     }
 
     // Tokens of ranks with different experts reached each other's: they weigh what all of these do.
-    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.rest.set_loss_weight(weight, scale)?;
+    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        self.rest.set_loss_weight(weight, scale, skippable)?;
         let Some(experts) = &mut self.experts else { return Ok(()) };
         let weight = match &self.weighed_over {
             Some(ranks) => ranks.exchange_equal(weight.to_le_bytes())?.into_iter().map(f64::from_le_bytes).sum(),
             None => weight,
         };
-        experts.set_loss_weight(weight, scale)
+        experts.set_loss_weight(weight, scale, skippable)
     }
 
     fn end(&mut self) -> Result<()> {

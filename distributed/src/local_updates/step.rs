@@ -178,7 +178,9 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         });
         let metrics = abort_on_err(&self.comm, metrics)?;
         (self.weight, self.rate) = (weight, metrics.learning_rate());
-        self.fragments.iter_mut().for_each(|fragment| fragment.weight += weight);
+        if metrics.stepped() {
+            self.fragments.iter_mut().for_each(|fragment| fragment.weight += weight);
+        }
         self.steps += 1;
         let met = self.meet_if_due();
         abort_on_err(&self.comm, met)?;
@@ -273,9 +275,15 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         let weights: Vec<f64> = which.iter().map(|&k| self.fragments[k].weight).collect();
         let own = sums(self.inner.strategy().comm(), &weights)?;
         let totals = sums(&self.comm, &own)?;
+        // Ranks that left out steps have other rates, and a rule has one for all.
+        let rate = self
+            .comm
+            .exchange_equal(self.rate.to_le_bytes())?
+            .first()
+            .map_or(self.rate, |first| f64::from_le_bytes(*first));
         for ((&k, own), total) in which.iter().zip(own).zip(totals) {
             let share = if total > 0.0 { own / total } else { 1.0 / self.comm.size() as f64 };
-            self.fragments[k].begin(&self.comm, share, self.rate)?;
+            self.fragments[k].begin(&self.comm, share, rate)?;
         }
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::{
     ddp::described,
     mesh::Mesh,
     plan::Axis,
+    unused::used_anywhere,
 };
 
 /// The axes along which ranks take a training step of one model, or of one stage of it, together.
@@ -173,6 +174,11 @@ impl<R: Runtime> TensorAxis<R> {
             Some(ranks) => Partial::new(own).combine(ranks, ReduceOp::Sum),
             None => Ok(own),
         }
+    }
+
+    /// Which parameters any rank along the axis used: `own` has those this one did, in the same order on all. On one rank they are one parameter.
+    pub(crate) fn used_anywhere(&self, own: &[bool]) -> Result<Vec<bool>> {
+        self.ranks.as_ref().map_or_else(|| Ok(own.to_vec()), |ranks| used_anywhere(ranks, own.iter().copied()))
     }
 
     /// Whether something holds on all ranks along the axis.

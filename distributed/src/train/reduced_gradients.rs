@@ -97,6 +97,11 @@ impl Updates {
         self.scaler.as_ref().map_or(1.0, LossScaler::factor)
     }
 
+    /// Whether a step is left out if its gradients are not finite.
+    pub(crate) fn may_skip(&self) -> bool {
+        self.scaler.is_some() || self.config.skip_non_finite
+    }
+
     /// Mean, clipping, update. `losses` are this rank's, of those of all ranks of `comm`; all ranks of `everyone` come to the same decisions.
     pub(crate) fn apply<R: Runtime>(
         &mut self,
@@ -118,8 +123,7 @@ impl Updates {
                        step that has no examples or tokens anywhere";
             return Err(Error::argument("a training step", why));
         }
-        let looks = self.scaler.is_some() || self.config.skip_non_finite;
-        let stepped = !looks || decided(everyone, gradients.is_finite()?)?;
+        let stepped = !self.may_skip() || decided(everyone, gradients.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
         let mut grad_norm = None;
         if let Some(max) = self.config.max_norm {

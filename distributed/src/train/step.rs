@@ -281,7 +281,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             self.strategy.begin(last)?;
             if last {
                 let weight = losses.iter().chain(&loss).map(|loss| loss.weight).sum();
-                self.strategy.set_loss_weight(weight, self.updates.scaler.as_ref().map(LossScaler::factor))?;
+                self.strategy.set_loss_weight(weight, self.updates.loss_scale(), self.updates.may_skip())?;
             }
             if let Some(loss) = loss {
                 let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;

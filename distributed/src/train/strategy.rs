@@ -26,10 +26,10 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     fn prepare(&mut self) -> Result<()>;
     /// Before a backward pass; `last` tells whether it is the step's last.
     fn begin(&mut self, last: bool) -> Result<()>;
-    /// Before the last backward pass, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, and the loss scale if there is one,
-    /// for those who send anything but sums.
-    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        let _ = (weight, scale);
+    /// Before the last backward pass, after [`begin`](Strategy::begin): what this rank's losses of the step weigh, the loss scale (1 without one), and
+    /// whether the step may be left out once its gradients are known; for those who send anything but sums.
+    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        let _ = (weight, scale, skippable);
         Ok(())
     }
     /// After a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all the same. A pipeline, whose

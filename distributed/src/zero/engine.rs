@@ -247,15 +247,15 @@ impl<R: Runtime> ZeroEngine<R> {
         self.units.iter_mut().try_for_each(Unit::collect)
     }
 
-    /// After the last backward pass.
-    pub(super) fn finish(&mut self) -> Result<()> {
+    /// After the last backward pass. What no rank of `everyone` used is not updated.
+    pub(super) fn finish(&mut self, everyone: &Comm<R>) -> Result<()> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
         }
         self.end_sweep()?;
         self.collect_all()?;
         if self.options.unused == Unused::Allow {
-            self.agree_on_used()?;
+            self.agree_on_used(everyone)?;
         }
         self.learn()?;
         if self.reads_differ() { self.release_prefetched() } else { self.release_all() }
@@ -278,9 +278,9 @@ impl<R: Runtime> ZeroEngine<R> {
         require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))
     }
 
-    fn agree_on_used(&mut self) -> Result<()> {
+    fn agree_on_used(&mut self, everyone: &Comm<R>) -> Result<()> {
         let own = self.units.iter().flat_map(|unit| unit.used.iter().copied());
-        let anywhere = used_anywhere(&self.comm, own)?;
+        let anywhere = used_anywhere(everyone, own)?;
         let used = self.units.iter_mut().flat_map(|u| u.used.iter_mut());
         used.zip(anywhere).for_each(|(used, anywhere)| *used = anywhere);
         Ok(())

@@ -198,7 +198,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 
     fn finish(&mut self) -> Result<()> {
         let mut engine = self.engine.lock();
-        engine.finish()?;
+        engine.finish(self.tensor.everyone())?;
         engine.units.iter_mut().try_for_each(|unit| unit.sum_partial_gradients(&self.tensor))
     }
 

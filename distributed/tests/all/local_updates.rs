@@ -357,6 +357,56 @@ fn uneven_numbers_of_steps_count_by_what_they_weighed() {
     all.iter().for_each(|(_, after)| close(after, &mean, 1e-14, "by weight"));
 }
 
+/// A batch of a rank in a step, and whether its gradients overflow.
+fn spoiled(model: &Mlp<Cpu>, rt: &Cpu, rank: usize, k: usize) -> Result<Loss<Cpu>> {
+    let loss = model.loss(rt, k, &own(rank, 2))?;
+    let spoil = if (rank, k) == (1, 2) { f64::INFINITY } else { 1.0 };
+    Loss::sum(loss.total().mul(spoil)?, loss.weight())
+}
+
+#[test]
+fn a_step_that_one_rank_leaves_out_weighs_nothing_and_all_meet_with_one_rate() {
+    let trainer = |rt: &Cpu, model: &Mlp<Cpu>| {
+        let falling = |lr: f64, step: u64| lr / (1 + step) as f64;
+        let builder = TrainStep::builder(&NoOpCommunicator::new(rt), model)
+            .optimizer(SgdConfig { lr: SGD, ..Default::default() });
+        builder.schedule(falling).skip_non_finite().build()
+    };
+    let rt = cpu(0).unwrap();
+    let models = [model(&rt).unwrap(), model(&rt).unwrap()];
+    let mut trainers = models.each_ref().map(|model| trainer(&rt, model).unwrap());
+    let mut global = weights(&models[0]).unwrap();
+    let mut u = vec![0.0; global.len()];
+    for meeting in 0..2 {
+        let (mut weighed, mut rate) = ([0.0; 2], 0.0);
+        for (r, trainer) in (0..2).zip(&mut trainers) {
+            for k in 2 * meeting..2 * meeting + 2 {
+                let metrics = trainer.step(|_| spoiled(&models[r], &rt, r, k)).unwrap();
+                weighed[r] += if metrics.stepped() { metrics.weight().unwrap() } else { 0.0 };
+                rate = if r == 0 { metrics.learning_rate() } else { rate };
+            }
+        }
+        let local = models.each_ref().map(|model| weights(model).unwrap());
+        for i in 0..global.len() {
+            let mean = (0..2).map(|r| weighed[r] / (weighed[0] + weighed[1]) * local[r][i]).sum::<f64>();
+            u[i] = 0.6 * u[i] + (global[i] - mean) / rate;
+            global[i] -= 0.8 * rate * u[i];
+        }
+        models.iter().for_each(|model| put(&rt, model, &global).unwrap());
+    }
+    let met = Ranks::new(2).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        let rule = SlowMo { lr: 0.8, momentum: 0.6 };
+        let mut step = LocalTrainStep::new(&comm, &model, trainer(rt, &model)?, rule, every(2))?;
+        for k in 0..4 {
+            let stepped = step.step(|_| spoiled(&model, rt, comm.rank(), k))?.stepped();
+            assert_eq!(stepped, (comm.rank(), k) != (1, 2));
+        }
+        weights(&model)
+    });
+    met.unwrap().iter().for_each(|met| close(met, &global, 1e-12, "a step left out"));
+}
+
 #[test]
 fn machines_of_several_ranks_meet() {
     let all = Ranks::new(4).run(cpu, |comm| {

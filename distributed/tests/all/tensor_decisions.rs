@@ -2,12 +2,14 @@
 
 use autograd::Var;
 use distributed::{
+    buckets::{BucketOptions, Unused},
+    checkpoint::Checkpointed,
     comm::{Communicator, NoOpCommunicator, Ranks},
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
     train::{Loss, Strategy, TrainStep},
-    zero::ZeroStage,
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{
     Embedding, Forward, Gpt, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt, RmsNorm,
@@ -36,6 +38,8 @@ struct Grouped<R: Runtime> {
     up: Linear<R>,
     down: Linear<R>,
     head: Linear<R>,
+    /// A norm of pieces of `up` in the second step alone, and one that is never used.
+    extra: Vec<RmsNorm<R>>,
 }
 
 impl Grouped<Cpu> {
@@ -58,6 +62,7 @@ impl Grouped<Cpu> {
             up: Linear::new(init, 8, 12)?,
             down: Linear::new(init, 12, 8)?,
             head: Linear::new(init, 8, 16)?,
+            extra: vec![RmsNorm::new(init, 3)?, RmsNorm::new(init, 8)?],
         })
     }
 
@@ -65,7 +70,7 @@ impl Grouped<Cpu> {
         let plan = TensorPlan::new().column("attention.q_proj").column("attention.k_proj").column("attention.v_proj");
         let plan =
             plan.row("attention.o_proj").partial_gradient("attention.q_norm").partial_gradient("attention.k_norm");
-        plan.column("up").row("down").vocabulary("table").vocabulary("head")
+        plan.column("up").row("down").vocabulary("table").vocabulary("head").partial_gradient("extra.*")
     }
 
     fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
@@ -76,7 +81,12 @@ impl Grouped<Cpu> {
         let [x, y] = [0, 1].map(|at| text.narrow(1, at, 6).and_then(|t| t.contiguous()).map(Var::new));
         let x = self.table.forward(&x?)?;
         let x = self.attention.attend(self.attention.project(&self.norm.forward(&x)?, None)?, None, &x)?;
-        let x = self.down.forward_onto(&self.up.forward(&x)?.gelu()?, &x)?;
+        let mut up = self.up.forward(&x)?.gelu()?;
+        if step == 1 {
+            let (whole, threes) = (up.dims(), up.dims().iter().product::<usize>() / 3);
+            up = self.extra[0].forward(&up.reshape([threes, 3])?)?.reshape(whole)?;
+        }
+        let x = self.down.forward_onto(&up, &x)?;
         let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
         Loss::sum(self.head.forward(&x)?.cross_entropy_with(&y?, None, options)?, (6 * examples.len()) as f64)
     }
@@ -102,11 +112,13 @@ impl Grouped<Cpu> {
         let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).max_norm(0.1);
         match zero {
             None => {
-                let (_kept, trace) = model.steps(builder.build()?, mesh)?;
+                let buckets = BucketOptions { unused: Unused::Allow, ..Default::default() };
+                let (_kept, trace) = model.steps(builder.buckets(buckets).build()?, mesh)?;
                 Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
             }
             Some(stage) => {
-                let (trainer, trace) = model.steps(builder.zero(stage).build()?, mesh)?;
+                let (trainer, trace) =
+                    model.steps(builder.zero(ZeroOptions { unused: Unused::Allow, ..stage.into() }).build()?, mesh)?;
                 let _all = trainer.strategy().gather_full_params()?;
                 Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
             }
@@ -171,6 +183,21 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
             }
         });
         assert_eq!(outcomes.unwrap(), vec![([true, false, true], Some(2.0)); 4], "{zero:?}");
+    }
+}
+
+#[test]
+fn values_are_not_put_into_parts_that_other_ranks_have_too() {
+    for axes in [[(Axis::Shard, 2), (Axis::Tensor, 2)], [(Axis::Data, 2), (Axis::Shard, 2)]] {
+        let put = Ranks::new(4).run(cpu, |comm| {
+            let mesh = Mesh::new(&comm, ParallelPlan::of(axes)?)?;
+            let model = TensorCase::new(2).build(&mesh)?;
+            let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw()).zero(ZeroStage::Gradients).build()?;
+            let rows = step.parameter_parts()?.into_iter().map(|part| part.row.on(comm.runtime()));
+            let rows = rows.collect::<Result<Vec<_>>>()?;
+            step.put_parameter_parts(&rows)
+        });
+        assert_eq!(put.unwrap(), [false; 4], "{axes:?}");
     }
 }
 

@@ -211,9 +211,9 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
     }
 
     /// Begins the sum of the weights over ranks.
-    fn set_loss_weight(&mut self, weight: f64, scale: Option<f64>) -> Result<()> {
-        self.skippable = scale.is_some();
-        self.weight.begin(weight * scale.unwrap_or(1.0))
+    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        self.skippable = skippable;
+        self.weight.begin(weight * scale)
     }
 
     /// Parameters that no rank used have sent nothing.
