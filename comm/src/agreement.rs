@@ -1,8 +1,9 @@
 //! What one rank finds wrong is an error on all; what it answers, all know.
 
-use std::panic::Location;
+use std::{panic::Location, thread, time::Duration};
 
-use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut};
+use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut, trace};
+use parking_lot::{Condvar, Mutex};
 
 use super::{Collectives, Comm, Communicator, Work, collectives::MakeCall};
 
@@ -19,6 +20,67 @@ pub fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -
             Err(Error::from(ErrorKind::Peer { op, peer, cause }).on_rank(comm.world_rank()))
         }
         (Ok(value), None) => Ok(value),
+    }
+}
+
+/// The outcome of work that may take longer than a call may, as [`all_ok`] gives it: those that are done wait for those that say, again and again, that they
+/// are not. A rank that says nothing is missed as in any call. `work` calls nothing over `comm`. Blocks.
+#[track_caller]
+pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    if comm.size() == 1 {
+        return all_ok(comm, op, work());
+    }
+    let (at, progress, rank) = (Location::caller(), WorkProgress::default(), trace::rank());
+    let tell = || {
+        rank.into_iter().for_each(trace::set_rank);
+        progress.tell(comm, at)
+    };
+    let (own, told) = thread::scope(|scope| {
+        let done = DoneWhenDropped(&progress);
+        let teller = thread::Builder::new().name("work in progress".into()).spawn_scoped(scope, tell);
+        let own = match &teller {
+            Ok(_) => work(),
+            Err(error) => Err(Error::argument(op, format!("no thread to tell the other ranks in: {error}"))),
+        };
+        drop(done);
+        (own, teller.map_or_else(|_| progress.tell(comm, at), |teller| teller.join().unwrap_or(Ok(()))))
+    });
+    told?;
+    all_ok(comm, op, own)
+}
+
+/// Whether a rank's work is done.
+#[derive(Default)]
+struct WorkProgress {
+    done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl WorkProgress {
+    /// Tells the other ranks, well within the time of a call, whether this rank still works, until none does.
+    fn tell<R: Runtime>(&self, comm: &Comm<R>, at: &'static Location<'static>) -> Result<()> {
+        let most = (comm.timeout() / 4).min(Duration::from_secs(15));
+        loop {
+            let works = {
+                let mut done = self.done.lock();
+                self.changed.wait_while_for(&mut done, |done| !*done, most);
+                !*done
+            };
+            // Done is 0: between ranks of a runtime without values nothing arrives, which reads as zeros.
+            if comm.exchange_equal_at([u8::from(works)], at)?.iter().all(|works| *works == [0]) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Work that ends by a panic is done as well.
+struct DoneWhenDropped<'a>(&'a WorkProgress);
+
+impl Drop for DoneWhenDropped<'_> {
+    fn drop(&mut self) {
+        *self.0.done.lock() = true;
+        self.0.changed.notify_all();
     }
 }
 

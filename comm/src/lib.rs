@@ -42,7 +42,7 @@ mod volume;
 mod wire;
 mod work;
 
-pub use agreement::{abort_on_err, abort_with, all_gather_bool, all_ok, gather_bytes};
+pub use agreement::{abort_on_err, abort_with, all_gather_bool, all_ok, all_ok_after, gather_bytes};
 pub use byte_exchange::ByteExchange;
 pub use call::{Call, Collective, Fingerprint, Places, ReduceOp};
 pub use collectives::Collectives;

@@ -4,6 +4,8 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     fs,
     path::PathBuf,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use numcore::{Error, Result, Runtime, Shape, Tensor};
@@ -16,7 +18,10 @@ use super::{
     overlap::{Shared, shared},
     source::RegionSource,
 };
-use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, abort_on_err, all_ok};
+use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, abort_on_err, all_ok, all_ok_after};
+
+/// How often a folder is looked at until it has a checkpoint.
+const POLL: Duration = Duration::from_millis(20);
 
 impl Folder {
     /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
@@ -25,9 +30,37 @@ impl Folder {
         comm: &Comm<R>,
         state: &mut (impl Checkpointed<R> + ?Sized),
     ) -> Result<Option<Manifest>> {
-        let latest = all_ok(comm, "load", self.latest())?;
-        comm.agree("the last checkpoint", format!("{latest:?}").as_bytes())?;
+        let latest = self.latest_of_all(comm)?;
         latest.map(|step| self.load(comm, step, state)).transpose()
+    }
+
+    /// The [latest](Folder::latest) step as rank 0 sees it, once all ranks see that checkpoint: ranks on several hosts see a change in a shared folder at different
+    /// times. Every rank calls it.
+    pub fn latest_of_all<R: Runtime>(&self, comm: &Comm<R>) -> Result<Option<u64>> {
+        let own = all_ok(comm, "load", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;
+        // Without a checkpoint it is 0, which reads as such between ranks of a runtime without values too.
+        let [there, step] = [u64::from(own.is_some()), own.unwrap_or_default()];
+        let told = comm.exchange_equal((u128::from(there) << 64 | u128::from(step)).to_le_bytes())?;
+        let told = told.first().map_or(0, |first| u128::from_le_bytes(*first));
+        let Some(step) = (told >> 64 != 0).then_some(told as u64) else { return Ok(None) };
+        all_ok_after(comm, "load", || self.await_step(step, comm.timeout().saturating_mul(2)))?;
+        Ok(Some(step))
+    }
+
+    /// Waits until this rank sees the checkpoint of a step.
+    fn await_step(&self, step: u64, patience: Duration) -> Result<()> {
+        let begun = Instant::now();
+        while !self.step(step).join(MANIFEST).is_file() {
+            if begun.elapsed() > patience {
+                let why = format!(
+                    "rank 0 has a checkpoint of step {step} in {}, which this rank did not see within {patience:?}: do all ranks share this folder?",
+                    self.path().display()
+                );
+                return Err(Error::argument("load", why));
+            }
+            sleep(POLL);
+        }
+        Ok(())
     }
 
     /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
@@ -44,7 +77,7 @@ impl Folder {
         let mut reader = all_ok(comm, "load", opened)?;
         comm.agree("the checkpoint's manifest", &reader.manifest.digest())?;
         reader.wanted_by(comm, state)?;
-        let checked = reader.check_share(comm.rank(), comm.size());
+        let checked = all_ok_after(comm, "load", || reader.check_share(comm.rank(), comm.size()));
         reader.restore(comm, state, checked)?;
         Ok(reader.manifest)
     }

@@ -15,7 +15,7 @@ use super::{
     folder::{MANIFEST, create_all},
     manifest::{piece_of_json, piece_to_json},
 };
-use crate::comm::{Collectives, Comm, Communicator, all_ok, gather_bytes};
+use crate::comm::{Collectives, Comm, Communicator, all_ok, all_ok_after, gather_bytes};
 
 impl Folder {
     /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
@@ -27,8 +27,8 @@ impl Folder {
         state: &(impl Checkpointed<R> + ?Sized),
         notes: &BTreeMap<String, String>,
     ) -> Result<()> {
+        let parts = all_ok(comm, "save", state.parts())?;
         self.save_written(comm, step, notes, |at| {
-            let parts = state.parts()?;
             self.will("write a rank's file")?;
             let entries = parts.iter().map(PartEntry::of).collect::<Vec<_>>();
             write(at, comm.rank(), &entries, |i| parts[i].row.to_bytes(), &state.numbers())
@@ -90,7 +90,7 @@ impl Folder {
         for rank in 0..ranks {
             fs::remove_file(table(&at, rank)).map_err(|e| Error::io(table(&at, rank), e))?;
         }
-        self.finish(step, &at, &tables, notes)
+        self.finish(step, &at, &joined(&tables, notes)?)
     }
 
     /// Saves what `written` writes into a folder on every rank, with its table of contents.
@@ -102,20 +102,19 @@ impl Folder {
         written: impl FnOnce(&Path) -> Result<String>,
     ) -> Result<()> {
         let at = self.unfinished(step, &name_of_save(comm)?);
-        let begun = if comm.rank() == 0 { self.begin(step, &at) } else { Ok(None) };
-        let latest = all_ok(comm, "save", begun)?;
-        let own = all_ok(comm, "save", written(&at))?;
+        // A rank's part, and what rank 0 removes, take as long as the file system does.
+        let latest = all_ok_after(comm, "save", || if comm.rank() == 0 { self.begin(step, &at) } else { Ok(None) })?;
+        let own = all_ok_after(comm, "save", || written(&at))?;
         let tables = gather_bytes(comm, 0, own.as_bytes())?;
-        let published = tables.map_or(Ok(()), |tables| {
+        all_ok_after(comm, "save", || {
+            let Some(tables) = tables else { return Ok(()) };
             self.check_latest(step, latest)?;
-            self.finish(step, &at, &tables, notes)
-        });
-        all_ok(comm, "save", published)
+            self.finish(step, &at, &joined(&tables, notes)?)
+        })
     }
 
-    /// Joins the tables of all ranks and writes them, the last thing in the folder `at`; then that is what there is.
-    fn finish(&self, step: u64, at: &Path, tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<()> {
-        let manifest = joined(tables, notes)?;
+    /// Writes the manifest, the last thing in the folder `at`; then that is what there is.
+    pub(super) fn finish(&self, step: u64, at: &Path, manifest: &Manifest) -> Result<()> {
         self.will("write the manifest")?;
         safetensors::replace_file(at.join(MANIFEST), manifest.to_json().as_bytes())?;
         self.publish(step, at)

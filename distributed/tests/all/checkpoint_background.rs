@@ -9,6 +9,8 @@ use std::{
         Arc, Condvar, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
+    time::Duration,
 };
 
 use distributed::{
@@ -226,6 +228,32 @@ fn saves(comm: &Comm<Cpu>, folder: &Folder) -> Result<()> {
     step.step(|_| model.loss(comm.runtime(), 1, &own(comm)))?;
     step.save_in_background(&mut writer, folder, &CheckpointNotes::new())?;
     writer.finish()
+}
+
+#[test]
+fn a_save_that_takes_longer_than_a_call_may_is_waited_for() {
+    let (call, slow) = (Duration::from_secs(1), Duration::from_millis(1500));
+    let changes = [(0, "make a folder"), (1, "write a rank's file"), (0, "write the manifest")];
+    thread::scope(|scope| {
+        for (rank, change) in changes {
+            scope.spawn(move || {
+                let scratch = Scratch::new(&format!("background-slow-{}", change.len()));
+                let saved = Ranks::new(2).timeout(call).run(cpu, |comm| {
+                    let own = comm.rank();
+                    let folder = scratch.folder().watched(move |made| {
+                        thread::sleep(if (own, made) == (rank, change) { slow } else { Duration::ZERO });
+                        Ok(())
+                    });
+                    let (_, step) = trained(&comm)?;
+                    let mut writer = step.snapshot_writer()?;
+                    step.save_in_background(&mut writer, &folder, &CheckpointNotes::new())?;
+                    writer.finish()
+                });
+                saved.unwrap_or_else(|error| panic!("rank {rank}, {change}: {error}"));
+                assert_eq!(scratch.folder().latest().unwrap(), Some(1));
+            });
+        }
+    });
 }
 
 /// Changes of two ranks that save one step.

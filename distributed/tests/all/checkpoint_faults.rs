@@ -125,6 +125,40 @@ fn a_save_does_not_meet_a_load() {
 }
 
 #[test]
+fn ranks_load_what_rank_0_has_once_they_see_it() {
+    let [first, second] = ["seen-first", "seen-later"].map(Scratch::new);
+    Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, How::Buckets, DType::F32, &first.folder(), 0, 1, true)).unwrap();
+    let copy = |step: u64, to: &Path| {
+        fs::create_dir_all(to).unwrap();
+        for file in fs::read_dir(first.folder().step(step)).unwrap() {
+            fs::copy(file.as_ref().unwrap().path(), to.join(file.unwrap().file_name())).unwrap();
+        }
+    };
+    let load = |patience| {
+        let loaded = Ranks::new(2).timeout(patience).outcomes(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
+            let mut trainer = bucketed(&comm, &model, config(), Default::default())?;
+            [&first, &second][comm.rank()].folder().load_latest(&comm, &mut trainer)?;
+            Ok(trainer.global_step())
+        });
+        loaded.unwrap()
+    };
+    // Rank 1 has an older one, which it calls the latest, and sees the new one after a while.
+    copy(1, &second.folder().step(0));
+    let stale = load(Duration::from_millis(400));
+    let unseen = "rank 0 has a checkpoint of step 1 in";
+    assert!(stale.into_iter().all(|rank| rank.unwrap_err().to_string().contains(unseen)));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(100));
+            copy(1, &second.0.join("arrives"));
+            fs::rename(second.0.join("arrives"), second.folder().step(1)).unwrap();
+        });
+        assert!(load(Duration::from_secs(60)).into_iter().all(|rank| rank.unwrap() == 1));
+    });
+}
+
+#[test]
 fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
     let scratch = Scratch::new("strict");
     let folder = scratch.folder();

@@ -2,7 +2,7 @@
 
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
-    comm::all_ok,
+    comm::all_ok_after,
 };
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
@@ -22,12 +22,12 @@ pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Resu
 /// Puts what was evaluated at a step into the model: its weights, or the averages of them.
 pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: &Run<'_, R, M, B>) -> Result<()> {
     let comm = run.comm();
-    let read = CheckpointReader::open(folder.step(best)).and_then(|mut reader| {
+    all_ok_after(comm, "Checkpoints", || {
+        let mut reader = CheckpointReader::open(folder.step(best))?;
         let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
         if !averages {
             return reader.load_parameters(run.model(), |name| Some(name.into()));
         }
         reader.load_tensors(run.model(), |name| Some(weight_averaging::in_checkpoint(name)))
-    });
-    all_ok(comm, "Checkpoints", read)
+    })
 }

@@ -6,7 +6,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
     checkpoint::{Folder, FolderLock, SnapshotWriter},
-    comm::Communicator,
+    comm::{Communicator, all_ok_after},
 };
 use nn::Module;
 use numcore::{Error, Result, Runtime};
@@ -261,9 +261,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 if self.is_due || self.is_best_missing(run)? {
                     self.ask(run);
                 }
-                if run.comm().rank() == 0 {
-                    self.folder.remove_stranded()?;
-                }
+                let first = run.comm().rank() == 0;
+                all_ok_after(run.comm(), "Checkpoints", || if first { self.folder.remove_stranded() } else { Ok(()) })?;
                 self.listening = if self.on_signal { Some(Listening::start()?) } else { None };
                 Ok(())
             }

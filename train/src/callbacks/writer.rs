@@ -7,7 +7,7 @@ use std::{
 
 use distributed::{
     checkpoint::Folder,
-    comm::{Collectives, Comm, Communicator, all_ok},
+    comm::{Collectives, Comm, Communicator, all_ok_after},
 };
 use numcore::{Result, Runtime};
 
@@ -32,7 +32,7 @@ impl WriteJob {
         let RunSnapshot { step, state, notes } = &*self.snapshot;
         self.folder.save_snapshot(comm, *step, state, notes)?;
         // What fails on rank 0 alone fails on all, which must know the same of what is in place.
-        all_ok(comm, "Checkpoints", if comm.rank() == 0 { self.tidy() } else { Ok(()) })
+        all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.tidy() } else { Ok(()) })
     }
 
     /// Gives the best one its mark, and removes what does not stay.

@@ -1,6 +1,6 @@
 //! What is looked at in a folder when a run begins.
 
-use distributed::comm::{Collectives, Comm, Communicator, all_ok};
+use distributed::comm::{Collectives, Comm, Communicator, all_ok, all_ok_after};
 use numcore::{Error, Result, Runtime};
 
 use super::Checkpoints;
@@ -22,8 +22,7 @@ impl<R: Runtime> Checkpoints<R> {
 
     /// The step that the run goes on from, if its checkpoint is in this folder.
     pub(super) fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
-        let last = all_ok(run.comm(), "Checkpoints", self.folder.latest())?;
-        run.comm().agree("the last checkpoint", format!("{last:?}").as_bytes())?;
+        let last = self.folder.latest_of_all(run.comm())?;
         Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
     }
 
@@ -45,10 +44,9 @@ impl<R: Runtime> Checkpoints<R> {
     /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
     pub(super) fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
         if self.overwrite {
-            let removed = if comm.rank() == 0 { self.folder.clear() } else { Ok(()) };
-            return all_ok(comm, "Checkpoints", removed);
+            return all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.folder.clear() } else { Ok(()) });
         }
-        let Some(last) = self.folder.latest()? else { return Ok(()) };
+        let Some(last) = self.folder.latest_of_all(comm)? else { return Ok(()) };
         let why = format!(
             "{} has checkpoints of another run, the last of step {last}: go on from it with `Resume::IfThere`, or save in another folder",
             self.folder.path().display()
