@@ -2,17 +2,21 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fs,
     ops::Range,
     path::{Path, PathBuf},
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
-use numcore::{Error, Result};
+use numcore::{DType, Error, Result, Shape, safetensors};
 
 use super::{
-    CheckpointReader, Manifest, Snapshot, Wanted,
+    CheckpointReader, Folder, Manifest, Region, Snapshot, Wanted,
+    folder::create_all,
     reader::BLOCK,
     source::RegionSource,
-    writer::{joined, lines_of, table_of},
+    writer::{file, joined, lines_of, table_of},
 };
 
 /// What one rank has saved, in memory of that rank or of another.
@@ -61,6 +65,62 @@ impl HeldPiece {
     /// The bytes of a region.
     pub(crate) fn region(&self, key: &str) -> Option<&[u8]> {
         self.bytes.get(self.regions.get(key)?.clone())
+    }
+}
+
+impl Folder {
+    /// Writes the pieces of a checkpoint that this rank holds, one of those that are left of a world whose ranks cannot go on: when all pieces are there, one of
+    /// them publishes it. `holder` tells those apart. Whether all are there, if they are within some time.
+    pub(crate) fn save_held(
+        &self,
+        holder: usize,
+        (step, manifest): (u64, &Manifest),
+        pieces: &BTreeMap<usize, HeldPiece>,
+        patience: Duration,
+    ) -> Result<bool> {
+        if self.latest()?.is_some_and(|latest| latest >= step) {
+            return Ok(true);
+        }
+        let text = manifest.to_text();
+        let run = format!("{:08x}", crc32fast::hash(text.as_bytes()));
+        let (at, own) = (self.stranded(step, &run), self.stranded(step, &format!("{run}-{holder}")));
+        self.will("make a folder")?;
+        create_all(&at)?;
+        create_all(&own)?;
+        for (&rank, piece) in pieces {
+            self.will("write a rank's file")?;
+            piece.write(manifest, rank, &file(&own, rank))?;
+            // Another may have written the same.
+            fs::rename(file(&own, rank), file(&at, rank)).map_err(|e| Error::io(&at, e))?;
+        }
+        let _ = fs::remove_dir(&own);
+        let begun = Instant::now();
+        while !(0..manifest.ranks).all(|rank| file(&at, rank).is_file()) {
+            if begun.elapsed() > patience || !at.exists() {
+                return Ok(self.step(step).exists());
+            }
+            sleep(Duration::from_millis(5));
+        }
+        // One of those that have come so far.
+        if fs::OpenOptions::new().write(true).create_new(true).open(at.join("publisher")).is_ok() {
+            self.finish(step, &at, manifest)?;
+        }
+        Ok(true)
+    }
+}
+
+impl HeldPiece {
+    /// Writes it as the rank that saved it would have.
+    fn write(&self, manifest: &Manifest, rank: usize, path: &Path) -> Result<()> {
+        let regions =
+            manifest.entries.values().flat_map(|entry| entry.regions.iter().map(|region| (entry.dtype, region)));
+        let own: Vec<_> = regions.filter(|(_, region)| region.rank == rank).collect();
+        let tensor = |(dtype, region): &(DType, &Region)| Ok((region.key.clone(), *dtype, Shape::new(&[region.len])?));
+        let tensors = own.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+        safetensors::save_with(path, &tensors, &BTreeMap::new(), |i| {
+            let (_, region) = own[i];
+            self.region(&region.key).ok_or_else(|| Error::state(&*region.key, "is not in the piece of a commit"))
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Taking up a commit over another world than the one that made it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut};
 
@@ -27,10 +27,10 @@ pub struct Restored {
     pub notes: CheckpointNotes,
 }
 
-/// Takes up the last commit of which everything is there; none where no rank holds any. `committed` tells whether the run has come to one.
+/// Takes up the last commit of which everything is there, in messages of so many bytes; none where no rank holds any. `committed` tells whether the run has come to one.
 pub(super) fn restore<R: Runtime>(
     store: &Store,
-    comm: &Comm<R>,
+    (comm, message): (&Comm<R>, usize),
     committed: bool,
     state: &mut (impl Checkpointed<R> + ?Sized),
     check: impl FnOnce(&CheckpointNotes) -> Result<()>,
@@ -48,7 +48,7 @@ pub(super) fn restore<R: Runtime>(
     let mut reader = CheckpointReader::in_memory(manifest);
     let wanted = reader.wanted_by(comm, state)?;
     let needed = reader.needed(&wanted);
-    reader.hold(fetch(store, comm, *id, holders, &needed)?);
+    reader.hold(fetch(store, comm, *id, holders, &needed, message)?);
     let checked = reader.check_needed(&needed);
     reader.restore(comm, state, checked)?;
     Ok(Some(Restored { step, ranks, generation: id.generation, notes }))
@@ -88,28 +88,54 @@ fn fetch<R: Runtime>(
     id: CommitId,
     holders: &Holders,
     needed: &BTreeSet<RegionId>,
+    message: usize,
 ) -> Result<Regions> {
-    let (n, rt) = (comm.size(), comm.runtime());
-    let mut asked: Vec<Vec<&RegionId>> = vec![Vec::new(); n];
+    let mut asked: Vec<Vec<&RegionId>> = vec![Vec::new(); comm.size()];
     for region in needed {
         if let Some(giver) = holders.giver(region.piece) {
             asked[giver].push(region);
         }
     }
     let told = comm.exchange(&requests(&asked))?;
-    let given = given(store, id, comm.rank(), &told);
-    let (send, sizes) = all_ok(comm, "restore", given)?;
+    let leaving = all_ok(comm, "restore", given(store, id, comm.rank(), &told))?;
     let coming: Vec<usize> = asked.iter().map(|regions| regions.iter().map(|region| region.len).sum()).collect();
-    let arriving = TensorMut::alloc(rt, Shape::new(&[coming.iter().sum()])?, DType::U8)?;
-    let sent = Tensor::from_slice(rt, [send.len()], &send)?;
-    let arrived = comm.all_to_all_parts(&sent, &sizes, arriving, &coming)?.wait()?.freeze()?.to_vec::<u8>()?;
-    let (mut rest, mut regions) = (&arrived[..], Regions::new());
-    for region in asked.into_iter().flatten() {
-        let (bytes, after) = rest.split_at(region.len);
-        regions.insert((region.piece, region.key.clone()), bytes.to_vec());
-        rest = after;
+    let arrived = exchanged(comm, leaving, &coming, message)?;
+    let mut all = Regions::new();
+    for (mut bytes, regions) in arrived.into_iter().zip(asked) {
+        for region in regions.into_iter().rev() {
+            let own = bytes.split_off(bytes.len() - region.len);
+            all.insert((region.piece, region.key.clone()), own);
+        }
     }
-    Ok(regions)
+    Ok(all)
+}
+
+/// Gives each rank what leaves for it, and takes what comes from each, in rounds: a device has memory for `message` bytes that leave, and as many that come.
+fn exchanged<R: Runtime>(
+    comm: &Comm<R>,
+    mut leaving: Vec<Leaving<'_>>,
+    coming: &[usize],
+    message: usize,
+) -> Result<Vec<Vec<u8>>> {
+    let (rt, share) = (comm.runtime(), (message / comm.size()).max(1));
+    let most = leaving.iter().map(Leaving::len).chain(coming.iter().copied()).max().unwrap_or(0);
+    let rounds = comm.exchange_equal(most.div_ceil(share).to_le_bytes())?.into_iter().map(usize::from_le_bytes).max();
+    let mut arrived: Vec<Vec<u8>> = coming.iter().map(|len| Vec::with_capacity(*len)).collect();
+    for _ in 0..rounds.unwrap_or(0) {
+        let mut send = Vec::new();
+        let sizes: Vec<usize> = leaving.iter_mut().map(|to| to.take(share, &mut send)).collect();
+        let due: Vec<usize> = coming.iter().zip(&arrived).map(|(all, here)| share.min(all - here.len())).collect();
+        let into = TensorMut::alloc(rt, Shape::new(&[due.iter().sum()])?, DType::U8)?;
+        let sent = Tensor::from_slice(rt, [send.len()], &send)?;
+        let bytes = comm.all_to_all_parts(&sent, &sizes, into, &due)?.wait()?.freeze()?.to_vec::<u8>()?;
+        let mut rest = &bytes[..];
+        for (here, due) in arrived.iter_mut().zip(due) {
+            let (own, after) = rest.split_at(due);
+            here.extend_from_slice(own);
+            rest = after;
+        }
+    }
+    Ok(arrived)
 }
 
 /// What a rank asks of each.
@@ -124,21 +150,47 @@ fn requests(asked: &[Vec<&RegionId>]) -> Vec<u8> {
     w.finish()
 }
 
-/// The bytes that all ranks ask of rank `rank`, one rank's after another's, and how many are each one's.
-fn given(store: &Store, id: CommitId, rank: usize, told: &[Vec<u8>]) -> Result<(Vec<u8>, Vec<usize>)> {
-    let (mut send, mut sizes) = (Vec::new(), Vec::new());
+/// Bytes of this rank's store that leave for another.
+#[derive(Default)]
+struct Leaving<'a>(VecDeque<&'a [u8]>);
+
+impl Leaving<'_> {
+    fn len(&self) -> usize {
+        self.0.iter().map(|bytes| bytes.len()).sum()
+    }
+
+    /// Adds the next bytes, at most so many, to others; gives how many they are.
+    fn take(&mut self, most: usize, to: &mut Vec<u8>) -> usize {
+        let mut taken = 0;
+        while taken < most
+            && let Some(first) = self.0.front_mut()
+        {
+            let (own, rest) = first.split_at(first.len().min(most - taken));
+            to.extend_from_slice(own);
+            (taken, *first) = (taken + own.len(), rest);
+            if rest.is_empty() {
+                self.0.pop_front();
+            }
+        }
+        taken
+    }
+}
+
+/// The bytes that each rank asks of rank `rank`.
+fn given<'a>(store: &'a Store, id: CommitId, rank: usize, told: &[Vec<u8>]) -> Result<Vec<Leaving<'a>>> {
+    let mut all = Vec::with_capacity(told.len());
     for asked in told {
-        let (mut r, before) = (WireReader::new(asked), send.len());
+        let (mut r, mut leaving) = (WireReader::new(asked), Leaving::default());
         for giver in 0..told.len() {
             for _ in 0..r.usize()? {
                 let (piece, key) = (r.usize()?, r.text()?);
                 if giver == rank {
                     let held = store.0.get(&id).and_then(|commit| commit.pieces.get(&piece)?.region(key));
-                    send.extend_from_slice(held.ok_or_else(|| Error::state(key, "is not in the piece of a commit"))?);
+                    leaving.0.push_back(held.ok_or_else(|| Error::state(key, "is not in the piece of a commit"))?);
                 }
             }
         }
-        sizes.push(send.len() - before);
+        all.push(leaving);
     }
-    Ok((send, sizes))
+    Ok(all)
 }

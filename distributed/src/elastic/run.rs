@@ -56,10 +56,23 @@ impl<R: Runtime> Elastic<R> {
         Elastic { world: ElasticWorld::new(Box::new(meeting)) }
     }
 
-    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks that follow one another can be lost at once. All ranks
-    /// say the same. A rank needs host memory for twice its own piece and those copies.
+    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks can be lost at once, of several machines one whole. All
+    /// ranks say the same. A rank needs host memory for twice its own piece and those copies.
     pub fn copies(mut self, ranks: usize) -> Self {
-        self.world.copies = ranks;
+        self.world.placing.copies = ranks;
+        self
+    }
+
+    /// The machine of this rank, where it is not the system's name: copies go to other machines as far as there are, so that one may be lost with all
+    /// of its ranks.
+    pub fn host(mut self, name: impl Into<String>) -> Self {
+        self.world.placing.host = name.into();
+        self
+    }
+
+    /// Bytes that travel at once when ranks commit, or take up a commit, at first 64 MiB: a device needs memory for twice as much. All ranks say the same.
+    pub fn message_limit(mut self, bytes: usize) -> Self {
+        self.world.placing.message = bytes.max(1);
         self
     }
 
@@ -70,7 +83,14 @@ impl<R: Runtime> Elastic<R> {
     /// too few ranks are left, or too much was lost with them.
     pub fn run<T>(mut self, mut program: impl FnMut(&mut ElasticWorld<R>) -> Result<T>) -> Result<T> {
         loop {
-            let (comm, world) = (self.world.meet()?, &mut self.world);
+            let comm = match self.world.meet() {
+                Ok(comm) => comm,
+                Err(error) => {
+                    self.world.save_stranded();
+                    return Err(error);
+                }
+            };
+            let world = &mut self.world;
             let outcome = guarded(&comm, |comm| match program(world) {
                 Err(error) if world.is_of_change(&error) => Ok(None),
                 // A rank that left now could not go on with the others if one of them failed at the end.

@@ -31,48 +31,80 @@ pub(super) struct Commit {
 #[derive(Default)]
 pub(super) struct Store(pub(super) BTreeMap<CommitId, Commit>);
 
+/// Where copies of what a rank commits go.
+#[derive(Clone, Debug)]
+pub(super) struct Placing {
+    /// How many other ranks have one.
+    pub(super) copies: usize,
+    /// The machine of this rank.
+    pub(super) host: String,
+    /// Bytes that travel at once.
+    pub(super) message: usize,
+}
+
+impl Default for Placing {
+    /// One copy, on a machine that the system's name tells apart from others.
+    fn default() -> Self {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
+        Placing { copies: 1, host: name.unwrap_or_default().trim().to_string(), message: 64 << 20 }
+    }
+}
+
+/// How far from a rank, in ranks, its copies are, the best first: where the fewest ranks have theirs on their own machine, and then the nearest.
+fn distances(hosts: &[&str]) -> Vec<usize> {
+    let n = hosts.len();
+    let at_home = |k: usize| (0..n).filter(|&rank| hosts[rank] == hosts[(rank + k) % n]).count();
+    let mut all: Vec<usize> = (1..n).collect();
+    all.sort_by_cached_key(|&k| at_home(k));
+    all
+}
+
 /// What a rank tells of its piece.
 struct Told {
     table: Vec<u8>,
     bytes: usize,
     notes: BTreeMap<String, String>,
+    host: String,
 }
 
 impl Told {
     fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        self.notes.write(w.bytes(&self.table).usize(self.bytes));
+        self.notes.write(w.bytes(&self.table).usize(self.bytes).text(&self.host));
         w.finish()
     }
 
     fn read(bytes: &[u8]) -> Result<Self> {
         let mut r = WireReader::new(bytes);
-        Ok(Told { table: r.bytes()?.to_vec(), bytes: r.usize()?, notes: Portable::read(&mut r)? })
+        let (table, bytes, host) = (r.bytes()?.to_vec(), r.usize()?, r.text()?.to_string());
+        Ok(Told { table, bytes, notes: Portable::read(&mut r)?, host })
     }
 }
 
 impl Store {
-    /// Every rank saves its piece here and on the next `copies` ranks. All are there on this rank when it returns, and it does not know of the others.
+    /// Every rank saves its piece here and on as many others as there are `copies`. All are there on this rank when it returns, and it does not know of the others.
     pub(super) fn add<R: Runtime>(
         &mut self,
         comm: &Comm<R>,
         (id, step): (CommitId, u64),
         snapshot: Result<Snapshot>,
         notes: &BTreeMap<String, String>,
-        copies: usize,
+        placing: &Placing,
     ) -> Result<()> {
         let (table, own) = all_ok(comm, "commit", snapshot)?.packed();
         let (rank, n) = (comm.rank(), comm.size());
         let notes = if rank == 0 { notes.clone() } else { BTreeMap::new() };
-        let told = Told { table, bytes: own.len(), notes };
+        let told = Told { table, bytes: own.len(), notes, host: placing.host.clone() };
         let told = comm.exchange(&told.to_bytes())?.iter().map(|told| Told::read(told)).collect::<Result<Vec<_>>>();
         let told = all_ok(comm, "commit", told)?;
         let tables: Vec<Vec<u8>> = told.iter().map(|told| told.table.clone()).collect();
         let manifest = all_ok(comm, "commit", Manifest::of_tables(&tables, &told[0].notes))?;
         let mut pieces = BTreeMap::new();
-        for k in 1..n.min(copies + 1) {
+        let hosts: Vec<&str> = told.iter().map(|told| &*told.host).collect();
+        let rounds = told.iter().map(|told| told.bytes.div_ceil(placing.message)).max().unwrap_or(0);
+        for k in distances(&hosts).into_iter().take(placing.copies) {
             let (to, from) = ((rank + k) % n, (rank + n - k) % n);
-            let arrived = copied(comm, &own, to, from, told[from].bytes)?;
+            let arrived = copied(comm, (&own, to), (told[from].bytes, from), (rounds, placing.message))?;
             pieces.insert(from, HeldPiece::new(&tables[from], from, arrived)?);
         }
         pieces.insert(rank, HeldPiece::new(&tables[rank], rank, own)?);
@@ -138,9 +170,34 @@ impl Holders {
     }
 }
 
-/// Sends bytes to a rank, and gives those that come from another.
-fn copied<R: Runtime>(comm: &Comm<R>, own: &[u8], to: usize, from: usize, len: usize) -> Result<Vec<u8>> {
-    let rt = comm.runtime();
-    let arriving = TensorMut::alloc(rt, Shape::new(&[len])?, DType::U8)?;
-    comm.send_recv(&Tensor::from_slice(rt, [own.len()], own)?, to, arriving, from)?.wait()?.freeze()?.to_vec()
+/// Sends bytes to a rank, and gives those that come from another, in rounds of so many bytes each.
+fn copied<R: Runtime>(
+    comm: &Comm<R>,
+    (own, to): (&[u8], usize),
+    (len, from): (usize, usize),
+    (rounds, message): (usize, usize),
+) -> Result<Vec<u8>> {
+    let (rt, mut arrived) = (comm.runtime(), Vec::with_capacity(len));
+    for round in 0..rounds {
+        let part = |len: usize| (round * message).min(len)..((round + 1) * message).min(len);
+        let (own, due) = (&own[part(own.len())], part(len).len());
+        let arriving = TensorMut::alloc(rt, Shape::new(&[due])?, DType::U8)?;
+        let work = comm.send_recv(&Tensor::from_slice(rt, [own.len()], own)?, to, arriving, from)?;
+        arrived.extend(work.wait()?.freeze()?.to_vec::<u8>()?);
+    }
+    Ok(arrived)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_are_on_other_machines_where_there_are() {
+        assert_eq!(distances(&["a", "a", "b", "b"]), [2, 1, 3]);
+        assert_eq!(distances(&["a", "b", "a", "b"]), [1, 3, 2]);
+        assert_eq!(distances(&["a"; 4]), [1, 2, 3]);
+        assert_eq!(distances(&["a", "a", "a", "b", "b"]), [2, 3, 1, 4]);
+        assert!(distances(&["a"]).is_empty());
+    }
 }

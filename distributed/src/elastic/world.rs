@@ -1,17 +1,21 @@
 //! The world of an elastic run, as a rank has it.
 
+use std::{any::Any, time::Duration};
+
 use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{
     restore::{Restored, restore},
-    store::{CommitId, Store},
+    store::{CommitId, Placing, Store},
 };
 use crate::{
-    checkpoint::{Checkpointed, Snapshot},
+    checkpoint::{Checkpointed, Folder, Snapshot},
     comm::{Collectives, Comm, Communicator, Membership, Rendezvous},
     train::CheckpointNotes,
 };
 
+/// How long the pieces of others are waited for.
+const PATIENCE: Duration = Duration::from_secs(10);
 const COMMIT: &str = "ElasticWorld::commit";
 /// What a commit says after which all ranks meet again.
 const CHANGES: &str = "others wait to be taken in, so the ranks meet again: hand this error on to `Elastic::run`";
@@ -19,8 +23,12 @@ const CHANGES: &str = "others wait to be taken in, so the ranks meet again: hand
 /// The ranks of now, and what this one holds of commits. [`Elastic::run`](super::Elastic::run) gives it to the program.
 pub struct ElasticWorld<R: Runtime> {
     pub(super) meeting: Box<dyn Rendezvous<R>>,
-    pub(super) copies: usize,
+    pub(super) placing: Placing,
     store: Store,
+    /// Where what is held is written if the run cannot go on.
+    stranded: Option<Folder>,
+    /// What lives as long as the run.
+    kept: Option<Box<dyn Any + Send>>,
     now: Option<Membership<R>>,
     /// Commits of this generation so far; none before the world has taken up what there was.
     commits: Option<u64>,
@@ -30,8 +38,9 @@ pub struct ElasticWorld<R: Runtime> {
 
 impl<R: Runtime> ElasticWorld<R> {
     pub(super) fn new(meeting: Box<dyn Rendezvous<R>>) -> Self {
-        let store = Store::default();
-        ElasticWorld { meeting, copies: 1, store, now: None, commits: None, is_changing: false, taken_up: None }
+        let (store, placing) = (Store::default(), Placing::default());
+        let (now, commits, taken_up) = (None, None, None);
+        ElasticWorld { meeting, placing, store, stranded: None, kept: None, now, commits, is_changing: false, taken_up }
     }
 
     /// The world as it is next.
@@ -40,6 +49,29 @@ impl<R: Runtime> ElasticWorld<R> {
         let comm = membership.comm.clone();
         (self.now, self.commits, self.is_changing, self.taken_up) = (Some(membership), None, false, None);
         Ok(comm)
+    }
+
+    /// Where the last commit is written if the ranks that are left cannot go on: too few are left, perhaps. It is a checkpoint then, of which each of them
+    /// writes what it holds; none where it is older than the latest there. Every rank says it, in each world.
+    pub fn save_stranded_in(&mut self, folder: &Folder) {
+        self.stranded = Some(folder.clone());
+    }
+
+    /// Keeps something until the run is over, between its worlds too, in place of what was kept before: whatever notes signals, for one.
+    pub fn keep(&mut self, what: impl Any + Send) {
+        self.kept = Some(Box::new(what));
+    }
+
+    /// Writes what this rank holds, where that was asked for. What fails here changes nothing.
+    pub(super) fn save_stranded(&self) {
+        let (Some(folder), Some(now)) = (&self.stranded, &self.now) else { return };
+        // A later commit may lack pieces, which the one before it has.
+        for commit in self.store.0.values().rev() {
+            let (what, holder) = ((commit.step, &commit.manifest), now.comm.world_rank());
+            if folder.save_held(holder, what, &commit.pieces, PATIENCE).unwrap_or(false) {
+                return;
+            }
+        }
     }
 
     fn membership(&self) -> Result<&Membership<R>> {
@@ -92,8 +124,10 @@ impl<R: Runtime> ElasticWorld<R> {
     ) -> Result<Option<Restored>> {
         let Membership { comm, committed, .. } = self.membership()?;
         // Before anything is taken up: whoever has come with another number is the one that leaves.
-        comm.agree("the number of copies (`Elastic::copies`)", &(self.copies as u64).to_le_bytes())?;
-        let restored = restore(&self.store, comm, *committed, state, check)?;
+        let Placing { copies, message, .. } = &self.placing;
+        comm.agree("the number of copies (`Elastic::copies`)", &(*copies as u64).to_le_bytes())?;
+        comm.agree("the message limit (`Elastic::message_limit`)", &(*message as u64).to_le_bytes())?;
+        let restored = restore(&self.store, (comm, self.placing.message), *committed, state, check)?;
         self.commits = Some(0);
         self.taken_up = restored.as_ref().map(|restored| (restored.generation, restored.step));
         Ok(restored)
@@ -123,7 +157,7 @@ impl<R: Runtime> ElasticWorld<R> {
             Some(why) => Err(Error::argument(COMMIT, why)),
             None => Snapshot::of(state),
         };
-        self.store.add(&comm, (id, step), snapshot, notes, self.copies)?;
+        self.store.add(&comm, (id, step), snapshot, notes, &self.placing)?;
         // Where this returns, every rank has the commit, with its copies.
         let newcomers = comm.exchange_equal([u8::from(self.meeting.newcomers() > 0)])?;
         self.commits = Some(number + 1);

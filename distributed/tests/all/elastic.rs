@@ -5,6 +5,7 @@ use std::{
         Barrier, Mutex,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -195,6 +196,22 @@ fn as_many_neighbours_are_lost_at_once_as_there_are_copies() {
         let (story, outcomes) = run(4, how, copies, lost(first, second));
         require_replay(&story, &outcomes, how, 2, &format!("{copies} copies, {first} and {second} lost"));
     }
+    // Of two machines one is lost, where a copy is on the other; messages have a few bytes.
+    for hosts in [[0, 0, 1, 1], [0, 1, 0, 1]] {
+        let (first, second) = if hosts[1] == 0 { (0, 1) } else { (1, 3) };
+        let (story, (_meeting, seats)) = (Story::default(), meeting(4, Quorum::default()));
+        let befalls = lost(first, second);
+        let program = |world: &mut ElasticWorld<Cpu>| story.train(world, how, &befalls);
+        let outcomes = thread::scope(|scope| {
+            let rank = |(seat, host): (ThreadSeat<Cpu>, i32)| {
+                let elastic = Elastic::new(seat).host(host.to_string()).message_limit(100);
+                scope.spawn(move || elastic.run(program))
+            };
+            let ranks: Vec<_> = seats.into_iter().zip(hosts).map(rank).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        require_replay(&story, &outcomes, how, 2, &format!("machines {hosts:?}"));
+    }
     // The piece of rank 1 was on ranks 1 and 2.
     let (story, outcomes) = run(4, how, 1, lost(1, 2));
     for rank in [0, 3] {
@@ -313,6 +330,39 @@ fn too_few_ranks_are_no_world() {
         let told = outcomes[0].as_ref().unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");
     }
+}
+
+#[test]
+fn what_is_held_of_the_last_commit_is_saved_where_too_few_are_left() {
+    let how = How::Zero(ZeroStage::Gradients);
+    let (scratch, quorum) = (
+        Scratch::new("stranded-commit"),
+        Quorum { min_ranks: 3, join_timeout: Duration::from_millis(50), ..Quorum::default() },
+    );
+    let (story, (_meeting, seats)) = (Story::default(), meeting(3, quorum));
+    let befalls = |world: &ElasticWorld<Cpu>, step: u64| match (world.comm()?.rank(), step) {
+        (1, 3) => Err(gone()),
+        _ => Ok(()),
+    };
+    let program = |world: &mut ElasticWorld<Cpu>| {
+        world.save_stranded_in(&scratch.folder());
+        story.train(world, how, &befalls)
+    };
+    assert!(Elastic::on_threads(seats, |elastic| elastic, program).iter().all(Result::is_err));
+    assert_eq!(scratch.folder().latest().unwrap(), Some(2));
+    let weights = |seed: u64, load: bool| {
+        let all = Ranks::new(3).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), seed).dtype(DType::F64))?;
+            let mut trainer = Any::new(&comm, &model, how, config())?;
+            match load {
+                true => assert!(trainer.load(&scratch.folder())?.is_some()),
+                false => (0..2).try_for_each(|k| trainer.step(&model, &comm, k).map(drop))?,
+            }
+            trainer.weights(&model)
+        });
+        all.unwrap()
+    };
+    assert!(weights(5, true) == weights(0, false));
 }
 
 #[test]
