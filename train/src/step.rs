@@ -279,10 +279,8 @@ impl<R: Runtime, S: StageStrategy<R>> LoopStep<R> for PipelineTrainStep<R, S> {
         self.step_with(micro_batches, work)
     }
 
-    fn weightless(_: MicroBatches<R>) -> Result<MicroBatches<R>> {
-        let why = "a replica of the pipeline has no example in its share of a batch: drop the last batch (`Last::Drop`), \
-                   or make batches larger";
-        Err(Error::argument("Trainer::run", why))
+    fn weightless(work: MicroBatches<R>) -> Result<MicroBatches<R>> {
+        Ok(MicroBatches { weightless: true, ..work })
     }
 
     fn into_mean(_: MicroBatches<R>) -> Result<MicroBatches<R>> {

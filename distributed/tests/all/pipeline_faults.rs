@@ -244,11 +244,11 @@ fn only_the_ranks_at_the_ends_look_at_data() {
     let checked = checked(ScheduleKind::OneFOneB, 3, 1, 4).unwrap();
     world(3, |comm| {
         let mut pipeline = pipeline(&comm, &checked, mlp_stages(comm.runtime(), 3, 3))?;
-        let MicroBatches { inputs, targets } = batch(&comm, 4)?;
+        let MicroBatches { inputs, targets, weightless } = batch(&comm, 4)?;
         let batch = match comm.rank() {
-            0 => MicroBatches { inputs, targets: Vec::new() },
+            0 => MicroBatches { inputs, targets: Vec::new(), weightless },
             1 => MicroBatches::none(),
-            _ => MicroBatches { inputs: Vec::new(), targets },
+            _ => MicroBatches { inputs: Vec::new(), targets, weightless },
         };
         let mut hooks = hooks(&pipeline);
         pipeline.run(batch, &mut hooks).map(|_| ())

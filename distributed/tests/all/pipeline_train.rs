@@ -157,6 +157,17 @@ fn reference(model: Model, stages: usize, micros: usize, max_norm: Option<f64>) 
 
 /// A world of `replicas` pipelines; each takes its part of every micro-batch's examples, in `runs` runs of the pipeline.
 fn piped(model: Model, checked: &Checked, replicas: usize, runs: usize, max_norm: Option<f64>) -> Trained {
+    piped_with(model, checked, (replicas, replicas), runs, max_norm)
+}
+
+/// As [`piped`], where no more than `have` of the replicas have examples of their own: the others take those of the first, which weigh nothing.
+fn piped_with(
+    model: Model,
+    checked: &Checked,
+    (replicas, have): (usize, usize),
+    runs: usize,
+    max_norm: Option<f64>,
+) -> Trained {
     let p = checked.schedule().placement().ranks();
     let m = checked.schedule().micro_batches();
     let ranks = world(p * replicas, |comm| {
@@ -165,10 +176,12 @@ fn piped(model: Model, checked: &Checked, replicas: usize, runs: usize, max_norm
             TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config(runs, max_norm)).build()?;
         let (mut losses, mut norms) = (Vec::new(), Vec::new());
         for step in 0..STEPS {
-            let (x, y) = model.batch(comm.runtime(), step, m * runs * replicas);
+            let (x, y) = model.batch(comm.runtime(), step, m * runs * have);
             let part = |k| {
-                let at = (comm.rank() / p * runs + k) * m * ROWS;
-                MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)
+                let (replica, weightless) = (comm.rank() / p % have, comm.rank() / p >= have);
+                let at = (replica * runs + k) * m * ROWS;
+                let batch = MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)?;
+                Ok(MicroBatches { weightless, ..batch })
             };
             let metrics = trainer.step(part)?;
             assert_eq!(metrics.global_step(), step as u64 + 1);
@@ -267,6 +280,16 @@ fn replicas_and_accumulated_runs_train_as_one_rank() {
             let got = piped(model, &checked, replicas, runs, Some(NO_CLIP));
             close(&what, &got, &want, model.terms(p * v, examples), want.norms.iter().copied().fold(0.0, f64::max));
         }
+    }
+}
+
+#[test]
+fn a_replica_without_examples_takes_part_and_weighs_nothing() {
+    for (kind, model) in [(ScheduleKind::OneFOneB, Model::Mlp), (ScheduleKind::ZbH1, Model::Gpt)] {
+        let (checked, want) = (of(kind, 2, 1, 2), reference(model, 2, 2, Some(NO_CLIP)));
+        let got = piped_with(model, &checked, (2, 1), 1, Some(NO_CLIP));
+        let largest = want.norms.iter().copied().fold(0.0, f64::max);
+        close(&format!("{kind}"), &got, &want, model.terms(2, 2), largest);
     }
 }
 

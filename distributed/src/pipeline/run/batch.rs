@@ -12,12 +12,15 @@ pub struct MicroBatches<R: Runtime> {
     pub inputs: Vec<Vec<Tensor<R>>>,
     /// What the loss is given beside the last stage's outputs, per micro-batch.
     pub targets: Vec<Vec<Tensor<R>>>,
+    /// Whether their losses weigh nothing, so that they change no gradient: this replica has no example of its own in a step of the others. All of its ranks say
+    /// the same.
+    pub weightless: bool,
 }
 
 impl<R: Runtime> MicroBatches<R> {
     /// None: for a rank with neither the first nor the last stage.
     pub fn none() -> Self {
-        MicroBatches { inputs: Vec::new(), targets: Vec::new() }
+        MicroBatches { inputs: Vec::new(), targets: Vec::new(), weightless: false }
     }
 
     /// Cuts a batch along the first axis of all its tensors into `count` equal micro-batches.
@@ -26,7 +29,8 @@ impl<R: Runtime> MicroBatches<R> {
     /// When a first axis is no multiple of `count`: micro-batches of one pipeline have the same shapes.
     pub fn split(inputs: &[Tensor<R>], targets: &[Tensor<R>], count: usize) -> Result<Self> {
         let inputs = (0..count).map(|k| part(inputs, k, count)).collect::<Result<_>>()?;
-        Ok(MicroBatches { inputs, targets: (0..count).map(|k| part(targets, k, count)).collect::<Result<_>>()? })
+        let targets = (0..count).map(|k| part(targets, k, count)).collect::<Result<_>>()?;
+        Ok(MicroBatches { inputs, targets, weightless: false })
     }
 }
 

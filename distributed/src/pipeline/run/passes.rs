@@ -81,10 +81,11 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         if let Some(loss) = self.job.loss.as_deref_mut() {
             let targets = self.job.batch.targets.get_mut(compute.micro).map(std::mem::take).unwrap_or_default();
             let targets: Vec<Var<R>> = targets.into_iter().map(Var::new).collect();
-            let loss = match self.checked.is_forward_only() {
+            let made = match self.checked.is_forward_only() {
                 true => no_grad(|| loss(&outputs, &targets))?,
                 false => loss(&outputs, &targets)?,
             };
+            let loss = if self.job.batch.weightless { made.weightless()? } else { made };
             let shape = loss.sum.spec().shape;
             if shape.numel() != 1 {
                 return Err(Error::shape("pipeline loss", &[shape], "a loss has one element; reduce it"));
