@@ -38,7 +38,7 @@ fn signals() -> MutexGuard<'static, Signals> {
 /// While it lives, SIGTERM and SIGINT (on other systems than Unix: Ctrl-C) are noted; another one that comes at least a second later ends the process at once. When
 /// the last one is gone, the signal is forgotten, and the next one ends the process again.
 #[derive(Debug)]
-pub(super) struct Listening(());
+pub(crate) struct Listening(());
 
 impl Listening {
     pub fn start() -> Result<Self> {
@@ -52,6 +52,11 @@ impl Listening {
         signals().listeners += 1;
         Ok(Listening(()))
     }
+}
+
+/// Whether a run of this process listens.
+pub(crate) fn is_listening() -> bool {
+    signals().listeners > 0
 }
 
 impl Drop for Listening {

@@ -8,7 +8,7 @@ use distributed::{
 };
 use nn::{Module, ModuleExt};
 use numcore::{
-    DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
+    DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{PointwiseOps, ViewOps, cat},
     placement::TensorPlacement,
     pointwise::Program,
@@ -36,10 +36,27 @@ pub struct WeightAveraging<R: Runtime> {
     warmup: bool,
     evaluate: bool,
     use_at_end: bool,
+    /// What becomes of a checkpoint that is not of a run with averages.
+    otherwise: Otherwise,
+    /// Whether the checkpoint that is being loaded has averages.
+    there: Option<bool>,
+    /// Whether averages begin with the weights that were loaded.
+    begins: bool,
     updates: u64,
     parts: Vec<AveragedPart<R>>,
     /// The weights themselves, while the averages take their place.
     own: Option<Vec<Tensor<R>>>,
+}
+
+/// What averaging makes of a checkpoint whose run had it otherwise.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Otherwise {
+    /// One without averages is an error.
+    Refused,
+    /// Averages begin with the weights of one that has none.
+    Begins,
+    /// There is no averaging: the averages of one that has some are dropped.
+    Dropped,
 }
 
 /// This rank's part of the average of a parameter.
@@ -48,6 +65,7 @@ struct AveragedPart<R: Runtime> {
     name: String,
     placement: TensorPlacement,
     start: usize,
+    len: usize,
     /// Of the parameter.
     dtype: DType,
     average: Tensor<R>,
@@ -59,6 +77,19 @@ const AVERAGE: &str = "ema/";
 const UPDATES: &str = "ema/updates";
 /// Whether evaluations looked at the averages.
 const EVALUATED: &str = "ema/evaluated";
+
+/// An error of a checkpoint that differs in having averages says what to do.
+pub(crate) fn with_hint(error: Error) -> Error {
+    let ErrorKind::State { name, why } = error.kind() else { return error };
+    let is_average = |name: &str| name.split(", ").any(|name| name.starts_with(AVERAGE));
+    let hint = match why.starts_with("is missing") {
+        _ if !is_average(name) => return error,
+        true => "averaging may begin with the weights of a checkpoint without averages: `WeightAveraging::begin_anew`",
+        false => "a run without averaging drops them by `.with(WeightAveraging::dropped())`",
+    };
+    let told = Error::state(name.clone(), format!("{why}; {hint}"));
+    if let Some(rank) = error.rank() { told.on_rank(rank) } else { told }
+}
 
 /// What the average of a parameter is called in checkpoints.
 pub(super) fn in_checkpoint(parameter: &str) -> String {
@@ -73,8 +104,38 @@ pub(super) fn were_evaluated(numbers: &BTreeMap<String, u64>) -> bool {
 impl<R: Runtime> WeightAveraging<R> {
     /// Averages with a decay δ in `[0, 1)`, which begin with the weights as they are.
     pub fn new(decay: f64) -> Self {
-        let (parts, own) = (Vec::new(), None);
-        WeightAveraging { decay, warmup: false, evaluate: true, use_at_end: false, updates: 0, parts, own }
+        WeightAveraging {
+            decay,
+            warmup: false,
+            evaluate: true,
+            use_at_end: false,
+            otherwise: Otherwise::Refused,
+            there: None,
+            begins: false,
+            updates: 0,
+            parts: Vec::new(),
+            own: None,
+        }
+    }
+
+    /// Averages nothing, and drops the averages of a checkpoint that has some: for a run that goes on without averaging.
+    pub fn dropped() -> Self {
+        WeightAveraging { otherwise: Otherwise::Dropped, ..WeightAveraging::new(0.0).evaluate(false) }
+    }
+
+    /// Begins with the weights of a checkpoint that has no averages, where otherwise going on from it is an error.
+    pub fn begin_anew(mut self) -> Self {
+        self.otherwise = Otherwise::Begins;
+        self
+    }
+
+    fn is_dropped(&self) -> bool {
+        self.otherwise == Otherwise::Dropped
+    }
+
+    /// Whether it takes the averages of the checkpoint that is being loaded.
+    fn takes(&self) -> bool {
+        self.otherwise == Otherwise::Refused || self.there.unwrap_or(true)
     }
 
     /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon forgotten.
@@ -105,6 +166,14 @@ impl<R: Runtime> WeightAveraging<R> {
             let part = part.ok_or_else(|| Error::state(&*weight.name, "was not cut like this when averaging began"))?;
             let row = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?;
             part.average = part.average.apply_program(&BLEND, &[&row], &[(1.0 - decay).into()])?;
+        }
+        Ok(())
+    }
+
+    /// Begins with the weights as they are.
+    fn begin(&mut self, step: &dyn Checkpointed<R>) -> Result<()> {
+        for (part, weight) in self.parts.iter_mut().zip(weights(step)?) {
+            part.average = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?.copy()?;
         }
         Ok(())
     }
@@ -157,7 +226,7 @@ impl<R: Runtime> WeightAveraging<R> {
     /// Which rank has which pieces of each parameter, in the order of their elements.
     fn table(&self, comm: &Comm<R>) -> Result<AveragedPieces> {
         let line = |(i, part): (usize, &AveragedPart<R>)| {
-            format!("{} {} {i} {}\t{}\n", part.start, part.average.shape().numel(), part.name, part.placement)
+            format!("{} {} {i} {}\t{}\n", part.start, part.len, part.name, part.placement)
         };
         let own: String = self.parts.iter().enumerate().map(line).collect();
         let mut table = AveragedPieces::new();
@@ -222,10 +291,12 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
         for weight in weights(step)? {
             let row = weight.row.on(comm.runtime())?;
             let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
+            let (len, dtype) = (row.shape().numel(), row.dtype());
+            let kept = if self.is_dropped() { row.narrow(0, 0, 0)? } else { row };
             // Not the memory that updates write.
-            let average = row.to_dtype(wide)?.copy()?;
+            let average = kept.to_dtype(wide)?.copy()?;
             let CheckpointPart { name, placement, start, .. } = weight;
-            self.parts.push(AveragedPart { name, placement, start, dtype: row.dtype(), average });
+            self.parts.push(AveragedPart { name, placement, start, len, dtype, average });
         }
         Ok(())
     }
@@ -236,7 +307,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
                 let why = "the model of this run has no parameters, as its training step has them: load `ema/` from the last checkpoint when the run is over";
                 Err(Error::config("WeightAveraging", "use_at_end", why))
             }
-            Event::StepEnd(metrics) if metrics.stepped() => self.update(run.step_state()),
+            Event::Begin | Event::WentBack if std::mem::take(&mut self.begins) => self.begin(run.step_state()),
+            Event::StepEnd(metrics) if metrics.stepped() && !self.is_dropped() => self.update(run.step_state()),
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
             Event::Evaluated(_) => self.swap_out(run),
             Event::End(_) if self.use_at_end => {
@@ -273,20 +345,30 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
                 row: average.clone().into(),
             }
         };
-        Ok(self.parts.iter().map(part).collect())
+        let saved = self.parts.iter().filter(|_| !self.is_dropped());
+        Ok(saved.map(part).collect())
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
+        // Of a run without averages none are saved, and those that are there are taken.
+        if !self.takes() || (self.is_dropped() && self.there.is_none()) {
+            return BTreeMap::new();
+        }
         BTreeMap::from([(UPDATES.into(), self.updates), (EVALUATED.into(), u64::from(self.evaluate))])
+    }
+
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        self.there = Some(numbers.contains_key(UPDATES));
     }
 
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let wanted = |part: &AveragedPart<R>| {
-            let elements = part.start..part.start + part.average.shape().numel();
+            let elements = part.start..part.start + part.len;
             let (name, placement) = (in_checkpoint(&part.name), part.placement.clone());
             Wanted { name, placement, dtype: part.average.dtype(), elements }
         };
-        Ok(self.parts.iter().map(wanted).collect())
+        let taken = self.parts.iter().filter(|_| self.takes());
+        Ok(taken.map(wanted).collect())
     }
 
     fn check_restore(&mut self, _: &BTreeMap<String, u64>) -> Result<()> {
@@ -298,11 +380,15 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
-        let wanted = self.wanted()?;
+        let (wanted, there) = (self.wanted()?, self.there.take());
+        self.updates = numbers.get(UPDATES).copied().unwrap_or(0);
+        if self.is_dropped() {
+            return Ok(());
+        }
+        self.begins = there == Some(false);
         for (part, wanted) in self.parts.iter_mut().zip(wanted) {
             part.average = read(&wanted)?;
         }
-        self.updates = numbers.get(UPDATES).copied().unwrap_or(0);
         Ok(())
     }
 }

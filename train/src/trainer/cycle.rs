@@ -16,6 +16,7 @@ use numcore::{Error, Result, Runtime};
 use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
     Event, Interval, LoopStep, Record, Run, Sink, StopReason,
+    callbacks::interrupt::{self, Listening},
     control::{Agreed, Control, Which},
     resume::Callbacks,
     run::RunState,
@@ -127,6 +128,10 @@ where
         self.commit()?;
         self.fire(&Event::Begin)?;
         self.state.check_evaluations()?;
+        if let Some(commits) = self.elastic.as_mut().filter(|_| interrupt::is_listening()) {
+            // A signal that comes while the ranks meet again ends the run in order, in the next world.
+            commits.world.keep(Listening::start()?);
+        }
         if std::mem::take(&mut self.state.owes_evaluation) {
             self.state.control.evaluate();
         }

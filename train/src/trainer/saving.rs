@@ -6,7 +6,7 @@ use autograd::set_random_state;
 use data::{Batch, State};
 use distributed::{
     checkpoint::{CheckpointReader, Checkpointed, Folder, Snapshot},
-    comm::{Collectives, Communicator, all_ok},
+    comm::all_ok,
 };
 use numcore::{Error, Result, Runtime};
 
@@ -14,6 +14,7 @@ use super::{before_step::BeforeStep, cycle::Cycle};
 use crate::{
     Event, LoopStep, Progress,
     callback::RunSnapshot,
+    callbacks::with_hint,
     control::{Agreed, Which},
     resume::{Callbacks, ResumedNotes, Together, notes},
     sink::Value,
@@ -140,14 +141,15 @@ pub(super) fn load<R: Runtime, M, B, S: LoopStep<R>>(
     check: impl Fn(&ResumedNotes) -> Result<()>,
 ) -> Result<Option<(Folder, ResumedNotes)>> {
     let comm = step.comm().clone();
-    let latest = |folder: &Folder| Ok(folder.latest()?.map(|step| (step, folder.clone())));
-    let all = folders.iter().rev().map(latest).collect::<Result<Vec<_>>>();
-    let newest = all_ok(&comm, "resume", all)?.into_iter().flatten().max_by_key(|(step, _)| *step);
-    comm.agree("the last checkpoint", format!("{newest:?}").as_bytes())?;
+    let mut newest: Option<(u64, &Folder)> = None;
+    for folder in folders.iter().rev() {
+        let latest = folder.latest_of_all(&comm)?.map(|step| (step, folder));
+        newest = newest.into_iter().chain(latest).max_by_key(|(step, _)| *step);
+    }
     let Some((at, folder)) = newest else { return Ok(None) };
     let read = CheckpointReader::open(folder.step(at)).and_then(|reader| ResumedNotes::read(reader.manifest().notes()));
     let checked = read.and_then(|notes| check(&notes).map(|()| notes));
     let notes = all_ok(&comm, "resume", checked)?;
-    folder.load(&comm, at, &mut together(step, callbacks))?;
-    Ok(Some((folder, notes)))
+    folder.load(&comm, at, &mut together(step, callbacks)).map_err(with_hint)?;
+    Ok(Some((folder.clone(), notes)))
 }

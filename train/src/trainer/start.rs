@@ -118,6 +118,10 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         }
         all_ok(&comm, "Trainer", check_tensors(&mut self.callbacks))?;
         state.is_elastic = self.elastic.is_some();
+        let folder = self.callbacks.iter().find_map(|callback| callback.folder()).filter(|_| !state.fast_dev_run);
+        if let (Some(commits), Some(folder)) = (&mut self.elastic, folder) {
+            commits.world.save_stranded_in(folder);
+        }
         let mut at = State::default();
         if let Some(notes) = self.take_up()? {
             at = self.goes_on(notes, &mut state)?;

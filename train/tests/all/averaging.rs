@@ -10,7 +10,9 @@ use distributed::{
 use nn::ModuleExt;
 use numcore::Result;
 use runtime_cpu::Cpu;
-use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, LoopStep, Run, Trainer, WeightAveraging};
+use train::{
+    Callback, Checkpoints, Evaluate, Event, Interval, Length, LoopStep, Resume, Run, Trainer, WeightAveraging,
+};
 
 use crate::common::*;
 
@@ -112,6 +114,37 @@ fn every_strategy_evaluates_the_same_averages_and_trains_as_without() {
             }
         }
     }
+}
+
+#[test]
+fn a_run_may_go_on_with_averages_that_a_checkpoint_lacks_and_without_those_it_has() {
+    let scratch = Scratch::new("averages-otherwise");
+    let seen = Rc::new(RefCell::new(Vec::new()));
+    let to = |steps: u64, averaging: Option<WeightAveraging<Cpu>>| {
+        let comm = one();
+        let model = Mlp::new(comm.runtime(), 0.0).unwrap();
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
+        let trainer = trainer.until(Length::Steps(steps)).resume(Resume::IfThere).with(Weights(seen.clone()));
+        let trainer = trainer.with(Checkpoints::in_folder(&scratch.0).on_signal(false));
+        let trainer = averaging.into_iter().fold(trainer, Trainer::with);
+        trainer.run(loss).map(|_| weights(&model).unwrap())
+    };
+    let before = to(2, None).unwrap();
+    let error = to(4, Some(WeightAveraging::new(0.7))).unwrap_err().to_string();
+    assert!(error.contains("is missing") && error.contains("WeightAveraging::begin_anew"), "{error}");
+    seen.borrow_mut().clear();
+    // They are in the checkpoint of step 4, and begin with the weights of step 2.
+    let left = to(4, Some(WeightAveraging::new(0.7).begin_anew().use_at_end(true))).unwrap();
+    let next =
+        |average: Vec<f64>, weights: &Vec<f64>| average.iter().zip(weights).map(|(a, w)| a + (w - a) * 0.3).collect();
+    let average: Vec<f64> = seen.borrow().iter().fold(before, next);
+    assert!(left.iter().zip(&average).all(|(a, b)| (a - b).abs() < 1e-14), "{left:?} {average:?}");
+    let error = to(5, None).unwrap_err().to_string();
+    assert!(error.contains("nothing here takes it") && error.contains("WeightAveraging::dropped"), "{error}");
+    to(5, Some(WeightAveraging::dropped())).unwrap();
+    // None are in the next checkpoint.
+    to(6, Some(WeightAveraging::dropped())).unwrap();
+    to(7, None).unwrap();
 }
 
 #[test]

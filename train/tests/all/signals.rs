@@ -11,8 +11,13 @@ use std::{
     time::Duration,
 };
 
-use distributed::checkpoint::Folder;
-use numcore::{Result, Runtime};
+use distributed::{
+    checkpoint::Folder,
+    comm::{Communicator, Quorum, ThreadRendezvous},
+    elastic::Elastic,
+};
+use numcore::{Error, Result, Runtime};
+use runtime_cpu::Cpu;
 use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Resume, Run, StopOnSignal, StopReason, Trainer};
 
 use crate::common::*;
@@ -37,7 +42,7 @@ fn child() {
     let pause = Duration::from_millis(std::env::var(PAUSE).unwrap().parse().unwrap());
     let (reason, value) = on_ranks(ranks, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
-        let (rank, seen) = (distributed::comm::Communicator::rank(&**comm), AtomicUsize::new(0));
+        let (rank, seen) = (comm.rank(), AtomicUsize::new(0));
         let evaluate = Evaluate::on(held_out(comm.runtime()).batch(1)).every(Interval::Steps(1)).at_end(false);
         let slowly = evaluate.measure("slow", |_, _| {
             if rank == 0 {
@@ -229,4 +234,48 @@ fn a_run_that_only_listens_ends_as_any_other() {
     let trainer = Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime()));
     let report = trainer.until(Length::Steps(2)).with(StopOnSignal::new()).run(loss).unwrap();
     assert_eq!(report.reason, StopReason::Finished);
+}
+
+const ELASTIC: &str = "WEFTGRAD_TEST_SIGNAL_ELASTIC";
+
+/// What the test below starts: of two ranks one is lost after its second step, and a signal comes before the other has made anything of its next world.
+#[test]
+fn elastic_child() {
+    let Ok(path) = std::env::var(ELASTIC) else { return };
+    let runtimes = (0..2).map(|_| Cpu::with_threads(1)).collect();
+    let (_meeting, seats) = ThreadRendezvous::new(runtimes, Quorum::default(), Duration::from_secs(20)).unwrap();
+    let outcomes = Elastic::on_threads(
+        seats,
+        |elastic| elastic,
+        |world| {
+            let (comm, is_first) = (world.comm()?, world.generation() == 0);
+            if !is_first {
+                let own = std::process::id().to_string();
+                assert!(Command::new("kill").args(["-TERM", &own]).status().unwrap().success());
+                sleep(Duration::from_millis(200));
+            }
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let steps = AtomicUsize::new(0);
+            let report = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()).workers(0))
+                .until(Length::Steps(50))
+                .with(Checkpoints::in_folder(&path))
+                .elastic(world, Interval::Steps(1))
+                .run(|model, batch| match (is_first, comm.rank(), steps.fetch_add(1, Ordering::SeqCst)) {
+                    (true, 1, 2) => Err(Error::argument("the machine", "is gone")),
+                    _ => loss(model, batch),
+                })?;
+            Ok(report.reason)
+        },
+    );
+    let left: Vec<StopReason> = outcomes.into_iter().flatten().collect();
+    assert_eq!(left, [StopReason::Interrupted]);
+}
+
+#[test]
+fn a_signal_between_two_worlds_of_an_elastic_run_ends_it_in_order() {
+    let scratch = Scratch::new("signal-elastic");
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "signals::elastic_child", "--test-threads", "1"]).env(ELASTIC, &scratch.0);
+    assert!(child.stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
+    assert_eq!(Folder::new(&scratch.0).latest().unwrap(), Some(3));
 }
