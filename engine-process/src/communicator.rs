@@ -25,6 +25,7 @@ use super::{
     message::{GroupId, Key},
     moves::{Done, Limits, Moves, Shared},
     progress::Command,
+    stream::LARGEST,
     world::World,
 };
 
@@ -94,6 +95,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
             absent: peers.clone(),
             peers,
             met,
+            tags: vec![0; n],
             begun: false,
             since: now,
             moved: now,
@@ -178,6 +180,14 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
         }
         let what = Collective::AllGather;
         self.check(what.name())?;
+        if own.len() > LARGEST / 2 {
+            let why = format!(
+                "{} bytes are exchanged at once, and {} is the most: gather them as a tensor",
+                own.len(),
+                LARGEST / 2
+            );
+            return Err(Error::argument(what.name(), why).on_rank(self.world_rank()));
+        }
         let call = Fingerprint {
             what,
             dtype: DType::U8,

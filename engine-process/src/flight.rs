@@ -1,6 +1,6 @@
 //! A call from its start to its end, on this rank: who has come to it, and until when they must.
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use comm::{
     Fingerprint,
@@ -29,6 +29,8 @@ pub(crate) struct Flight {
     /// The ranks that have not come yet.
     pub(crate) absent: Vec<usize>,
     pub(crate) met: Met,
+    /// The first of the tags of what is sent to each rank.
+    pub(crate) tags: Vec<u32>,
     pub(crate) begun: bool,
     pub(crate) since: Instant,
     pub(crate) moved: Instant,
@@ -48,6 +50,13 @@ pub(crate) enum Meeting {
 impl Flight {
     pub(crate) fn world_rank(&self) -> usize {
         self.members[self.rank]
+    }
+
+    /// The tags of what it sends to a process, if it meets that one.
+    pub(crate) fn tags_to(&self, process: usize) -> Option<Range<u32>> {
+        let to = self.peers.iter().copied().find(|&to| self.members[to] == process)?;
+        let first = self.tags[to];
+        Some(first..first + self.job.tags())
     }
 
     /// Takes up what has arrived; starts the job when all have come.

@@ -9,6 +9,7 @@
 //! diverge, fail, leave or stay away end as an error with the reason on every rank, as with threads. See `README.md` beside.
 
 mod communicator;
+mod end;
 mod flight;
 mod folder;
 mod job;
@@ -22,6 +23,9 @@ mod progress;
 mod recover;
 mod rendezvous;
 mod stream;
+mod tags;
+#[cfg(test)]
+mod tests;
 mod transport;
 mod world;
 

@@ -7,13 +7,15 @@ use std::{
 
 use comm::engine::Failure;
 
-use super::message::{GroupId, Header, Key};
+use super::message::{GroupId, Header, Key, world_of};
 
 /// Headers that have arrived, and who has left which group. Processes are told by their ranks.
 #[derive(Default)]
 pub(crate) struct Inbox {
     headers: BTreeMap<GroupId, BTreeMap<(Key, usize), Header>>,
     left: BTreeMap<GroupId, BTreeSet<usize>>,
+    /// Groups that this process has left before others did, and these: nothing of them is kept.
+    outlived_by: BTreeMap<GroupId, BTreeSet<usize>>,
     /// Members of the groups that this process is in.
     members: BTreeMap<GroupId, Arc<[usize]>>,
     /// Failures of worlds that this process has not made yet.
@@ -36,7 +38,9 @@ impl Inbox {
     }
 
     pub(crate) fn put(&mut self, from: usize, header: Header) {
-        self.headers.entry(header.group.clone()).or_default().insert((header.key, from), header);
+        if !self.outlived_by.contains_key(&header.group) {
+            self.headers.entry(header.group.clone()).or_default().insert((header.key, from), header);
+        }
     }
 
     pub(crate) fn take(&mut self, group: &GroupId, key: Key, from: usize) -> Option<Header> {
@@ -44,18 +48,44 @@ impl Inbox {
     }
 
     pub(crate) fn leave(&mut self, from: usize, group: GroupId) {
-        self.left.entry(group).or_default().insert(from);
+        match self.outlived_by.get_mut(&group) {
+            Some(others) => {
+                others.remove(&from);
+                self.outlived_by.retain(|_, others| !others.is_empty());
+            }
+            None => _ = self.left.entry(group).or_default().insert(from),
+        }
     }
 
     pub(crate) fn has_left(&self, group: &GroupId, rank: usize) -> bool {
         self.left.get(group).is_some_and(|left| left.contains(&rank))
     }
 
-    /// This process has left the group.
-    pub(crate) fn forget(&mut self, group: &GroupId) {
+    /// This process, `own`, has left the group: the others that have not are to tell it, as long as they are there.
+    pub(crate) fn forget(&mut self, group: &GroupId, members: &[usize], own: usize) {
         self.headers.remove(group);
-        self.left.remove(group);
         self.members.remove(group);
+        let left = self.left.remove(group).unwrap_or_default();
+        let others: BTreeSet<usize> =
+            members.iter().copied().filter(|rank| *rank != own && !left.contains(rank)).collect();
+        if !others.is_empty() {
+            self.outlived_by.insert(group.clone(), others);
+        }
+    }
+
+    /// Nothing is kept of a world, nor of its groups.
+    pub(crate) fn forget_world(&mut self, world: u64) {
+        self.headers.retain(|group, _| world_of(group) != world);
+        self.left.retain(|group, _| world_of(group) != world);
+        self.members.retain(|group, _| world_of(group) != world);
+        self.outlived_by.retain(|group, _| world_of(group) != world);
+        self.failures.remove(&world);
+    }
+
+    /// How many entries are kept.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.headers.len() + self.left.len() + self.members.len() + self.outlived_by.len() + self.failures.len()
     }
 
     pub(crate) fn failed(&mut self, world: u64, failure: Failure) {
@@ -64,5 +94,25 @@ impl Inbox {
 
     pub(crate) fn failure_of(&mut self, world: u64) -> Option<Failure> {
         self.failures.remove(&world)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_that_others_leave_later_leave_nothing() {
+        let mut inbox = Inbox::default();
+        for number in 0..10 {
+            let group: GroupId = [0, number].into();
+            inbox.enter(&group, &[0, 1, 2].into());
+            inbox.leave(1, group.clone());
+            assert!(inbox.has_left(&group, 1) && !inbox.has_left(&group, 2));
+            inbox.forget(&group, &[0, 1, 2], 0);
+            assert_eq!(inbox.len(), 1, "one that it waits for");
+            inbox.leave(2, group);
+            assert_eq!(inbox.len(), 0, "{number}");
+        }
     }
 }

@@ -57,6 +57,16 @@ pub(crate) enum Message {
 }
 
 impl Message {
+    /// The world that it is of, if it is of one.
+    pub(crate) fn world(&self) -> Option<u64> {
+        match self {
+            Message::Call(header) => Some(world_of(&header.group)),
+            Message::Leave(group) => Some(world_of(group)),
+            Message::Fail(world, _) => Some(*world),
+            Message::Goodbye | Message::Recover { .. } => None,
+        }
+    }
+
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::default();
         match self {
@@ -115,8 +125,17 @@ fn write_group(w: &mut Writer, group: &GroupId) {
     });
 }
 
+/// The world of a group.
+pub(crate) fn world_of(group: &GroupId) -> u64 {
+    group.first().copied().unwrap_or_default()
+}
+
 fn read_group(r: &mut WireReader<'_>) -> Result<GroupId> {
-    Ok(r.list()?.into_iter().map(|part| part as u64).collect())
+    let parts = r.list()?;
+    if parts.is_empty() {
+        return Err(Error::argument("message", "a group is of no world"));
+    }
+    Ok(parts.into_iter().map(|part| part as u64).collect())
 }
 
 #[cfg(test)]
@@ -153,5 +172,6 @@ mod tests {
             assert_eq!(Message::from_bytes(&bytes).unwrap(), message);
             assert!((0..bytes.len()).all(|end| Message::from_bytes(&bytes[..end]).is_err()));
         }
+        assert!(Message::from_bytes(&Message::Leave([].into()).to_bytes()).is_err(), "a group is of a world");
     }
 }

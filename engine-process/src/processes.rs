@@ -30,6 +30,8 @@ use crate::Launch;
 const MESSAGE: usize = 64 << 20;
 /// The largest such multiple that is a power of two, and a count MPI takes.
 const LARGEST_MESSAGE: usize = 1 << 30;
+/// How long the end of the other processes is waited for.
+const END_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 /// Bytes of a chunk of a reduction: two of them and what they are combined with stay in a core's cache.
 const CHUNK: usize = 512 << 10;
 
@@ -46,6 +48,7 @@ pub struct Processes {
     pub(crate) no_recovery: Option<String>,
     worlds: AtomicU64,
     failed: AtomicBool,
+    end_timeout: Duration,
     timeout: Duration,
     places: Places,
     limits: Limits,
@@ -79,6 +82,7 @@ impl Processes {
             no_recovery,
             worlds: AtomicU64::new(0),
             failed: AtomicBool::new(false),
+            end_timeout: END_TIMEOUT,
             timeout: Duration::from_secs(60),
             places: Places::Same,
             limits: Limits { message: MESSAGE, chunk: CHUNK },
@@ -88,6 +92,13 @@ impl Processes {
     /// How long calls of worlds made from now on may take before every rank gets an error.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// How long this process waits at its end for the others to come to theirs, where the transport needs that (MPI): then all are ended. One hour
+    /// unless it is said, since one may save or export what all have trained.
+    pub fn end_timeout(mut self, timeout: Duration) -> Self {
+        self.end_timeout = timeout;
         self
     }
 
@@ -221,7 +232,8 @@ impl Processes {
     /// Ends it, as dropping does: over MPI it blocks until all processes have come to their end. Calls afterwards are errors.
     pub fn finish(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
-        let patience = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
+        let most = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
+        let patience = most.min(self.end_timeout);
         drop(self.link.send(Command::Finish(patience)));
         // The thread ends the process rather than panic.
         drop(thread.join());

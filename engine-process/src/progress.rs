@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{
         Arc,
         mpsc::{Receiver, RecvTimeoutError, SyncSender},
@@ -17,8 +18,9 @@ use super::{
     flight::{Flight, Meeting},
     job::{Advance, Trouble},
     meeting::Inbox,
-    message::{GroupId, Header, Message},
+    message::{GroupId, Header, Message, world_of},
     stream::{Event, Streams},
+    tags::Tags,
     transport::Transport,
     world::World,
 };
@@ -44,7 +46,7 @@ pub(crate) enum Command {
 }
 
 /// Between looks at the transport while calls are under way and nobody waits.
-const NAP: Duration = Duration::from_micros(30);
+pub(crate) const NAP: Duration = Duration::from_micros(30);
 /// The pause between polls once nothing has moved for [`LULL`]: ranks that wait for others leave them the CPU.
 const LONG_NAP: Duration = Duration::from_micros(200);
 const LULL: Duration = Duration::from_millis(5);
@@ -52,18 +54,21 @@ const LULL: Duration = Duration::from_millis(5);
 const IDLE: Duration = Duration::from_millis(1);
 /// For so long after anything moved the thread does not sleep while somebody waits.
 const SPIN: Duration = Duration::from_micros(200);
+const OUT_OF_TAGS: &str = "so many calls are under way that the transport has no tags left";
 /// A rank that has left may have failed: for so long its own words are waited for.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Progress {
     pub(crate) transport: Box<dyn Transport>,
     pub(crate) streams: Streams,
-    commands: Receiver<Command>,
+    pub(crate) commands: Receiver<Command>,
     pub(crate) worlds: BTreeMap<u64, Arc<World>>,
     pub(crate) inbox: Inbox,
-    flights: Vec<Flight>,
+    pub(crate) flights: Vec<Flight>,
     flushing: Vec<SyncSender<()>>,
-    next_tags: Vec<u32>,
+    tags: Tags,
+    /// The number of the next world that this process makes.
+    next_world: u64,
     pub(crate) dead: Vec<bool>,
     pub(crate) gone: Vec<bool>,
     pub(crate) recovery: super::recover::Recovery,
@@ -81,7 +86,8 @@ impl Progress {
             inbox: Inbox::default(),
             flights: Vec::new(),
             flushing: Vec::new(),
-            next_tags: vec![0; size],
+            tags: Tags::new(size, transport.tags()),
+            next_world: 0,
             dead: vec![false; size],
             gone: vec![false; size],
             recovery: super::recover::Recovery::new(size),
@@ -124,7 +130,7 @@ impl Progress {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    pub(crate) fn obey(&mut self, command: Command) {
         match command {
             Command::Enter(world) => self.enter(world),
             Command::Start(flight) => self.start(*flight),
@@ -132,7 +138,8 @@ impl Progress {
             Command::Leave { group, members } => {
                 let message = Message::Leave(group.clone());
                 self.tell_others(&members, &message);
-                self.inbox.forget(&group);
+                self.inbox.forget(&group, &members, self.transport.rank());
+                self.forget_worlds();
             }
             Command::Wake => self.last_move = Instant::now(),
             Command::Flush(done) => self.flushing.push(done),
@@ -142,7 +149,7 @@ impl Progress {
     }
 
     /// Looks at everything once.
-    fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         let mut events = Vec::new();
         if let Err(error) = self.streams.advance(&mut *self.transport, &mut events) {
             let peer = self.transport.rank();
@@ -159,11 +166,12 @@ impl Progress {
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    pub(crate) fn hear(&mut self, event: Event) {
         match event {
+            Event::Message(_, message) if message.world().is_some_and(|world| self.is_over(world)) => {}
             Event::Message(from, Message::Call(header)) => {
                 let known = self.inbox.members(&header.group);
-                if let (Some(world), Some(members)) = (self.worlds.get(&header.group[0]), known) {
+                if let (Some(world), Some(members)) = (self.worlds.get(&world_of(&header.group)), known) {
                     world.note(from, &members, header.key.number(), header.call.clone());
                 }
                 self.inbox.put(from, header);
@@ -198,7 +206,24 @@ impl Progress {
             world.fail(Why::Peer { peer: dead, cause: "its process has ended".into() });
         }
         self.enter_group(&[world.number].into(), &world.members, &world);
+        self.next_world = world.number + 1;
         self.worlds.insert(world.number, world);
+        self.forget_worlds();
+    }
+
+    /// Whether this process had its part in a world, and has left it.
+    fn is_over(&self, world: u64) -> bool {
+        world < self.next_world && !self.worlds.contains_key(&world)
+    }
+
+    /// Forgets the worlds that nobody in this process has a handle of.
+    fn forget_worlds(&mut self) {
+        let over = |world: &Arc<World>| Arc::strong_count(world) == 1;
+        let over: Vec<u64> = self.worlds.values().filter(|world| over(world)).map(|world| world.number).collect();
+        for number in over {
+            self.worlds.remove(&number);
+            self.inbox.forget_world(number);
+        }
     }
 
     /// A group is known from now on; calls that others have made in it already are noted.
@@ -214,10 +239,14 @@ impl Progress {
         }
         let (world, group, members) = (flight.world.clone(), flight.group.clone(), flight.members.clone());
         self.enter_group(&group, &members, &world);
-        for &to in &flight.peers {
+        for to in flight.peers.clone() {
             let process = flight.members[to];
-            let tag = self.take_tags(process, flight.job.tags());
-            flight.met.tags[to].0 = tag;
+            let Some(tag) = self.take_tags(process, flight.job.tags()) else {
+                flight.world.fail(Why::Peer { peer: flight.world_rank(), cause: OUT_OF_TAGS.into() });
+                self.tell(&world);
+                break;
+            };
+            (flight.met.tags[to].0, flight.tags[to]) = (tag, tag);
             let header = Header {
                 group: flight.group.clone(),
                 key: flight.key,
@@ -228,18 +257,17 @@ impl Progress {
             };
             self.streams.send(process, &Message::Call(header));
         }
-        self.flights.push(flight);
+        match world.failure() {
+            Some(failure) => flight.job.fail(failure),
+            None => self.flights.push(flight),
+        }
         self.last_move = Instant::now();
     }
 
-    /// The first of `count` tags for messages to a process, which none under way has.
-    fn take_tags(&mut self, to: usize, count: u32) -> u32 {
-        let next = &mut self.next_tags[to];
-        if next.saturating_add(count) >= self.transport.tags() {
-            *next = 0;
-        }
-        *next += count;
-        *next - count
+    /// The first of `count` tags for messages to a process, which no call under way has.
+    fn take_tags(&mut self, to: usize, count: u32) -> Option<u32> {
+        let used: Vec<Range<u32>> = self.flights.iter().filter_map(|flight| flight.tags_to(to)).collect();
+        self.tags.take(to, count, &used)
     }
 
     fn advance_flights(&mut self) {
@@ -306,7 +334,12 @@ impl Progress {
         let (over, rest) = std::mem::take(&mut self.flights).into_iter().partition(|f| f.world.number == world.number);
         self.flights = rest;
         let over: Vec<Flight> = over;
-        over.into_iter().for_each(|flight| flight.job.fail(failure.clone()));
+        for flight in over {
+            for &to in &flight.members.clone()[..] {
+                flight.tags_to(to).into_iter().for_each(|range| self.tags.lose(to, range));
+            }
+            flight.job.fail(failure.clone());
+        }
     }
 
     pub(crate) fn fail_worlds_of(&mut self, peer: usize, cause: &str) {
@@ -321,59 +354,6 @@ impl Progress {
     pub(crate) fn tell_others(&mut self, members: &[usize], message: &Message) {
         let own = self.transport.rank();
         members.iter().filter(|&&rank| rank != own).for_each(|&rank| self.streams.send(rank, message));
-    }
-
-    /// Calls whose result nobody waits for are seen through, since others may wait for their part of them: until their deadline, or until the
-    /// processes they need have come to their end.
-    fn finish_flights(&mut self) {
-        while !self.flights.is_empty() {
-            self.turn();
-            let (gone, dead) = (&self.gone, &self.dead);
-            let lost =
-                |flight: &Flight| flight.absent.iter().any(|&r| gone[flight.members[r]] || dead[flight.members[r]]);
-            self.flights.retain(|flight| !lost(flight) && flight.since.elapsed() < flight.world.timeout);
-            thread::sleep(NAP);
-        }
-        // Dropped, calls that were queued behind the end tell their callers.
-        while self.commands.try_recv().is_ok() {}
-    }
-
-    /// Says goodbye and waits, for so long, until all others have, if the transport needs that; then ends it. Where some have not, all processes are ended.
-    fn finish(mut self, timeout: Duration) {
-        self.finish_flights();
-        let all: Vec<usize> = (0..self.transport.size()).collect();
-        self.tell_others(&all, &Message::Goodbye);
-        let own = self.transport.rank();
-        let begun = Instant::now();
-        let mut events = Vec::new();
-        let settled = loop {
-            if self.streams.advance(&mut *self.transport, &mut events).is_err() {
-                break false;
-            }
-            for event in events.drain(..) {
-                match event {
-                    Event::Message(from, Message::Goodbye) => self.gone[from] = true,
-                    Event::Dead(rank) => self.dead[rank] = true,
-                    Event::Broken(..) | Event::Message(..) => {}
-                }
-            }
-            let is_over = |rank| rank == own || self.gone[rank] || self.dead[rank];
-            let ended = !self.transport.ends_together() || (0..self.transport.size()).all(is_over);
-            if ended && self.streams.is_flushed() {
-                break true;
-            }
-            if begun.elapsed() > timeout {
-                break false;
-            }
-            thread::sleep(NAP);
-        };
-        self.streams.close(&mut *self.transport);
-        match settled {
-            // `MPI_Finalize` may wait for a process that has died: all that are left have said goodbye, and just end.
-            true if self.dead.contains(&true) => {}
-            true => drop(self.transport.finish()),
-            false => self.transport.abort(),
-        }
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Recovery {
 
 struct Own {
     made: u64,
+    /// Whom the others were told to be lost.
+    said: Option<Vec<usize>>,
     since: Instant,
     timeout: Duration,
     outcome: SyncSender<Result<(u64, Vec<usize>)>>,
@@ -67,7 +69,7 @@ impl Progress {
         timeout: Duration,
         outcome: SyncSender<Result<(u64, Vec<usize>)>>,
     ) {
-        self.recovery.own = Some(Own { made, since: Instant::now(), timeout, outcome });
+        self.recovery.own = Some(Own { made, said: None, since: Instant::now(), timeout, outcome });
         self.tell_recovery();
     }
 
@@ -84,8 +86,11 @@ impl Progress {
     }
 
     fn tell_recovery(&mut self) {
-        let Some(own) = &self.recovery.own else { return };
-        let message = Message::Recover { made: own.made, dead: self.known_lost() };
+        let lost = self.known_lost();
+        // Said twice, a word would be left over, and be heard in the next recovery.
+        let Some(own) = self.recovery.own.as_mut().filter(|own| own.said.as_ref() != Some(&lost)) else { return };
+        own.said = Some(lost.clone());
+        let message = Message::Recover { made: own.made, dead: lost };
         let all: Vec<usize> = (0..self.transport.size()).collect();
         self.tell_others(&all, &message);
     }

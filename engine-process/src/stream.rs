@@ -17,6 +17,8 @@ const PACKET: usize = 3968;
 /// Packets to a peer under way at once.
 const UNDER_WAY: usize = 16;
 const TAG: u32 = 0;
+/// Bytes of a message at most: a length beyond is none that another process has written.
+pub(crate) const LARGEST: usize = 1 << 30;
 
 /// What came of a peer.
 #[derive(Debug)]
@@ -84,14 +86,7 @@ impl Streams {
     /// Withdraws the receives that are posted.
     pub(crate) fn close(&mut self, transport: &mut dyn Transport) {
         for peer in self.peers.iter_mut().flatten() {
-            if let Some(request) = peer.receive.take() {
-                transport.cancel(&request);
-                // A few times: a cancelled receive ends when MPI next looks at it.
-                let ended = (0..1000).any(|_| transport.test(&request) != Test::Pending);
-                if !ended {
-                    std::mem::forget(std::mem::take(&mut peer.packet));
-                }
-            }
+            peer.withdraw(transport);
             // What has not left belongs to the transport from here on.
             peer.sends.drain(..).for_each(std::mem::forget);
         }
@@ -112,6 +107,17 @@ impl Peer {
         let request = unsafe { transport.receive(Channel::Control, self.packet.as_mut_ptr(), PACKET, rank, TAG) }?;
         self.receive = Some(request);
         Ok(())
+    }
+
+    /// Withdraws the receive that is posted.
+    fn withdraw(&mut self, transport: &mut dyn Transport) {
+        let Some(request) = self.receive.take() else { return };
+        transport.cancel(&request);
+        // A few times: a cancelled receive ends when MPI next looks at it.
+        let ended = (0..1000).any(|_| transport.test(&request) != Test::Pending);
+        if !ended {
+            std::mem::forget(std::mem::take(&mut self.packet));
+        }
     }
 
     fn push(&mut self, transport: &mut dyn Transport, rank: usize) -> Result<()> {
@@ -140,7 +146,10 @@ impl Peer {
                 Test::Done(length) => {
                     self.arrived.extend(&self.packet[..length]);
                     self.post(transport, rank)?;
-                    self.parse(rank, events);
+                    if let Some(event) = self.parse(rank, events) {
+                        self.withdraw(transport);
+                        self.end(event, events);
+                    }
                 }
                 Test::Dead => self.end(Event::Dead(rank), events),
                 Test::Failed(words) => self.end(Event::Broken(rank, words), events),
@@ -155,10 +164,15 @@ impl Peer {
         events.push(event);
     }
 
-    fn parse(&mut self, rank: usize, events: &mut Vec<Event>) {
+    /// The whole messages that have arrived; and why there will be no more, if what follows them is none.
+    fn parse(&mut self, rank: usize, events: &mut Vec<Event>) -> Option<Event> {
         let mut rest = &self.arrived[..];
         while let Some((length, after)) = rest.split_first_chunk::<8>() {
-            let Some((message, after)) = after.split_at_checked(u64::from_le_bytes(*length) as usize) else { break };
+            let length = u64::from_le_bytes(*length);
+            if length > LARGEST as u64 {
+                return Some(Event::Broken(rank, format!("one says that it has {length} bytes")));
+            }
+            let Some((message, after)) = after.split_at_checked(length as usize) else { break };
             rest = after;
             events.push(match Message::from_bytes(message) {
                 Ok(message) => Event::Message(rank, message),
@@ -167,6 +181,7 @@ impl Peer {
         }
         let read = self.arrived.len() - rest.len();
         self.arrived.drain(..read);
+        None
     }
 }
 
@@ -241,6 +256,18 @@ mod tests {
         fn finish(self: Box<Self>) -> Result<()> {
             Ok(())
         }
+    }
+
+    #[test]
+    fn a_length_that_no_message_has_breaks_the_stream() {
+        let mut flaky = Flaky::default();
+        let mut peer = Peer::new(&mut flaky, 1).unwrap();
+        let (message, mut events) = (Message::Goodbye.to_bytes(), Vec::new());
+        peer.arrived.extend((message.len() as u64).to_le_bytes());
+        peer.arrived.extend(&message);
+        peer.arrived.extend(u64::MAX.to_le_bytes());
+        assert!(matches!(peer.parse(1, &mut events), Some(Event::Broken(1, _))));
+        assert!(matches!(events[..], [Event::Message(1, Message::Goodbye)]));
     }
 
     #[test]

@@ -340,3 +340,24 @@ fn seeded_faults_never_hang() {
         assert!(if harmless { failed == 0 } else { failed >= 1 }, "seed {seed}, {fault:?} at {at}: {failed} failed");
     }
 }
+
+#[test]
+fn a_poll_tells_what_failed_on_another_rank() {
+    let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
+        comm.barrier()?;
+        if comm.rank() == 1 {
+            comm.poll()?;
+            comm.abort("the disk is full");
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(20) {
+            comm.poll()?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("the disk is full"), "{error}");
+    }
+}

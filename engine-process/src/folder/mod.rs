@@ -89,8 +89,14 @@ impl SharedFolder {
     }
 }
 
+/// The transport of one of some processes, once all have come.
 #[cfg(test)]
-mod tests {
+pub(crate) fn transport_in(path: &std::path::Path, rank: usize, size: usize) -> Result<Box<dyn Transport>> {
+    Ok(Box::new(meeting::meet(path, rank, size, Duration::from_secs(60))?))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
     use std::{
         fs,
         path::Path,
@@ -100,10 +106,10 @@ mod tests {
     use super::*;
 
     /// A folder that is deleted in the end.
-    pub(super) struct Scratch(PathBuf);
+    pub(crate) struct Scratch(PathBuf);
 
     impl Scratch {
-        pub(super) fn new(name: &str) -> Self {
+        pub(crate) fn new(name: &str) -> Self {
             static COUNT: AtomicU64 = AtomicU64::new(0);
             let number = COUNT.fetch_add(1, Ordering::Relaxed);
             let path = std::env::temp_dir().join(format!("weftgrad-{name}-{}-{number}", std::process::id()));
@@ -111,7 +117,7 @@ mod tests {
             Scratch(path)
         }
 
-        pub(super) fn path(&self) -> &Path {
+        pub(crate) fn path(&self) -> &Path {
             &self.0
         }
     }

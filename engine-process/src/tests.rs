@@ -1,0 +1,235 @@
+//! Processes whose transport tells of deaths, as MPI's does: threads, over a folder.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
+
+use comm::{Collectives, Comm, Communicator, Quorum, Rendezvous};
+use numcore::{ErrorKind, NullRuntime, Result};
+use parking_lot::Mutex;
+
+use super::{
+    Channel, Processes, Request, Test, Transport,
+    folder::{tests::Scratch, transport_in},
+    progress::{Command, Progress},
+    world::World,
+};
+
+/// What a test knows of its processes, and does to them.
+#[derive(Clone, Default)]
+struct Fate {
+    dead: Arc<Mutex<BTreeSet<usize>>>,
+    /// Whether a process has ended all.
+    aborted: Arc<AtomicBool>,
+    ends_together: bool,
+}
+
+/// A folder's transport, which reports deaths.
+struct Reporting {
+    inner: Box<dyn Transport>,
+    fate: Fate,
+    /// Receives that are posted, by request, and whom they are from.
+    posted: BTreeMap<usize, usize>,
+}
+
+impl Transport for Reporting {
+    fn name(&self) -> &'static str {
+        "a test's"
+    }
+
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    fn tags(&self) -> u32 {
+        self.inner.tags()
+    }
+
+    fn reports_deaths(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn ends_together(&self) -> bool {
+        self.fate.ends_together
+    }
+
+    // SAFETY: asked of callers as the trait says.
+    unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.send(on, from, bytes, to, tag) }
+    }
+
+    // SAFETY: asked of callers as the trait says.
+    unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request> {
+        // SAFETY: the caller's promise.
+        let request = unsafe { self.inner.receive(on, into, bytes, from, tag) }?;
+        self.posted.insert(request.0, from);
+        Ok(request)
+    }
+
+    fn test(&mut self, request: &Request) -> Test {
+        let is_dead = self.posted.get(&request.0).is_some_and(|from| self.fate.dead.lock().contains(from));
+        match self.inner.test(request) {
+            Test::Pending if is_dead => {
+                self.inner.cancel(request);
+                Test::Dead
+            }
+            test => test,
+        }
+    }
+
+    fn cancel(&mut self, request: &Request) {
+        self.inner.cancel(request);
+    }
+
+    fn moves_while_tested(&self) -> bool {
+        false
+    }
+
+    fn abort(&mut self) {
+        self.fate.aborted.store(true, Ordering::SeqCst);
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.inner.finish()
+    }
+}
+
+fn transport(folder: &Scratch, rank: usize, size: usize, fate: &Fate) -> Result<Box<dyn Transport>> {
+    let inner = transport_in(folder.path(), rank, size)?;
+    Ok(Box::new(Reporting { inner, fate: fate.clone(), posted: BTreeMap::new() }))
+}
+
+/// Runs a program on each of some processes.
+fn processes<T: Send>(
+    size: usize,
+    fate: &Fate,
+    program: impl Fn(Arc<Processes>) -> Result<T> + Sync,
+) -> Vec<Result<T>> {
+    let (folder, program) = (Arc::new(Scratch::new("reporting")), &program);
+    thread::scope(|scope| {
+        let start = |rank| {
+            let (folder, fate) = (folder.clone(), fate.clone());
+            scope.spawn(move || program(Arc::new(Processes::over(move || transport(&folder, rank, size, &fate))?)))
+        };
+        let threads: Vec<_> = (0..size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+const LONG: Duration = Duration::from_secs(20);
+/// So long that what the others say has arrived.
+const WHILE: Duration = Duration::from_millis(100);
+
+fn all_well<T>(outcomes: Vec<Result<T>>) -> Vec<T> {
+    outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(|error| panic!("{error}"))).collect()
+}
+
+#[test]
+fn whoever_meets_again_knows_that_the_run_has_committed() {
+    let met = processes(2, &Fate::default(), |processes| {
+        let mut meeting = processes.rendezvous(NullRuntime::new(), Quorum::default())?;
+        let first = meeting.meet()?;
+        meeting.committed();
+        first.comm.barrier()?;
+        first.comm.abort("a step failed");
+        let again = meeting.meet()?;
+        again.comm.barrier()?;
+        Ok([first.committed, again.committed])
+    });
+    assert_eq!(all_well(met), [[false, true]; 2]);
+}
+
+#[test]
+fn those_that_recover_do_not_wait_for_one_that_comes_to_its_end_meanwhile() {
+    let left = processes(3, &Fate::default(), |processes| {
+        if processes.rank() == 2 {
+            // The others wait for it by now.
+            thread::sleep(WHILE);
+            return Ok(Vec::new());
+        }
+        let world: Comm<NullRuntime> = processes.recover_within(&NullRuntime::new(), LONG / 4)?;
+        world.barrier()?;
+        Ok(world.members().to_vec())
+    });
+    assert_eq!(all_well(left), [vec![0, 1], vec![0, 1], vec![]]);
+}
+
+#[test]
+fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
+    let (fate, (dies, death)) = (Fate::default(), mpsc::sync_channel::<()>(1));
+    let (death, rt) = (Mutex::new(death), NullRuntime::new());
+    let said = processes(4, &fate, |processes| match processes.rank() {
+        2 => {
+            thread::sleep(WHILE);
+            drop(processes);
+            // Its end is known; then it is told once more, as a death.
+            thread::sleep(WHILE);
+            fate.dead.lock().insert(2);
+            thread::sleep(WHILE);
+            let _ = dies.send(());
+            Ok(Vec::new())
+        }
+        rank => {
+            if rank == 3 {
+                let _ = death.lock().recv();
+            }
+            let world = processes.recover_within(&rt, LONG)?;
+            world.barrier()?;
+            if rank != 0 {
+                thread::sleep(4 * WHILE);
+                return Ok(Vec::new());
+            }
+            // Nobody else begins the next one.
+            match processes.recover_within(&rt, WHILE).map(|_| ()).unwrap_err().kind() {
+                ErrorKind::Timeout { missing, .. } => Ok(missing.clone()),
+                other => panic!("{other:?}"),
+            }
+        }
+    });
+    assert_eq!(all_well(said)[0], [1, 3]);
+}
+
+#[test]
+fn a_process_that_does_not_come_to_its_end_is_waited_for_so_long_alone() {
+    let fate = Fate { ends_together: true, ..Fate::default() };
+    let aborted = processes(2, &fate, |processes| {
+        let processes = Arc::into_inner(processes).expect("nobody else has it").end_timeout(WHILE);
+        if processes.rank() == 1 {
+            thread::sleep(4 * WHILE);
+        }
+        let before = fate.aborted.load(Ordering::SeqCst);
+        drop(processes);
+        Ok(before || fate.aborted.load(Ordering::SeqCst))
+    });
+    assert_eq!(all_well(aborted), [true; 2]);
+}
+
+#[test]
+fn worlds_that_are_over_leave_nothing() {
+    let (folder, (_link, commands)) = (Scratch::new("worlds"), mpsc::channel());
+    let transport = transport(&folder, 0, 1, &Fate::default()).unwrap();
+    let mut progress = Progress::new(transport, commands).unwrap();
+    for number in 0..20 {
+        let world = World::new(number, [0].into(), LONG, comm::Places::Same);
+        progress.obey(Command::Enter(world.clone()));
+        assert!(progress.worlds.contains_key(&number));
+        drop(world);
+        let (group, members) = ([number].into(), [0].into());
+        progress.obey(Command::Leave { group, members });
+        // What another says of it later.
+        progress.hear(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
+        assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
+    }
+}
