@@ -7,10 +7,11 @@ use distributed::{
     comm::Ranks,
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
-    train::TrainStep,
+    train::{HyperParameters, ReducedGradients, TrainStep},
     zero::ZeroStage,
 };
 use numcore::DType;
+use optim::AdamWConfig;
 
 use crate::{
     common::{adamw, cpu},
@@ -114,5 +115,40 @@ fn what_follows_a_checkpoint_is_what_follows_on_one_rank() {
     for losses in &all {
         let off = losses.iter().zip(&all[0]).fold(0.0, |m: f64, (a, b)| m.max((a - b).abs() / b.abs()));
         assert!(off <= 1e-11, "{all:?}");
+    }
+}
+
+#[test]
+fn hyper_parameters_that_are_restored_are_those_of_experts_too() {
+    for zero in [None, Some(ZeroStage::State)] {
+        let saved = folder(&format!("hyper-{}", zero.is_some()));
+        let groups = |lr: f64, what| {
+            let plan = ParallelPlan::of([(Axis::Data, 2), (Axis::Expert, 2)]).unwrap();
+            let ranks = Ranks::new(2).run(cpu, |comm| {
+                let mesh = Mesh::new(&comm, plan.clone())?;
+                let model = ExpertCase::new(4).build(&mesh)?;
+                let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig { lr, ..Default::default() });
+                macro_rules! groups {
+                    ($step:expr) => {{
+                        let mut step = $step;
+                        match what {
+                            HyperParameters::Restored => assert!(step.load(&Folder::new(&saved))?.is_some()),
+                            _ => step.save(&Folder::new(&saved), &BTreeMap::new())?,
+                        }
+                        step.strategy().hyper_parameters()
+                    }};
+                }
+                let builder = builder.hyper_parameters(what);
+                match zero {
+                    None => groups!(builder.experts().build()?),
+                    Some(stage) => groups!(builder.zero(stage).experts().build()?),
+                }
+            });
+            ranks.unwrap()
+        };
+        let first = groups(0.5, HyperParameters::Saved);
+        assert!(first[0].len() == 2 && first[0][1].parameters.iter().all(|name| name.contains("experts")));
+        assert!(groups(7.0, HyperParameters::Restored) == first, "{zero:?}");
+        std::fs::remove_dir_all(saved).unwrap();
     }
 }

@@ -22,6 +22,13 @@ const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test",
 const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
 const SINKS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "sinks"];
+const ELASTIC: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "elastic", "copies"];
+const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint"];
+const LOCAL: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates"];
+const POWER: &[&str] =
+    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "powersgd::a_step_that_is_left_out"];
+const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
+const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
@@ -153,4 +160,24 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/lora/files.rs", from: "vec![name, before]", to: "vec![name]", test: MODELS },
     Mutant { file: "models/src/chat/python.rs", from: "(-4..16)", to: "(-5..16)", test: CHATS },
     Mutant { file: "models/src/chat/python.rs", from: "escapes == Some(true)", to: "escapes == Some(false)", test: CHATS },
+    Mutant { file: "distributed/src/train/reduced_gradients.rs", from: "self.scaler.is_some() || self.config.skip_non_finite", to: "self.scaler.is_some()", test: POWER },
+    Mutant { file: "distributed/src/train/step.rs", from: "self.updates.loss_scale(), self.updates.may_skip()", to: "self.updates.loss_scale(), false", test: POWER },
+    Mutant { file: "distributed/src/ddp/data_parallel.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },
+    Mutant { file: "distributed/src/zero/checkpoint.rs", from: "self.groups.replicas.is_some() || self.tensor.is_cut()", to: "self.groups.replicas.is_some()", test: TENSOR },
+    Mutant { file: "distributed/src/expert_parallel/strategy.rs", from: "share_groups(self.both(), groups, S::set_hyper_parameters)", to: "share_groups(std::iter::once(&mut self.rest), groups, S::set_hyper_parameters)", test: SAVES },
+    Mutant { file: "distributed/src/local_updates/fragment.rs", from: "(self.weight, self.rate) = (0.0, rate);", to: "self.rate = rate;", test: LOCAL },
+    Mutant { file: "distributed/src/local_updates/step.rs", from: "if metrics.stepped() {", to: "if metrics.learning_rate() >= 0.0 {", test: LOCAL },
+    Mutant { file: "distributed/src/local_updates/step.rs", from: "self.fragments[k].begin(&self.comm, share, rate)?", to: "self.fragments[k].begin(&self.comm, share, self.rate)?", test: LOCAL },
+    Mutant { file: "distributed/src/checkpoint/writer.rs", from: "let own = all_ok_after(comm, \"save\", || written(&at))?;", to: "let own = all_ok(comm, \"save\", written(&at))?;", test: SAVES },
+    Mutant { file: "distributed/src/checkpoint/reader.rs", from: "let own = all_ok(comm, \"load\", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;", to: "let own = self.latest()?;", test: SAVES },
+    Mutant { file: "distributed/src/elastic/store.rs", from: "distances(&hosts).into_iter().take(placing.copies)", to: "(1..n).take(placing.copies)", test: ELASTIC },
+    Mutant { file: "distributed/src/elastic/run.rs", from: "self.world.save_stranded();", to: "", test: ELASTIC },
+    Mutant { file: "engine-process/src/rendezvous.rs", from: "self.run.committed = true;", to: "self.run.committed = false;", test: PROCESS },
+    Mutant { file: "engine-process/src/progress.rs", from: "self.gone[from] = true;\n                self.recovery_lost();", to: "self.gone[from] = true;", test: PROCESS },
+    Mutant { file: "engine-process/src/tags.rs", from: "if end >= self.limit {", to: "if end >= u32::MAX {", test: PROCESS },
+    Mutant { file: "engine-process/src/tags.rs", from: "used.iter().chain(&self.lost[to])", to: "used.iter()", test: PROCESS },
+    Mutant { file: "engine-process/src/recover.rs", from: ".filter(|own| own.said.as_ref() != Some(&lost))", to: "", test: PROCESS },
+    Mutant { file: "engine-process/src/communicator.rs", from: "self.check(\"poll\")", to: "Ok(())", test: PROCESS },
+    Mutant { file: "engine-process/src/meeting.rs", from: "if !others.is_empty() {", to: "if others.is_empty() {", test: PROCESS },
+    Mutant { file: "engine-process/src/stream.rs", from: "if length > LARGEST as u64 {", to: "if length == 0 {", test: PROCESS },
 ];
