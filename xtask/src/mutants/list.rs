@@ -36,8 +36,6 @@ const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
 const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
-const MODELS: &[&str] =
-    &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
 const MODELS: &[&str] = &[
     "test",
     "-p",
