@@ -241,11 +241,12 @@ impl Header {
         };
         let mut stated = [0; PREFIX as usize];
         from.read_exact(&mut stated).map_err(|e| bad(e.to_string()))?;
-        if stated[0] == b'{' {
-            return Err(bad("it begins as JSON does: of an index, open the files it names".into()));
-        }
+        let first = stated[0];
         let stated = u64::from_le_bytes(stated);
         if stated > rest || stated > MAX_HEADER {
+            if first == b'{' {
+                return Err(bad("it begins as JSON does: of an index, open the files it names".into()));
+            }
             return Err(bad(format!(
                 "states a header of {stated} bytes, {rest} follow; it is truncated or no safetensors file"
             )));

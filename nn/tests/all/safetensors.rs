@@ -49,6 +49,18 @@ fn every_dtype_comes_back() {
     }
 }
 
+/// A header of 123 + 256k bytes has a length that begins as JSON does.
+#[test]
+fn headers_of_every_length_are_read() {
+    let entry = r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    for length in [120, 122, 123, 124, 379, 635] {
+        let header = format!("{entry}{}}}", " ".repeat(length - entry.len() - 1));
+        let bytes = file(&header, 1);
+        let read: Vec<_> = read_host(&bytes).unwrap().into_iter().map(|t| t.name).collect();
+        assert_eq!((header.len(), read), (length, vec!["x".to_string()]));
+    }
+}
+
 #[test]
 fn notes_travel_and_files_do_not_depend_on_order() {
     let folder = scratch("notes");
