@@ -11,7 +11,7 @@ use crate::{
     Backward, BackwardHook, Leaf, LeafGrad, LeafView, Var,
     anomaly::{in_forward, looks_at_gradients},
     is_grad_enabled,
-    mode::{ForwardContext, note_read, reading, with_grad},
+    mode::{ForwardContext, Versions, note_read, reading, watching, with_grad},
     node::{Edge, NodeCall},
     observe,
     step::NodeStep,
@@ -25,6 +25,8 @@ type SegmentFn<R> = dyn Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync;
 pub(crate) struct Segment<R: Runtime> {
     run: Arc<SegmentFn<R>>,
     inputs: usize,
+    /// All leaves whose values its first run read, frozen ones too: the second run needs the same.
+    read: Versions<R>,
     context: ForwardContext,
 }
 
@@ -44,14 +46,14 @@ pub fn checkpoint<R: Runtime>(
         return segment(&plain);
     }
     let context = ForwardContext::here();
-    let (outs, reads) = reading(|| segment(&plain))?;
+    let ((outs, reads), read) = watching(|| reading(|| segment(&plain)))?;
     let leaves = reads.iter().map(|l| l.var());
     let all: Vec<Var<R>> = inputs.iter().map(|v| (*v).clone()).chain(leaves).collect();
     let tensors = outs.iter().map(|v| v.value()).collect::<Result<_>>()?;
     if all.iter().all(|v| v.edge.is_none()) {
         return Ok(outs);
     }
-    let call = NodeCall::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), context });
+    let call = NodeCall::Segment(Segment { run: Arc::new(segment), inputs: inputs.len(), read, context });
     let outs = Var::recorded(call, &all.iter().collect::<Vec<_>>(), tensors)?.into_vec();
     if observe::is_on() {
         observe::note(None, inputs, outs.iter().map(|v| v.spec()).collect(), observe::number_of(outs.first()));
@@ -66,6 +68,7 @@ impl<R: Runtime> Segment<R> {
             let why = "a checkpointed segment cannot be differentiated twice; run it without `checkpoint`".into();
             return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
         }
+        self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;
         let inputs = (0..self.inputs).map(|i| fresh(step, i)).collect::<Result<Vec<_>>>()?;
         let outs = self.context.run(|| in_forward(|| with_grad(|| (self.run)(&inputs))))?;
         check_outputs(step, &outs)?;

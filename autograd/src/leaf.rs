@@ -13,7 +13,7 @@ use numcore::{
 use parking_lot::RwLock;
 use smallvec::SmallVec;
 
-use crate::Var;
+use crate::{Var, mode::note_version};
 
 /// Where the value of a leaf comes from when it is not in memory: used in the same way by forward, evaluation,
 /// recomputation and backward.
@@ -136,6 +136,14 @@ impl<R: Runtime> Leaf<R> {
         self.state.read().version
     }
 
+    /// An error if the value was replaced since it had this version.
+    pub(crate) fn unchanged_since(&self, saved: u64) -> Result<()> {
+        match self.version() {
+            now if now == saved => Ok(()),
+            now => Err(ErrorKind::Stale { name: self.name().to_string(), saved, now }.into()),
+        }
+    }
+
     /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale
     /// then.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
@@ -239,6 +247,7 @@ impl<R: Runtime> LeafView<R> {
     }
 
     pub(crate) fn value(&self) -> Result<Tensor<R>> {
+        note_version(&self.leaf, self.leaf.version());
         self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))
     }
 

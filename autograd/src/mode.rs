@@ -20,7 +20,11 @@ thread_local! {
     static GRAD: Cell<bool> = const { Cell::new(true) };
     static RANDOM: Cell<RandomState> = const { Cell::new(RandomState { seed: 0, drawn: 0, stream: 0 }) };
     static READS: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+    static VERSIONS: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
 }
+
+/// The leaves whose values were read, and the version of each at its first reading.
+pub(crate) type Versions<R> = Vec<(Arc<Leaf<R>>, u64)>;
 
 /// Sets a thread-local for the length of a scope, also when it panics.
 pub(crate) struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
@@ -126,6 +130,25 @@ pub(crate) fn reading<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T
         note_read(&Edge::Leaf(crate::LeafView::whole(leaf)))?;
     }
     Ok((result?, reads))
+}
+
+/// Runs `f`, and returns the leaves whose values it read, whether or not they need gradients.
+pub(crate) fn watching<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Versions<R>)> {
+    let outer = VERSIONS.replace(Some(Box::new(Versions::<R>::new())));
+    let result = f();
+    let read: Versions<R> = VERSIONS.replace(outer).and_then(|b| b.downcast().ok()).map_or(Vec::new(), |b| *b);
+    read.iter().for_each(|(leaf, version)| note_version(leaf, *version));
+    Ok((result?, read))
+}
+
+/// Notes that the value of a leaf was read.
+pub(crate) fn note_version<R: Runtime>(leaf: &Arc<Leaf<R>>, version: u64) {
+    VERSIONS.with_borrow_mut(|read| {
+        let Some(read) = read.as_mut().and_then(|b| b.downcast_mut::<Versions<R>>()) else { return };
+        if !read.iter().any(|(l, _)| Arc::ptr_eq(l, leaf)) {
+            read.push((leaf.clone(), version));
+        }
+    });
 }
 
 /// Notes that an op in an unrecorded segment read this edge.

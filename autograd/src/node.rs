@@ -3,7 +3,7 @@
 use std::{cell::Cell, panic::Location, sync::Arc};
 
 use numcore::{
-    ErrorKind, Result, Runtime, Tensor,
+    Result, Runtime, Tensor,
     ops::{Bits, Op, Rule, Saves, Spec, SpecList},
 };
 use parking_lot::Mutex;
@@ -160,10 +160,7 @@ impl<R: Runtime> SavedInput<R> {
             SavedInput::RematRecipe(recipe) => TapeValue::Own(recipe.run(hook)?),
             SavedInput::Leaf(view, saved) => {
                 let leaf = view.leaf();
-                if leaf.version() != *saved {
-                    let (name, now) = (leaf.name().to_string(), leaf.version());
-                    return Err(ErrorKind::Stale { name, saved: *saved, now }.into());
-                }
+                leaf.unchanged_since(*saved)?;
                 hook.on_leaf_needed(leaf)?;
                 TapeValue::Leaf(view.clone())
             }

@@ -9,7 +9,7 @@ use numcore::{
 
 use crate::{
     BackwardHook, Var, is_grad_enabled,
-    mode::{ForwardContext, Restore},
+    mode::{ForwardContext, Restore, Versions, watching},
     no_grad,
     node::{SavedInput, TapeValue},
     var::saved_input,
@@ -62,6 +62,8 @@ pub(crate) struct Rematerialized<R: Runtime> {
 pub(crate) struct RematRecipe<R: Runtime> {
     make: Arc<MakeValue<R>>,
     inputs: Vec<SavedInput<R>>,
+    /// The leaves whose values `make` read.
+    read: Versions<R>,
     context: ForwardContext,
     /// Of what `make` gave.
     spec: Spec,
@@ -69,13 +71,19 @@ pub(crate) struct RematRecipe<R: Runtime> {
     views: Vec<ViewOp>,
 }
 
+impl<R: Runtime> Clone for RematRecipe<R> {
+    fn clone(&self) -> Self {
+        let RematRecipe { make, inputs, read, context, spec, views } = self;
+        let (make, inputs, read, views) = (make.clone(), inputs.clone(), read.clone(), views.clone());
+        RematRecipe { make, inputs, read, context: *context, spec: *spec, views }
+    }
+}
+
 impl<R: Runtime> Rematerialized<R> {
     /// A view of the value, `value`.
     pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> TapeValue<R> {
-        let RematRecipe { make, inputs, context, spec, views } = &*self.recipe;
-        let views = views.iter().chain([view]).cloned().collect();
-        let recipe =
-            Arc::new(RematRecipe { make: make.clone(), inputs: inputs.clone(), context: *context, spec: *spec, views });
+        let views = self.recipe.views.iter().chain([view]).cloned().collect();
+        let recipe = Arc::new(RematRecipe { views, ..RematRecipe::clone(&self.recipe) });
         TapeValue::Rematerialized(Arc::new(Rematerialized { value: value.clone(), recipe }))
     }
 }
@@ -107,7 +115,7 @@ pub fn recomputed<R: Runtime>(
     make: impl Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync + 'static,
 ) -> Result<Var<R>> {
     let context = ForwardContext::here();
-    let out = make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>()).at_caller()?;
+    let (out, read) = watching(|| make(&inputs.iter().map(|v| (*v).clone()).collect::<Vec<_>>())).at_caller()?;
     if !is_grad_enabled() || out.edge.is_none() {
         return Ok(out);
     }
@@ -117,7 +125,7 @@ pub fn recomputed<R: Runtime>(
     }
     let spec = value.spec();
     let inputs = inputs.iter().map(|v| saved_input(&v.value)).collect();
-    let recipe = Arc::new(RematRecipe { make: Arc::new(make), inputs, context, spec, views: Vec::new() });
+    let recipe = Arc::new(RematRecipe { make: Arc::new(make), inputs, read, context, spec, views: Vec::new() });
     Ok(Var { value: TapeValue::Rematerialized(Arc::new(Rematerialized { value, recipe })), edge: out.edge })
 }
 
@@ -130,6 +138,7 @@ impl<R: Runtime> RematRecipe<R> {
     /// Recomputes the value in backward: leaves it reads must be unchanged since forward, and are announced to the
     /// hook.
     pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {
+        self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;
         let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         let value = self.context.run(|| no_grad(|| (self.make)(&inputs)))?.value()?;

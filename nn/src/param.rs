@@ -55,7 +55,7 @@ impl<R: Runtime> Param<R> {
 
     /// The value of this parameter; fetched where it is not in memory.
     pub fn value(&self) -> Result<Tensor<R>> {
-        self.0.leaf.read().value()
+        self.var().value()
     }
 
     /// The leaf of this parameter. [`to_dtype`](Param::to_dtype) replaces it.

@@ -69,6 +69,49 @@ fn gradients_are_the_same_bit_for_bit_with_the_same_dropout_masks() {
     assert_eq!(recomputed.2, plain.2, "recomputation leaves the random stream where it was");
 }
 
+/// The second run needs the values of the first: of a leaf that needs a gradient, a frozen one, one that is read by its
+/// value alone, and those of a segment within.
+#[test]
+fn leaves_that_a_segment_reads_must_be_as_they_were() {
+    let rt = cpu();
+    let x = leaf(&rt, "x", [], &[1.0]);
+    let [kept, scale, frozen, value] = ["kept", "scale", "frozen", "value"].map(|name| leaf(&rt, name, [], &[2.0]));
+    of(&frozen).set_requires_grad(false);
+    let frozen = of(&frozen).var();
+    for (changed, nested) in [(None, false), (None, true)]
+        .into_iter()
+        .chain([&scale, &frozen, &value].into_iter().flat_map(|leaf| [(Some(leaf), false), (Some(leaf), true)]))
+    {
+        let (a, b, c, d) = (kept.clone(), scale.clone(), frozen.clone(), value.clone());
+        let segment = move |x: &[Var<Cpu>]| {
+            let y = x[0].mul(&a)?.mul(&b)?.mul(&c)?;
+            Ok(vec![y.mul(&Var::new(d.value()?))?])
+        };
+        let y = match nested {
+            false => checkpoint(&[&x], segment).unwrap().remove(0),
+            true => {
+                let segment = Arc::new(segment);
+                checkpoint(&[&x], move |x| {
+                    checkpoint(&[&x[0]], {
+                        let s = segment.clone();
+                        move |x| s(x)
+                    })
+                })
+                .unwrap()
+                .remove(0)
+            }
+        };
+        let Some(changed) = changed else {
+            assert_eq!(grad_of(&backward(&y).unwrap(), &x), [16.0]);
+            continue;
+        };
+        of(changed).set(changed.value().unwrap()).unwrap();
+        let error = backward(&y).map(|_| ()).unwrap_err();
+        let due = of(changed).name();
+        assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if **name == *due), "{due} {nested}: {error}");
+    }
+}
+
 #[test]
 fn a_variable_that_is_captured_and_not_passed_is_an_error() {
     let rt = cpu();

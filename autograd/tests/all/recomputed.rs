@@ -7,7 +7,7 @@ use autograd::{
 use numcore::{
     ErrorKind, NullRuntime, Result, Runtime,
     fused::NnOps,
-    ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{Apply, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
 
@@ -102,10 +102,16 @@ fn leaves_it_reads_are_announced_and_must_be_as_they_were() {
     let mut log = Log::default();
     Backward::of(&forward()).unwrap().run(&mut log).unwrap();
     assert!(log.events.iter().any(|e| e == "needed scale"), "{:?}", log.events);
+    // Captured, the sweep reads it for this value alone.
+    let seen = scale.clone();
+    let captured = recomputed(&[&x.detach()], move |x| x[0].mul(&seen)).unwrap().matmul(&w).unwrap();
+    let captured = captured.sum(&[], false).unwrap();
     let loss = forward();
     let changed = scale.value().unwrap().mul(2.0).unwrap();
     of(&scale).set(changed).unwrap();
     let error = backward(&loss).map(|_| ()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if name == "scale"), "{error}");
+    let error = grad(&[&captured], &[&w], false).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if name == "scale"), "{error}");
 }
 
