@@ -4,10 +4,10 @@ use std::{borrow::Borrow, collections::HashSet, sync::Arc};
 
 use autograd::Leaf;
 use nn::{Module, ModuleExt};
-use numcore::{DType, Error, Flat, Result, Runtime, Tensor};
+use numcore::{DType, Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
-    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
+    Elementwise, FlatGradients, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
     captured::require_replayable, hyper::require_groups, param_part::ParamPart, params::same_places,
 };
 
@@ -55,6 +55,8 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     schedule: Option<Arc<dyn LrSchedule>>,
     /// Whether updates read their numbers from device memory.
     capturable: bool,
+    /// The parameters of the model that were frozen when the optimizer was made.
+    frozen: Vec<Arc<Leaf<R>>>,
     own: OwnGradients<R>,
 }
 
@@ -62,10 +64,13 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
-    /// An optimizer over the parameters of `model` that require gradients now, in one group.
+    /// An optimizer over the parameters of `model` that require gradients now, in one group. A parameter that was frozen cannot be
+    /// trained by it later; one that is frozen afterwards can be trained again.
+    #[track_caller]
     pub fn new(model: &(impl Module<R> + ?Sized), config: C) -> Result<Self> {
-        let trained = model.parameters().into_iter().filter(|p| p.requires_grad());
-        Self::over(config, trained.map(|p| p.leaf().clone()))
+        let leaves = model.parameters().into_iter().map(|p| p.leaf());
+        let (trained, frozen) = leaves.partition::<Vec<_>, _>(|leaf| leaf.requires_grad());
+        Ok(FlatOptimizer { frozen, ..Self::over(config, trained)? })
     }
 
     /// An optimizer without parameters yet; groups start from these hyper-parameters.
@@ -78,6 +83,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
             steps: 0,
             schedule: None,
             capturable: false,
+            frozen: Vec::new(),
             own,
         }
     }
@@ -86,6 +92,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     ///
     /// The parameters' values move into one buffer per dtype, in this order. A parameter, or a name, that the optimizer
     /// already has is an error, as are hyper-parameters out of range.
+    #[track_caller]
     pub fn group<L: Borrow<Arc<Leaf<R>>>>(
         mut self,
         params: impl IntoIterator<Item = L>,
@@ -93,8 +100,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     ) -> Result<Self> {
         let mut config = self.defaults.clone();
         set(&mut config);
-        config.check()?;
-        config.validate()?;
+        config.check().and_then(|()| config.validate()).at_caller()?;
         let leaves: Vec<Arc<Leaf<R>>> = params.into_iter().map(|l| l.borrow().clone()).collect();
         self.require_new(&leaves)?;
         refuse(&config, &leaves)?;
@@ -107,6 +113,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
     }
 
     /// An optimizer over these leaves, in one group.
+    #[track_caller]
     pub fn over<L: Borrow<Arc<Leaf<R>>>>(config: C, params: impl IntoIterator<Item = L>) -> Result<Self> {
         Self::in_groups(config).group(params, |_| {})
     }
@@ -287,6 +294,10 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
 
     fn own_gradients(&mut self) -> &mut OwnGradients<R> {
         &mut self.own
+    }
+
+    fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
+        Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen))
     }
 
     fn steps(&self) -> u64 {

@@ -1,6 +1,9 @@
 //! Gradients in the flat buffers that the optimizer reads.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use autograd::{BackwardHook, Gradients, Leaf, LeafGrad};
 use numcore::{
@@ -18,11 +21,14 @@ use crate::{
 /// ranges of flat buffers, of the parameters' dtype unless they were made [in `f32`](FlatGradients::in_f32). Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
 /// which touches no memory, the next one overwrites.
 ///
-/// Leaves the optimizer does not own take no part: their gradients are dropped.
+/// Leaves the optimizer does not own take no part: their gradients are dropped. Those of its own model that were frozen when it
+/// was made are an error: they would never be trained.
 pub struct FlatGradients<R: Runtime> {
     flats: Vec<Flat<R>>,
     leaves: Vec<Vec<Arc<Leaf<R>>>>,
     place: HashMap<usize, (usize, usize)>,
+    /// Leaves of the optimizer's model that were frozen when it was made.
+    frozen: HashSet<usize>,
     /// A factor by which all gradients are still to be multiplied: the optimizer's launch applies it.
     scale: Option<Tensor<R>>,
 }
@@ -45,7 +51,18 @@ impl<R: Runtime> FlatGradients<R> {
         let places =
             leaves.iter().enumerate().flat_map(|(p, of)| of.iter().enumerate().map(move |(i, l)| (l.id(), (p, i))));
         let place = places.collect();
-        Ok(FlatGradients { flats: params.iter().map(flat).collect::<Result<_>>()?, leaves, place, scale: None })
+        Ok(FlatGradients {
+            flats: params.iter().map(flat).collect::<Result<_>>()?,
+            leaves,
+            place,
+            frozen: HashSet::new(),
+            scale: None,
+        })
+    }
+
+    /// These, which refuse gradients of leaves that were frozen when the optimizer was made: it would never train them.
+    pub(crate) fn refusing(self, frozen: &[Arc<Leaf<R>>]) -> Self {
+        FlatGradients { frozen: frozen.iter().map(|leaf| leaf.id()).collect(), ..self }
     }
 
     /// Discards all gradients, so that the next backward pass overwrites. Ranges lost in a failed backward pass are
@@ -174,7 +191,11 @@ impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
     }
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
-        let Some(&(p, i)) = self.place.get(&leaf.id()) else { return Ok(()) };
+        let Some(&(p, i)) = self.place.get(&leaf.id()) else {
+            let why = "was frozen when the optimizer was made; make it before freezing, or another one to train it";
+            let refused = self.frozen.contains(&leaf.id());
+            return if refused { Err(Error::state(leaf.name().to_string(), why)) } else { Ok(()) };
+        };
         match grad {
             LeafGrad::Slot(slot) => self.flats[p].restore(slot),
             LeafGrad::Own(own) => {

@@ -4,6 +4,7 @@
 
 use crate::common::{fill, leaves, numbers, tensor};
 use autograd::{BackwardHook, Gradients, Leaf, backward_with_hooks};
+use nn::{Forward, ModuleExt};
 use numcore::{
     DType, ErrorKind,
     ops::{MatmulOps, PointwiseOps, ReduceOps},
@@ -152,4 +153,30 @@ fn gradients_in_f32_are_read_changed_and_put_back() {
     assert_eq!(gradients.get(&params[0]).unwrap().unwrap().to_f64s().unwrap(), [2.0 + 2.0 / 1024.0; 3]);
     let error = gradients.set(&params[0], &tensor(&cpu, &[3], DType::F64, 1)).unwrap_err().to_string();
     assert!(error.contains("bf16 [3], or f32 [3]") && error.contains("f64"), "{error}");
+}
+
+/// Frozen before, a parameter has no place in the optimizer; frozen afterwards, it can be trained again.
+#[test]
+fn a_parameter_that_was_frozen_when_the_optimizer_was_made_is_refused() {
+    let cpu = Cpu::new();
+    let model = nn::Sequential::new()
+        .push(nn::Linear::new(&nn::Init::new(&cpu, 1), 2, 2).unwrap())
+        .push(nn::Linear::new(&nn::Init::new(&cpu, 2), 2, 1).unwrap());
+    let x = autograd::Var::new(tensor(&cpu, &[3, 2], DType::F32, 1));
+    let step = |sgd: &mut Sgd<Cpu>| {
+        let loss = model.forward(&x)?.sum(&[], false)?;
+        sgd.backward(&loss).and_then(|()| sgd.step())
+    };
+    let first = || model.named_parameters().remove(0).1.value().unwrap().to_f64s().unwrap();
+    let mut after = Sgd::new(&model, SgdConfig::default()).unwrap();
+    model.freeze_where(nn::under("0"));
+    let mut before = Sgd::new(&model, SgdConfig::default()).unwrap();
+    let start = first();
+    step(&mut before).unwrap();
+    assert_eq!(first(), start);
+    model.unfreeze_where(nn::under("0"));
+    let error = step(&mut before).unwrap_err().to_string();
+    assert!(error.contains("`0.weight`: was frozen when the optimizer was made"), "{error}");
+    step(&mut after).unwrap();
+    assert_ne!(first(), start);
 }
