@@ -26,7 +26,6 @@ pub(crate) trait Lane: Copy + PartialEq + Default + Send + Sync + 'static {
     const HIGHEST: Self;
     fn add(self, o: Self) -> Self;
     fn mul(self, o: Self) -> Self;
-    fn mul_add(self, m: Self, a: Self) -> Self;
     fn max(self, o: Self) -> Self;
     fn min(self, o: Self) -> Self;
     fn is_nan(self) -> bool;
@@ -48,10 +47,6 @@ macro_rules! float {
             #[inline(always)]
             fn mul(self, o: Self) -> Self {
                 self * o
-            }
-            #[inline(always)]
-            fn mul_add(self, m: Self, a: Self) -> Self {
-                <$t>::mul_add(self, m, a)
             }
             // The first comparison keeps a NaN on the left, the second takes one on the right.
             #[inline(always)]
@@ -95,10 +90,6 @@ macro_rules! int {
             #[inline(always)]
             fn mul(self, o: Self) -> Self {
                 self.wrapping_mul(o)
-            }
-            #[inline(always)]
-            fn mul_add(self, m: Self, a: Self) -> Self {
-                self.wrapping_mul(m).wrapping_add(a)
             }
             #[inline(always)]
             fn max(self, o: Self) -> Self {

@@ -1,8 +1,11 @@
 //! Recurrences along an axis. Rows along it are independent: a task advances a group of adjacent rows together, so that
-//! an outer axis is read in memory order. The running value is kept in the compute type and rounded only where it is
-//! stored.
+//! an outer axis is read in memory order. The running value has more digits than what is stored (`running.rs`), and is
+//! rounded only where it is stored: an element far down an axis is as precise as a sum.
+
+mod running;
 
 use numcore::{ScanOp, View, ViewMut};
+use running::{Running, Scanned};
 
 use crate::{
     Cpu, Engine,
@@ -16,6 +19,9 @@ use crate::{
 const ROWS: usize = 64;
 /// Elements of one task, at least.
 const GRAIN: usize = 1 << 14;
+
+/// The running value of a row.
+type State<T> = <<T as Stored>::Lane as Scanned>::Running;
 
 pub(crate) fn scan(
     cpu: &Cpu,
@@ -33,7 +39,13 @@ pub(crate) fn scan(
     }
 }
 
-fn scan_rows<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], axis: usize, reverse: bool) {
+fn scan_rows<T: Stored<Lane: Scanned>>(
+    engine: &Engine,
+    op: ScanOp,
+    [to, x, a]: [&Operand; 3],
+    axis: usize,
+    reverse: bool,
+) {
     let layouts = [&to.layout, &x.layout, &a.layout];
     let (outer, inner) = Walk::new(layouts, |i| i == axis).split_nearest(0);
     let mut along = WalkAxis { size: x.layout.dims()[axis], strides: layouts.map(|l| l.strides()[axis]) };
@@ -55,24 +67,24 @@ fn scan_rows<T: Stored>(engine: &Engine, op: ScanOp, [to, x, a]: [&Operand; 3], 
 }
 
 multiversion! {
-    fn advance<T: (Stored)>(op: ScanOp, bases: [Base<T>; 3], along: WalkAxis<3>, group: WalkAxis<3>) {
+    fn advance<T: (Stored<Lane: Scanned>)>(op: ScanOp, bases: [Base<T>; 3], along: WalkAxis<3>, group: WalkAxis<3>) {
         match op {
             ScanOp::Sum => advance_rows(bases, along, group, T::Lane::ZERO, |y, x, _| y.add(x)),
             ScanOp::Prod => advance_rows(bases, along, group, T::Lane::ONE, |y, x, _| y.mul(x)),
-            ScanOp::Linear => advance_rows(bases, along, group, T::Lane::ZERO, |y, x, a| a.mul_add(y, x)),
+            ScanOp::Linear => advance_rows(bases, along, group, T::Lane::ZERO, |y, x, a| y.mul(a).add(x)),
         }
     }
 }
 
 #[inline(always)]
-fn advance_rows<T: Stored>(
+fn advance_rows<T: Stored<Lane: Scanned>>(
     [to, x, a]: [Base<T>; 3],
     along: WalkAxis<3>,
     group: WalkAxis<3>,
     first: T::Lane,
-    f: impl Fn(T::Lane, T::Lane, T::Lane) -> T::Lane,
+    f: impl Fn(State<T>, T::Lane, T::Lane) -> State<T>,
 ) {
-    let mut y = [first; ROWS];
+    let mut y = [State::<T>::of(first); ROWS];
     let dense = group.strides == [1; 3];
     for t in 0..along.size as isize {
         let [to, x, a] = [(to, 0), (x, 1), (a, 2)].map(|(base, k)| Base::new(base.at(t * along.strides[k])));
@@ -82,13 +94,13 @@ fn advance_rows<T: Stored>(
                 let (xs, a) = (x.slice(0, group.size), a.slice(0, group.size));
                 for (((to, y), x), a) in to.slice_mut(0, group.size).iter_mut().zip(&mut y).zip(xs).zip(a) {
                     *y = f(*y, x.load(), a.load());
-                    *to = T::store(*y);
+                    *to = T::store(y.value());
                 }
             } else {
                 for (c, y) in y[..group.size].iter_mut().enumerate() {
                     let [o, i, j] = group.strides.map(|s| c as isize * s);
                     *y = f(*y, x.get(i).load(), a.get(j).load());
-                    to.set(o, T::store(*y));
+                    to.set(o, T::store(y.value()));
                 }
             }
         }

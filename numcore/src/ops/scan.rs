@@ -7,6 +7,7 @@ use smallvec::smallvec;
 
 use super::{
     Apply, Backprop, Bits, JoinOps, PointwiseOps, Rule, Saves, Spec, Specs, ViewOps,
+    reduce::countable,
     rule::{float, same_dtype},
 };
 use crate::{Error, Out, Result, Runtime, ScanOp, Tensor};
@@ -110,12 +111,13 @@ impl Rule for Scan {
 
 /// Cumulative operations along an axis.
 pub trait ScanOps: Apply {
-    /// The cumulative sum along `axis`.
+    /// The cumulative sum along `axis`; `bool` and narrow integers are summed in `i64`.
     #[track_caller]
     fn cumsum(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Sum, axis)
     }
-    /// The cumulative product along `axis`; its gradient is exact where elements are 0.
+    /// The cumulative product along `axis`, of the dtypes of [`cumsum`](ScanOps::cumsum); its gradient is exact where
+    /// elements are 0.
     #[track_caller]
     fn cumprod(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Prod, axis)
@@ -135,9 +137,6 @@ impl<T: Apply> ScanOps for T {}
 #[track_caller]
 fn scan<T: Apply>(x: &T, op: ScanOp, axis: isize) -> Result<T> {
     let rule = Scan { op, axis: 0, reverse: false };
-    if x.spec().dtype == crate::DType::Bool {
-        return Err(Error::dtype(rule.name(), &[x.spec().dtype], "truth values have no arithmetic; cast to i64"));
-    }
     let axis = x.spec().shape.axis(rule.name(), axis)?;
-    T::apply1(Scan { axis, ..rule }, &[x])
+    T::apply1(Scan { axis, ..rule }, &[&countable(x)?])
 }
