@@ -20,6 +20,9 @@ FLOATS = [torch.float32, torch.float64]
 HALVES = [torch.float16, torch.bfloat16]
 INTEGERS = [torch.int32, torch.int64, torch.uint8]
 SPECIAL = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 1e-40, 1e-6, 60000.0, 1e30, -1e30, 0.5, 1.5, -2.5, 88.8, -104.0]
+# Bounds and kinks of functions, drawn with their gradients, and equal values with them: of these functions, and of those of one variable.
+EDGES = [0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5, -0.5]
+EDGED = {"clamp", "maximum", "minimum", "amax", "amin"}
 # Halves: what PyTorch computes in f64 from the same inputs, rounded once; in halves it rounds in between.
 # Where PyTorch itself is off: constants of `celu` and `hardsigmoid` are rounded to f32 in the gradients of f64, and the gradient of `batch_norm`
 # is wrong where statistics are repeated.
@@ -35,6 +38,7 @@ class Draw:
         self.random = random.Random(seed)
         self.torch = torch.Generator().manual_seed(seed)
         self.special = False
+        self.edges = False
         self.dtype = torch.float32
 
     def size(self, most=7):
@@ -55,6 +59,10 @@ class Draw:
             chosen = torch.rand(shape, generator=self.torch) < 0.4
             specials = torch.tensor([self.random.choice(SPECIAL) for _ in range(x.numel())], dtype=torch.float64).reshape(shape)
             x = torch.where(chosen, specials, x)
+        edges = [edge for edge in EDGES if (low, high) == (-2.0, 2.0) or low <= edge <= high]
+        if self.edges and edges and x.numel():
+            chosen = torch.rand(shape, generator=self.torch) < 0.4
+            x = torch.where(chosen, torch.tensor([self.random.choice(edges) for _ in range(x.numel())], dtype=torch.float64).reshape(shape), x)
         return x.to(self.dtype)
 
     def index(self, shape, below):
@@ -95,6 +103,7 @@ def pointwise(name, call, low=-2.0, high=2.0, special=True, dtypes=FLOATS + HALV
         return [d.values(d.shape(), low, high)], {}, [0], call
 
     OPS[name] = (dtypes, special, True, draw)
+    EDGED.add(name)
 
 
 for name, call in [
@@ -154,7 +163,7 @@ def _(d):
 
 @op("clamp", dtypes=FLOATS + HALVES)
 def _(d):
-    low, high = sorted([d.random.uniform(-1, 1), d.random.uniform(-1, 1)])
+    low, high = sorted([d.among(*EDGES) if d.edges else d.random.uniform(-1, 1) for _ in range(2)])
     attrs = {"min": low, "max": high}
     attrs = {key: attrs[key] for key in d.among(["min"], ["max"], ["min", "max"])}
     return [d.values(d.shape())], attrs, [0], lambda x: x.clamp(**attrs)
@@ -559,6 +568,7 @@ def case(name, seed):
     d.dtype = d.random.choice([dtype for dtype in dtypes if dtype != torch.float64 or name not in SINGLE])
     floats = d.dtype not in INTEGERS
     d.special = special and floats and d.random.random() < 0.25
+    d.edges = name in EDGED and floats and not d.special and d.random.random() < 0.4
     ins, attrs, grads, call = draw(d)
     grads = grads if floats and not d.special else []
     # Gradients of halves are rounded before those of one repeated element are added up.

@@ -55,7 +55,7 @@ impl<R: Runtime> SyncBatchNorm<R> {
         let axes: Vec<isize> = (0..shape.rank() as isize).filter(|&axis| axis != 1).collect();
         let count = shape.numel() / channels.max(1);
         // A rank without examples has a mean of 0 that weighs nothing.
-        let mean = x.sum(&axes, true)?.mul(1.0 / count.max(1) as f64)?;
+        let mean = x.sum(&axes, true)?.div(count.max(1) as f64)?;
         let deviations = x.sub(&mean)?.square()?.sum(&axes, false)?;
         let count = Var::new(Tensor::full(&rt, [1], dtype, count as f64)?);
         let own = cat(&[&mean.reshape([channels])?, &deviations, &count], 0)?;

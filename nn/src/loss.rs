@@ -10,7 +10,7 @@ use numcore::{
     DType, Error, Result, Scalar, Shape, Tensor,
     fused::NnOps,
     ops::{Apply, IndexOps, PointwiseOps, Reduce, ReduceOps, ViewOps},
-    pointwise::{Expr, Program},
+    pointwise::{Expr, Program, Widened},
 };
 
 pub use numcore::fused::{CrossEntropyOptions, Reduction};
@@ -20,9 +20,12 @@ macro_rules! elementwise {
         $(#[$doc])*
         #[track_caller]
         pub fn $name<T: Apply>(input: &T, target: &T, $($number: f64,)? reduction: Reduction) -> Result<T> {
-            static P: LazyLock<Program> = LazyLock::new(|| {
-                Program::new(stringify!($name), |[$x, $y], [scale $(, $number)?]| [$loss * scale])
-            });
+            static P: LazyLock<Widened> = LazyLock::new(|| Widened::new(|wide| {
+                Program::new(stringify!($name), |[x, y], [$($number)?]| {
+                    let ($x, $y) = (wide.of(x), wide.of(y));
+                    [$loss]
+                })
+            }));
             reduced(&P, input, target, &[$($number.into())?], reduction)
         }
     )*};
@@ -33,13 +36,8 @@ elementwise! {
     mse(x, y) = (x - y).square();
     /// The absolute error `|x − y|`.
     l1(x, y) = (x - y).abs();
-    /// The Huber loss: with `d = |x − y|`, `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964).
-    huber(x, y; delta) = {
-        let d = (x - y).abs();
-        d.le(delta).select(d * d * 0.5, (d - delta * 0.5) * delta)
-    };
     /// Binary cross-entropy `−(y ln x + (1 − y) ln(1 − x))` of probabilities `x`; logarithms end at −100. Prefer
-    /// [`bce_with_logits`], which is exact where a probability would round to 0 or 1.
+    /// [`bce_with_logits`], which is exact where a probability would round to 0 or 1. Outside of [0, 1] it is NaN.
     bce(x, y) = (y - 1.0) * bounded_log(1.0 - x) - y * bounded_log(x);
     /// Binary cross-entropy of logits: `(1 − y) · x − ln sigmoid(x)`, without overflow.
     bce_with_logits(x, y) = (1.0 - y) * x - x.log_sigmoid();
@@ -53,42 +51,69 @@ elementwise! {
 #[track_caller]
 pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
     let rows = input.spec().shape.first().copied().unwrap_or(1);
-    kl_div(input, target, Reduction::Sum)?.mul(1.0 / rows as f64)
+    kl_div(input, target, Reduction::Sum)?.div(rows as f64)
+}
+
+/// The Huber loss: with `d = |x − y|`, `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964). A `delta` that is
+/// not positive is an error.
+#[track_caller]
+pub fn huber<T: Apply>(input: &T, target: &T, delta: f64, reduction: Reduction) -> Result<T> {
+    static P: LazyLock<Widened> = LazyLock::new(|| {
+        Widened::new(|wide| {
+            Program::new("huber", |[x, y], [delta]| {
+                let d = (wide.of(x) - wide.of(y)).abs();
+                [d.le(delta).select(d * d * 0.5, (d - delta * 0.5) * delta)]
+            })
+        })
+    });
+    if delta.is_nan() || delta <= 0.0 {
+        return Err(Error::argument("huber", format!("delta {delta} must be positive")));
+    }
+    reduced(&P, input, target, &[delta.into()], reduction)
 }
 
 /// The smooth L1 loss: with `d = |x − y|`, `d²/(2 beta)` up to `beta`, `d − beta/2` beyond (Girshick 2015); [`l1`]
-/// where `beta` is 0.
+/// where `beta` is 0. A negative `beta` is an error.
 #[track_caller]
 pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reduction) -> Result<T> {
-    static P: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("smooth_l1", |[x, y], [scale, beta]| {
-            let d = (x - y).abs();
-            [d.lt(beta).select(d * d * 0.5 / beta, d - beta * 0.5) * scale]
+    static P: LazyLock<Widened> = LazyLock::new(|| {
+        Widened::new(|wide| {
+            Program::new("smooth_l1", |[x, y], [beta]| {
+                let d = (wide.of(x) - wide.of(y)).abs();
+                [d.lt(beta).select(d * (d / beta) * 0.5, d - beta * 0.5)]
+            })
         })
     });
+    if beta.is_nan() || beta < 0.0 {
+        return Err(Error::argument("smooth_l1", format!("beta {beta} must not be negative")));
+    }
     if beta == 0.0 {
         return l1(input, target, reduction);
     }
     reduced(&P, input, target, &[beta.into()], reduction)
 }
 
-/// `ln x`, at least −100. The inner choice keeps the derivative finite where the outer one takes the bound.
+/// `ln x`, at least −100; NaN below 0. The inner choice keeps the derivative finite where the outer one takes the bound.
 fn bounded_log(x: Expr<'_>) -> Expr<'_> {
-    let positive = x.gt(0.0);
-    positive.select(positive.select(x, 1.0).log().max(-100.0), -100.0)
+    let zero = x.eq(0.0);
+    zero.select(-100.0, zero.select(1.0, x).log().max(-100.0))
 }
 
-/// A program of input, target and a scale, reduced: the scale of a mean is one over the count.
+/// A program of input and target, reduced.
 #[track_caller]
-fn reduced<T: Apply>(program: &Program, input: &T, target: &T, numbers: &[Scalar], reduction: Reduction) -> Result<T> {
-    let shape = same_shape(program.name(), input, target)?;
-    let scale = if reduction == Reduction::Mean { 1.0 / shape.numel() as f64 } else { 1.0 };
-    let scalars: Vec<Scalar> = std::iter::once(scale.into()).chain(numbers.iter().copied()).collect();
-    if reduction == Reduction::None {
-        return input.apply_program(program, &[target], &scalars);
-    }
-    let sum = Reduce::sum_of(program.clone(), scalars.into(), shape_of_ones(shape)?);
-    T::apply1(sum, &[input, target])?.reshape([])
+fn reduced<T: Apply>(program: &Widened, input: &T, target: &T, numbers: &[Scalar], reduction: Reduction) -> Result<T> {
+    let plain = program.of(DType::F32);
+    let shape = same_shape(plain.name(), input, target)?;
+    let to = shape_of_ones(shape)?;
+    let loss = match reduction {
+        Reduction::None => return input.apply_program(plain, &[target], numbers),
+        Reduction::Sum => T::apply1(Reduce::sum_of(plain.clone(), numbers.into(), to), &[input, target])?,
+        Reduction::Mean => {
+            let mean = Reduce::mean_of(program, input.spec().dtype, numbers.into(), to, shape.numel());
+            T::apply1(mean, &[input, target])?
+        }
+    };
+    loss.reshape([])
 }
 
 fn shape_of_ones(shape: Shape) -> Result<Shape> {

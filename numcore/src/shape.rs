@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Deref};
 
-use crate::{Error, Result};
+use crate::{Error, Result, Within};
 
 /// The most dimensions a tensor can have. Eight are enough for convolution (`[N, G, C, OH, OW, KH, KW]`) and keep
 /// [`Shape`] a plain value.
@@ -65,16 +65,18 @@ impl Shape {
     }
 
     /// The position of `axis`; negative axes count from the end.
+    #[track_caller]
     pub fn axis(&self, op: &'static str, axis: isize) -> Result<usize> {
         let rank = self.rank() as isize;
         let at = if axis < 0 { axis + rank } else { axis };
         if (0..rank).contains(&at) {
             return Ok(at as usize);
         }
-        Err(Error::shape(op, &[*self], format!("axis {axis} of a tensor with {rank} dimensions")))
+        Err(Error::shape(op, &[*self], format!("axis {axis} of a tensor with {rank} dimensions"))).at_caller()
     }
 
     /// The positions of several axes; naming one twice is an error. An empty list means all axes. See [`Shape::axis`].
+    #[track_caller]
     pub fn axes(&self, op: &'static str, axes: &[isize]) -> Result<AxisSet> {
         if axes.is_empty() {
             return Ok(AxisSet::all(self.rank()));
@@ -83,7 +85,7 @@ impl Shape {
         for &a in axes {
             let at = self.axis(op, a)?;
             if set.contains(at) {
-                return Err(Error::shape(op, &[*self], format!("axis {a} is named twice")));
+                return Err(Error::shape(op, &[*self], format!("axis {a} is named twice"))).at_caller();
             }
             set.insert(at);
         }

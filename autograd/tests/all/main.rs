@@ -6,6 +6,7 @@ mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 mod deferred;
+mod ends;
 mod graph;
 mod higher;
 mod indexing;

@@ -136,7 +136,6 @@ fn types<R: Runtime>() -> Vec<Row<R>> {
         ("masked_fill", |g| g.x.masked_fill(&g.i, 0.0)),
         ("mean", |g| g.i.mean(&[], false)),
         ("any", |g| g.x.any(&[], false)),
-        ("cumsum", |g| g.b.cumsum(0)),
         ("linear_scan", |g| g.i.linear_scan(&g.i, 0)),
         ("matmul", |g| g.x.matmul(&g.h.t()?)),
         ("matmul", |g| g.i.matmul(&g.i.t()?)),

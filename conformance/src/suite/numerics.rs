@@ -5,7 +5,10 @@ use autograd::{Var, grad};
 use numcore::{
     DType, Result, Runtime, Tensor,
     fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{PointwiseOps, ReduceOps},
+    ops::{
+        Interpolate, InterpolateOps, Interpolation, PointwiseOps, PoolOps, PoolOptions, ReduceOps, Resize, ScanOps,
+        ViewOps,
+    },
     pointwise::{Number, Unary},
 };
 
@@ -28,6 +31,9 @@ pub(crate) fn numerics<R: Runtime>(rt: &R) -> Section {
         }
         section.check(format!("constants have no variance {dtype}"), || constants(rt, dtype));
         section.check(format!("norms of constants are 0 {dtype}"), || norms_of_constants(rt, dtype));
+        section.check(format!("means of a constant {dtype}"), || means_of_a_constant(rt, dtype));
+        section.check(format!("uniform values are below their bound {dtype}"), || below_the_bound(rt, dtype));
+        section.check(format!("scans far along an axis {dtype}"), || far_along(rt, dtype));
         if dtype.is_half() {
             continue;
         }
@@ -38,6 +44,7 @@ pub(crate) fn numerics<R: Runtime>(rt: &R) -> Section {
         }
     }
     section.check("NaN, infinities and shifts", || kinds_of_numbers(rt));
+    section.check("sums and products of narrow integers", || narrow_integers(rt));
     if computes(rt, DType::F64) {
         section.check("angles of every size f64", || angles(rt));
     }
@@ -90,7 +97,7 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
     for level in LEVELS {
         for n in COUNTS {
             let x = Tensor::full(rt, [3, n], dtype, level)?;
-            for (axis, dense) in [(1, x.clone()), (0, numcore::ops::ViewOps::t(&x)?)] {
+            for (axis, dense) in [(1, x.clone()), (0, x.t()?)] {
                 let values =
                     [dense.var(&[axis], 0, false)?.to_f64s()?, dense.std(&[axis], 1, false)?.to_f64s()?].concat();
                 verdict = verdict.and(Verdict::when(values.iter().all(|&v| v == 0.0), || {
@@ -100,6 +107,85 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         }
     }
     Ok(verdict)
+}
+
+/// Sums of these are exact, and so must their means be, over any number of elements.
+fn means_of_a_constant<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
+    let mut verdict = Verdict::PASSED;
+    for (level, n) in [1.0, 7.0].into_iter().flat_map(|level| [6, 11, 49, 71, 100].map(|n| (level, n))) {
+        let (rows, image) = (Tensor::full(rt, [3, n], dtype, level)?, Tensor::full(rt, [1, 1, 7, n], dtype, level)?);
+        let pool =
+            PoolOptions { stride: [1, 1], padding: [1, 1], count_include_pad: false, ..PoolOptions::new([3, 3]) };
+        let area = Interpolate { mode: Interpolation::Area, ..Interpolate::default() };
+        for (what, y) in [
+            ("mean", rows.mean(&[], false)?),
+            ("mean of rows", rows.mean(&[1], false)?),
+            ("mean of a transposed row", rows.t()?.mean(&[0], false)?),
+            ("avg_pool2d", image.avg_pool(&pool)?),
+            ("adaptive_avg_pool2d", image.adaptive_avg_pool([5, 1])?),
+            ("interpolate", image.interpolate(Resize::Size(&[3, 5]), area)?),
+        ] {
+            let values = y.to_f64s()?;
+            verdict = verdict.and(Verdict::when(values.iter().all(|&v| v == level), || {
+                format!("{what} of {n} times {level} is {values:?}")
+            }));
+        }
+    }
+    let x = Var::leaf("x", Tensor::ones(rt, [49], dtype)?)?;
+    let g = grad(&[&x.mean(&[], false)?.mul(49.0)?], &[&x], false)?.remove(0);
+    let slopes = g.map_or(Ok(Vec::new()), |g| g.value()?.to_f64s())?;
+    Ok(verdict.and(Verdict::when(slopes == [1.0; 49], || format!("slopes {slopes:?}"))))
+}
+
+/// Where a value is rounded to `high`, the one before is drawn.
+fn below_the_bound<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
+    // Between the last two bounds there is no other number of type `f32`, and none at all of halves.
+    Verdict::all([(0.0, 1.0), (-0.5, 0.5), (-2.0, -1.0), (-1.0, 0.0), (8_388_608.0, 8_388_609.0)].map(|(low, high)| {
+        let values = Tensor::uniform(rt, [20_000], dtype, low, high, 3)?.to_f64s()?;
+        let low = Number::Float(low).cast(dtype).to_f64();
+        let outside = values.iter().find(|&&v| !(low..high).contains(&v) && v != low);
+        Ok(Verdict::when(outside.is_none(), || format!("{outside:?} is not in [{low}, {high})")))
+    }))
+}
+
+/// The last element of a scan has the digits of a sum.
+fn far_along<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
+    const N: usize = 100_000;
+    let tenth = Number::Float(0.1).cast(dtype).to_f64();
+    let growth = 1.0 + spacing(DType::F32) * 8.0;
+    let bound = if dtype.is_half() { 4e-3 } else { spacing(dtype) * 250.0 };
+    let tenths = Tensor::full(rt, [N], dtype, 0.1)?;
+    let ones = Tensor::ones(rt, [N], dtype)?;
+    let mut scans = vec![
+        ("cumsum", tenths.cumsum(0)?, tenth * N as f64),
+        ("linear_scan", tenths.linear_scan(&ones, 0)?, tenth * N as f64),
+    ];
+    if !dtype.is_half() {
+        scans.push((
+            "cumprod",
+            Tensor::full(rt, [N], dtype, growth)?.cumprod(0)?,
+            (N as f64 * (growth - 1.0).ln_1p()).exp(),
+        ));
+    }
+    Verdict::all(scans.into_iter().map(|(what, y, want)| {
+        let last = y.narrow(0, N - 1, 1)?.to_f64s()?[0];
+        Ok(Verdict::when((last / want - 1.0).abs() <= bound, || format!("{what} ends at {last}, due {want}")))
+    }))
+}
+
+/// All are `i64`, as sums are.
+fn narrow_integers<R: Runtime>(rt: &R) -> Result<Verdict> {
+    Verdict::all([DType::U8, DType::I32, DType::U32, DType::Bool].map(|dtype| {
+        let (level, n) = if dtype == DType::Bool { (1i64, 300) } else { (200, 5) };
+        let x = Tensor::full(rt, [n], dtype, level)?;
+        let (sum, product) = (level * n as i64, level.pow(n as u32));
+        let all = [(x.sum(&[], false)?, sum), (x.cumsum(0)?.amax(&[], false)?, sum), (x.prod(&[], false)?, product)];
+        let all = all.into_iter().chain([(x.cumprod(0)?.amax(&[], false)?, product)]);
+        Verdict::all(all.map(|(got, want)| {
+            let got = got.to_vec::<i64>()?;
+            Ok(Verdict::when(got == [want], || format!("{got:?} of {dtype}, due {want}")))
+        }))
+    }))
 }
 
 fn norms_of_constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {

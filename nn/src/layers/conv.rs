@@ -51,6 +51,7 @@ pub type ConvTranspose3d<R> = ConvTranspose<R, 3>;
 
 impl<R: Runtime> Conv<R, 1> {
     /// A layer with weight and bias uniform in `±1/√(C/G · K)`.
+    #[track_caller]
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
         Self::build(init, [inputs, outputs], [kernel], options.into())
     }
@@ -58,6 +59,7 @@ impl<R: Runtime> Conv<R, 1> {
 
 impl<R: Runtime> Conv<R, 2> {
     /// A layer with weight and bias uniform in `±1/√(C/G · R · S)`.
+    #[track_caller]
     pub fn new(
         init: &Init<R>,
         inputs: usize,
@@ -71,12 +73,14 @@ impl<R: Runtime> Conv<R, 2> {
 
 impl<R: Runtime> Conv<R, 3> {
     /// A layer with weight and bias uniform in `±1/√(C/G · D · R · S)`.
+    #[track_caller]
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 3], options: ConvNd<3>) -> Result<Self> {
         Self::build(init, [inputs, outputs], kernel, options)
     }
 }
 
 impl<R: Runtime, const N: usize> Conv<R, N> {
+    #[track_caller]
     fn build(init: &Init<R>, channels: [usize; 2], kernel: [usize; N], options: ConvNd<N>) -> Result<Self> {
         let (weight, bias) = parameters(init, channels, options.groups, &kernel, WeightAxis::Outputs)?;
         Ok(Conv { weight, bias, options })
@@ -104,6 +108,7 @@ impl<R: Runtime, const N: usize> Conv<R, N> {
 
 impl<R: Runtime> ConvTranspose<R, 1> {
     /// A layer with weight and bias uniform in `±1/√(O/G · K)`.
+    #[track_caller]
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: usize, options: Conv1dOptions) -> Result<Self> {
         Self::build(init, [inputs, outputs], [kernel], options.into())
     }
@@ -111,6 +116,7 @@ impl<R: Runtime> ConvTranspose<R, 1> {
 
 impl<R: Runtime> ConvTranspose<R, 2> {
     /// A layer with weight and bias uniform in `±1/√(O/G · R · S)`.
+    #[track_caller]
     pub fn new(
         init: &Init<R>,
         inputs: usize,
@@ -124,12 +130,14 @@ impl<R: Runtime> ConvTranspose<R, 2> {
 
 impl<R: Runtime> ConvTranspose<R, 3> {
     /// A layer with weight and bias uniform in `±1/√(O/G · D · R · S)`.
+    #[track_caller]
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize, kernel: [usize; 3], options: ConvNd<3>) -> Result<Self> {
         Self::build(init, [inputs, outputs], kernel, options)
     }
 }
 
 impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
+    #[track_caller]
     fn build(init: &Init<R>, channels: [usize; 2], kernel: [usize; N], options: ConvNd<N>) -> Result<Self> {
         let (weight, bias) = parameters(init, channels, options.groups, &kernel, WeightAxis::Inputs)?;
         Ok(ConvTranspose { weight, bias, options, output_padding: [0; N] })
@@ -161,6 +169,7 @@ enum WeightAxis {
     Inputs,
 }
 
+#[track_caller]
 fn parameters<R: Runtime>(
     init: &Init<R>,
     [inputs, outputs]: [usize; 2],
@@ -170,7 +179,10 @@ fn parameters<R: Runtime>(
 ) -> Result<(Param<R>, Option<Param<R>>)> {
     if groups == 0 || !inputs.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
         let why = format!("{groups} groups do not divide {inputs} input and {outputs} output channels");
-        return Err(Error::argument("conv", why));
+        return Err(Error::argument("conv", why)).at_caller();
+    }
+    if kernel.contains(&0) {
+        return Err(Error::argument("conv", format!("a kernel of {kernel:?} has no elements"))).at_caller();
     }
     let [first, second] = if first == WeightAxis::Outputs { [outputs, inputs] } else { [inputs, outputs] };
     let shape = [&[first, second / groups], kernel].concat();

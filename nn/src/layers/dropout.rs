@@ -29,9 +29,10 @@ pub struct Dropout {
 
 impl Dropout {
     /// A layer with drop probability `p` in `[0, 1)`.
+    #[track_caller]
     pub fn new(p: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)")));
+            return Err(Error::argument("dropout", format!("probability {p} is not in [0, 1)"))).at_caller();
         }
         Ok(Dropout { p, mode: Mode::default() })
     }

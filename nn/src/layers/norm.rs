@@ -65,9 +65,11 @@ impl<R: Runtime> RmsNorm<R> {
 
 impl<R: Runtime> GroupNorm<R> {
     /// A norm with weight 1 and bias 0; `groups` divides `channels`.
+    #[track_caller]
     pub fn new(init: &Init<R>, groups: usize, channels: usize) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(Error::argument("group_norm", format!("{groups} groups do not divide {channels} channels")));
+            let why = format!("{groups} groups do not divide {channels} channels");
+            return Err(Error::argument("group_norm", why)).at_caller();
         }
         let (weight, bias) =
             (init.param([channels], Initializer::Ones)?, Some(init.param([channels], Initializer::Zeros)?));

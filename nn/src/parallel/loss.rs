@@ -83,7 +83,7 @@ impl VocabularyLoss {
         let log_sum = column(0)?.log()?;
         let mut losses = log_sum.sub(&column(1)?)?;
         if label_smoothing != 0.0 {
-            let spread = log_sum.sub(&column(2)?.mul(1.0 / own.of as f64)?)?;
+            let spread = log_sum.sub(&column(2)?.div(own.of as f64)?)?;
             losses = losses.mul(1.0 - label_smoothing)?.add(&spread.mul(label_smoothing)?)?;
         }
         if self.z_loss != 0.0 {

@@ -4,7 +4,8 @@ use autograd::{Var, checkpoint};
 use nn::{loss::Reduction, *};
 use numcore::{
     DType, ErrorKind, NullRuntime, Result, Tensor, Within,
-    ops::{Apply, MatmulOps, PointwiseOps, ViewOps},
+    fused::{Conv1dOptions, NnOps},
+    ops::{Apply, IndexingOps, MatmulOps, PointwiseOps, ReduceOps, ViewOps, einsum},
 };
 
 type Rt = NullRuntime;
@@ -212,4 +213,39 @@ fn an_error_in_a_loss_says_at_which_line_the_loss_was_called() {
     let line = line!() + 1;
     let error = loss::mse(&x, &y, Reduction::Mean).unwrap_err();
     assert_eq!(error.location().map(|at| at.line()), Some(line));
+}
+
+/// What fails without an op call has the caller's line too.
+#[test]
+fn arguments_have_the_line_of_the_caller() {
+    let (rt, x) = (NullRuntime::new(), input([2, 3]));
+    let t = Tensor::ones(&rt, [2, 3], DType::F32).unwrap();
+    let errors = [
+        x.i((.., 3)).map(|_| ()),
+        x.i((0, 0, 0)).map(|_| ()),
+        x.i(5..9).map(|_| ()),
+        x.softmax(2).map(|_| ()),
+        x.sum(&[2], false).map(|_| ()),
+        x.sum(&[0, 0], false).map(|_| ()),
+        einsum("ab,bc->az", &[&x, &x]).map(|_| ()),
+        Tensor::from_slice(&rt, [3], &[1f32]).map(|_| ()),
+        t.to_vec::<f64>().map(|_| ()),
+        t.item().map(|_| ()),
+        t.item_as::<i64>().map(|_| ()),
+        Dropout::new(2.0).map(|_| ()),
+        GroupNorm::new(&init(), 2, 3).map(|_| ()),
+        Conv2d::new(&init(), 1, 1, [0, 3], Default::default()).map(|_| ()),
+        Conv1d::new(&init(), 3, 1, 3, Conv1dOptions { groups: 2, ..Default::default() }).map(|_| ()),
+    ];
+    for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {
+        assert_eq!(error.location().map(|at| at.file()), Some(file!()), "argument {k}: {error}");
+    }
+}
+
+#[test]
+fn an_embedding_of_floats_names_itself_and_its_table() {
+    let table = Sequential::new().push(Embedding::new(&init(), 4, 2).unwrap());
+    table.parameters();
+    let error = message(table.forward(&input([3])));
+    assert!(error.contains("embedding: dtypes f32") && error.contains("`0.weight`"), "{error}");
 }

@@ -56,6 +56,45 @@ fn bce_with_logits_is_smooth_and_finite() {
     assert!(close(&slopes, &[0.5, -0.5, 0.0, 0.0, 1.0, -1.0]), "{slopes:?}");
 }
 
+/// The sum of equal losses is exact here, and so must be their mean.
+#[test]
+fn the_mean_of_equal_losses_is_the_loss() {
+    for dtype in [DType::F32, DType::F64, DType::F16, DType::BF16] {
+        for n in [6, 11, 49, 71, 100] {
+            let [x, y] = [3.0, 1.0].map(|v| T::full(&cpu(), [n], dtype, v).unwrap());
+            let losses = [
+                (loss::mse(&x, &y, Reduction::Mean), 4.0),
+                (loss::l1(&x, &y, Reduction::Mean), 2.0),
+                (loss::smooth_l1(&x, &y, 1.0, Reduction::Mean), 1.5),
+                (loss::kl_div_batchmean(&x, &y), -3.0),
+            ];
+            losses
+                .into_iter()
+                .for_each(|(loss, due)| assert_eq!(loss.unwrap().to_f64s().unwrap(), [due], "{dtype} {n}"));
+        }
+    }
+    // A sum that f16 does not hold.
+    let [x, y] = [0.0, 40.0].map(|v| T::full(&cpu(), [100], DType::F16, v).unwrap());
+    assert_eq!(loss::mse(&x, &y, Reduction::Mean).unwrap().to_f64s().unwrap(), [1600.0]);
+}
+
+/// PyTorch refuses them.
+#[test]
+fn losses_outside_of_their_domains() {
+    let [x, y] = [[2.0, -3.0, 0.5], [1.0, 0.0, 1.0]].map(|v| column(&v));
+    let losses = loss::bce(&x, &y, Reduction::None).unwrap().to_f64s().unwrap();
+    assert!(losses[0].is_nan() && losses[1].is_nan() && losses[2] > 0.0, "{losses:?}");
+    for delta in [0.0, -1.0, f64::NAN] {
+        assert!(loss::huber(&x, &y, delta, Reduction::Mean).unwrap_err().to_string().contains("huber: delta"));
+    }
+    for beta in [-1.0, f64::NAN] {
+        assert!(loss::smooth_l1(&x, &y, beta, Reduction::Mean).unwrap_err().to_string().contains("smooth_l1: beta"));
+    }
+    // Below the normal numbers of `f32`.
+    let (_, slopes) = values_and_slopes(|x, y| loss::smooth_l1(x, y, 1e-40, Reduction::None), &[2.0, 1.0], &[1.0, 1.0]);
+    assert_eq!(slopes, [1.0, 0.0]);
+}
+
 #[test]
 fn bce_ends_at_a_hundred() {
     let (x, y) = ([0.0, 1.0, 0.0, 1.0, 0.25], [0.0, 1.0, 1.0, 0.0, 1.0]);

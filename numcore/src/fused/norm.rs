@@ -8,9 +8,9 @@ use super::{Fused, as_forward};
 use crate::{
     Error, Result, Shape,
     ops::{
-        Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, ScalarList, Spec, Specs, ViewOps, moments,
+        Apply, Backprop, Bits, Outs, PointwiseOps, Reduce, ReduceOps, Saves, Spec, Specs, ViewOps, mean_of, moments,
     },
-    pointwise::Program,
+    pointwise::{Program, Widened, standard::SQUARES},
 };
 
 /// The statistics by which a [`Norm`] normalizes.
@@ -53,7 +53,6 @@ impl Norm {
     pub const MEAN: usize = 2;
 }
 
-static SQUARES: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], [s]| [x * x * s]));
 static RSTD: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[v], [eps]| [(v + eps).rsqrt()]));
 
 impl Norm {
@@ -65,10 +64,7 @@ impl Norm {
                 let (mean, variance) = moments(x, &[-1], 0)?;
                 (Some(mean), variance)
             }
-            NormKind::Rms => {
-                let scale: ScalarList = smallvec![(1.0 / last(x.spec().shape) as f64).into()];
-                (None, T::apply1(Reduce::sum_of(SQUARES.clone(), scale, rows), &[x])?)
-            }
+            NormKind::Rms => (None, mean_of(&SQUARES, &[x], rows, last(x.spec().shape))?),
         };
         Ok((mean, variance.apply_program(&RSTD, &[], &[self.eps.into()])?))
     }
@@ -206,13 +202,13 @@ impl Fused for NormGrad {
 
     /// With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
-        static DOT: LazyLock<Program> = LazyLock::new(|| Program::new("norm_grad", |[a, b], [s]| [a * b * s]));
+        static DOT: LazyLock<Widened> =
+            LazyLock::new(|| Widened::new(|wide| Program::new("norm_grad", |[a, b], []| [wide.of(a) * wide.of(b)])));
         let (x, g, weight) = (ins[NormGrad::X], ins[NormGrad::GRAD], self.weight_at().map(|i| ins[i]));
         let (mean, rstd) = self.0.statistics(x)?;
         let hat = self.0.normalized(x, mean.as_ref(), &rstd)?;
         let h = weight.map_or(Ok(g.clone()), |w| g.mul(w))?;
-        let scale: ScalarList = smallvec![(1.0 / last(x.spec().shape) as f64).into()];
-        let along = T::apply1(Reduce::sum_of(DOT.clone(), scale, rows(x.spec().shape)), &[&h, &hat])?;
+        let along = mean_of(&DOT, &[&h, &hat], rows(x.spec().shape), last(x.spec().shape))?;
         let mut d = h.sub(&hat.mul(&along)?)?;
         if mean.is_some() {
             d = d.sub(&h.mean(&[-1], true)?)?;

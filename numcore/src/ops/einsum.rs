@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::{Apply, Matmul, ReduceOps, ViewOps};
-use crate::{Error, MAX_RANK, Result};
+use crate::{Error, MAX_RANK, Result, Within};
 
 /// Labels of axes: letters, and [`ELLIPSIS`] for the axes that `...` stands for.
 type Labels = SmallVec<[u8; MAX_RANK]>;
@@ -26,11 +26,11 @@ const ELLIPSIS: u8 = 128;
 /// ```
 #[track_caller]
 pub fn einsum<T: Apply>(equation: &str, ins: &[&T]) -> Result<T> {
-    let (operands, output) = parse(equation, ins)?;
+    let (operands, output) = parse(equation, ins).at_caller()?;
     let mut operands =
         operands.into_iter().zip(ins).map(|(labels, x)| Labelled { labels, value: (*x).clone() }.distinct());
     let mut operands = operands.by_ref().collect::<Result<Vec<_>>>()?;
-    let sizes = sizes(equation, &operands)?;
+    let sizes = sizes(equation, &operands).at_caller()?;
     for x in &mut operands {
         x.squeeze(&sizes)?;
     }

@@ -218,10 +218,10 @@ vocabulary! {
         /// The softsign activation `x / (1 + |x|)`.
         softsign(x) = x / (x.abs() + 1.0);
         /// The Mish activation `x · tanh(softplus(x))` (Misra 2019).
-        mish(x) = x * x.softplus().tanh();
+        mish(x) = x.mish();
         /// The hard-swish activation `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019); the gradient is 0 at −3 and
         /// 1 at 3, as in PyTorch.
-        hardswish(x) = x.le(-3.0).select(x * 0.0, x.ge(3.0).select(x, x * (x + 3.0) / 6.0));
+        hardswish(x) = x * x.le(-3.0).select(0.0, x.ge(3.0).select(1.0, (x + 3.0) / 6.0));
         /// The hard-sigmoid activation `min(max(x + 3, 0), 6) / 6`; the gradient is 0 at −3 and 3, as in PyTorch.
         hardsigmoid(x) = x.le(-3.0).select(0.0, x.ge(3.0).select(1.0, (x + 3.0) / 6.0));
         /// The self-normalizing ELU activation (Klambauer et al. 2017).
@@ -292,7 +292,7 @@ vocabulary! {
         rsub(x; value) = value - x;
         /// The quotient `value / x`, for `value / &x`.
         rdiv(x; value) = value / x;
-        /// Clamps to `[low, high]`; the gradient passes where `low ≤ x ≤ high`.
+        /// Clamps to `[low, high]`; the gradient passes where `low < x < high`, and at NaN.
         clamp(x; low, high) = x.clamp(low, high);
         /// The leaky ReLU activation: `x` where positive, `slope · x` elsewhere.
         leaky_relu(x; slope) = x.gt(0.0).select(x, x * slope);
@@ -315,7 +315,7 @@ vocabulary! {
         /// The softplus activation `ln(1 + e^(beta · x)) / beta`; the identity where `beta · x` is above `threshold`.
         softplus_with(x; beta, threshold) = {
             let scaled = x * beta;
-            scaled.gt(threshold).select(x, scaled.exp().log1p() / beta)
+            scaled.gt(threshold).select(x, scaled.log1p_exp() / beta)
         };
         /// The soft-shrink activation: `x` moved towards 0 by `lambda`, 0 in between.
         softshrink(x; lambda) = x.gt(lambda).select(x - lambda, x.lt(-lambda).select(x + lambda, x * 0.0));

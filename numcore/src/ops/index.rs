@@ -152,6 +152,9 @@ pub trait IndexOps: Apply {
         if table.rank() != 2 {
             return Err(Error::shape("embedding", &[table, ids], "the table must be [V, D]"));
         }
+        if let Err(error) = self::index("embedding", index.spec()) {
+            return Err(Self::explained(error, &[self, index]));
+        }
         let rows = self.index_select(0, &index.reshape([ids.numel()])?).map_err(|e| e.of_index("embedding", ids))?;
         rows.reshape([&ids[..], &[table[1]]].concat())
     }

@@ -7,10 +7,11 @@ use smallvec::{SmallVec, smallvec};
 use super::{
     Apply, Backprop, Bits, Pointwise, PointwiseOps, Rule, Saves, ScalarList, Scan, Spec, Specs, ViewOps,
     arg_reduce::arg,
+    launch, moments,
     pointwise::{chain, rooms},
 };
 use crate::{
-    ArgOp, DType, Error, Out, ReduceKind, Result, Runtime, Shape, Tensor,
+    ArgOp, DType, Error, Out, ProgramOperand, ReduceKind, Result, Runtime, Shape, Tensor, TensorMut,
     pointwise::{Program, Widened},
 };
 
@@ -24,12 +25,20 @@ pub struct Reduce {
     scalars: ScalarList,
     op: ReduceKind,
     to: Shape,
+    mean: Option<Mean>,
+}
+
+/// By what a sum is divided, and the form of its program whose values are summed.
+#[derive(Clone, Debug)]
+struct Mean {
+    summed: Program,
+    count: usize,
 }
 
 impl Reduce {
     /// A reduction of the input itself. `to` must broadcast to the input's shape.
     pub fn new(op: ReduceKind, to: Shape) -> Self {
-        Reduce { program: Pointwise::identity().program, scalars: ScalarList::new(), op, to }
+        Reduce { program: Pointwise::identity().program, scalars: ScalarList::new(), op, to, mean: None }
     }
 
     /// The sum down to a shape that broadcasts to the input's: the adjoint of broadcasting.
@@ -39,7 +48,34 @@ impl Reduce {
 
     /// The sum of the single output of a program.
     pub fn sum_of(program: Program, scalars: ScalarList, to: Shape) -> Self {
-        Reduce { program, scalars, op: ReduceKind::Sum, to }
+        Reduce { program, scalars, op: ReduceKind::Sum, to, mean: None }
+    }
+
+    /// The sum of a program's values, divided by `count`: NaN if there are none. For operands of half precision, `dtype`, the
+    /// widened values are summed, and rounded once.
+    ///
+    /// The sum is divided, and its terms are not multiplied by a rounded `1/count`: the mean of equal numbers whose sum is
+    /// exact is that number.
+    pub fn mean_of(program: &Widened, dtype: DType, scalars: ScalarList, to: Shape, count: usize) -> Self {
+        let mean = Some(Mean { summed: program.of(dtype).clone(), count });
+        Reduce { mean, ..Self::sum_of(program.of(DType::F32).clone(), scalars, to) }
+    }
+
+    /// The same values, combined by `op`.
+    pub(super) fn by(self, op: ReduceKind) -> Self {
+        Reduce { op, ..self }
+    }
+
+    /// Combines the values of a program into `out`.
+    fn combine<R: Runtime>(&self, program: &Program, ins: &[&Tensor<R>], mut out: Out<'_, R>) -> Result<()> {
+        let full = self.full(ins.iter().map(|t| *t.shape()))?;
+        let mut rooms = rooms(ins.len());
+        let views = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(&full, room));
+        let views = views.collect::<Result<SmallVec<[_; 4]>>>()?;
+        let layout = out.view.layout.broadcast_to(self.to.padded(full.rank()))?;
+        let mut out = out.reborrow();
+        out.view.layout = &layout;
+        ins[0].runtime().reduce(program, &views, &self.scalars, &full, self.op, out)
     }
 
     fn full(&self, ins: impl Iterator<Item = Shape>) -> Result<Shape> {
@@ -82,14 +118,11 @@ impl Rule for Reduce {
     }
 
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
-        let full = self.full(ins.iter().map(|t| *t.shape()))?;
-        let mut rooms = rooms(ins.len());
-        let views = ins.iter().zip(&mut rooms).map(|(t, room)| t.view_at(&full, room));
-        let views = views.collect::<Result<SmallVec<[_; 4]>>>()?;
-        let layout = outs[0].view.layout.broadcast_to(self.to.padded(full.rank()))?;
-        let mut out = outs[0].reborrow();
-        out.view.layout = &layout;
-        ins[0].runtime().reduce(&self.program, &views, &self.scalars, &full, self.op, out)
+        let Some(mean) = &self.mean else { return self.combine(&self.program, ins, outs[0].reborrow()) };
+        let (rt, dtype) = (ins[0].runtime(), outs[0].view.dtype());
+        let mut sums = TensorMut::alloc(rt, self.to, dtype.compute())?;
+        self.combine(&mean.summed, ins, sums.out())?;
+        launch(rt, divided(dtype), &[ProgramOperand::View(sums.freeze()?.view())], &[(mean.count as f64).into()], outs)
     }
 
     fn saves(&self, wants: Bits) -> Result<Saves> {
@@ -105,7 +138,10 @@ impl Rule for Reduce {
         let shapes = (0..cx.inputs()).map(|i| Ok(cx.input_spec(i)?.shape)).collect::<Result<Vec<_>>>()?;
         let full = self.full(shapes.into_iter())?;
         match self.op {
-            ReduceKind::Sum => chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx),
+            ReduceKind::Sum => {
+                let g = self.mean.as_ref().map_or(Ok(g.clone()), |mean| g.div(mean.count as f64))?;
+                chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx)
+            }
             ReduceKind::Prod => {
                 let others = products_of_others(&cx.input(0)?, self.to)?;
                 cx.give_value(0, &others.mul(&g.broadcast_to(full)?)?)
@@ -117,6 +153,19 @@ impl Rule for Reduce {
                 cx.give_value(0, &hit.mul(&g.div(&share)?.broadcast_to(full)?)?)
             }
         }
+    }
+}
+
+/// A sum over a number, rounded to a floating dtype.
+fn divided(to: DType) -> &'static Program {
+    static PROGRAMS: LazyLock<[Program; 3]> = LazyLock::new(|| {
+        let rounded = |to| Program::new("mean", |[sum], [n]| [(sum / n).cast(to)]);
+        [Program::new("mean", |[sum], [n]| [sum / n]), rounded(DType::F16), rounded(DType::BF16)]
+    });
+    match to {
+        DType::F16 => &PROGRAMS[1],
+        DType::BF16 => &PROGRAMS[2],
+        _ => &PROGRAMS[0],
     }
 }
 
@@ -155,12 +204,7 @@ pub trait ReduceOps: Apply {
     /// The sum over `axes`; `bool` and narrow integers are summed in `i64`.
     #[track_caller]
     fn sum(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        match self.spec().dtype {
-            DType::Bool | DType::U8 | DType::I32 | DType::U32 => {
-                reduce(&self.to_dtype(DType::I64)?, ReduceKind::Sum, axes, keepdim)
-            }
-            _ => reduce(self, ReduceKind::Sum, axes, keepdim),
-        }
+        reduce(&countable(self)?, ReduceKind::Sum, axes, keepdim)
     }
     /// The sum of all elements, a scalar; dtypes are those of [`sum`](ReduceOps::sum).
     #[track_caller]
@@ -172,10 +216,10 @@ pub trait ReduceOps: Apply {
     fn mean_all(&self) -> Result<Self> {
         self.mean(&[], false)
     }
-    /// The product over `axes` (empty: over all).
+    /// The product over `axes` (empty: over all); dtypes are those of [`sum`](ReduceOps::sum).
     #[track_caller]
     fn prod(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        reduce(self, ReduceKind::Prod, axes, keepdim)
+        reduce(&countable(self)?, ReduceKind::Prod, axes, keepdim)
     }
     /// The largest element over `axes`; ties share the gradient evenly. A reduction over no elements is an error,
     /// unless the result is empty too.
@@ -192,12 +236,12 @@ pub trait ReduceOps: Apply {
     /// The arithmetic mean over `axes`; floating dtypes only.
     #[track_caller]
     fn mean(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        static SCALED: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], [s]| [x * s]));
+        static VALUE: LazyLock<Widened> =
+            LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], []| [wide.of(x)])));
         super::rule::float("mean", self.spec())?;
         let (to, count) = target("mean", self.spec().shape, axes)?;
-        let scale: ScalarList = smallvec![(1.0 / count as f64).into()];
-        let kept = of_some(count, Self::apply1(Reduce::sum_of(SCALED.clone(), scale, to), &[self])?)?;
-        drop_axes(kept, self.spec().shape, axes, keepdim)
+        let mean = Reduce::mean_of(&VALUE, self.spec().dtype, ScalarList::new(), to, count);
+        drop_axes(Self::apply1(mean, &[self])?, self.spec().shape, axes, keepdim)
     }
     /// The logarithm of the sum of exponentials, `ln Σ eˣ`, without overflow.
     #[track_caller]
@@ -216,23 +260,20 @@ pub trait ReduceOps: Apply {
     /// unbiased).
     #[track_caller]
     fn var(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
-        let kept = variance(self, axes, correction)?.to_dtype(self.spec().dtype)?;
+        let kept = moments::moments(self, axes, correction)?.1.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
     /// The standard deviation, the root of [`var`](ReduceOps::var); where it is 0, its gradient is 0.
     #[track_caller]
     fn std(&self, axes: &[isize], correction: usize, keepdim: bool) -> Result<Self> {
-        let kept = root(&variance(self, axes, correction)?)?.to_dtype(self.spec().dtype)?;
+        let kept = moments::deviation(self, axes, correction)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// The Euclidean norm; where it is 0, its gradient is 0.
+    /// The Euclidean norm; where it is 0, its gradients are 0.
     #[track_caller]
     fn norm(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
-        static SQUARE: LazyLock<Widened> =
-            LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x) * wide.of(x)])));
-        let (to, _) = target("norm", self.spec().shape, axes)?;
-        let squares = Self::apply1(sum_of(&SQUARE, self, ScalarList::new(), to), &[self])?;
-        drop_axes(root(&squares)?.to_dtype(self.spec().dtype)?, self.spec().shape, axes, keepdim)
+        let kept = moments::norm(self, axes)?.to_dtype(self.spec().dtype)?;
+        drop_axes(kept, self.spec().shape, axes, keepdim)
     }
     /// Whether any element over `axes` is true, for `bool`.
     #[track_caller]
@@ -259,59 +300,29 @@ pub trait ReduceOps: Apply {
 impl<T: Apply> ReduceOps for T {}
 
 /// The sum of a program's values, down to `to`.
-fn sum_of<T: Apply>(program: &Widened, x: &T, scalars: ScalarList, to: Shape) -> Reduce {
+pub(super) fn sum_of<T: Apply>(program: &Widened, x: &T, scalars: ScalarList, to: Shape) -> Reduce {
     Reduce::sum_of(program.of(x.spec().dtype).clone(), scalars, to)
 }
 
-/// The variance over `axes`, which stay; `f32` for half-precision inputs.
+/// The mean of a program's values down to `to`; `f32` for half-precision inputs.
 #[track_caller]
-fn variance<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
-    Ok(moments(x, axes, correction)?.1)
+pub(crate) fn mean_of<T: Apply>(program: &Widened, ins: &[&T], to: Shape, count: usize) -> Result<T> {
+    let sum = sum_of(program, ins[0], ScalarList::new(), to);
+    T::apply1(Reduce { mean: Some(Mean { summed: sum.program.clone(), count }), ..sum }, ins)
 }
 
-/// The mean and variance over `axes`, which stay; `f32` for half-precision inputs. The mean residual of the rounded
-/// mean is added to it: the mean of equal elements is then exact and their variance 0, and a small variance around a
-/// large mean keeps its digits.
+/// `x`, with `bool` and narrow integers as `i64`, in which they are summed and multiplied up.
 #[track_caller]
-pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<(T, T)> {
-    static SCALED: LazyLock<Widened> =
-        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], [s]| [wide.of(x) * s])));
-    static LEFT: LazyLock<Widened> =
-        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x, m], [s]| [(wide.of(x) - m) * s])));
-    static SQUARES: LazyLock<Widened> = LazyLock::new(|| {
-        Widened::new(|wide| Program::new("var", |[x, m], [s]| [(wide.of(x) - m) * (wide.of(x) - m) * s]))
-    });
-    super::rule::float("var", x.spec())?;
-    let (to, count) = target("var", x.spec().shape, axes)?;
-    let per = |n: usize| -> ScalarList { smallvec![(1.0 / n as f64).into()] };
-    let mean = T::apply1(sum_of(&SCALED, x, per(count), to), &[x])?;
-    // In exact arithmetic it is 0 for every `x`, so no gradient flows through it.
-    let left = T::apply1(sum_of(&LEFT, x, per(count), to), &[&x.detach(), &mean.detach()])?;
-    let mean = of_some(count, mean.add(&left)?)?;
-    let squares = T::apply1(sum_of(&SQUARES, x, per(count.saturating_sub(correction)), to), &[x, &mean])?;
-    Ok((mean, of_some(count, squares)?))
-}
-
-/// A mean of `count` elements; NaN if there are none.
-#[track_caller]
-fn of_some<T: Apply>(count: usize, mean: T) -> Result<T> {
-    if count == 0 { mean.mul(f64::NAN) } else { Ok(mean) }
-}
-
-/// The square root, with a gradient of 0 at 0 in place of the infinite one, as for the norm of a zero vector.
-#[track_caller]
-fn root<T: Apply>(x: &T) -> Result<T> {
-    static ROOT: LazyLock<Program> = LazyLock::new(|| {
-        Program::new("sqrt", |[x], []| {
-            let zero = x.eq(0.0);
-            [zero.select(x, zero.select(1.0, x).sqrt())]
-        })
-    });
-    x.apply_program(&ROOT, &[], &[])
+pub(super) fn countable<T: Apply>(x: &T) -> Result<T> {
+    match x.spec().dtype {
+        DType::Bool | DType::U8 | DType::I32 | DType::U32 => x.to_dtype(DType::I64),
+        _ => Ok(x.clone()),
+    }
 }
 
 /// The shape with `axes` of size 1, and the number of elements that each of its elements combines.
-fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
+#[track_caller]
+pub(super) fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
     let set = shape.axes(op, axes)?;
     Ok((shape.reduced(set), set.iter().filter(|&i| i < shape.rank()).map(|i| shape[i]).product()))
 }

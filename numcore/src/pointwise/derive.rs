@@ -132,7 +132,11 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Exp => u * y,
         // Not y + 1, which loses all digits where eˣ is small compared with 1.
         Unary::Expm1 => u * x.exp(),
-        Unary::Exp2 => u * y * LN_2,
+        // By the root of `y`, which is finite where the derivative is and `y` is not.
+        Unary::Exp2 => {
+            let root = (x * 0.5).exp2();
+            u * LN_2 * root * root
+        }
         Unary::Log => u / x,
         Unary::Log1p => u / (x + 1.0),
         Unary::Log2 => u / (x * LN_2),
@@ -147,7 +151,13 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Atan => u / (x * x + 1.0),
         Unary::Sinh => u * x.cosh(),
         Unary::Cosh => u * x.sinh(),
-        Unary::Tanh => u * (1.0 - y * y),
+        // `1 − y²` has no digits far out: there it is the square of `1 / cosh(x) = 2e^−|x| / (1 + e^−2|x|)`.
+        Unary::Tanh => {
+            let negative = x.lt(0.0);
+            let z = negative.select(x, -x).exp();
+            let s = z * 2.0 / (z * z + 1.0);
+            z.lt(0.5).select(u * s * s, u * (1.0 - y * y))
+        }
         Unary::Erf => u * (-(x * x)).exp() * FRAC_2_SQRT_PI,
         Unary::Erfc => u * (-(x * x)).exp() * -FRAC_2_SQRT_PI,
         Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc | Unary::Not => return None,

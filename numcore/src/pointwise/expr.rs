@@ -189,11 +189,11 @@ impl<'b> Expr<'b> {
         self.push(Inst::CastLike(self.id, like.id))
     }
 
-    /// Clamps to `[low, high]`; the gradient passes where `low ≤ x ≤ high`.
+    /// Clamps to `[low, high]`; the gradient passes where `low < x < high`, and at NaN.
     pub fn clamp(self, low: impl IntoExpr<'b>, high: impl IntoExpr<'b>) -> Self {
         let (low, high) = (low.into_expr(self.builder), high.into_expr(self.builder));
-        let above = self.lt(low).select(low, self);
-        high.lt(above).select(high, above)
+        let above = self.le(low).select(low, self);
+        high.le(above).select(high, above)
     }
 
     /// `selfᵉ` for an exponent known now: small integer and half-integer exponents avoid `pow`, as in PyTorch.
@@ -237,19 +237,31 @@ impl<'b> Expr<'b> {
 
     /// The SiLU activation `x · sigmoid(x)` (Elfwing et al. 2018).
     pub fn silu(self) -> Self {
-        self * self.sigmoid()
+        self * self.gating().sigmoid()
+    }
+
+    /// `x` within ±1000, beyond which every gate of `x` is 0 or 1 in all types: as its operand, a gate has no slope there, by
+    /// which the gradient times a large `x`, infinite, would be multiplied.
+    fn gating(self) -> Self {
+        self.clamp(-1000.0, 1000.0)
+    }
+
+    /// The Mish activation `x · tanh(softplus(x))` (Misra 2019).
+    pub fn mish(self) -> Self {
+        self * self.gating().softplus().tanh()
     }
 
     /// The GELU activation `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which
     /// keeps its digits where it is small.
     pub fn gelu(self) -> Self {
-        self * 0.5 * (self * -FRAC_1_SQRT_2).erfc()
+        self * 0.5 * (self.gating() * -FRAC_1_SQRT_2).erfc()
     }
 
     /// The tanh approximation of `x · Φ(x)`. `(1 + tanh u) / 2` is `sigmoid(2u)`, which keeps its digits where it is
     /// small.
     pub fn gelu_tanh(self) -> Self {
-        let twice = (self + self * self * self * 0.044_715) * (2.0 * (2.0 / PI).sqrt());
+        let x = self.gating();
+        let twice = (x + x * x * x * 0.044_715) * (2.0 * (2.0 / PI).sqrt());
         self * twice.sigmoid()
     }
 
@@ -285,7 +297,13 @@ impl<'b> Expr<'b> {
     /// The softplus activation `ln(1 + e^(βx)) / β`; the identity where `βx` is above `threshold`.
     pub fn softplus_with(self, beta: f64, threshold: f64) -> Self {
         let scaled = self * beta;
-        scaled.gt(threshold).select(self, scaled.exp().log1p() / beta)
+        scaled.gt(threshold).select(self, scaled.log1p_exp() / beta)
+    }
+
+    /// `ln(1 + eˣ)` without overflow, whose second derivative keeps its digits far out.
+    pub(crate) fn log1p_exp(self) -> Self {
+        let (negative, z) = self.falling();
+        negative.select(0.0, self) + z.log1p()
     }
 
     /// The logarithm of the sigmoid, `ln(sigmoid(x))`, computed stably.

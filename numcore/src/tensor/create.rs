@@ -3,23 +3,29 @@
 
 use std::sync::LazyLock;
 
+use half::{bf16, f16};
+
 use super::{Tensor, TensorMut};
-use crate::{DType, Error, Result, Runtime, Scalar, Shape, pointwise::Program, rng::Philox};
+use crate::{
+    DType, Error, Result, Runtime, Scalar, Shape,
+    pointwise::{Number, Program},
+    rng::Philox,
+};
 
 static FILL: LazyLock<Program> = LazyLock::new(|| Program::new("full", |[], [s]| [s]));
 static RANGE: LazyLock<Program> =
     LazyLock::new(|| Program::build("arange", 0, 2, |b, _, s| vec![b.index() * s[1] + s[0]]));
 static UNIFORM: LazyLock<Program> = LazyLock::new(|| {
-    Program::build("uniform", 0, 3, |b, _, s| {
+    Program::build("uniform", 0, 4, |b, _, s| {
         let bits = b.random(0, 0) >> b.int(8);
-        vec![bits.cast(DType::F32) * 2f64.powi(-24) * (s[2] - s[1]) + s[1]]
+        vec![(bits.cast(DType::F32) * 2f64.powi(-24) * (s[2] - s[1]) + s[1]).min(s[3])]
     })
 });
 static UNIFORM64: LazyLock<Program> = LazyLock::new(|| {
-    Program::build("uniform64", 0, 3, |b, _, s| {
+    Program::build("uniform64", 0, 4, |b, _, s| {
         let high = (b.random(0, 0) >> b.int(5)).cast(DType::F64);
         let low = (b.random(0, 1) >> b.int(6)).cast(DType::F64);
-        vec![(high * 67_108_864.0 + low) * 2f64.powi(-53) * (s[2] - s[1]) + s[1]]
+        vec![((high * 67_108_864.0 + low) * 2f64.powi(-53) * (s[2] - s[1]) + s[1]).min(s[3])]
     })
 });
 static BERNOULLI: LazyLock<Program> = LazyLock::new(|| {
@@ -92,7 +98,8 @@ impl<R: Runtime> Tensor<R> {
         let program = if dtype == DType::F64 { &UNIFORM64 } else { &UNIFORM };
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         require_float("uniform", dtype)?;
-        let t = Self::generate(rt, shape, wide, program, &[seed.into(), low.into(), high.into()])?;
+        let scalars = [seed.into(), low.into(), high.into(), last_below(dtype, high, low).into()];
+        let t = Self::generate(rt, shape, wide, program, &scalars)?;
         crate::ops::cast(&t, dtype)
     }
 
@@ -150,6 +157,26 @@ pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
     let had = list.try_reserve_exact(n);
     had.map_err(|_| Error::argument(op, format!("{n} numbers are more than the host's memory can hold")))?;
     Ok(list)
+}
+
+/// The largest number of a floating type below `high`, but not below `low`: rounding may not pass it.
+fn last_below(dtype: DType, high: f64, low: f64) -> f64 {
+    let rounded = |x: f64| Number::Float(x).cast(dtype).to_f64();
+    // The bits of halves before those of a number, in the order of the numbers.
+    let before = |bits: u16| match bits {
+        0 | 0x8000 => 0x8001,
+        _ if bits & 0x8000 != 0 => bits + 1,
+        _ => bits - 1,
+    };
+    let at = rounded(high);
+    let below = match dtype {
+        _ if at < high => at,
+        DType::F16 => f16::from_bits(before(f16::from_f64(at).to_bits())).to_f64(),
+        DType::BF16 => bf16::from_bits(before(bf16::from_f64(at).to_bits())).to_f64(),
+        DType::F32 => f64::from((at as f32).next_down()),
+        _ => at.next_down(),
+    };
+    below.max(rounded(low))
 }
 
 /// The scalar itself, if it is an integer.

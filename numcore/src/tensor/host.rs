@@ -1,20 +1,22 @@
 //! Transfers between tensors and host memory.
 
 use super::{Tensor, TensorMut, wrong_element};
-use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, MemoryReport, Result, Runtime, Shape};
+use crate::{DeviceId, DeviceKind, Element, Error, ErrorKind, MemoryReport, Result, Runtime, Shape, Within};
 
 impl<R: Runtime> Tensor<R> {
     /// A tensor of `shape` with the values of `data` in row-major order; the lengths must agree.
+    #[track_caller]
     pub fn from_slice<E: Element>(rt: &R, shape: impl AsRef<[usize]>, data: &[E]) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
         if shape.numel() != data.len() {
             let why = format!("{} elements, but {} values were given", shape.numel(), data.len());
-            return Err(Error::shape("from_slice", &[shape], why));
+            return Err(Error::shape("from_slice", &[shape], why)).at_caller();
         }
         Self::from_bytes(rt, shape, E::DTYPE, E::bytes(data))
     }
 
     /// A one-dimensional tensor of the elements of `data`.
+    #[track_caller]
     pub fn from_vec<E: Element>(rt: &R, data: Vec<E>) -> Result<Self> {
         Self::from_slice(rt, [data.len()], &data)
     }
@@ -32,9 +34,10 @@ impl<R: Runtime> Tensor<R> {
     }
 
     /// The values in row-major order. `E` must be the tensor's element type: nothing is converted silently.
+    #[track_caller]
     pub fn to_vec<E: Element>(&self) -> Result<Vec<E>> {
         if self.dtype() != E::DTYPE {
-            return Err(wrong_element("to_vec", self.dtype(), E::DTYPE));
+            return Err(wrong_element("to_vec", self.dtype(), E::DTYPE)).at_caller();
         }
         let bytes = self.to_bytes()?;
         let mut out = zeros(self.shape().numel(), self.live())?;
@@ -95,6 +98,7 @@ impl<R: Runtime> Tensor<R> {
 
     /// The element of a tensor with one element, as the nearest `f64`: for losses and metrics.
     /// [`item_as`](Tensor::item_as) returns an `i64` exactly.
+    #[track_caller]
     pub fn item(&self) -> Result<f64> {
         self.one_element()?;
         Ok(self.to_f64s()?[0])
@@ -103,18 +107,20 @@ impl<R: Runtime> Tensor<R> {
     /// The element of a tensor with one element, as it is stored. `E` must be the tensor's element type: nothing is
     /// converted silently.
     #[doc(alias = "to_scalar")]
+    #[track_caller]
     pub fn item_as<E: Element>(&self) -> Result<E> {
         self.one_element()?;
         if self.dtype() != E::DTYPE {
-            return Err(wrong_element("item_as", self.dtype(), E::DTYPE));
+            return Err(wrong_element("item_as", self.dtype(), E::DTYPE)).at_caller();
         }
         Ok(self.to_vec::<E>()?[0])
     }
 
+    #[track_caller]
     fn one_element(&self) -> Result<()> {
         match self.shape().numel() {
             1 => Ok(()),
-            _ => Err(Error::shape("item", &[*self.shape()], "only a tensor of one element has an item")),
+            _ => Err(Error::shape("item", &[*self.shape()], "only a tensor of one element has an item")).at_caller(),
         }
     }
 

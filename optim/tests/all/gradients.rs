@@ -176,7 +176,7 @@ fn a_parameter_that_was_frozen_when_the_optimizer_was_made_is_refused() {
     assert_eq!(first(), start);
     model.unfreeze_where(nn::under("0"));
     let error = step(&mut before).unwrap_err().to_string();
-    assert!(error.contains("`0.weight`: was frozen when the optimizer was made"), "{error}");
+    assert!(error.contains("`0.") && error.contains("was frozen when the optimizer was made"), "{error}");
     step(&mut after).unwrap();
     assert_ne!(first(), start);
 }

@@ -51,6 +51,13 @@ const MODELS: &[&str] = &[
     "adapter",
     "trained_whole",
 ];
+const MODELS: &[&str] =
+    &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
+const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics"];
+const AUTOGRAD: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
+const NN: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "safetensors", "losses"];
+const OPTIM: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "frozen"];
+const ENDS: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "ends"];
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
 #[rustfmt::skip]
@@ -178,4 +185,23 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "engine-process/src/communicator.rs", from: "self.check(\"poll\")", to: "Ok(())", test: PROCESS },
     Mutant { file: "engine-process/src/meeting.rs", from: "if !others.is_empty() {", to: "if others.is_empty() {", test: PROCESS },
     Mutant { file: "engine-process/src/stream.rs", from: "if length > LARGEST as u64 {", to: "if length == 0 {", test: PROCESS },
+    Mutant { file: "numcore/src/safetensors.rs", from: "if stated > rest || stated > MAX_HEADER {", to: "if first == b'{' || stated > rest || stated > MAX_HEADER {", test: NN },
+    Mutant { file: "numcore/src/ops/scan.rs", from: "&[&countable(x)?]", to: "&[x]", test: NUMERICS },
+    Mutant { file: "numcore/src/ops/reduce.rs", from: "reduce(&countable(self)?, ReduceKind::Prod", to: "reduce(self, ReduceKind::Prod", test: NUMERICS },
+    Mutant { file: "numcore/src/ops/moments.rs", from: "[far.select(m, 1.0)]", to: "[far.select(1.0, 1.0)]", test: ENDS },
+    Mutant { file: "numcore/src/ops/moments.rs", from: "[zero.select(0.0, zero.select(1.0, x).sqrt())]", to: "[zero.select(x, zero.select(1.0, x).sqrt())]", test: ENDS },
+    Mutant { file: "runtime-cpu/src/scan/running.rs", from: "type Running = f64;", to: "type Running = f32;", test: NUMERICS },
+    Mutant { file: "runtime-cpu/src/scan/running.rs", from: "low: self.low + (", to: "low: 0.0 * (", test: NUMERICS },
+    Mutant { file: "numcore/src/tensor/create.rs", from: "_ if at < high => at,", to: "_ if at <= high => at,", test: NUMERICS },
+    Mutant { file: "numcore/src/tensor/create.rs", from: "_ if bits & 0x8000 != 0 => bits + 1,", to: "_ if bits & 0x8000 != 0 => bits - 1,", test: NUMERICS },
+    Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.eq(0.0).select(0.0, x * w)]", to: "[x * w]", test: ENDS },
+    Mutant { file: "autograd/src/checkpoint.rs", from: "self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;", to: "", test: AUTOGRAD },
+    Mutant { file: "autograd/src/rematerialize.rs", from: "self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;", to: "", test: AUTOGRAD },
+    Mutant { file: "autograd/src/mode.rs", from: "read.iter().for_each(|(leaf, version)| note_version(leaf, *version));", to: "", test: AUTOGRAD },
+    Mutant { file: "numcore/src/pointwise/expr.rs", from: "self.clamp(-1000.0, 1000.0)", to: "self", test: ENDS },
+    Mutant { file: "numcore/src/pointwise/expr.rs", from: "let above = self.le(low).select(low, self);", to: "let above = self.lt(low).select(low, self);", test: ENDS },
+    Mutant { file: "numcore/src/pointwise/derive.rs", from: "z.lt(0.5).select(u * s * s, u * (1.0 - y * y))", to: "u * (1.0 - y * y)", test: ENDS },
+    Mutant { file: "nn/src/loss.rs", from: "d * (d / beta) * 0.5", to: "d * d * 0.5 / beta", test: NN },
+    Mutant { file: "nn/src/loss.rs", from: "let zero = x.eq(0.0);", to: "let zero = x.le(0.0);", test: NN },
+    Mutant { file: "optim/src/gradients.rs", from: "let refused = self.frozen.contains(&leaf.id());", to: "let refused = false;", test: OPTIM },
 ];

@@ -13,7 +13,7 @@ pub fn run(c: &Call<'_>) -> Answer<Option<Vec<T>>> {
     match c.op() {
         "ReduceSum" => reduced(c, |x, axes, keep| x.sum(axes, keep)),
         "ReduceMean" => reduced(c, |x, axes, keep| x.mean(axes, keep)),
-        "ReduceProd" => reduced(c, |x, axes, keep| x.prod(axes, keep)),
+        "ReduceProd" => reduced(c, |x, axes, keep| x.prod(axes, keep)?.to_dtype(x.dtype())),
         "ReduceMax" => reduced(c, |x, axes, keep| extreme(x, |x| x.amax(axes, keep), |x| x.any(axes, keep))),
         "ReduceMin" => reduced(c, |x, axes, keep| extreme(x, |x| x.amin(axes, keep), |x| x.all(axes, keep))),
         "ReduceL1" => reduced(c, |x, axes, keep| x.abs()?.sum(axes, keep)),
@@ -89,7 +89,7 @@ fn scanned(c: &Call<'_>, start: f64, f: fn(&T, isize) -> numcore::Result<T>) -> 
     if reverse {
         x = x.flip(&[axis])?;
     }
-    x = f(&x, axis)?;
+    x = f(&x, axis)?.to_dtype(x.dtype())?;
     if c.int("exclusive", 0) == 1 {
         let size = x.dims()[x.shape().axis("CumSum", axis)?];
         let shown = x.narrow(axis, 0, size - 1)?;

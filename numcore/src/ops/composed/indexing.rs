@@ -3,7 +3,7 @@
 use std::ops::{Bound, Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
 use crate::{
-    Error, Result, Shape,
+    Error, Result, Shape, Within,
     ops::{Apply, IndexOps, ViewOps},
 };
 
@@ -119,14 +119,14 @@ pub trait IndexingOps: Apply {
     {
         let entries = index.entries();
         let shape = self.spec().shape;
-        let whole = left_over(&entries, &shape)?;
+        let whole = left_over(&entries, &shape).at_caller()?;
         // The axis of `self` that the next entry goes with, and where it is in what has been made so far.
         let (mut part, mut from, mut to) = (self.clone(), 0, 0);
         for entry in entries {
             let axis = to as isize;
             part = match entry {
-                AxisIndex::At(at) => part.select(axis, position_of(&shape, from, at)?)?,
-                AxisIndex::Range(range) => match range_of(&shape, from, range)? {
+                AxisIndex::At(at) => part.select(axis, position_of(&shape, from, at).at_caller()?)?,
+                AxisIndex::Range(range) => match range_of(&shape, from, range).at_caller()? {
                     (0, len) if len == shape[from] => part,
                     (start, len) => part.slice(axis, start, len, range.step)?,
                 },

@@ -75,8 +75,12 @@ pub trait InterpolateOps: Apply {
         widened(self, |x| {
             axes.iter().enumerate().try_fold(x.clone(), |x, (i, axis)| {
                 let same = axis.from == axis.to && axis.scale == 1.0;
-                let taps = || Taps::new(OP, axis.to, |i| axis.row(i, options));
-                if same { Ok(x) } else { taps()?.apply(OP, &x, i + 2) }
+                if same {
+                    return Ok(x);
+                }
+                let taps = Taps::new(OP, axis.to, |i| axis.row(i, options))?;
+                let taps = if options.mode == Interpolation::Area { taps.averaged() } else { taps };
+                taps.apply(OP, &x, i + 2)
             })
         })
     }
@@ -180,7 +184,7 @@ impl ResizeAxis {
             Interpolation::NearestExact => vec![(self.under(i, 0.5), 1.0)],
             Interpolation::Area => {
                 let (from, to) = cell(i, self.from, self.to);
-                (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect()
+                (from..to).map(|k| (k, 1.0)).collect()
             }
             Interpolation::Linear if options.antialias => self.filtered(i, options, 1.0, |x| (1.0 - x.abs()).max(0.0)),
             Interpolation::Cubic if options.antialias => self.filtered(i, options, 2.0, |x| cubic(x, -0.5)),

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use super::{
-    taps::{Taps, scaled_along},
+    taps::{Taps, divided_along},
     widened,
     windows::{PoolOptions, WindowAxis, regions},
 };
@@ -41,7 +41,7 @@ pub(crate) fn mean<const N: usize, T: Apply>(op: &'static str, x: &T, options: &
         // The number of elements of a window is the product of its sizes along the axes.
         axes.iter().enumerate().try_fold(sums, |sums, (i, a)| {
             let which = usize::from(options.count_include_pad);
-            scaled_along(&sums, rank - N + i, &a.counts().map(|c| 1.0 / c[which] as f64).collect::<Vec<_>>())
+            divided_along(&sums, rank - N + i, &a.counts().map(|c| c[which] as f64).collect::<Vec<_>>())
         })
     })
 }
@@ -83,11 +83,8 @@ pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: 
                 let each = len / size[i];
                 return x.unfold((rank - N + i) as isize, each, each, 1)?.mean(&[-1], false);
             }
-            let row = |r: usize| {
-                let (from, to) = of_axis[r];
-                (from..to).map(|k| (k, 1.0 / (to - from) as f64)).collect()
-            };
-            Taps::new(op, of_axis.len(), row)?.apply(op, &x, rank - N + i)
+            let row = |r: usize| (of_axis[r].0..of_axis[r].1).map(|k| (k, 1.0)).collect();
+            Taps::new(op, of_axis.len(), row)?.averaged().apply(op, &x, rank - N + i)
         })
     })
 }

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use super::{along, constant, positions, room};
 use crate::{
     Error, Result, Shape,
-    ops::{Apply, IndexOps, Reduce, ScalarList, ViewOps},
+    ops::{Apply, IndexOps, PointwiseOps, Reduce, ScalarList, ViewOps},
     pointwise::Program,
 };
 
@@ -15,6 +15,8 @@ pub(super) struct Taps {
     index: Vec<i64>,
     weight: Vec<f64>,
     outputs: usize,
+    /// What the sums of an axis of means are divided by.
+    divisors: Vec<f64>,
 }
 
 impl Taps {
@@ -25,7 +27,7 @@ impl Taps {
         drop((room::<i64>(op, outputs)?, room::<f64>(op, outputs)?));
         let most = (0..outputs).map(|i| row(i).len()).max().unwrap_or(0).max(1);
         let total = outputs.saturating_mul(most);
-        let mut taps = Taps { index: room(op, total)?, weight: room(op, total)?, outputs };
+        let mut taps = Taps { index: room(op, total)?, weight: room(op, total)?, outputs, divisors: Vec::new() };
         for row in (0..outputs).map(row) {
             let last = row.last().map_or(0, |t| t.0);
             for k in 0..most {
@@ -37,9 +39,17 @@ impl Taps {
         Ok(taps)
     }
 
+    /// These sums divided by the sums of their weights: means, where every weight is 1.
+    pub(super) fn averaged(self) -> Self {
+        let each = self.weight.len() / self.outputs.max(1);
+        Taps { divisors: self.weight.chunks(each.max(1)).map(|row| row.iter().sum()).collect(), ..self }
+    }
+
     /// Applies the map along `axis` of `x`, of a floating dtype.
     pub(super) fn apply<T: Apply>(&self, op: &'static str, x: &T, axis: usize) -> Result<T> {
-        static WEIGHTED: LazyLock<Program> = LazyLock::new(|| Program::new("taps", |[x, w], []| [x * w]));
+        // What a row is padded with counts nothing, be it infinite.
+        static WEIGHTED: LazyLock<Program> =
+            LazyLock::new(|| Program::new("taps", |[x, w], []| [w.eq(0.0).select(0.0, x * w)]));
         let shape = x.spec().shape;
         if shape[axis] == 0 || self.outputs == 0 {
             return Err(Error::shape(op, &[shape], "neither the input nor the output may be empty"));
@@ -55,7 +65,8 @@ impl Taps {
         let apart = picked.reshape([outer, self.outputs, each, inner])?;
         let weight = constant(x, [1, self.outputs, each, 1], x.spec().dtype, &self.weight)?;
         let sum = Reduce::sum_of(WEIGHTED.clone(), ScalarList::new(), Shape::from([outer, self.outputs, 1, inner]));
-        T::apply1(sum, &[&apart, &weight])?.reshape(shape.with(axis, self.outputs))
+        let sums = T::apply1(sum, &[&apart, &weight])?.reshape(shape.with(axis, self.outputs))?;
+        if self.divisors.is_empty() { Ok(sums) } else { divided_along(&sums, axis, &self.divisors) }
     }
 }
 
@@ -66,9 +77,8 @@ pub(super) fn cell(i: usize, len: usize, n: usize) -> (usize, usize) {
     ((i * len / n) as usize, ((i + 1) * len).div_ceil(n) as usize)
 }
 
-/// `x` times host values, one for each index along `axis`.
+/// `x` divided by host values, one for each index along `axis`.
 #[track_caller]
-pub(super) fn scaled_along<T: Apply>(x: &T, axis: usize, by: &[f64]) -> Result<T> {
-    use crate::ops::PointwiseOps;
-    x.mul(&constant(x, along(x.spec().shape.rank(), axis, by.len()), x.spec().dtype, by)?)
+pub(super) fn divided_along<T: Apply>(x: &T, axis: usize, by: &[f64]) -> Result<T> {
+    x.div(&constant(x, along(x.spec().shape.rank(), axis, by.len()), x.spec().dtype, by)?)
 }

@@ -74,8 +74,8 @@ fn slopes_that_are_chosen() {
     let at = |f: Write, x: f64| slope(&Program::new("chosen", |[x], []| [f(x)]), 0, &[x]);
     assert_eq!(at(|x| x.relu(), 0.0), 0.0);
     assert_eq!(at(|x| x.abs(), 0.0), 0.0);
-    assert_eq!(at(|x| x.clamp(-1.0, 2.0), -1.0), 1.0);
-    assert_eq!(at(|x| x.clamp(-1.0, 2.0), 2.0), 1.0);
+    assert_eq!(at(|x| x.clamp(-1.0, 2.0), -1.0), 0.0);
+    assert_eq!(at(|x| x.clamp(-1.0, 2.0), 2.0), 0.0);
     assert_eq!(at(|x| x.clamp(-1.0, 2.0), 2.5), 0.0);
     assert_eq!(at(|x| x.sigmoid(), 0.0), 0.25);
     assert_eq!(at(|x| x.log_sigmoid(), 0.0), 0.5);

@@ -27,100 +27,193 @@ compiled! {
         let v17: f32 = if v2 { v15 } else { v16 };
         out0 = v17;
     }
-    tanh_grad0 0x14539369f35cccc3 own [None, None] stored [S, S] -> [S] {
+    tanh_grad0 0xab5eb02f84e82702 own [None, None] stored [S, S] -> [S] {
         numbers;
         reads in0 0 S in1 1 S;
         updates;
         writes out0 to0 2 S;
     } {
         let v1: f32 = Math::tanh(in0);
-        let v5: f32 = (-v1).mul_add(v1, 1.0f32);
-        let v6: f32 = in1 * v5;
-        out0 = v6;
+        let v4: bool = in0 < 0.0f32;
+        let v5: f32 = -in0;
+        let v6: f32 = if v4 { in0 } else { v5 };
+        let v7: f32 = Math::exp(v6);
+        let v9: f32 = v7 * 2.0f32;
+        let v12: f32 = v7.mul_add(v7, 1.0f32);
+        let v13: f32 = v9 / v12;
+        let v15: bool = v7 < 0.5f32;
+        let v16: f32 = in1 * v13;
+        let v17: f32 = v13 * v16;
+        let v19: f32 = (-v1).mul_add(v1, 1.0f32);
+        let v20: f32 = in1 * v19;
+        let v21: f32 = if v15 { v17 } else { v20 };
+        out0 = v21;
     }
-    silu 0xb722b958e2bdfee6 own [None] stored [S] -> [S] {
+    silu 0x68a918ab689f1c57 own [None] stored [S] -> [S] {
         numbers;
         reads in0 0 S;
         updates;
         writes out0 to0 1 S;
     } {
-        let v2: bool = in0 < 0.0f32;
-        let v3: f32 = -in0;
-        let v4: f32 = if v2 { in0 } else { v3 };
-        let v5: f32 = Math::exp(v4);
-        let v7: f32 = if v2 { v5 } else { 1.0f32 };
-        let v8: f32 = v5 + 1.0f32;
-        let v9: f32 = v7 / v8;
-        let v10: f32 = in0 * v9;
-        out0 = v10;
-    }
-    silu_grad0 0x95f48d4c07247074 own [None, None] stored [S, S] -> [S] {
-        numbers;
-        reads in0 0 S in1 1 S;
-        updates;
-        writes out0 to0 2 S;
-    } {
-        let v2: bool = in0 < 0.0f32;
-        let v3: f32 = -in0;
-        let v4: f32 = if v2 { in0 } else { v3 };
-        let v5: f32 = Math::exp(v4);
-        let v7: f32 = if v2 { v5 } else { 1.0f32 };
-        let v8: f32 = v5 + 1.0f32;
-        let v9: f32 = v7 / v8;
-        let v12: f32 = in0 * in1;
-        let v13: f32 = v12 / v8;
-        let v15: f32 = if v2 { v13 } else { 0.0f32 };
-        let v16: f32 = (-v9).mul_add(v13, v15);
-        let v17: f32 = v5 * v16;
-        let v18: f32 = if v2 { v17 } else { 0.0f32 };
-        let v19: f32 = v9.mul_add(in1, v18);
-        let v20: f32 = -v17;
-        let v21: f32 = if v2 { 0.0f32 } else { v20 };
-        let v22: f32 = v19 + v21;
-        out0 = v22;
-    }
-    gelu 0x951a040a18e0b50e own [None] stored [S] -> [S] {
-        numbers;
-        reads in0 0 S;
-        updates;
-        writes out0 to0 1 S;
-    } {
-        let v2: f32 = in0 * 0.5f32;
-        let v4: f32 = in0 * (-0.70710677f32);
-        let v5: f32 = Math::erfc(v4);
-        let v6: f32 = v2 * v5;
-        out0 = v6;
-    }
-    gelu_grad0 0x88741bd196d9a627 own [None, None] stored [S, S] -> [S] {
-        numbers;
-        reads in0 0 S in1 1 S;
-        updates;
-        writes out0 to0 2 S;
-    } {
-        let v2: f32 = in0 * 0.5f32;
-        let v4: f32 = in0 * (-0.70710677f32);
-        let v5: f32 = Math::erfc(v4);
-        let v7: f32 = v5 * in1;
-        let v8: f32 = v2 * in1;
-        let v9: f32 = v4 * v4;
-        let v10: f32 = -v9;
+        let v2: bool = in0 <= (-1000.0f32);
+        let v3: f32 = if v2 { (-1000.0f32) } else { in0 };
+        let v5: bool = 1000.0f32 <= v3;
+        let v6: f32 = if v5 { 1000.0f32 } else { v3 };
+        let v8: bool = v6 < 0.0f32;
+        let v9: f32 = -v6;
+        let v10: f32 = if v8 { v6 } else { v9 };
         let v11: f32 = Math::exp(v10);
-        let v12: f32 = v8 * v11;
-        let v14: f32 = v12 * (-1.1283792f32);
-        let v16: f32 = v7 * 0.5f32;
-        let v17: f32 = v14.mul_add((-0.70710677f32), v16);
-        out0 = v17;
+        let v13: f32 = if v8 { v11 } else { 1.0f32 };
+        let v14: f32 = v11 + 1.0f32;
+        let v15: f32 = v13 / v14;
+        let v16: f32 = in0 * v15;
+        out0 = v16;
     }
-    gelu_tanh 0x761399670a29a946 own [None] stored [S] -> [S] {
+    silu_grad0 0x2ece6bdff1dffec6 own [None, None] stored [S, S] -> [S] {
+        numbers;
+        reads in0 0 S in1 1 S;
+        updates;
+        writes out0 to0 2 S;
+    } {
+        let v2: bool = in0 <= (-1000.0f32);
+        let v3: f32 = if v2 { (-1000.0f32) } else { in0 };
+        let v5: bool = 1000.0f32 <= v3;
+        let v6: f32 = if v5 { 1000.0f32 } else { v3 };
+        let v8: bool = v6 < 0.0f32;
+        let v9: f32 = -v6;
+        let v10: f32 = if v8 { v6 } else { v9 };
+        let v11: f32 = Math::exp(v10);
+        let v13: f32 = if v8 { v11 } else { 1.0f32 };
+        let v14: f32 = v11 + 1.0f32;
+        let v15: f32 = v13 / v14;
+        let v18: f32 = in0 * in1;
+        let v19: f32 = v18 / v14;
+        let v21: f32 = if v8 { v19 } else { 0.0f32 };
+        let v22: f32 = (-v15).mul_add(v19, v21);
+        let v23: f32 = v11 * v22;
+        let v24: f32 = -v23;
+        let v25: f32 = if v8 { v23 } else { v24 };
+        let v26: f32 = if v5 { 0.0f32 } else { v25 };
+        let v27: f32 = if v2 { 0.0f32 } else { v26 };
+        let v28: f32 = v15.mul_add(in1, v27);
+        out0 = v28;
+    }
+    gelu 0x2f86e10d7a7a4282 own [None] stored [S] -> [S] {
         numbers;
         reads in0 0 S;
         updates;
         writes out0 to0 1 S;
     } {
-        let v1: f32 = in0 * in0;
-        let v2: f32 = in0 * v1;
-        let v5: f32 = v2.mul_add(0.044715f32, in0);
-        let v7: f32 = v5 * 1.5957692f32;
+        let v2: f32 = in0 * 0.5f32;
+        let v4: bool = in0 <= (-1000.0f32);
+        let v5: f32 = if v4 { (-1000.0f32) } else { in0 };
+        let v7: bool = 1000.0f32 <= v5;
+        let v8: f32 = if v7 { 1000.0f32 } else { v5 };
+        let v10: f32 = v8 * (-0.70710677f32);
+        let v11: f32 = Math::erfc(v10);
+        let v12: f32 = v2 * v11;
+        out0 = v12;
+    }
+    gelu_grad0 0x21fcc18688668d50 own [None, None] stored [S, S] -> [S] {
+        numbers;
+        reads in0 0 S in1 1 S;
+        updates;
+        writes out0 to0 2 S;
+    } {
+        let v2: f32 = in0 * 0.5f32;
+        let v4: bool = in0 <= (-1000.0f32);
+        let v5: f32 = if v4 { (-1000.0f32) } else { in0 };
+        let v7: bool = 1000.0f32 <= v5;
+        let v8: f32 = if v7 { 1000.0f32 } else { v5 };
+        let v10: f32 = v8 * (-0.70710677f32);
+        let v11: f32 = Math::erfc(v10);
+        let v13: f32 = v11 * in1;
+        let v14: f32 = v2 * in1;
+        let v15: f32 = v10 * v10;
+        let v16: f32 = -v15;
+        let v17: f32 = Math::exp(v16);
+        let v18: f32 = v14 * v17;
+        let v20: f32 = v18 * (-1.1283792f32);
+        let v21: f32 = v20 * (-0.70710677f32);
+        let v23: f32 = if v7 { 0.0f32 } else { v21 };
+        let v25: f32 = if v4 { 0.0f32 } else { v23 };
+        let v26: f32 = v13.mul_add(0.5f32, v25);
+        out0 = v26;
+    }
+    gelu_tanh 0x01527e3face0992c own [None] stored [S] -> [S] {
+        numbers;
+        reads in0 0 S;
+        updates;
+        writes out0 to0 1 S;
+    } {
+        let v2: bool = in0 <= (-1000.0f32);
+        let v3: f32 = if v2 { (-1000.0f32) } else { in0 };
+        let v5: bool = 1000.0f32 <= v3;
+        let v6: f32 = if v5 { 1000.0f32 } else { v3 };
+        let v7: f32 = v6 * v6;
+        let v8: f32 = v6 * v7;
+        let v11: f32 = v8.mul_add(0.044715f32, v6);
+        let v13: f32 = v11 * 1.5957692f32;
+        let v15: bool = v13 < 0.0f32;
+        let v16: f32 = -v13;
+        let v17: f32 = if v15 { v13 } else { v16 };
+        let v18: f32 = Math::exp(v17);
+        let v20: f32 = if v15 { v18 } else { 1.0f32 };
+        let v21: f32 = v18 + 1.0f32;
+        let v22: f32 = v20 / v21;
+        let v23: f32 = in0 * v22;
+        out0 = v23;
+    }
+    gelu_tanh_grad0 0xc7de68ddd15c2461 own [None, None] stored [S, S] -> [S] {
+        numbers;
+        reads in0 0 S in1 1 S;
+        updates;
+        writes out0 to0 2 S;
+    } {
+        let v2: bool = in0 <= (-1000.0f32);
+        let v3: f32 = if v2 { (-1000.0f32) } else { in0 };
+        let v5: bool = 1000.0f32 <= v3;
+        let v6: f32 = if v5 { 1000.0f32 } else { v3 };
+        let v7: f32 = v6 * v6;
+        let v8: f32 = v6 * v7;
+        let v11: f32 = v8.mul_add(0.044715f32, v6);
+        let v13: f32 = v11 * 1.5957692f32;
+        let v15: bool = v13 < 0.0f32;
+        let v16: f32 = -v13;
+        let v17: f32 = if v15 { v13 } else { v16 };
+        let v18: f32 = Math::exp(v17);
+        let v20: f32 = if v15 { v18 } else { 1.0f32 };
+        let v21: f32 = v18 + 1.0f32;
+        let v22: f32 = v20 / v21;
+        let v25: f32 = in0 * in1;
+        let v26: f32 = v25 / v21;
+        let v28: f32 = if v15 { v26 } else { 0.0f32 };
+        let v29: f32 = (-v22).mul_add(v26, v28);
+        let v30: f32 = v18 * v29;
+        let v31: f32 = -v30;
+        let v32: f32 = if v15 { v30 } else { v31 };
+        let v33: f32 = v32 * 1.5957692f32;
+        let v34: f32 = v33 * 0.044715f32;
+        let v36: f32 = v6 * v34;
+        let v37: f32 = v7.mul_add(v34, v33);
+        let v38: f32 = v6 * v36;
+        let v39: f32 = v37 + v38;
+        let v40: f32 = v38 + v39;
+        let v41: f32 = if v5 { 0.0f32 } else { v40 };
+        let v42: f32 = if v2 { 0.0f32 } else { v41 };
+        let v43: f32 = v22.mul_add(in1, v42);
+        out0 = v43;
+    }
+    swiglu 0xbb7ed3ee15b23371 own [None, None] stored [S, S] -> [S] {
+        numbers;
+        reads in0 0 S in1 1 S;
+        updates;
+        writes out0 to0 2 S;
+    } {
+        let v3: bool = in0 <= (-1000.0f32);
+        let v4: f32 = if v3 { (-1000.0f32) } else { in0 };
+        let v6: bool = 1000.0f32 <= v4;
+        let v7: f32 = if v6 { 1000.0f32 } else { v4 };
         let v9: bool = v7 < 0.0f32;
         let v10: f32 = -v7;
         let v11: f32 = if v9 { v7 } else { v10 };
@@ -129,18 +222,19 @@ compiled! {
         let v15: f32 = v12 + 1.0f32;
         let v16: f32 = v14 / v15;
         let v17: f32 = in0 * v16;
-        out0 = v17;
+        let v18: f32 = in1 * v17;
+        out0 = v18;
     }
-    gelu_tanh_grad0 0x746a2341e5e82b3f own [None, None] stored [S, S] -> [S] {
+    swiglu_grad0 0x64db1b7c58921153 own [None, None, None] stored [S, S, S] -> [S] {
         numbers;
-        reads in0 0 S in1 1 S;
+        reads in0 0 S in1 1 S in2 2 S;
         updates;
-        writes out0 to0 2 S;
+        writes out0 to0 3 S;
     } {
-        let v1: f32 = in0 * in0;
-        let v2: f32 = in0 * v1;
-        let v5: f32 = v2.mul_add(0.044715f32, in0);
-        let v7: f32 = v5 * 1.5957692f32;
+        let v3: bool = in0 <= (-1000.0f32);
+        let v4: f32 = if v3 { (-1000.0f32) } else { in0 };
+        let v6: bool = 1000.0f32 <= v4;
+        let v7: f32 = if v6 { 1000.0f32 } else { v4 };
         let v9: bool = v7 < 0.0f32;
         let v10: f32 = -v7;
         let v11: f32 = if v9 { v7 } else { v10 };
@@ -148,82 +242,39 @@ compiled! {
         let v14: f32 = if v9 { v12 } else { 1.0f32 };
         let v15: f32 = v12 + 1.0f32;
         let v16: f32 = v14 / v15;
-        let v19: f32 = in0 * in1;
-        let v20: f32 = v19 / v15;
-        let v22: f32 = if v9 { v20 } else { 0.0f32 };
-        let v23: f32 = (-v16).mul_add(v20, v22);
-        let v24: f32 = v12 * v23;
-        let v25: f32 = -v24;
-        let v26: f32 = if v9 { v24 } else { v25 };
-        let v27: f32 = v26 * 1.5957692f32;
-        let v28: f32 = v16.mul_add(in1, v27);
-        let v29: f32 = v27 * 0.044715f32;
-        let v31: f32 = in0 * v29;
-        let v32: f32 = v1.mul_add(v29, v28);
-        let v33: f32 = in0 * v31;
-        let v34: f32 = v32 + v33;
-        let v35: f32 = v33 + v34;
-        out0 = v35;
+        let v18: f32 = in1 * in2;
+        let v20: f32 = in0 * v18;
+        let v21: f32 = v20 / v15;
+        let v23: f32 = if v9 { v21 } else { 0.0f32 };
+        let v24: f32 = (-v16).mul_add(v21, v23);
+        let v25: f32 = v12 * v24;
+        let v26: f32 = -v25;
+        let v27: f32 = if v9 { v25 } else { v26 };
+        let v28: f32 = if v6 { 0.0f32 } else { v27 };
+        let v29: f32 = if v3 { 0.0f32 } else { v28 };
+        let v30: f32 = v16.mul_add(v18, v29);
+        out0 = v30;
     }
-    swiglu 0xbae42cdb224174f7 own [None, None] stored [S, S] -> [S] {
+    swiglu_grad1 0xc408897c27d116c9 own [None, None] stored [S, S] -> [S] {
         numbers;
         reads in0 0 S in1 1 S;
         updates;
         writes out0 to0 2 S;
     } {
-        let v3: bool = in0 < 0.0f32;
-        let v4: f32 = -in0;
-        let v5: f32 = if v3 { in0 } else { v4 };
-        let v6: f32 = Math::exp(v5);
-        let v8: f32 = if v3 { v6 } else { 1.0f32 };
-        let v9: f32 = v6 + 1.0f32;
-        let v10: f32 = v8 / v9;
-        let v11: f32 = in0 * v10;
-        let v12: f32 = in1 * v11;
-        out0 = v12;
-    }
-    swiglu_grad0 0xe54adf2dae021d46 own [None, None, None] stored [S, S, S] -> [S] {
-        numbers;
-        reads in0 0 S in1 1 S in2 2 S;
-        updates;
-        writes out0 to0 3 S;
-    } {
-        let v3: bool = in0 < 0.0f32;
-        let v4: f32 = -in0;
-        let v5: f32 = if v3 { in0 } else { v4 };
-        let v6: f32 = Math::exp(v5);
-        let v8: f32 = if v3 { v6 } else { 1.0f32 };
-        let v9: f32 = v6 + 1.0f32;
-        let v10: f32 = v8 / v9;
-        let v12: f32 = in1 * in2;
-        let v14: f32 = in0 * v12;
-        let v15: f32 = v14 / v9;
-        let v17: f32 = if v3 { v15 } else { 0.0f32 };
-        let v18: f32 = (-v10).mul_add(v15, v17);
-        let v19: f32 = v6 * v18;
-        let v20: f32 = if v3 { v19 } else { 0.0f32 };
-        let v21: f32 = v10.mul_add(v12, v20);
-        let v22: f32 = -v19;
-        let v23: f32 = if v3 { 0.0f32 } else { v22 };
-        let v24: f32 = v21 + v23;
-        out0 = v24;
-    }
-    swiglu_grad1 0x87f6d61fa277fa4e own [None, None] stored [S, S] -> [S] {
-        numbers;
-        reads in0 0 S in1 1 S;
-        updates;
-        writes out0 to0 2 S;
-    } {
-        let v2: bool = in0 < 0.0f32;
-        let v3: f32 = -in0;
-        let v4: f32 = if v2 { in0 } else { v3 };
-        let v5: f32 = Math::exp(v4);
-        let v7: f32 = if v2 { v5 } else { 1.0f32 };
-        let v8: f32 = v5 + 1.0f32;
-        let v9: f32 = v7 / v8;
-        let v10: f32 = in0 * v9;
-        let v12: f32 = v10 * in1;
-        out0 = v12;
+        let v2: bool = in0 <= (-1000.0f32);
+        let v3: f32 = if v2 { (-1000.0f32) } else { in0 };
+        let v5: bool = 1000.0f32 <= v3;
+        let v6: f32 = if v5 { 1000.0f32 } else { v3 };
+        let v8: bool = v6 < 0.0f32;
+        let v9: f32 = -v6;
+        let v10: f32 = if v8 { v6 } else { v9 };
+        let v11: f32 = Math::exp(v10);
+        let v13: f32 = if v8 { v11 } else { 1.0f32 };
+        let v14: f32 = v11 + 1.0f32;
+        let v15: f32 = v13 / v14;
+        let v16: f32 = in0 * v15;
+        let v18: f32 = v16 * in1;
+        out0 = v18;
     }
     sgd_momentum 0x0d68f89b01c66b5a own [Some(0), Some(1), None] stored [S, S, S] -> [S, S] {
         numbers s0 0 s1 1 s2 2 s3 3;

@@ -1,0 +1,98 @@
+//! Means, variances, deviations and norms, over axes that stay.
+
+use std::sync::LazyLock;
+
+use smallvec::SmallVec;
+
+use super::{
+    Apply, PointwiseOps, ScalarList,
+    reduce::{mean_of, sum_of, target},
+    rule::float,
+};
+use crate::{
+    ReduceKind, Result, Shape,
+    pointwise::{Program, Widened},
+};
+
+/// The mean and variance over `axes`, which stay; `f32` for half-precision inputs.
+#[track_caller]
+pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<(T, T)> {
+    static SQUARES: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("var", |[x, m], []| [(wide.of(x) - m) * (wide.of(x) - m)])));
+    let mean = exact_mean(x, axes)?;
+    let (to, count) = target("var", x.spec().shape, axes)?;
+    let variance = mean_of(&SQUARES, &[x, &mean], to, count.saturating_sub(correction))?;
+    Ok((mean, variance))
+}
+
+/// The mean over `axes`, which stay, with the mean residual of the rounded mean: the mean of equal elements is then exact and
+/// their variance 0, and a small variance around a large mean keeps its digits.
+#[track_caller]
+fn exact_mean<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
+    static VALUE: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], []| [wide.of(x)])));
+    static LEFT: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x, m], []| [wide.of(x) - m])));
+    float("var", x.spec())?;
+    let (to, count) = target("var", x.spec().shape, axes)?;
+    let mean = mean_of(&VALUE, &[x], to, count)?;
+    // In exact arithmetic it is 0 for every `x`, so no gradient flows through it.
+    mean.add(&mean_of(&LEFT, &[&x.detach(), &mean.detach()], to, count)?)
+}
+
+/// By what numbers are divided before they are squared, down to `to` and without a gradient: 1 as long as their squares neither
+/// underflow nor overflow, otherwise the largest of them. `sizes` gives their magnitudes.
+#[track_caller]
+fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<T> {
+    const NEAR: f64 = (1u64 << 40) as f64;
+    static SCALE: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("scale", |[m], []| {
+            let far = (m.gt(0.0) & m.lt(1.0 / NEAR)) | (m.gt(NEAR) & m.lt(f64::INFINITY));
+            [far.select(m, 1.0)]
+        })
+    });
+    // Of nothing there is no largest number, and any serves.
+    let op = if ins[0].spec().shape.numel() == 0 { ReduceKind::Sum } else { ReduceKind::Max };
+    let largest = sum_of(sizes, ins[0], ScalarList::new(), to).by(op);
+    let ins: SmallVec<[T; 2]> = ins.iter().map(|x| x.detach()).collect();
+    T::apply1(largest, &ins.iter().collect::<SmallVec<[&T; 2]>>())?.apply_program(&SCALE, &[], &[])
+}
+
+/// The standard deviation; `f32` for half-precision inputs. Where it is 0, its gradients are 0.
+#[track_caller]
+pub(super) fn deviation<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
+    static APART: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("std", |[x, m], []| [(wide.of(x) - m).abs()])));
+    static SQUARES: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("std", |[x, m, s], []| [((wide.of(x) - m) / s).square()])));
+    let (to, count) = target("std", x.spec().shape, axes)?;
+    let mean = exact_mean(x, axes)?;
+    let scale = scale_of_squares(&APART, &[x, &mean], to)?;
+    let variance = mean_of(&SQUARES, &[x, &mean, &scale], to, count.saturating_sub(correction))?;
+    root(&variance)?.mul(&scale)
+}
+
+/// The Euclidean norm; `f32` for half-precision inputs. Where it is 0, its gradients are 0.
+#[track_caller]
+pub(super) fn norm<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
+    static SIZE: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x).abs()])));
+    static SQUARES: LazyLock<Widened> =
+        LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x, s], []| [(wide.of(x) / s).square()])));
+    let (to, _) = target("norm", x.spec().shape, axes)?;
+    let scale = scale_of_squares(&SIZE, &[x], to)?;
+    let squares = T::apply1(sum_of(&SQUARES, x, ScalarList::new(), to), &[x, &scale])?;
+    root(&squares)?.mul(&scale)
+}
+
+/// The square root, with gradients of 0 at 0 in place of infinite ones, as for the norm of a zero vector.
+#[track_caller]
+fn root<T: Apply>(x: &T) -> Result<T> {
+    static ROOT: LazyLock<Program> = LazyLock::new(|| {
+        Program::new("sqrt", |[x], []| {
+            let zero = x.eq(0.0);
+            [zero.select(0.0, zero.select(1.0, x).sqrt())]
+        })
+    });
+    x.apply_program(&ROOT, &[], &[])
+}
