@@ -16,6 +16,13 @@ pub fn event(record: &Record) -> Vec<u8> {
     ProtoMessage::new().double(1, record.seconds()).int(2, record.step as i64).message(5, summary).into_bytes()
 }
 
+/// The start of a session at a record's step: what files of before have of that step and later ones is left out.
+pub fn session_start(record: &Record) -> Vec<u8> {
+    const START: i64 = 1;
+    let log = ProtoMessage::new().int(1, START);
+    ProtoMessage::new().double(1, record.seconds()).int(2, record.step as i64).message(7, log).into_bytes()
+}
+
 fn summary(name: &str, value: &Value) -> ProtoMessage {
     let tagged = ProtoMessage::new().bytes(1, name);
     match value {

@@ -25,13 +25,16 @@ use super::{Record, Sink};
 /// Writes an event file that TensorBoard reads: numbers, texts, histograms and pictures. NaN and infinities are written as they are.
 ///
 /// Every run writes a file of its own, also one that is resumed: TensorBoard reads all files of a folder as one run, and stops at the
-/// first damaged record of a file. Numbers are `f32` there.
+/// first damaged record of a file. Numbers are `f32` there. In a folder with files of before the first record begins a session, which makes
+/// TensorBoard leave out what those have of its step and later ones.
 ///
 /// A thread writes the file, at least every 2 seconds. It is at most 1 000 records behind: then [`write`](Sink::write) waits, so
 /// nothing is dropped. An error of the thread comes out of the next `write` or `flush`.
 #[derive(Debug)]
 pub struct TensorBoard {
     writer: EventThread,
+    /// Whether the next record goes on after files of before.
+    resumes: bool,
 }
 
 impl TensorBoard {
@@ -43,10 +46,11 @@ impl TensorBoard {
         let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let resumes = has_events(folder)?;
         let (file, path) = fresh_file(folder, now.as_secs())?;
         let writer = EventThread::start(file, path)?;
         writer.put(frame::of(&message::version(now.as_secs_f64())))?;
-        Ok(TensorBoard { writer })
+        Ok(TensorBoard { writer, resumes })
     }
 
     /// The event file.
@@ -57,6 +61,9 @@ impl TensorBoard {
 
 impl Sink for TensorBoard {
     fn write(&mut self, record: &Record) -> Result<()> {
+        if std::mem::take(&mut self.resumes) {
+            self.writer.put(frame::of(&message::session_start(record)))?;
+        }
         self.writer.put(frame::of(&message::event(record)))
     }
 
@@ -65,12 +72,26 @@ impl Sink for TensorBoard {
     }
 }
 
+/// What the names of event files begin with.
+const EVENTS: &str = "events.out.tfevents.";
+
+/// Whether a folder has event files.
+fn has_events(folder: &Path) -> Result<bool> {
+    for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
+        let name = entry.map_err(|e| Error::io(folder, e))?.file_name();
+        if name.to_str().is_some_and(|name| name.starts_with(EVENTS)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// A file that nobody has: TensorBoard orders files by the seconds in their names.
 fn fresh_file(folder: &Path, seconds: u64) -> Result<(File, PathBuf)> {
     static FILES: AtomicU64 = AtomicU64::new(0);
     loop {
         let n = FILES.fetch_add(1, Ordering::Relaxed);
-        let name = format!("events.out.tfevents.{seconds:010}.{}.{}.{n}", host(), process::id());
+        let name = format!("{EVENTS}{seconds:010}.{}.{}.{n}", host(), process::id());
         let path = folder.join(name);
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((file, path)),
