@@ -81,7 +81,8 @@ fn an_absent_value_without_residency_is_an_error_that_names_it() {
     of(&w).take();
     let error = backward(&y).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NotResident { .. }), "{error}");
-    assert!(error.to_string().contains("blocks.3.fc1.weight"));
+    let words = error.to_string();
+    assert!(words.contains("blocks.3.fc1.weight") && words.contains("must live while the model is read"), "{words}");
     assert!(w.exp().is_err());
 }
 

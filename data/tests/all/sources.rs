@@ -142,9 +142,11 @@ fn json_lines_are_read_by_field() {
     let read: Vec<Option<String>> = (0..6).map(|i| texts.get(i).ok()).collect();
     assert_eq!(read, [Some("one".into()), Some("zwei ü".into()), None, None, None, Some("six".into())]);
     says(texts.get(2), &["line 4: field `text` is 3, no string"]);
-    for (name, due) in [("", 0), ("\u{feff}", 0), ("\u{feff}{\"text\": 1}\r{\"text\": 2}\r", 2)] {
+    for (name, due) in [("", 0), ("\u{feff}", 0), ("\u{feff}{\"text\": 1}\r{\"text\": 12345678901234567.0}\r", 2)] {
         let lines = JsonLines::open(folder.file("few", name)).unwrap();
         assert_eq!((lines.len(), (0..due).all(|i| lines.get(i).is_ok())), (due, true), "{name:?}");
+        // To the last bit.
+        assert!(due == 0 || lines.get(1).unwrap().number("text").unwrap() == 12345678901234568.0);
     }
 }
 

@@ -270,6 +270,8 @@ fn what_is_no_regular_file_is_never_replaced() {
         ("folder", "not a regular file"),
         ("link to it", "socket` is not a regular file"),
         ("circle", "chain of more than 40"),
+        // The file that was asked for, and the folder that is missing: nothing of temporary files.
+        ("none/x.safetensors", "none/x.safetensors: there is no folder"),
     ] {
         let error = save(folder.join(name), &of_every_dtype(), &Notes::new()).unwrap_err().to_string();
         assert!(error.contains(why), "{name}: {error}");

@@ -238,7 +238,10 @@ impl fmt::Display for ErrorKind {
             }
             ErrorKind::Lent { op, what } => write!(f, "{op}: {what}"),
             ErrorKind::NotResident { name } => {
-                write!(f, "parameter `{name}` is not in memory and has no residency that could fetch it")
+                write!(
+                    f,
+                    "parameter `{name}` is not in memory and has no residency that could fetch it; a trainer that shards parameters (ZeRO-3) must live while the model is read or saved"
+                )
             }
             ErrorKind::Stale { name, saved, now } => write!(
                 f,

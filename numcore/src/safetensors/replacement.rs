@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -37,7 +37,8 @@ impl Replacement {
         hidden.push(name);
         hidden.push(unique);
         let temporary = path.with_file_name(hidden);
-        let file = File::create_new(&temporary).map_err(|e| Error::io(&temporary, e))?;
+        // Errors name the file that was asked for, not the temporary one.
+        let file = File::create_new(&temporary).map_err(|e| Error::io(&path, without_folder(&path, e)))?;
         Ok(Replacement { file, temporary, path, done: false })
     }
 
@@ -46,7 +47,7 @@ impl Replacement {
     /// # Errors
     /// If they cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|e| Error::io(&self.temporary, e))
+        self.file.write_all(bytes).map_err(|e| Error::io(&self.path, e))
     }
 
     /// Puts the file in its place, once all of it is on disk.
@@ -54,7 +55,7 @@ impl Replacement {
     /// # Errors
     /// If it cannot be written to disk, or not be renamed.
     pub fn commit(mut self) -> Result<()> {
-        self.file.sync_all().map_err(|e| Error::io(&self.temporary, e))?;
+        self.file.sync_all().map_err(|e| Error::io(&self.path, e))?;
         fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
         self.done = true;
         sync_folder(&self.path)
@@ -70,6 +71,16 @@ impl Drop for Replacement {
     }
 }
 
+/// An error that says so where the folder of a file is missing.
+fn without_folder(path: &Path, error: io::Error) -> io::Error {
+    match path.parent() {
+        Some(folder) if error.kind() == io::ErrorKind::NotFound && !folder.is_dir() => {
+            io::Error::new(error.kind(), format!("there is no folder {}", folder.display()))
+        }
+        _ => error,
+    }
+}
+
 /// The file that is replaced when `path` is written: `path` itself, or the target of a symbolic link, even if the
 /// target does not exist.
 fn replaceable(path: &Path) -> Result<PathBuf> {
@@ -77,7 +88,7 @@ fn replaceable(path: &Path) -> Result<PathBuf> {
     for _ in 0..MAX_LINKS {
         let what = match fs::symlink_metadata(&path) {
             Ok(what) => what,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(path),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(path),
             Err(e) => return Err(Error::io(path, e)),
         };
         if what.is_symlink() {
