@@ -51,8 +51,6 @@ const MODELS: &[&str] = &[
     "adapter",
     "trained_whole",
 ];
-const MODELS: &[&str] =
-    &["test", "-p", "weftgrad-models", "--lib", "--test", "all", "--", "generat", "stop", "process", "lora", "adapter"];
 const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics"];
 const AUTOGRAD: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
 const NN: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "safetensors", "losses"];
