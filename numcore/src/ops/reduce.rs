@@ -61,7 +61,7 @@ impl Reduce {
         Reduce { mean, ..Self::sum_of(program.of(DType::F32).clone(), scalars, to) }
     }
 
-    /// The same values, combined by `op`.
+    /// The reduction by `op` of this one's values.
     pub(super) fn by(self, op: ReduceKind) -> Self {
         Reduce { op, ..self }
     }
