@@ -3,31 +3,20 @@
 
 use std::sync::OnceLock;
 
-/// A CPU's caches, and its prefetch distances.
+/// A CPU's L2, and its prefetch distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Machine {
     /// Bytes of L2 for one core.
     pub l2: usize,
-    /// Software prefetch and non-temporal stores.
-    pub streams: Streams,
-}
-
-/// How far memory is prefetched, and how it is written by non-temporal stores. `record/` has the measurements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Streams {
-    /// Elements that are computed before they are stored by non-temporal stores.
-    pub block: usize,
-    /// The prefetch distance in bytes, where outputs are written by non-temporal stores.
-    pub ahead: usize,
-    /// The prefetch distance of sums in bytes, or 0 where the hardware prefetcher is faster alone.
+    /// The prefetch distance of sums in bytes, or 0 where the hardware prefetcher is faster alone. `record/` has the measurements.
     pub sum_ahead: usize,
 }
 
 impl Machine {
     /// Intel's CPUs, and those that were never measured.
-    const DEFAULT: Machine = Machine { l2: 1 << 20, streams: Streams { block: 256, ahead: 512, sum_ahead: 2048 } };
+    const DEFAULT: Machine = Machine { l2: 1 << 20, sum_ahead: 2048 };
     /// AMD's, measured on Zen 4.
-    const AMD: Streams = Streams { block: 128, ahead: 1024, sum_ahead: 0 };
+    const AMD_SUM_AHEAD: usize = 0;
 
     /// The properties of this machine.
     pub fn get() -> &'static Machine {
@@ -39,7 +28,7 @@ impl Machine {
     fn detect() -> Machine {
         let amd = cpuid::is_amd();
         let l2 = cpuid::cache(amd, 2).unwrap_or(Machine::DEFAULT.l2).clamp(256 << 10, 4 << 20);
-        Machine { l2, streams: if amd { Machine::AMD } else { Machine::DEFAULT.streams } }
+        Machine { l2, sum_ahead: if amd { Machine::AMD_SUM_AHEAD } else { Machine::DEFAULT.sum_ahead } }
     }
 
     #[cfg(not(target_arch = "x86_64"))]

@@ -26,6 +26,9 @@ const MC: usize = 64;
 /// slower; with four of 24 it is 1 % slower.)
 const UNROLL_FMAS: usize = 48;
 
+/// Rank-1 updates ahead of which packed B is prefetched from L2 into L1. (Without, 2048³ takes 1.1 times as long on Cascade Lake; 4 to 8 are alike.)
+const B_AHEAD: usize = 8;
+
 /// One call of the macro-kernel: all `m` rows of A against `n` packed columns of B, along `kc` products of each sum.
 pub(super) struct MacroKernel<'a, T> {
     pub m: usize,
@@ -321,6 +324,7 @@ impl<T: Vectors, S: AMicroPanel<T>> MicroTile<T, S> {
         // SAFETY: the caller guarantees `k` within both micro-panels.
         unsafe {
             let b = self.b.add(k * NV * R::LANES);
+            prefetch(b.wrapping_add(B_AHEAD * NV * R::LANES), NV * R::LANES);
             let row: [R; NV] = std::array::from_fn(|v| R::load(b.add(v * R::LANES)));
             for (i, acc) in acc.iter_mut().enumerate() {
                 let x = R::splat(*self.a.at(i, k));

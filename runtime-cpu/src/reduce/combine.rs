@@ -117,7 +117,7 @@ fn row_value<T: Lane, C: Combine<T>>(x: &[T]) -> T {
     const LANES: usize = 64;
     let mut lanes = [C::FIRST; LANES];
     let (chunks, rest) = x.as_chunks::<LANES>();
-    let distance = Machine::get().streams.sum_ahead;
+    let distance = Machine::get().sum_ahead;
     for chunk in chunks {
         if distance > 0 {
             prefetch(chunk.as_ptr().wrapping_byte_add(distance), LANES);

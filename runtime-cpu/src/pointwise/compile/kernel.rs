@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::compiled::Body;
 use crate::{
     Simd,
-    pointwise::execute::{Common, StepFn},
+    pointwise::execute::{Common, FastestWay, StepFn},
 };
 
 /// A program lowered for certain types: what runs on each block.
@@ -38,6 +38,8 @@ pub(crate) struct Kernel {
     pub(in crate::pointwise) keeps: bool,
     /// A kernel that only copies its one input to its one output: bytes of an element.
     pub(in crate::pointwise) copies: Option<usize>,
+    /// How it moves operands that are larger than the caches.
+    pub(in crate::pointwise) ways: FastestWay,
     pub(in crate::pointwise) typed: Arc<Typed>,
 }
 

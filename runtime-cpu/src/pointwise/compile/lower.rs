@@ -21,7 +21,10 @@ use super::{
     registers::{Draft, Location, assign},
     table::{self, FmaKind},
 };
-use crate::{Simd, pointwise::execute::StepFn};
+use crate::{
+    Simd,
+    pointwise::execute::{FastestWay, StepFn},
+};
 
 pub(in crate::pointwise) fn lower(program: &Program, typed: &Arc<Typed>, form: &Form, simd: Simd) -> Result<Kernel> {
     let mut l = ProgramLowering::new(program, typed, form, simd);
@@ -318,6 +321,7 @@ impl<'a> ProgramLowering<'a> {
         Kernel {
             unread: self.unread(kept),
             copies: self.copies(),
+            ways: FastestWay::default(),
             reads_outputs: self.reads_outputs(),
             steps,
             compiled: None,

@@ -8,6 +8,7 @@ use super::{
     scratch::{Blocks, block, with_blocks},
     stage::{self, Side},
     stream,
+    ways::{WAYS, Way},
 };
 use crate::{
     Engine, Simd,
@@ -32,14 +33,9 @@ impl Common<'_> {
         (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
     }
 
-    /// The operands that are computed in blocks and written by non-temporal stores: large outputs of one step, whose
-    /// old values are not read. (With more steps, computing takes about as long as waiting for memory: `gelu` and its
-    /// gradient together gained nothing.)
-    fn streamed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
+    /// The outputs that may be computed in L1 and copied from there by non-temporal stores: large ones whose old values are not read.
+    fn bypassed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
         let (inputs, outputs) = (self.kernel.slots.inputs as usize, self.kernel.slots.outputs as usize);
-        if self.kernel.steps.len() != 1 || self.kernel.compiled.is_some() || self.kernel.copies.is_some() {
-            return SmallVec::new();
-        }
         let read = |o: usize| self.kernel.reads_outputs >> o & 1 == 1;
         (0..outputs).filter(|&o| !read(o) && stream::pays(n * operands[inputs + o].1)).map(|o| inputs + o).collect()
     }
@@ -49,39 +45,68 @@ impl Common<'_> {
     /// # Safety
     /// Operands hold `n` elements; no other thread writes inputs or accesses outputs meanwhile. Positions do not count.
     pub(crate) unsafe fn run_dense(&self, engine: &Engine, operands: &[(Base<u8>, usize)], n: usize) {
-        if let Some(size) = self.kernel.copies.filter(|size| stream::pays(n * size)) {
-            // SAFETY: a kernel that copies has one input and one output, of `n` elements each, which the caller
-            // guarantees.
-            return unsafe { self.stream(engine, operands[0].0, operands[1].0, n * size) };
+        let kernel = self.kernel;
+        if let Some(size) = kernel.copies.filter(|size| stream::pays(n * size)) {
+            return kernel.ways.run(stream::ORDERS.len(), n, |order| {
+                // SAFETY: a kernel that copies has one input and one output, of `n` elements each, which the caller
+                // guarantees.
+                unsafe { self.copy_past_caches(engine, stream::ORDERS[order], operands[0].0, operands[1].0, n * size) }
+            });
         }
-        let streamed = self.streamed(operands, n);
-        let block = if streamed.is_empty() { block(self.kernel, 0) } else { stream::block() };
+        let bypassed = self.bypassed(operands, n);
+        // With more steps, computing takes longer than memory does.
+        let is_bound_by_memory = kernel.steps.len() == 1 || kernel.compiled.is_some();
+        if bypassed.is_empty() || !is_bound_by_memory {
+            // SAFETY: the caller's guarantees.
+            return unsafe { self.run_in_way(engine, operands, n, WAYS[0], &[]) };
+        }
+        kernel.ways.run(WAYS.len(), n, |way| {
+            let way = WAYS[way];
+            let bypassed = if way.bypass { &bypassed[..] } else { &[] };
+            // SAFETY: the caller's guarantees.
+            unsafe { self.run_in_way(engine, operands, n, way, bypassed) }
+        });
+    }
+
+    /// Runs over contiguous operands like [`run_dense`](Common::run_dense), in one way; these outputs bypass the caches.
+    ///
+    /// # Safety
+    /// As for [`run_dense`](Common::run_dense).
+    unsafe fn run_in_way(
+        &self,
+        engine: &Engine,
+        operands: &[(Base<u8>, usize)],
+        n: usize,
+        way: Way,
+        bypassed: &[usize],
+    ) {
+        let block = way.block.unwrap_or_else(|| block(self.kernel, 0));
         let first = (self.kernel.slots.registers + self.kernel.slots.immediates) as usize;
         let inputs = self.kernel.slots.inputs as usize;
         let part = |from: usize, to: usize| {
-            with_blocks(self, block.min(to - from), streamed.len(), |blocks| {
+            with_blocks(self, block.min(to - from), bypassed.len(), |blocks| {
                 for at in (from..to).step_by(block) {
                     let slots = blocks.slots[first..].iter_mut();
                     slots.zip(operands).for_each(|(slot, (base, size))| *slot = base.at((at * size) as isize));
-                    for (n, &i) in streamed.iter().enumerate() {
+                    for (n, &i) in bypassed.iter().enumerate() {
                         blocks.slots[first + i] = blocks.staged(n as u16);
                     }
-                    if !streamed.is_empty() {
-                        stream::prefetch_next(&blocks.slots[first..], &operands[..inputs]);
+                    if way.ahead > 0 {
+                        stream::prefetch_next(&blocks.slots[first..], &operands[..inputs], block, way.ahead);
                     }
                     let n = block.min(to - at);
                     // SAFETY: elements `at..at + n` of every operand, which the caller guarantees; no two tasks access
                     // one element.
                     unsafe { blocks.run(self.kernel, n) };
-                    for &i in &streamed {
+                    for &i in bypassed {
                         let (base, size) = operands[i];
-                        let to = base.at((at * size) as isize);
+                        let (to, from) = (base.at((at * size) as isize), blocks.slots[first + i]);
                         // SAFETY: elements `at..at + n` of this output; the block was computed just now.
-                        unsafe { stream::copy(self.simd, to, blocks.slots[first + i], n * size) };
+                        unsafe { stream::copy(self.simd, stream::Order::Ahead(0), to, from, n * size) };
                     }
                 }
             });
-            if !streamed.is_empty() {
+            if !bypassed.is_empty() {
                 stream::finish();
             }
         };
@@ -95,11 +120,18 @@ impl Common<'_> {
     ///
     /// # Safety
     /// Both operands hold `bytes` bytes; no other thread writes `from` or accesses `to` meanwhile.
-    unsafe fn stream(&self, engine: &Engine, from: Base<u8>, to: Base<u8>, bytes: usize) {
+    unsafe fn copy_past_caches(
+        &self,
+        engine: &Engine,
+        order: stream::Order,
+        from: Base<u8>,
+        to: Base<u8>,
+        bytes: usize,
+    ) {
         engine.ranges(bytes, bytes.div_ceil(TASKS).next_multiple_of(stream::CHUNK), |p| {
             let at = p.start as isize;
             // SAFETY: a range of the `bytes` bytes that the caller guarantees; no two tasks access one byte.
-            unsafe { stream::copy(self.simd, to.at(at), from.at(at), p.len()) };
+            unsafe { stream::copy(self.simd, order, to.at(at), from.at(at), p.len()) };
             stream::finish();
         });
     }

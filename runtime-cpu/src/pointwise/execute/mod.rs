@@ -7,6 +7,7 @@ mod scratch;
 mod stage;
 mod step;
 mod stream;
+mod ways;
 
 pub(in crate::pointwise) use exec::Common;
 pub(crate) use exec::Launch;
@@ -14,3 +15,4 @@ pub(crate) use plan::{LoopPlan, Moving, Place};
 pub(in crate::pointwise) use step::{
     Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig,
 };
+pub(in crate::pointwise) use ways::FastestWay;
