@@ -48,5 +48,6 @@ pub trait BackwardHook<R: Runtime> {
     }
 
     /// The leaf's last consumer has run: its gradient is final. The hook keeps it, sends it, or drops it.
+    #[doc(alias("mark_grad_ready"))]
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()>;
 }

@@ -13,6 +13,7 @@ pub type Comm<R> = Arc<dyn Communicator<R>>;
 /// for that pair and direction alone.
 ///
 /// What is called is in [`Collectives`](super::Collectives).
+#[doc(alias("DistributedComm"))]
 pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     /// The ranks, and which of them this is. Roots and peers of calls are ranks of the group; errors name world ranks.
     fn group(&self) -> &Group;

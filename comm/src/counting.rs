@@ -150,7 +150,7 @@ struct Timed<T> {
 
 impl<T> Pending<T> for Timed<T>
 where
-    Work<T>: Send,
+    Work<T>: Send + Sync,
 {
     fn wait(self: Box<Self>) -> Result<T> {
         let begun = Instant::now();

@@ -12,6 +12,7 @@ use super::{Comm, Places, ThreadCommunicator, abort_with, failure::LEFT};
 use crate::sync;
 
 /// A world of threads in the making.
+#[doc(alias("create_local_comm_pair"))]
 #[derive(Clone, Debug)]
 pub struct Ranks {
     size: usize,

@@ -160,7 +160,7 @@ struct OnLink<T> {
 
 impl<T> Pending<T> for OnLink<T>
 where
-    Work<T>: Send,
+    Work<T>: Send + Sync,
 {
     fn wait(self: Box<Self>) -> Result<T> {
         // First of all the call: what went wrong is told at once.

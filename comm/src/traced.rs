@@ -89,7 +89,7 @@ impl TracedCall {
 
 impl<T> Pending<T> for TracedWork<T>
 where
-    Work<T>: Send,
+    Work<T>: Send + Sync,
 {
     fn wait(self: Box<Self>) -> Result<T> {
         let TracedWork { work, call } = *self;

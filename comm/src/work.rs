@@ -3,7 +3,7 @@
 use numcore::{Error, Result, Within};
 
 /// What an engine keeps of a call in flight. Dropping it changes nothing: memory in flight is the engine's until it is done.
-pub trait Pending<T>: Send {
+pub trait Pending<T>: Send + Sync {
     /// Blocks until the result can be used by the caller's queue.
     fn wait(self: Box<Self>) -> Result<T>;
     /// Blocks until the result is there and no error can follow. As [`wait`](Pending::wait) for engines whose `wait` does both.
@@ -63,9 +63,9 @@ impl<T> Work<T> {
     }
 
     /// This work, with `f` applied to its result.
-    pub fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Work<U>
+    pub fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + Sync + 'static) -> Work<U>
     where
-        T: Send + 'static,
+        T: Send + Sync + 'static,
         U: 'static,
     {
         Work(WorkState::Pending(Box::new(Map { work: self, f })))
@@ -85,8 +85,8 @@ struct Map<T, F> {
 
 impl<T, U, F> Pending<U> for Map<T, F>
 where
-    T: Send,
-    F: FnOnce(T) -> Result<U> + Send,
+    T: Send + Sync,
+    F: FnOnce(T) -> Result<U> + Send + Sync,
 {
     fn wait(self: Box<Self>) -> Result<U> {
         let Map { work, f } = *self;

@@ -6,6 +6,7 @@ pub mod buckets;
 pub mod checkpoint;
 pub mod context_parallel;
 pub mod ddp;
+mod devices;
 pub mod differentiable;
 pub mod elastic;
 pub mod expert_parallel;
@@ -21,4 +22,5 @@ mod unused;
 pub mod zero;
 
 pub use ::comm;
+pub use devices::RankDevices;
 pub use sync_batch_norm::SyncBatchNorm;

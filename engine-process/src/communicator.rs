@@ -251,7 +251,7 @@ struct Posted<R: Runtime> {
     op: &'static str,
     world_rank: usize,
     slot: Arc<Slot<Done<R>>>,
-    wake: Box<dyn Fn() + Send>,
+    wake: Box<dyn Fn() + Send + Sync>,
 }
 
 impl<R: Runtime> Pending<Option<TensorMut<R>>> for Posted<R> {

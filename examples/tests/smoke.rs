@@ -62,6 +62,12 @@ fn devices() {
 }
 
 #[test]
+fn by_hand() {
+    let said = runs(program!("by-hand"), "--ranks 3 --steps 30");
+    assert!(said.contains("adversarial: loss") && said.contains("progressive: loss"), "{said}");
+}
+
+#[test]
 fn mlp() {
     runs(program!("mlp"), "");
     refuses(program!("mlp"), "--device abacus", "none of cpu");

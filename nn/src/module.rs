@@ -16,6 +16,7 @@ use crate::{AdapterSlot, Buffer, Mode, Param, parallel::ContextSlot};
     label = "holds nothing a model can visit",
     note = "derive `Module` for it, or, if it is a field that holds no parameters, mark it `#[module(skip)]`"
 )]
+#[doc(alias("HasGraph"))]
 pub trait Module<R: Runtime>: Send + Sync {
     /// Visits every part with `visitor`; `name` is this module's own name among its parent's parts, empty for the whole
     /// model.

@@ -8,7 +8,7 @@ use numcore::{Error, Flat, Result, Runtime, Tensor, Within};
 use crate::{FlatGradients, FlatParams, HyperParams, LrSchedule, OwnGradients, hyper::untold};
 
 /// The interface of every optimizer, for code that does not depend on the update rule.
-pub trait Optimizer<R: Runtime>: Send {
+pub trait Optimizer<R: Runtime>: Send + Sync {
     /// The parameters, buffer by buffer, in the order they were given.
     fn params(&self) -> Vec<&FlatParams<R>>;
     /// The flat buffers of the parameters, to read their values.

@@ -3,11 +3,12 @@
 use numcore::{Error, Result};
 
 use super::{
-    SpeedEstimate,
+    SpeedEstimate, SpeedOptions,
     shares::{require_ranks, settled},
 };
 
 /// Whether ranks compute as many micro-batches as their speeds allow.
+#[doc(alias("ApplyPolicy"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BalancePolicy {
@@ -21,6 +22,7 @@ pub enum BalancePolicy {
 }
 
 /// How counts of micro-batches are chosen.
+#[doc(alias("DdpConfig"))]
 #[derive(Clone, Debug, PartialEq)]
 pub struct CadenceOptions {
     /// Whether counts follow speeds.
@@ -38,6 +40,8 @@ pub struct CadenceOptions {
     pub max_difference: Option<usize>,
     /// A rank that is known to be slow, and how many times as fast the others are: what counts begin with.
     pub speed_hint: Option<(usize, f64)>,
+    /// How much measurements move the estimate of a rank's speed.
+    pub speed: SpeedOptions,
 }
 
 impl Default for CadenceOptions {
@@ -51,6 +55,7 @@ impl Default for CadenceOptions {
             overhead_target: 0.1,
             max_difference: None,
             speed_hint: None,
+            speed: SpeedOptions::default(),
         }
     }
 }
@@ -95,9 +100,6 @@ pub struct Cadence {
     counts: Vec<usize>,
 }
 
-/// How much a count must change to be changed.
-const DEAD_ZONE: f64 = 0.1;
-
 impl Cadence {
     /// Counts for so many ranks: the anchor, or what a hint makes of it.
     pub fn new(ranks: usize, options: CadenceOptions) -> Result<Self> {
@@ -113,8 +115,8 @@ impl Cadence {
         let mut cadence = Cadence {
             anchor,
             is_on: options.policy == BalancePolicy::Cadence || hint.is_some(),
-            speeds: vec![SpeedEstimate::default(); ranks],
-            exchange: SpeedEstimate::default(),
+            speeds: vec![SpeedEstimate::of(&options.speed); ranks],
+            exchange: SpeedEstimate::of(&options.speed),
             exact,
             counts,
             options,
@@ -156,8 +158,7 @@ impl Cadence {
         }
         self.move_anchor(self.exchange.seconds().unwrap_or(0.0) / (self.anchor as f64 * slowest));
         let wanted: Vec<f64> = each.iter().map(|seconds| self.anchor as f64 * slowest / seconds).collect();
-        let is_far = |(wanted, exact): (&f64, &f64)| (wanted / exact - 1.0).abs() > DEAD_ZONE;
-        if wanted.iter().zip(&self.exact).any(is_far) {
+        if wanted.iter().zip(&self.exact).any(|(&wanted, &exact)| self.options.speed.is_far(wanted, exact)) {
             self.counts = wanted.iter().map(|count| (count.round() as usize).max(1)).collect();
             self.exact = wanted;
             self.limit();
@@ -198,6 +199,7 @@ impl CadenceOptions {
         if !(self.difference >= 0.0 && self.difference.is_finite()) {
             return wrong("difference", format!("is a share of a micro-batch's time, not {}", self.difference));
         }
+        self.speed.check()?;
         match self.speed_hint {
             Some((rank, ratio)) if rank >= ranks || !(1.0..1e6).contains(&ratio) => {
                 wrong("speed_hint", format!("rank {rank} of {ranks}, others {ratio} times as fast: at least once"))
@@ -347,6 +349,10 @@ mod tests {
             CadenceOptions { overhead_target: f64::NAN, ..hinted.clone() },
             CadenceOptions { difference: -0.1, ..hinted.clone() },
             CadenceOptions { speed_hint: Some((3, 2.0)), ..hinted.clone() },
+            CadenceOptions { speed: SpeedOptions { calibration: 0, ..Default::default() }, ..hinted.clone() },
+            CadenceOptions { speed: SpeedOptions { weight: 0.0, ..Default::default() }, ..hinted.clone() },
+            CadenceOptions { speed: SpeedOptions { noise: f64::NAN, ..Default::default() }, ..hinted.clone() },
+            CadenceOptions { speed: SpeedOptions { dead_zone: -0.1, ..Default::default() }, ..hinted.clone() },
             CadenceOptions { speed_hint: Some((0, 0.5)), ..hinted },
         ];
         assert!(refused.into_iter().all(|options| Cadence::new(3, options).is_err()));

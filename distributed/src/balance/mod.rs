@@ -23,5 +23,5 @@ mod step;
 pub use cadence::{BalancePolicy, Cadence, CadenceOptions, CadenceWindow};
 pub use ranges::BatchRanges;
 pub use shares::SpeedShares;
-pub use speed::SpeedEstimate;
+pub use speed::{SpeedEstimate, SpeedOptions};
 pub use step::BalancedStep;

@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result};
 
-use super::SpeedEstimate;
+use super::{SpeedEstimate, SpeedOptions};
 
 /// Shares of a batch that ranks of different speeds compute in the same time.
 ///
@@ -23,14 +23,13 @@ use super::SpeedEstimate;
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpeedShares {
     speeds: Vec<SpeedEstimate>,
+    options: SpeedOptions,
     /// What each rank has of a whole.
     ratios: Vec<f64>,
 }
 
 /// The least that a rank has of a whole, so that its speed is measured.
 const LEAST: f64 = 0.05;
-/// How much a share must change to be changed.
-const DEAD_ZONE: f64 = 0.1;
 
 impl SpeedShares {
     /// Equal shares of so many ranks.
@@ -47,8 +46,18 @@ impl SpeedShares {
             return Err(Error::argument("SpeedShares", format!("shares are positive numbers, not {ratios:?}")));
         }
         let total: f64 = ratios.iter().sum();
-        let speeds = vec![SpeedEstimate::default(); ratios.len()];
-        Ok(SpeedShares { speeds, ratios: ratios.iter().map(|ratio| ratio / total).collect() })
+        let (options, ratios): (_, Vec<f64>) =
+            (SpeedOptions::default(), ratios.iter().map(|ratio| ratio / total).collect());
+        Ok(SpeedShares { speeds: vec![SpeedEstimate::of(&options); ratios.len()], options, ratios })
+    }
+
+    /// These shares, with measurements from now on that move them as the options say.
+    ///
+    /// # Errors
+    /// If an option is out of its range.
+    pub fn with_options(self, options: SpeedOptions) -> Result<Self> {
+        options.check()?;
+        Ok(SpeedShares { speeds: vec![SpeedEstimate::of(&options); self.ratios.len()], options, ..self })
     }
 
     /// Takes note of how long each rank computed, in seconds, for how many examples; of a rank without any nothing is learned.
@@ -59,18 +68,20 @@ impl SpeedShares {
         }
         let Some(each) = settled(&self.speeds) else { return Ok(()) };
         let ratios = bounded(&each.iter().map(|seconds| 1.0 / seconds).collect::<Vec<_>>());
-        if ratios.iter().zip(&self.ratios).any(|(new, old)| (new / old - 1.0).abs() > DEAD_ZONE) {
+        if ratios.iter().zip(&self.ratios).any(|(&new, &old)| self.options.is_far(new, old)) {
             self.ratios = ratios;
         }
         Ok(())
     }
 
     /// What each rank has of a whole.
+    #[doc(alias("chunk_ratios"))]
     pub fn ratios(&self) -> &[f64] {
         &self.ratios
     }
 
     /// How many of so many examples each rank reads: at least one, if there are enough.
+    #[doc(alias("compute_shard_sizes"))]
     pub fn sizes(&self, examples: usize) -> Vec<usize> {
         apportioned(examples, &self.ratios)
     }

@@ -1,12 +1,15 @@
 //! How long a rank takes, from measurements that jitter.
 
+use numcore::{Error, Result};
+
 /// What a rank takes for a unit of work, as an average that noise does not move much and a change of speed moves at once.
 ///
-/// The median of the first three measurements begins it: the first may be one of compilation. From then on one that is within a quarter of the estimate counts for a tenth; one that is farther
+/// The median of the first measurements begins it: the first may be one of compilation. From then on one that is near the estimate moves it a little; one that is farther
 /// off is left out, as a pause is, unless the next one is far off in the same direction: then the rank has another speed now, the
 /// mean of the two.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeedEstimate {
+    options: SpeedOptions,
     seconds: f64,
     /// The first measurements.
     first: Vec<f64>,
@@ -14,26 +17,67 @@ pub struct SpeedEstimate {
     outlier: Option<f64>,
 }
 
-/// Measurements whose median begins it.
-const CALIBRATION: usize = 3;
-/// How far a measurement may be off to be noise.
-const NOISE: f64 = 0.25;
-/// What a measurement counts for.
-const TAKEN: f64 = 0.1;
+/// How much a [`SpeedEstimate`] is moved by measurements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeedOptions {
+    /// Measurements whose median begins the estimate: at least one.
+    pub calibration: usize,
+    /// The share of the estimate by which a measurement may be off and still be noise.
+    pub noise: f64,
+    /// The weight in `(0, 1]` of a new measurement in the moving average.
+    pub weight: f64,
+    /// The share by which counts or shares must change to be changed.
+    pub dead_zone: f64,
+}
+
+impl Default for SpeedOptions {
+    /// Three measurements, a quarter, a tenth, a tenth.
+    fn default() -> Self {
+        SpeedOptions { calibration: 3, noise: 0.25, weight: 0.1, dead_zone: 0.1 }
+    }
+}
+
+impl SpeedOptions {
+    pub(super) fn check(&self) -> Result<()> {
+        let share = |x: f64| x >= 0.0 && x.is_finite();
+        let wrong = match self {
+            SpeedOptions { calibration: 0, .. } => ("calibration", "0: there is at least one measurement".into()),
+            SpeedOptions { noise, .. } if !share(*noise) => ("noise", format!("{noise}: it is a share, 0 or more")),
+            SpeedOptions { weight, .. } if !(*weight > 0.0 && *weight <= 1.0) => {
+                ("weight", format!("{weight}: it is in (0, 1]"))
+            }
+            SpeedOptions { dead_zone, .. } if !share(*dead_zone) => {
+                ("dead_zone", format!("{dead_zone}: it is a share, 0 or more"))
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::config("SpeedOptions", wrong.0, wrong.1))
+    }
+
+    /// Whether a number is so far from what it was that it is changed.
+    pub(super) fn is_far(&self, new: f64, old: f64) -> bool {
+        (new / old - 1.0).abs() > self.dead_zone
+    }
+}
 
 impl SpeedEstimate {
+    /// An estimate without a measurement yet.
+    pub(super) fn of(options: &SpeedOptions) -> Self {
+        SpeedEstimate { options: options.clone(), ..Default::default() }
+    }
+
     /// Takes note of a measurement, in seconds; what is no positive number is left out.
     pub fn measure(&mut self, seconds: f64) {
         if !(seconds > 0.0 && seconds.is_finite()) {
             return;
         }
         let off = (seconds - self.seconds) / self.seconds;
-        if self.first.len() < CALIBRATION {
+        if self.first.len() < self.options.calibration {
             self.first.push(seconds);
             self.first.sort_by(f64::total_cmp);
             self.seconds = self.first[self.first.len() / 2];
-        } else if off.abs() <= NOISE {
-            self.seconds += TAKEN * (seconds - self.seconds);
+        } else if off.abs() <= self.options.noise {
+            self.seconds += self.options.weight * (seconds - self.seconds);
             self.outlier = None;
         } else {
             match self.outlier.filter(|before| (before - self.seconds) * off > 0.0) {
@@ -50,7 +94,7 @@ impl SpeedEstimate {
 
     /// Whether enough was measured to go by.
     pub fn is_calibrated(&self) -> bool {
-        self.first.len() >= CALIBRATION
+        self.first.len() >= self.options.calibration
     }
 }
 
@@ -62,6 +106,15 @@ mod tests {
         let mut estimate = SpeedEstimate::default();
         measured.iter().for_each(|&seconds| estimate.measure(seconds));
         estimate.seconds().unwrap()
+    }
+
+    #[test]
+    fn options_say_how_much_measurements_move_the_estimate() {
+        let options = SpeedOptions { calibration: 1, noise: 1.0, weight: 0.5, dead_zone: 0.0 };
+        let mut estimate = SpeedEstimate::of(&options);
+        [1.0, 1.5].into_iter().for_each(|seconds| estimate.measure(seconds));
+        assert_eq!((estimate.seconds(), estimate.is_calibrated()), (Some(1.25), true));
+        assert!(options.is_far(1.01, 1.0) && !SpeedOptions::default().is_far(1.05, 1.0));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::{
 
 use nn::set_counted_rows;
 use numcore::{Error, Result, Runtime};
+use parking_lot::Mutex;
 
 use super::{BatchRanges, Cadence, CadenceOptions, CadenceWindow};
 use crate::{
@@ -46,10 +47,12 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("ElChe"))]
 pub struct BalancedStep<R: Runtime, S: Strategy<R>> {
     step: TrainStep<R, S>,
     cadence: Cadence,
-    clock: Box<dyn FnMut() -> Duration + Send>,
+    /// Called through `get_mut`: the lock makes a step `Sync`.
+    clock: Mutex<Box<dyn FnMut() -> Duration + Send>>,
 }
 
 impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
@@ -87,7 +90,7 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
             );
         }
         let cadence = Cadence::new(comm.size(), options)?;
-        Ok(BalancedStep { step, cadence, clock: Box::new(clock) })
+        Ok(BalancedStep { step, cadence, clock: Mutex::new(Box::new(clock)) })
     }
 
     /// One step of the next batches of an epoch, each of which `loss` is given by its number on one rank; none when all are read. In the last
@@ -117,8 +120,8 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
         let (own, rt) = (ranges[comm.rank()].clone(), comm.runtime().clone());
         let len = |range: &Range<u64>| (range.end - range.start) as usize;
         let most = ranges.iter().map(len).max().unwrap_or(1).max(1);
-        let (mut computed, begun) = (Duration::ZERO, (self.clock)());
-        let clock = &mut self.clock;
+        let clock = self.clock.get_mut();
+        let (mut computed, begun) = (Duration::ZERO, clock());
         let metrics = match len(&own) {
             0 => {
                 let before = set_counted_rows(NO_ROW);
@@ -133,7 +136,7 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
             }),
         }?;
         rt.synchronize()?;
-        let exchanged = (self.clock)().saturating_sub(begun + computed);
+        let exchanged = self.clock.get_mut()().saturating_sub(begun + computed);
         self.report(comm, [computed, exchanged], &ranges.iter().map(len).collect::<Vec<_>>())?;
         Ok(metrics)
     }

@@ -156,6 +156,7 @@ impl<R: Runtime> GradientBuckets<R> {
     }
 
     /// After the last backward pass: sends what is left, and waits until every gradient is the sum over all ranks.
+    #[doc(alias("wait_and_unflatten"))]
     pub fn finish(&mut self) -> Result<()> {
         let completed = self.complete();
         abort_on_err(&self.comm, completed)

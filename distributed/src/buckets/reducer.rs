@@ -35,7 +35,7 @@ pub struct FullBucket<'a, R: Runtime> {
 /// In a step, [`begin_step`](BucketReducer::begin_step) comes first; then every bucket is sent, in order, in the last backward pass or, where
 /// that is asked for, in every one, and waited for when the pass is over; then [`end_step`](BucketReducer::end_step), and
 /// [`step_taken`](BucketReducer::step_taken) after the update. All ranks make the same calls in the same order.
-pub trait BucketReducer<R: Runtime>: Send {
+pub trait BucketReducer<R: Runtime>: Send + Sync {
     /// Starts to sum a bucket. Its row is this rank's gradients of the step so far, or of the last backward pass where buckets are sent in
     /// [every one](BucketReducer::reduces_every_pass).
     fn send(&mut self, bucket: FullBucket<'_, R>, row: TensorMut<R>) -> Result<()>;

@@ -7,6 +7,7 @@ use nn::{Buffer, Module, ModuleExt, Param, parallel::context_ranks};
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 
 use crate::{
+    RankDevices,
     comm::{Collectives, Comm, ReduceOp, abort_on_err, memory},
     unused::used_anywhere,
 };
@@ -51,8 +52,24 @@ impl<R: Runtime> Ddp<R> {
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }
 
-    /// Gives every rank the parameters of rank 0.
+    /// Gives every rank the parameters and buffers of rank 0.
+    #[doc(alias("broadcast_params"))]
     pub fn sync_params(&self) -> Result<()> {
+        self.sync_values()?;
+        self.sync_buffers()
+    }
+
+    /// How many ranks have a copy.
+    pub fn world_size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// The devices of all ranks. Every rank calls it.
+    pub fn devices(&self) -> Result<RankDevices> {
+        RankDevices::of(&self.comm)
+    }
+
+    fn sync_values(&self) -> Result<()> {
         for (_, leaf) in &self.parameters {
             leaf.set(self.broadcast(&leaf.value()?)?)?;
         }
@@ -76,6 +93,7 @@ impl<R: Runtime> Ddp<R> {
     ///
     /// # Errors
     /// On every rank, if `counts` are not the same on all, have not a number for each rank, or add up to 0.
+    #[doc(alias("apply_ddp_gradients"))]
     pub fn weighted_all_reduce_gradients(&self, gradients: &mut Gradients<R>, counts: &[u64]) -> Result<()> {
         let total = self.total(counts)?;
         abort_on_err(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))

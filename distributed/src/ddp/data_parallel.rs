@@ -95,7 +95,6 @@ impl<R: Runtime> DataParallel<R> {
         let trained = trained.collect::<Vec<_>>().join(" ");
         tensor.agree("the optimizer", &format!("{options:?} {} {trained}", optimizer.describe()))?;
         ddp.sync_params()?;
-        ddp.sync_buffers()?;
         tensor.sync(&leaves, &model.named_buffers())?;
         let frozen = leaves.iter().filter(|l| !l.requires_grad() && !optimized.contains(&l.id())).cloned().collect();
         // Gradients usually become final from the last layer to the first.
@@ -148,6 +147,14 @@ impl<R: Runtime> DataParallel<R> {
         let key = |(at, l): (usize, &Arc<Leaf<R>>)| (l.id(), ready.get(&at).copied().unwrap_or_else(|| rest(at)));
         let keys: HashMap<usize, usize> = self.leaves.iter().enumerate().map(key).collect();
         self.buckets.rebuild(&mut *self.optimizer, &|l| place(&keys, l))
+    }
+}
+
+impl<R: Runtime> BucketedTrainer<R> {
+    /// The number of buckets that gradients are exchanged in. It may change before the second step, which puts gradients into the order in
+    /// which they became final.
+    pub fn num_buckets(&self) -> usize {
+        self.strategy().buckets().len()
     }
 }
 

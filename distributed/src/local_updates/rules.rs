@@ -15,7 +15,7 @@ pub struct OuterStep<'a, R: Runtime> {
 }
 
 /// What ranks make of their weights when they meet, element by element: each rank computes it for its range of them.
-pub trait OuterRule<R: Runtime>: fmt::Debug + Send {
+pub trait OuterRule<R: Runtime>: fmt::Debug + Send + Sync {
     /// How many tensors of state it has, of zeros at first.
     fn states(&self) -> usize {
         0

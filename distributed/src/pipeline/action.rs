@@ -4,6 +4,7 @@
 //! that wait for something asynchronous.
 
 /// One entry of a rank's list.
+#[doc(alias("PipelineAction"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
     /// A forward or (part of a) backward pass.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime, Tensor};
 use optim::{IntoOptimizer, LossScaler, LrSchedule, Optimizer, OptimizerFn, Shards};
+use parking_lot::Mutex;
 
 use super::{BufferSync, GradientObserver, HyperParameters, TrainStep, TrainingConfig};
 use crate::{
@@ -139,6 +140,7 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
     }
 
     /// The largest norm of all gradients together: see [`TrainingConfig::max_norm`].
+    #[doc(alias("max_grad_norm"))]
     #[doc(alias("clip_grad_norm"))]
     pub fn max_norm(mut self, norm: f64) -> Self {
         self.parts.config.max_norm = Some(norm);
@@ -185,7 +187,7 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
     /// Costs a copy of every gradient.
     #[doc(alias("register_hook"))]
     pub fn on_gradient(mut self, look: impl FnMut(&str, &Tensor<R>) -> Result<()> + Send + 'static) -> Self {
-        self.parts.observer = Some(Box::new(look));
+        self.parts.observer = Some(Mutex::new(Box::new(look)));
         self
     }
 }

@@ -1,11 +1,13 @@
 //! What a step tells.
 
-use numcore::{Result, Runtime, Tensor};
+use numcore::{DType, Result, Runtime, Tensor};
 
 /// What a step did. Its numbers stay on the device until they are asked for.
 #[derive(Clone, Debug)]
 pub struct TrainingMetrics<R: Runtime> {
     pub(crate) loss: Tensor<R>,
+    /// This rank's losses and their weights: `[2, micro-batches]`.
+    pub(crate) own: Tensor<R>,
     pub(crate) weight: Tensor<R>,
     /// How many ranks have parts of the same sequences, of which each says what they weigh.
     pub(crate) alike: usize,
@@ -19,6 +21,18 @@ impl<R: Runtime> TrainingMetrics<R> {
     /// The mean loss over everything all ranks contributed; waits for the device.
     pub fn loss(&self) -> Result<f64> {
         self.loss.item()
+    }
+
+    /// The mean loss over this rank's micro-batches, before anything is summed over ranks; none where they weigh nothing. Waits for the device.
+    #[doc(alias("local_loss"))]
+    pub fn own_loss(&self) -> Result<Option<f64>> {
+        let own: Vec<f64> = match self.own.dtype() {
+            DType::F64 => self.own.to_vec()?,
+            _ => self.own.to_vec::<f32>()?.into_iter().map(f64::from).collect(),
+        };
+        let (sums, weights) = own.split_at(own.len() / 2);
+        let weight: f64 = weights.iter().sum();
+        Ok((weight != 0.0).then(|| sums.iter().sum::<f64>() / weight))
     }
 
     /// What the losses of all ranks and micro-batches weighed together: tokens, where each was a sum over tokens; waits for the device.

@@ -11,6 +11,7 @@ mod metrics;
 pub(crate) mod norm;
 mod observer;
 mod pipeline_builder;
+mod push;
 mod reduced_gradients;
 mod stage_strategy;
 mod step;

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
+use parking_lot::Mutex;
 
-/// What looks at gradients: given a parameter's name and its gradient.
-pub(crate) type GradientObserver<R> = Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>;
+/// A function that looks at gradients, given a parameter's name and its gradient. The lock is never taken: it makes steps `Sync`, and the
+/// function is called through `get_mut`.
+pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>>;
 
 /// A hook with somebody who looks at each gradient before the hook has it.
 pub(super) struct ObservedHook<'a, R: Runtime> {
@@ -56,5 +58,5 @@ pub(crate) fn observe<R: Runtime>(
     leaf: &Leaf<R>,
     grad: &LeafGrad<R>,
 ) -> Result<()> {
-    observer.map_or(Ok(()), |look| look(&leaf.name(), &grad.value()?))
+    observer.map_or(Ok(()), |look| look.get_mut()(&leaf.name(), &grad.value()?))
 }

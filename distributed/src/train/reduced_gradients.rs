@@ -110,10 +110,10 @@ impl Updates {
         everyone: &Comm<R>,
         losses: &[Loss<R>],
     ) -> Result<TrainingMetrics<R>> {
-        let totals = match gradients.is_canonical() {
-            true => totals_in_order(comm, losses, self.config.accumulation)?,
-            false => totals(comm, losses)?,
-        };
+        let canonical = gradients.is_canonical();
+        let count = if canonical { self.config.accumulation } else { losses.len().max(1) };
+        let own = rows(comm.runtime(), losses, count)?;
+        let totals = if canonical { totals_in_order(comm, &own, count)? } else { totals(comm, &own)? };
         // What the step tells is equal on all ranks, so that loops decide by it.
         let totals = equal(everyone, totals)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
@@ -145,7 +145,7 @@ impl Updates {
             scaler.adapt(stepped);
         }
         let loss = sum.div(&weight)?;
-        Ok(TrainingMetrics { loss, weight, grad_norm, stepped, learning_rate, global_step: self.steps, alike: 1 })
+        Ok(TrainingMetrics { loss, own, weight, grad_norm, stepped, learning_rate, global_step: self.steps, alike: 1 })
     }
 }
 
@@ -169,17 +169,17 @@ pub(crate) fn wide<R: Runtime>(rt: &R) -> DType {
     if rt.capabilities().compute.contains(&DType::F64) { DType::F64 } else { DType::F32 }
 }
 
-/// Sum and weight of all losses of all ranks, on the device.
-fn totals<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>]) -> Result<Tensor<R>> {
-    let own = rows(comm.runtime(), losses, losses.len().max(1))?.sum(&[1], false)?;
+/// Sum and weight of the losses of all ranks, on the device, from this rank's.
+fn totals<R: Runtime>(comm: &Comm<R>, own: &Tensor<R>) -> Result<Tensor<R>> {
+    let own = own.sum(&[1], false)?;
     comm.all_reduce(memory(&own)?, ReduceOp::Sum)?.wait()?.freeze()
 }
 
 /// The totals, summed in the order of chunks.
-fn totals_in_order<R: Runtime>(comm: &Comm<R>, losses: &[Loss<R>], micro_batches: usize) -> Result<Tensor<R>> {
-    let (n, own) = (comm.size(), rows(comm.runtime(), losses, micro_batches)?);
+fn totals_in_order<R: Runtime>(comm: &Comm<R>, own: &Tensor<R>, micro_batches: usize) -> Result<Tensor<R>> {
+    let n = comm.size();
     let all = TensorMut::alloc(comm.runtime(), Shape::new(&[2 * n * micro_batches])?, own.dtype())?;
-    let all = comm.all_gather(&own, all)?.wait()?.freeze()?.reshape([n, 2, micro_batches])?;
+    let all = comm.all_gather(own, all)?.wait()?.freeze()?.reshape([n, 2, micro_batches])?;
     all.permute(&[1, 2, 0])?.reshape([2, micro_batches * n])?.contiguous()?.sum(&[1], false)
 }
 

@@ -45,6 +45,10 @@ pub struct TrainStep<R: Runtime, S: Strategy<R>> {
     pub(super) updates: Updates,
     pub(super) strategy: S,
     observer: Option<GradientObserver<R>>,
+    /// The losses of the micro-batches that [`backward_and_step`](TrainStep::backward_and_step) was given since the last update.
+    pub(super) pushed: Vec<Loss<R>>,
+    /// Whether the strategy is prepared for the next of them.
+    pub(super) prepared: bool,
 }
 
 /// An error within a step says at which line of the caller's the step was, unless it knows a line of the caller's own closure: collectives
@@ -67,7 +71,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         strategy.everyone().agree("the training configuration", format!("{config:?}").as_bytes())?;
         let updates = Updates::new(config);
         updates.check_hyper(&strategy)?;
-        Ok(TrainStep { updates, strategy, observer })
+        Ok(TrainStep { updates, strategy, observer, pushed: Vec::new(), prepared: false })
     }
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
@@ -241,6 +245,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     }
 
     /// Updates so far.
+    #[doc(alias("timestep"))]
     pub fn global_step(&self) -> u64 {
         self.updates.steps
     }
@@ -273,32 +278,42 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         runs: usize,
         mut micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>,
     ) -> Result<Vec<Loss<R>>> {
-        self.strategy.prepare()?;
+        self.prepare_whole()?;
         let mut losses: Vec<Loss<R>> = Vec::with_capacity(runs);
         for k in 0..runs {
             let loss = traced("forward", || micro_batch(k))?;
-            let last = k + 1 == runs;
-            self.strategy.begin(last)?;
-            if last {
-                let weight = losses.iter().chain(&loss).map(|loss| loss.weight).sum();
-                self.strategy.set_loss_weight(weight, self.updates.loss_scale(), self.updates.may_skip())?;
-            }
+            self.begin_pass(&losses, loss.as_ref(), k + 1 == runs)?;
             if let Some(loss) = loss {
-                let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
-                let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-                let root = scaled.as_ref().unwrap_or(&loss.sum);
-                traced("backward", || match loss.counts {
-                    true => backward_with_hooks(root, &mut hook),
-                    false => backward_with_hooks(root, &mut ZerosHook(&mut hook)),
-                })?;
-                losses.push(loss.told()?);
+                losses.push(self.sweep(loss)?);
             }
             self.strategy.end()?;
         }
         Ok(losses)
     }
 
-    fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
+    /// Before a backward pass, after its forward: the last pass of a step says what all of this rank's losses weigh.
+    pub(super) fn begin_pass(&mut self, before: &[Loss<R>], loss: Option<&Loss<R>>, last: bool) -> Result<()> {
+        self.strategy.begin(last)?;
+        if last {
+            let weight = before.iter().chain(loss).map(|loss| loss.weight).sum();
+            self.strategy.set_loss_weight(weight, self.updates.loss_scale(), self.updates.may_skip())?;
+        }
+        Ok(())
+    }
+
+    /// The backward pass of a loss, which is left without its graph.
+    pub(super) fn sweep(&mut self, loss: Loss<R>) -> Result<Loss<R>> {
+        let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
+        let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
+        let root = scaled.as_ref().unwrap_or(&loss.sum);
+        traced("backward", || match loss.counts {
+            true => backward_with_hooks(root, &mut hook),
+            false => backward_with_hooks(root, &mut ZerosHook(&mut hook)),
+        })?;
+        loss.told()
+    }
+
+    pub(super) fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
         self.strategy.finish()?;
         let (comm, everyone) = (self.strategy.comm().clone(), self.strategy.everyone().clone());
         let mut metrics = self.updates.apply(&mut self.strategy, &comm, &everyone, losses)?;

@@ -34,5 +34,5 @@ mod values;
 pub use layout::{Piece, UnitLayout};
 pub use optim::StatePlace;
 pub use options::{UnitOf, ZeroOptions, ZeroStage};
-pub use sharded::{FullParameters, Sharded, ZeroTrainer};
+pub use sharded::{FullParameters, OwnedElements, Sharded, ZeroTrainer};
 pub use stages::{ZeroStage1, ZeroStage2, ZeroStage3};

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ops::Range,
     sync::Arc,
 };
 
@@ -15,7 +16,7 @@ use optim::{HyperParams, LrSchedule, Shards};
 use parking_lot::Mutex;
 
 use super::{
-    ZeroOptions, engine::ZeroEngine, options::ShardGroups, rates::Rates, residency::ZeroResidency, unit::Unit,
+    Piece, ZeroOptions, engine::ZeroEngine, options::ShardGroups, rates::Rates, residency::ZeroResidency, unit::Unit,
 };
 use crate::{
     buckets::Unused,
@@ -111,12 +112,38 @@ impl<R: Runtime> Sharded<R> {
     #[must_use = "parameters are let go when this is dropped"]
     pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
         self.engine.lock().gather_all()?;
-        Ok(FullParameters(self.engine.clone()))
+        Ok(FullParameters(Some(self.engine.clone())))
     }
 
     /// The learning rates of the next update, by group.
     pub(super) fn rates(&self) -> Vec<f64> {
         self.rates.at(self.steps)
+    }
+
+    /// The ranks that update each trained parameter, and which of its elements: by name, in the order of the model. At stage 3 they are those
+    /// that keep them.
+    pub fn param_owners(&self) -> Vec<(String, Vec<OwnedElements>)> {
+        let (engine, mut owners) = (self.engine.lock(), Vec::new());
+        for unit in engine.units.iter().filter(|unit| unit.own.is_some()) {
+            let mut of: Vec<Vec<OwnedElements>> = vec![Vec::new(); unit.leaves.len()];
+            for rank in 0..self.groups.shard.size() {
+                for Piece { parameter, elements } in unit.layout.pieces(rank) {
+                    of[parameter].push(OwnedElements { rank, elements });
+                }
+            }
+            owners.extend(unit.leaves.iter().zip(of).map(|(leaf, of)| (self.order.get(&leaf.id()), leaf.name(), of)));
+        }
+        owners.sort_by_key(|(place, ..)| *place);
+        owners.into_iter().map(|(_, name, of)| (name.to_string(), of)).collect()
+    }
+
+    /// Names of the parameters of which this rank updates elements, in the order of the model.
+    #[doc(alias("owned_param_ids"))]
+    pub fn owned_params(&self) -> Vec<String> {
+        let rank = self.groups.shard.rank();
+        let mut owners = self.param_owners();
+        owners.retain(|(_, of)| of.iter().any(|own| own.rank == rank));
+        owners.into_iter().map(|(name, _)| name).collect()
     }
 
     /// Names of the units, in the order of the model; the root's is empty.
@@ -125,13 +152,34 @@ impl<R: Runtime> Sharded<R> {
     }
 }
 
+/// Elements of a parameter that one rank updates: see [`Sharded::param_owners`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnedElements {
+    /// The rank among those that parameters are cut over.
+    pub rank: usize,
+    /// The elements, in row-major order.
+    pub elements: Range<usize>,
+}
+
 /// While it lives, all parameters are on every rank.
-pub struct FullParameters<R: Runtime>(Arc<Mutex<ZeroEngine<R>>>);
+pub struct FullParameters<R: Runtime>(Option<Arc<Mutex<ZeroEngine<R>>>>);
+
+impl<R: Runtime> FullParameters<R> {
+    /// Ends the scope as a drop does, and reports what failed.
+    #[doc(alias("release_params"))]
+    pub fn release(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        self.0.take().map_or(Ok(()), |engine| engine.lock().release_gathered())
+    }
+}
 
 impl<R: Runtime> Drop for FullParameters<R> {
     fn drop(&mut self) {
         // What could fail here is waiting for a gather that was started; the next use reports it.
-        let _ = self.0.lock().release_gathered();
+        let _ = self.end();
     }
 }
 

@@ -73,6 +73,7 @@ mod pipeline_train;
 mod pipeline_values;
 mod powersgd;
 mod powersgd_training;
+mod pushed;
 mod replaced_values;
 mod slow_links;
 mod sync_batch_norm;

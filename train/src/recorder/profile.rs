@@ -35,6 +35,7 @@ use crate::{Callback, Event, Run};
 /// # Ok(())
 /// # }
 /// ```
+#[doc(alias("timeline"))]
 #[derive(Debug)]
 pub struct Profile {
     folder: PathBuf,

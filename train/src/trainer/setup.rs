@@ -2,6 +2,7 @@
 
 use data::{Batch, Batches, Loader, State};
 use distributed::{
+    RankDevices,
     comm::{Comm, Communicator},
     ddp::BucketedTrainer,
     train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
@@ -22,13 +23,17 @@ pub struct TrainConfig {
     pub weighting: Weighting,
     /// How many ranks there are to be; none for as many as the communicator has.
     pub distributed: Option<DistributedTrainConfig>,
+    /// After how many steps [`reached_max_steps`](TrainSetup::reached_max_steps) says so; none for never.
+    pub max_steps: Option<u64>,
 }
 
 /// A model with its training step, for a loop of one's own: [`Trainer::setup`] makes it.
+#[doc(alias("DistributedCudaTrainer"))]
 pub struct TrainSetup<'m, R: Runtime, M: ?Sized> {
     model: &'m M,
     step: BucketedTrainer<R>,
-    weighting: Weighting,
+    config: TrainConfig,
+    devices: RankDevices,
 }
 
 impl Trainer<'_, NullRuntime, (), (), ()> {
@@ -86,8 +91,8 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     ) -> Result<TrainSetup<'m, R, M>> {
         config.distributed.iter().try_for_each(|distributed| distributed.check_world(comm.size()))?;
         model.train();
-        let step = TrainStep::builder(comm, model).optimizer(optimizer).config(config.step).build()?;
-        Ok(TrainSetup { model, step, weighting: config.weighting })
+        let step = TrainStep::builder(comm, model).optimizer(optimizer).config(config.step.clone()).build()?;
+        Ok(TrainSetup { model, step, config, devices: RankDevices::of(comm)? })
     }
 
     /// Sets up training of a model around another: a head with its loss and its way to predict, which owns what it is a head of. As everything that owns modules is
@@ -95,6 +100,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     ///
     /// # Errors
     /// As [`setup`](Trainer::setup).
+    #[doc(alias("HeadReplica"))]
     #[track_caller]
     pub fn head<'m, R: Runtime, M: Module<R> + ?Sized>(
         comm: &Comm<R>,
@@ -119,6 +125,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     ///
     /// # Errors
     /// On every rank what fails on one; and if the configuration has more than one micro-batch in a step.
+    #[doc(alias("train_batch"))]
     #[track_caller]
     pub fn step<B>(
         &mut self,
@@ -132,7 +139,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
             );
             return Err(Error::config("TrainSetup::step", "accumulation", why));
         }
-        let (model, weighting) = (self.model, self.weighting);
+        let (model, weighting) = (self.model, self.config.weighting);
         let before = set_counted_rows(counted(batch));
         let metrics = self.step.step_with(1, |_| match (loss(model, batch)?, weighting) {
             (own, _) if batch.count == 0 => own.weightless(),
@@ -149,8 +156,26 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     }
 
     /// Whether this is the rank that says what is said once.
+    #[doc(alias("is_coordinator"))]
     pub fn leads(&self) -> bool {
         self.comm().rank() == 0
+    }
+
+    /// The devices of all ranks: [printed](std::fmt::Display), a summary for the start of a run. Where they
+    /// [differ](RankDevices::is_heterogeneous), ranks wait for the slowest in every step, unless a
+    /// [`BalancedStep`](distributed::balance::BalancedStep) gives the others more to do.
+    pub fn devices(&self) -> &RankDevices {
+        &self.devices
+    }
+
+    /// The ranks as they were configured; none where nothing was said of them.
+    pub fn dist_config(&self) -> Option<&DistributedTrainConfig> {
+        self.config.distributed.as_ref()
+    }
+
+    /// Whether as many steps were taken as [`max_steps`](TrainConfig::max_steps) says: a loop ends then, on all ranks at once.
+    pub fn reached_max_steps(&self) -> bool {
+        self.config.max_steps.is_some_and(|most| self.step.global_step() >= most)
     }
 
     /// The training step, with optimizer and gradients.
@@ -162,6 +187,6 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 impl<'m, R: Runtime, M> TrainSetup<'m, R, M> {
     /// The loop with everything that a [`Trainer`] has, in place of one's own.
     pub fn with_loader<B>(self, loader: Loader<B>) -> Trainer<'m, R, M, BucketedTrainer<R>, B> {
-        Trainer::new(self.model, self.step, loader).weighting(self.weighting)
+        Trainer::new(self.model, self.step, loader).weighting(self.config.weighting)
     }
 }

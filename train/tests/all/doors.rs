@@ -4,7 +4,7 @@ use distributed::{comm::Communicator, train::TrainingConfig};
 use nn::{Forward, Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
 use runtime_cpu::Cpu;
-use train::{Interval, Length, StopReason, TrainConfig, Trainer};
+use train::{DistributedTrainConfig, Interval, Length, StopReason, TrainConfig, Trainer};
 
 use crate::common::*;
 
@@ -40,14 +40,19 @@ fn a_loop_of_ones_own_is_the_loop() {
         let own = on_ranks(ranks, |comm| {
             let model = Mlp::new(comm.runtime(), 0.0)?;
             model.eval();
-            let config = TrainConfig { step: CONFIG, ..Default::default() };
+            let distributed = Some(DistributedTrainConfig { world_size: ranks, ..Default::default() });
+            let config = TrainConfig { step: CONFIG, max_steps: Some(10), distributed, ..Default::default() };
             let mut trainer = Trainer::setup_with(comm, &model, adamw(), config)?;
             assert_eq!(trainer.leads(), comm.rank() == 0);
+            assert_eq!((trainer.devices().names().len(), trainer.devices().is_heterogeneous()), (ranks, false));
+            assert_eq!(trainer.dist_config().map(|config| config.world_size), Some(ranks));
             for epoch in 0..2 {
                 for batch in trainer.epoch(&loader(comm.runtime()), epoch)? {
+                    assert!(!trainer.reached_max_steps());
                     trainer.step(&batch?, loss)?;
                 }
             }
+            assert!(trainer.reached_max_steps());
             assert_eq!(trainer.train_step().global_step(), 10);
             weights(&model)
         });

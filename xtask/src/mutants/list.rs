@@ -30,6 +30,9 @@ const POWER: &[&str] =
 const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
+const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
+const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
+const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
@@ -202,4 +205,15 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "nn/src/loss.rs", from: "d * (d / beta) * 0.5", to: "d * d * 0.5 / beta", test: NN },
     Mutant { file: "nn/src/loss.rs", from: "let zero = x.eq(0.0);", to: "let zero = x.le(0.0);", test: NN },
     Mutant { file: "optim/src/gradients.rs", from: "let refused = self.frozen.contains(&leaf.id());", to: "let refused = false;", test: OPTIM },
+    Mutant { file: "distributed/src/train/push.rs", from: "(self.pushed, self.prepared) = (Vec::new(), false);", to: "self.pushed = Vec::new();", test: PUSHED },
+    Mutant { file: "distributed/src/train/push.rs", from: "        self.prepared = false;\n", to: "", test: PUSHED },
+    Mutant { file: "distributed/src/train/push.rs", from: "before.len() + 1 == self.accumulation()", to: "before.len() == self.accumulation()", test: PUSHED },
+    Mutant { file: "distributed/src/train/push.rs", from: "Some(&loss), last)?;", to: "None, last)?;", test: PUSHED },
+    Mutant { file: "distributed/src/train/push.rs", from: "gradient.mul(scaler.factor())", to: "gradient.mul(1.0)", test: PUSHED },
+    Mutant { file: "distributed/src/train/metrics.rs", from: "sums.iter().sum::<f64>() / weight", to: "sums[0] / weight", test: PUSHED },
+    Mutant { file: "distributed/src/zero/sharded.rs", from: "own.rank == rank)", to: "own.rank != rank)", test: PUSHED },
+    Mutant { file: "distributed/src/balance/speed.rs", from: "(new / old - 1.0).abs() > self.dead_zone", to: "(new / old - 1.0) > self.dead_zone", test: BALANCE },
+    Mutant { file: "train/src/trainer/setup.rs", from: "self.step.global_step() >= most", to: "self.step.global_step() > most", test: DOORS },
+    Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "before == 0 || each < before", to: "each < before", test: WAYS },
+    Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "launches >= ROUNDS * ways", to: "launches >= ways", test: WAYS },
 ];

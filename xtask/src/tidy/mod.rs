@@ -3,6 +3,7 @@
 //! One file per rule: `fn check(&Tree) -> Vec<Finding>`, tested on small texts. A new rule is a file and a row of
 //! [`RULES`].
 
+mod aliases;
 mod book;
 mod dependencies;
 mod doc_comments;
@@ -56,6 +57,7 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
     names::check,
     vocabulary::check,
     doc_comments::check,
+    aliases::check,
 ];
 
 /// Prints every finding; an error if there is one.

@@ -69,6 +69,7 @@ impl<R: Runtime> PipelineOutput<R> {
 
     /// The gradients of the sum of all losses with respect to the floating inputs of each micro-batch, on the rank of the first stage,
     /// if they were [asked for](super::PipelineOptions::input_gradients).
+    #[doc(alias("input_grads"))]
     pub fn input_gradients(&self) -> &[Vec<Tensor<R>>] {
         &self.input_gradients
     }

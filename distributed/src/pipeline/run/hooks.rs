@@ -12,6 +12,7 @@ use crate::pipeline::Compute;
 ///
 /// Equal ranks of several replicas get equal calls in equal order, so these may be collectives of such a group. A collective among the
 /// ranks of one pipeline must not be waited for here: its ranks come to it at different times, and some of them wait for this one.
+#[doc(alias("param_grads"))]
 pub trait StageHooks<R: Runtime> {
     /// The hook of a backward pass through the stage: B, I, which makes no weight gradient, or W. `last`: no further weight gradient of the
     /// stage comes after it in this run, so buckets may be sent.

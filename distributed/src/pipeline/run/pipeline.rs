@@ -9,6 +9,7 @@ use std::{
 use autograd::{RandomState, Var, random_state, set_random_state};
 use nn::ModuleExt;
 use numcore::{Error, ErrorKind, Fnv1a, Result, Runtime};
+use parking_lot::Mutex;
 
 use super::{
     MicroBatches, PipelineModel, PipelineOutput, Stage, StageHooks,
@@ -52,7 +53,8 @@ pub struct PipelineOptions {
 pub struct Pipeline<R: Runtime> {
     comm: Comm<R>,
     stages: BTreeMap<usize, Box<dyn Stage<R>>>,
-    loss: Option<Box<LossFn<R>>>,
+    /// Called through `get_mut`: the lock makes a pipeline `Sync`.
+    loss: Option<Mutex<Box<LossFn<R>>>>,
     plan: RunPlan,
     evaluation: RunPlan,
     options: PipelineOptions,
@@ -70,7 +72,7 @@ impl<R: Runtime> Pipeline<R> {
         comm.agree("the pipeline's schedule", &fingerprint(&model))?;
         let PipelineModel { checked, stages, loss, options, .. } = model;
         let evaluation = if checked.is_forward_only() { checked.clone() } else { evaluation(&checked)? };
-        let (comm, stages) = (comm.clone(), stages.into_iter().collect());
+        let (comm, stages, loss) = (comm.clone(), stages.into_iter().collect(), loss.map(Mutex::new));
         let (plan, evaluation) = (RunPlan::new(checked), RunPlan::new(evaluation));
         Ok(Pipeline { comm, stages, loss, plan, evaluation, options, seed: 1.0 })
     }
@@ -185,7 +187,8 @@ impl<R: Runtime> Pipeline<R> {
             true => all_ok(&comm, "Pipeline::evaluate", counted)?,
             false => counted.map_err(|error| abort_at(None, error))?,
         }
-        let (stages, loss, options) = (&self.stages, self.loss.as_deref_mut(), self.options);
+        let (stages, loss, options) =
+            (&self.stages, self.loss.as_mut().map(|loss| &mut **loss.get_mut()), self.options);
         let (seed, random) = (self.seed, Some(random_state()));
         let job = RunInputs { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, random };
         let mut step = ScheduleRun::new(job).map_err(|error| abort_at(None, error))?;

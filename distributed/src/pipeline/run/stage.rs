@@ -10,6 +10,7 @@ use numcore::{Error, Result, Runtime};
 /// A stage is given what the stage before made, in its order; the first is given a micro-batch's inputs, what the last makes goes
 /// to the loss. It must make values of the same shapes and dtypes for every micro-batch. Gradients flow back to the floating
 /// inputs that needed them where they were made: integers and masks travel forward alone.
+#[doc(alias("TrainablePipelineStage"))]
 pub trait Stage<R: Runtime>: Module<R> {
     /// Applies it to one micro-batch.
     fn forward(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>>;

@@ -1,0 +1,128 @@
+//! A training step that is given what its caller has computed: losses one by one, or gradients.
+
+use std::panic::Location;
+
+use autograd::{BackwardHook, Gradients, LeafGrad};
+use numcore::{Error, Result, Runtime, ops::PointwiseOps};
+
+use super::{Loss, Strategy, TrainStep, TrainingMetrics, at_call, observer::ZerosHook};
+use crate::comm::{Comm, abort_on_err};
+
+impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
+    /// The backward pass of one micro-batch, whose loss is in hand, and the update after the last of the step's
+    /// [`accumulation`](TrainStep::accumulation): its metrics, or none while micro-batches are missing. Steps are those of
+    /// [`step`](TrainStep::step), to the bit; every rank calls it equally often.
+    ///
+    /// ```
+    /// # use distributed::{comm::NoOpCommunicator, train::{Loss, TrainStep}};
+    /// # use nn::{Forward, Init, Linear};
+    /// # use numcore::{DType, NullRuntime, Tensor};
+    /// # use optim::AdamWConfig;
+    /// # fn main() -> numcore::Result<()> {
+    /// # let rt = NullRuntime::new();
+    /// # let (comm, model) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1)?);
+    /// # let (x, y) = (Tensor::zeros(&rt, [8, 4], DType::F32)?, Tensor::zeros(&rt, [8, 1], DType::F32)?);
+    /// let mut step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).accumulation(2).build()?;
+    /// let loss = || nn::loss::mse(&model.forward(&x.clone().into())?, &y.clone().into(), Default::default()).map(Loss::mean);
+    /// assert!(step.backward_and_step(loss()?)?.is_none());
+    /// assert!(step.backward_and_step(loss()?)?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`step`](TrainStep::step). The micro-batches of the step so far are discarded then.
+    #[track_caller]
+    pub fn backward_and_step(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
+        let line = Location::caller();
+        let done = self.push(loss);
+        if done.is_err() {
+            (self.pushed, self.prepared) = (Vec::new(), false);
+        }
+        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+    }
+
+    fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
+        if self.pushed.is_empty() && !std::mem::take(&mut self.prepared) {
+            self.strategy.prepare()?;
+        }
+        let before = std::mem::take(&mut self.pushed);
+        let last = before.len() + 1 == self.accumulation();
+        self.begin_pass(&before, Some(&loss), last)?;
+        self.pushed = before;
+        let loss = self.sweep(loss)?;
+        self.pushed.push(loss);
+        self.strategy.end()?;
+        if !last {
+            return Ok(None);
+        }
+        let losses = std::mem::take(&mut self.pushed);
+        let metrics = self.update(&losses)?;
+        // The next loss is computed before its micro-batch gets here: gradients' memory moves with no graph around.
+        self.strategy.prepare()?;
+        self.prepared = true;
+        Ok(Some(metrics))
+    }
+
+    /// A step of gradients that the caller has computed, in place of backward passes: those of the sum that `loss` is, of this rank's examples.
+    /// They are summed over ranks, divided by the total weight, clipped and applied as those of [`step`](TrainStep::step) are.
+    ///
+    /// # Errors
+    /// As [`step`](TrainStep::step). A trained parameter without a gradient is an error, or left alone where
+    /// [unused parameters](crate::buckets::Unused) are allowed.
+    #[track_caller]
+    pub fn step_from(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
+        let line = Location::caller();
+        let done = self.take_gradients(gradients, loss);
+        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+    }
+
+    fn take_gradients(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
+        self.prepare_whole()?;
+        self.begin_pass(&[], Some(&loss), true)?;
+        for (leaf, gradient) in gradients.iter() {
+            let scaled = self.updates.scaler.as_ref().map(|scaler| gradient.mul(scaler.factor())).transpose()?;
+            let given = LeafGrad::Own(scaled.unwrap_or_else(|| gradient.clone()));
+            match loss.counts {
+                true => self.strategy.on_leaf_grad_ready(leaf, given),
+                false => ZerosHook(&mut self.strategy).on_leaf_grad_ready(leaf, given),
+            }?;
+        }
+        self.strategy.end()?;
+        self.update(&[loss.told()?])
+    }
+
+    /// Before a step that is given its work as a whole: an error while another is made of losses in hand.
+    pub(super) fn prepare_whole(&mut self) -> Result<()> {
+        self.prepared = false;
+        if self.pushed.is_empty() {
+            return self.strategy.prepare();
+        }
+        let why = format!(
+            "{} of {} micro-batches were given to `backward_and_step`: finish that step first",
+            self.pushed.len(),
+            self.accumulation()
+        );
+        Err(Error::argument("a training step", why))
+    }
+
+    /// The ranks over which gradients and losses are summed.
+    #[doc(alias("communicator"))]
+    pub fn comm(&self) -> &Comm<R> {
+        self.strategy.comm()
+    }
+
+    /// Sets the base learning rate of all parameter groups; a schedule goes on from there.
+    ///
+    /// # Errors
+    /// If the rate is no number of 0 or more; and for an optimizer that does not tell its hyper-parameters.
+    pub fn set_lr(&mut self, lr: f64) -> Result<()> {
+        let mut groups = self.strategy.hyper_parameters()?;
+        for (name, value) in groups.iter_mut().flat_map(|group| &mut group.values) {
+            if name == "lr" {
+                *value = [lr].into_iter().collect();
+            }
+        }
+        self.strategy.set_hyper_parameters(&groups)
+    }
+}

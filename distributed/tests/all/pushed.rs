@@ -1,0 +1,169 @@
+//! Steps that are given losses in hand, or gradients: they are those of `step`, to the bit.
+
+use autograd::backward;
+use distributed::{
+    balance::BalancedStep,
+    buckets::{BucketLimits, BucketOptions},
+    comm::{Communicator, Ranks},
+    ddp::Ddp,
+    local_updates::LocalTrainStep,
+    pipeline::{ExpertPipelineTrainer, PipelineTrainer, ZeroExpertPipelineTrainer, ZeroPipelineTrainer},
+    train::{
+        BucketedTrainer, ExpertTrainer, Loss, Strategy, TrainStep, TrainingMetrics, ZeroExpertTrainer, ZeroTrainer,
+    },
+    zero::ZeroStage,
+};
+use nn::Init;
+use numcore::{DType, Result};
+use optim::LossScaler;
+use runtime_cpu::Cpu;
+
+use crate::common::{Mlp, Task, WORLDS, adamw, cpu, own, weights};
+
+#[derive(Clone, Copy, Debug)]
+enum Given {
+    Whole,
+    Losses,
+    Gradients,
+}
+
+const GIVEN: [Given; 3] = [Given::Whole, Given::Losses, Given::Gradients];
+
+/// The bits of each step, and the weights at the end.
+type Told = (Vec<[Option<u64>; 3]>, Vec<f64>);
+
+/// The bits of a step: loss, its own part, norm.
+fn bits(metrics: &TrainingMetrics<Cpu>) -> Result<[Option<u64>; 3]> {
+    Ok([Some(metrics.loss()?), metrics.own_loss()?, metrics.grad_norm()?].map(|x| x.map(f64::to_bits)))
+}
+
+fn step<S: Strategy<Cpu>>(
+    step: &mut TrainStep<Cpu, S>,
+    given: Given,
+    loss: impl Fn(usize) -> Result<Loss<Cpu>>,
+) -> Result<TrainingMetrics<Cpu>> {
+    let runs = step.accumulation();
+    match given {
+        Given::Whole => step.step(loss),
+        Given::Losses => {
+            for k in 0..runs - 1 {
+                assert!(step.backward_and_step(loss(k)?)?.is_none());
+            }
+            Ok(step.backward_and_step(loss(runs - 1)?)?.expect("the last of the step"))
+        }
+        Given::Gradients => {
+            let loss = loss(0)?;
+            let gradients = backward(loss.total())?;
+            step.step_from(&gradients, loss)
+        }
+    }
+}
+
+/// Four steps in each of the ways, in turn where `mixed`; what each told, and the weights at the end.
+fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given]) -> Vec<Told> {
+    Ranks::new(world)
+        .run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let builder = TrainStep::builder(&comm, &model).optimizer(adamw()).max_norm(0.1).accumulation(runs);
+            let examples = own(&comm);
+            let rt = comm.runtime().clone();
+            let one = |at: usize, k: usize| model.loss(&rt, at * runs + k, &examples);
+            let way = |at: usize| given[at % given.len()];
+            let Some(stage) = stage else {
+                let mut built = builder.loss_scaling(LossScaler::default()).build()?;
+                let told = (0..4).map(|at| bits(&step(&mut built, way(at), |k| one(at, k))?));
+                return Ok((told.collect::<Result<_>>()?, weights(&model)?));
+            };
+            let mut built = builder.zero(stage).build()?;
+            let told = (0..4).map(|at| bits(&step(&mut built, way(at), |k| one(at, k))?));
+            let told = told.collect::<Result<_>>()?;
+            let whole = built.strategy().gather_full_params()?;
+            let weights = weights(&model)?;
+            whole.release()?;
+            Ok((told, weights))
+        })
+        .unwrap()
+}
+
+#[test]
+fn losses_and_gradients_in_hand_make_the_steps_of_step() {
+    for world in WORLDS {
+        for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+            let whole = trained(world, stage, 1, &[Given::Whole]);
+            for given in GIVEN {
+                assert_eq!(trained(world, stage, 1, &[given]), whole, "{world} ranks, {stage:?}, {given:?}");
+            }
+            assert_eq!(trained(world, stage, 1, &GIVEN), whole, "{world} ranks, {stage:?}, in turn");
+        }
+    }
+    let whole = trained(2, None, 3, &[Given::Whole]);
+    assert_eq!(trained(2, None, 3, &[Given::Losses, Given::Whole]), whole);
+}
+
+#[test]
+fn a_step_begun_by_losses_is_finished_first() {
+    Ranks::new(1)
+        .run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut step = TrainStep::builder(&comm, &model).optimizer(adamw()).accumulation(2).build()?;
+            let loss = || model.loss(comm.runtime(), 0, &[0, 1]);
+            assert!(step.backward_and_step(loss()?)?.is_none());
+            let error = step.step(|_| loss()).unwrap_err().to_string();
+            assert!(error.contains("1 of 2 micro-batches were given to `backward_and_step`"), "{error}");
+            Ok(())
+        })
+        .unwrap();
+}
+
+#[test]
+fn rates_owners_and_ranks_can_be_asked() {
+    let told = Ranks::new(3)
+        .run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let mut step = TrainStep::builder(&comm, &model).optimizer(adamw()).zero(ZeroStage::State).build()?;
+            step.set_lr(0.25)?;
+            assert_eq!(step.step(|_| model.loss(comm.runtime(), 0, &[0]))?.learning_rate(), 0.25);
+            assert!(step.set_lr(f64::NAN).is_err());
+            assert_eq!(step.comm().size(), 3);
+            let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
+            let limits = BucketLimits { first: 1, others: 1 };
+            let buckets = BucketOptions { limits: Some(limits), ..Default::default() };
+            let bucketed = TrainStep::builder(&comm, &model).optimizer(adamw()).buckets(buckets).build()?;
+            assert!(bucketed.num_buckets() > 1);
+            let ddp = Ddp::new(&comm, &model)?;
+            assert_eq!((ddp.world_size(), ddp.devices()?.is_heterogeneous()), (3, false));
+            Ok((step.strategy().param_owners(), step.strategy().owned_params()))
+        })
+        .unwrap();
+    let sizes = [45, 9, 63, 7, 21, 3];
+    for (rank, (owners, own)) in told.iter().enumerate() {
+        assert_eq!(owners, &told[0].0);
+        let names = ["a.weight", "a.bias", "b.weight", "b.bias", "c.weight", "c.bias"];
+        for ((name, of), (expected, size)) in owners.iter().zip(names.into_iter().zip(sizes)) {
+            assert_eq!(name, expected);
+            // Ranks have adjacent elements, in their order, each once.
+            let end = of.iter().try_fold(0, |at, piece| (piece.elements.start == at).then_some(piece.elements.end));
+            assert_eq!(end, Some(size), "{name}: {of:?}");
+            assert_eq!(own.contains(name), of.iter().any(|piece| piece.rank == rank), "{name} on rank {rank}");
+        }
+        assert_eq!(owners.len(), 6);
+    }
+}
+
+/// Steps go to other threads, and can be looked at from several.
+#[test]
+fn steps_are_send_and_sync() {
+    fn is<T: Send + Sync>() {}
+    is::<BucketedTrainer<Cpu>>();
+    is::<ZeroTrainer<Cpu>>();
+    is::<ExpertTrainer<Cpu>>();
+    is::<ZeroExpertTrainer<Cpu>>();
+    is::<PipelineTrainer<Cpu>>();
+    is::<ZeroPipelineTrainer<Cpu>>();
+    is::<ExpertPipelineTrainer<Cpu>>();
+    is::<ZeroExpertPipelineTrainer<Cpu>>();
+    is::<LocalTrainStep<Cpu, distributed::ddp::DataParallel<Cpu>>>();
+    is::<BalancedStep<Cpu, distributed::ddp::DataParallel<Cpu>>>();
+    is::<Ddp<Cpu>>();
+    is::<distributed::pipeline::Pipeline<Cpu>>();
+}
