@@ -40,6 +40,14 @@ impl RankDevices {
         &self.0
     }
 
+    /// A line for each kind of device, and what to do where ranks have different ones.
+    pub fn summary(&self) -> String {
+        match self.is_heterogeneous() {
+            true => format!("{self}\nthese differ: `balance::BalancedStep` gives faster ranks more to do"),
+            false => self.to_string(),
+        }
+    }
+
     /// Whether two ranks have different devices, so that one may wait for the other in every step:
     /// [`balance`](crate::balance) gives faster ranks more to do.
     pub fn is_heterogeneous(&self) -> bool {
@@ -73,6 +81,7 @@ mod tests {
         let of = |names: &[&str]| RankDevices(names.iter().map(|name| name.to_string()).collect());
         let mixed = of(&["A", "B", "A"]);
         assert_eq!(mixed.to_string(), "ranks 0, 2: A\nrank 1: B");
+        assert!(mixed.summary().contains("these differ") && !of(&["A"]).summary().contains("differ"));
         assert!(mixed.is_heterogeneous() && !of(&["A", "A"]).is_heterogeneous());
     }
 }

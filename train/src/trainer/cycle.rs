@@ -7,6 +7,7 @@ use std::{
 
 use data::{Batch, Batches, Loader};
 use distributed::{
+    RankDevices,
     comm::{Communicator, abort_on_err, panic_message},
     train::TrainingMetrics,
 };
@@ -55,6 +56,8 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     /// Of the model, and of what it keeps in the training step.
     pub(super) buffers: Vec<Buffer<R>>,
     pub(super) elastic: Option<Commits<'a, R>>,
+    /// The devices of several ranks, until the first record says them.
+    pub(super) devices: Option<RankDevices>,
 }
 
 /// How long the run has lasted, with what it was resumed from.
@@ -271,6 +274,9 @@ where
                     self.state.measure("grad_norm", Value::Scalar(norm));
                 }
                 means.into_iter().for_each(|(name, mean)| self.state.measure(&name, Value::Scalar(mean)));
+                if let Some(devices) = self.devices.take() {
+                    self.state.measure("devices", Value::Text(devices.summary()));
+                }
                 callbacks.into_iter().for_each(|(name, value)| self.state.measure(&name, value));
             }
         }

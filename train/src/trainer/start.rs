@@ -7,6 +7,7 @@ use std::{
 
 use data::{Batch, State};
 use distributed::{
+    RankDevices,
     checkpoint::Folder,
     comm::{Collectives, Comm, Communicator, abort_on_err, all_ok},
 };
@@ -149,6 +150,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         (progress.step, progress.epoch, progress.position) = (self.step.global_step(), at.epoch, at.position);
         // No interval is complete before the first step.
         state.before = Progress { elapsed: state.checked, ..state.progress };
+        let devices = (comm.size() > 1).then(|| RankDevices::of(&comm)).transpose()?;
         let clock = Clock::resumed(state.progress.elapsed);
         let counts_tokens = self.counts_tokens();
         let Trainer { model, step, loader, callbacks, sinks, record_every, weighting, elastic, .. } = self;
@@ -171,6 +173,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             before_step: None,
             buffers: Vec::new(),
             elastic,
+            devices,
         })
     }
 
