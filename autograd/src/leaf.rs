@@ -247,7 +247,7 @@ impl<R: Runtime> LeafView<R> {
     }
 
     pub(crate) fn value(&self) -> Result<Tensor<R>> {
-        note_version(&self.leaf, self.leaf.version());
+        note_version(&self.leaf, || self.leaf.version());
         self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))
     }
 

@@ -137,16 +137,16 @@ pub(crate) fn watching<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(
     let outer = VERSIONS.replace(Some(Box::new(Versions::<R>::new())));
     let result = f();
     let read: Versions<R> = VERSIONS.replace(outer).and_then(|b| b.downcast().ok()).map_or(Vec::new(), |b| *b);
-    read.iter().for_each(|(leaf, version)| note_version(leaf, *version));
+    read.iter().for_each(|(leaf, version)| note_version(leaf, || *version));
     Ok((result?, read))
 }
 
-/// Notes that the value of a leaf was read.
-pub(crate) fn note_version<R: Runtime>(leaf: &Arc<Leaf<R>>, version: u64) {
+/// Notes that the value of a leaf was read, with its version, which is asked for only where somebody watches.
+pub(crate) fn note_version<R: Runtime>(leaf: &Arc<Leaf<R>>, version: impl FnOnce() -> u64) {
     VERSIONS.with_borrow_mut(|read| {
         let Some(read) = read.as_mut().and_then(|b| b.downcast_mut::<Versions<R>>()) else { return };
         if !read.iter().any(|(l, _)| Arc::ptr_eq(l, leaf)) {
-            read.push((leaf.clone(), version));
+            read.push((leaf.clone(), version()));
         }
     });
 }

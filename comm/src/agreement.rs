@@ -45,8 +45,11 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
         drop(done);
         (own, teller.map_or_else(|_| progress.tell(comm, at), |teller| teller.join().unwrap_or(Ok(()))))
     });
-    told?;
-    all_ok(comm, op, own)
+    match told {
+        Ok(()) => all_ok(comm, op, own),
+        // The world has failed, perhaps by this rank's own error.
+        Err(error) => own.and(Err(error)),
+    }
 }
 
 /// Whether a rank's work is done.

@@ -15,13 +15,15 @@ thread_local! {
     static COUNTED: Cell<Option<CountedRows>> = const { Cell::new(None) };
 }
 
-/// Says to layers that compute statistics over rows, as [`BatchNorm`](crate::BatchNorm) does, which rows count of the batches that this thread runs through models from now
-/// on; none for all. Gives what held before. It holds in backward too, where segments are recomputed. Loops set it.
+/// Says to layers that compute statistics over rows, as [`BatchNorm`](crate::BatchNorm) does, which rows count of the
+/// batches that this thread runs through models from now on; none for all. Gives what held before. It holds in backward
+/// too, where segments are recomputed. Loops set it.
 pub fn set_counted_rows(counted: Option<CountedRows>) -> Option<CountedRows> {
     COUNTED.replace(counted)
 }
 
-/// How many of `n` rows count, the first ones, where each row of the batch has become as many of them as any other. All do where rows of the batch were mixed.
+/// How many of `n` rows count: the first ones, as many for each row of the batch that counts. If `n` is no multiple of
+/// the batch's rows, every row counts.
 pub fn counted_rows(n: usize) -> usize {
     match COUNTED.get() {
         Some(CountedRows { count: 0, .. }) => 0,

@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use numcore::{
-    DType, Error, Result, Scalar, Shape, Tensor,
+    DType, Error, Result, Scalar, Shape, Tensor, Within,
     fused::NnOps,
     ops::{Apply, IndexOps, PointwiseOps, Reduce, ReduceOps, ViewOps},
     pointwise::{Expr, Program, Widened},
@@ -54,8 +54,8 @@ pub fn kl_div_batchmean<T: Apply>(input: &T, target: &T) -> Result<T> {
     kl_div(input, target, Reduction::Sum)?.div(rows as f64)
 }
 
-/// The Huber loss: with `d = |x − y|`, `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964). A `delta` that is
-/// not positive is an error.
+/// The Huber loss: with `d = |x − y|`, `d²/2` up to `delta`, `delta · (d − delta/2)` beyond (Huber 1964). A `delta`
+/// that is not positive is an error.
 #[track_caller]
 pub fn huber<T: Apply>(input: &T, target: &T, delta: f64, reduction: Reduction) -> Result<T> {
     static P: LazyLock<Widened> = LazyLock::new(|| {
@@ -67,7 +67,7 @@ pub fn huber<T: Apply>(input: &T, target: &T, delta: f64, reduction: Reduction) 
         })
     });
     if delta.is_nan() || delta <= 0.0 {
-        return Err(Error::argument("huber", format!("delta {delta} must be positive")));
+        return Err(Error::argument("huber", format!("delta {delta} must be positive"))).at_caller();
     }
     reduced(&P, input, target, &[delta.into()], reduction)
 }
@@ -85,7 +85,7 @@ pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reductio
         })
     });
     if beta.is_nan() || beta < 0.0 {
-        return Err(Error::argument("smooth_l1", format!("beta {beta} must not be negative")));
+        return Err(Error::argument("smooth_l1", format!("beta {beta} must not be negative"))).at_caller();
     }
     if beta == 0.0 {
         return l1(input, target, reduction);
@@ -93,7 +93,8 @@ pub fn smooth_l1<T: Apply>(input: &T, target: &T, beta: f64, reduction: Reductio
     reduced(&P, input, target, &[beta.into()], reduction)
 }
 
-/// `ln x`, at least −100; NaN below 0. The inner choice keeps the derivative finite where the outer one takes the bound.
+/// `ln x`, at least −100; NaN below 0. The inner choice keeps the derivative finite where the outer one takes the
+/// bound.
 fn bounded_log(x: Expr<'_>) -> Expr<'_> {
     let zero = x.eq(0.0);
     zero.select(-100.0, zero.select(1.0, x).log().max(-100.0))

@@ -66,6 +66,10 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         Ok(())
     }
 
+    fn frozen(&self) -> Vec<Arc<Leaf<R>>> {
+        self.all.iter().flat_map(|o| o.frozen()).collect()
+    }
+
     fn own_gradients(&mut self) -> &mut OwnGradients<R> {
         &mut self.own
     }

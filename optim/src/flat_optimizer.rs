@@ -7,7 +7,7 @@ use nn::{Module, ModuleExt};
 use numcore::{DType, Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
-    Elementwise, FlatGradients, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
+    Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
     captured::require_replayable, hyper::require_groups, param_part::ParamPart, params::same_places,
 };
 
@@ -64,8 +64,8 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
-    /// An optimizer over the parameters of `model` that require gradients now, in one group. A parameter that was frozen cannot be
-    /// trained by it later; one that is frozen afterwards can be trained again.
+    /// An optimizer over the parameters of `model` that require gradients now, in one group. A parameter that was
+    /// frozen cannot be trained by it later; one that is frozen afterwards can be trained again.
     #[track_caller]
     pub fn new(model: &(impl Module<R> + ?Sized), config: C) -> Result<Self> {
         let leaves = model.parameters().into_iter().map(|p| p.leaf());
@@ -296,8 +296,8 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         &mut self.own
     }
 
-    fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
-        Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen))
+    fn frozen(&self) -> Vec<Arc<Leaf<R>>> {
+        self.frozen.clone()
     }
 
     fn steps(&self) -> u64 {

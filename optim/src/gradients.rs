@@ -21,8 +21,8 @@ use crate::{
 /// ranges of flat buffers, of the parameters' dtype unless they were made [in `f32`](FlatGradients::in_f32). Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
 /// which touches no memory, the next one overwrites.
 ///
-/// Leaves the optimizer does not own take no part: their gradients are dropped. Those of its own model that were frozen when it
-/// was made are an error: they would never be trained.
+/// Leaves the optimizer does not own take no part: their gradients are dropped. Those of its own model that were frozen
+/// when it was made are an error: they would never be trained.
 pub struct FlatGradients<R: Runtime> {
     flats: Vec<Flat<R>>,
     leaves: Vec<Vec<Arc<Leaf<R>>>>,

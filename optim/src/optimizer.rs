@@ -139,7 +139,13 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
 
     /// Further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
-        FlatGradients::new(&self.params())
+        Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen()))
+    }
+
+    /// The parameters of its model that were frozen when it was made: gradients of them are refused.
+    #[doc(hidden)]
+    fn frozen(&self) -> Vec<Arc<Leaf<R>>> {
+        Vec::new()
     }
 
     /// Updates the parameters like [`step`](Optimizer::step), from gradient buffers that the caller filled.

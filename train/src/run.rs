@@ -237,7 +237,9 @@ impl RunState {
     /// An error if decisions need a value, and no callback has said that it evaluates.
     pub fn check_evaluations(&self) -> Result<()> {
         let Some(name) = self.monitored.first().filter(|_| self.to_come.is_empty()) else { return Ok(()) };
-        let why = format!("nothing in this run evaluates, so `{name}` has no value: add `.with(Evaluate::on(..))`");
+        let why = format!(
+            "nothing in this run evaluates, so `{name}` has no value: add `.with(Evaluate::on(..))`, or have the callback that measures it say so in `Begin` by `Run::declare_evaluation`"
+        );
         Err(Error::config("Monitor", "name", why))
     }
 

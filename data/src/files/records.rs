@@ -89,7 +89,8 @@ impl Cutter<'_> {
         Ok(Some(byte))
     }
 
-    /// Whether the byte that was read ends a line: a newline, or a carriage return, of which a newline that follows is a part.
+    /// Whether the byte that was read ends a line: a newline, or a carriage return, of which a newline that follows is
+    /// a part.
     pub fn ends_line(&mut self, byte: u8) -> Result<bool> {
         if byte == b'\r' && self.is_before_newline() {
             self.next()?;

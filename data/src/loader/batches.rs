@@ -46,8 +46,8 @@ impl<B> Batch<B> {
     }
 }
 
-/// The batches of an epoch, or of epochs without end, in order. An error takes the place of its batch, and the next batch comes after it. A
-/// panic of a dataset, or of what is done to its examples, is such an error.
+/// The batches of an epoch, or of epochs without end, in order. An error takes the place of its batch, and the next
+/// batch comes after it. A panic of a dataset, of an order, or of what is done to examples, is such an error.
 ///
 /// Dropping it ends the threads that make batches.
 pub struct Batches<B> {
@@ -139,9 +139,10 @@ impl<B: Send + 'static> Batches<B> {
 
 fn made<B>(plan: &Plan, make: &Make<B>, k: u64, stop: &AtomicBool) -> Option<Result<Batch<B>>> {
     let at = plan.at(k)?;
-    Some(plan.rows(at).and_then(|rows| {
+    Some(caught(|| {
         let _span = trace::span(SpanKind::Data, "make batch");
-        let data = caught(|| make(&Request { rows: &rows, epoch: at.epoch, stop }))?;
+        let rows = plan.rows(at)?;
+        let data = make(&Request { rows: &rows, epoch: at.epoch, stop })?;
         let Rows { indices, count, total, .. } = rows;
         Ok(Batch { data, epoch: at.epoch, step: plan.step(at), count, rows: indices.len(), total })
     }))

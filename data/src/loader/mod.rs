@@ -196,7 +196,8 @@ impl<B: Send + 'static> Loader<B> {
         self
     }
 
-    /// Keeps the last batch as it is where it would be [padded](Last::Pad): all rows of each batch count, but where a rank's share has none.
+    /// Keeps the last batch as it is where it would be [padded](Last::Pad): every row counts, except the one that
+    /// stands in on a rank whose share is empty.
     pub fn unpadded(self) -> Self {
         let last = if self.last == Last::Pad { Last::Keep } else { self.last };
         self.last(last)

@@ -26,7 +26,8 @@ pub fn read_idx(path: impl AsRef<Path>) -> Result<Array> {
     parse(&bytes).map_err(|why| Error::format(path.display().to_string(), why))
 }
 
-/// The file's bytes, unpacked, and no more of them than its sizes can need: a few bytes can unpack to a thousand times as many.
+/// The file's bytes, unpacked, and no more of them than its sizes can need: a few bytes can unpack to a thousand times
+/// as many.
 fn unpacked(path: &Path) -> std::io::Result<Vec<u8>> {
     let (mut file, mut bytes) = (files::unpacked(path)?, Vec::new());
     file.by_ref().take(4).read_to_end(&mut bytes)?;

@@ -8,7 +8,8 @@ use crate::files::without_mark;
 
 /// A tokenizer as a `tokenizer.json` describes it: BPE, Unigram, WordPiece, with its normalizers. Nothing is fetched from anywhere.
 ///
-/// Texts are neither cut nor padded, whatever the file says of `truncation` and `padding`: callers do both, as transformers does at each call.
+/// Texts are neither cut nor padded, whatever the file says of `truncation` and `padding`: callers do both, as
+/// transformers does at each call.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
@@ -69,7 +70,8 @@ impl Tokenizer {
         self.inner.decode(tokens, true).map_err(|e| Error::argument("Tokenizer::decode", e.to_string()))
     }
 
-    /// One more than the largest token, special ones among them: what an embedding has rows for. Vocabularies may have holes.
+    /// One more than the largest token, special ones among them: what an embedding has rows for. Vocabularies may have
+    /// holes.
     pub fn len(&self) -> usize {
         self.rows
     }

@@ -203,7 +203,8 @@ impl Share {
     }
 }
 
-/// The batches of a stream, in order. An error takes the place of its batch, and a panic of the stream is one. Dropping it ends the thread that reads.
+/// The batches of a stream, in order. An error takes the place of its batch, and a panic of the stream is one. Dropping
+/// it ends the thread that reads.
 pub struct StreamBatches<B> {
     workers: Workers<(Result<Batch<B>>, StreamState)>,
     state: StreamState,

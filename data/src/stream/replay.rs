@@ -10,7 +10,10 @@ use std::{
 use numcore::{Error, Result};
 
 use super::{Stream, StreamState};
-use crate::files::{unpacked, without_mark};
+use crate::{
+    files::{unpacked, without_mark},
+    loader::caught,
+};
 
 /// An iterator that can be made anew: a stream whose state is the number of examples read.
 ///
@@ -54,9 +57,10 @@ where
     type Example = E;
 
     fn next(&mut self) -> Option<Result<E>> {
-        let example = self.examples.next()?;
-        self.read += 1;
-        Some(example)
+        // An example whose reading panics is read, as one with an error is.
+        let example = caught(|| self.examples.next().transpose()).transpose();
+        self.read += u64::from(example.is_some());
+        example
     }
 
     fn state(&self) -> StreamState {

@@ -198,6 +198,29 @@ fn a_panic_is_an_error_where_its_batch_is_taken() {
         let error = batches.next().unwrap().unwrap_err().to_string();
         assert!(error.contains("panicked: nine"), "{error}");
         assert_eq!(batches.next().unwrap().unwrap().data, [12, 13, 14, 15]);
+        let numbers = InMemory::new((0..4i64).collect::<Vec<_>>());
+        let read: Vec<_> = Loader::new(numbers).order(Panics).workers(workers).epoch(0).unwrap().collect();
+        let errors = read.iter().filter_map(|batch| Some(batch.as_ref().err()?.to_string())).collect::<Vec<_>>();
+        assert!(read.len() == 4 && matches!(&errors[..], [one] if one.contains("panicked: two")), "{errors:?}");
+        assert_eq!(read[3].as_ref().unwrap().data, [3]);
+    }
+}
+
+/// An order that cannot say what comes second.
+struct Panics;
+
+impl Order for Panics {
+    fn len(&self) -> u64 {
+        4
+    }
+
+    fn indices(&self, _: u64, positions: std::ops::Range<u64>) -> Vec<u64> {
+        assert!(positions.start != 1, "two");
+        positions.collect()
+    }
+
+    fn describe(&self) -> String {
+        "panics".into()
     }
 }
 

@@ -110,9 +110,11 @@ fn loaders_that_make_no_sense_are_refused() {
     assert!(loader().resume(&StreamState(vec![4])).unwrap_err().to_string().contains("only 3"));
     assert!(loader().batch(2).start().unwrap().nth(1).unwrap().unwrap().data.len() == 1);
     let two = |x: i32| if x == 2 { panic!("two") } else { Ok(x) };
-    let panics = StreamLoader::new(move || Replay::new(move || Ok((0..4).map(two)))).batch(1).start().unwrap();
-    let read: Vec<_> = panics.map(|batch| batch.map(|batch| batch.data[0]).map_err(|e| e.to_string())).collect();
-    assert!(read.len() == 4 && read[3] == Ok(3) && read[2].as_ref().unwrap_err().contains("panicked: two"), "{read:?}");
+    let loader = StreamLoader::new(move || Replay::new(move || Ok((0..6).map(two)))).batch(2);
+    let mut panics = loader.start().unwrap();
+    let read: Vec<_> = panics.by_ref().map(|batch| batch.map(|b| b.data).map_err(|e| e.to_string())).collect();
+    assert!(read[1].as_ref().unwrap_err().contains("panicked: two"), "{read:?}");
+    assert_eq!((read.len(), &read[2], panics.state()), (3, &Ok(vec![4, 5]), StreamState(vec![6])));
     // Dropped in the middle of a stream without end.
     let endless = StreamLoader::new(|| Replay::new(|| Ok((0u64..).map(Ok)))).batch(1000);
     drop(endless.start().unwrap().next());

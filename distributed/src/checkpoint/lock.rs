@@ -20,7 +20,8 @@ pub struct FolderLock {
 
 impl Folder {
     /// Takes the folder for one run: two that save in one would remove what the other writes. The lock is the operating system's, so none is left of a process that was
-    /// killed, and on a shared file system it keeps processes of other hosts out. Where a file system has no locks, nobody is kept out.
+    /// killed, and on a shared file system it keeps processes of other hosts out; of a host that died, the server may keep it for its lease. Where a file system has
+    /// no locks, nobody is kept out.
     ///
     /// # Errors
     /// If another run has taken it, with its process; or no file can be made there.

@@ -47,8 +47,11 @@ impl Folder {
         Ok(Some(step))
     }
 
-    /// Waits until this rank sees the checkpoint of a step.
-    fn await_step(&self, step: u64, patience: Duration) -> Result<()> {
+    /// Waits until this rank sees the checkpoint of a step, which another rank has published: shared file systems show it later to some.
+    ///
+    /// # Errors
+    /// If it is not there in time.
+    pub fn await_step(&self, step: u64, patience: Duration) -> Result<()> {
         let begun = Instant::now();
         while !self.step(step).join(MANIFEST).is_file() {
             if begun.elapsed() > patience {
@@ -143,9 +146,12 @@ impl CheckpointReader {
         let saved = self.manifest.numbers.clone();
         all_ok(comm, "load", checked.and_then(|()| state.check_restore(&saved)))?;
         let rt = comm.runtime().clone();
-        abort_on_err(comm, state.restore(&mut |wanted| self.read(&rt, wanted), &saved))?;
-        // Nobody trains on before all have everything.
-        comm.barrier()
+        let mut restore = || abort_on_err(comm, state.restore(&mut |wanted| self.read(&rt, wanted), &saved));
+        // Nobody trains on before all have everything, which takes as long as reading takes. A state may make calls of its own meanwhile.
+        match comm.split(Some(0), comm.rank())? {
+            Some(beside) => all_ok_after(&beside, "load", restore),
+            None => restore(),
+        }
     }
 
     /// An error unless everything that a rank needs is there as it needs it.

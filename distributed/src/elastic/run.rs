@@ -56,7 +56,8 @@ impl<R: Runtime> Elastic<R> {
         Elastic { world: ElasticWorld::new(Box::new(meeting)) }
     }
 
-    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks can be lost at once, of several machines one whole. All
+    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks can be lost at once; of machines
+    /// with equally many ranks one whole. All
     /// ranks say the same. A rank needs host memory for twice its own piece and those copies.
     pub fn copies(mut self, ranks: usize) -> Self {
         self.world.placing.copies = ranks;

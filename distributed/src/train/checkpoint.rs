@@ -182,6 +182,8 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
+        // Micro-batches of a step that was begun were computed with other weights.
+        self.discard_pushed();
         self.strategy.restore(read, numbers)?;
         self.updates.restore_hyper(&mut self.strategy, numbers)?;
         self.updates.restore(numbers, self.strategy.share().0)

@@ -24,7 +24,7 @@ pub use checkpoint::CheckpointNotes;
 pub use config::{HyperParameters, TrainingConfig};
 pub use loss::Loss;
 pub use metrics::TrainingMetrics;
-pub(crate) use observer::{GradientObserver, observe};
+pub(crate) use observer::{CountedHook, GradientObserver, observe};
 pub use reduced_gradients::ReducedGradients;
 pub(crate) use reduced_gradients::{Updates, share_groups, wide};
 pub(crate) use stage_strategy::not_of;

@@ -31,24 +31,34 @@ impl<R: Runtime> BackwardHook<R> for ObservedHook<'_, R> {
     }
 }
 
-/// A hook that is given zeros in place of gradients: of a loss that does not count, and may be infinite.
-pub(super) struct ZerosHook<'a, R: Runtime>(pub(super) &'a mut dyn BackwardHook<R>);
+/// A hook that is given gradients as they are, or zeros in their place where a loss does not count, and may be infinite.
+pub(crate) struct CountedHook<'a, R: Runtime> {
+    pub(crate) hook: &'a mut dyn BackwardHook<R>,
+    pub(crate) counts: bool,
+}
 
-impl<R: Runtime> BackwardHook<R> for ZerosHook<'_, R> {
+impl<R: Runtime> BackwardHook<R> for CountedHook<'_, R> {
     fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
-        self.0.on_leaf_needed(leaf)
+        self.hook.on_leaf_needed(leaf)
     }
 
-    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, _: LeafGrad<R>) -> Result<()> {
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        if self.counts { self.hook.grad_slot(leaf) } else { Ok(None) }
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        if self.counts {
+            return self.hook.on_leaf_grad_ready(leaf, grad);
+        }
         let zeros = Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?;
-        let grad = match self.0.grad_slot(leaf)? {
+        let grad = match self.hook.grad_slot(leaf)? {
             None => LeafGrad::Own(zeros),
             Some(mut slot) => {
                 slot.accumulate(&Op::identity(), &[&zeros])?;
                 LeafGrad::Slot(slot)
             }
         };
-        self.0.on_leaf_grad_ready(leaf, grad)
+        self.hook.on_leaf_grad_ready(leaf, grad)
     }
 }
 

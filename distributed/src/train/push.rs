@@ -5,7 +5,7 @@ use std::panic::Location;
 use autograd::{BackwardHook, Gradients, LeafGrad};
 use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
-use super::{Loss, Strategy, TrainStep, TrainingMetrics, at_call, observer::ZerosHook};
+use super::{CountedHook, Loss, Strategy, TrainStep, TrainingMetrics, at_call, observer::ObservedHook};
 use crate::comm::{Comm, abort_on_err};
 
 impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
@@ -37,9 +37,14 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         let line = Location::caller();
         let done = self.push(loss);
         if done.is_err() {
-            (self.pushed, self.prepared) = (Vec::new(), false);
+            self.discard_pushed();
         }
         abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+    }
+
+    /// Forgets the micro-batches of a step that [`backward_and_step`](TrainStep::backward_and_step) has begun. Every rank calls it alike.
+    pub fn discard_pushed(&mut self) {
+        (self.pushed, self.prepared) = (Vec::new(), false);
     }
 
     fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
@@ -83,10 +88,8 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         for (leaf, gradient) in gradients.iter() {
             let scaled = self.updates.scaler.as_ref().map(|scaler| gradient.mul(scaler.factor())).transpose()?;
             let given = LeafGrad::Own(scaled.unwrap_or_else(|| gradient.clone()));
-            match loss.counts {
-                true => self.strategy.on_leaf_grad_ready(leaf, given),
-                false => ZerosHook(&mut self.strategy).on_leaf_grad_ready(leaf, given),
-            }?;
+            let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
+            CountedHook { hook: &mut hook, counts: loss.counts }.on_leaf_grad_ready(leaf, given)?;
         }
         self.strategy.end()?;
         self.update(&[loss.told()?])
@@ -99,7 +102,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             return self.strategy.prepare();
         }
         let why = format!(
-            "{} of {} micro-batches were given to `backward_and_step`: finish that step first",
+            "{} of {} micro-batches were given to `backward_and_step`: finish that step, or call `discard_pushed`",
             self.pushed.len(),
             self.accumulation()
         );

@@ -12,7 +12,7 @@ use optim::LossScaler;
 
 use super::{
     GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates,
-    observer::{ObservedHook, ZerosHook},
+    observer::{CountedHook, ObservedHook},
 };
 use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 
@@ -44,7 +44,7 @@ use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 pub struct TrainStep<R: Runtime, S: Strategy<R>> {
     pub(super) updates: Updates,
     pub(super) strategy: S,
-    observer: Option<GradientObserver<R>>,
+    pub(super) observer: Option<GradientObserver<R>>,
     /// The losses of the micro-batches that [`backward_and_step`](TrainStep::backward_and_step) was given since the last update.
     pub(super) pushed: Vec<Loss<R>>,
     /// Whether the strategy is prepared for the next of them.
@@ -305,11 +305,8 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     pub(super) fn sweep(&mut self, loss: Loss<R>) -> Result<Loss<R>> {
         let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
         let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-        let root = scaled.as_ref().unwrap_or(&loss.sum);
-        traced("backward", || match loss.counts {
-            true => backward_with_hooks(root, &mut hook),
-            false => backward_with_hooks(root, &mut ZerosHook(&mut hook)),
-        })?;
+        let mut hook = CountedHook { hook: &mut hook, counts: loss.counts };
+        traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
         loss.told()
     }
 

@@ -180,6 +180,8 @@ fn piped_with(
             let part = |k| {
                 let (replica, weightless) = (comm.rank() / p % have, comm.rank() / p >= have);
                 let at = (replica * runs + k) * m * ROWS;
+                // What does not count may be infinite.
+                let y = if weightless && y.dtype().is_float() { y.mul(f64::INFINITY)? } else { y.clone() };
                 let batch = MicroBatches::split(&[x.narrow(0, at, m * ROWS)?], &[y.narrow(0, at, m * ROWS)?], m)?;
                 Ok(MicroBatches { weightless, ..batch })
             };

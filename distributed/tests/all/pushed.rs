@@ -96,8 +96,10 @@ fn losses_and_gradients_in_hand_make_the_steps_of_step() {
             assert_eq!(trained(world, stage, 1, &GIVEN), whole, "{world} ranks, {stage:?}, in turn");
         }
     }
-    let whole = trained(2, None, 3, &[Given::Whole]);
-    assert_eq!(trained(2, None, 3, &[Given::Losses, Given::Whole]), whole);
+    for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        let whole = trained(2, stage, 3, &[Given::Whole]);
+        assert_eq!(trained(2, stage, 3, &[Given::Losses, Given::Whole]), whole, "{stage:?}");
+    }
 }
 
 #[test]
@@ -107,6 +109,9 @@ fn a_step_begun_by_losses_is_finished_first() {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let mut step = TrainStep::builder(&comm, &model).optimizer(adamw()).accumulation(2).build()?;
             let loss = || model.loss(comm.runtime(), 0, &[0, 1]);
+            assert!(step.backward_and_step(loss()?)?.is_none());
+            step.discard_pushed();
+            step.step(|_| loss())?;
             assert!(step.backward_and_step(loss()?)?.is_none());
             let error = step.step(|_| loss()).unwrap_err().to_string();
             assert!(error.contains("1 of 2 micro-batches were given to `backward_and_step`"), "{error}");

@@ -104,7 +104,8 @@ const TOKENS: [&str; 7] = ["bos_token", "cls_token", "eos_token", "mask_token", 
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
-    /// The template in a folder: `chat_template.jinja`, or what `tokenizer_config.json` has; and the special tokens that are named there.
+    /// The template in a folder: `chat_template.jinja`, or what `tokenizer_config.json` has; and the special tokens
+    /// that are named there.
     ///
     /// # Errors
     /// If there is none, or it is malformed.

@@ -365,7 +365,8 @@ mod tests {
         DecoderConfig::read(&ConfigFields::of(JsonObject::of("config.json", fields)))
     }
 
-    /// The defaults of transformers 5.24: vocabulary, width, width between linear layers, layers, heads, heads of keys, their width, context.
+    /// The defaults of transformers 5.24: vocabulary, width, width between linear layers, layers, heads, heads of keys,
+    /// their width, context.
     #[test]
     fn what_is_not_said_is_as_in_transformers() {
         for (family, sizes, eps, theta) in [

@@ -41,7 +41,8 @@ pub struct ConversionTable {
     pub old_leaves: &'static [(&'static str, &'static str)],
     /// Names in files that hold nothing which is not computed here.
     pub ignored: &'static [&'static str],
-    /// Modules that transformers 5 has in memory, which adapters are named by, and what they are in files, where that is not the same.
+    /// Modules that transformers 5 has in memory, which adapters are named by, and what they are in files, where that
+    /// is not the same.
     pub modules: &'static [ConversionRule],
 }
 
@@ -83,7 +84,8 @@ impl ConversionTable {
     }
 }
 
-/// The part of a name that a rule knows is converted, the rest kept: `….c_attn.lora_A.weight` by the rule of `….c_attn`.
+/// The part of a name that a rule knows is converted, the rest kept: `….c_attn.lora_A.weight` by the rule of
+/// `….c_attn`.
 fn converted(
     rules: &[ConversionRule],
     name: &str,

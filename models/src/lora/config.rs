@@ -34,8 +34,8 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// Whether outputs have magnitudes (DoRA).
     pub dora: bool,
-    /// Modules that are trained whole, in place, and saved with the adapters, by the ends of their names. Of a classifier (`SEQ_CLS`,
-    /// `TOKEN_CLS`) the head is one without being named, as in peft.
+    /// Modules that are trained whole, in place, and saved with the adapters, by the ends of their names. Of a
+    /// classifier (`SEQ_CLS`, `TOKEN_CLS`) the head is one without being named, as in peft.
     pub modules_to_save: Vec<String>,
     /// Other ranks, by the ends of layers' names, or by a whole name after `^`.
     pub rank_pattern: BTreeMap<String, usize>,
@@ -43,7 +43,8 @@ pub struct LoraConfig {
     pub alpha_pattern: BTreeMap<String, f64>,
     /// What `base_model_name_or_path` is to say in the adapter's files.
     pub base_model_name_or_path: Option<String>,
-    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, `SEQ_CLS`, by which peft chooses the class of the model.
+    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, `SEQ_CLS`, by which peft chooses the class of
+    /// the model.
     pub task_type: Option<String>,
 }
 
@@ -213,7 +214,8 @@ impl LoraConfig {
         self.saved_modules().iter().any(|name| is_within(module, name))
     }
 
-    /// An error unless every module that is to be trained whole is one of the model's: of the heads of classifiers, one.
+    /// An error unless every module that is to be trained whole is one of the model's: of the heads of classifiers,
+    /// one.
     pub(super) fn check_saved(&self, modules: &[&str]) -> Result<()> {
         let has = |name: &str| modules.iter().any(|module| is_within(module, name));
         let has_head = CLASSIFIERS.iter().any(|head| has(head));

@@ -19,8 +19,8 @@ const WEIGHTS: &str = "adapter_model";
 const PREFIX: &str = "base_model.model.";
 
 impl<R: Runtime> Lora<R> {
-    /// Writes a folder that peft loads: the adapters, how they are made, and the modules that are trained whole; nothing else of the model.
-    /// Names are those of transformers 5.
+    /// Writes a folder that peft loads: the adapters, how they are made, and the modules that are trained whole;
+    /// nothing else of the model. Names are those of transformers 5.
     ///
     /// # Errors
     /// If a file cannot be written, or the adapters are cut over ranks: load a training checkpoint on one rank to save them.

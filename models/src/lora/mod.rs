@@ -96,9 +96,9 @@ impl<'a> ModelNames<'a> {
 }
 
 impl<R: Runtime> Lora<R> {
-    /// Freezes a model and puts an adapter into each layer that the configuration names, by the names that transformers has for them:
-    /// `q_proj`, or `c_attn` of GPT-2. What the model computes does not change yet. Modules that the configuration says are trained whole, as a
-    /// classifier's head is, stay trainable.
+    /// Freezes a model and puts an adapter into each layer that the configuration names, by the names that transformers
+    /// has for them: `q_proj`, or `c_attn` of GPT-2. What the model computes does not change yet. Modules that the
+    /// configuration says are trained whole, as a classifier's head is, stay trainable.
     ///
     /// # Errors
     /// If no layer has such a name, a name is of no layer, one has an adapter already, an option is out of range, or the model was cut over
@@ -254,7 +254,8 @@ fn candidates<R: Runtime>(model: &impl Module<R>, table: Option<&ConversionTable
     named.collect()
 }
 
-/// The names today of the layers that a name is of: itself, unless it is of none today and of some in the model's files.
+/// The names today of the layers that a name is of: itself, unless it is of none today and of some in the model's
+/// files.
 fn todays<R: Runtime>(name: &str, layers: &[Candidate<R>]) -> Vec<String> {
     let before = layers.iter().filter(|layer| matches(&layer.names.stored, name));
     let before: Vec<String> = before.map(|layer| layer.names.theirs.clone()).collect();

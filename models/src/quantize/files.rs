@@ -131,7 +131,8 @@ impl<R: Runtime> Weight4bit<R> {
     }
 }
 
-/// The fields that bitsandbytes' configuration has: what is read, what eight bits have, and how products are computed there.
+/// The fields that bitsandbytes' configuration has: what is read, what eight bits have, and how products are computed
+/// there.
 const KNOWN: [&str; 13] = [
     "_load_in_4bit",
     "_load_in_8bit",

@@ -63,6 +63,7 @@ pub struct MultiHeadAttention<R: Runtime> {
 impl<R: Runtime> MultiHeadAttention<R> {
     /// A layer of `width` channels; `heads` divides `width`. Input projections are Xavier-uniform, the output
     /// projection is as in a linear layer, biases are 0.
+    #[track_caller]
     pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
         check_heads(width, heads)?;
         let in_proj_weight = init.weight([3 * width, width], Initializer::XavierUniform { gain: 1.0 })?;
@@ -140,9 +141,11 @@ impl<R: Runtime> AttentionOptions<'_, R> {
     }
 }
 
+#[track_caller]
 pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
     if heads == 0 || !width.is_multiple_of(heads) {
-        return Err(Error::argument("attention", format!("{heads} heads do not divide a width of {width}")));
+        let why = format!("{heads} heads do not divide a width of {width}");
+        return Err(Error::argument("attention", why)).at_caller();
     }
     Ok(())
 }

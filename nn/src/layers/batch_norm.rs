@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use autograd::{Var, no_grad};
 use numcore::{
-    DType, Error, Result, Runtime, Within,
+    DType, Error, Result, Runtime, Shape, Within,
     fused::NnOps,
     ops::{Apply, PointwiseOps, ViewOps, cat},
     pointwise::Program,
@@ -16,8 +16,9 @@ use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, counted_row
 /// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
 ///
 /// In training it uses the batch's own statistics and updates the running statistics with them; in evaluation it uses
-/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time. Rows that only fill a batch up are no part of its
-/// statistics, where the loop says which they are ([`set_counted_rows`](crate::set_counted_rows)).
+/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time. Rows that only fill
+/// a batch up are no part of its statistics, where the loop says which they are
+/// ([`set_counted_rows`](crate::set_counted_rows)).
 #[derive(Debug, Module)]
 pub struct BatchNorm<R: Runtime> {
     /// The scale of each channel, `[C]`.
@@ -69,7 +70,22 @@ impl<R: Runtime> BatchNorm<R> {
         x.batch_norm(&mean, &variance, Some(&self.weight.var()), super::optional(&self.bias).as_ref(), self.eps)
     }
 
-    /// The rows that [count](crate::counted_rows), and the outputs of those that do not: by the running statistics, as they are no part of the batch's. None if all count.
+    /// The output by the statistics of all rows of `x`, with which the running ones are updated.
+    #[track_caller]
+    fn by_batch_statistics(&self, x: &Var<R>) -> Result<Var<R>> {
+        let shape = x.spec().shape;
+        if is_without_variance(shape) {
+            let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
+            return Err(Error::shape("batch_norm", &[shape], why)).at_caller();
+        }
+        let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
+        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps).at_caller()?;
+        no_grad(|| self.track(&mean, &variance))?;
+        Ok(y)
+    }
+
+    /// The rows that [count](crate::counted_rows), and the outputs of those that do not: by the running statistics, as
+    /// they are no part of the batch's. None if all count.
     #[track_caller]
     pub fn apart(&self, x: &Var<R>) -> Result<Option<(Var<R>, Var<R>)>> {
         let rows = x.spec().shape.dims().first().copied().unwrap_or(0);
@@ -102,17 +118,18 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
         if !self.mode.is_training() {
             return self.by_running_statistics(x);
         }
-        let (weight, bias) = (self.weight.var(), super::optional(&self.bias));
-        let shape = x.spec().shape;
-        if let Some((own, rest)) = self.apart(x)? {
-            return if own.spec().shape[0] == 0 { Ok(rest) } else { cat(&[&self.forward(&own)?, &rest], 0) };
+        match self.apart(x)? {
+            None => self.by_batch_statistics(x),
+            // The loop filled the batch up: it trains on with the others.
+            Some((own, _)) if own.spec().shape[0] == 0 || is_without_variance(own.spec().shape) => {
+                self.by_running_statistics(x)
+            }
+            Some((own, rest)) => cat(&[&self.by_batch_statistics(&own)?, &rest], 0),
         }
-        if shape.rank() >= 2 && shape.numel() == shape[1] {
-            let why = "one value per channel has no variance to train with; give it a larger batch, or call `eval`";
-            return Err(Error::shape("batch_norm", &[shape], why)).at_caller();
-        }
-        let (y, mean, variance) = x.batch_norm_train(Some(&weight), bias.as_ref(), self.eps).at_caller()?;
-        no_grad(|| self.track(&mean, &variance))?;
-        Ok(y)
     }
+}
+
+/// Whether a batch has one value per channel.
+fn is_without_variance(shape: Shape) -> bool {
+    shape.rank() >= 2 && shape.numel() == shape[1]
 }

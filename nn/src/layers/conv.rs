@@ -150,12 +150,13 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
     }
 
     /// Enlarges the result, whose size a stride leaves undetermined; less than the stride, or than the dilation.
+    #[track_caller]
     pub fn with_output_padding(mut self, output_padding: [usize; N]) -> Result<Self> {
         let stride = self.options.stride;
         if (0..N).any(|i| output_padding[i] >= stride[i].max(self.options.dilation[i])) {
             let why =
                 format!("output padding {output_padding:?} must be less than the stride {stride:?} (or the dilation)");
-            return Err(Error::argument("conv_transpose", why));
+            return Err(Error::argument("conv_transpose", why)).at_caller();
         }
         self.output_padding = output_padding;
         Ok(self)

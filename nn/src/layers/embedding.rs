@@ -34,6 +34,7 @@ impl<R: Runtime> Embedding<R> {
     }
 
     /// Makes row `index` the padding token: it is 0, and no gradient flows to it.
+    #[track_caller]
     pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
         self.check_row(index)?;
         let shape = self.weight.shape();
@@ -49,6 +50,7 @@ impl<R: Runtime> Embedding<R> {
     }
 
     /// Keeps row `index` as it is: no gradient flows to it. What a pretrained padding token has is kept.
+    #[track_caller]
     pub fn with_frozen_row(mut self, index: usize) -> Result<Self> {
         self.check_row(index)?;
         self.frozen_row = Some(index);
@@ -83,10 +85,14 @@ impl<R: Runtime> Embedding<R> {
         placed.exchange(Exchange::AllReduce, &rows)
     }
 
+    #[track_caller]
     fn check_row(&self, index: usize) -> Result<()> {
         match self.weight.logical_shape()[0] {
             rows if index < rows => Ok(()),
-            rows => Err(Error::argument("embedding", format!("padding index {index} of a table with {rows} rows"))),
+            rows => {
+                let why = format!("padding index {index} of a table with {rows} rows");
+                Err(Error::argument("embedding", why)).at_caller()
+            }
         }
     }
 }

@@ -60,6 +60,7 @@ pub struct EncoderBlock<R: Runtime> {
 
 impl<R: Runtime> EncoderBlock<R> {
     /// A block of these sizes.
+    #[track_caller]
     pub fn new(init: &Init<R>, config: EncoderBlockConfig) -> Result<Self> {
         let EncoderBlockConfig { width, heads, hidden, eps, .. } = config;
         check_heads(width, heads)?;

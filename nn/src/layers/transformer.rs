@@ -29,6 +29,7 @@ pub struct CausalSelfAttention<R: Runtime> {
 
 impl<R: Runtime> CausalSelfAttention<R> {
     /// Causal self-attention of `width` channels; `heads` divides `width`.
+    #[track_caller]
     pub fn new(init: &Init<R>, width: usize, heads: usize) -> Result<Self> {
         check_heads(width, heads)?;
         let rows = RowCut { parts: 3, heads, shared: false };

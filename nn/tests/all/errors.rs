@@ -203,6 +203,8 @@ fn an_error_in_a_loss_says_at_which_line_the_loss_was_called() {
     let errors = [
         loss::mse(&x, &y, Reduction::Mean),
         loss::smooth_l1(&x, &y, 0.0, Reduction::Mean),
+        loss::smooth_l1(&x, &x, -1.0, Reduction::Mean),
+        loss::huber(&x, &x, 0.0, Reduction::Mean),
         loss::kl_div_batchmean(&x, &y),
         loss::cross_entropy(&x, &y),
         loss::nll(&x, &y, None, Default::default()),
@@ -235,6 +237,14 @@ fn arguments_have_the_line_of_the_caller() {
         Dropout::new(2.0).map(|_| ()),
         GroupNorm::new(&init(), 2, 3).map(|_| ()),
         Conv2d::new(&init(), 1, 1, [0, 3], Default::default()).map(|_| ()),
+        MultiHeadAttention::new(&init(), 8, 3).map(|_| ()),
+        CausalSelfAttention::new(&init(), 8, 3).map(|_| ()),
+        Embedding::new(&init(), 5, 2).unwrap().with_padding_idx(5).map(|_| ()),
+        Embedding::new(&init(), 5, 2).unwrap().with_frozen_row(5).map(|_| ()),
+        ConvTranspose1d::new(&init(), 1, 1, 3, Default::default()).unwrap().with_output_padding([1]).map(|_| ()),
+        Gru::new(&init(), RecurrentConfig { layers: 0, ..RecurrentConfig::new(3, 4) }).map(|_| ()),
+        Gru::new(&init(), RecurrentConfig { reverse: true, bidirectional: true, ..RecurrentConfig::new(3, 4) })
+            .map(|_| ()),
         Conv1d::new(&init(), 3, 1, 3, Conv1dOptions { groups: 2, ..Default::default() }).map(|_| ()),
     ];
     for (k, error) in errors.into_iter().map(Result::unwrap_err).enumerate() {

@@ -78,6 +78,20 @@ fn the_mean_of_equal_losses_is_the_loss() {
     assert_eq!(loss::mse(&x, &y, Reduction::Mean).unwrap().to_f64s().unwrap(), [1600.0]);
 }
 
+/// The slope `2 (x − y) g / n` of halves is rounded once: neither `g / n`, which may vanish, nor `1 / n` is.
+#[test]
+fn the_slope_of_a_mean_of_halves_is_rounded_once() {
+    for (n, g) in [(3, 1.0), (7, 1.0), (49, 1.0), (64, f64::exp2(-20.0))] {
+        let y = V::new(T::full(&cpu(), [n], DType::F16, -100.0).unwrap());
+        let x = V::leaf("x", T::zeros(&cpu(), [n], DType::F16).unwrap()).unwrap();
+        let loss = loss::mse(&x, &y, Reduction::Mean).unwrap().mul(g).unwrap();
+        let due = T::full(&cpu(), [n], DType::F16, 200.0 * g / n as f64).unwrap();
+        let gradients = loss.backward().unwrap();
+        let slopes = gradients.of(&x).unwrap();
+        assert_eq!((slopes.dtype(), slopes.to_f64s().unwrap()), (DType::F16, due.to_f64s().unwrap()), "{n} {g}");
+    }
+}
+
 /// PyTorch refuses them.
 #[test]
 fn losses_outside_of_their_domains() {

@@ -240,7 +240,8 @@ impl fmt::Display for ErrorKind {
             ErrorKind::NotResident { name } => {
                 write!(
                     f,
-                    "parameter `{name}` is not in memory and has no residency that could fetch it; a trainer that shards parameters (ZeRO-3) must live while the model is read or saved"
+                    "parameter `{name}` is not in memory and has no residency that could fetch it; put back what was \
+                     taken out, or read the model while the trainer that shards its parameters lives"
                 )
             }
             ErrorKind::Stale { name, saved, now } => write!(

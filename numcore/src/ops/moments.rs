@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use super::{
     Apply, PointwiseOps, ScalarList,
-    reduce::{mean_of, sum_of, target},
+    reduce::{mean_by, mean_of, sum_of, target},
     rule::float,
 };
 use crate::{
-    ReduceKind, Result, Shape,
+    DType, ReduceKind, Result, Shape, Tensor,
     pointwise::{Program, Widened},
 };
 
@@ -25,23 +25,27 @@ pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Res
     Ok((mean, variance))
 }
 
-/// The mean over `axes`, which stay, with the mean residual of the rounded mean: the mean of equal elements is then exact and
-/// their variance 0, and a small variance around a large mean keeps its digits.
+/// The mean over `axes`, which stay, with the mean residual of the rounded mean: the mean of equal elements is then
+/// exact and their variance 0, and a small variance around a large mean keeps its digits.
+///
+/// Terms are multiplied by a power of two that keeps their sum within the type's range.
 #[track_caller]
 fn exact_mean<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
     static VALUE: LazyLock<Widened> =
-        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], []| [wide.of(x)])));
+        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x], [by]| [wide.of(x) * by])));
     static LEFT: LazyLock<Widened> =
-        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x, m], []| [wide.of(x) - m])));
+        LazyLock::new(|| Widened::new(|wide| Program::new("mean", |[x, m], [by]| [(wide.of(x) - m) * by])));
     float("var", x.spec())?;
     let (to, count) = target("var", x.spec().shape, axes)?;
-    let mean = mean_of(&VALUE, &[x], to, count)?;
+    let by = 1.0 / count.max(1).next_power_of_two() as f64;
+    let mean = |program, ins: &[&T]| mean_by(program, ins, [by.into()].into_iter().collect(), to, count as f64 * by);
+    let rounded = mean(&VALUE, &[x])?;
     // In exact arithmetic it is 0 for every `x`, so no gradient flows through it.
-    mean.add(&mean_of(&LEFT, &[&x.detach(), &mean.detach()], to, count)?)
+    rounded.add(&mean(&LEFT, &[&x.detach(), &rounded.detach()])?)
 }
 
-/// By what numbers are divided before they are squared, down to `to` and without a gradient: 1 as long as their squares neither
-/// underflow nor overflow, otherwise the largest of them. `sizes` gives their magnitudes.
+/// By what numbers are divided before they are squared, down to `to` and without a gradient: 1 as long as their squares
+/// neither underflow nor overflow, otherwise the largest of them. `sizes` gives their magnitudes.
 #[track_caller]
 fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<T> {
     const NEAR: f64 = (1u64 << 40) as f64;
@@ -51,6 +55,10 @@ fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<
             [far.select(m, 1.0)]
         })
     });
+    if ins[0].spec().dtype == DType::F16 {
+        // Squares of all numbers of `f16` are in the range of `f32`.
+        return Ok(T::constant(Tensor::full(ins[0].runtime(), to, DType::F32, 1.0)?));
+    }
     // Of nothing there is no largest number, and any serves.
     let op = if ins[0].spec().shape.numel() == 0 { ReduceKind::Sum } else { ReduceKind::Max };
     let largest = sum_of(sizes, ins[0], ScalarList::new(), to).by(op);

@@ -32,7 +32,7 @@ pub struct Reduce {
 #[derive(Clone, Debug)]
 struct Mean {
     summed: Program,
-    count: usize,
+    divisor: f64,
 }
 
 impl Reduce {
@@ -51,13 +51,13 @@ impl Reduce {
         Reduce { program, scalars, op: ReduceKind::Sum, to, mean: None }
     }
 
-    /// The sum of a program's values, divided by `count`: NaN if there are none. For operands of half precision, `dtype`, the
-    /// widened values are summed, and rounded once.
+    /// The sum of a program's values, divided by `count`: NaN if there are none. For operands of half precision, `dtype`,
+    /// the widened values are summed, and rounded once.
     ///
-    /// The sum is divided, and its terms are not multiplied by a rounded `1/count`: the mean of equal numbers whose sum is
-    /// exact is that number.
+    /// The sum is divided, and its terms are not multiplied by a rounded `1/count`: the mean of equal numbers whose sum
+    /// is exact is that number.
     pub fn mean_of(program: &Widened, dtype: DType, scalars: ScalarList, to: Shape, count: usize) -> Self {
-        let mean = Some(Mean { summed: program.of(dtype).clone(), count });
+        let mean = Some(Mean { summed: program.of(dtype).clone(), divisor: count as f64 });
         Reduce { mean, ..Self::sum_of(program.of(DType::F32).clone(), scalars, to) }
     }
 
@@ -76,6 +76,18 @@ impl Reduce {
         let mut out = out.reborrow();
         out.view.layout = &layout;
         ins[0].runtime().reduce(program, &views, &self.scalars, &full, self.op, out)
+    }
+
+    /// The widened form of a mean, if its derivatives read operands: they are then rounded once. A plain derivative that
+    /// reads none is kept, since the widened one would read operands for their dtype.
+    fn widened_derivatives(&self, wants: Bits) -> Result<Option<&Mean>> {
+        let reads = self.values(&self.program).saves(wants)?.inputs != Bits::NONE;
+        Ok(self.mean.as_ref().filter(|_| reads))
+    }
+
+    /// The values of a form of the program, before they are combined.
+    fn values(&self, program: &Program) -> Pointwise {
+        Pointwise { program: program.clone(), scalars: self.scalars.clone() }
     }
 
     fn full(&self, ins: impl Iterator<Item = Shape>) -> Result<Shape> {
@@ -122,12 +134,15 @@ impl Rule for Reduce {
         let (rt, dtype) = (ins[0].runtime(), outs[0].view.dtype());
         let mut sums = TensorMut::alloc(rt, self.to, dtype.compute())?;
         self.combine(&mean.summed, ins, sums.out())?;
-        launch(rt, divided(dtype), &[ProgramOperand::View(sums.freeze()?.view())], &[(mean.count as f64).into()], outs)
+        launch(rt, divided(dtype), &[ProgramOperand::View(sums.freeze()?.view())], &[mean.divisor.into()], outs)
     }
 
     fn saves(&self, wants: Bits) -> Result<Saves> {
         match self.op {
-            ReduceKind::Sum => Pointwise { program: self.program.clone(), scalars: self.scalars.clone() }.saves(wants),
+            ReduceKind::Sum => {
+                let program = self.widened_derivatives(wants)?.map_or(&self.program, |mean| &mean.summed);
+                self.values(program).saves(wants)
+            }
             ReduceKind::Prod => Ok(Saves::inputs(&[0])),
             ReduceKind::Max | ReduceKind::Min => Ok(Saves { inputs: Bits(1), outputs: Bits(1) }),
         }
@@ -139,8 +154,13 @@ impl Rule for Reduce {
         let full = self.full(shapes.into_iter())?;
         match self.op {
             ReduceKind::Sum => {
-                let g = self.mean.as_ref().map_or(Ok(g.clone()), |mean| g.div(mean.count as f64))?;
-                chain(&self.program, &self.scalars, &[g.broadcast_to(full)?], cx)
+                let wants = Bits((0..cx.inputs()).filter(|&i| cx.wants(i)).fold(0, |bits, i| bits | 1 << i));
+                let (program, g) = match (self.widened_derivatives(wants)?, &self.mean) {
+                    (Some(mean), _) => (&mean.summed, g.to_dtype(g.spec().dtype.compute())?.div(mean.divisor)?),
+                    (None, Some(mean)) => (&self.program, g.div(mean.divisor)?),
+                    (None, None) => (&self.program, g),
+                };
+                chain(program, &self.scalars, &[g.broadcast_to(full)?], cx)
             }
             ReduceKind::Prod => {
                 let others = products_of_others(&cx.input(0)?, self.to)?;
@@ -307,8 +327,20 @@ pub(super) fn sum_of<T: Apply>(program: &Widened, x: &T, scalars: ScalarList, to
 /// The mean of a program's values down to `to`; `f32` for half-precision inputs.
 #[track_caller]
 pub(crate) fn mean_of<T: Apply>(program: &Widened, ins: &[&T], to: Shape, count: usize) -> Result<T> {
-    let sum = sum_of(program, ins[0], ScalarList::new(), to);
-    T::apply1(Reduce { mean: Some(Mean { summed: sum.program.clone(), count }), ..sum }, ins)
+    mean_by(program, ins, ScalarList::new(), to, count as f64)
+}
+
+/// The sum of a program's values down to `to`, over `divisor`; `f32` for half-precision inputs.
+#[track_caller]
+pub(super) fn mean_by<T: Apply>(
+    program: &Widened,
+    ins: &[&T],
+    scalars: ScalarList,
+    to: Shape,
+    divisor: f64,
+) -> Result<T> {
+    let sum = sum_of(program, ins[0], scalars, to);
+    T::apply1(Reduce { mean: Some(Mean { summed: sum.program.clone(), divisor }), ..sum }, ins)
 }
 
 /// `x`, with `bool` and narrow integers as `i64`, in which they are summed and multiplied up.

@@ -163,7 +163,7 @@ fn a_parameter_that_was_frozen_when_the_optimizer_was_made_is_refused() {
         .push(nn::Linear::new(&nn::Init::new(&cpu, 1), 2, 2).unwrap())
         .push(nn::Linear::new(&nn::Init::new(&cpu, 2), 2, 1).unwrap());
     let x = autograd::Var::new(tensor(&cpu, &[3, 2], DType::F32, 1));
-    let step = |sgd: &mut Sgd<Cpu>| {
+    let step = |sgd: &mut dyn Optimizer<Cpu>| {
         let loss = model.forward(&x)?.sum(&[], false)?;
         sgd.backward(&loss).and_then(|()| sgd.step())
     };
@@ -175,8 +175,12 @@ fn a_parameter_that_was_frozen_when_the_optimizer_was_made_is_refused() {
     step(&mut before).unwrap();
     assert_eq!(first(), start);
     model.unfreeze_where(nn::under("0"));
-    let error = step(&mut before).unwrap_err().to_string();
-    assert!(error.contains("`0.") && error.contains("was frozen when the optimizer was made"), "{error}");
+    let refuses = |optimizer: &mut dyn Optimizer<Cpu>| {
+        let error = step(optimizer).unwrap_err().to_string();
+        assert!(error.contains("`0.") && error.contains("was frozen when the optimizer was made"), "{error}");
+    };
+    refuses(&mut before);
+    refuses(&mut Combined::new(vec![Box::new(before)]).unwrap());
     step(&mut after).unwrap();
     assert_ne!(first(), start);
 }

@@ -23,6 +23,7 @@ pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Resu
 pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: &Run<'_, R, M, B>) -> Result<()> {
     let comm = run.comm();
     all_ok_after(comm, "Checkpoints", || {
+        folder.await_step(best, comm.timeout().saturating_mul(2))?;
         let mut reader = CheckpointReader::open(folder.step(best))?;
         let averages = weight_averaging::were_evaluated(reader.manifest().numbers());
         if !averages {

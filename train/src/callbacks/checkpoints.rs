@@ -50,8 +50,9 @@ pub struct Checkpoints<R: Runtime> {
     /// Whether the next save is its own, too.
     is_due: bool,
     listening: Option<Listening>,
-    lock: Option<FolderLock>,
     writer: Option<SnapshotWriter<R>>,
+    /// After the writer, which writes until it is dropped.
+    lock: Option<FolderLock>,
     /// This rank, of how many, and a name of this run.
     here: (usize, usize, String),
 }

@@ -3,7 +3,7 @@
 use autograd::no_grad;
 use data::{Batch, Batches};
 use distributed::{checkpoint::Checkpointed, comm::Comm, local_updates::Meeting, train::TrainingMetrics};
-use nn::{CountedRows, set_counted_rows};
+use nn::{CountedRows, counted_rows, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 
 use super::Weighting;
@@ -42,7 +42,10 @@ impl<S, F> StepWithLoss<S, F> {
             waited += batches.last_wait().as_secs_f64();
             let batch = batch?;
             scalars::set_weight(batch.count as f64);
-            set_counted_rows(counted(&batch));
+            // A rank that only takes part in a balanced step was told so by the step.
+            if whole.is_none() || counted_rows(1) != 0 {
+                set_counted_rows(counted(&batch));
+            }
             let work = loss(model, &batch)?;
             match (batch.count, *weighting) {
                 (0, _) => S::weightless(work),

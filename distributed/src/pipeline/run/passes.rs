@@ -8,7 +8,10 @@ use super::{
     executor::{Live, ScheduleRun},
     hooks::InputHook,
 };
-use crate::pipeline::{Compute, Direction, Pass};
+use crate::{
+    pipeline::{Compute, Direction, Pass},
+    train::CountedHook,
+};
 
 /// Random numbers a pass can draw before it meets those of the next: dropout takes one per layer.
 const DRAWS: u64 = 1 << 20;
@@ -109,7 +112,9 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         };
         let sweep = self.seeded(stage, micro, roots)?;
         let last = self.last.get(&stage) == Some(&compute);
-        let mut hook = InputHook::new(&inputs, self.job.hooks.gradients(compute, last)?);
+        let counts = !self.job.batch.weightless;
+        let mut counted = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts };
+        let mut hook = InputHook::new(&inputs, &mut counted);
         let deferred = match (sweep, pass) {
             (None, _) => None,
             (Some(sweep), Pass::I) => Some(sweep.inputs_only(&inputs.iter().collect::<Vec<_>>(), &mut hook)?),
@@ -156,9 +161,10 @@ impl<R: Runtime> ScheduleRun<'_, R> {
     pub(super) fn weights(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let last = self.last.get(&stage) == Some(&compute);
-        let hook = self.job.hooks.gradients(compute, last)?;
+        let counts = !self.job.batch.weightless;
+        let mut hook = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts };
         match self.live.remove(&(stage, micro)) {
-            Some(Live::Weights(Some(deferred))) => deferred.run(&mut InputHook::new(&[], hook)),
+            Some(Live::Weights(Some(deferred))) => deferred.run(&mut InputHook::new(&[], &mut hook)),
             _ => Ok(()),
         }
     }

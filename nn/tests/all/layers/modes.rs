@@ -31,6 +31,30 @@ fn batch_norm_tracks_statistics() {
     assert!(message(norm.forward(&uniform(&[1, 3], 0))).contains("one value per channel"));
 }
 
+/// Rows that fill a batch up have no part in its statistics, and one row that counts has none to give.
+#[test]
+fn batch_norm_counts_the_rows_that_count() {
+    let x = uniform(&[8, 3], 4);
+    for (count, own) in [(3, 6), (2, 4), (1, 2)] {
+        let [counted, alone] = [0; 2].map(|_| BatchNorm1d::new(&init(), 3).unwrap());
+        let before = set_counted_rows(Some(CountedRows { count, rows: 4 }));
+        let y = counted.forward(&x);
+        set_counted_rows(before);
+        same(&y.unwrap().narrow(0, 0, own).unwrap(), &alone.forward(&x.narrow(0, 0, own).unwrap()).unwrap());
+        same(&counted.running_var.var(), &alone.running_var.var());
+    }
+    let norm = BatchNorm1d::new(&init(), 3).unwrap();
+    for count in [0, 1] {
+        let before = set_counted_rows(Some(CountedRows { count, rows: 8 }));
+        let y = norm.forward(&x);
+        set_counted_rows(before);
+        norm.eval();
+        same(&y.unwrap(), &norm.forward(&x).unwrap());
+        norm.train();
+    }
+    assert_eq!(norm.num_batches_tracked.value().to_vec::<i64>().unwrap(), [0]);
+}
+
 #[test]
 fn dropout_drops_scales_and_repeats() {
     let dropout = Dropout::new(0.3).unwrap();
