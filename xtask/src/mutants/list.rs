@@ -31,6 +31,8 @@ const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all",
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
+const PIPED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "a_replica_without"];
+const LAYERS: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "batch_norm"];
 const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
@@ -98,7 +100,6 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/pack/plan.rs", from: "start_of(document).max(from), ends[document].min(to)", to: "start_of(document), ends[document].min(to)", test: DATA },
     Mutant { file: "data/src/pack/row.rs", from: "tokens.get(at + 1)", to: "tokens.get(at)", test: DATA },
     Mutant { file: "data/src/pack/row.rs", from: "segments.last().copied().unwrap_or(0) + 1", to: "segments.last().copied().unwrap_or(0)", test: DATA },
-    Mutant { file: "data/src/loader/batches.rs", from: "caught(|| make(&Request { rows: &rows, epoch: at.epoch, stop }))?", to: "make(&Request { rows: &rows, epoch: at.epoch, stop })?", test: DATA },
     Mutant { file: "data/src/tokens/windows.rs", from: "self.source.len() - self.context as u64 - 1", to: "self.source.len() - self.context as u64", test: DATA },
     Mutant { file: "data/src/tokens/windows.rs", from: "(index * self.stride) as u64", to: "index as u64", test: DATA },
     Mutant { file: "data/src/stream/shuffle.rs", from: "self.left.len() - *taken as usize", to: "*taken as usize", test: DATA },
@@ -133,7 +134,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
     Mutant { file: "distributed/src/checkpoint/folder.rs", from: "[STRANDED, UNFINISHED, REMOVED].iter()", to: "[STRANDED, UNFINISHED].iter()", test: CHECKPOINTS },
     Mutant { file: "distributed/src/train/loss.rs", from: "false => Var::new(Tensor::zeros(sum.runtime(), sum.spec().shape, sum.spec().dtype)?)", to: "false => sum.detach()", test: UNEVEN },
-    Mutant { file: "distributed/src/train/step.rs", from: "false => backward_with_hooks(root, &mut ZerosHook(&mut hook))", to: "false => backward_with_hooks(root, &mut hook)", test: UNEVEN },
+    Mutant { file: "distributed/src/train/step.rs", from: "CountedHook { hook: &mut hook, counts: loss.counts }", to: "CountedHook { hook: &mut hook, counts: true }", test: UNEVEN },
     Mutant { file: "distributed/src/train/reduced_gradients.rs", from: "            self.is_torn = true;\n", to: "", test: POLICIES },
     Mutant { file: "train/src/trainer/saving.rs", from: "        self.pending.clear();\n", to: "", test: POLICIES },
     Mutant { file: "train/src/trainer/saving.rs", from: "max_by_key(|(step, _)| *step)", to: "last()", test: POLICIES },
@@ -197,7 +198,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.eq(0.0).select(0.0, x * w)]", to: "[x * w]", test: ENDS },
     Mutant { file: "autograd/src/checkpoint.rs", from: "self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;", to: "", test: AUTOGRAD },
     Mutant { file: "autograd/src/rematerialize.rs", from: "self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;", to: "", test: AUTOGRAD },
-    Mutant { file: "autograd/src/mode.rs", from: "read.iter().for_each(|(leaf, version)| note_version(leaf, *version));", to: "", test: AUTOGRAD },
+    Mutant { file: "autograd/src/mode.rs", from: "read.iter().for_each(|(leaf, version)| note_version(leaf, || *version));", to: "", test: AUTOGRAD },
     Mutant { file: "numcore/src/pointwise/expr.rs", from: "self.clamp(-1000.0, 1000.0)", to: "self", test: ENDS },
     Mutant { file: "numcore/src/pointwise/expr.rs", from: "let above = self.le(low).select(low, self);", to: "let above = self.lt(low).select(low, self);", test: ENDS },
     Mutant { file: "numcore/src/pointwise/derive.rs", from: "z.lt(0.5).select(u * s * s, u * (1.0 - y * y))", to: "u * (1.0 - y * y)", test: ENDS },
@@ -215,4 +216,6 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/trainer/setup.rs", from: "self.step.global_step() >= most", to: "self.step.global_step() > most", test: DOORS },
     Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "before == 0 || each < before", to: "each < before", test: WAYS },
     Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "launches >= ROUNDS * ways", to: "launches >= ways", test: WAYS },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "let mut counted = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts };", to: "let mut counted = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts: true };", test: PIPED },
+    Mutant { file: "nn/src/layers/batch_norm.rs", from: "self.by_batch_statistics(&own)", to: "self.forward(&own)", test: LAYERS },
 ];
