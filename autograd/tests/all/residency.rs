@@ -82,7 +82,10 @@ fn an_absent_value_without_residency_is_an_error_that_names_it() {
     let error = backward(&y).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NotResident { .. }), "{error}");
     let words = error.to_string();
-    assert!(words.contains("blocks.3.fc1.weight") && words.contains("must live while the model is read"), "{words}");
+    assert!(
+        words.contains("blocks.3.fc1.weight") && words.contains("while the trainer that shards its parameters lives"),
+        "{words}"
+    );
     assert!(w.exp().is_err());
 }
 
