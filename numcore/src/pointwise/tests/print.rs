@@ -37,7 +37,7 @@ fn to_read() {
          }",
     );
     let gelu = Program::new("gelu", |[x], []| [x.gelu().cast(DType::BF16)]);
-    assert!(gelu.to_string().contains("cast(v6) to bf16"), "{gelu}");
+    assert!(gelu.to_string().contains("cast(v12) to bf16"), "{gelu}");
     assert_eq!(format!("{:?}", sample()), "Program(sample #d58fb2fa9a236958)");
 }
 
