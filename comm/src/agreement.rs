@@ -52,7 +52,7 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
     }
 }
 
-/// Whether a rank's work is done.
+/// The state of a rank's work: done or not.
 #[derive(Default)]
 struct WorkProgress {
     done: Mutex<bool>,

@@ -8,7 +8,7 @@ use std::{
 
 use flate2::bufread::GzDecoder;
 
-/// What a file that is compressed by gzip begins with.
+/// The first bytes of a file that is compressed by gzip.
 pub(crate) const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// A file's bytes from the start, unpacked where they begin as gzip does.

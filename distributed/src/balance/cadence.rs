@@ -40,7 +40,7 @@ pub struct CadenceOptions {
     pub max_difference: Option<usize>,
     /// A rank that is known to be slow, and how many times as fast the others are: what counts begin with.
     pub speed_hint: Option<(usize, f64)>,
-    /// How much measurements move the estimate of a rank's speed.
+    /// Options of the estimate of a rank's speed.
     pub speed: SpeedOptions,
 }
 

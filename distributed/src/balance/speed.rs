@@ -17,7 +17,7 @@ pub struct SpeedEstimate {
     outlier: Option<f64>,
 }
 
-/// How much a [`SpeedEstimate`] is moved by measurements.
+/// Options of a [`SpeedEstimate`]: the weight of measurements in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpeedOptions {
     /// Measurements whose median begins the estimate: at least one.
@@ -54,7 +54,7 @@ impl SpeedOptions {
         Err(Error::config("SpeedOptions", wrong.0, wrong.1))
     }
 
-    /// Whether a number is so far from what it was that it is changed.
+    /// True where a number left the dead zone around its old value.
     pub(super) fn is_far(&self, new: f64, old: f64) -> bool {
         (new / old - 1.0).abs() > self.dead_zone
     }
