@@ -14,6 +14,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// [`step`](TrainStep::step), to the bit; every rank calls it equally often.
     ///
     /// ```
+    /// # use autograd::Var;
     /// # use distributed::{comm::NoOpCommunicator, train::{Loss, TrainStep}};
     /// # use nn::{Forward, Init, Linear};
     /// # use numcore::{DType, NullRuntime, Tensor};
@@ -22,8 +23,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// # let rt = NullRuntime::new();
     /// # let (comm, model) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1)?);
     /// # let (x, y) = (Tensor::zeros(&rt, [8, 4], DType::F32)?, Tensor::zeros(&rt, [8, 1], DType::F32)?);
+    /// # let (x, y) = (Var::constant(x), Var::constant(y));
     /// let mut step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).accumulation(2).build()?;
-    /// let loss = || nn::loss::mse(&model.forward(&x.clone().into())?, &y.clone().into(), Default::default()).map(Loss::mean);
+    /// let loss = || nn::loss::mse(&model.forward(&x)?, &y, Default::default()).map(Loss::mean);
     /// assert!(step.backward_and_step(loss()?)?.is_none());
     /// assert!(step.backward_and_step(loss()?)?.is_some());
     /// # Ok(())
