@@ -111,11 +111,14 @@ impl CsvRow {
     /// The text of a column.
     ///
     /// # Errors
-    /// If there is no such column.
+    /// If there is no such column, or several.
     pub fn text(&self, column: &str) -> Result<&str> {
-        let at = self.columns.iter().position(|name| name == column);
-        let at = at.ok_or_else(|| self.wrong(format!("there is no column `{column}` among {:?}", self.columns)))?;
-        Ok(&self.fields[at])
+        let mut places = self.columns.iter().enumerate().filter(|(_, name)| *name == column);
+        match (places.next(), places.next()) {
+            (Some((at, _)), None) => Ok(&self.fields[at]),
+            (None, _) => Err(self.wrong(format!("there is no column `{column}` among {:?}", self.columns))),
+            _ => Err(self.wrong(format!("there are several columns `{column}`: read `fields` by number"))),
+        }
     }
 
     /// The number in a column.

@@ -188,25 +188,34 @@ pub struct ImageFolder {
     images: Vec<(PathBuf, i64)>,
 }
 
+/// The ends of images' names that torchvision reads, and are not read here.
+const NOT_READ: [&str; 7] = ["bmp", "gif", "pgm", "ppm", "tif", "tiff", "webp"];
+
 impl ImageFolder {
     /// The images `*.png`, `*.jpg` and `*.jpeg` in the folders of a folder, in the order of their paths.
     ///
     /// # Errors
-    /// If a folder cannot be read, or there is no image in it, or in the folder of a class: without that one the numbers of the others
+    /// If a folder cannot be read, an image is of another kind, or there is no image in it, or in the folder of a class: without that one the numbers of the others
     /// would not be those of another part of the data.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
-        let is_image = |path: &Path| {
+        let ends_with = |path: &Path, ends: &[&str]| {
             let end = path.extension().and_then(|end| end.to_str()).map(str::to_ascii_lowercase);
-            end.is_some_and(|end| ["png", "jpg", "jpeg"].contains(&&*end))
+            end.is_some_and(|end| ends.contains(&&*end))
         };
         let class = |path: &Path| {
             let mut parts = path.strip_prefix(folder).ok()?.components();
             let first = parts.next()?.as_os_str().to_str()?.to_owned();
-            parts.next().map(|_| first)
+            parts.next().filter(|_| !first.starts_with('.')).map(|_| first)
         };
-        let paths = files_within(folder)?.into_iter().filter(|path| is_image(path));
-        let found: Vec<(PathBuf, String)> = paths.filter_map(|path| class(&path).map(|class| (path, class))).collect();
+        let files = files_within(folder)?.into_iter();
+        let mut found: Vec<(PathBuf, String)> =
+            files.filter_map(|path| class(&path).map(|class| (path, class))).collect();
+        if let Some((path, _)) = found.iter().find(|(path, _)| ends_with(path, &NOT_READ)) {
+            let why = "it is an image of a kind that is not read: convert it to PNG, or take it out of the folder";
+            return Err(Error::format(path.display().to_string(), why));
+        }
+        found.retain(|(path, _)| ends_with(path, &["png", "jpg", "jpeg"]));
         if found.is_empty() {
             let why = "there is no folder with an image *.png, *.jpg or *.jpeg within";
             return Err(Error::format(folder.display().to_string(), why));

@@ -193,6 +193,7 @@ fn value(field: &Field) -> Value {
         Field::UShort(x) => (*x).into(),
         Field::UInt(x) => (*x).into(),
         Field::ULong(x) => (*x).into(),
+        Field::Float16(x) => float((*x).into()),
         Field::Float(x) => float((*x).into()),
         Field::Double(x) => float(*x),
         Field::Str(x) => x.as_str().into(),

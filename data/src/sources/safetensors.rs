@@ -17,12 +17,12 @@ impl SafetensorsRows {
     /// The rows of every tensor of a file.
     ///
     /// # Errors
-    /// If it cannot be read, has no tensor, or their first axes differ.
+    /// If it cannot be read, has no tensor, one of a type that no tensor here can have, or their first axes differ.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let reader = Reader::open(path)?;
         let wrong = |why: String| Err(Error::format(reader.path().display().to_string(), why));
-        let columns: Vec<(String, DType, Shape)> =
-            reader.tensors().map(|(name, dtype, shape)| (name.to_owned(), dtype, *shape)).collect();
+        let column = |name: &str| reader.tensor(name).map(|(dtype, shape)| (name.to_owned(), dtype, *shape));
+        let columns: Vec<(String, DType, Shape)> = reader.names().map(column).collect::<Result<_>>()?;
         let Some((first, _, shape)) = columns.first() else { return wrong("it has no tensor, so no rows".into()) };
         let Some(&rows) = shape.dims().first() else {
             return wrong(format!("`{first}` is a single value and has no rows"));

@@ -3,10 +3,14 @@
 use std::{fmt, ops::Range, path::Path};
 
 use numcore::{Error, Result};
+use tokenizers::models::{ModelWrapper, bpe::BPE};
 
 use crate::files::without_mark;
 
 /// A tokenizer as a `tokenizer.json` describes it: BPE, Unigram, WordPiece, with its normalizers. Nothing is fetched from anywhere.
+///
+/// Nothing but that file is read: what a `tokenizer_config.json` beside it says of special tokens, or of spaces in decoded
+/// texts, is not obeyed.
 ///
 /// Texts are neither cut nor padded, whatever the file says of `truncation` and `padding`: callers do both, as
 /// transformers does at each call.
@@ -21,7 +25,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// If it cannot be read, or describes no tokenizer.
+    /// If it cannot be read, describes no tokenizer, or one that draws at random.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
@@ -29,6 +33,12 @@ impl Tokenizer {
         let wrong = |why| Error::format(path.display().to_string(), format!("it describes no tokenizer: {why}"));
         let mut inner =
             tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| wrong(missing(bytes).unwrap_or(e.to_string())))?;
+        if let ModelWrapper::BPE(BPE { dropout: Some(dropout), .. }) = inner.get_model()
+            && *dropout > 0.0
+        {
+            let why = format!("it leaves out merges at random (`dropout` of {dropout}): set that to null");
+            return Err(Error::format(path.display().to_string(), why));
+        }
         // Trainers leave in the file what they did to their batches.
         inner.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         let rows = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);

@@ -32,6 +32,8 @@ mod images {
         folder.file("warp/deep/a.png", png(&gradient(2, 2)));
         folder.file("aft/x.png", b"no image");
         folder.file("top.png", png(&gradient(2, 2)));
+        // What is hidden is no class, and none of its images are in another.
+        folder.file(".cache/a.png", png(&gradient(2, 2)));
         folder.file("warp/notes.txt", "no image");
         let images = ImageFolder::open(&folder).unwrap();
         assert_eq!((images.classes(), images.len()), (&["aft", "warp"].map(String::from)[..], 3));
@@ -40,6 +42,9 @@ mod images {
         assert_eq!(images.get(1).unwrap(), (gradient(4, 3), 1));
         assert_eq!(images.get(2).unwrap().0.size(), (2, 2));
         assert!(ImageFolder::open(folder.path("aft")).unwrap_err().to_string().contains("no folder with an image"));
+        folder.file("aft/y.WebP", b"an image");
+        let error = ImageFolder::open(&folder).unwrap_err().to_string();
+        assert!(error.contains("y.WebP") && error.contains("convert"), "{error}");
     }
 
     #[test]
@@ -120,7 +125,7 @@ mod parquet_files {
 
     use data::{Dataset, Loader, sources::Parquet};
     use parquet::{
-        data_type::{ByteArray, ByteArrayType, DoubleType},
+        data_type::{ByteArray, ByteArrayType, DoubleType, FixedLenByteArray, FixedLenByteArrayType},
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
     };
@@ -129,7 +134,8 @@ mod parquet_files {
 
     /// Row groups of these sizes; `text` is `row i`, `score` is `i / 2`, missing where `i` is divisible by 5.
     fn write(path: &Path, groups: &[usize]) {
-        let schema = "message rows { REQUIRED BYTE_ARRAY text (UTF8); OPTIONAL DOUBLE score; }";
+        let schema = "message rows { REQUIRED BYTE_ARRAY text (UTF8); OPTIONAL DOUBLE score;
+            REQUIRED FIXED_LEN_BYTE_ARRAY (2) half (FLOAT16); }";
         let properties = WriterProperties::builder().set_compression(parquet::basic::Compression::SNAPPY).build();
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut writer = SerializedFileWriter::new(File::create(path).unwrap(), schema, Arc::new(properties)).unwrap();
@@ -147,6 +153,11 @@ mod parquet_files {
             let scores: Vec<f64> = rows.iter().filter(|&i| i % 5 != 0).map(|&i| i as f64 / 2.0).collect();
             column.typed::<DoubleType>().write_batch(&scores, Some(&levels), None).unwrap();
             column.close().unwrap();
+            let mut column = group.next_column().unwrap().unwrap();
+            let halves: Vec<FixedLenByteArray> =
+                rows.iter().map(|_| ByteArray::from(vec![0x00, 0x3e]).into()).collect();
+            column.typed::<FixedLenByteArrayType>().write_batch(&halves, None, None).unwrap();
+            column.close().unwrap();
             group.close().unwrap();
         }
         writer.close().unwrap();
@@ -161,7 +172,7 @@ mod parquet_files {
         assert_eq!(rows.len(), 21);
         for i in (0..21).rev().chain(0..21) {
             let row = rows.get(i).unwrap();
-            assert_eq!(row.text("text").unwrap(), format!("row {i}"));
+            assert_eq!((row.text("text").unwrap(), row.number("half").unwrap()), (&*format!("row {i}"), 1.5));
             match row.number("score") {
                 Ok(score) => assert_eq!(score, i as f64 / 2.0),
                 Err(error) => {
@@ -189,7 +200,7 @@ mod parquet_files {
         assert_eq!(row.values.len(), 1);
         assert!(row.text("text").unwrap_err().to_string().contains("row 1: column `text` is missing, no string"));
         let error = Parquet::open(&path).unwrap().columns(&["txt"]).err().unwrap().to_string();
-        assert!(error.contains("no column `txt` among text, score"), "{error}");
+        assert!(error.contains("no column `txt` among text, score, half"), "{error}");
     }
 
     #[test]
@@ -264,6 +275,10 @@ mod tokenizers {
             let error = Tokenizer::open(folder.file(name, text)).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains("describes no tokenizer") && error.contains(due), "{error}");
         }
+        let random = JSON.replace(r#""dropout": null"#, r#""dropout": 0.1"#);
+        let error = Tokenizer::open(folder.file("random.json", &random)).unwrap_err().to_string();
+        assert!(error.contains("random.json") && error.contains("`dropout` of 0.1"), "{error}");
+        Tokenizer::open(folder.file("never.json", random.replace("0.1", "0.0"))).unwrap();
         assert!(Tokenizer::open(folder.path("none.json")).unwrap_err().to_string().contains("none.json"));
     }
 }

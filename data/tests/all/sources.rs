@@ -97,6 +97,9 @@ fn csv_is_read_as_its_standard_has_it() {
     says(csv.get(0).unwrap().text("z"), &["line 2", "no column `z` among", "name"]);
     says(csv.get(0).unwrap().number::<u8>("y"), &["2.5"]);
     says(csv.get(4), &["no example 4 among 4"]);
+    let twice = Csv::open(folder.file("twice.csv", "a,b,a\n1,2,3\n")).unwrap().get(0).unwrap();
+    says(twice.text("a"), &["twice.csv: line 2: there are several columns `a`"]);
+    assert_eq!(twice.text("b").unwrap(), "2");
     let marked = Csv::open(folder.file("mark.csv", "\u{feff}\"na\nme\",size\r\nnail,5\" long\nbolt,\"6\"\n")).unwrap();
     assert_eq!(marked.columns(), ["na\nme", "size"], "a byte order mark, then a quote");
     assert_eq!((marked.len(), marked.get(0).unwrap().text("size").unwrap()), (2, "5\" long"));
@@ -205,6 +208,11 @@ fn rows_of_safetensors_are_examples() {
     says(SafetensorsRows::open(&path), &["`x` [4, 2]", "`y` [1]", "differ in their number of rows"]);
     save(&[]);
     says(SafetensorsRows::open(&path), &["no tensor"]);
+    // No column is left out.
+    let header =
+        r#"{"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"y":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2]].concat();
+    says(SafetensorsRows::open(folder.file("narrow.safetensors", bytes)), &["`y` has element type I8"]);
 }
 
 fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
