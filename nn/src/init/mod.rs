@@ -94,22 +94,27 @@ impl<R: Runtime> Init<R> {
 
     /// A weight, initialized as [`weights`](Init::weights) says, or else by `default`.
     pub fn weight(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
-        self.param(shape, self.weights.unwrap_or(default))
+        self.named("weight", shape, self.weights.unwrap_or(default))
     }
 
     /// A bias, initialized as [`biases`](Init::biases) says, or else by `default`.
     pub fn bias(&self, shape: impl AsRef<[usize]>, default: Initializer) -> Result<Param<R>> {
-        self.param(shape, self.biases.unwrap_or(default))
+        self.named("bias", shape, self.biases.unwrap_or(default))
     }
 
     /// A parameter initialized by `how`, regardless of the initializers set for weights and biases.
     pub fn param(&self, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
+        self.named("parameter", shape, how)
+    }
+
+    /// A parameter that errors call so until its model names it.
+    fn named(&self, name: &str, shape: impl AsRef<[usize]>, how: Initializer) -> Result<Param<R>> {
         if !self.lazy {
-            return Param::new(self.tensor(shape, how)?);
+            return Ok(Param::of(Leaf::new(name, self.tensor(shape, how)?)?));
         }
         let spec = Spec { shape: Shape::new(shape.as_ref())?, dtype: self.dtype };
         let drawn = Drawn { how, seed: self.next_seed(), rt: self.rt.clone() };
-        Ok(Param::of(Leaf::absent("parameter", &self.rt, spec, Arc::new(drawn))))
+        Ok(Param::of(Leaf::absent(name, &self.rt, spec, Arc::new(drawn))))
     }
 
     /// The value of the next parameter.

@@ -7,7 +7,7 @@ use super::{
     Activation, Block, BlockConfig, Dropout, Embedding, GptEmbedding, GptHead, GptProjection, LayerNorm, Linear,
 };
 use crate::{
-    Forward, Init, Initializer, Module,
+    Forward, Init, Initializer, Module, ModuleExt,
     parallel::{ContextSlot, TensorPlan, VocabularyLoss},
 };
 
@@ -79,7 +79,7 @@ impl<R: Runtime> Gpt<R> {
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let block = BlockConfig { width, heads, bias, dropout, activation };
         let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
-        Ok(Gpt {
+        let model = Gpt {
             wte: Embedding::new(init, vocab, width)?,
             wpe: Embedding::new(init, context, width)?.never_cut(),
             blocks: (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?,
@@ -87,7 +87,10 @@ impl<R: Runtime> Gpt<R> {
             head: (!tied_head).then(head).transpose()?,
             context: ContextSlot::cuts(),
             dropout: Dropout::new(dropout)?,
-        })
+        };
+        // Errors name parameters from the first pass on.
+        model.named_parameters();
+        Ok(model)
     }
 
     /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`, of this rank's part of the sequence where that is

@@ -57,6 +57,12 @@ fn an_op_names_the_parameters_among_its_operands() {
     let wrong_dtype = Var::new(Tensor::ones(&NullRuntime::new(), [2, 4], DType::F64).unwrap());
     let error = message(model.fc2.forward(&wrong_dtype));
     assert!(error.contains("`fc2.weight` is f32 [2, 4]"), "{error}");
+    // Before a model has names, a layer has.
+    let error = message(Linear::new(&init(), 3, 4).unwrap().forward(&input([2, 5])));
+    assert!(error.contains("(`weight` is f32 [4, 3]; `bias` is f32 [4])"), "{error}");
+    let sizes = GptConfig { vocab: 5, context: 4, layers: 1, heads: 1, width: 4, ..Default::default() };
+    let error = message(Gpt::new(&init(), sizes).unwrap().forward(&input([1, 2])));
+    assert!(error.contains("`wte.weight` is f32 [5, 4]"), "{error}");
     // Nothing is known of operands that are no parameters.
     let error = message(input([2, 3]).matmul(&input([5, 3])));
     assert!(!error.contains('`') && error.starts_with("matmul: "), "{error}");
