@@ -6,6 +6,8 @@ mod mask;
 #[cfg(feature = "text")]
 mod python;
 #[cfg(feature = "text")]
+mod source;
+#[cfg(feature = "text")]
 mod template;
 
 pub use example::{ChatExample, pack_examples};

@@ -84,7 +84,33 @@ pub fn text(value: &Value) -> String {
         Some(x) if x.is_nan() => "nan".into(),
         Some(x) if x.is_infinite() => if x > 0.0 { "inf" } else { "-inf" }.into(),
         Some(x) => finite(x),
+        None if is_container(value) => repr(value),
         None => value.to_string(),
+    }
+}
+
+/// Whether a value holds others.
+pub fn is_container(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)
+}
+
+/// A value as Python's `repr` has it.
+fn repr(value: &Value) -> String {
+    let of = |items: minijinja::value::ValueIter| items.map(|item| repr(&item)).collect::<Vec<_>>().join(", ");
+    match (value.kind(), value.try_iter()) {
+        (ValueKind::Number, _) => text(value),
+        (ValueKind::Seq, Ok(items)) if value.is_tuple() => {
+            let comma = if value.len() == Some(1) { "," } else { "" };
+            format!("({}{comma})", of(items))
+        }
+        (ValueKind::Seq | ValueKind::Iterable, Ok(items)) => format!("[{}]", of(items)),
+        (ValueKind::Map, Ok(keys)) => {
+            let entry = |key: Value| {
+                format!("{}: {}", repr(&key), value.get_item(&key).map_or_else(|_| String::new(), |item| repr(&item)))
+            };
+            format!("{{{}}}", keys.map(entry).collect::<Vec<_>>().join(", "))
+        }
+        _ => format!("{value:?}"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, path::Path, time::SystemTime};
 use minijinja::{Environment, Value, context, escape_formatter, syntax::SyntaxConfig, value::ValueKind};
 use numcore::{Error, Result};
 
-use super::python;
+use super::{python, source::adapted};
 use crate::files::JsonObject;
 
 /// How many instructions a template may take: the longest real ones take some thousands a message.
@@ -16,19 +16,21 @@ const MAX_TEXT: usize = 64 << 20;
 const MAX_TEMPLATE: usize = 1 << 20;
 
 /// What was said, and what may be called: the rows of chat files.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Conversation {
     messages: Vec<Value>,
-    tools: Value,
+    /// What a template is given besides, such as `tools`.
+    variables: BTreeMap<String, Value>,
 }
 
 impl Conversation {
     /// No messages.
     pub fn new() -> Self {
-        Conversation { messages: Vec::new(), tools: Value::from(()) }
+        Conversation::default()
     }
 
-    /// Reads a row, `{"messages": [{"role": …, "content": …}, …]}`, with `tools` if it has some.
+    /// Reads a row, `{"messages": [{"role": …, "content": …}, …]}`, with `tools`, `documents` and
+    /// `chat_template_kwargs`, variables of the template, if it has some. Other fields are not the template's.
     ///
     /// # Errors
     /// If it is no JSON, or has no list of messages with roles.
@@ -42,8 +44,16 @@ impl Conversation {
         if let Some(at) = messages.iter().position(|m| !has_role(m)) {
             return Err(wrong(format!("message {at} has no `role`")));
         }
-        let tools = row.get_attr("tools").ok().filter(|t| !t.is_undefined()).unwrap_or_else(|| Value::from(()));
-        Ok(Conversation { messages, tools })
+        let given = |name: &str| row.get_attr(name).ok().filter(|v| !v.is_undefined() && !v.is_none());
+        let mut variables: BTreeMap<String, Value> =
+            ["tools", "documents"].iter().filter_map(|&name| Some((name.to_owned(), given(name)?))).collect();
+        if let Some(more) = given(KWARGS) {
+            let names = more.try_iter().ok().filter(|_| more.kind() == ValueKind::Map);
+            for name in names.ok_or_else(|| wrong(format!("`{KWARGS}` is no object")))? {
+                variables.insert(name.to_string(), more.get_item(&name).map_err(Error::other)?);
+            }
+        }
+        Ok(Conversation { messages: messages.into_iter().map(with_thoughts).collect(), variables })
     }
 
     /// This conversation with one message more.
@@ -69,14 +79,21 @@ impl Conversation {
 
     /// The first messages.
     pub(super) fn first(&self, count: usize) -> Conversation {
-        Conversation { messages: self.messages[..count].to_vec(), tools: self.tools.clone() }
+        Conversation { messages: self.messages[..count].to_vec(), variables: self.variables.clone() }
     }
 }
 
-impl Default for Conversation {
-    fn default() -> Self {
-        Self::new()
-    }
+/// The field of a row that names a template's variables.
+const KWARGS: &str = "chat_template_kwargs";
+
+/// A message whose thoughts have every name that templates have for them, as in transformers.
+fn with_thoughts(message: Value) -> Value {
+    let given = |name: &&str| message.get_attr(name).ok().filter(|v| !v.is_undefined() && !v.is_none());
+    let Some(thoughts) = ["reasoning_content", "thinking", "reasoning"].iter().find_map(given) else { return message };
+    let Ok(names) = message.try_iter() else { return message };
+    let own = names.filter_map(|name| Some((name.clone(), message.get_item(&name).ok()?)));
+    let first = [(Value::from("thinking"), thoughts.clone())].into_iter();
+    Value::from_pairs(first.chain(own).chain([(Value::from("reasoning_content"), thoughts)]))
 }
 
 /// A day, for templates that tell it to the model.
@@ -101,27 +118,38 @@ pub struct ChatTemplate {
 /// The names of special tokens.
 const TOKENS: [&str; 7] = ["bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token"];
 
-const NAME: &str = "chat_template";
+/// The template that is meant where nothing else is, and the one of conversations with tools.
+const DEFAULT: &str = "default";
+const WITH_TOOLS: &str = "tool_use";
 
 impl ChatTemplate {
-    /// The template in a folder: `chat_template.jinja`, or what `tokenizer_config.json` has; and the special tokens
-    /// that are named there.
+    /// The template in a folder: `chat_template.jinja` and those in `additional_chat_templates`, or what
+    /// `tokenizer_config.json` has; and the special tokens that are named there. Of several templates `default` is meant,
+    /// and `tool_use` for conversations with tools, as in transformers.
     ///
     /// # Errors
     /// If there is none, or it is malformed.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
-        let (folder, path) = (folder.as_ref(), folder.as_ref().join("chat_template.jinja"));
+        let folder = folder.as_ref();
         let config = JsonObject::open(&folder.join("tokenizer_config.json"))?;
+        let older = folder.join("special_tokens_map.json");
+        // Folders of before; where the configuration lists all tokens, it names them too.
+        let older = (older.is_file() && config.get("added_tokens_decoder").is_none()).then(|| JsonObject::open(&older));
+        let older = older.transpose()?;
         let token = |name: &'static str| {
-            let value = config.get(name)?;
+            let value = older.as_ref().and_then(|older| older.get(name)).or_else(|| config.get(name))?;
             let text = value.as_str().or_else(|| value.get("content")?.as_str())?;
             Some((name, text.to_owned()))
         };
-        let source = match path.is_file() {
-            true => fs::read_to_string(&path).map_err(|e| Error::io(&path, e))?,
-            false => in_config(&config)?,
-        };
-        Self::with_tokens(&source, TOKENS.into_iter().filter_map(token).collect())
+        let mut templates = in_files(folder)?;
+        if templates.is_empty() {
+            templates = in_config(&config);
+        }
+        if !templates.contains_key(DEFAULT) {
+            let why = "is missing, and there is no chat_template.jinja: it is no chat model";
+            return Err(config.wrong("chat_template", why));
+        }
+        Self::with_tokens(templates, TOKENS.into_iter().filter_map(token).collect())
     }
 
     /// A template, and the tokens that begin and end a text.
@@ -129,22 +157,22 @@ impl ChatTemplate {
     /// # Errors
     /// If it is no Jinja, or longer than templates are.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
-        Self::with_tokens(source, [("bos_token", bos.into()), ("eos_token", eos.into())].into())
+        let templates = [(DEFAULT.to_owned(), source.to_owned())].into();
+        Self::with_tokens(templates, [("bos_token", bos.into()), ("eos_token", eos.into())].into())
     }
 
-    fn with_tokens(source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
-        if source.len() > MAX_TEMPLATE {
-            return Err(Error::format("a chat template", format!("it has {} bytes", source.len())));
-        }
+    fn with_tokens(templates: BTreeMap<String, String>, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(broken)?;
         environment.set_syntax(syntax);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(100);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(|out, state, value| match value.kind() {
-            ValueKind::Number => out.write_str(&python::text(value)).map_err(minijinja::Error::from),
-            _ => escape_formatter(out, state, value),
+        environment.set_formatter(|out, state, value| {
+            if value.kind() == ValueKind::Number || python::is_container(value) {
+                return out.write_str(&python::text(value)).map_err(minijinja::Error::from);
+            }
+            escape_formatter(out, state, value)
         });
         environment.add_filter(
             "string",
@@ -152,7 +180,12 @@ impl ChatTemplate {
         );
         environment.add_filter("tojson", python::to_json);
         environment.add_function("raise_exception", python::raise_exception);
-        environment.add_template_owned(NAME, without_generation(source)).map_err(broken)?;
+        for (name, source) in templates {
+            if source.len() > MAX_TEMPLATE {
+                return Err(Error::format("a chat template", format!("it has {} bytes", source.len())));
+            }
+            environment.add_template_owned(name, adapted(&source)).map_err(broken)?;
+        }
         let template = ChatTemplate { environment, tokens };
         Ok(template.with_date(today()))
     }
@@ -168,12 +201,14 @@ impl ChatTemplate {
     /// # Errors
     /// If the template refuses the conversation (roles that do not alternate, say), fails, or reaches a limit.
     pub fn render(&self, conversation: &Conversation, prompt: bool) -> Result<String> {
-        let template = self.environment.get_template(NAME).map_err(broken)?;
-        let tools = &conversation.tools;
-        let context = context! {
-            messages => conversation.messages.clone(), tools => tools, documents => (), add_generation_prompt => prompt,
-            ..Value::from_pairs(self.tokens.iter().map(|(name, token)| (*name, token.as_str())))
-        };
+        let variables = &conversation.variables;
+        let special = variables.contains_key("tools").then(|| self.environment.get_template(WITH_TOOLS).ok()).flatten();
+        let template = special.map_or_else(|| self.environment.get_template(DEFAULT), Ok).map_err(broken)?;
+        let tokens = self.tokens.iter().map(|(name, token)| (*name, Value::from(token.as_str())));
+        let none = [("tools", Value::from(())), ("documents", Value::from(()))];
+        let given = variables.iter().map(|(name, value)| (name.as_str(), value.clone()));
+        let fixed = [("messages", conversation.messages.clone().into()), ("add_generation_prompt", prompt.into())];
+        let context = Value::from_pairs(tokens.chain(none).chain(given).chain(fixed));
         let mut text = Bounded(Vec::new());
         template.render_captured_to(context, &mut text).map_err(broken)?;
         String::from_utf8(text.0).map_err(Error::other)
@@ -209,40 +244,38 @@ fn broken(e: minijinja::Error) -> Error {
     Error::format("the chat template", why)
 }
 
-/// The template of `tokenizer_config.json`: a string, or a list of named ones, of which `default` is meant.
-fn in_config(config: &JsonObject) -> Result<String> {
-    let default = |list: &Vec<serde_json::Value>| {
-        let entry = list.iter().find(|entry| entry.get("name").is_some_and(|name| name == "default"))?;
-        Some(entry.get("template")?.as_str()?.to_owned())
+/// The templates that are files of a folder.
+fn in_files(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let mut templates = BTreeMap::new();
+    let mut read = |name: &str, path: &Path| {
+        let source = fs::read_to_string(path).map_err(|e| Error::io(path, e))?;
+        templates.insert(name.to_owned(), source);
+        Ok::<_, Error>(())
     };
-    let found = config.get("chat_template").and_then(|v| match v {
-        serde_json::Value::String(text) => Some(text.clone()),
-        serde_json::Value::Array(list) => default(list),
-        _ => None,
-    });
-    found.ok_or_else(|| {
-        config.wrong("chat_template", "is missing, and there is no chat_template.jinja: it is no chat model")
-    })
+    let path = folder.join("chat_template.jinja");
+    if path.is_file() {
+        read(DEFAULT, &path)?;
+    }
+    for entry in fs::read_dir(folder.join("additional_chat_templates")).into_iter().flatten() {
+        let path = entry.map_err(|e| Error::io(folder, e))?.path();
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jinja")) {
+            read(name, &path)?;
+        }
+    }
+    Ok(templates)
 }
 
-/// The template without the tag that marks an assistant's text: as a condition that holds, so that whitespace stays as it is.
-fn without_generation(source: &str) -> String {
-    let mut text = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%") {
-        let (before, tag) = rest.split_at(at);
-        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
-        let (tag, after) = tag.split_at(end);
-        let word = tag.trim_start_matches(['{', '%', '-', '+']).trim_end_matches(['}', '%', '-', '+']).trim();
-        text.push_str(before);
-        match word {
-            "generation" => text.push_str(&tag.replace("generation", "if true")),
-            "endgeneration" => text.push_str(&tag.replace("endgeneration", "endif")),
-            _ => text.push_str(tag),
-        }
-        rest = after;
+/// The templates of `tokenizer_config.json`: a string, or a list of named ones.
+fn in_config(config: &JsonObject) -> BTreeMap<String, String> {
+    let named = |entry: &serde_json::Value| {
+        let text = |field| entry.get(field)?.as_str().map(str::to_owned);
+        Some((text("name")?, text("template")?))
+    };
+    match config.get("chat_template") {
+        Some(serde_json::Value::String(text)) => [(DEFAULT.to_owned(), text.clone())].into(),
+        Some(serde_json::Value::Array(list)) => list.iter().filter_map(named).collect(),
+        _ => BTreeMap::new(),
     }
-    text + rest
 }
 
 /// Today, in UTC.

@@ -4,7 +4,7 @@ use nn::{Activation, moe::MoeConfig};
 use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, check_sizes};
+use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, activation_name, check_sizes};
 use crate::{files::JsonObject, quantize::quantization};
 
 /// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
@@ -46,6 +46,8 @@ pub struct DecoderConfig {
     pub mixtures: Option<DecoderMixtures>,
     /// Whether the head shares the weight of the token embedding.
     pub tied: bool,
+    /// The token that pads, whose embedding is not trained; GPT-2 has none.
+    pub padding: Option<usize>,
     /// All fields of the file, which are written back.
     pub fields: Map<String, Value>,
 }
@@ -118,6 +120,9 @@ impl DecoderConfig {
 
     /// The fields of positions, biases and windows.
     fn insert_options(&self, fields: &mut Map<String, Value>) {
+        if self.padding.is_some() || fields.contains_key("pad_token_id") {
+            fields.insert("pad_token_id".into(), json!(self.padding));
+        }
         if let Some(rope) = &self.rope {
             fields.remove("rope_scaling");
             fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
@@ -210,8 +215,10 @@ impl DecoderConfig {
         let options = |config: &Self| {
             let sizes = (config.vocab, config.width, config.heads, config.kv_heads, config.head_dim, config.hidden);
             let biases = (config.qkv_bias, config.output_bias, config.mlp_bias);
-            let (rope, windows, mixtures) = (config.rope, &config.windows, &config.mixtures);
-            format!("sizes {sizes:?}, {rope:?}, biases {biases:?}, windows {windows:?}, mixtures {mixtures:?}")
+            let (rope, windows, mixtures, padding) = (config.rope, &config.windows, &config.mixtures, config.padding);
+            format!(
+                "sizes {sizes:?}, {rope:?}, biases {biases:?}, windows {windows:?}, mixtures {mixtures:?}, padding {padding:?}"
+            )
         };
         let (family, own, theirs) = (self.family.name(), options(self), options(&again));
         let why = format!("a `{family}` cannot be so: given {own}; transformers would make it {theirs}");
@@ -250,6 +257,7 @@ fn gpt2(fields: &ConfigFields) -> Result<DecoderConfig> {
         windows: vec![None; layers],
         mixtures: None,
         tied: fields.flag_or("tie_word_embeddings", true)?,
+        padding: None,
         fields: fields.fields().clone(),
     })
 }
@@ -271,9 +279,10 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     };
     let own_dim = fields.maybe_size("head_dim")?.or(defaults.head_dim);
     let mixtures = family.has_experts().then(|| DecoderMixtures::read(fields, family, width, layers));
+    let vocab = fields.size_or("vocab_size", defaults.vocab)?;
     Ok(DecoderConfig {
         family,
-        vocab: fields.size_or("vocab_size", defaults.vocab)?,
+        vocab,
         width,
         layers,
         heads,
@@ -290,6 +299,7 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
         windows: windows(fields, family, layers)?,
         mixtures: mixtures.transpose()?,
         tied: fields.flag_or("tie_word_embeddings", false)?,
+        padding: fields.row("pad_token_id", vocab)?,
         fields: fields.fields().clone(),
     })
 }
@@ -343,16 +353,6 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
         return Err(fields.wrong("layer_types", why));
     }
     Ok(windows)
-}
-
-/// The name that transformers has for an activation.
-pub(crate) fn activation_name(activation: Activation) -> &'static str {
-    match activation {
-        Activation::Relu => "relu",
-        Activation::Gelu => "gelu",
-        Activation::GeluTanh => "gelu_new",
-        Activation::Silu => "silu",
-    }
 }
 
 #[cfg(test)]

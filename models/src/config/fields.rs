@@ -6,15 +6,17 @@ use nn::Activation;
 use numcore::{Error, Result};
 use serde_json::Value;
 
-use crate::files::JsonObject;
+use crate::{
+    files::{JsonObject, is_empty},
+    generate::is_generation_field,
+};
 
-/// Fields of transformers' configurations that do not change what a model computes: names, tokens, training, generation, and what only
-/// encoders or decoders of pairs have.
+/// Fields of transformers' configurations that do not change what a model computes: names, tokens, training, and what only encoders or
+/// decoders of pairs have. Fields of generation do not either.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_attn_implementation_internal",
-    "_commit_hash",
     "_experts_implementation",
     "_experts_implementation_internal",
     "_flash_attn_2_enabled",
@@ -22,37 +24,20 @@ const HARMLESS: &[&str] = &[
     "_name_or_path",
     "_num_labels",
     "architectures",
-    "assistant_confidence_threshold",
-    "assistant_lookbehind",
     "attention_dropout",
     "attention_probs_dropout_prob",
     "attn_implementation",
     "attn_pdrop",
     "auto_map",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "bos_token_id",
     "chunk_size_feed_forward",
     "classifier_dropout",
     "cls_token_id",
-    "decoder_start_token_id",
     "directionality",
-    "diversity_penalty",
-    "do_sample",
     "dtype",
-    "early_stopping",
     "embd_pdrop",
-    "encoder_no_repeat_ngram_size",
-    "encoder_repetition_penalty",
     "encoder_stride",
-    "eos_token_id",
-    "epsilon_cutoff",
-    "eta_cutoff",
     "experts_implementation",
-    "exponential_decay_length_penalty",
     "finetuning_task",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
     "gradient_checkpointing",
     "hidden_dropout_prob",
     "id2label",
@@ -60,25 +45,12 @@ const HARMLESS: &[&str] = &[
     "is_llama_config",
     "keys_to_ignore_at_inference",
     "label2id",
-    "length_penalty",
     "mask_token_id",
-    "max_length",
-    "min_length",
     "model_type",
     "n_ctx",
     "n_special",
     "name_or_path",
-    "no_repeat_ngram_size",
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "num_beam_groups",
-    "num_beams",
-    "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
     "output_past",
-    "output_scores",
-    "pad_token_id",
     "pooler_act",
     "pooler_fc_size",
     "pooler_num_attention_heads",
@@ -90,34 +62,23 @@ const HARMLESS: &[&str] = &[
     "prefix",
     "pretraining_tp",
     "problem_type",
-    "remove_invalid_values",
-    "repetition_penalty",
     "resid_pdrop",
     "return_dict",
-    "return_dict_in_generate",
     "sep_token_id",
     "summary_activation",
     "summary_first_dropout",
     "summary_proj_to_labels",
     "summary_type",
     "summary_use_proj",
-    "suppress_tokens",
-    "target_lookbehind",
     "task_specific_params",
-    "temperature",
     "tie_last_hidden_states",
     "tokenizer_class",
-    "top_k",
-    "top_p",
     "torch_dtype",
     "torchscript",
     "transformers.js_config",
-    "transformers_version",
-    "typical_p",
     "unk_token_id",
     "unsloth_fixed",
     "unsloth_version",
-    "use_cache",
     "use_return_dict",
 ];
 
@@ -224,6 +185,14 @@ impl ConfigFields {
         }
     }
 
+    /// A row of a table of so many, if it is there. Negative numbers count from the end, as PyTorch has it.
+    pub fn row(&self, name: &'static str, rows: usize) -> Result<Option<usize>> {
+        let Some(value) = self.get(self.known(name)) else { return Ok(None) };
+        let from_end = |row: i64| if row < 0 { row.saturating_add_unsigned(rows as u64) } else { row };
+        let row = value.as_i64().and_then(|row| usize::try_from(from_end(row)).ok()).filter(|&row| row < rows);
+        row.map(Some).ok_or_else(|| self.wrong(name, format_args!("is {value}, and there are {rows} tokens")))
+    }
+
     /// A number, or this one.
     pub fn number_or(&self, name: &'static str, default: f64) -> Result<f64> {
         Ok(self.number(self.known(name))?.unwrap_or(default))
@@ -284,7 +253,7 @@ impl ConfigFields {
         let unknown = |(name, value): &(&String, &Value)| {
             let is_known = |list: &[&str]| list.binary_search(&name.as_str()).is_ok();
             let off = is_empty(value) || **value == Value::Bool(false) && is_known(OFF);
-            !off && !read.contains(name.as_str()) && !is_known(HARMLESS)
+            !off && !read.contains(name.as_str()) && !is_known(HARMLESS) && !is_generation_field(name)
         };
         let unknown: Vec<String> = self.fields().iter().filter(unknown).map(|(name, _)| format!("`{name}`")).collect();
         if unknown.is_empty() {
@@ -303,13 +272,13 @@ impl ConfigFields {
     }
 }
 
-/// Whether a value says nothing.
-fn is_empty(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Array(list) => list.is_empty(),
-        Value::Object(map) => map.is_empty(),
-        _ => false,
+/// The name that transformers has for an activation.
+pub(crate) fn activation_name(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Relu => "relu",
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_new",
+        Activation::Silu => "silu",
     }
 }
 

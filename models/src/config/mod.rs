@@ -7,8 +7,8 @@ mod mixtures;
 mod rope;
 
 pub use decoder::DecoderConfig;
-pub(crate) use decoder::activation_name;
 pub use family::Family;
+pub(crate) use fields::activation_name;
 pub use fields::{ConfigFields, check_sizes};
 pub use mixtures::DecoderMixtures;
 pub use rope::{RopeConfig, RopeScaling};

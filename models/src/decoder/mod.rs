@@ -7,7 +7,7 @@ mod tensor_plan;
 
 use autograd::Var;
 use nn::{
-    Embedding, Forward, Init, Initializer, Linear, Module, Rotary,
+    Embedding, Forward, Init, Initializer, Linear, Module, ModuleExt, Rotary,
     moe::Routing,
     parallel::{ContextSlot, VocabularyLoss},
 };
@@ -65,8 +65,12 @@ impl<R: Runtime> Decoder<R> {
         let learned =
             config.rope.is_none().then(|| Embedding::new(init, config.context, width).map(Embedding::never_cut));
         let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
-        Ok(Decoder {
-            embed_tokens: Embedding::new(init, vocab, width)?,
+        let mut embed_tokens = Embedding::new(init, vocab, width)?;
+        if let Some(row) = config.padding {
+            embed_tokens = embed_tokens.with_frozen_row(row)?;
+        }
+        let model = Decoder {
+            embed_tokens,
             embed_positions: learned.transpose()?,
             layers: (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>()?,
             norm: DecoderNorm::new(init, &config)?,
@@ -74,7 +78,10 @@ impl<R: Runtime> Decoder<R> {
             context: ContextSlot::cuts(),
             rotary: config.rope.map(|rope| rope.rotary(config.head_dim)),
             config,
-        })
+        };
+        // Errors name parameters from the first pass on.
+        model.named_parameters();
+        Ok(model)
     }
 
     /// The sizes and options of this model.

@@ -1,7 +1,7 @@
 //! BERT: an encoder of text.
 
 use autograd::Var;
-use nn::{Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, Param, Visitor};
+use nn::{Embedding, EncoderBlock, Forward, Init, Initializer, LayerNorm, Linear, Module, ModuleExt, Param, Visitor};
 use numcore::{
     DType, Error, Result, Runtime, Within,
     ops::{Apply, IndexOps, MatmulOps, PointwiseOps, ViewOps},
@@ -104,7 +104,7 @@ impl<R: Runtime> Bert<R> {
             embed_tokens = embed_tokens.never_cut();
         }
         let pools = matches!(config.task, BertTask::States | BertTask::Sequence);
-        Ok(Bert {
+        let model = Bert {
             embed_tokens,
             embed_positions: Embedding::new(init, config.context, width)?.never_cut(),
             embed_types: Embedding::new(init, config.token_types, width)?.never_cut(),
@@ -113,7 +113,10 @@ impl<R: Runtime> Bert<R> {
             pooler: pools.then(|| Linear::new(init, width, width)).transpose()?,
             head: BertHead::new(init, &config)?,
             config,
-        })
+        };
+        // Errors name parameters from the first pass on.
+        model.named_parameters();
+        Ok(model)
     }
 
     /// The sizes and options of this model.

@@ -84,16 +84,17 @@ impl BertConfig {
         fields.require("add_cross_attention", false)?;
         fields.require("tie_word_embeddings", true)?;
         fields.expect("position_embedding_type", "absolute")?;
+        let vocab = fields.size_or("vocab_size", 30_522)?;
         let config = BertConfig {
             task: BertTask::of(fields)?,
-            vocab: fields.size_or("vocab_size", 30_522)?,
+            vocab,
             context: fields.size_or("max_position_embeddings", 512)?,
             token_types: fields.size_or("type_vocab_size", 2)?,
             layers: fields.layers_or("num_hidden_layers", 12)?,
             block: block(fields, false, true)?,
             labels: labels(fields)?,
             // Null says that there is none.
-            padding: fields.maybe_size("pad_token_id")?.or((!fields.has("pad_token_id")).then_some(0)),
+            padding: fields.row("pad_token_id", vocab)?.or((!fields.has("pad_token_id")).then_some(0)),
             fields: fields.fields().clone(),
         };
         fields.part("quantization_config")?;

@@ -2,7 +2,8 @@
 
 use autograd::Var;
 use nn::{
-    Conv2d, ConvOptions, EncoderBlock, EncoderBlockConfig, Forward, Init, Initializer, LayerNorm, Linear, Module, Param,
+    Conv2d, ConvOptions, EncoderBlock, EncoderBlockConfig, Forward, Init, Initializer, LayerNorm, Linear, Module,
+    ModuleExt, Param,
 };
 use numcore::{
     Error, Result, Runtime, Within,
@@ -114,7 +115,7 @@ impl<R: Runtime> Vit<R> {
         let (width, per_side) = (config.block.width, config.image / config.patch.max(1));
         let small = Initializer::Normal { mean: 0.0, std: 0.02 };
         let options = ConvOptions { stride: [config.patch; 2], ..Default::default() };
-        Ok(Vit {
+        let model = Vit {
             cls_token: init.param([1, 1, width], small)?,
             positions: init.param([1, 1 + per_side * per_side, width], small)?,
             patches: Conv2d::new(init, config.channels, width, [config.patch; 2], options)?,
@@ -122,7 +123,10 @@ impl<R: Runtime> Vit<R> {
             norm: LayerNorm { eps: config.block.eps, ..LayerNorm::new(init, width)? },
             classifier: Linear::new(init, width, config.labels)?,
             config,
-        })
+        };
+        // Errors name parameters from the first pass on.
+        model.named_parameters();
+        Ok(model)
     }
 
     /// The sizes and options of this model.

@@ -104,6 +104,16 @@ impl JsonObject {
     }
 }
 
+/// Whether a value says nothing.
+pub fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    }
+}
+
 /// A whole file, unless it is longer than such files are.
 fn read_bounded(path: &Path) -> Result<Vec<u8>> {
     let io = |e| Error::io(path, e);

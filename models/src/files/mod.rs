@@ -5,7 +5,7 @@ mod staged;
 mod weights;
 mod writer;
 
-pub use json::JsonObject;
 use json::save_json;
+pub use json::{JsonObject, is_empty};
 pub use weights::Weights;
 pub use writer::{SaveOptions, WeightWriter};

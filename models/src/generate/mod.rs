@@ -11,7 +11,7 @@ use numcore::{
     ops::{PointwiseOps, ViewOps},
 };
 
-pub use options::{GenerationOptions, Sampling};
+pub use options::{GenerationOptions, Sampling, is_generation_field};
 use processors::{Draw, process};
 pub use stop::{FinishReason, StopTexts};
 

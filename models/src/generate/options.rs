@@ -60,43 +60,54 @@ impl Default for Sampling {
 
 /// Options of transformers that change what is generated and that are not known here, with the values that change nothing.
 const UNKNOWN: &[(&str, &[f64])] = &[
-    ("num_beams", &[1.0]),
-    ("num_beam_groups", &[1.0]),
-    ("no_repeat_ngram_size", &[0.0]),
+    ("assistant_ensemble_weight", &[]),
+    ("bad_words_ids", &[]),
+    ("begin_suppress_tokens", &[]),
+    ("constraints", &[]),
+    ("diversity_penalty", &[0.0]),
+    ("dola_layers", &[]),
     ("encoder_no_repeat_ngram_size", &[0.0]),
     ("encoder_repetition_penalty", &[1.0]),
-    ("diversity_penalty", &[0.0]),
     ("epsilon_cutoff", &[0.0]),
     ("eta_cutoff", &[0.0]),
-    ("min_length", &[0.0]),
-    ("min_new_tokens", &[0.0]),
-    ("penalty_alpha", &[0.0]),
-    ("guidance_scale", &[1.0]),
-    ("top_h", &[]),
-    ("bad_words_ids", &[]),
+    ("exponential_decay_length_penalty", &[]),
+    ("force_bos_token_to_be_generated", &[]),
     ("force_words_ids", &[]),
     ("forced_bos_token_id", &[]),
     ("forced_eos_token_id", &[]),
-    ("suppress_tokens", &[]),
-    ("begin_suppress_tokens", &[]),
-    ("sequence_bias", &[]),
-    ("exponential_decay_length_penalty", &[]),
+    ("guidance_scale", &[1.0]),
+    ("is_assistant", &[]),
+    ("max_time", &[]),
+    ("min_length", &[0.0]),
+    ("min_new_tokens", &[0.0]),
+    ("no_repeat_ngram_size", &[0.0]),
+    ("num_beam_groups", &[1.0]),
+    ("num_beams", &[1.0]),
     ("num_return_sequences", &[1.0]),
+    ("penalty_alpha", &[0.0]),
     ("remove_invalid_values", &[]),
     ("renormalize_logits", &[]),
+    ("sequence_bias", &[]),
+    ("stop_strings", &[]),
+    ("suppress_tokens", &[]),
     ("token_healing", &[]),
+    ("top_h", &[]),
+    ("watermarking_config", &[]),
 ];
 
 /// Options that are read, and those that change nothing of the tokens of one text: what is given out, memory, how beams are compared,
-/// and drafts of another model.
+/// and drafts, of which the model decides.
 const KNOWN: &[&str] = &[
+    "_commit_hash",
     "_from_model_config",
     "assistant_confidence_threshold",
+    "assistant_early_exit",
     "assistant_lookbehind",
     "bos_token_id",
     "cache_config",
     "cache_implementation",
     "compile_config",
+    "continuous_batching_config",
     "decoder_start_token_id",
     "disable_compile",
     "do_sample",
@@ -104,7 +115,9 @@ const KNOWN: &[&str] = &[
     "eos_token_id",
     "length_penalty",
     "low_memory",
+    "max_cache_len",
     "max_length",
+    "max_matching_ngram_size",
     "max_new_tokens",
     "min_p",
     "num_assistant_tokens",
@@ -114,9 +127,12 @@ const KNOWN: &[&str] = &[
     "output_logits",
     "output_scores",
     "pad_token_id",
+    "prefill_chunk_size",
+    "prompt_lookup_num_tokens",
     "repetition_penalty",
     "return_dict_in_generate",
     "return_legacy_cache",
+    "speculation_type",
     "target_lookbehind",
     "temperature",
     "top_k",
@@ -125,33 +141,45 @@ const KNOWN: &[&str] = &[
     "typical_p",
     "use_cache",
     "use_model_defaults",
+    "use_mtp",
 ];
 
+/// Whether a field is one of generation: in a `config.json` it changes nothing of what the model computes.
+pub fn is_generation_field(name: &str) -> bool {
+    KNOWN.binary_search(&name).is_ok() || UNKNOWN.binary_search_by_key(&name, |(known, _)| known).is_ok()
+}
+
 impl GenerationOptions {
-    /// What `generation_config.json` in a folder says; without that file, what `config.json` says of the token that ends a text.
+    /// What `generation_config.json` in a folder says; without that file, what the fields of generation in `config.json`
+    /// say, as in transformers.
     ///
     /// # Errors
     /// If a field is malformed, or asks for what is not known here, such as beams.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join("generation_config.json");
         if path.is_file() {
-            return Self::read(&JsonObject::open(&path)?);
+            return Self::of_file(&JsonObject::open(&path)?);
         }
-        let config = JsonObject::open(&folder.as_ref().join("config.json"))?;
-        Ok(GenerationOptions { eos_token_ids: eos_token_ids(&config)?, ..Default::default() })
+        Self::read(&JsonObject::open(&folder.as_ref().join("config.json"))?)
     }
 
+    /// The fields of a file of generation's own, which has no others.
+    fn of_file(fields: &JsonObject) -> Result<Self> {
+        let unknown = |name: &&String| fields.get(name).is_some() && !is_generation_field(name);
+        if let Some(name) = fields.fields().keys().find(unknown) {
+            let why = "is not known here, and may change what is generated; delete it if it does not";
+            return Err(fields.wrong(name, why));
+        }
+        Self::read(fields)
+    }
+
+    /// The fields of generation, of any file.
     fn read(fields: &JsonObject) -> Result<Self> {
         for (name, harmless) in UNKNOWN {
             let value = fields.get(name).filter(|v| **v != Value::Bool(false));
             if let Some(value) = value.filter(|v| !v.as_f64().is_some_and(|x| harmless.contains(&x))) {
                 return Err(fields.wrong(name, format_args!("is {value}, which is not known here")));
             }
-        }
-        let is_known = |name: &str| KNOWN.contains(&name) || UNKNOWN.iter().any(|(known, _)| *known == name);
-        if let Some(name) = fields.fields().keys().find(|name| fields.get(name).is_some() && !is_known(name)) {
-            let why = "is not known here, and may change what is generated; delete it if it does not";
-            return Err(fields.wrong(name, why));
         }
         let max_length = fields.count("max_length")?;
         let sampling = Sampling {
@@ -226,7 +254,7 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Result<GenerationOptions> {
-        GenerationOptions::read(&JsonObject::of("generation_config.json", serde_json::from_str(json).unwrap()))
+        GenerationOptions::of_file(&JsonObject::of("generation_config.json", serde_json::from_str(json).unwrap()))
     }
 
     #[test]
@@ -248,6 +276,11 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_fields_are_sorted() {
+        assert!(KNOWN.is_sorted() && UNKNOWN.is_sorted_by_key(|(name, _)| *name));
+    }
+
+    #[test]
     fn what_is_not_known_or_out_of_range_is_an_error() {
         for (json, due) in [
             (r#"{"num_beams": 4}"#, "num_beams"),
@@ -258,6 +291,8 @@ mod tests {
             (r#"{"num_return_sequences": 2}"#, "num_return_sequences"),
             (r#"{"renormalize_logits": true}"#, "renormalize_logits"),
             (r#"{"stop_strings": ["x"]}"#, "stop_strings"),
+            (r#"{"max_time": 2.5}"#, "max_time"),
+            (r#"{"is_assistant": true}"#, "is_assistant"),
             (r#"{"do_sample": true, "temperature": 0}"#, "temperature"),
             (r#"{"do_sample": true, "top_p": -0.5}"#, "top_p"),
             (r#"{"repetition_penalty": 0}"#, "penalty"),

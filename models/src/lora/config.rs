@@ -6,7 +6,7 @@ use numcore::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::names::{chosen, is_within, matches};
-use crate::files::JsonObject;
+use crate::files::{JsonObject, is_empty};
 
 /// Which layers have an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +67,25 @@ impl Default for LoraConfig {
     }
 }
 
+/// Fields of `adapter_config.json` that are read.
+const READ: &[&str] = &[
+    "alpha_pattern",
+    "exclude_modules",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "task_type",
+    "use_dora",
+    "use_rslora",
+];
+
+/// Fields that change nothing where they are false.
+const OFF: &[&str] = &["lora_bias", "merge_weights", "use_bdlora", "use_qalora"];
+
 /// Fields of `adapter_config.json` that say how an adapter was made or loaded, and change nothing of what it computes.
 const HARMLESS: &[&str] = &[
     "auto_mapping",
@@ -105,28 +124,10 @@ impl LoraConfig {
             return Err(fields.wrong("bias", "is not `none`: biases are not trained with adapters here"));
         }
         check_start(fields)?;
-        let known = [
-            "alpha_pattern",
-            "exclude_modules",
-            "lora_alpha",
-            "lora_dropout",
-            "modules_to_save",
-            "peft_type",
-            "r",
-            "rank_pattern",
-            "target_modules",
-            "task_type",
-            "use_dora",
-            "use_rslora",
-        ];
-        let is_off = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Array(list) => list.is_empty(),
-            Value::Object(map) => map.is_empty(),
-            _ => false,
-        };
         let unknown = fields.fields().iter().find(|(name, value)| {
-            !is_off(value) && !known.contains(&name.as_str()) && !HARMLESS.contains(&name.as_str())
+            let is_in = |list: &[&str]| list.contains(&name.as_str());
+            let off = is_empty(value) || **value == Value::Bool(false) && is_in(OFF);
+            !off && !is_in(READ) && !is_in(HARMLESS)
         });
         if let Some((name, value)) = unknown {
             return Err(fields.wrong(name, format_args!("is {value}, which is not known here")));
@@ -328,6 +329,52 @@ mod tests {
         };
         assert!(all.adapts("model.layers.0.mlp.down_proj"));
         assert!(!all.adapts("lm_head") && !all.adapts("model.layers.0.mlp.up_proj"));
+    }
+
+    /// Every field that peft 0.21 writes, as it is by default; what is not peft's is refused, whatever it is.
+    #[test]
+    fn fields_are_read_or_harmless_or_refused() {
+        let default = json!({
+            "alora_invocation_tokens": null, "alpha_pattern": {}, "arrow_config": null, "auto_mapping": null,
+            "base_model_name_or_path": "x", "bias": "none", "corda_config": null, "ensure_weight_tying": false,
+            "eva_config": null, "exclude_modules": null, "fan_in_fan_out": false, "inference_mode": true,
+            "init_lora_weights": true, "kasa_config": null, "layer_replication": null, "layers_pattern": null,
+            "layers_to_transform": null, "loftq_config": {}, "lora_alpha": 8, "lora_bias": false, "lora_dropout": 0.0,
+            "lora_ga_config": null, "megatron_config": null, "megatron_core": "megatron.core",
+            "modules_to_save": null, "monteclora_config": null, "peft_type": "LORA", "peft_version": "0.21.2",
+            "qalora_group_size": 16, "r": 8, "rank_pattern": {}, "revision": null, "target_modules": ["q_proj"],
+            "target_parameters": null, "task_type": "CAUSAL_LM", "trainable_token_indices": null,
+            "use_bdlora": null, "use_dora": false, "use_qalora": false, "use_rslora": false, "velora_config": null
+        });
+        let read = |field: &str, value: Value| {
+            let mut fields = default.as_object().cloned().unwrap_or_default();
+            fields.insert(field.into(), value);
+            LoraConfig::read(&JsonObject::of("adapter_config.json", fields))
+        };
+        assert_eq!(read("r", json!(4)).unwrap().rank, 4);
+        for (field, value) in [
+            ("alora_invocation_tokens", json!([1])),
+            ("arrow_config", json!({"top_k": 3})),
+            ("bias", json!("all")),
+            ("exclude_modules", json!("x.*")),
+            ("init_lora_weights", json!("pissa")),
+            ("kasa_config", json!({"beta": 1e-4})),
+            ("layer_replication", json!([[0, 4]])),
+            ("layers_to_transform", json!([1])),
+            ("lora_bias", json!(true)),
+            ("monteclora_config", json!({"buffer_size": 150})),
+            ("target_modules", json!(".*q_proj")),
+            ("target_parameters", json!(["experts.down_proj"])),
+            ("trainable_token_indices", json!([0])),
+            ("use_bdlora", json!({"nblocks": 2})),
+            ("use_qalora", json!(true)),
+            ("velora_config", json!({"num_groups": 2})),
+            ("use_scale", json!(false)),
+            ("use_scale", json!(1)),
+        ] {
+            let error = read(field, value).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{field}`")), "{error}");
+        }
     }
 
     #[test]

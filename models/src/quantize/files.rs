@@ -18,6 +18,10 @@ const SCALES: &str = ".absmax";
 const NESTED_SCALES: &str = ".nested_absmax";
 const NESTED_CODE: &str = ".nested_quant_map";
 
+/// The fields of that JSON.
+const STATE_FIELDS: [&str; 7] =
+    ["blocksize", "dtype", "nested_blocksize", "nested_dtype", "nested_offset", "quant_type", "shape"];
+
 /// Whether a name in files is of a part of a weight in four bits.
 pub fn is_part(name: &str, weights: &Weights) -> bool {
     let parts = [STATE, CODE, SCALES, NESTED_SCALES, NESTED_CODE];
@@ -46,6 +50,9 @@ impl StoredWeight {
         let fields: Map<String, Value> =
             serde_json::from_slice(&bytes).map_err(|e| Error::format(&*state, format!("it is no JSON object: {e}")))?;
         let fields = JsonObject::of(&*state, fields);
+        if let Some(name) = fields.fields().keys().find(|name| !STATE_FIELDS.contains(&name.as_str())) {
+            return Err(fields.wrong(name, "is not known here, and may change what is stored"));
+        }
         if fields.text("quant_type")? != Some("nf4") {
             return Err(fields.wrong("quant_type", "is not `nf4`: no other code is known"));
         }

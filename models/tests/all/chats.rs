@@ -101,7 +101,46 @@ fn numbers_and_json_are_written_as_python_writes_them() {
     assert_eq!(render("{% for x in messages[0].x %}{{ x }} {% endfor %}"), due);
     assert_eq!(render("{% for x in messages[0].x %}{{ x | string + ' ' }}{% endfor %}"), due);
     assert_eq!(render("{% for x in messages[0].x %}{{ x | tojson }} {% endfor %}"), due);
+    let floats = "{{ messages[0].x[1] ~ ' ' ~ 1e16 ~ [1, 'a', true, none, 2.0, 1e-5] }}";
+    assert_eq!(render(floats), "1e-05 1e+16[1, 'a', True, None, 2.0, 1e-05]");
+    let due = "[1e+16, 1e-05] {'a': 1e-05, 'b': (1, 'x', [])} (1.5e+16,) {}";
+    assert_eq!(render("{{ messages[0].x[:2] }} {{ {'a': 1e-5, 'b': (1, 'x', [])} }} {{ (1.5e16,) }} {{ {} }}"), due);
+    assert_eq!(render("{{ messages[0].x[:2] | string }}{{ undefined ~ none }}"), "[1e+16, 1e-05]None");
     assert_eq!(render("{{ 'h\u{e9}\u{1f600}\u{7f}' | tojson(ensure_ascii=true) }}"), r#""h\u00e9\ud83d\ude00\u007f""#);
+}
+
+/// As `get_chat_template`, `from_pretrained` and `apply_chat_template` of transformers 5.24 have it.
+#[test]
+fn a_row_says_which_template_and_what_it_is_given() {
+    let folder = Scratch::copy_of("chat");
+    let write = |file: &str, text: &str| std::fs::write(folder.0.join(file), text).unwrap();
+    let render = |row: &str| {
+        let row = format!(r#"{{"messages": [{{"role": "user", "reasoning": "hm", "content": "Hi"}}]{row}}}"#);
+        ChatTemplate::of_folder(&folder.0).unwrap().render(&Conversation::from_json(&row).unwrap(), false).unwrap()
+    };
+    write(
+        "tokenizer_config.json",
+        r#"{"bos_token": "<a>", "chat_template": [
+            {"name": "default", "template": "{{ documents }} {{ thinking_on }} {{ messages[0].reasoning_content }}"},
+            {"name": "tool_use", "template": "{{ bos_token }} {{ tools[0] }} {{ messages[0].thinking }}"}]}"#,
+    );
+    assert_eq!(render(""), "None  hm");
+    let kwargs = r#", "documents": [1], "chat_template_kwargs": {"thinking_on": true}, "id": 3, "tools": null"#;
+    assert_eq!(render(kwargs), "[1] True hm");
+    assert_eq!(render(r#", "tools": ["f"]"#), "<a> f hm");
+    // Tokens of older folders have a file of their own.
+    write("special_tokens_map.json", r#"{"bos_token": {"content": "<b>"}}"#);
+    assert_eq!(render(r#", "tools": ["f"]"#), "<b> f hm");
+    // Files go before the configuration.
+    write("chat_template.jinja", "file{{ bos_token }}");
+    assert_eq!(render(r#", "tools": ["f"]"#), "file<b>");
+    std::fs::create_dir(folder.0.join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", "tools");
+    assert_eq!((render(""), render(r#", "tools": []"#)), ("file<b>".into(), "tools".into()));
+    write("tokenizer_config.json", r#"{"bos_token": "<a>", "added_tokens_decoder": {}}"#);
+    assert_eq!(render(""), "file<a>");
+    let row = r#"{"messages": [], "chat_template_kwargs": 3}"#;
+    assert!(Conversation::from_json(row).unwrap_err().to_string().contains("`chat_template_kwargs` is no object"));
 }
 
 #[test]

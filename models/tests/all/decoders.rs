@@ -1,6 +1,6 @@
 //! Every family's decoder against transformers: logits, gradients, files.
 
-use autograd::{Var, no_grad};
+use autograd::{Var, backward, no_grad};
 use models::{Decoder, DecoderInputs, Pretrained, SaveOptions};
 use nn::{Forward, Init, ModuleExt};
 use numcore::{
@@ -359,4 +359,25 @@ fn a_model_can_be_made_without_a_file() {
     let ids = Reference::read("qwen3").var("ids");
     let logits = |m: &Decoder<_>| m.forward(&ids).unwrap().value().unwrap();
     close("again", &logits(&again), &logits(&model), 0.0);
+}
+
+/// As by transformers, whose embeddings are given `pad_token_id`: negative ones count from the end. GPT-2's is not.
+#[test]
+fn the_embedding_of_padding_is_not_trained() {
+    let load = |name: &str, pad: serde_json::Value| {
+        let folder = Scratch::copy_of(name).with_config(|fields| drop(fields.insert("pad_token_id".into(), pad)));
+        Decoder::from_pretrained(&folder.0, &init())
+    };
+    for (pad, frozen) in [(3, 3), (-1, 42)] {
+        let model = load("llama", pad.into()).unwrap();
+        let ids = V::new(Tensor::from_slice(&cpu(), [1, 4], &[3i64, 42, 5, 3]).unwrap());
+        let gradients = backward(&next_token_loss(&model, &ids)).unwrap();
+        let table = gradients.get(&model.embed_tokens.weight.leaf()).unwrap().to_f64s().unwrap();
+        let trained = |row: usize| table[row * 12..(row + 1) * 12].iter().any(|&x| x != 0.0);
+        assert_eq!([3, 42, 5].map(trained), [3 != frozen, 42 != frozen, true]);
+        assert_eq!(model.config().to_json()["pad_token_id"], frozen);
+    }
+    assert_eq!(load("gpt2", 3.into()).unwrap().config().padding, None);
+    let error = load("llama", 43.into()).unwrap_err().to_string();
+    assert!(error.contains("`pad_token_id` is 43, and there are 43 tokens"), "{error}");
 }

@@ -61,6 +61,7 @@ fn zeros() -> Decoder<runtime_cpu::Cpu> {
         windows: vec![None],
         mixtures: None,
         tied: true,
+        padding: None,
         fields: Default::default(),
     };
     let model = Decoder::new(&init(), config).unwrap();

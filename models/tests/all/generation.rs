@@ -1,9 +1,9 @@
 //! Greedy text and processors against transformers; sampling that does not depend on the batch.
 
-use models::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
+use models::{Decoder, FinishReason, Generated, GenerationOptions, Pretrained, Prompt, Sampling, StopTexts, generate};
 use numcore::{Tensor, safetensors};
 use runtime_cpu::Cpu;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::common::*;
 
@@ -129,6 +129,40 @@ fn options_come_from_the_folder() {
     std::fs::write(folder.0.join("generation_config.json"), r#"{"do_sample": true, "eos_token_id": [4, 2]}"#).unwrap();
     let options = GenerationOptions::of_folder(&folder.0).unwrap();
     assert_eq!((options.eos_token_ids.as_slice(), options.sampling.unwrap().top_k), (&[4, 2][..], Some(50)));
+    std::fs::remove_file(folder.0.join("generation_config.json")).unwrap();
+    // Then the fields of generation in config.json are meant, as transformers 5.24 has it; all others are the model's.
+    let folder = folder.with_config(|fields| {
+        for (name, value) in [
+            ("do_sample", json!(true)),
+            ("temperature", json!(0.5)),
+            ("top_p", json!(0.9)),
+            ("repetition_penalty", json!(1.25)),
+            ("eos_token_id", json!(7)),
+            ("max_new_tokens", json!(3)),
+            ("num_beams", json!(1)),
+        ] {
+            fields.insert(name.into(), value);
+        }
+    });
+    let sampling = Sampling { temperature: 0.5, top_k: Some(50), top_p: Some(0.9), ..Default::default() };
+    let due = GenerationOptions {
+        max_new_tokens: 3,
+        eos_token_ids: vec![7],
+        sampling: Some(sampling),
+        repetition_penalty: 1.25,
+        ..Default::default()
+    };
+    assert_eq!(GenerationOptions::of_folder(&folder.0).unwrap(), due);
+    Decoder::from_pretrained(&folder.0, &init()).unwrap();
+    for (name, value) in [("num_beams", json!(4)), ("stop_strings", json!(["x"])), ("temperature", json!(0.0))] {
+        let folder = Scratch::copy_of("llama").with_config(|fields| {
+            fields.insert("do_sample".into(), true.into());
+            fields.insert(name.into(), value);
+        });
+        let _ = std::fs::remove_file(folder.0.join("generation_config.json"));
+        let error = GenerationOptions::of_folder(&folder.0).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
 }
 
 #[test]

@@ -237,6 +237,7 @@ fn malformed_files_are_errors() {
     assert!(with_state("[64, 64]", "[18446744073709551615, 64]").contains("up_proj"));
     assert!(with_state("\"blocksize\": 64", "\"blocksize\": 128").contains("scales"));
     assert!(with_state("\"blocksize\": 64", "\"blocksize\": 0").contains("block"));
+    assert!(with_state("\"blocksize\"", "\"rotation\": 1, \"blocksize\"").contains("`rotation`"));
     assert!(with_state("{", "[").contains("JSON"));
     let folder = Scratch::copy_of_file("nf4_double", &["config.json"]);
     let plain = unquantised("nf4_double", &init());
