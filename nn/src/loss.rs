@@ -39,8 +39,12 @@ elementwise! {
     /// Binary cross-entropy `−(y ln x + (1 − y) ln(1 − x))` of probabilities `x`; logarithms end at −100. Prefer
     /// [`bce_with_logits`], which is exact where a probability would round to 0 or 1. Outside of [0, 1] it is NaN.
     bce(x, y) = (y - 1.0) * bounded_log(1.0 - x) - y * bounded_log(x);
-    /// Binary cross-entropy of logits: `(1 − y) · x − ln sigmoid(x)`, without overflow.
-    bce_with_logits(x, y) = (1.0 - y) * x - x.log_sigmoid();
+    /// Binary cross-entropy of logits: `(1 − y) · x − ln sigmoid(x)`, without overflow, and with all digits of small
+    /// losses and slopes.
+    bce_with_logits(x, y) = {
+        let negative = x.lt(0.0);
+        negative.select(-(y * x), (1.0 - y) * x) + negative.select(x, -x).exp().log1p()
+    };
     /// Kullback–Leibler divergence `y · (ln y − x)` of log-probabilities `x` from probabilities `y`, element by
     /// element; 0 where `y` is 0. The mean over elements is PyTorch's, and no divergence: that is [`kl_div_batchmean`].
     kl_div(x, y) = y.gt(0.0).select(y * (y.gt(0.0).select(y, 1.0).log() - x), y * 0.0);

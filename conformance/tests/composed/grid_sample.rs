@@ -161,3 +161,30 @@ fn zeros_beside_infinities() {
     let y = x.grid_sample(&nowhere, GridSample { mode: Linear, ..Default::default() }).unwrap();
     assert!(y.to_f64s().unwrap()[0].is_nan());
 }
+
+/// Values of PyTorch 2.15: an infinite pixel of weight 0 gives NaN, and beyond the last pixel there is none to weigh.
+#[test]
+fn infinite_pixels_count_where_they_are() {
+    const I: f64 = f64::INFINITY;
+    const N: f64 = f64::NAN;
+    let sample = |pixels: &[f64], places: &[f64], outside, align_corners| {
+        let x = row(pixels).reshape([1, 1, 2, 3]).unwrap();
+        let grid = row(places).reshape([1, 1, places.len() / 2, 2]).unwrap();
+        let y = x.grid_sample(&grid, GridSample { mode: Linear, outside, align_corners }).unwrap();
+        y.to_f64s().unwrap()
+    };
+    let same = |got: Vec<f64>, due: &[f64]| {
+        let near = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
+        assert!(got.len() == due.len() && got.iter().zip(due).all(near), "{got:?}, due {due:?}");
+    };
+    let second = [1.0, I, 3.0, 4.0, 5.0, 6.0];
+    let places = [-1.0, -1.0, -0.5, -1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0, 2.0, 2.0, -1.0, 1.0];
+    same(sample(&second, &places, Zeros, true), &[N, I, I, 6.0, 4.5, 0.0, 4.0]);
+    same(sample(&second, &places, Border, true), &[N, I, I, 6.0, 4.5, 6.0, 4.0]);
+    same(sample(&second, &places, Reflection, true), &[N, I, I, 6.0, 4.5, I, 4.0]);
+    let last = [1.0, 2.0, 3.0, 4.0, 5.0, I];
+    for outside in [Border, Reflection] {
+        same(sample(&last, &[1.0, 1.0, 1.0, 0.5, 0.5, 1.0], outside, true), &[I, I, I]);
+    }
+    same(sample(&last, &[2.0, 2.0], Border, false), &[I]);
+}

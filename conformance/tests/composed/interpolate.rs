@@ -140,6 +140,31 @@ fn shrinking_with_a_filter() {
     }
 }
 
+/// Values of PyTorch 2.15: an infinite element of weight 0 gives NaN. What only pads a row of weights counts nothing.
+#[test]
+fn infinities_are_multiplied_by_weights_of_zero() {
+    const I: f64 = f64::INFINITY;
+    const N: f64 = f64::NAN;
+    let x = row(&[1.0, I, 3.0, 4.0]).reshape([1, 1, 4]).unwrap();
+    let end = row(&[1.0, 2.0, 3.0, I]).reshape([1, 1, 4]).unwrap();
+    let filtered = Interpolate { mode: Linear, align_corners: false, antialias: true };
+    for (y, due) in [
+        (to(&x, Resize::Size(&[8]), Linear, false), vec![N, I, I, I, I, 3.25, 3.75, 4.0]),
+        (to(&x, Resize::Size(&[2]), Linear, true), vec![N, 4.0]),
+        (to(&x, Resize::Size(&[2]), Linear, false), vec![I, 3.5]),
+        (to(&x, Resize::Size(&[7]), Linear, true), vec![N, I, I, I, 3.0, 3.5, 4.0]),
+        (to(&end, Resize::Size(&[8]), Linear, false), vec![1.0, 1.25, 1.75, 2.25, 2.75, I, I, I]),
+        (to(&end, Resize::Size(&[7]), Linear, true), vec![1.0, 1.5, 2.0, 2.5, N, I, N]),
+        (to(&end, Resize::Size(&[3]), Area, false), vec![1.5, 2.5, I]),
+        (to(&end, Resize::Size(&[5]), Nearest, false), vec![1.0, 1.0, 2.0, 3.0, I]),
+        (end.interpolate(Resize::Size(&[3]), filtered).unwrap(), vec![1.3, 2.5, I]),
+        // An axis whose size stays is left alone, which PyTorch multiplies too.
+        (to(&x, Resize::Size(&[4]), Linear, false), vec![1.0, I, 3.0, 4.0]),
+    ] {
+        holds(&y, &[1, 1, due.len()], &due);
+    }
+}
+
 /// The factor positions the new elements, not the ratio of the sizes, which differs where a size was rounded.
 #[test]
 fn a_factor_is_used_as_given() {

@@ -54,6 +54,14 @@ fn bce_with_logits_is_smooth_and_finite() {
     let close = |a: &[f64], b: &[f64]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6);
     assert!(close(&losses, &[ln2, ln2, 0.0, 0.0, 200.0, 200.0]), "{losses:?}");
     assert!(close(&slopes, &[0.5, -0.5, 0.0, 0.0, 1.0, -1.0]), "{slopes:?}");
+    // Small losses are `e^−|x|` and keep their digits; so do their slopes.
+    let (x, y) = ([-20.0, 20.0, -80.0, 80.0], [0.0, 1.0, 0.0, 1.0]);
+    let (losses, slopes) = values_and_slopes(|x, y| loss::bce_with_logits(x, y, Reduction::None), &x, &y);
+    for (i, x) in x.iter().map(|&x| f64::from(x)).enumerate() {
+        let due = (-x.abs()).exp();
+        let near = (losses[i] / due - 1.0).abs() < 1e-6 && (slopes[i] / -due.copysign(x) - 1.0).abs() < 1e-6;
+        assert!(near, "{x}: {} and {}", losses[i], slopes[i]);
+    }
 }
 
 /// The sum of equal losses is exact here, and so must be their mean.

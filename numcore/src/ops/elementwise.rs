@@ -216,7 +216,7 @@ vocabulary! {
         /// [`softplus_with`](PointwiseOps::softplus_with).
         softplus(x) = x.softplus();
         /// The softsign activation `x / (1 + |x|)`.
-        softsign(x) = x / (x.abs() + 1.0);
+        softsign(x) = x.softsign();
         /// The Mish activation `x · tanh(softplus(x))` (Misra 2019).
         mish(x) = x.mish();
         /// The hard-swish activation `x · min(max(x + 3, 0), 6) / 6` (Howard et al. 2019); the gradient is 0 at −3 and

@@ -146,8 +146,9 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Sin => u * x.cos(),
         Unary::Cos => -(u * x.sin()),
         Unary::Tan => u * (y * y + 1.0),
-        Unary::Asin => u * (1.0 - x * x).rsqrt(),
-        Unary::Acos => -(u * (1.0 - x * x).rsqrt()),
+        // Not `1 − x²`, which is rounded near the ends.
+        Unary::Asin => u * ((1.0 - x) * (x + 1.0)).rsqrt(),
+        Unary::Acos => -(u * ((1.0 - x) * (x + 1.0)).rsqrt()),
         Unary::Atan => u / (x * x + 1.0),
         Unary::Sinh => u * x.cosh(),
         Unary::Cosh => u * x.sinh(),
@@ -176,10 +177,14 @@ fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) ->
             [b.eq(0.0).select(0.0, u * (b * a.pow(b - 1.0))), (a.eq(0.0) & b.ge(0.0)).select(0.0, u * (y * a.log()))]
         }
         Binary::Atan2 => {
-            // The origin has no angle; its gradient is 0, as PyTorch's.
-            let square = a * a + b * b;
-            let scaled = square.eq(0.0).select(0.0, u / square);
-            [scaled * b, -(scaled * a)]
+            // By the ratio of the smaller to the larger: `a² + b²` may be out of range. The origin has no angle; its
+            // gradient is 0, as PyTorch's.
+            let steep = b.abs().lt(a.abs());
+            let large = steep.select(a, b);
+            let ratio = steep.select(b, a) / large;
+            let most = large.eq(0.0).select(0.0, u / large / (ratio * ratio + 1.0));
+            let least = most * ratio;
+            [steep.select(least, most), -steep.select(most, least)]
         }
         Binary::Max => [winner(a.lt(b), a, b, u), winner(b.lt(a), a, b, u)],
         Binary::Min => [winner(b.lt(a), a, b, u), winner(a.lt(b), a, b, u)],

@@ -265,28 +265,32 @@ impl<'b> Expr<'b> {
         self * twice.sigmoid()
     }
 
-    /// Inverse hyperbolic sine: near 0 by [`atanh`](Expr::atanh)'s series of `x/√(1 + x²)`, beyond by the logarithm,
+    /// Inverse hyperbolic sine: near 0 by [`atanh`](Expr::atanh) of `x/√(1 + x²)`, beyond by the logarithm,
     /// far out without squares.
     pub fn asinh(self) -> Self {
         let a = self.abs();
         let ratio = self * (self * self + 1.0).rsqrt();
-        let near = (ratio * 2.0 / (1.0 - ratio)).log1p() * 0.5;
         let far = a.gt(FAR).select(a.log() + LN_2, (a + (a * a + 1.0).sqrt()).log());
-        a.lt(0.5).select(near, self.sign() * far)
+        a.lt(0.5).select(ratio.atanh(), self.sign() * far)
     }
 
     /// Inverse hyperbolic cosine; NaN below 1.
     pub fn acosh(self) -> Self {
         let t = self - 1.0;
-        self.gt(FAR).select(self.log() + LN_2, (t + (t * (self + 1.0)).sqrt()).log1p())
+        // By two roots: the product is positive again below −1.
+        self.gt(FAR).select(self.log() + LN_2, (t + t.sqrt() * (self + 1.0).sqrt()).log1p())
     }
 
-    /// Inverse hyperbolic tangent; NaN outside `[−1, 1]`.
-    pub fn atanh(self) -> Self {
-        let of = |x: Self| (x * 2.0 / (1.0 - x)).log1p() * 0.5;
-        // Of a magnitude near 1, for which a negative argument would cancel.
+    /// The softsign activation `x / (1 + |x|)`, which approaches ±1 by a term that keeps its digits.
+    pub fn softsign(self) -> Self {
         let a = self.abs();
-        a.lt(0.5).select(of(self), self.sign() * of(a))
+        let rest = (a + 1.0).recip();
+        a.gt(1.0).select(self.sign() * (1.0 - rest), self * rest)
+    }
+
+    /// Inverse hyperbolic tangent; NaN outside `[−1, 1]`. Both logarithms have its sign.
+    pub fn atanh(self) -> Self {
+        (self.log1p() - (-self).log1p()) * 0.5
     }
 
     /// The softplus activation `ln(1 + eˣ)`; the identity above 20.

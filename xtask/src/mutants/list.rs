@@ -55,11 +55,15 @@ const MODELS: &[&str] = &[
     "lora",
     "adapter",
     "trained_whole",
+    "padding",
 ];
 const NUMERICS: &[&str] = &["test", "-p", "weftgrad-conformance", "--test", "cpu", "--", "numerics"];
 const AUTOGRAD: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "checkpoints", "recomputed"];
-const NN: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "safetensors", "losses"];
+const NN: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "safetensors", "losses", "an_op_names"];
 const OPTIM: &[&str] = &["test", "-p", "weftgrad-optim", "--test", "all", "--", "frozen"];
+const COMPOSED: &[&str] =
+    &["test", "-p", "weftgrad-conformance", "--test", "composed", "--", "interpolate", "grid_sample"];
+const IMAGES: &[&str] = &["test", "-p", "weftgrad-data", "--features", "image", "--test", "all", "--", "images"];
 const ENDS: &[&str] = &["test", "-p", "weftgrad-autograd", "--test", "all", "--", "ends"];
 
 /// Each is a place, what stands there once, what is put there instead, and the command that must fail then.
@@ -107,6 +111,11 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "data/src/stream/replay.rs", from: "while self.read < read {", to: "while self.read <= read {", test: DATA },
     Mutant { file: "data/src/sources/tokenizer.rs", from: "inner.with_padding(None).with_truncation(None)", to: "inner.with_truncation(None)", test: TOKENIZER },
     Mutant { file: "data/src/sources/tokenizer.rs", from: "last as usize + 1", to: "last as usize", test: TOKENIZER },
+    Mutant { file: "data/src/sources/tokenizer.rs", from: "*dropout > 0.0", to: "*dropout > 1.0", test: TOKENIZER },
+    Mutant { file: "data/src/sources/csv.rs", from: "(Some((at, _)), None) =>", to: "(Some((at, _)), _) =>", test: DATA },
+    Mutant { file: "data/src/sources/safetensors.rs", from: "reader.names().map(column).collect::<Result<_>>()?", to: "reader.names().flat_map(column).collect()", test: DATA },
+    Mutant { file: "data/src/sources/image.rs", from: ".filter(|_| !first.starts_with('.'))", to: "", test: IMAGES },
+    Mutant { file: "data/src/sources/image.rs", from: "ends_with(path, &NOT_READ)", to: "ends_with(path, &[])", test: IMAGES },
     Mutant { file: "data/src/files/gzip.rs", from: "next_member(ended.into_inner())?", to: "None", test: DATA },
     Mutant { file: "data/src/files/gzip.rs", from: "file.consume(zeros);", to: "return Ok(None);", test: DATA },
     Mutant { file: "data/src/files/records.rs", from: "b'\\n' | b'\\r'", to: "b'\\n'", test: DATA },
@@ -164,6 +173,15 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/lora/mod.rs", from: "saved.iter().for_each(|saved| saved.parameter.set_requires_grad(true));", to: "", test: MODELS },
     Mutant { file: "models/src/lora/mod.rs", from: "names.tied.contains(&&*saved.ours)", to: "names.tied.is_empty()", test: MODELS },
     Mutant { file: "models/src/lora/files.rs", from: "vec![name, before]", to: "vec![name]", test: MODELS },
+    Mutant { file: "models/src/lora/config.rs", from: "|| **value == Value::Bool(false) && is_in(OFF)", to: "|| **value == Value::Bool(false)", test: MODELS },
+    Mutant { file: "models/src/generate/options.rs", from: "Self::read(&JsonObject::open(&folder.as_ref().join(\"config.json\"))?)", to: "Ok(GenerationOptions::default())", test: MODELS },
+    Mutant { file: "models/src/config/fields.rs", from: " && !is_generation_field(name)", to: "", test: MODELS },
+    Mutant { file: "models/src/decoder/mod.rs", from: "if let Some(row) = config.padding {", to: "if let Some(row) = config.padding.filter(|_| false) {", test: MODELS },
+    Mutant { file: "models/src/chat/source.rs", from: "text.operands.push(std::mem::take(&mut text.operand));", to: "text.operand.push('~');", test: CHATS },
+    Mutant { file: "models/src/chat/template.rs", from: "variables.contains_key(\"tools\").then(", to: "(!variables.is_empty()).then(", test: CHATS },
+    Mutant { file: "models/src/chat/template.rs", from: "(older.is_file() && config.get(\"added_tokens_decoder\").is_none())", to: "older.is_file()", test: CHATS },
+    Mutant { file: "models/src/chat/template.rs", from: "messages.into_iter().map(with_thoughts).collect()", to: "messages", test: CHATS },
+    Mutant { file: "models/src/chat/python.rs", from: "ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)", to: "ValueKind::Map)", test: CHATS },
     Mutant { file: "models/src/chat/python.rs", from: "(-4..16)", to: "(-5..16)", test: CHATS },
     Mutant { file: "models/src/chat/python.rs", from: "escapes == Some(true)", to: "escapes == Some(false)", test: CHATS },
     Mutant { file: "distributed/src/train/reduced_gradients.rs", from: "self.scaler.is_some() || self.config.skip_non_finite", to: "self.scaler.is_some()", test: POWER },
@@ -195,13 +213,21 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "runtime-cpu/src/scan/running.rs", from: "low: self.low + (", to: "low: 0.0 * (", test: NUMERICS },
     Mutant { file: "numcore/src/tensor/create.rs", from: "_ if at < high => at,", to: "_ if at <= high => at,", test: NUMERICS },
     Mutant { file: "numcore/src/tensor/create.rs", from: "_ if bits & 0x8000 != 0 => bits + 1,", to: "_ if bits & 0x8000 != 0 => bits - 1,", test: NUMERICS },
-    Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.eq(0.0).select(0.0, x * w)]", to: "[x * w]", test: ENDS },
+    Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.abs().ne(w.abs()).select(0.0, x * w)]", to: "[x * w]", test: ENDS },
+    Mutant { file: "numcore/src/ops/composed/taps.rs", from: "[w.abs().ne(w.abs()).select(0.0, x * w)]", to: "[(w.abs().ne(w.abs()) | w.eq(0.0)).select(0.0, x * w)]", test: COMPOSED },
+    Mutant { file: "numcore/src/ops/composed/grid_sample.rs", from: " || self.mode == Interpolation::Linear", to: "", test: COMPOSED },
     Mutant { file: "autograd/src/checkpoint.rs", from: "self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;", to: "", test: AUTOGRAD },
     Mutant { file: "autograd/src/rematerialize.rs", from: "self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;", to: "", test: AUTOGRAD },
     Mutant { file: "autograd/src/mode.rs", from: "read.iter().for_each(|(leaf, version)| note_version(leaf, || *version));", to: "", test: AUTOGRAD },
     Mutant { file: "numcore/src/pointwise/expr.rs", from: "self.clamp(-1000.0, 1000.0)", to: "self", test: ENDS },
     Mutant { file: "numcore/src/pointwise/expr.rs", from: "let above = self.le(low).select(low, self);", to: "let above = self.lt(low).select(low, self);", test: ENDS },
     Mutant { file: "numcore/src/pointwise/derive.rs", from: "z.lt(0.5).select(u * s * s, u * (1.0 - y * y))", to: "u * (1.0 - y * y)", test: ENDS },
+    Mutant { file: "numcore/src/pointwise/derive.rs", from: "Unary::Asin => u * ((1.0 - x) * (x + 1.0)).rsqrt()", to: "Unary::Asin => u * (1.0 - x * x).rsqrt()", test: ENDS },
+    Mutant { file: "numcore/src/pointwise/derive.rs", from: "b.abs().lt(a.abs())", to: "a.abs().lt(b.abs())", test: ENDS },
+    Mutant { file: "numcore/src/pointwise/expr.rs", from: "t + t.sqrt() * (self + 1.0).sqrt()", to: "t + (t * (self + 1.0)).sqrt()", test: ENDS },
+    Mutant { file: "numcore/src/pointwise/expr.rs", from: "a.gt(1.0).select(self.sign() * (1.0 - rest), self * rest)", to: "self * rest", test: ENDS },
+    Mutant { file: "nn/src/loss.rs", from: "negative.select(-(y * x), (1.0 - y) * x)", to: "(1.0 - y) * x - negative.select(x, 0.0)", test: NN },
+    Mutant { file: "nn/src/init/mod.rs", from: "self.named(\"bias\"", to: "self.named(\"weight\"", test: NN },
     Mutant { file: "nn/src/loss.rs", from: "d * (d / beta) * 0.5", to: "d * d * 0.5 / beta", test: NN },
     Mutant { file: "nn/src/loss.rs", from: "let zero = x.eq(0.0);", to: "let zero = x.le(0.0);", test: NN },
     Mutant { file: "optim/src/gradients.rs", from: "let refused = self.frozen.contains(&leaf.id());", to: "let refused = false;", test: OPTIM },

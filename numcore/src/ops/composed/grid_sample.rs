@@ -86,9 +86,9 @@ fn place(i: usize, n: usize, align_corners: bool) -> f64 {
     }
 }
 
-/// One element that a sample reads along one axis, `[N, P]`: its position, its weight, and whether it is outside of a
-/// zero-padded image. Outside, the position is one on the border, the weight 0, and the value read counts as 0, which a
-/// product with an infinite pixel would not be.
+/// One element that a sample reads along one axis, `[N, P]`: its position, its weight, and whether it is outside of the
+/// image and counts nothing. Outside, the position is one on the border, the weight 0, and the value read counts as 0,
+/// which a product with an infinite pixel would not be.
 struct Tap<T> {
     at: T,
     weight: T,
@@ -247,13 +247,12 @@ impl GridSample {
         static OUTSIDE: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [x.lt(0.0) | x.gt(last)]));
         let at = self.position(inside, size)?;
-        match self.outside {
-            OutsideGrid::Zeros => {
-                let outside = place.detach().apply_program(&OUTSIDE, &[], &[((size - 1) as f64).into()])?;
-                Ok(Tap { at, weight: weight.masked_fill(&outside, 0.0)?, outside: Some(outside) })
-            }
-            _ => Ok(Tap { at, weight: weight.clone(), outside: None }),
+        // Past the last element there is nothing to interpolate with, whatever is said to be outside.
+        if self.outside == OutsideGrid::Zeros || self.mode == Interpolation::Linear {
+            let outside = place.detach().apply_program(&OUTSIDE, &[], &[((size - 1) as f64).into()])?;
+            return Ok(Tap { at, weight: weight.masked_fill(&outside, 0.0)?, outside: Some(outside) });
         }
+        Ok(Tap { at, weight: weight.clone(), outside: None })
     }
 }
 

@@ -10,9 +10,10 @@ use crate::{
 };
 
 /// For each output along an axis, the indices of the inputs it is computed from, and their weights:
-/// `y[i] = Σ_k weight[i, k] · x[index[i, k]]`.
+/// `y[i] = Σ_k weight[i, k] · x[index[i, k]]`. An input of weight 0 counts as in PyTorch: an infinite one gives NaN.
 pub(super) struct Taps {
     index: Vec<i64>,
+    /// NaN where a row is padded.
     weight: Vec<f64>,
     outputs: usize,
     /// What the sums of an axis of means are divided by.
@@ -21,7 +22,7 @@ pub(super) struct Taps {
 
 impl Taps {
     /// Builds the taps of `outputs` outputs from `row`, which gives the inputs and weights of one. Rows are padded to
-    /// one length by inputs of weight 0. The caller has checked that memory can hold them.
+    /// one length. The caller has checked that memory can hold them.
     pub(super) fn new(op: &'static str, outputs: usize, row: impl Fn(usize) -> Vec<(usize, f64)>) -> Result<Self> {
         // Reserves one input per output before computing any of them.
         drop((room::<i64>(op, outputs)?, room::<f64>(op, outputs)?));
@@ -31,7 +32,7 @@ impl Taps {
         for row in (0..outputs).map(row) {
             let last = row.last().map_or(0, |t| t.0);
             for k in 0..most {
-                let (at, weight) = row.get(k).copied().unwrap_or((last, 0.0));
+                let (at, weight) = row.get(k).copied().unwrap_or((last, f64::NAN));
                 taps.index.push(at as i64);
                 taps.weight.push(weight);
             }
@@ -42,14 +43,15 @@ impl Taps {
     /// These sums divided by the sums of their weights: means, where every weight is 1.
     pub(super) fn averaged(self) -> Self {
         let each = self.weight.len() / self.outputs.max(1);
-        Taps { divisors: self.weight.chunks(each.max(1)).map(|row| row.iter().sum()).collect(), ..self }
+        let sum = |row: &[f64]| row.iter().filter(|w| !w.is_nan()).sum();
+        Taps { divisors: self.weight.chunks(each.max(1)).map(sum).collect(), ..self }
     }
 
     /// Applies the map along `axis` of `x`, of a floating dtype.
     pub(super) fn apply<T: Apply>(&self, op: &'static str, x: &T, axis: usize) -> Result<T> {
         // What a row is padded with counts nothing, be it infinite.
         static WEIGHTED: LazyLock<Program> =
-            LazyLock::new(|| Program::new("taps", |[x, w], []| [w.eq(0.0).select(0.0, x * w)]));
+            LazyLock::new(|| Program::new("taps", |[x, w], []| [w.abs().ne(w.abs()).select(0.0, x * w)]));
         let shape = x.spec().shape;
         if shape[axis] == 0 || self.outputs == 0 {
             return Err(Error::shape(op, &[shape], "neither the input nor the output may be empty"));
