@@ -1,6 +1,10 @@
 //! What one rank finds wrong is an error on all; what it answers, all know.
 
-use std::{panic::Location, thread, time::Duration};
+use std::{
+    panic::{Location, resume_unwind},
+    thread::{self, ScopedJoinHandle},
+    time::Duration,
+};
 
 use numcore::{DType, Error, ErrorKind, Result, Runtime, Shape, Tensor, TensorMut, trace};
 use parking_lot::{Condvar, Mutex};
@@ -43,7 +47,9 @@ pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl 
             Err(error) => Err(Error::argument(op, format!("no thread to tell the other ranks in: {error}"))),
         };
         drop(done);
-        (own, teller.map_or_else(|_| progress.tell(comm, at), |teller| teller.join().unwrap_or(Ok(()))))
+        // A panic of an engine is this rank's own: it makes no call after that.
+        let ended = |teller: ScopedJoinHandle<'_, _>| teller.join().unwrap_or_else(|panic| resume_unwind(panic));
+        (own, teller.map_or_else(|_| progress.tell(comm, at), ended))
     });
     match told {
         Ok(()) => all_ok(comm, op, own),

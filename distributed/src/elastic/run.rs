@@ -56,9 +56,9 @@ impl<R: Runtime> Elastic<R> {
         Elastic { world: ElasticWorld::new(Box::new(meeting)) }
     }
 
-    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks can be lost at once; of machines
-    /// with equally many ranks one whole. All
-    /// ranks say the same. A rank needs host memory for twice its own piece and those copies.
+    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks can be lost at once, or as many machines with all of their ranks, where
+    /// there are more. All ranks say the same. A rank needs host memory for twice its own piece and the copies that it holds: where machines have unequal numbers of
+    /// ranks, those of small ones hold more.
     pub fn copies(mut self, ranks: usize) -> Self {
         self.world.placing.copies = ranks;
         self

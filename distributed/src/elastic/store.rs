@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use numcore::{DType, Result, Runtime, Shape, Tensor, TensorMut};
+use numcore::{DType, Error, Result, Runtime, Shape, Tensor, TensorMut};
 
 use crate::{
     checkpoint::{HeldPiece, Manifest, Snapshot},
@@ -50,13 +50,38 @@ impl Default for Placing {
     }
 }
 
-/// How far from a rank, in ranks, its copies are, the best first: where the fewest ranks have theirs on their own machine, and then the nearest.
-fn distances(hosts: &[&str]) -> Vec<usize> {
+/// The ranks that hold copies of each rank's piece: on other machines than its own and than each other, as far as there are, then those with the fewest copies, and then
+/// the next ones after it.
+fn holders(hosts: &[&str], copies: usize) -> Vec<Vec<usize>> {
     let n = hosts.len();
-    let at_home = |k: usize| (0..n).filter(|&rank| hosts[rank] == hosts[(rank + k) % n]).count();
-    let mut all: Vec<usize> = (1..n).collect();
-    all.sort_by_cached_key(|&k| at_home(k));
-    all
+    let (mut holders, mut held) = (vec![Vec::<usize>::new(); n], vec![0; n]);
+    for _ in 0..copies.min(n.saturating_sub(1)) {
+        for (rank, own) in holders.iter_mut().enumerate() {
+            let at_home = |other: usize| own.iter().chain([&rank]).filter(|&&at| hosts[at] == hosts[other]).count();
+            let free = (0..n).filter(|other| *other != rank && !own.contains(other));
+            let best = free.min_by_key(|&other| (at_home(other), held[other], (other + n - rank) % n));
+            if let Some(best) = best {
+                own.push(best);
+                held[best] += 1;
+            }
+        }
+    }
+    holders
+}
+
+/// Who sends its piece to whom, in rounds: in each a rank sends to at most one, and receives from at most one.
+fn rounds(holders: &[Vec<usize>]) -> Vec<Vec<(usize, usize)>> {
+    let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
+    let copies = holders.iter().map(Vec::len).max().unwrap_or(0);
+    let nth = |k: usize| holders.iter().enumerate().filter_map(move |(from, to)| Some((from, *to.get(k)?)));
+    for edge in (0..copies).flat_map(nth) {
+        let is_free = |round: &&mut Vec<(usize, usize)>| round.iter().all(|at| at.0 != edge.0 && at.1 != edge.1);
+        match rounds.iter_mut().find(is_free) {
+            Some(round) => round.push(edge),
+            None => rounds.push(vec![edge]),
+        }
+    }
+    rounds
 }
 
 /// What a rank tells of its piece.
@@ -92,7 +117,7 @@ impl Store {
         placing: &Placing,
     ) -> Result<()> {
         let (table, own) = all_ok(comm, "commit", snapshot)?.packed();
-        let (rank, n) = (comm.rank(), comm.size());
+        let rank = comm.rank();
         let notes = if rank == 0 { notes.clone() } else { BTreeMap::new() };
         let told = Told { table, bytes: own.len(), notes, host: placing.host.clone() };
         let told = comm.exchange(&told.to_bytes())?.iter().map(|told| Told::read(told)).collect::<Result<Vec<_>>>();
@@ -101,11 +126,14 @@ impl Store {
         let manifest = all_ok(comm, "commit", Manifest::of_tables(&tables, &told[0].notes))?;
         let mut pieces = BTreeMap::new();
         let hosts: Vec<&str> = told.iter().map(|told| &*told.host).collect();
-        let rounds = told.iter().map(|told| told.bytes.div_ceil(placing.message)).max().unwrap_or(0);
-        for k in distances(&hosts).into_iter().take(placing.copies) {
-            let (to, from) = ((rank + k) % n, (rank + n - k) % n);
-            let arrived = copied(comm, (&own, to), (told[from].bytes, from), (rounds, placing.message))?;
-            pieces.insert(from, HeldPiece::new(&tables[from], from, arrived)?);
+        for round in rounds(&holders(&hosts, placing.copies)) {
+            let to = round.iter().find(|(from, _)| *from == rank).map(|(_, to)| *to);
+            let from = round.iter().find(|(_, to)| *to == rank).map(|(from, _)| *from);
+            let due = from.map_or(0, |from| told[from].bytes);
+            let arrived = copied(comm, (&own, to), (due, from), placing.message)?;
+            if let Some(from) = from {
+                pieces.insert(from, HeldPiece::new(&tables[from], from, arrived)?);
+            }
         }
         pieces.insert(rank, HeldPiece::new(&tables[rank], rank, own)?);
         self.0.insert(id, Commit { step, manifest, pieces });
@@ -170,19 +198,31 @@ impl Holders {
     }
 }
 
-/// Sends bytes to a rank, and gives those that come from another, in rounds of so many bytes each.
+/// Sends bytes to a rank, if to one, and gives those that come from another, if from one: so many bytes at once.
 fn copied<R: Runtime>(
     comm: &Comm<R>,
-    (own, to): (&[u8], usize),
-    (len, from): (usize, usize),
-    (rounds, message): (usize, usize),
+    (own, to): (&[u8], Option<usize>),
+    (len, from): (usize, Option<usize>),
+    message: usize,
 ) -> Result<Vec<u8>> {
     let (rt, mut arrived) = (comm.runtime(), Vec::with_capacity(len));
-    for round in 0..rounds {
+    let most = if to.is_some() { own.len().max(len) } else { len };
+    for round in 0..most.div_ceil(message) {
         let part = |len: usize| (round * message).min(len)..((round + 1) * message).min(len);
-        let (own, due) = (&own[part(own.len())], part(len).len());
-        let arriving = TensorMut::alloc(rt, Shape::new(&[due])?, DType::U8)?;
-        let work = comm.send_recv(&Tensor::from_slice(rt, [own.len()], own)?, to, arriving, from)?;
+        let (bytes, due) = (&own[part(own.len())], part(len).len());
+        let leaving = to.filter(|_| !bytes.is_empty());
+        let sent = leaving.map(|to| Ok::<_, Error>((Tensor::from_slice(rt, [bytes.len()], bytes)?, to))).transpose()?;
+        let coming = from.filter(|_| due > 0);
+        let into = coming.map(|from| Ok::<_, Error>((TensorMut::alloc(rt, Shape::new(&[due])?, DType::U8)?, from)));
+        let work = match (sent, into.transpose()?) {
+            (Some((sent, to)), Some((into, from))) => comm.send_recv(&sent, to, into, from)?,
+            (None, Some((into, from))) => comm.recv(into, from)?,
+            (Some((sent, to)), None) => {
+                comm.send(&sent, to)?.wait()?;
+                continue;
+            }
+            (None, None) => continue,
+        };
         arrived.extend(work.wait()?.freeze()?.to_vec::<u8>()?);
     }
     Ok(arrived)
@@ -194,10 +234,33 @@ mod tests {
 
     #[test]
     fn copies_are_on_other_machines_where_there_are() {
-        assert_eq!(distances(&["a", "a", "b", "b"]), [2, 1, 3]);
-        assert_eq!(distances(&["a", "b", "a", "b"]), [1, 3, 2]);
-        assert_eq!(distances(&["a"; 4]), [1, 2, 3]);
-        assert_eq!(distances(&["a", "a", "a", "b", "b"]), [2, 3, 1, 4]);
-        assert!(distances(&["a"]).is_empty());
+        let of = |hosts: &[&str]| holders(hosts, 1).concat();
+        assert_eq!(of(&["a", "a", "b", "b"]), [2, 3, 0, 1]);
+        assert_eq!(of(&["a", "b", "a", "b"]), [1, 2, 3, 0]);
+        assert_eq!(of(&["a"; 4]), [1, 2, 3, 0]);
+        assert_eq!(of(&["a", "a", "a", "b", "b"]), [3, 4, 3, 0, 1]);
+        assert_eq!(of(&["a", "a", "a", "b"]), [3, 3, 3, 0]);
+        assert!(holders(&["a"], 2).concat().is_empty());
+        // The second copy is on a third machine, if there is one.
+        let two = holders(&["a", "a", "b", "b", "c"], 2);
+        assert_eq!(two, [[2, 4], [3, 4], [4, 0], [0, 4], [1, 2]]);
+        assert_eq!(holders(&["a"; 3], 5), [[1, 2], [2, 0], [0, 1]]);
+    }
+
+    #[test]
+    fn a_rank_sends_and_receives_once_in_a_round() {
+        assert_eq!(rounds(&holders(&["a"; 4], 2)).len(), 2);
+        let hosts = ["a", "a", "a", "b", "b", "c"];
+        let (holders, rounds) = (holders(&hosts, 2), rounds(&holders(&hosts, 2)));
+        for round in &rounds {
+            let distinct = |of: fn(&(usize, usize)) -> usize| round.iter().map(of).collect::<BTreeSet<_>>().len();
+            assert_eq!([distinct(|edge| edge.0), distinct(|edge| edge.1)], [round.len(); 2]);
+        }
+        let mut all: Vec<(usize, usize)> = rounds.concat();
+        let mut due: Vec<(usize, usize)> =
+            holders.iter().enumerate().flat_map(|(from, to)| to.iter().map(move |to| (from, *to))).collect();
+        all.sort_unstable();
+        due.sort_unstable();
+        assert_eq!(all, due);
     }
 }

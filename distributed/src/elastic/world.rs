@@ -51,7 +51,7 @@ impl<R: Runtime> ElasticWorld<R> {
         Ok(comm)
     }
 
-    /// Where the last commit is written if the ranks that are left cannot go on: too few are left, perhaps. It is a checkpoint then, of which each of them
+    /// Where the last commit is written if the ranks that are left cannot go on: too few are left, or it cannot be taken up. It is a checkpoint then, of which each of them
     /// writes what it holds; none where it is older than the latest there. Every rank says it, in each world.
     pub fn save_stranded_in(&mut self, folder: &Folder) {
         self.stranded = Some(folder.clone());
@@ -127,7 +127,13 @@ impl<R: Runtime> ElasticWorld<R> {
         let Placing { copies, message, .. } = &self.placing;
         comm.agree("the number of copies (`Elastic::copies`)", &(*copies as u64).to_le_bytes())?;
         comm.agree("the message limit (`Elastic::message_limit`)", &(*message as u64).to_le_bytes())?;
-        let restored = restore(&self.store, (comm, self.placing.message), *committed, state, check)?;
+        let restored = restore(&self.store, (comm, self.placing.message), *committed, state, check);
+        // Nobody goes on from it then: what is held would be gone with the ranks.
+        let restored = restored.inspect_err(|error| {
+            if !self.is_of_another(error) {
+                self.save_stranded();
+            }
+        })?;
         self.commits = Some(0);
         self.taken_up = restored.as_ref().map(|restored| (restored.generation, restored.step));
         Ok(restored)

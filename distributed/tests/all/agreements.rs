@@ -1,11 +1,13 @@
 //! What ranks must have in common when a trainer is made, and what they must not.
 
+use std::sync::Arc;
+
 use crate::checkpoint_common::{Any, HOWS, How, Scratch};
 use crate::common::{Mlp, Task, Trace, config, cpu, everywhere, own, weights};
 use autograd::{Var, manual_seed, no_grad, set_random_stream};
 use distributed::{
     buckets::BucketOptions,
-    comm::{Communicator, Ranks},
+    comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks, all_ok_after},
     train::{CheckpointNotes, TrainStep, TrainingConfig},
     zero::{ZeroOptions, ZeroStage},
 };
@@ -237,5 +239,19 @@ fn a_graph_from_before_an_update_is_stale_after_it() {
             });
             outcomes.unwrap().into_iter().for_each(|outcome| outcome.unwrap());
         }
+    }
+}
+
+/// A thread tells other ranks that this one still works: what it panics of is the rank's own.
+#[test]
+fn a_panic_while_ranks_wait_for_work_names_its_rank() {
+    let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
+        let faulty = comm.rank() == 1;
+        let comm: Comm<Cpu> = if faulty { Arc::new(FaultyCommunicator::new(comm, 0, Fault::Panic)) } else { comm };
+        all_ok_after(&comm, "a test", || Ok(()))
+    });
+    for outcome in outcomes.unwrap() {
+        let told = outcome.unwrap_err().to_string();
+        assert!(told.contains("a panic on purpose"), "{told}");
     }
 }
