@@ -5,6 +5,7 @@ use std::{
     fmt, fs,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use numcore::{Error, Result, safetensors};
@@ -29,12 +30,14 @@ type Watch = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
 pub struct Folder {
     path: PathBuf,
     watch: Option<Watch>,
+    /// How long a run waits until another one has left the folder, if that was said.
+    pub(super) lock_wait: Option<Duration>,
 }
 
 impl Folder {
     /// The folder at a path; it is made by the first save.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Folder { path: path.into(), watch: None }
+        Folder { path: path.into(), watch: None, lock_wait: None }
     }
 
     /// This folder, watched: before each change that a save or [`prune`](Folder::prune) makes in the file system, `watch` is told which, on the

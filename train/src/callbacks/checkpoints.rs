@@ -5,7 +5,7 @@ mod begin;
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use distributed::{
-    checkpoint::{Folder, FolderLock, SnapshotWriter},
+    checkpoint::{Folder, SnapshotWriter},
     comm::{Communicator, all_ok_after},
 };
 use nn::Module;
@@ -51,8 +51,6 @@ pub struct Checkpoints<R: Runtime> {
     is_due: bool,
     listening: Option<Listening>,
     writer: Option<SnapshotWriter<R>>,
-    /// After the writer, which writes until it is dropped.
-    lock: Option<FolderLock>,
     /// This rank, of how many, and a name of this run.
     here: (usize, usize, String),
 }
@@ -85,7 +83,6 @@ impl<R: Runtime> Checkpoints<R> {
             failure: None,
             is_due: false,
             listening: None,
-            lock: None,
             writer: None,
             here: (0, 1, String::new()),
         }
@@ -248,7 +245,6 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 if self.restore_best {
                     best_weights::check(run)?;
                 }
-                self.lock(run)?;
                 if run.state.from_scratch {
                     self.check_folder(run.comm())?;
                 }

@@ -8,6 +8,7 @@ use std::{
 use data::{Batch, Batches, Loader};
 use distributed::{
     RankDevices,
+    checkpoint::FolderLock,
     comm::{Communicator, abort_on_err, panic_message},
     train::TrainingMetrics,
 };
@@ -38,6 +39,8 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) loader: Loader<B>,
     pub(super) batches: Batches<B>,
     pub(super) callbacks: Callbacks<'a, R, M, B>,
+    /// Of the folders that callbacks save in, until these are dropped.
+    pub(super) _locks: Vec<Option<FolderLock>>,
     pub(super) sinks: Vec<Box<dyn Sink + 'a>>,
     pub(super) state: RunState,
     pub(super) record_every: Interval,

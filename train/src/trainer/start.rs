@@ -8,7 +8,7 @@ use std::{
 use data::{Batch, State};
 use distributed::{
     RankDevices,
-    checkpoint::Folder,
+    checkpoint::{Folder, FolderLock},
     comm::{Collectives, Comm, Communicator, abort_on_err, all_ok},
 };
 use nn::Buffer;
@@ -123,6 +123,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
         if let (Some(commits), Some(folder)) = (&mut self.elastic, folder) {
             commits.world.save_stranded_in(folder);
         }
+        let locks = self.lock_folders(&comm, &state)?;
         let mut at = State::default();
         if let Some(notes) = self.take_up()? {
             at = self.goes_on(notes, &mut state)?;
@@ -160,6 +161,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             batches,
             loader,
             callbacks,
+            _locks: locks,
             sinks,
             state,
             record_every,
@@ -175,6 +177,13 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
             elastic,
             devices,
         })
+    }
+
+    /// Keeps other runs out of the folders that this one saves in, before it looks into them: another that has failed may still save there. But not those that go on
+    /// without a rank that may be alive, and still have them.
+    fn lock_folders(&self, comm: &Comm<R>, state: &RunState) -> Result<Vec<Option<FolderLock>>> {
+        let folders = if state.is_elastic || state.fast_dev_run { Vec::new() } else { saved_in(&self.callbacks) };
+        folders.iter().map(|folder| folder.lock_of_all(comm)).collect()
     }
 
     /// Gives the loop and the callbacks what the notes say; where in the data the run goes on.

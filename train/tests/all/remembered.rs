@@ -1,10 +1,17 @@
 //! What policies of checkpoints and of stopping remember, of which value, and in which folder.
 
+use std::{sync::mpsc, time::Duration};
+
 use data::Batch;
-use distributed::checkpoint::Folder;
-use numcore::Result;
+use distributed::{
+    checkpoint::{Checkpointed, Folder},
+    comm::{Comm, Communicator},
+};
+use numcore::{Error, Result};
 use runtime_cpu::Cpu;
-use train::{BestValue, Checkpoints, EarlyStop, Evaluate, Interval, Length, Monitor, Resume, Trainer};
+use train::{
+    BestValue, Callback, Checkpoints, EarlyStop, Evaluate, Event, Interval, Length, Monitor, Resume, Run, Trainer,
+};
 
 use crate::common::*;
 
@@ -56,15 +63,79 @@ fn two_policies_in_one_folder_are_refused() {
 #[test]
 fn a_folder_is_that_of_one_run_at_a_time() {
     let scratch = Scratch::new("locked");
-    let run = || valued(&[1.0], Resume::No, |trainer| trainer.with(in_folder(&scratch).overwrite(true))).map(|_| ());
+    let folder = |wait: u64| Folder::new(&scratch.0).lock_wait(Duration::from_millis(wait));
+    let saves = |wait| Checkpoints::at(folder(wait)).on_signal(false).overwrite(true);
+    let run = |wait| valued(&[1.0], Resume::No, |trainer| trainer.with(saves(wait))).map(|_| ());
     let held = Folder::new(&scratch.0).lock().unwrap();
-    let error = run().unwrap_err().to_string();
+    let error = run(0).unwrap_err().to_string();
     let process = format!("process {} on", std::process::id());
     assert!(error.contains(&process) && error.contains("saves checkpoints in"), "{error}");
-    drop(held);
-    // The second comes after the first.
-    run().unwrap();
-    run().unwrap();
+    // The second comes when the first has left.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| run(60_000).map_err(|error| error.to_string()));
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    });
+    run(0).unwrap();
+}
+
+/// Says when the run is about to look into folders.
+struct Attached(mpsc::Sender<()>);
+
+impl<M, B> Callback<Cpu, M, B> for Attached {
+    fn attach(&mut self, _: &mut dyn Checkpointed<Cpu>, _: &Comm<Cpu>) -> Result<()> {
+        self.0.send(()).map_err(Error::other)
+    }
+
+    fn on(&mut self, _: &Event<'_, Cpu>, _: &mut Run<'_, Cpu, M, B>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// A run that has failed may save while another one waits for its folder: that one goes on from what it finds then.
+#[test]
+fn a_run_that_waited_for_a_folder_goes_on_from_what_was_saved_meanwhile() {
+    let scratch = Scratch::new("lock-waits");
+    let folder = || Folder::new(&scratch.0).lock_wait(Duration::from_secs(60));
+    let run = |until: u64, attached: Option<Attached>| {
+        let comm = one();
+        let model = Mlp::new(comm.runtime(), 0.3)?;
+        let trainer = Trainer::new(&model, ddp(&comm, &model, 1)?, loader(comm.runtime()));
+        let trainer = trainer.until(Length::Steps(until)).resume(Resume::IfThere);
+        let mut trainer = trainer.with(Checkpoints::at(folder()).on_signal(false));
+        if let Some(attached) = attached {
+            trainer = trainer.with(attached);
+        }
+        trainer.run(loss).map(|report| report.resumed)
+    };
+    run(2, None).unwrap();
+    let held = folder().lock().unwrap();
+    let (attached, waits) = mpsc::channel();
+    let resumed = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| run(4, Some(Attached(attached))).map_err(|error| error.to_string()));
+        waits.recv().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        // As if by the other run.
+        folder().clear().unwrap();
+        drop(held);
+        waiting.join().unwrap()
+    });
+    assert_eq!(resumed, Ok(None));
+}
+
+#[test]
+fn ranks_wait_for_a_folder_together() {
+    let scratch = Scratch::new("locked-ranks");
+    let folder = |wait: u64| Folder::new(&scratch.0).lock_wait(Duration::from_secs(wait));
+    let taken = |wait| on_ranks(3, |comm| Ok((comm.rank(), folder(wait).lock_of_all(comm)?.is_some())));
+    let held = folder(0).lock().unwrap();
+    let error = taken(0).unwrap_err().to_string();
+    assert!(error.contains(&format!("process {} on", std::process::id())), "{error}");
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| taken(60).map_err(|error| error.to_string()));
+        drop(held);
+        assert_eq!(waiting.join().unwrap(), Ok((0, true)));
+    });
 }
 
 #[test]

@@ -12,14 +12,6 @@ impl<R: Runtime> Checkpoints<R> {
         self.folder.path().display().to_string()
     }
 
-    /// Keeps other runs out of the folder; but not those that go on without a rank that may be alive, and still have it.
-    pub(super) fn lock(&mut self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<()> {
-        let is_mine = run.comm().rank() == 0 && !run.state.is_elastic;
-        let locked = if is_mine { self.folder.lock().map(Some) } else { Ok(None) };
-        self.lock = all_ok(run.comm(), "Checkpoints", locked)?;
-        Ok(())
-    }
-
     /// The step that the run goes on from, if its checkpoint is in this folder.
     pub(super) fn resumed_here(&self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<Option<u64>> {
         let last = self.folder.latest_of_all(run.comm())?;
