@@ -8,7 +8,8 @@ use numcore::{DType, Error, Flat, Result, Runtime, Tensor, Within};
 
 use crate::{
     Elementwise, FlatParams, HyperParams, LrSchedule, Optimizer, OwnGradients, StepContext, UpdateRule,
-    captured::require_replayable, hyper::require_groups, param_part::ParamPart, params::same_places,
+    captured::require_replayable, further_params::GroupsByName, hyper::require_groups, param_part::ParamPart,
+    params::same_places,
 };
 
 /// An optimizer of rule `C` over groups of parameters, each group's in one buffer per dtype.
@@ -56,8 +57,9 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     /// Whether updates read their numbers from device memory.
     capturable: bool,
     /// The parameters of the model that were frozen when the optimizer was made.
-    frozen: Vec<Arc<Leaf<R>>>,
-    own: OwnGradients<R>,
+    pub(crate) frozen: Vec<Arc<Leaf<R>>>,
+    pub(crate) by_name: Option<GroupsByName<C>>,
+    pub(crate) own: OwnGradients<R>,
 }
 
 /// The steps ahead at which schedules are compared.
@@ -75,7 +77,6 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
 
     /// An optimizer without parameters yet; groups start from these hyper-parameters.
     pub fn in_groups(defaults: C) -> Self {
-        let own = OwnGradients::default();
         FlatOptimizer {
             defaults,
             groups: Vec::new(),
@@ -84,7 +85,8 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
             schedule: None,
             capturable: false,
             frozen: Vec::new(),
-            own,
+            by_name: None,
+            own: OwnGradients::default(),
         }
     }
 
@@ -199,7 +201,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         self.schedule.as_ref().map_or(config.lr(), |s| s.lr(config.lr(), self.steps))
     }
 
-    fn require_new(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+    pub(crate) fn require_new(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         let own = self.parts.iter().flat_map(|p| p.params.leaves());
         let (mut ids, mut names): (HashSet<usize>, HashSet<_>) = own.map(|l| (l.id(), l.name())).unzip();
         for leaf in leaves {
@@ -368,6 +370,10 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
         self.parts.iter_mut().try_for_each(|part| part.reorder(&self.groups[part.group], key))
     }
 
+    fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+        self.take_in(leaves)
+    }
+
     fn check_sole(&mut self) -> Result<()> {
         self.claim()?;
         self.parts.iter().try_for_each(|p| p.params.release(|_| false))
@@ -375,7 +381,7 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
 }
 
 /// Parameters by dtype, in order of first appearance.
-fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
+pub(crate) fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
     let mut parts: Vec<(DType, Vec<Arc<Leaf<R>>>)> = Vec::new();
     for leaf in leaves {
         let dtype = leaf.spec().dtype;
@@ -387,7 +393,7 @@ fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
     parts.into_iter().map(|(_, part)| part).collect()
 }
 
-fn refuse<R: Runtime, C: UpdateRule>(config: &C, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+pub(crate) fn refuse<R: Runtime, C: UpdateRule>(config: &C, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
     let why = |l: &Arc<Leaf<R>>| Some(format!("`{}` {}", l.name(), config.refuses(&l.spec())?));
     let refused: Vec<String> = leaves.iter().filter_map(why).collect();
     if refused.is_empty() { Ok(()) } else { Err(Error::argument(C::NAME, refused.join("; "))) }

@@ -29,6 +29,7 @@ mod decay;
 mod elementwise;
 mod ema;
 mod flat_optimizer;
+mod further_params;
 mod gradients;
 mod hyper;
 mod into_optimizer;

@@ -99,6 +99,20 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
     /// ready one after another are then adjacent in memory. Gradient buffers created before no longer fit.
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()>;
 
+    /// Adds parameters that were frozen when the optimizer was made, and are trained from now on, each to the group that it would have been in.
+    /// State and step counts of the others stay. Gradient buffers created before no longer fit.
+    ///
+    /// # Errors
+    /// For an optimizer that does not know the groups of further parameters; nothing is changed then.
+    fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
+        let names: Vec<String> = leaves.iter().map(|leaf| format!("`{}`", leaf.name())).collect();
+        let why = format!(
+            "an optimizer of this kind takes no further parameters, so {} cannot be trained by it: make it before they are frozen, or another one",
+            names.join(", ")
+        );
+        Err(Error::argument("Optimizer::add_params", why))
+    }
+
     /// Runs the backward pass of `loss`, which must have one element, into the optimizer's own gradients.
     ///
     /// Gradients accumulate since the last step, so several micro-batches make one step. After an error the gradients

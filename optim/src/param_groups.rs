@@ -9,6 +9,7 @@ use crate::{
     AdamWConfig, Elementwise, FlatOptimizer, HyperParams, LrSchedule, Optimizer, ShardOptimizer, Shards, StatePlace,
     UpdateRule,
     flat_optimizer::SAMPLED,
+    further_params::GroupsByName,
     shard::{Shard, replaced},
 };
 
@@ -62,16 +63,20 @@ impl<E: Elementwise> ParamGroups<E> {
             groups[self.group_of(&leaf.name(), &leaf.spec())].push(leaf);
         }
         let mut optimizer = FlatOptimizer::in_groups(self.configs[0].clone());
-        let none = groups.iter().all(Vec::is_empty);
+        let (none, mut numbers) = (groups.iter().all(Vec::is_empty), vec![None; self.configs.len()]);
         for (k, (config, leaves)) in self.configs.iter().zip(groups).enumerate() {
             if leaves.is_empty() && !(none && k == 0) {
                 continue;
             }
+            numbers[k] = Some(optimizer.groups.len());
             optimizer = optimizer.group(leaves, |own| *own = config.clone())?;
         }
         if let Some(schedule) = &self.schedule {
             optimizer.set_schedule(schedule.clone());
         }
+        let (groups, configs) = (self.clone(), self.configs.clone());
+        let group_of = Arc::new(move |name: &str, spec: &Spec| groups.group_of(name, spec));
+        optimizer.by_name = Some(GroupsByName { group_of, configs, groups: numbers });
         Ok(optimizer)
     }
 

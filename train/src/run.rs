@@ -88,6 +88,11 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         &self.state.progress
     }
 
+    /// Whether the step that has ended counts as one: on all ranks alike.
+    pub(crate) fn has_stepped(&self) -> bool {
+        self.state.progress.step > self.state.before.step
+    }
+
     /// How long it is to be.
     pub fn length(&self) -> &Length {
         &self.state.length

@@ -169,10 +169,8 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LoopStep<R> for LocalTrainSte
         Err(Error::config("Trainer", "elastic", why))
     }
 
-    fn weightless(_: Loss<R>) -> Result<Loss<R>> {
-        let why = "a rank that trains by itself has no example in its share of a batch: drop the last batch (`Last::Drop`), or \
-                   make batches larger";
-        Err(Error::argument("Trainer::run", why))
+    fn weightless(work: Loss<R>) -> Result<Loss<R>> {
+        work.weightless()
     }
 
     fn into_mean(work: Loss<R>) -> Result<Loss<R>> {

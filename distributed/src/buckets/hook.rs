@@ -32,6 +32,8 @@ pub struct GradientBuckets<R: Runtime> {
     sync: bool,
     /// Whether a backward pass of this step was begun.
     begun: bool,
+    /// Whether this rank's losses of this step weigh nothing.
+    weighs_nothing: bool,
     /// Parameters in the order in which their gradients became final.
     ready: Vec<usize>,
 }
@@ -58,8 +60,18 @@ impl<R: Runtime> GradientBuckets<R> {
         reducer: Box<dyn BucketReducer<R>>,
     ) -> Result<Self> {
         let layout = BucketLayout::new(comm, &label, optimizer, key, &options)?;
-        let (comm, ready) = (comm.clone(), Vec::new());
-        Ok(GradientBuckets { comm, label, options, reducer, layout, next: 0, sync: true, begun: false, ready })
+        Ok(GradientBuckets {
+            comm: comm.clone(),
+            label,
+            options,
+            reducer,
+            layout,
+            next: 0,
+            sync: true,
+            begun: false,
+            weighs_nothing: false,
+            ready: Vec::new(),
+        })
     }
 
     /// Cuts buckets anew, between steps. The reducer keeps what it has from step to step.
@@ -113,7 +125,7 @@ impl<R: Runtime> GradientBuckets<R> {
         self.reducer.begin_step();
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
         self.layout.gradients.zero();
-        self.begun = false;
+        (self.begun, self.weighs_nothing) = (false, false);
         self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 
@@ -134,6 +146,7 @@ impl<R: Runtime> GradientBuckets<R> {
     /// once its gradients are known. What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less in
     /// the next, and no sum leaves the range.
     pub fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
+        self.weighs_nothing = weight == 0.0;
         self.reducer.set_loss_weight(weight, scale, skippable)
     }
 
@@ -164,15 +177,17 @@ impl<R: Runtime> GradientBuckets<R> {
 
     fn complete(&mut self) -> Result<()> {
         self.flush()?;
-        if self.reducer.reduces_every_pass() && self.options.unused == Unused::Error {
+        if self.reducer.reduces_every_pass() {
             // Any pass counts.
-            require_all(self.layout.params.iter().map(|p| (&p.leaf, p.used)))?;
+            self.require_used()?;
         }
         // After the last bucket: how many were sent before depends on the rank.
-        let used = self.layout.params.iter().map(|p| p.used);
+        let params = self.layout.params.iter();
         let anywhere = match self.options.unused {
-            Unused::Allow => used_anywhere(&self.comm, used)?,
-            Unused::Error => used.collect(),
+            Unused::Allow => used_anywhere(&self.comm, params.map(|p| p.used))?,
+            // Other ranks have used them all.
+            Unused::Error if self.idles() => params.map(|p| p.leaf.requires_grad()).collect(),
+            Unused::Error => params.map(|p| p.used).collect(),
         };
         let unused: Vec<usize> = (0..anywhere.len()).filter(|&i| !anywhere[i]).collect();
         unused.iter().try_for_each(|&i| self.layout.forget(i))?;
@@ -181,14 +196,27 @@ impl<R: Runtime> GradientBuckets<R> {
         Ok(())
     }
 
+    /// Whether this rank has no example in this step: it contributes zeros.
+    fn idles(&self) -> bool {
+        self.weighs_nothing && !self.layout.params.iter().any(|p| p.used)
+    }
+
+    /// An error that names the parameters without a gradient, where there may be none.
+    fn require_used(&self) -> Result<()> {
+        if self.options.unused == Unused::Allow || self.idles() {
+            return Ok(());
+        }
+        require_all(self.layout.params.iter().map(|p| (&p.leaf, p.used)))
+    }
+
     /// Sends what the backward pass has left, and waits for all of it.
     fn flush(&mut self) -> Result<()> {
         let (used, every_pass) = (self.layout.used(), self.reducer.reduces_every_pass());
-        if !every_pass && self.options.unused == Unused::Error {
-            require_all(self.layout.params.iter().map(|p| &p.leaf).zip(used.iter().copied()))?;
-        }
         for (p, used) in self.layout.params.iter_mut().zip(used) {
             p.used = used || (every_pass && p.used);
+        }
+        if !every_pass {
+            self.require_used()?;
         }
         while self.next < self.len() {
             self.send(self.next)?;

@@ -26,8 +26,8 @@ use crate::{
 ///
 /// [`TrainStep::builder`] makes it where [`zero`](crate::train::TrainStepBuilder::zero) is not asked for. Parameters and buffers are those of
 /// rank 0 from the start. Before the second step buckets are rebuilt, once, in the order in which gradients became final on rank 0.
-/// Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is sent; they cannot be trained later
-/// without another one.
+/// Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is sent, until a step begins in which they are
+/// not: those then begin, on all ranks alike, as they would have at the first step.
 #[doc(alias("DistributedDataParallel"))]
 pub type BucketedTrainer<R> = TrainStep<R, DataParallel<R>>;
 
@@ -46,12 +46,12 @@ pub struct DataParallel<R: Runtime> {
     pub(super) buckets: GradientBuckets<R>,
     options: BucketOptions,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
-    /// Parameters that were frozen from the start, which the optimizer does not have.
-    frozen: Vec<Arc<Leaf<R>>>,
+    /// Parameters that were frozen from the start, and are still, which the optimizer does not have.
+    pub(super) frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) tensor: TensorAxis<R>,
     /// How many steps were begun, until buckets were rebuilt.
-    begun: u8,
+    pub(super) begun: u8,
 }
 
 impl<R: Runtime> DataParallel<R> {
@@ -97,8 +97,7 @@ impl<R: Runtime> DataParallel<R> {
         ddp.sync_params()?;
         tensor.sync(&leaves, &model.named_buffers())?;
         let frozen = leaves.iter().filter(|l| !l.requires_grad() && !optimized.contains(&l.id())).cloned().collect();
-        // Gradients usually become final from the last layer to the first.
-        let order: HashMap<usize, usize> = leaves.iter().rev().enumerate().map(|(k, l)| (l.id(), k)).collect();
+        let order = from_last(&leaves);
         let key = |l: &Arc<Leaf<R>>| place(&order, l);
         let reducer = match make {
             Some(make) => make(comm)?,
@@ -176,10 +175,7 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 
     fn prepare(&mut self) -> Result<()> {
-        if let Some(leaf) = self.frozen.iter().find(|leaf| leaf.requires_grad()) {
-            let why = "was frozen when the trainer was made; make another one to train it";
-            return Err(Error::state(leaf.name().to_string(), why));
-        }
+        self.thaw()?;
         self.rebuild()?;
         self.buckets.zero();
         Ok(())
@@ -203,7 +199,7 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 
     fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow
+        true
     }
 
     fn may_differ_in_passes(&self) -> bool {
@@ -324,6 +320,11 @@ impl<R: Runtime> DataParallel<R> {
     }
 }
 
+/// The places of parameters in the order in which gradients usually become final: from the last layer to the first.
+pub(super) fn from_last<R: Runtime>(leaves: &[Arc<Leaf<R>>]) -> HashMap<usize, usize> {
+    leaves.iter().rev().enumerate().map(|(k, leaf)| (leaf.id(), k)).collect()
+}
+
 /// An error if an optimizer has a parameter that is not the model's: it would not be made equal on all ranks.
 fn require_own<R: Runtime>(optimizer: &dyn Optimizer<R>, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
     let own: HashSet<usize> = leaves.iter().map(Leaf::id).collect();
@@ -393,6 +394,6 @@ pub(crate) fn leaves<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<Arc<L
     model.parameters().iter().map(|p| p.leaf()).collect()
 }
 
-fn place<R: Runtime>(order: &HashMap<usize, usize>, leaf: &Arc<Leaf<R>>) -> usize {
+pub(super) fn place<R: Runtime>(order: &HashMap<usize, usize>, leaf: &Arc<Leaf<R>>) -> usize {
     order.get(&leaf.id()).copied().unwrap_or(usize::MAX)
 }

@@ -43,6 +43,10 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for ExpertParallel<R, S> {
         numbers
     }
 
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        self.both().for_each(|part| part.expect(numbers));
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let mut wanted = self.rest.wanted()?;
         wanted.extend(self.experts.as_ref().map_or_else(|| Ok(Vec::new()), S::wanted)?);

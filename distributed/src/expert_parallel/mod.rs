@@ -19,5 +19,5 @@ mod part;
 mod stage_strategy;
 mod strategy;
 
-pub(crate) use part::has_experts;
+pub(crate) use part::{expert_leaves, has_experts};
 pub use strategy::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer};

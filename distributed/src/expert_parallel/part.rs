@@ -1,5 +1,7 @@
 //! The experts of a model, and all the rest of it, as models.
 
+use std::collections::HashSet;
+
 use nn::{
     AdapterSlot, Buffer, Mode, Module, ModuleExt, Param, Visitor,
     parallel::{ContextSlot, TensorStyle},
@@ -67,6 +69,11 @@ impl<R: Runtime> Visitor<R> for PartVisitor<'_, R> {
 /// Whether a model has experts that are shared out among ranks.
 pub(crate) fn has_experts<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> bool {
     model.parameters().iter().any(is_expert)
+}
+
+/// The leaves of the experts of a model that are shared out among ranks, by identity.
+pub(crate) fn expert_leaves<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> HashSet<usize> {
+    model.parameters().iter().filter(|parameter| is_expert(parameter)).map(|parameter| parameter.leaf().id()).collect()
 }
 
 /// Whether a parameter is of experts that are shared out among ranks.

@@ -11,7 +11,7 @@ use numcore::{
 
 use optim::HyperParams;
 
-use super::part::{ModelPart, has_experts};
+use super::part::{ModelPart, expert_leaves, has_experts};
 use crate::{
     comm::{Collectives, Comm, Communicator, Named, memory},
     ddp::{DataParallel, described},
@@ -76,7 +76,7 @@ impl<R: Runtime, S: StageStrategy<R>> ExpertParallel<R, S> {
         make: impl Fn(&Mesh<R>, &dyn Module<R>) -> Result<S>,
     ) -> Result<Self> {
         let [experts, rest] = [true, false].map(|experts| ModelPart { model, experts });
-        let leaves: HashSet<usize> = experts.parameters().iter().map(|p| p.leaf().id()).collect();
+        let leaves = expert_leaves(model);
         // The rest comes last: it leaves the thread in the random stream of its rank among all that share out examples.
         let experts = match leaves.is_empty() {
             true => None,

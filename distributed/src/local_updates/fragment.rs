@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Leaf;
+use nn::Param;
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor, TensorMut,
     ops::{PointwiseOps, ReduceOps, ViewOps, cat},
@@ -241,4 +242,40 @@ pub(super) struct OwnElements<'a, R: Runtime> {
     /// The first of them in the rank's part.
     pub part: usize,
     pub len: usize,
+}
+
+/// Trained parameters in consecutive parts of about equal size, as many as there may be of one parameter at least.
+pub(super) fn fragments<R: Runtime>(
+    comm: &Comm<R>,
+    named: &[(String, Param<R>)],
+    count: usize,
+    states: usize,
+    saves: impl Fn(&Param<R>) -> bool,
+) -> Result<Vec<OuterFragment<R>>> {
+    let trained: Vec<&Param<R>> = named.iter().map(|(_, p)| p).filter(|p| p.requires_grad()).collect();
+    if trained.len() < count {
+        let why = format!("{} trained parameters make no {count} fragments", trained.len());
+        return Err(Error::config("LocalUpdates", "fragments", why).on_rank(comm.world_rank()));
+    }
+    let wide = if trained.iter().any(|p| p.dtype() == DType::F64) { DType::F64 } else { DType::F32 };
+    let total: usize = trained.iter().map(|p| p.shape().numel()).sum();
+    let mut parts: Vec<Vec<OuterLeaf<R>>> = vec![Vec::new()];
+    let mut before = 0;
+    for (k, parameter) in trained.iter().enumerate() {
+        let left = trained.len() - k;
+        // The next part begins where its share of all elements does, and early enough to leave a parameter to each of the others.
+        let full = before * count >= parts.len() * total || left == count - parts.len();
+        if full && parts.len() < count && parts.last().is_some_and(|part| !part.is_empty()) {
+            parts.push(Vec::new());
+        }
+        let whole = || TensorPlacement::whole(parameter.leaf().spec().shape);
+        let placement = parameter.placed().map_or_else(whole, |placed| placed.placement().clone());
+        let outer = OuterLeaf { leaf: parameter.leaf(), placement, start: 0, saves: saves(parameter) };
+        match parts.last_mut() {
+            Some(part) => part.push(outer),
+            None => parts.push(vec![outer]),
+        }
+        before += parameter.shape().numel();
+    }
+    parts.into_iter().map(|leaves| OuterFragment::new(comm, leaves, wide, states)).collect()
 }

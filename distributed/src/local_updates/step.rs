@@ -1,14 +1,14 @@
 //! A training step of ranks that train by themselves and meet.
 
-use std::panic::Location;
+use std::{panic::Location, sync::Arc};
 
-use autograd::set_random_stream;
+use autograd::{Leaf, set_random_stream};
 use nn::{Module, ModuleExt, Param};
-use numcore::{DType, Error, Result, Runtime, Tensor, Within, placement::TensorPlacement};
+use numcore::{DType, Error, Result, Runtime, Tensor, Within};
 
 use super::{
     LocalUpdates, OuterRule,
-    fragment::{Distances, OuterFragment, OuterLeaf},
+    fragment::{Distances, OuterFragment, fragments},
 };
 use crate::{
     checkpoint::names::Buffers,
@@ -54,6 +54,8 @@ pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
     pub(super) rule: Box<dyn OuterRule<R>>,
     pub(super) options: LocalUpdates,
     pub(super) fragments: Vec<OuterFragment<R>>,
+    /// Parameters that are in no fragment.
+    frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
     /// What this rank's losses of the last step weighed, and the learning rate it was taken with.
     weight: f64,
@@ -91,7 +93,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
     pub fn new(
         comm: &Comm<R>,
         model: &(impl Module<R> + ?Sized),
-        inner: TrainStep<R, S>,
+        mut inner: TrainStep<R, S>,
         rule: impl OuterRule<R> + 'static,
         options: LocalUpdates,
     ) -> Result<Self> {
@@ -134,6 +136,8 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         let buffers = Buffers(model.named_buffers());
         buffers.sync(&comm, crate::train::BufferSync::Broadcast)?;
         let (rule, rate) = (Box::new(rule), inner.strategy().learning_rate());
+        inner.updates.may_be_empty = true;
+        let leaves = named.iter().map(|(_, parameter)| parameter.leaf());
         Ok(LocalTrainStep {
             weight: 0.0,
             rate,
@@ -144,6 +148,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
             rule,
             options,
             fragments,
+            frozen: leaves.filter(|leaf| !leaf.requires_grad()).collect(),
             buffers,
             steps: 0,
             meetings: 0,
@@ -153,7 +158,8 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         })
     }
 
-    /// One step of this rank, and a meeting with the others where it is due. What it tells is this rank's own: loss, weight and norm.
+    /// One step of this rank, and a meeting with the others where it is due. What it tells is this rank's own: loss, weight and norm. Where its losses weigh
+    /// nothing, the rank has no examples in this step: its weights stay, and the loss it tells is 0.
     ///
     /// # Errors
     /// As [`TrainStep::step`]; and on every rank if a meeting fails, after which no weights have changed but by the step.
@@ -170,12 +176,37 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         micro_batches: usize,
         mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
     ) -> Result<TrainingMetrics<R>> {
+        abort_on_err(&self.comm, self.require_frozen())?;
         let mut weight = 0.0;
         let metrics = self.inner.step_with(micro_batches, |k| {
             let loss = micro_batch(k)?;
             weight += loss.weight();
             Ok(loss)
         });
+        self.after(metrics, weight)
+    }
+
+    /// A step of the others in which this rank has no examples. Its weights stay, and count in a meeting by what its losses have weighed since the last one.
+    ///
+    /// # Errors
+    /// As [`step`](LocalTrainStep::step), and as [`TrainStep::idle`].
+    #[track_caller]
+    pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
+        let line = Location::caller();
+        let metrics = self.inner.idle();
+        self.after(metrics, 0.0).map_err(|error| error.at(line))
+    }
+
+    /// An error if a parameter is trained by now that was frozen when meetings were laid out.
+    fn require_frozen(&self) -> Result<()> {
+        self.frozen.iter().find(|leaf| leaf.requires_grad()).map_or(Ok(()), |leaf| {
+            let why = "was frozen when this step was made, so ranks would not bring it together: make another `LocalTrainStep` to train it";
+            Err(Error::state(leaf.name().to_string(), why))
+        })
+    }
+
+    /// After a step of this rank, whose losses weighed so much: meets with the others where it is due.
+    fn after(&mut self, metrics: Result<TrainingMetrics<R>>, weight: f64) -> Result<TrainingMetrics<R>> {
         let metrics = abort_on_err(&self.comm, metrics)?;
         (self.weight, self.rate) = (weight, metrics.learning_rate());
         if metrics.stepped() {
@@ -357,40 +388,4 @@ fn sums<R: Runtime>(comm: &Comm<R>, own: &[f64]) -> Result<Vec<f64>> {
 
 fn number_of(bytes: &[u8]) -> f64 {
     f64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
-}
-
-/// Trained parameters in consecutive parts of about equal size, as many as there may be of one parameter at least.
-fn fragments<R: Runtime>(
-    comm: &Comm<R>,
-    named: &[(String, Param<R>)],
-    count: usize,
-    states: usize,
-    saves: impl Fn(&Param<R>) -> bool,
-) -> Result<Vec<OuterFragment<R>>> {
-    let trained: Vec<&Param<R>> = named.iter().map(|(_, p)| p).filter(|p| p.requires_grad()).collect();
-    if trained.len() < count {
-        let why = format!("{} trained parameters make no {count} fragments", trained.len());
-        return Err(Error::config("LocalUpdates", "fragments", why).on_rank(comm.world_rank()));
-    }
-    let wide = if trained.iter().any(|p| p.dtype() == DType::F64) { DType::F64 } else { DType::F32 };
-    let total: usize = trained.iter().map(|p| p.shape().numel()).sum();
-    let mut parts: Vec<Vec<OuterLeaf<R>>> = vec![Vec::new()];
-    let mut before = 0;
-    for (k, parameter) in trained.iter().enumerate() {
-        let left = trained.len() - k;
-        // The next part begins where its share of all elements does, and early enough to leave a parameter to each of the others.
-        let full = before * count >= parts.len() * total || left == count - parts.len();
-        if full && parts.len() < count && parts.last().is_some_and(|part| !part.is_empty()) {
-            parts.push(Vec::new());
-        }
-        let whole = || TensorPlacement::whole(parameter.leaf().spec().shape);
-        let placement = parameter.placed().map_or_else(whole, |placed| placed.placement().clone());
-        let outer = OuterLeaf { leaf: parameter.leaf(), placement, start: 0, saves: saves(parameter) };
-        match parts.last_mut() {
-            Some(part) => part.push(outer),
-            None => parts.push(vec![outer]),
-        }
-        before += parameter.shape().numel();
-    }
-    parts.into_iter().map(|leaves| OuterFragment::new(comm, leaves, wide, states)).collect()
 }

@@ -12,7 +12,7 @@ use crate::{
     buckets::{BucketOptions, BucketReducer},
     comm::Comm,
     ddp::{BucketedTrainer, DataParallel, MakeReducer},
-    expert_parallel::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer},
+    expert_parallel::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer, expert_leaves},
     mesh::{AsMesh, Mesh},
     zero::{Sharded, ZeroOptions, ZeroTrainer},
 };
@@ -285,7 +285,8 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<BucketOpti
             let optimizer = made(optimizer.clone(), part, parts.schedule.clone())?;
             DataParallel::new(mesh, part, optimizer, options.clone())
         })?;
-        TrainStep::observed(strategy, parts.config, parts.observer)
+        let step = TrainStep::observed(strategy, parts.config, parts.observer)?;
+        Ok(TrainStep { shared: expert_leaves(model), ..step })
     }
 }
 
@@ -306,7 +307,8 @@ impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<ZeroOption
         let strategy = ExpertParallel::new(&mesh, model, false, |mesh, part| {
             Sharded::scheduled(mesh, part, optimizer.clone(), parts.schedule.clone(), options.clone())
         })?;
-        TrainStep::observed(strategy, parts.config, parts.observer)
+        let step = TrainStep::observed(strategy, parts.config, parts.observer)?;
+        Ok(TrainStep { shared: expert_leaves(model), ..step })
     }
 }
 

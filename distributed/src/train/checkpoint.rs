@@ -167,6 +167,10 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
         numbers
     }
 
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        self.strategy.expect(numbers);
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         self.strategy.wanted()
     }

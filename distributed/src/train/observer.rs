@@ -1,6 +1,6 @@
 //! Looking at gradients while a step goes on.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
@@ -31,10 +31,20 @@ impl<R: Runtime> BackwardHook<R> for ObservedHook<'_, R> {
     }
 }
 
-/// A hook that is given gradients as they are, or zeros in their place where a loss does not count, and may be infinite.
+/// A hook that is given gradients as they are; where a loss does not count, and may be infinite, zeros in their place, or nothing.
 pub(crate) struct CountedHook<'a, R: Runtime> {
     pub(crate) hook: &'a mut dyn BackwardHook<R>,
     pub(crate) counts: bool,
+    /// Whether the hook waits for each gradient.
+    pub(crate) waits: bool,
+    /// Leaves, by identity, whose gradients are of other ranks' examples too: they count in any case.
+    pub(crate) shared: &'a HashSet<usize>,
+}
+
+impl<R: Runtime> CountedHook<'_, R> {
+    fn counts(&self, leaf: &Arc<Leaf<R>>) -> bool {
+        self.counts || self.shared.contains(&leaf.id())
+    }
 }
 
 impl<R: Runtime> BackwardHook<R> for CountedHook<'_, R> {
@@ -43,12 +53,14 @@ impl<R: Runtime> BackwardHook<R> for CountedHook<'_, R> {
     }
 
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
-        if self.counts { self.hook.grad_slot(leaf) } else { Ok(None) }
+        if self.counts(leaf) { self.hook.grad_slot(leaf) } else { Ok(None) }
     }
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
-        if self.counts {
-            return self.hook.on_leaf_grad_ready(leaf, grad);
+        match (self.counts(leaf), self.waits) {
+            (true, _) => return self.hook.on_leaf_grad_ready(leaf, grad),
+            (false, false) => return Ok(()),
+            (false, true) => {}
         }
         let zeros = Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?;
         let grad = match self.hook.grad_slot(leaf)? {

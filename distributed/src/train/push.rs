@@ -87,11 +87,13 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     fn take_gradients(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
         self.prepare_whole()?;
         self.begin_pass(&[], Some(&loss), true)?;
+        let waits = !self.strategy.may_idle();
         for (leaf, gradient) in gradients.iter() {
             let scaled = self.updates.scaler.as_ref().map(|scaler| gradient.mul(scaler.factor())).transpose()?;
             let given = LeafGrad::Own(scaled.unwrap_or_else(|| gradient.clone()));
             let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-            CountedHook { hook: &mut hook, counts: loss.counts }.on_leaf_grad_ready(leaf, given)?;
+            let mut hook = CountedHook { hook: &mut hook, counts: loss.counts, waits, shared: &self.shared };
+            hook.on_leaf_grad_ready(leaf, given)?;
         }
         self.strategy.end()?;
         self.update(&[loss.told()?])

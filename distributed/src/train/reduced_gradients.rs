@@ -81,6 +81,8 @@ pub(crate) struct Updates {
     pub(crate) steps: u64,
     /// Whether an update has begun, and not come to its end.
     pub(crate) is_torn: bool,
+    /// Whether a step that weighs nothing on all of its ranks is left out, and no error: others train on.
+    pub(crate) may_be_empty: bool,
 }
 
 /// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still have to be multiplied by.
@@ -89,7 +91,7 @@ static CLIPPED: LazyLock<Program> =
 
 impl Updates {
     pub(crate) fn new(config: TrainingConfig) -> Self {
-        Updates { scaler: config.loss_scaling.clone(), config, steps: 0, is_torn: false }
+        Updates { scaler: config.loss_scaling.clone(), config, steps: 0, is_torn: false, may_be_empty: false }
     }
 
     /// What the gradient of every loss is multiplied by.
@@ -119,6 +121,20 @@ impl Updates {
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
         // Who has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
+            if self.may_be_empty {
+                let (loss, learning_rate) = (weight.clone(), gradients.learning_rate());
+                let (grad_norm, stepped, global_step) = (None, true, self.steps);
+                return Ok(TrainingMetrics {
+                    loss,
+                    own,
+                    weight,
+                    grad_norm,
+                    stepped,
+                    learning_rate,
+                    global_step,
+                    alike: 1,
+                });
+            }
             let why = "the losses of all ranks and micro-batches together weigh 0, so there is no mean to train on: leave out a \
                        step that has no examples or tokens anywhere";
             return Err(Error::argument("a training step", why));

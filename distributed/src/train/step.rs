@@ -1,6 +1,6 @@
 //! One training step, on however many ranks.
 
-use std::panic::Location;
+use std::{collections::HashSet, panic::Location};
 
 use autograd::backward_with_hooks;
 use nn::{CountedRows, set_counted_rows};
@@ -42,13 +42,15 @@ use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 /// # }
 /// ```
 pub struct TrainStep<R: Runtime, S: Strategy<R>> {
-    pub(super) updates: Updates,
+    pub(crate) updates: Updates,
     pub(super) strategy: S,
     pub(super) observer: Option<GradientObserver<R>>,
     /// The losses of the micro-batches that [`backward_and_step`](TrainStep::backward_and_step) was given since the last update.
     pub(super) pushed: Vec<Loss<R>>,
     /// Whether the strategy is prepared for the next of them.
     pub(super) prepared: bool,
+    /// Leaves, by identity, of experts that compute for other ranks.
+    pub(super) shared: HashSet<usize>,
 }
 
 /// An error within a step says at which line of the caller's the step was, unless it knows a line of the caller's own closure: collectives
@@ -71,7 +73,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         strategy.everyone().agree("the training configuration", format!("{config:?}").as_bytes())?;
         let updates = Updates::new(config);
         updates.check_hyper(&strategy)?;
-        Ok(TrainStep { updates, strategy, observer, pushed: Vec::new(), prepared: false })
+        Ok(TrainStep { updates, strategy, observer, pushed: Vec::new(), prepared: false, shared: HashSet::new() })
     }
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
@@ -108,10 +110,10 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     }
 
     /// One step of `own` micro-batches on this rank, where no rank has more than `most`, which all ranks say alike: a fast rank takes more than a slow
-    /// one. The step is that of one rank with the micro-batches of all.
+    /// one, and one that has nothing takes none. The step is that of one rank with the micro-batches of all.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and if `own` is 0 or more than `most`, or the strategy [exchanges](Strategy::may_differ_in_passes) something
+    /// As [`step`](TrainStep::step); and if `most` is 0 or less than `own`, or the strategy [exchanges](Strategy::may_differ_in_passes) something
     /// in every pass.
     #[track_caller]
     pub fn step_uneven(
@@ -139,15 +141,15 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
                  and no canonical order or experts over ranks"
                     .to_string(),
             ),
-            (true, own) if own == 0 || own > most => {
-                Some(format!("a rank has 1 to {most} micro-batches where none has more than {most}, this one was given {own}"))
+            (true, own) if most == 0 || own > most => {
+                Some(format!("a rank has at most {most} micro-batches of at least one, this one was given {own}"))
             }
             _ => None,
         };
         if let Some(why) = refused {
             return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::step_uneven", why)));
         }
-        // The exchange is in the last pass, which all ranks take with examples.
+        // The exchange is in the last pass, which all ranks that have examples take with some.
         let idle = most - own;
         let passes = |k: usize| k.checked_sub(idle).map(&mut micro_batch).transpose();
         let losses = self.accumulate(most, passes).and_then(|losses| computed().map(|()| losses));
@@ -160,12 +162,17 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.updates.config.accumulation
     }
 
-    /// Takes part in a step of the others when this rank has no examples left.
+    /// Takes part in a step of the others when this rank has no examples. Its model is not run: layers whose forward or backward exchanges something with other
+    /// ranks need a [weightless](Loss::weightless) loss of any batch in its place.
+    ///
+    /// # Errors
+    /// As [`step`](TrainStep::step); and where the strategy needs a backward pass on every rank ([`Strategy::may_idle`]): experts over ranks, and ZeRO stage 3 unless
+    /// unused parameters are allowed.
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         if !self.strategy.may_idle() {
             let why = format!(
-                "this strategy needs a sweep on every rank: compute any batch with a weight of 0, as `run` does, or {}",
+                "this strategy needs a sweep on every rank: compute any batch with a weight of 0 (`Loss::weightless`), as `run` does, or {}",
                 self.strategy.instead_of_idling()
             );
             return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::idle", why)));
@@ -180,13 +187,13 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
 
     /// Steps through this rank's batches until every rank has run out of its own. A step takes
     /// [`accumulation`](TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank takes what is left. The mean
-    /// of a step is over the batches that all ranks took. In the micro-batches for which it has none a rank takes part without examples;
-    /// where that cannot be (each parameter needs a gradient) it computes its last batch again, which then weighs nothing.
+    /// of a step is over the batches that all ranks took. In the micro-batches for which it has none a rank computes its last batch again, which then
+    /// weighs nothing; a rank that never had a batch takes part as [`idle`](TrainStep::idle) does.
     ///
     /// `see` is given the metrics of every step.
     ///
     /// # Errors
-    /// On every rank, before the first step, if there a rank has no batch at all while others have some: it has nothing to compute again.
+    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the strategy needs a backward pass on every rank.
     /// On every rank as well what `loss` or `see` returns on one.
     #[track_caller]
     pub fn run<B>(
@@ -207,7 +214,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     ) -> Result<()> {
         let (mut batches, mut last) = (batches.into_iter().peekable(), None);
         self.require_batches(batches.peek().is_some())?;
-        let (runs, may_idle) = (self.updates.config.accumulation, self.strategy.may_idle());
+        let runs = self.updates.config.accumulation;
         loop {
             let mut own: Vec<B> = batches.by_ref().take(runs).collect();
             if !self.any_left(!own.is_empty())? {
@@ -215,11 +222,11 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             }
             let metrics = self.step_of(|k| match (own.get(k), own.last().or(last.as_ref())) {
                 (Some(batch), _) => loss(batch).map(Some),
-                (None, Some(batch)) if !may_idle => {
+                (None, Some(batch)) => {
                     set_counted_rows(NO_ROW);
                     loss(batch)?.weightless().map(Some)
                 }
-                _ => Ok(None),
+                (None, None) => Ok(None),
             });
             set_counted_rows(None);
             let metrics = metrics?;
@@ -304,8 +311,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// The backward pass of a loss, which is left without its graph.
     pub(super) fn sweep(&mut self, loss: Loss<R>) -> Result<Loss<R>> {
         let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
+        let waits = !self.strategy.may_idle();
         let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-        let mut hook = CountedHook { hook: &mut hook, counts: loss.counts };
+        let mut hook = CountedHook { hook: &mut hook, counts: loss.counts, waits, shared: &self.shared };
         traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
         loss.told()
     }

@@ -44,7 +44,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
         let _ = how;
         Ok(())
     }
-    /// Whether a rank may take part in a step without examples.
+    /// Whether a rank may take part in a step without a backward pass: its losses weigh nothing then.
     fn may_idle(&self) -> bool;
     /// Whether ranks may take different numbers of passes in a step: whether nothing is exchanged in any pass but the last.
     fn may_differ_in_passes(&self) -> bool {

@@ -59,6 +59,11 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         numbers
     }
 
+    // A checkpoint has the state of what is trained by now. What cannot be trained is an error of the next step.
+    fn expect(&mut self, _: &BTreeMap<String, u64>) {
+        let _ = self.thaw();
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let engine = self.engine.lock();
         Ok(self

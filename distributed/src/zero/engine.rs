@@ -5,6 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use autograd::{Leaf, LeafGrad};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 
+use optim::{Shards, StatePlace};
+
 use super::{
     ZeroOptions,
     order::{ReadOrder, SendOrder},
@@ -12,6 +14,7 @@ use super::{
 };
 use crate::{
     comm::{Collectives, Comm, Communicator},
+    ddp::THAWED,
     unused::{Unused, require_all, used_anywhere},
 };
 
@@ -35,6 +38,8 @@ pub(super) struct ZeroEngine<R: Runtime> {
     /// How many parts of a step do; a step that failed may have left some.
     holds: usize,
     last: bool,
+    /// Whether this rank's losses of this step weigh nothing.
+    pub(super) weighs_nothing: bool,
 }
 
 impl<R: Runtime> ZeroEngine<R> {
@@ -67,6 +72,7 @@ impl<R: Runtime> ZeroEngine<R> {
             scopes: 0,
             holds: 0,
             last: true,
+            weighs_nothing: false,
         }
     }
 
@@ -151,11 +157,28 @@ impl<R: Runtime> ZeroEngine<R> {
         }
     }
 
+    /// Trains units that were frozen as a whole when they were made, and no longer are, on all of these ranks alike.
+    pub(super) fn thaw(&mut self, everyone: &Comm<R>, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
+        let is_thawed = |unit: &Unit<R>| unit.own.is_none() && unit.leaves.iter().any(|leaf| leaf.requires_grad());
+        let thawed: Vec<usize> = (0..self.units.len()).filter(|&u| is_thawed(&self.units[u])).collect();
+        if thawed.is_empty() {
+            return Ok(());
+        }
+        let leaves = thawed.iter().flat_map(|&u| &self.units[u].leaves).filter(|leaf| leaf.requires_grad());
+        let names: Vec<String> = leaves.map(|leaf| leaf.name().to_string()).collect();
+        everyone.agree(THAWED, names.join(" ").as_bytes())?;
+        for unit in thawed {
+            self.units[unit].optimize(optimizer, place)?;
+            self.sends.add(unit);
+        }
+        Ok(())
+    }
+
     pub(super) fn begin_step(&mut self) -> Result<()> {
         self.units.iter_mut().for_each(Unit::forget);
         self.reads.begin_step();
         self.sends.end();
-        self.holds = 0;
+        (self.holds, self.weighs_nothing) = (0, false);
         // What an evaluation, or a step that failed, has left gathered would be read unseen: the order of reads would lack it.
         self.release_all()?;
         if self.options.stage.shards_parameters() {
@@ -274,7 +297,11 @@ impl<R: Runtime> ZeroEngine<R> {
         Ok(())
     }
 
-    fn require_all(&self) -> Result<()> {
+    /// An error that names the parameters without a gradient. A rank that has no example in this step contributes zeros to what others have used.
+    fn require_all(&mut self) -> Result<()> {
+        if self.weighs_nothing && !self.units.iter().any(|unit| unit.used.contains(&true)) {
+            self.units.iter_mut().for_each(Unit::mark_used);
+        }
         require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))
     }
 

@@ -77,7 +77,7 @@ impl<R: Runtime> Unit<R> {
     /// Where leaf `i`'s gradient goes.
     pub(super) fn slot(&mut self, i: usize) -> Result<TensorMut<R>> {
         let Some(own) = &mut self.own else {
-            let why = "was frozen when the trainer was made; make another one to train it";
+            let why = "was frozen when the step began; unfreeze it between steps";
             return Err(Error::state(self.leaves[i].name().to_string(), why));
         };
         if !self.options.stage.shards_gradients() {
@@ -113,6 +113,11 @@ impl<R: Runtime> Unit<R> {
             (_, Some(own)) => own.grads.brought()?.restore(slot),
             (_, None) => Err(lost()),
         }
+    }
+
+    /// Says of all trained parameters that this step uses them.
+    pub(super) fn mark_used(&mut self) {
+        self.used.iter_mut().zip(&self.leaves).for_each(|(used, leaf)| *used = leaf.requires_grad());
     }
 
     /// Sends the gradients of this backward pass; what no one wrote is zero.

@@ -53,6 +53,12 @@ impl SendOrder {
         SendOrder { next: order.len(), order, complete: Vec::new() }
     }
 
+    /// Sends a further unit from now on, after all others.
+    pub(super) fn add(&mut self, unit: usize) {
+        self.order.push(unit);
+        self.end();
+    }
+
     pub(super) fn begin_sweep(&mut self) {
         self.next = 0;
         self.complete.clear();

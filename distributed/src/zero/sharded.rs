@@ -33,8 +33,8 @@ use crate::{
 /// LAMB, Adafactor) needs them in one place: it trains without.
 ///
 /// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to outlive the step is saved
-/// as a checkpoint, or copied within [`gather_full_params`](Sharded::gather_full_params). Parameters that are frozen when it is made cannot
-/// be trained later without another one.
+/// as a checkpoint, or copied within [`gather_full_params`](Sharded::gather_full_params). Parameters that are frozen when it is made have
+/// neither gradients nor state until a step begins in which one of their unit is not: then all of the unit that were frozen do.
 #[doc(alias("FSDP"))]
 #[doc(alias("FullyShardedDataParallel"))]
 pub type ZeroTrainer<R> = TrainStep<R, Sharded<R>>;
@@ -113,6 +113,11 @@ impl<R: Runtime> Sharded<R> {
     pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
         self.engine.lock().gather_all()?;
         Ok(FullParameters(Some(self.engine.clone())))
+    }
+
+    /// Trains units that were frozen from the start, and no longer are.
+    pub(super) fn thaw(&mut self) -> Result<()> {
+        self.engine.lock().thaw(self.tensor.everyone(), &*self.rates.optimizer, self.options.state)
     }
 
     /// The learning rates of the next update, by group.
@@ -233,11 +238,17 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn prepare(&mut self) -> Result<()> {
+        self.thaw()?;
         self.engine.lock().begin_step()
     }
 
     fn begin(&mut self, last: bool) -> Result<()> {
         self.engine.lock().begin_sweep(last)
+    }
+
+    fn set_loss_weight(&mut self, weight: f64, _: f64, _: bool) -> Result<()> {
+        self.engine.lock().weighs_nothing = weight == 0.0;
+        Ok(())
     }
 
     fn end(&mut self) -> Result<()> {
@@ -254,8 +265,9 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.buffers.sync(&self.groups.all, how)
     }
 
+    // Of parameters that are gathered as they are read, every rank reads all.
     fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow
+        self.options.unused == Unused::Allow || !self.options.stage.shards_parameters()
     }
 
     fn may_differ_in_passes(&self) -> bool {

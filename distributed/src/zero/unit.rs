@@ -56,30 +56,17 @@ impl<R: Runtime> Unit<R> {
         let parameters = leaves.iter().map(|l| (l.name().to_string(), l.spec().shape));
         let layout = UnitLayout::new(dtype, parameters, comm.size());
         let stage = options.stage;
-        let (pieces, shard) = (layout.pieces(rank), layout.shard_layout(rank)?);
-        let kept = if stage.shards_parameters() { shard.clone() } else { layout.full().clone() };
+        let pieces = layout.pieces(rank);
+        let kept = if stage.shards_parameters() { layout.shard_layout(rank)? } else { layout.full().clone() };
         let mut values = Kept::zeros(&rt, MemoryCategory::Parameters, kept, options.values)?;
         fill(&groups.all, values.brought()?, &leaves, &pieces, stage.shards_parameters())?;
-        let own = match optimizer {
-            None => None,
-            Some((shards, place)) => {
-                let group = |p: &Piece| shards.group(&leaves[p.parameter].name(), &leaves[p.parameter].spec());
-                let start = if stage.shards_parameters() { 0 } else { layout.span(rank).start };
-                let values = values.whole()?.narrow(0, start, shard.numel())?;
-                let optimizer = shards.shard(&shard, pieces.iter().map(group).collect(), &values, place)?;
-                let grads = if stage.shards_gradients() { shard } else { layout.full().clone() };
-                let grads = grads.with_dtype(options.kept);
-                let grads = Kept::zeros(&rt, MemoryCategory::Gradients, grads, options.gradients)?;
-                Some(ShardState { optimizer, grads })
-            }
-        };
         values.put_away()?;
         let n = leaves.len();
         let mut unit = Unit {
             name,
             leaves,
             layout,
-            own,
+            own: None,
             pieces,
             options,
             groups,
@@ -91,10 +78,32 @@ impl<R: Runtime> Unit<R> {
             ready: vec![false; n],
             used: vec![false; n],
         };
-        if !stage.shards_parameters() {
-            unit.show(None)?;
+        match optimizer {
+            Some((optimizer, place)) => unit.optimize(optimizer, place)?,
+            None => unit.values_changed()?,
         }
         Ok(unit)
+    }
+
+    /// Trains the parameters from now on, from the values as they are.
+    pub(super) fn optimize(&mut self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
+        self.take_values()?;
+        let made = self.shard_state(optimizer, place);
+        self.values_changed()?;
+        self.own = Some(made?);
+        Ok(())
+    }
+
+    /// The optimizer of this rank's pieces, and memory for their gradients.
+    fn shard_state(&self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<ShardState<R>> {
+        let shard = self.layout.shard_layout(self.rank())?;
+        let group = |p: &Piece| optimizer.group(&self.leaves[p.parameter].name(), &self.leaves[p.parameter].spec());
+        let values = self.values.whole()?.narrow(0, self.own_start(), shard.numel())?;
+        let optimizer = optimizer.shard(&shard, self.pieces.iter().map(group).collect(), &values, place)?;
+        let grads = if self.options.stage.shards_gradients() { shard } else { self.layout.full().clone() };
+        let (category, rt) = (MemoryCategory::Gradients, self.values.runtime());
+        let grads = Kept::zeros(rt, category, grads.with_dtype(self.options.kept), self.options.gradients)?;
+        Ok(ShardState { optimizer, grads })
     }
 
     /// The start of this rank's shard in the buffer that is kept.

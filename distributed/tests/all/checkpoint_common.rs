@@ -150,7 +150,7 @@ impl Any {
         }
     }
 
-    pub fn weights<M: Task>(&self, model: &M) -> Result<Vec<f64>> {
+    pub fn weights(&self, model: &impl Module<Cpu>) -> Result<Vec<f64>> {
         let _scope = self.full()?;
         weights(model)
     }

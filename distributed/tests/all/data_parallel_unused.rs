@@ -126,13 +126,13 @@ fn frozen_parameters_stay_and_are_not_waited_for() {
 }
 
 /// One rank; in step `s` it has the first example of ranks `s` to `n`, those that have not run out.
-fn those_left(n: usize) -> Trace {
+fn those_left(n: usize, without: usize) -> Trace {
     let rt = Cpu::with_threads(1);
     let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
     let mut trainer = simple(&rt, &model, config()).unwrap();
     let mut trace = Trace::default();
-    for step in 0..n {
-        let left: Vec<usize> = (step..n).collect();
+    for step in 0..n - without {
+        let left: Vec<usize> = (step + without..n).collect();
         trace.losses.push(trainer.step(|_| model.loss(&rt, step, &left)).unwrap().loss().unwrap());
     }
     trace.weights.push(weights(&model).unwrap());
@@ -147,7 +147,7 @@ fn uneven() -> impl Iterator<Item = (How, Unused)> {
 #[test]
 fn ranks_that_run_out_take_part_until_all_are_done() {
     for n in [2, 3, 5] {
-        let one = those_left(n);
+        let one = those_left(n, 0);
         for (how, unused) in uneven() {
             let many = everywhere(n, |comm| {
                 let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
@@ -172,31 +172,53 @@ fn ranks_that_run_out_take_part_until_all_are_done() {
 }
 
 #[test]
-fn a_rank_without_any_batch_idles_or_is_named_on_all() {
-    for (how, unused) in uneven() {
-        let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
-            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
-            let before = weights(&model)?;
-            let mut trainer = Any::unused(&comm, &model, how, config(), unused)?;
-            let batches: Vec<usize> = (0..comm.rank()).collect();
-            let ran = trainer.run(batches, |&step| model.loss(comm.runtime(), step, &[comm.rank()]), |_| ());
-            if ran.is_ok() {
-                assert!(trainer.weights(&model)? != before);
-            }
-            ran
-        });
-        for outcome in outcomes.unwrap() {
-            match unused {
-                Unused::Allow => outcome.unwrap(),
-                Unused::Error => {
+fn a_rank_without_any_batch_takes_part() {
+    for n in [1, 2, 3, 5] {
+        let one = those_left(n, 1);
+        for (how, unused) in uneven() {
+            let outcomes = Ranks::new(n).outcomes(cpu, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+                let mut trainer = Any::unused(&comm, &model, how, config(), unused)?;
+                let mut trace = Trace::default();
+                // Rank 0 has none.
+                let loss = |&step: &usize| model.loss(comm.runtime(), step, &[comm.rank()]);
+                trainer.run(0..comm.rank(), loss, |loss| trace.losses.push(loss))?;
+                trace.weights.push(trainer.weights(&model)?);
+                Ok(trace)
+            });
+            // Where parameters are gathered as they are read, every rank reads them.
+            let refused = how == How::Zero(ZeroStage::Parameters) && unused == Unused::Error && n > 1;
+            for outcome in outcomes.unwrap() {
+                if refused {
                     let error = outcome.unwrap_err().to_string();
-                    assert!(
-                        error.contains("no batch at all on rank 0, and") && error.contains("`Unused::Allow`"),
-                        "{error}"
-                    );
+                    assert!(error.contains("no batch at all on rank 0, and"), "{error}");
+                    assert!(error.contains("`Unused::Allow`"), "{error}");
+                } else {
+                    let off = difference(&outcome.unwrap(), &one);
+                    assert!(off < 1e-11, "{n}, {how:?}, {unused:?}: {off:e}");
                 }
             }
         }
+    }
+}
+
+/// What weighs nothing uses nothing: a parameter that no other example used stays.
+#[test]
+fn what_weighs_nothing_uses_no_parameter() {
+    for how in HOWS {
+        everywhere(2, |comm| {
+            let model = Branches::new(comm.runtime())?;
+            let mut trainer = Any::unused(&comm, &model, how, config(), Unused::Allow)?;
+            let right = |trainer: &Any| -> Result<Vec<f64>> { Ok(trainer.weights(&model)?[24..36].to_vec()) };
+            let before = right(&trainer)?;
+            // Rank 0 goes left, rank 1 right.
+            trainer.step_with(|_| match comm.rank() {
+                0 => model.loss(&comm),
+                _ => model.loss(&comm)?.weightless(),
+            })?;
+            assert_eq!(right(&trainer)?, before, "{how:?}");
+            Ok(Trace::default())
+        });
     }
 }
 

@@ -2,23 +2,26 @@
 
 use std::sync::Arc;
 
+use autograd::Var;
 use distributed::{
     buckets::{BucketOptions, GradCompression, Unused},
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    mesh::Mesh,
+    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
+    mesh::{AsMesh, Mesh},
     pipeline::PipelineGroups,
     plan::{Axis, ParallelPlan},
     train::{Loss, Strategy, TrainStep},
     zero::{ZeroOptions, ZeroStage},
 };
 use nn::{
-    Init,
-    moe::{MixtureOfExperts, MoeConfig},
+    CountedRows, Init,
+    moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig},
     parallel::TensorPlan,
+    set_counted_rows,
 };
 use numcore::{
-    DType, Error, Result,
-    ops::{Apply, PointwiseOps, ReduceOps},
+    DType, Error, Result, Tensor,
+    fused::{CrossEntropyOptions, NnOps, Reduction},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 use optim::LossScaler;
 use runtime_cpu::Cpu;
@@ -86,8 +89,17 @@ fn ranks_that_run_out_of_examples_still_compute_those_of_others() {
             })?;
             Ok(losses)
         });
-        let steps = steps.unwrap();
+        let (steps, case) = (steps.unwrap(), ExpertCase::new(4));
         assert!(steps.iter().all(|losses| *losses == steps[0] && losses.len() == 4));
+        // One rank with the examples of those that are not done: experts of the others have their tokens.
+        let rt = cpu(0).unwrap();
+        let model = case.build(&NoOpCommunicator::new(&rt).as_mesh()).unwrap();
+        let mut one = TrainStep::builder(&NoOpCommunicator::new(&rt), &model).optimizer(adamw()).build().unwrap();
+        for (step, (loss, _)) in steps[0].iter().enumerate() {
+            let left: Vec<usize> = (step..4).collect();
+            let metrics = one.step(|_| Ok(case.loss(&model, &rt, step, &left)?.0)).unwrap();
+            assert!((metrics.loss().unwrap() - loss).abs() < 1e-12, "{unused:?}, step {step}");
+        }
         assert_eq!(steps[0].iter().map(|(_, weight)| *weight).collect::<Vec<_>>(), [16.0, 12.0, 8.0, 4.0]);
     }
     let why = refused(|mesh| {
@@ -98,6 +110,66 @@ fn ranks_that_run_out_of_examples_still_compute_those_of_others() {
     });
     assert!(why.contains("needs a sweep on every rank") && why.contains("tokens of other ranks"), "{why}");
     assert!(!why.contains("Unused::Allow"), "{why}");
+}
+
+/// Tokens of rows that only fill a batch up: neither loads, nor losses of the router, nor places in an expert are theirs.
+#[test]
+fn rows_that_fill_a_batch_up_are_no_tokens() {
+    let by = |drop| Some(Capacity { factor: 0.7, drop });
+    for capacity in [None, by(DropBy::Position), by(DropBy::Weight)] {
+        let mut case = ExpertCase { router: [0.3, 0.1], ..ExpertCase::new(4) };
+        case.model.capacity = capacity;
+        // The last rank has no example, and each has a row too many.
+        let loss = |model: &MoeGpt<Cpu>, rt: &Cpu, step: usize, own: &[usize]| {
+            let [x, y] = ExpertCase::batch(rt, step, &[own, &[8]].concat())?;
+            let count = own.len();
+            set_counted_rows(Some(CountedRows { count, rows: count + 1 }));
+            let routed = model.forward(&x);
+            set_counted_rows(None);
+            let (logits, routings) = routed?;
+            let mut sum = Var::constant(Tensor::zeros(rt, [], DType::F64)?);
+            let mut loads = Vec::new();
+            for routing in routings {
+                let [balance, z] = [routing.balance_loss()?.mul(0.3)?, routing.z_loss()?.mul(0.1)?];
+                sum = sum.add(&balance)?.add(&z)?;
+                loads.extend(routing.loads()?);
+            }
+            let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+            let of = |x: &Var<Cpu>| x.narrow(0, 0, count.max(1));
+            sum = sum.add(&of(&logits)?.cross_entropy_with(&of(&y)?, None, options)?)?;
+            let loss = Loss::sum(sum, (4 * count) as f64)?;
+            Ok::<_, Error>((if count == 0 { loss.weightless()? } else { loss }, loads))
+        };
+        let trained = on(4, 2, |mesh| {
+            let model = case.build(mesh)?;
+            let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build()?;
+            let (rank, mut told) = (mesh.world().rank(), Vec::new());
+            for k in 0..3 {
+                let (own, mut loads) = (&[rank][..usize::from(rank < 3)], Vec::new());
+                let metrics = step.step(|_| {
+                    let (loss, own) = loss(&model, mesh.world().runtime(), k, own)?;
+                    loads = own;
+                    Ok(loss)
+                })?;
+                told.push((metrics.loss()?, loads));
+            }
+            Ok(told)
+        });
+        let rt = cpu(0).unwrap();
+        let model = case.build(&NoOpCommunicator::new(&rt).as_mesh()).unwrap();
+        let mut one = TrainStep::builder(&NoOpCommunicator::new(&rt), &model).optimizer(adamw()).build().unwrap();
+        let trained = trained.unwrap();
+        for (k, (told, loads)) in trained[0].iter().enumerate() {
+            let (own, routings) = case.loss(&model, &rt, k, &[0, 1, 2]).unwrap();
+            let alone: Vec<u64> = routings.iter().flat_map(|routing| routing.loads().unwrap()).collect();
+            let mut own = Some(own);
+            let metrics = one.step(|_| Ok(own.take().expect("one micro-batch"))).unwrap();
+            assert_eq!(*loads, alone, "{capacity:?}, step {k}");
+            let off = (metrics.loss().unwrap() - told).abs();
+            assert!(off < 1e-12, "{capacity:?}, step {k}: {off:e}");
+        }
+        assert!(trained.iter().all(|told| *told == trained[0]));
+    }
 }
 
 #[test]

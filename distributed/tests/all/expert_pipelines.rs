@@ -109,6 +109,8 @@ pub struct Staged {
     /// Runs of the pipeline in a step.
     pub runs: usize,
     pub how: How,
+    /// Whether the first replica has all examples, and what the others compute weighs nothing.
+    pub alone: bool,
 }
 
 /// What training looks at beside the step: blocks and loads of this rank's stages.
@@ -117,7 +119,7 @@ type Watched = Vec<(Arc<Vec<MoeBlock<Cpu>>>, Loads)>;
 impl Staged {
     pub fn new(experts: usize) -> Self {
         let case = ExpertCase { router: [0.3, 0.1], steps: 2, ..ExpertCase::new(experts) };
-        Staged { case, kind: ScheduleKind::OneFOneB, v: 1, micros: 4, runs: 1, how: How::Replicas }
+        Staged { case, kind: ScheduleKind::OneFOneB, v: 1, micros: 4, runs: 1, how: How::Replicas, alone: false }
     }
 
     /// The examples of micro-batch `k` of a step over all replicas, of which there are `n`, that replica `r` has: consecutive ones.
@@ -175,12 +177,14 @@ impl Staged {
         steps: std::ops::Range<usize>,
     ) -> Result<TensorTrace> {
         let (mut trace, comm) = (TensorTrace::default(), mesh.batch());
+        let (replica, replicas) = if self.alone { (0, 1) } else { (comm.rank(), comm.size()) };
         for step in steps {
             let metrics = trainer.step(|run| {
                 let micros = run * self.micros..(run + 1) * self.micros;
-                let own: Vec<usize> = micros.flat_map(|k| self.share(k, comm.rank(), comm.size())).collect();
+                let own: Vec<usize> = micros.flat_map(|k| self.share(k, replica, replicas)).collect();
                 let [x, y] = ExpertCase::batch(comm.runtime(), step, &own)?;
-                MicroBatches::split(&[x.value()?], &[y.value()?], self.micros)
+                let batch = MicroBatches::split(&[x.value()?], &[y.value()?], self.micros)?;
+                Ok(MicroBatches { weightless: self.alone && comm.rank() > 0, ..batch })
             })?;
             trace.losses.push(metrics.loss()?);
             trace.norms.extend(metrics.grad_norm()?);
@@ -294,6 +298,16 @@ fn every_stage_of_zero_trains_as_one_rank() {
         How::Gathered,
     ] {
         Staged { how, ..Staged::new(4) }.same(&FOUR);
+    }
+}
+
+/// The experts of replicas that have no example of their own have tokens of the others.
+#[test]
+fn experts_of_a_replica_without_examples_learn_from_others() {
+    for how in [How::Replicas, How::Zero(ZeroStage::Parameters)] {
+        let mut staged = Staged { how, alone: true, kind: ScheduleKind::ZbH1, ..Staged::new(4) };
+        staged.case.router = [0.0; 2];
+        staged.same(&FOUR);
     }
 }
 

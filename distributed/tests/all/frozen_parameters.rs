@@ -8,7 +8,7 @@ use crate::common::{EXAMPLES, Mlp, Task, Trace, config, cpu, difference, everywh
 use autograd::Var;
 use distributed::{
     buckets::BucketOptions,
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
+    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
     train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
@@ -193,25 +193,93 @@ fn ranks_that_freeze_different_ones_disagree() {
     }
 }
 
+/// Vectors, which are a group of the optimizer, and a matrix; the matrix and one vector are trained from step 2 on.
+fn unfreeze(model: &Mlp<Cpu>, step: usize) {
+    let frozen = |name: &str| name.ends_with("bias") || name == "b.weight";
+    model.freeze_where(|name| frozen(name) && (step < 2 || (name != "b.weight" && name != "c.bias")));
+    if step >= 2 {
+        model.unfreeze_where(|name| name == "b.weight" || name == "c.bias");
+    }
+}
+
+/// One rank, whose trainer was made before anything was frozen.
+fn unfrozen_alone() -> Trace {
+    let rt = Cpu::with_threads(1);
+    let model = Mlp::new(&Init::new(&rt, 0).dtype(DType::F64)).unwrap();
+    let mut trainer = simple(&rt, &model, config()).unwrap();
+    for step in 0..6 {
+        unfreeze(&model, step);
+        trainer.step(|_| model.loss(&rt, step, &(0..EXAMPLES).collect::<Vec<_>>())).unwrap();
+    }
+    Trace { weights: vec![weights(&model).unwrap()], ..Default::default() }
+}
+
 #[test]
-fn one_that_was_frozen_from_the_start_cannot_be_trained_later() {
-    for (how, all) in HOWS.into_iter().flat_map(|how| [(how, true), (how, false)]) {
+fn what_was_frozen_from_the_start_is_trained_once_it_is_not() {
+    let one = unfrozen_alone();
+    for (how, n) in HOWS.into_iter().flat_map(|how| [(how, 1), (how, 2), (how, 3)]) {
+        let scratch = Scratch::new("thawed");
+        let folder = scratch.folder();
+        let run = |steps: std::ops::Range<usize>, made: usize| {
+            everywhere(n, |comm| {
+                let model = Mlp::new(&Init::new(comm.runtime(), steps.start as u64).dtype(DType::F64))?;
+                unfreeze(&model, made);
+                let mut trainer = Any::new(&comm, &model, how, config())?;
+                unfreeze(&model, steps.start);
+                assert_eq!(trainer.load(&folder)?.is_some(), steps.start > 0);
+                for step in steps.clone() {
+                    unfreeze(&model, step);
+                    trainer.step(&model, &comm, step)?;
+                    if step == 3 && steps.start == 0 {
+                        trainer.save(&folder)?;
+                    }
+                }
+                Ok(Trace { weights: vec![trainer.weights(&model)?], ..Default::default() })
+            })
+        };
+        for (steps, made) in [(0..6, 0), (4..6, 0), (4..6, 2)] {
+            let off = difference(&run(steps.clone(), made), &one);
+            assert!(off <= 1e-11, "{how:?} on {n}, {steps:?}, {made}: {off:e}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_unfreeze_different_ones_disagree() {
+    for how in HOWS {
         let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             freeze(&model, 0);
             let mut trainer = Any::new(&comm, &model, how, config())?;
             trainer.step_with(|_| model.loss(comm.runtime(), 0, &own(&comm)))?;
-            if all || comm.rank() == 0 {
-                model.unfreeze_where(|name| name == "b.weight");
-            }
+            model.unfreeze_where(|name| name == "b.weight" && comm.rank() == 0);
             trainer.step(&model, &comm, 1).map(|_| ())
         });
         for outcome in outcomes.unwrap() {
             let error = outcome.unwrap_err().to_string();
-            assert!(
-                error.contains("b.weight") && error.contains("frozen when the trainer was made"),
-                "{how:?}: {error}"
-            );
+            assert!(error.contains("ranks disagree") || error.contains("are trained from now on"), "{how:?}: {error}");
         }
     }
+}
+
+/// An optimizer with groups that were made by hand does not know of further parameters.
+#[test]
+fn an_optimizer_that_knows_no_group_says_so() {
+    let rt = Cpu::with_threads(1);
+    let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
+    freeze(&model, 0);
+    let named = model.named_parameters();
+    let of = |layer: &str| {
+        let own = named.iter().filter(move |(name, p)| name.starts_with(layer) && p.requires_grad());
+        own.map(|(_, p)| p.leaf()).collect::<Vec<_>>()
+    };
+    let optimizer = AdamW::in_groups(AdamWConfig::default()).group(of("a"), |_| {}).unwrap();
+    let optimizer = optimizer.group([of("b"), of("c")].concat(), |_| {}).unwrap();
+    let comm = NoOpCommunicator::new(&rt);
+    let mut trainer = TrainStep::builder(&comm, &model).optimizer(optimizer).build().unwrap();
+    let mut step = || trainer.step(|_| model.loss(&rt, 0, &[0])).map(|_| ());
+    step().unwrap();
+    model.unfreeze_where(|name| name == "b.weight");
+    let error = step().unwrap_err().to_string();
+    assert!(error.contains("in which of its 2 groups `b.weight` is"), "{error}");
 }

@@ -546,3 +546,37 @@ fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
     CheckpointReader::open(folder.step(2)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
     assert!(other.norm.running_mean.value().to_vec::<f64>().unwrap() == means[0]);
 }
+
+/// A rank that never has examples, and a step in which nobody has.
+#[test]
+fn a_rank_without_examples_meets_the_others() {
+    for n in [1, 2, 3, 5] {
+        let all = Ranks::new(n).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let (local, whole) = (model(rt)?, model(rt)?);
+            let mut meeting = LocalTrainStep::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
+            let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
+            let (mine, idles) = (own(comm.rank(), n.max(2) - 1), comm.rank() + 1 == n.max(2));
+            for k in 0..4 {
+                let metrics = match (idles, k) {
+                    (_, 2) | (true, 0) => meeting.idle()?,
+                    (true, _) => meeting.step(|_| local.loss(rt, k, &[0])?.weightless())?,
+                    (false, _) => meeting.step(|_| local.loss(rt, k, &mine))?,
+                };
+                assert!(metrics.stepped() && metrics.loss()?.is_finite());
+                assert_eq!(meeting.weight_of_all()?, if k == 2 { 0.0 } else { (3 * EXAMPLES) as f64 });
+                match (idles, k) {
+                    (_, 2) => {}
+                    (true, _) => _ = ddp.idle()?,
+                    (false, _) => _ = ddp.step(|_| whole.loss(rt, k, &mine))?,
+                }
+            }
+            assert_eq!((meeting.global_step(), meeting.meetings()), (4, 4));
+            Ok((weights(&local)?, weights(&whole)?))
+        });
+        for (local, whole) in all.unwrap() {
+            close(&local, &whole, 1e-12, &format!("{n} ranks"));
+        }
+    }
+}

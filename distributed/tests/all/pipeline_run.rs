@@ -1,10 +1,15 @@
 //! Running every schedule gives what one rank gives: bit for bit where the additions come in the same order.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
 use crate::pipeline_common::*;
-use distributed::pipeline::{Checked, Costs, MicroBatches, SendMode};
-use numcore::{Tensor, ops::ViewOps};
+use autograd::{Var, is_grad_enabled};
+use distributed::pipeline::{Checked, Costs, MicroBatches, ScheduleKind, SendMode, Stage};
+use nn::{CountedRows, Forward, Init, Linear, Module, Visitor, counted_rows, set_counted_rows};
+use numcore::{Result, Tensor, ops::ViewOps};
 use optim::Optimizer;
 use runtime_cpu::Cpu;
 
@@ -99,4 +104,48 @@ fn every_schedule_is_one_rank_that_accumulates_micro_batches() {
         }
     }
     require_every_kind(&ran);
+}
+
+/// A layer that remembers how many of the rows of each forward count.
+struct Counts(Linear<Cpu>, Arc<Mutex<Vec<usize>>>);
+
+impl Module<Cpu> for Counts {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<Cpu>) {
+        self.0.visit(name, visitor);
+    }
+}
+
+impl Stage<Cpu> for Counts {
+    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        assert!(is_grad_enabled());
+        self.1.lock().unwrap().push(counted_rows(inputs[0].dims()[0]));
+        Ok(vec![self.0.forward(&inputs[0])?])
+    }
+}
+
+#[test]
+fn each_micro_batch_has_its_part_of_the_rows_that_count() {
+    let checked = checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
+    let all = 4 * ROWS;
+    for (counted, expected) in [
+        (None, [ROWS; 4]),
+        (Some(CountedRows { count: ROWS + 1, rows: all }), [ROWS, 1, 0, 0]),
+        (Some(CountedRows { count: all - 1, rows: all }), [ROWS, ROWS, ROWS, ROWS - 1]),
+        (Some(CountedRows { count: 0, rows: 1 }), [0; 4]),
+    ] {
+        let seen = world(2, |comm| {
+            let seen = Arc::new(Mutex::new(Vec::new()));
+            let layer = || Linear::new(&Init::new(comm.runtime(), 0), WIDTH, WIDTH);
+            let stages = (0..2).map(|_| Ok(Box::new(Counts(layer()?, seen.clone())) as Box<dyn Stage<Cpu>>));
+            let mut pipeline = pipeline(&comm, &checked, stages.collect::<Result<_>>()?)?;
+            let (_, mut gradients) = optimizers(&pipeline, LR)?;
+            let (x, y) = batch(comm.runtime(), 0, 4);
+            set_counted_rows(counted);
+            pipeline.run(MicroBatches::split(&[x], &[y], 4)?, &mut gradients)?;
+            assert_eq!(set_counted_rows(None), counted, "what held before a run holds after it");
+            let seen = seen.lock().unwrap().clone();
+            Ok(seen)
+        });
+        assert_eq!(seen, [expected; 2], "{counted:?}");
+    }
 }

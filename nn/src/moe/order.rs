@@ -67,6 +67,18 @@ impl TokenOrder {
         self
     }
 
+    /// This order without the choices of all but the first `tokens`, which are dropped.
+    pub(super) fn of_first(mut self, tokens: usize) -> Self {
+        let end = (tokens * self.top_k) as i64;
+        let mut rest = std::mem::take(&mut self.choices);
+        for count in &mut self.counts {
+            let before = self.choices.len();
+            self.choices.extend(rest.drain(..*count).filter(|choice| *choice < end));
+            *count = self.choices.len() - before;
+        }
+        self
+    }
+
     /// The weights of the choices of an expert, by position.
     pub(super) fn weights_of(&self, expert: usize, weights: &[f64]) -> Vec<f64> {
         let start: usize = self.counts[..expert].iter().sum();
@@ -135,6 +147,9 @@ mod tests {
         assert_eq!(by_weight.choices, [1, 6, 3, 2, 4]);
         assert_eq!((by_weight.counts(), by_weight.picked()), (&[2, 1, 2, 0][..], order.picked()));
         assert_eq!(order.clone().limited(4, DropBy::Weight, &weights), order);
+        let first = order.clone().of_first(2);
+        assert_eq!((first.counts(), first.tokens()), (&[1, 1, 2, 0][..], vec![0, 1, 0, 1]));
+        assert_eq!(first.row_of_choice(), [2, 0, 3, 1, 4, 4, 4, 4]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use numcore::{
 };
 
 use super::{DropBy, MoeConfig, Routing, TokenOrder, routing::Loads};
-use crate::{Buffer, Init, Initializer, Module, Param, parallel::Placed};
+use crate::{Buffer, Init, Initializer, Module, Param, counted_rows, parallel::Placed};
 
 /// What scores of experts are made of a router's logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,8 +59,10 @@ impl<R: Runtime> Router<R> {
         };
         let experts = no_grad(|| Ok::<_, numcore::Error>(self.ranked(&scores)?.topk(top_k, -1)?.1))?;
         let picked = scores.gather(-1, &experts)?;
-        let order = TokenOrder::new(&experts.value()?.to_vec::<i64>()?, top_k, count)?;
-        let (weights, loads) = (self.weights(&picked)?, Loads::new(placed));
+        // Tokens of rows that only fill a batch up take nobody's place.
+        let counted = counted_rows(x.dims()[0]);
+        let order = TokenOrder::new(&experts.value()?.to_vec::<i64>()?, top_k, count)?.of_first(counted);
+        let (weights, loads) = (self.weights(&picked)?, Loads::new(placed, counted, &order));
         let order = match self.config.capacity {
             None => order,
             Some(capacity) => {

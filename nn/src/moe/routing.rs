@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use autograd::Var;
 use numcore::{
     Error, Result, Runtime, Tensor,
-    ops::{Apply, PointwiseOps, ReduceOps},
+    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
 };
 
 use super::{Capacity, TokenOrder, dispatch::of_all_ranks};
@@ -30,9 +30,10 @@ pub struct Routing<R: Runtime> {
 impl<R: Runtime> Routing<R> {
     /// How many tokens picked each expert: those here, and, where a [plan](crate::parallel::TensorPlan::experts) names the experts, those of
     /// all ranks that examples are shared out among; `Mesh::parallelize` tells the layer of them, also where each rank has all experts. The
-    /// first call, which all of these make, waits for the ranks. Tokens of losses that weigh nothing count.
+    /// first call, which all of these make, waits for the ranks. Tokens of rows that only fill a batch up
+    /// ([`set_counted_rows`](crate::set_counted_rows)) do not count, and no expert computes them.
     pub fn loads(&self) -> Result<Vec<u64>> {
-        self.loads.all(&self.order)
+        self.loads.all()
     }
 
     /// Each expert's share of the choices, `f: [E]`, by its [load](Routing::loads). They add up to 1, if there is a token.
@@ -69,12 +70,12 @@ impl<R: Runtime> Routing<R> {
         let mut next = scaled.into_iter();
         let shares =
             Tensor::from_f64_fn(self.scores.runtime(), shape, self.scores.dtype(), || next.next().unwrap_or(0.0))?;
-        self.probabilities()?.sum(&[0], false)?.mul(&Var::new(shares))?.sum(&[], false)
+        self.loads.of_counted(&self.probabilities()?)?.sum(&[0], false)?.mul(&Var::new(shares))?.sum(&[], false)
     }
 
     /// The z-loss `logsumexp(logits)²`, summed over tokens: it keeps logits small (Zoph et al. 2022).
     pub fn z_loss(&self) -> Result<Var<R>> {
-        self.logits.logsumexp(&[-1], false)?.square()?.sum(&[], false)
+        self.loads.of_counted(&self.logits)?.logsumexp(&[-1], false)?.square()?.sum(&[], false)
     }
 
     /// Scores that add up to 1 for each token, `[T, E]`: sigmoids divided by their sum.
@@ -88,12 +89,21 @@ impl<R: Runtime> Routing<R> {
 pub(super) struct Loads<R: Runtime> {
     /// A parameter of the experts, which knows the ranks; none where there are no others.
     placed: Option<Arc<Placed<R>>>,
+    /// How many tokens here count, the first ones, and how many of their choices each expert is.
+    counted: usize,
+    picked: Vec<usize>,
     known: OnceLock<Vec<u64>>,
 }
 
 impl<R: Runtime> Loads<R> {
-    pub(super) fn new(placed: Option<Arc<Placed<R>>>) -> Self {
-        Loads { placed, known: OnceLock::new() }
+    /// The loads of an order that has the choices of the first `counted` tokens.
+    pub(super) fn new(placed: Option<Arc<Placed<R>>>, counted: usize, order: &TokenOrder) -> Self {
+        Loads { placed, counted, picked: order.counts().to_vec(), known: OnceLock::new() }
+    }
+
+    /// The first rows of a value of all tokens: those of tokens that count.
+    fn of_counted(&self, x: &Var<R>) -> Result<Var<R>> {
+        if x.dims()[0] == self.counted { Ok(x.clone()) } else { x.narrow(0, 0, self.counted) }
     }
 
     fn examples(&self) -> Option<(&dyn TensorGroup<R>, &str)> {
@@ -101,13 +111,13 @@ impl<R: Runtime> Loads<R> {
         Some((&**placed.examples()?, placed.name()))
     }
 
-    fn all(&self, order: &TokenOrder) -> Result<Vec<u64>> {
+    fn all(&self) -> Result<Vec<u64>> {
         if let Some(known) = self.known.get() {
             return Ok(known.clone());
         }
         let picked = match self.examples() {
-            Some((group, of)) => of_all_ranks(group, order.picked(), of)?,
-            None => vec![order.picked().to_vec()],
+            Some((group, of)) => of_all_ranks(group, &self.picked, of)?,
+            None => vec![self.picked.clone()],
         };
         Ok(self.learn(&picked))
     }
@@ -127,10 +137,10 @@ impl<R: Runtime> Loads<R> {
         top_k: usize,
     ) -> Result<Vec<usize>> {
         let Some((group, of)) = self.examples() else {
-            let (tokens, experts) = (order.picked().iter().sum::<usize>() / top_k, order.picked().len());
-            return Ok(vec![capacity.limit(tokens, top_k, experts); experts]);
+            let experts = self.picked.len();
+            return Ok(vec![capacity.limit(self.counted, top_k, experts); experts]);
         };
-        let picked = of_all_ranks(group, order.picked(), of)?;
+        let picked = of_all_ranks(group, &self.picked, of)?;
         self.learn(&picked);
         capacity.limits_among(order, weights, top_k, &picked, (group, of))
     }

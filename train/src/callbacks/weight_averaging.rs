@@ -308,7 +308,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
                 Err(Error::config("WeightAveraging", "use_at_end", why))
             }
             Event::Begin | Event::WentBack if std::mem::take(&mut self.begins) => self.begin(run.step_state()),
-            Event::StepEnd(metrics) if metrics.stepped() && !self.is_dropped() => self.update(run.step_state()),
+            // Not by what this rank did: the loop counts a step that it alone left out.
+            Event::StepEnd(_) if run.has_stepped() && !self.is_dropped() => self.update(run.step_state()),
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
             Event::Evaluated(_) => self.swap_out(run),
             Event::End(_) if self.use_at_end => {

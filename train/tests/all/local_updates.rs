@@ -1,16 +1,17 @@
 //! The loop over ranks that train by themselves and meet.
 
 use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator, Quorum, ThreadRendezvous},
+    comm::{Collectives, Comm, Communicator, NoOpCommunicator, Quorum, ThreadRendezvous},
     ddp::DataParallel,
     elastic::{Elastic, ElasticWorld},
-    local_updates::{DiLoCo, ElasticAveraging, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
     train::{Loss, TrainStep, TrainingConfig},
 };
 use numcore::{Error, Result, ops::PointwiseOps};
 use runtime_cpu::Cpu;
 use train::{
-    Checkpoints, DivergenceGuard, Evaluate, Interval, Length, Resume, RunReport, StopReason, Trainer, WeightAveraging,
+    Checkpoints, DivergenceGuard, Evaluate, Interval, Length, NonFinite, Resume, RunReport, StopReason, Trainer,
+    WeightAveraging,
 };
 
 use crate::common::*;
@@ -89,13 +90,21 @@ fn a_divergence_that_rises_ends_the_run() {
 }
 
 #[test]
-fn a_share_without_examples_is_an_error_that_says_what_to_do() {
-    let outcome = on_ranks(8, |comm| {
+fn a_share_without_examples_waits_for_the_meeting() {
+    let memory = Memory::default();
+    on_ranks(8, |comm| {
         let model = Mlp::new(comm.runtime(), 0.0)?;
-        let step = local(comm, &model, SlowMo::default(), LocalUpdates::default())?;
-        Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(8)).run(loss).map(drop)
-    });
-    assert!(outcome.unwrap_err().to_string().contains("Last::Drop"));
+        let options = LocalUpdates { every: Some(1), ..Default::default() };
+        // The last of five batches has five examples.
+        let trainer = Trainer::new(&model, local(comm, &model, LocalSgd, options)?, loader(comm.runtime()));
+        let trainer = trainer.until(Length::Epochs(2.0)).with(NonFinite::stop()).sink(memory.clone());
+        let report = trainer.run(loss)?;
+        assert_eq!((report.progress.step, report.progress.tokens), (10, 74.0));
+        let all = comm.exchange(&weights(&model)?.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<_>>())?;
+        assert!(all.iter().all(|other| *other == all[0]));
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]
@@ -123,32 +132,35 @@ fn averages_of_weights_leave_no_trace_in_the_training() {
 
 #[test]
 fn a_step_that_one_rank_leaves_out_counts_on_all() {
-    let steps = on_ranks(3, |comm| {
-        let model = Mlp::new(comm.runtime(), 0.0)?;
-        let config = TrainingConfig { skip_non_finite: true, ..Default::default() };
-        let alone = NoOpCommunicator::new(comm.runtime());
-        let inner = TrainStep::builder(&alone, &model).optimizer(adamw()).config(config).build()?;
-        let step = LocalTrainStep::new(
-            comm,
-            &model,
-            inner,
-            SlowMo::default(),
-            LocalUpdates { every: Some(2), ..Default::default() },
-        )?;
-        let (rank, calls) = (comm.rank(), std::cell::Cell::new(0));
-        let report = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(7)).run(
-            |model: &Mlp<Cpu>, batch| {
+    let run = |averaged: bool| {
+        let steps = on_ranks(3, |comm| {
+            let model = Mlp::new(comm.runtime(), 0.0)?;
+            let config = TrainingConfig { skip_non_finite: true, ..Default::default() };
+            let alone = NoOpCommunicator::new(comm.runtime());
+            let inner = TrainStep::builder(&alone, &model).optimizer(adamw()).config(config).build()?;
+            let options = LocalUpdates { every: Some(1), ..Default::default() };
+            let step = LocalTrainStep::new(comm, &model, inner, SlowMo::default(), options)?;
+            let (rank, calls) = (comm.rank(), std::cell::Cell::new(0));
+            let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(7));
+            if averaged {
+                trainer = trainer.with(WeightAveraging::new(0.0).use_at_end(true));
+            }
+            let report = trainer.run(|model: &Mlp<Cpu>, batch| {
                 calls.set(calls.get() + 1);
                 let own = loss(model, batch)?;
-                match rank == 1 && calls.get() == 3 {
+                match rank == 1 && [3, 7].contains(&calls.get()) {
                     true => Loss::sum(own.total().mul(f64::NAN)?, own.weight()),
                     false => Ok(own),
                 }
-            },
-        )?;
-        Ok((report.progress.step, calls.get()))
-    });
-    assert_eq!(steps.unwrap(), (7, 7));
+            })?;
+            Ok((report.progress.step, calls.get(), weights(&model)?))
+        });
+        steps.unwrap()
+    };
+    let (plain, averaged) = (run(false), run(true));
+    assert_eq!((plain.0, plain.1), (7, 7));
+    // Averages without a memory are the weights after the last meeting.
+    assert_eq!(averaged, plain);
 }
 
 /// Trains to step 6, in a world from which rank 1 may be lost while step 4 is taken: the last world, and the weights.

@@ -30,8 +30,14 @@ const POWER: &[&str] =
 const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
+const AGREEMENTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "agreements"];
+const EXPERTS: &[&str] =
+    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "expert_decisions", "expert_pipelines"];
+const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
+const LOCAL_LOOP: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "local_updates"];
 const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
-const PIPED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "a_replica_without"];
+const PIPED: &[&str] =
+    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "a_replica_without", "each_micro_batch"];
 const LAYERS: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "batch_norm"];
 const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
@@ -143,7 +149,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
     Mutant { file: "distributed/src/checkpoint/folder.rs", from: "[STRANDED, UNFINISHED, REMOVED].iter()", to: "[STRANDED, UNFINISHED].iter()", test: CHECKPOINTS },
     Mutant { file: "distributed/src/train/loss.rs", from: "false => Var::new(Tensor::zeros(sum.runtime(), sum.spec().shape, sum.spec().dtype)?)", to: "false => sum.detach()", test: UNEVEN },
-    Mutant { file: "distributed/src/train/step.rs", from: "CountedHook { hook: &mut hook, counts: loss.counts }", to: "CountedHook { hook: &mut hook, counts: true }", test: UNEVEN },
+    Mutant { file: "distributed/src/train/step.rs", from: "CountedHook { hook: &mut hook, counts: loss.counts,", to: "CountedHook { hook: &mut hook, counts: true,", test: UNEVEN },
     Mutant { file: "distributed/src/train/reduced_gradients.rs", from: "            self.is_torn = true;\n", to: "", test: POLICIES },
     Mutant { file: "train/src/trainer/saving.rs", from: "        self.pending.clear();\n", to: "", test: POLICIES },
     Mutant { file: "train/src/trainer/saving.rs", from: "max_by_key(|(step, _)| *step)", to: "last()", test: POLICIES },
@@ -155,7 +161,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "comm/src/difference.rs", from: "line.chars().skip(from).take(SHOWN)", to: "line.chars().take(SHOWN)", test: COMM },
     Mutant { file: "nn/src/layers/batch_norm.rs", from: "let count = counted_rows(rows);", to: "let count = rows;", test: BATCH_NORM },
     Mutant { file: "nn/src/counted_rows.rs", from: "n / rows * count,", to: "n,", test: BATCH_NORM },
-    Mutant { file: "train/src/callbacks/checkpoints/begin.rs", from: "self.folder.lock().map(Some)", to: "Ok(None)", test: POLICIES },
+    Mutant { file: "train/src/trainer/start.rs", from: "state.is_elastic || state.fast_dev_run", to: "!state.is_elastic", test: POLICIES },
     Mutant { file: "train/src/callbacks/evaluate.rs", from: "if batch.count == 0 {", to: "if batch.rows == 0 {", test: POLICIES },
     Mutant { file: "data/src/loader/mod.rs", from: "if self.last == Last::Pad { Last::Keep } else { self.last }", to: "self.last", test: POLICIES },
     Mutant { file: "models/src/generate/processors.rs", from: "*score * penalty } else { *score / penalty }", to: "*score / penalty } else { *score / penalty }", test: MODELS },
@@ -194,7 +200,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/local_updates/step.rs", from: "self.fragments[k].begin(&self.comm, share, rate)?", to: "self.fragments[k].begin(&self.comm, share, self.rate)?", test: LOCAL },
     Mutant { file: "distributed/src/checkpoint/writer.rs", from: "let own = all_ok_after(comm, \"save\", || written(&at))?;", to: "let own = all_ok(comm, \"save\", written(&at))?;", test: SAVES },
     Mutant { file: "distributed/src/checkpoint/reader.rs", from: "let own = all_ok(comm, \"load\", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;", to: "let own = self.latest()?;", test: SAVES },
-    Mutant { file: "distributed/src/elastic/store.rs", from: "distances(&hosts).into_iter().take(placing.copies)", to: "(1..n).take(placing.copies)", test: ELASTIC },
+    Mutant { file: "distributed/src/elastic/store.rs", from: "(at_home(other), held[other],", to: "(0 * at_home(other), held[other],", test: ELASTIC },
     Mutant { file: "distributed/src/elastic/run.rs", from: "self.world.save_stranded();", to: "", test: ELASTIC },
     Mutant { file: "engine-process/src/rendezvous.rs", from: "self.run.committed = true;", to: "self.run.committed = false;", test: PROCESS },
     Mutant { file: "engine-process/src/progress.rs", from: "self.gone[from] = true;\n                self.recovery_lost();", to: "self.gone[from] = true;", test: PROCESS },
@@ -242,6 +248,22 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/trainer/setup.rs", from: "self.step.global_step() >= most", to: "self.step.global_step() > most", test: DOORS },
     Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "before == 0 || each < before", to: "each < before", test: WAYS },
     Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "launches >= ROUNDS * ways", to: "launches >= ways", test: WAYS },
-    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "let mut counted = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts };", to: "let mut counted = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts: true };", test: PIPED },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "let mut counted = CountedHook { hook, counts,", to: "let mut counted = CountedHook { hook, counts: true,", test: PIPED },
     Mutant { file: "nn/src/layers/batch_norm.rs", from: "self.by_batch_statistics(&own)", to: "self.forward(&own)", test: LAYERS },
+    Mutant { file: "distributed/src/buckets/hook.rs", from: "self.weighs_nothing && !self.layout", to: "!self.layout", test: UNEVEN },
+    Mutant { file: "distributed/src/buckets/hook.rs", from: "Unused::Error if self.idles() =>", to: "Unused::Error if self.begun && self.idles() =>", test: UNEVEN },
+    Mutant { file: "distributed/src/zero/engine.rs", from: "self.units.iter_mut().for_each(Unit::mark_used);", to: "", test: UNEVEN },
+    Mutant { file: "distributed/src/train/observer.rs", from: "(false, false) => return Ok(()),", to: "(false, false) => {}", test: UNEVEN },
+    Mutant { file: "distributed/src/train/observer.rs", from: "self.counts || self.shared.contains(&leaf.id())", to: "self.counts", test: EXPERTS },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "expert_leaves(&**stage)", to: "HashSet::from([expert_leaves(&**stage).len()])", test: EXPERTS },
+    Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "count.saturating_sub(micro * own).min(own)", to: "count.min(own)", test: PIPED },
+    Mutant { file: "distributed/src/train/reduced_gradients.rs", from: "let (grad_norm, stepped, global_step) = (None, true, self.steps);", to: "let (grad_norm, stepped, global_step) = (None, false, self.steps);", test: LOCAL },
+    Mutant { file: "distributed/src/ddp/thaw.rs", from: "self.begun = 0;", to: "self.begun = 3;", test: FROZEN },
+    Mutant { file: "distributed/src/zero/engine.rs", from: "self.sends.add(unit);", to: "", test: FROZEN },
+    Mutant { file: "distributed/src/checkpoint/lock.rs", from: "is_mine && matches!(tried, Ok(None)) && begun.elapsed() < most", to: "is_mine && matches!(tried, Ok(None))", test: POLICIES },
+    Mutant { file: "distributed/src/elastic/store.rs", from: "at.0 != edge.0 && at.1 != edge.1", to: "at.0 != edge.0", test: ELASTIC },
+    Mutant { file: "nn/src/moe/router.rs", from: ".of_first(counted)", to: ".of_first(x.dims()[0])", test: EXPERTS },
+    Mutant { file: "nn/src/moe/routing.rs", from: "self.loads.of_counted(&self.logits)?", to: "self.logits", test: EXPERTS },
+    Mutant { file: "train/src/callbacks/weight_averaging.rs", from: "Event::StepEnd(_) if run.has_stepped()", to: "Event::StepEnd(metrics) if metrics.stepped()", test: LOCAL_LOOP },
+    Mutant { file: "comm/src/agreement.rs", from: "unwrap_or_else(|panic| resume_unwind(panic));", to: "unwrap_or(Ok(()));", test: AGREEMENTS },
 ];

@@ -73,6 +73,10 @@ impl<R: Runtime, S: StageStrategy<R>> Checkpointed<R> for PipelineTrainStep<R, S
         numbers
     }
 
+    fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
+        self.stages.parts.values_mut().for_each(|part| part.expect(numbers));
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         let mut wanted = Vec::new();
         for (&stage, strategy) in &self.stages.parts {

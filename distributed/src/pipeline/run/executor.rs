@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use autograd::{Deferred, RandomState, Var};
+use nn::CountedRows;
 use numcore::{
     Result, Runtime, Tensor,
     trace::{self, SpanKind},
@@ -53,6 +54,8 @@ pub(super) struct RunInputs<'a, R: Runtime> {
     pub(super) options: PipelineOptions,
     /// What the gradient of every loss starts from.
     pub(super) seed: f64,
+    /// Which rows of all micro-batches together count, where others only fill them up.
+    pub(super) counted: Option<CountedRows>,
     /// Where the run's random numbers start; `None` leaves the thread's stream alone.
     pub(super) random: Option<RandomState>,
 }

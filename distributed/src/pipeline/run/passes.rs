@@ -1,6 +1,9 @@
 //! The passes of one stage and micro-batch. B is one backward pass; I is the same backward pass as far as it leads to the inputs, W the rest of it.
 
+use std::collections::HashSet;
+
 use autograd::{Backward, RandomState, Var, no_grad, set_random_state};
+use nn::{CountedRows, set_counted_rows};
 use numcore::{Error, Result, Runtime, Tensor, ops::Apply};
 
 use super::{
@@ -9,6 +12,7 @@ use super::{
     hooks::InputHook,
 };
 use crate::{
+    expert_parallel::expert_leaves,
     pipeline::{Compute, Direction, Pass},
     train::CountedHook,
 };
@@ -20,6 +24,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
     pub(super) fn forward(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let inputs = self.inputs(stage, micro)?;
+        self.count_rows(micro);
         self.seed_random(compute);
         let outputs = if self.checked.is_forward_only() {
             no_grad(|| self.apply(stage, &inputs))?
@@ -110,10 +115,12 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         let Some(Live::Forward { inputs, roots }) = self.live.remove(&(stage, micro)) else {
             return Err(Error::internal("pipeline", format!("{compute} finds no forward pass")));
         };
+        self.count_rows(micro);
         let sweep = self.seeded(stage, micro, roots)?;
         let last = self.last.get(&stage) == Some(&compute);
-        let counts = !self.job.batch.weightless;
-        let mut counted = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts };
+        let (counts, shared) = (!self.job.batch.weightless, self.shared(stage));
+        let hook = self.job.hooks.gradients(compute, last)?;
+        let mut counted = CountedHook { hook, counts, waits: true, shared: &shared };
         let mut hook = InputHook::new(&inputs, &mut counted);
         let deferred = match (sweep, pass) {
             (None, _) => None,
@@ -161,12 +168,30 @@ impl<R: Runtime> ScheduleRun<'_, R> {
     pub(super) fn weights(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let last = self.last.get(&stage) == Some(&compute);
-        let counts = !self.job.batch.weightless;
-        let mut hook = CountedHook { hook: self.job.hooks.gradients(compute, last)?, counts };
+        let (counts, shared) = (!self.job.batch.weightless, self.shared(stage));
+        self.count_rows(micro);
+        let hook = self.job.hooks.gradients(compute, last)?;
+        let mut hook = CountedHook { hook, counts, waits: true, shared: &shared };
         match self.live.remove(&(stage, micro)) {
             Some(Live::Weights(Some(deferred))) => deferred.run(&mut InputHook::new(&[], &mut hook)),
             _ => Ok(()),
         }
+    }
+
+    /// The leaves of a stage that compute for other replicas, where this one has no example of its own.
+    fn shared(&self, stage: usize) -> HashSet<usize> {
+        let stage = self.job.stages.get(&stage).filter(|_| self.job.batch.weightless);
+        stage.map_or_else(HashSet::new, |stage| expert_leaves(&**stage))
+    }
+
+    /// Tells layers which rows of a micro-batch count: the first ones of the batch do.
+    fn count_rows(&self, micro: usize) {
+        let micros = self.schedule().micro_batches();
+        let part = |CountedRows { count, rows }: CountedRows| {
+            let own = rows / micros;
+            CountedRows { count: count.saturating_sub(micro * own).min(own), rows: own }
+        };
+        set_counted_rows(self.job.counted.map(part));
     }
 
     /// A pass draws the same random numbers in every schedule, on whichever rank: by run, stage and micro-batch.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use autograd::{RandomState, Var, random_state, set_random_state};
-use nn::ModuleExt;
+use nn::{ModuleExt, set_counted_rows};
 use numcore::{Error, ErrorKind, Fnv1a, Result, Runtime};
 use parking_lot::Mutex;
 
@@ -190,9 +190,13 @@ impl<R: Runtime> Pipeline<R> {
         let (stages, loss, options) =
             (&self.stages, self.loss.as_mut().map(|loss| &mut **loss.get_mut()), self.options);
         let (seed, random) = (self.seed, Some(random_state()));
-        let job = RunInputs { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, random };
+        let rows = set_counted_rows(None);
+        let job =
+            RunInputs { comm: comm.clone(), plan, stages, loss, hooks, batch, options, seed, counted: rows, random };
         let mut step = ScheduleRun::new(job).map_err(|error| abort_at(None, error))?;
-        match catch_unwind(AssertUnwindSafe(|| step.run())) {
+        let run = catch_unwind(AssertUnwindSafe(|| step.run()));
+        set_counted_rows(rows);
+        match run {
             Ok(Ok(())) => Ok(step.into_output()),
             Ok(Err(error)) => Err(abort_at(step.at, error)),
             Err(panic) => {

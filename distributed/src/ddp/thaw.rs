@@ -1,0 +1,31 @@
+//! Training parameters from a later step on than the first.
+
+use numcore::{Result, Runtime};
+
+use super::{
+    DataParallel,
+    data_parallel::{from_last, place},
+};
+use crate::comm::Collectives;
+
+/// The parameters that ranks agree on when they are unfrozen.
+pub(crate) const THAWED: &str = "the parameters that were frozen, and are trained from now on,";
+
+impl<R: Runtime> DataParallel<R> {
+    /// Trains parameters that were frozen from the start, and no longer are.
+    pub(super) fn thaw(&mut self) -> Result<()> {
+        let thawed: Vec<_> = self.frozen.iter().filter(|leaf| leaf.requires_grad()).cloned().collect();
+        if thawed.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = thawed.iter().map(|leaf| leaf.name().to_string()).collect();
+        self.tensor.everyone().agree(THAWED, names.join(" ").as_bytes())?;
+        self.optimizer.add_params(&thawed)?;
+        self.frozen.retain(|leaf| !leaf.requires_grad());
+        let order = from_last(&self.leaves);
+        self.buckets.rebuild(&mut *self.optimizer, &|l| place(&order, l))?;
+        // In the order in which gradients become final once that is known of all of them.
+        self.begun = 0;
+        Ok(())
+    }
+}
