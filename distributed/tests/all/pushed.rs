@@ -1,23 +1,26 @@
 //! Steps that are given losses in hand, or gradients: they are those of `step`, to the bit.
 
-use autograd::backward;
+use autograd::{backward, no_grad};
 use distributed::{
     balance::BalancedStep,
     buckets::{BucketLimits, BucketOptions},
+    checkpoint::{Checkpointed, Folder},
     comm::{Communicator, Ranks},
     ddp::Ddp,
     local_updates::LocalTrainStep,
     pipeline::{ExpertPipelineTrainer, PipelineTrainer, ZeroExpertPipelineTrainer, ZeroPipelineTrainer},
     train::{
-        BucketedTrainer, ExpertTrainer, Loss, Strategy, TrainStep, TrainingMetrics, ZeroExpertTrainer, ZeroTrainer,
+        BucketedTrainer, CheckpointNotes, ExpertTrainer, Loss, Strategy, TrainStep, TrainingMetrics, ZeroExpertTrainer,
+        ZeroTrainer,
     },
     zero::ZeroStage,
 };
 use nn::Init;
-use numcore::{DType, Result};
+use numcore::{DType, Error, Result};
 use optim::LossScaler;
 use runtime_cpu::Cpu;
 
+use crate::checkpoint_common::Scratch;
 use crate::common::{Mlp, Task, WORLDS, adamw, cpu, own, weights};
 
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +102,81 @@ fn losses_and_gradients_in_hand_make_the_steps_of_step() {
     for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
         let whole = trained(2, stage, 3, &[Given::Whole]);
         assert_eq!(trained(2, stage, 3, &[Given::Losses, Given::Whole]), whole, "{stage:?}");
+    }
+}
+
+/// What four steps of two micro-batches told, and an evaluation after each.
+type Evaluated = Vec<([Option<u64>; 3], u64)>;
+
+/// Steps from one on: with a schedule, an evaluation after each step, and, where micro-batches are pushed, between them. A checkpoint is saved after the second.
+fn evaluated<S: Strategy<Cpu> + Checkpointed<Cpu>>(
+    built: &mut TrainStep<Cpu, S>,
+    given: Given,
+    steps: std::ops::Range<usize>,
+    loss: &dyn Fn(usize) -> Result<Loss<Cpu>>,
+    folder: &Folder,
+) -> Result<Evaluated> {
+    let evaluate = || Ok::<_, Error>(no_grad(|| loss(99))?.total().item()?.to_bits());
+    let (mut told, mut before) = (Vec::new(), evaluate()?);
+    for at in steps {
+        let metrics = match given {
+            Given::Losses => {
+                assert!(built.backward_and_step(loss(2 * at)?)?.is_none());
+                assert_eq!(
+                    evaluate()?,
+                    before,
+                    "an evaluation between micro-batches sees the weights of the step before"
+                );
+                built.backward_and_step(loss(2 * at + 1)?)?.expect("the last of the step")
+            }
+            _ => built.step(|k| loss(2 * at + k))?,
+        };
+        before = evaluate()?;
+        told.push((bits(&metrics)?, before));
+        if at == 1 {
+            built.save(folder, &CheckpointNotes::new())?;
+        }
+    }
+    Ok(told)
+}
+
+/// Four steps, and the last two again from the checkpoint, which is loaded within a step where micro-batches are pushed.
+fn eventful<S: Strategy<Cpu> + Checkpointed<Cpu>>(
+    mut built: TrainStep<Cpu, S>,
+    given: Given,
+    loss: &dyn Fn(usize) -> Result<Loss<Cpu>>,
+    folder: &Folder,
+) -> Result<Evaluated> {
+    let told = evaluated(&mut built, given, 0..4, loss, folder)?;
+    if let Given::Losses = given {
+        assert!(built.backward_and_step(loss(50)?)?.is_none());
+    }
+    assert!(built.load(folder)?.is_some());
+    assert_eq!(evaluated(&mut built, given, 2..4, loss, folder)?, told[2..]);
+    Ok(told)
+}
+
+#[test]
+fn evaluations_schedules_and_checkpoints_come_between_pushes() {
+    let trained = |world: usize, stage: Option<ZeroStage>, given: Given| {
+        let scratch = Scratch::new("pushed");
+        let told = Ranks::new(world).run(cpu, |comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
+            let builder = TrainStep::builder(&comm, &model).optimizer(adamw()).max_norm(0.1).accumulation(2);
+            let builder = builder.schedule(|base, step| base / (1.0 + step as f64));
+            let loss = |batch: usize| model.loss(comm.runtime(), batch, &own(&comm));
+            match stage {
+                None => eventful(builder.build()?, given, &loss, &scratch.folder()),
+                Some(stage) => eventful(builder.zero(stage).build()?, given, &loss, &scratch.folder()),
+            }
+        });
+        told.unwrap()
+    };
+    for world in [1, 2, 3] {
+        for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+            let whole = trained(world, stage, Given::Whole);
+            assert_eq!(trained(world, stage, Given::Losses), whole, "{world} ranks, {stage:?}");
+        }
     }
 }
 
