@@ -1,6 +1,6 @@
 //! Where the ranks of a program are, and what each computes on.
 
-use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism};
+use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism, time::Duration};
 
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
@@ -161,6 +161,16 @@ impl Launcher {
         self
     }
 
+    /// How long a rank waits for others in a call, before the call is an error on all of them: 60 seconds unless it is said. A process that is gone is noticed then,
+    /// where processes share a folder.
+    pub fn timeout(mut self, most: Duration) -> Self {
+        self.engine = match self.engine {
+            LaunchEngine::Threads(ranks) => LaunchEngine::Threads(ranks.timeout(most)),
+            LaunchEngine::Processes(processes) => LaunchEngine::Processes(processes.timeout(most)),
+        };
+        self
+    }
+
     /// How many ranks there are.
     pub fn size(&self) -> usize {
         match &self.engine {
@@ -276,6 +286,8 @@ fn launched(config: &DistributedTrainConfig) -> Option<LaunchedProcess> {
 
 #[cfg(test)]
 mod tests {
+    use distributed::comm::Communicator;
+
     use super::*;
 
     fn listed(devices: &[Device]) -> Vec<ListedDevice> {
@@ -299,6 +311,13 @@ mod tests {
         let config = DistributedTrainConfig { world_size: 3, backend: DistributedBackend::Cpu, ..Default::default() };
         let launcher = Launcher::from_config(&config).unwrap();
         assert_eq!((launcher.size(), launcher.leads()), (3, true));
+    }
+
+    #[test]
+    fn ranks_wait_for_as_long_as_was_said() {
+        let most = Duration::from_secs(7);
+        let waits = Launcher::threads(2).timeout(most).run(|comm| Ok(comm.timeout()));
+        assert_eq!(waits.unwrap(), most);
     }
 
     #[test]
