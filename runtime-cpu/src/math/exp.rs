@@ -12,6 +12,8 @@ pub trait Exp: Real {
     const EXP_RANGE: (Self, Self);
     /// The range of finite, normal results of `exp2`.
     const EXP2_RANGE: (Self, Self);
+    /// ln 2 in two parts, of which the first ends in zeros: its products with exponents are exact.
+    const LN2_PARTS: (Self, Self);
     /// Below, `expm1` is −1.
     const EXPM1_LOW: Self;
     /// Above, `sinh` and `cosh` are infinite.
@@ -30,6 +32,7 @@ pub const EXP2_SLOPE: [f32; 6] = [f32::LN2, 0.2402265, 0.055503633, 0.0096179675
 impl Exp for f32 {
     const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
     const EXP2_RANGE: (f32, f32) = (-151.0, 129.0);
+    const LN2_PARTS: (f32, f32) = (0.693_145_75, 1.428_606_8e-6);
     const EXPM1_LOW: f32 = -20.0;
     const SINH_HIGH: f32 = 89.5;
 
@@ -53,6 +56,7 @@ impl Exp for f32 {
 impl Exp for f64 {
     const EXP_RANGE: (f64, f64) = (-746.0, 710.0);
     const EXP2_RANGE: (f64, f64) = (-1076.0, 1025.0);
+    const LN2_PARTS: (f64, f64) = (0.6931471803691238, 1.9082149292705877e-10);
     const EXPM1_LOW: f64 = -45.0;
     const SINH_HIGH: f64 = 710.5;
 
@@ -129,6 +133,17 @@ pub fn exp_negative<T: Exp>(x: T) -> T {
     let x = if x < T::EXP_RANGE.0 { T::EXP_RANGE.0 } else { x };
     let (t, r) = reduce(x, T::ROUNDER + T::BIAS + T::LIFT_BITS);
     exp_reduced(r) * t.power() * (T::ONE / T::LIFT)
+}
+
+/// `exp(−a²)·factor` for `a ≥ 0` up to where it is 0. An FMA subtracts `n·ln 2` from `a²` before it is rounded.
+#[inline(always)]
+pub fn exp_minus_square<T: Exp>(a: T, factor: T) -> T {
+    let shift = T::ROUNDER + T::BIAS + T::LIFT_BITS;
+    let t = (a * -T::LOG2E).mul_add(a, shift);
+    let n = t - shift;
+    let (high, low) = T::LN2_PARTS;
+    let r = (-a).mul_add(a, -(n * high));
+    exp_reduced(n.mul_add(-low, r)) * t.power() * factor * (T::ONE / T::LIFT)
 }
 
 /// `exp(x + low)` for a `low` below the last place of `x`.

@@ -7,7 +7,7 @@
 
 mod transpose;
 
-use std::sync::OnceLock;
+use std::{ops::Range, sync::OnceLock};
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use transpose::read_transposed;
@@ -136,6 +136,21 @@ fn prefetch_into<T, const HINT: i32>(at: *const T, count: usize) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, count);
+}
+
+/// Calls `element` with each index of `range`, in a loop whose vectors the compiler interleaves.
+///
+/// LLVM interleaves the vectors of a loop with a reduction, which is why there is one. Where an element takes many instructions
+/// that wait for each other, the CPU's reorder window ends within the next vector. (In cache, `exp`, `tanh` and `gelu` took 1.5,
+/// 1.3 and 1.3 times as long on Cascade Lake without.)
+#[inline(always)]
+pub(crate) fn interleaved(range: Range<usize>, mut element: impl FnMut(usize)) {
+    let mut reduced = 0;
+    for i in range {
+        element(i);
+        reduced ^= i as u32;
+    }
+    std::hint::black_box(reduced);
 }
 
 /// A function compiled for every instruction set: `multiversion! { fn f<T: (Bound)>(a: A) -> R { body } }` defines

@@ -10,7 +10,7 @@ use crate::{
     Simd,
     element::{Lane, by_lane},
     math::{Int, Math},
-    pointwise::execute::{Map1, Map2, Map3, StepFn, Sum, copy, fold, map1, map2, map3, narrow, patched, random, trig},
+    pointwise::execute::{Map1, Map2, Map3, StepFn, Sum, copy, fold, long1, map1, map2, map3, narrow, patched, random, trig},
 };
 
 /// A step for an element function, written in place: `row!(simd, [T: Math] |x: T| -> T { … })`.
@@ -34,10 +34,13 @@ macro_rules! row {
     }};
 }
 
-/// Rows of one type parameter: `T` to `T`, or as written.
+/// Rows of one type parameter: `T` to `T`, or as written; functions of many dependent instructions are `long`.
 macro_rules! rows {
-    ($simd:expr, $op:expr, $T:ident: $B:ident; $($v:pat => |$($x:ident),*| $e:expr;)*) => {
-        match $op { $($v => Some(rows!(@ $simd, $T: $B; |$($x),*| $e)),)* _ => None }
+    ($simd:expr, $op:expr, $T:ident: $B:ident; $($v:pat => $($long:ident)? |$($x:ident),*| $e:expr;)*) => {
+        match $op { $($v => Some(rows!(@ $simd, $T: $B; $($long)? |$($x),*| $e)),)* _ => None }
+    };
+    (@ $simd:expr, $T:ident: $B:ident; long |$x:ident| $e:expr) => {
+        row!(@ $simd, [$T: ($B)], Map1<$T, $T>, long1 [$T, $T], ($x: $T) -> $T { $e })
     };
     (@ $simd:expr, $T:ident: $B:ident; |$x:ident| $e:expr) => { row!($simd, [$T: ($B)] |$x: $T| -> $T { $e }) };
     (@ $simd:expr, $T:ident: $B:ident; |$x:ident, $y:ident| $e:expr) => { row!($simd, [$T: ($B)] |$x: $T, $y: $T| -> $T { $e }) };
@@ -68,26 +71,26 @@ fn unary_float<T: Math + 'static>(op: Unary, simd: Simd) -> Option<StepFn> {
         Neg => |x| -x;
         Abs => |x| x.abs();
         Sign => |x| x.sign();
-        Exp => |x| Math::exp(x);
-        Expm1 => |x| x.expm1();
-        Exp2 => |x| Math::exp2(x);
-        Log => |x| Math::log(x);
-        Log1p => |x| x.log1p();
-        Log2 => |x| Math::log2(x);
+        Exp => long |x| Math::exp(x);
+        Expm1 => long |x| x.expm1();
+        Exp2 => long |x| Math::exp2(x);
+        Log => long |x| Math::log(x);
+        Log1p => long |x| x.log1p();
+        Log2 => long |x| Math::log2(x);
         Sqrt => |x| x.sqrt();
         Rsqrt => |x| x.rsqrt();
         Recip => |x| Math::recip(x);
-        Sin => |x| Math::sin(x);
-        Cos => |x| Math::cos(x);
-        Tan => |x| Math::tan(x);
-        Asin => |x| Math::asin(x);
-        Acos => |x| Math::acos(x);
-        Atan => |x| Math::atan(x);
-        Sinh => |x| Math::sinh(x);
-        Cosh => |x| Math::cosh(x);
-        Tanh => |x| Math::tanh(x);
-        Erf => |x| Math::erf(x);
-        Erfc => |x| Math::erfc(x);
+        Sin => long |x| Math::sin(x);
+        Cos => long |x| Math::cos(x);
+        Tan => long |x| Math::tan(x);
+        Asin => long |x| Math::asin(x);
+        Acos => long |x| Math::acos(x);
+        Atan => long |x| Math::atan(x);
+        Sinh => long |x| Math::sinh(x);
+        Cosh => long |x| Math::cosh(x);
+        Tanh => long |x| Math::tanh(x);
+        Erf => long |x| Math::erf(x);
+        Erfc => long |x| Math::erfc(x);
         Floor => |x| x.floor();
         Ceil => |x| x.ceil();
         Round => |x| x.round_ties_even();

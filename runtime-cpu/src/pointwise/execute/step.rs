@@ -3,7 +3,7 @@
 //! Operands of a step never overlap its destination (lowering guarantees it), so the loop can be vectorized.
 
 use crate::pointwise::random::random_bits;
-use crate::{Simd, element::Lane, math};
+use crate::{Simd, element::Lane, math, simd::interleaved};
 
 /// `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; operands that the operation does not take are ignored.
 ///
@@ -75,6 +75,15 @@ step! { map1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
     let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
     loop1::<A, D, F>(d, a)
 } }
+
+step! {
+    /// A map like [`map1`] of a function with many instructions that wait for each other.
+    long1 [A: (Copy), D: (Copy), F: (Map1<A, D>)] |d, a, _b, _c, n| {
+        // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
+        let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
+        interleaved(0..n, |i| d[i] = F::f(a[i]));
+    }
+}
 
 step! {
     /// A map like [`map1`] of `f64`, followed by scalar recomputation where [`Patched::beyond`] holds.
