@@ -14,12 +14,10 @@ const FEATURES: &str = "weftgrad-engine-mpi/open-mpi,weftgrad-examples/mpi";
 /// A test program, and the numbers of processes it runs on: worlds of fewer ranks are made of some of them, those of more are threads.
 const SUITES: &[(&str, &[usize])] = &[("collectives", &[2, 8]), ("training", &[4])];
 
-/// Examples with their arguments.
+/// Examples with their arguments: replicas, and messages between stages.
 const EXAMPLES: &[(&str, &str)] = &[
     ("ddp", "--steps 4"),
-    ("zero", "--width 32 --layers 2"),
     ("pipeline", "--ranks 2 --steps 2 --out target/smoke/pipeline-mpi"),
-    ("char-gpt", "--steps 3 --layers 1 --width 48 --context 32 --batch 4 --sample 40 --out target/smoke/char-gpt-mpi"),
 ];
 
 /// With Open MPI 5, from [`FOLDER`].
@@ -58,7 +56,7 @@ fn suites(env: &[(&str, &str)]) -> Result<(), String> {
 
 /// The examples on two processes.
 fn examples(env: &[(&str, &str)]) -> Result<(), String> {
-    // Of the packages of every other stage, too. The other examples, which do nothing with MPI, are not linked with it.
+    // Of the packages of every other stage, too. The other examples, which do nothing else with MPI, are not linked with it.
     let programs = EXAMPLES.iter().flat_map(|(program, _)| ["--bin", program]);
     let build: Vec<&str> = ["build", "--features", FEATURES].into_iter().chain(packages()).chain(programs).collect();
     run_cargo(&build, env)?;
