@@ -108,7 +108,7 @@ pub const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
 pub const SOAK_STAGE: &[Step] = &[
     Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"]),
     Step::CargoWith(
-        &[("WEFTGRAD_TEST_ALL_AXES", "1")],
-        &["test", "-p", "weftgrad-distributed", "--test", "all", "three_axes"],
+        &[("WEFTGRAD_TEST_ALL_CASES", "1")],
+        &["test", "-p", "weftgrad-distributed", "--test", "all"],
     ),
 ];

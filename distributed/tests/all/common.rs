@@ -208,6 +208,29 @@ pub fn difference(a: &Trace, b: &Trace) -> f64 {
     a.iter().zip(&b).map(of).fold(0.0, f64::max)
 }
 
+/// Cases of a product that a test runs: one of `of` as they come, from the first on, or [all](all_cases). An `of` without a factor in common with the lengths of the inner lists meets each of their values.
+pub struct Turns {
+    of: usize,
+    met: usize,
+}
+
+impl Turns {
+    pub fn one_of(of: usize) -> Self {
+        Self { of: if all_cases() { 1 } else { of }, met: 0 }
+    }
+
+    /// Whether it is the turn of the case that comes now.
+    pub fn come(&mut self) -> bool {
+        self.met += 1;
+        (self.met - 1).is_multiple_of(self.of)
+    }
+}
+
+/// Whether tests run all cases of their products, as in the stage `soak`.
+pub fn all_cases() -> bool {
+    std::env::var_os("WEFTGRAD_TEST_ALL_CASES").is_some()
+}
+
 /// Half of the pairs of two lists, like the fields of one colour on a chessboard: every value is in some. All pairs take long.
 pub fn half<A: Copy, B: Copy>(a: &[A], b: &[B]) -> Vec<(A, B)> {
     let all = a.iter().enumerate().flat_map(|(i, &a)| b.iter().enumerate().map(move |(j, &b)| (i + j, (a, b))));

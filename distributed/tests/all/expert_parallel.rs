@@ -52,17 +52,16 @@ fn single_precision_stays_within_its_rounding() {
 
 #[test]
 fn every_stage_of_zero_shards_the_experts_over_their_own_ranks() {
-    for stage in ZeroStage::ALL {
-        for axes in [
-            &[(Axis::Data, 2), (Axis::Expert, 2)][..],
-            &[(Axis::Data, 4), (Axis::Expert, 2)],
-            &[(Axis::Shard, 4), (Axis::Expert, 2)],
-            &[(Axis::Data, 2), (Axis::Shard, 4), (Axis::Expert, 2)],
-            &[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Expert, 4)],
-            &[(Axis::Data, 2), (Axis::Shard, 3), (Axis::Expert, 2)],
-        ] {
-            same(&ExpertCase { zero: Some(stage), ..ExpertCase::new(4) }, axes);
-        }
+    let arrangements = [
+        &[(Axis::Data, 2), (Axis::Expert, 2)][..],
+        &[(Axis::Data, 4), (Axis::Expert, 2)],
+        &[(Axis::Shard, 4), (Axis::Expert, 2)],
+        &[(Axis::Data, 2), (Axis::Shard, 4), (Axis::Expert, 2)],
+        &[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Expert, 4)],
+        &[(Axis::Data, 2), (Axis::Shard, 3), (Axis::Expert, 2)],
+    ];
+    for (stage, axes) in half(&ZeroStage::ALL, &arrangements) {
+        same(&ExpertCase { zero: Some(stage), ..ExpertCase::new(4) }, axes);
     }
 }
 

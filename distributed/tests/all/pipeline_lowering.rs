@@ -14,7 +14,7 @@ const SIZES: [(usize, usize, usize); 16] = [
     (2, 8, 4),
     (4, 10, 5),
     (2, 15, 4),
-    (4, 128, 64),
+    (4, 32, 16),
     (1, 1, 1),
     (2, 1, 1),
     (2, 3, 1),
@@ -73,9 +73,8 @@ fn costs() -> [Costs; 5] {
 /// Sends that travel by themselves: every pass is on time, to the tick, whatever the costs.
 #[test]
 fn no_pass_waits_for_sends_that_travel_by_themselves() {
-    for (at, costs) in costs().into_iter().enumerate() {
-        // The largest, of 64 ranks, with the first costs alone: it takes as long as all others together.
-        for (kind, size, schedule) in all().filter(|(_, (_, _, p), _)| at == 0 || *p < 64) {
+    for costs in costs() {
+        for (kind, size, schedule) in all() {
             let lowered = schedule.lower(Lowering { costs: costs.clone(), sharded: true }).unwrap();
             let on_time =
                 passes(&lowered, &costs, SendMode::Overlapped) == passes(&schedule, &costs, SendMode::Overlapped);
@@ -90,7 +89,7 @@ fn no_pass_waits_for_synchronous_sends() {
     let meets = [
         (ScheduleKind::Interleaved, (2, 4, 2)),
         (ScheduleKind::Interleaved, (4, 10, 5)),
-        (ScheduleKind::Interleaved, (4, 128, 64)),
+        (ScheduleKind::Interleaved, (4, 32, 16)),
     ];
     let costs = Costs::default();
     for (kind, size, schedule) in all() {

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use crate::common::Turns;
 use crate::pipeline_common::*;
 use autograd::Var;
 use distributed::{
@@ -151,8 +152,9 @@ enum Transfers {
 
 #[test]
 fn neither_synchronous_sends_nor_transfers_in_order_deadlock() {
+    let mut turns = Turns::one_of(2);
     for (p, v, m) in [(2, 1, 4), (2, 2, 4), (3, 2, 6), (4, 2, 8), (8, 1, 16)] {
-        for (kind, checked) in kinds(p, v, m) {
+        for (kind, checked) in kinds(p, v, m).filter(|_| turns.come()) {
             let run = |transfers: Transfers| {
                 world(p, |comm| {
                     let comm: Comm<Cpu> = match transfers {

@@ -4,14 +4,14 @@
 //! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
 //! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
 
-use crate::common::{adamw, half, pipelined, sharded_pipeline, simple};
+use crate::common::{Turns, adamw, half, pipelined, sharded_pipeline, simple};
 use crate::pipeline_common::shape;
 use std::{sync::Arc, time::Duration};
 
 use crate::pipeline_staged::*;
 use crate::{
     common::{WORLDS, config},
-    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu, require_every_kind},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
 };
 use autograd::Var;
 use distributed::{
@@ -93,26 +93,24 @@ fn an_mlp_trains_as_on_one_rank() {
 
 #[test]
 fn a_gpt_with_a_shared_table_trains_as_on_one_rank() {
-    let ran = [(2, 2), (2, 4)].map(|(p, n)| product(Model::Gpt, p, n, &SOME, &HOWS));
-    assert_eq!(ran.concat().len(), 2 * 4 * HOWS.len());
+    let ran = [(2, 2, &HOWS[..]), (2, 4, &HOWS[3..])].map(|(p, n, hows)| product(Model::Gpt, p, n, &SOME, hows));
+    assert_eq!(ran.concat().len(), 4 * (HOWS.len() + 2));
 }
 
 #[test]
 fn every_schedule_with_sharded_stages_trains_as_one_rank() {
-    // From 4 ranks on alone, for time; with replicas, 4 are above.
     let replicas = |p| if p < 4 { 2 } else { 1 };
     let every = |model, p, how| product(model, p, replicas(p), ScheduleKind::ALL, &[how]);
-    require_every_kind(&WORLDS.map(|p| every(Model::Mlp, p, How::Zero(ZeroStage::Parameters))).concat());
-    // The largest model at sizes that divide, and that do not.
-    let ran = [2, 3].map(|p| every(Model::Gpt, p, How::Gathered)).concat();
-    assert!(ScheduleKind::ALL.iter().all(|kind| ran.iter().any(|(ran, _)| ran == kind)), "{ran:?}");
+    let sharded = [2, 3, 8].map(|p| every(Model::Mlp, p, How::Zero(ZeroStage::Parameters))).concat();
+    for ran in [sharded, every(Model::Gpt, 3, How::Gathered)] {
+        assert!(ScheduleKind::ALL.iter().all(|kind| ran.iter().any(|(ran, _)| ran == kind)), "{ran:?}");
+    }
 }
 
 #[test]
 fn replicas_alone() {
-    for n in WORLDS {
-        let replicas = product(Model::Gpt, 1, n, &[ScheduleKind::GPipe, ScheduleKind::LoopedBfs], &HOWS);
-        assert_eq!(replicas.len(), 2 * HOWS.len());
+    for (n, how) in half(&WORLDS, &HOWS) {
+        assert_eq!(product(Model::Gpt, 1, n, &[ScheduleKind::GPipe, ScheduleKind::LoopedBfs], &[how]).len(), 2);
     }
 }
 
@@ -356,13 +354,14 @@ fn a_parameter_without_gradient_is_named_on_every_rank() {
 
 #[test]
 fn seeded_faults_of_the_communicator_never_hang() {
+    let mut turns = Turns::one_of(3);
     for (how, kind, v) in [
         (How::Replicas, ScheduleKind::ZbH1, 1),
         (How::Zero(ZeroStage::Parameters), ScheduleKind::OneFOneB, 1),
         (How::Gathered, ScheduleKind::Zbv, 2),
     ] {
         let checked = how.checked(kind, 2, v, 4).unwrap();
-        for seed in 0..20 {
+        for seed in (0..20).filter(|_| turns.come()) {
             let (at, fault) = Fault::seeded(seed, 50);
             let harmless = matches!(fault, Fault::Delay(_));
             // What must end well has all the time of a busy machine; for what is left out somebody waits until the time is up.

@@ -231,7 +231,7 @@ const NO_CLIP: f64 = 1e9;
 #[test]
 fn every_schedule_trains_as_one_rank_with_the_joined_batch() {
     let sizes = &[(1, 2), (2, 4), (3, 6), (4, 8), (5, 10), (8, 16)][..];
-    for (model, sizes) in [(Model::Mlp, sizes), (Model::Gpt, &sizes[..4])] {
+    for (model, sizes) in [(Model::Mlp, sizes), (Model::Gpt, &sizes[1..3])] {
         let mut ran = Vec::new();
         for (p, v, m) in sizes.iter().flat_map(|&(p, m)| [(p, 1, m), (p, 2, m)]) {
             let want = reference(model, p * v, m, Some(NO_CLIP));

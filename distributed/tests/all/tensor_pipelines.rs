@@ -22,7 +22,7 @@ use runtime_cpu::Cpu;
 
 use crate::{
     checkpoint_common::Scratch,
-    common::{adamw, cpu},
+    common::{Turns, adamw, cpu, half},
     pipeline_common::TIMEOUT,
     pipeline_staged::{HOWS, How},
     tensor_checkpoints::{Axes, STEPS, contents, go_on},
@@ -55,12 +55,10 @@ fn every_schedule_runs_stages_that_are_cut() {
 
 #[test]
 fn every_strategy_trains_stages_that_are_cut() {
-    for how in HOWS {
-        for sequence in [false, true] {
-            let mut staged = StagedCase::new(2, ScheduleKind::Zbv, 2, how);
-            (staged.case.sequence, staged.case.model.tied_head) = (sequence, true);
-            same(&staged, EIGHT);
-        }
+    for (how, sequence) in half(&HOWS, &[false, true]) {
+        let mut staged = StagedCase::new(2, ScheduleKind::Zbv, 2, how);
+        (staged.case.sequence, staged.case.model.tied_head) = (sequence, true);
+        same(&staged, EIGHT);
     }
 }
 
@@ -102,8 +100,12 @@ fn wider_tensor_axes_and_longer_pipelines() {
 
 #[test]
 fn accumulated_and_frozen_parameters_train_alike() {
+    let mut turns = Turns::one_of(2);
     for how in [How::Replicas, How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters)] {
         for (k, frozen) in [&[][..], &["blocks.0.ln1", "wte"], &["blocks.1.qkv", "lnf"]].into_iter().enumerate() {
+            if !turns.come() {
+                continue;
+            }
             let mut staged = StagedCase::new(2, ScheduleKind::ZbH1, 1, how);
             (staged.micros, staged.case.accumulation, staged.case.frozen) = (2, 2, frozen);
             (staged.case.sequence, staged.case.model.tied_head) = (k % 2 == 0, true);
@@ -319,7 +321,8 @@ fn checkpoints_pass_between_pipelines_and_any_other_cut_to_the_bit() {
         let same = |again: &Scratch, by: &dyn std::fmt::Debug| {
             assert!(contents(&again.0) == first, "what {from:?} saved, loaded by {by:?}");
         };
-        for (axes, zero) in others {
+        // Each is met by another pipeline too.
+        for (axes, zero) in [others[k], others[(k + 1) % others.len()]] {
             let (there, back) = (Scratch::new("tensor-pipelines"), Scratch::new("tensor-pipelines"));
             let mut case = case.clone();
             case.zero = zero;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::checkpoint_common::{Any, HOWS};
 use crate::common::{
-    EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
+    EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, config, cpu, difference, everywhere, half, own, single, weights,
 };
 use crate::data_parallel_unused::{Branches, branches_alone};
 use distributed::{
@@ -49,12 +49,10 @@ fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, option
 fn parity<M: Task>(units: fn() -> UnitOf) {
     for (dtype, bound) in [(DType::F64, 1e-11), (DType::F32, 2e-4)] {
         let one = single::<M>(dtype, config()).unwrap();
-        for n in WORLDS {
-            for stage in ZeroStage::ALL {
-                let many = everywhere(n, |comm| train::<M>(&comm, dtype, config(), options(stage, units())));
-                let off = difference(&many, &one);
-                assert!(off <= bound, "{} {dtype}, stage {} on {n} ranks: {off:e}", M::NAME, stage.number());
-            }
+        for (n, stage) in half(&WORLDS, &ZeroStage::ALL) {
+            let many = everywhere(n, |comm| train::<M>(&comm, dtype, config(), options(stage, units())));
+            let off = difference(&many, &one);
+            assert!(off <= bound, "{} {dtype}, stage {} on {n} ranks: {off:e}", M::NAME, stage.number());
         }
     }
 }
@@ -225,8 +223,9 @@ fn groups_have_their_own_numbers() {
 #[test]
 fn replicas_of_sharded_models_train_as_one_rank() {
     let one = single::<Gpt<Cpu>>(DType::F64, config()).unwrap();
+    let mut turns = Turns::one_of(2);
     for (data, shard) in [(2, 2), (2, 4), (4, 2), (3, 1), (1, 3)] {
-        for stage in ZeroStage::ALL {
+        for stage in ZeroStage::ALL.into_iter().filter(|_| turns.come()) {
             let many = everywhere(data * shard, |comm| {
                 let plan = ParallelPlan::new(comm.size(), [(Axis::Data, data), (Axis::Shard, shard)])?;
                 let mesh = Mesh::new(&comm, plan)?;
