@@ -107,8 +107,5 @@ pub const MALFORMED_STAGE: &[Step] = &[Step::CargoWith(
 
 pub const SOAK_STAGE: &[Step] = &[
     Step::Cargo(&["run", "--release", "--bin", "soak", "--", "--seeds", "4000"]),
-    Step::CargoWith(
-        &[("WEFTGRAD_TEST_ALL_CASES", "1")],
-        &["test", "-p", "weftgrad-distributed", "--test", "all"],
-    ),
+    Step::CargoWith(&[("WEFTGRAD_TEST_ALL_CASES", "1")], &["test", "-p", "weftgrad-distributed", "--test", "all"]),
 ];

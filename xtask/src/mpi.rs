@@ -15,10 +15,8 @@ const FEATURES: &str = "weftgrad-engine-mpi/open-mpi,weftgrad-examples/mpi";
 const SUITES: &[(&str, &[usize])] = &[("collectives", &[2, 8]), ("training", &[4])];
 
 /// Examples with their arguments: replicas, and messages between stages.
-const EXAMPLES: &[(&str, &str)] = &[
-    ("ddp", "--steps 4"),
-    ("pipeline", "--ranks 2 --steps 2 --out target/smoke/pipeline-mpi"),
-];
+const EXAMPLES: &[(&str, &str)] =
+    &[("ddp", "--steps 4"), ("pipeline", "--ranks 2 --steps 2 --out target/smoke/pipeline-mpi")];
 
 /// With Open MPI 5, from [`FOLDER`].
 pub fn run() -> Result<(), String> {

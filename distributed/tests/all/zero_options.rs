@@ -19,7 +19,9 @@ use optim::{ParamGroups, Sgd, SgdConfig};
 use runtime_cpu::Cpu;
 
 use crate::{
-    common::{Mlp, STEPS, Task, Trace, Turns, bucketed, config, cpu, difference, everywhere, own, sharded, single, weights},
+    common::{
+        Mlp, STEPS, Task, Trace, Turns, bucketed, config, cpu, difference, everywhere, own, sharded, single, weights,
+    },
     zero_memory::{layers, loss},
     zero_stages::options,
 };

@@ -10,7 +10,9 @@ use crate::{
     Simd,
     element::{Lane, by_lane},
     math::{Int, Math},
-    pointwise::execute::{Map1, Map2, Map3, StepFn, Sum, copy, fold, long1, map1, map2, map3, narrow, patched, random, trig},
+    pointwise::execute::{
+        Map1, Map2, Map3, StepFn, Sum, copy, fold, long1, map1, map2, map3, narrow, patched, random, trig,
+    },
 };
 
 /// A step for an element function, written in place: `row!(simd, [T: Math] |x: T| -> T { … })`.
