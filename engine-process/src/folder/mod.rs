@@ -18,7 +18,8 @@ use crate::{Launch, Processes, Transport};
 /// One job at a time uses a folder: another one that starts there ends it, and two that start at once may mix. Files that an earlier one has left, because it was killed for example, do no harm and are deleted.
 /// For each two ranks there are up to 4 MiB of files, and a message.
 ///
-/// A process that dies is not noticed until a call that waits for it is [late](Processes::timeout); all others then have an error.
+/// A process that dies is noticed by those of its machine within seconds, which tell the others; where a machine has no other, when a call that waits for it is
+/// [late](Processes::timeout). All others then have an error.
 ///
 /// ```
 /// use engine_process::{Launch, SharedFolder, comm::{Collectives, ReduceOp}};

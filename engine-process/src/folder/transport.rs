@@ -2,7 +2,8 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
     ptr, slice,
     time::{Duration, Instant},
@@ -19,6 +20,8 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 /// How long reads may fail before the log counts as broken: a file server may be unreachable for a while.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The interval at which a process of which nothing arrives is looked after.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The request of a message that was sent: writing it was all.
 const SENT: usize = 0;
@@ -38,6 +41,9 @@ pub(super) struct FolderTransport {
     ended: BTreeMap<usize, Test>,
     requests: usize,
     next_poll: Instant,
+    next_look: Instant,
+    /// A file that is locked as long as this process lives: the system unlocks it.
+    _alive: Option<File>,
 }
 
 struct Peer {
@@ -83,8 +89,48 @@ impl FolderTransport {
         let peers = (0..size).map(|other| (other != rank).then(|| peer(other)).transpose());
         let peers = peers.collect::<io::Result<_>>()?;
         let (arrived, waiting, ended) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let (has_started, next_poll) = (false, Instant::now());
-        Ok(FolderTransport { job, has_started, rank, peers, arrived, waiting, ended, requests: SENT, next_poll })
+        let (has_started, now) = (false, Instant::now());
+        let (next_poll, next_look, _alive) = (now, now + LOOK, alive(&job, rank)?);
+        let requests = SENT;
+        Ok(FolderTransport {
+            job,
+            has_started,
+            rank,
+            peers,
+            arrived,
+            waiting,
+            ended,
+            requests,
+            next_poll,
+            next_look,
+            _alive,
+        })
+    }
+
+    /// Looks for processes of this machine that have ended without leaving. What they wrote before arrives still.
+    fn look(&mut self) {
+        for from in 0..self.peers.len() {
+            if self.peers[from].as_ref().is_none_or(|peer| peer.broken.is_some()) || !self.has_died(from) {
+                continue;
+            }
+            let Some(peer) = &mut self.peers[from] else { continue };
+            let last = peer.from.poll().unwrap_or_default();
+            peer.broken = Some(format!("the process of rank {from} has ended without leaving the job: was it killed?"));
+            last.into_iter().for_each(|message| self.deliver(from, message));
+        }
+    }
+
+    /// Whether a process of this machine has ended without leaving. Of other machines locks and files may be seen late.
+    fn has_died(&self, rank: usize) -> bool {
+        let path = self.job.join(format!("alive-{rank}"));
+        let is_here = fs::read_to_string(&path).is_ok_and(|machine| !machine.is_empty() && machine == this_machine());
+        // In this order: a process that leaves says so before its lock goes.
+        is_here && File::open(path).is_ok_and(|file| file.try_lock_shared().is_ok()) && !self.left(rank).exists()
+    }
+
+    /// The file by which a process says that it writes nothing more.
+    fn left(&self, rank: usize) -> PathBuf {
+        self.job.join(format!("left-{rank}"))
     }
 
     fn poll(&mut self) {
@@ -103,6 +149,10 @@ impl FolderTransport {
                 }
                 Err(error) => peer.fail(from, &self.job, &error),
             }
+        }
+        if !any && begun >= self.next_look {
+            self.next_look = begun + LOOK;
+            self.look();
         }
         let took = begun.elapsed();
         let pause = if any { Duration::ZERO } else { (took * PAUSE).clamp(SHORTEST_PAUSE, LONGEST_PAUSE) };
@@ -147,10 +197,9 @@ impl FolderTransport {
         if !self.has_started {
             return;
         }
-        let left = |rank: usize| self.job.join(format!("left-{rank}"));
         // What cannot be written or deleted is deleted by the next job in the folder.
-        let _ = fs::write(left(self.rank), []);
-        if (0..self.peers.len()).all(|rank| left(rank).exists()) {
+        let _ = fs::write(self.left(self.rank), []);
+        if (0..self.peers.len()).all(|rank| self.left(rank).exists()) {
             let _ = fs::remove_dir_all(&self.job);
         }
     }
@@ -256,6 +305,24 @@ impl Drop for FolderTransport {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+/// The locked file that says that a process of this machine lives; none where the file system has no locks. It is locked before it has its name: others
+/// that look meanwhile find none.
+fn alive(job: &Path, rank: usize) -> io::Result<Option<File>> {
+    let unnamed = job.join(format!("alive-{rank}.new"));
+    fs::write(&unnamed, this_machine())?;
+    let file = File::open(&unnamed)?;
+    if file.try_lock().is_err() {
+        return Ok(None);
+    }
+    fs::rename(unnamed, job.join(format!("alive-{rank}")))?;
+    Ok(Some(file))
+}
+
+/// The name of this machine's boot, where the system tells it.
+fn this_machine() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
 fn address(from: usize, on: Channel, tag: u32) -> Address {

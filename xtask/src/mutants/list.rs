@@ -29,6 +29,7 @@ const POWER: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "powersgd::a_step_that_is_left_out"];
 const TENSOR: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "tensor_decisions"];
 const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--test", "collectives"];
+const JOBS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--test", "jobs"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const AGREEMENTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "agreements"];
 const EXPERTS: &[&str] =
@@ -209,6 +210,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "engine-process/src/recover.rs", from: ".filter(|own| own.said.as_ref() != Some(&lost))", to: "", test: PROCESS },
     Mutant { file: "engine-process/src/communicator.rs", from: "self.check(\"poll\")", to: "Ok(())", test: PROCESS },
     Mutant { file: "engine-process/src/meeting.rs", from: "if !others.is_empty() {", to: "if others.is_empty() {", test: PROCESS },
+    Mutant { file: "engine-process/src/folder/transport.rs", from: "if !any && begun >= self.next_look {", to: "if any && begun >= self.next_look {", test: JOBS },
+    Mutant { file: "engine-process/src/folder/transport.rs", from: "is_ok() && !self.left(rank).exists()", to: "is_ok()", test: PROCESS },
+    Mutant { file: "distributed/src/zero/engine.rs", from: "(self.idles || self.options.unused == Unused::Allow)", to: "(self.options.unused == Unused::Allow)", test: UNEVEN },
     Mutant { file: "engine-process/src/stream.rs", from: "if length > LARGEST as u64 {", to: "if length == 0 {", test: PROCESS },
     Mutant { file: "numcore/src/safetensors.rs", from: "if stated > rest || stated > MAX_HEADER {", to: "if first == b'{' || stated > rest || stated > MAX_HEADER {", test: NN },
     Mutant { file: "numcore/src/ops/scan.rs", from: "&[&countable(x)?]", to: "&[x]", test: NUMERICS },
