@@ -179,6 +179,10 @@ impl<R: Runtime, S: StageStrategy<R>> Strategy<R> for ExpertParallel<R, S> {
         self.experts.is_none() && self.rest.may_idle()
     }
 
+    fn let_idle(&mut self, yes: bool) -> bool {
+        self.experts.is_none() && self.rest.let_idle(yes)
+    }
+
     fn instead_of_idling(&self) -> &'static str {
         match self.experts {
             Some(_) => "share out the examples otherwise: experts here have the tokens of other ranks",

@@ -193,7 +193,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// `see` is given the metrics of every step.
     ///
     /// # Errors
-    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the strategy needs a backward pass on every rank.
+    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has experts that compute others' tokens.
     /// On every rank as well what `loss` or `see` returns on one.
     #[track_caller]
     pub fn run<B>(
@@ -203,7 +203,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
     ) -> Result<()> {
         let line = Location::caller();
-        self.run_all(batches, loss, see).map_err(|error| at_call(error, line))
+        let done = self.run_all(batches, loss, see);
+        self.strategy.let_idle(false);
+        done.map_err(|error| at_call(error, line))
     }
 
     fn run_all<B>(
@@ -236,10 +238,10 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     }
 
     /// An error on every rank if one can never sweep, and must.
-    fn require_batches(&self, own: bool) -> Result<()> {
+    fn require_batches(&mut self, own: bool) -> Result<()> {
         let have = all_gather_bool(self.strategy.comm(), own)?;
         let without: Vec<usize> = (0..have.len()).filter(|&rank| !have[rank]).collect();
-        if self.strategy.may_idle() || without.is_empty() || without.len() == have.len() {
+        if without.is_empty() || without.len() == have.len() || self.strategy.let_idle(true) {
             return Ok(());
         }
         let why = format!(

@@ -46,6 +46,11 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + ReducedGradients<R> {
     }
     /// Whether a rank may take part in a step without a backward pass: its losses weigh nothing then.
     fn may_idle(&self) -> bool;
+    /// Prepares for steps in which a rank computes nothing, or for others again: whether there can be such. Every rank calls it alike.
+    fn let_idle(&mut self, yes: bool) -> bool {
+        let _ = yes;
+        self.may_idle()
+    }
     /// Whether ranks may take different numbers of passes in a step: whether nothing is exchanged in any pass but the last.
     fn may_differ_in_passes(&self) -> bool {
         false

@@ -40,6 +40,8 @@ pub(super) struct ZeroEngine<R: Runtime> {
     last: bool,
     /// Whether this rank's losses of this step weigh nothing.
     pub(super) weighs_nothing: bool,
+    /// Whether a rank may compute nothing in a step.
+    pub(super) idles: bool,
 }
 
 impl<R: Runtime> ZeroEngine<R> {
@@ -73,6 +75,7 @@ impl<R: Runtime> ZeroEngine<R> {
             holds: 0,
             last: true,
             weighs_nothing: false,
+            idles: false,
         }
     }
 
@@ -191,7 +194,7 @@ impl<R: Runtime> ZeroEngine<R> {
     /// Whether ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
     /// would meet. All are gathered at once, in one order, and kept for the step.
     fn reads_differ(&self) -> bool {
-        self.options.unused == Unused::Allow && self.options.stage.shards_parameters()
+        (self.idles || self.options.unused == Unused::Allow) && self.options.stage.shards_parameters()
     }
 
     pub(super) fn begin_sweep(&mut self, last: bool) -> Result<()> {

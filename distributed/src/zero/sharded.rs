@@ -270,6 +270,11 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.options.unused == Unused::Allow || !self.options.stage.shards_parameters()
     }
 
+    fn let_idle(&mut self, yes: bool) -> bool {
+        self.engine.lock().idles = yes;
+        true
+    }
+
     fn may_differ_in_passes(&self) -> bool {
         match self.options.stage {
             super::ZeroStage::State => true,
