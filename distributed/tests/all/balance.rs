@@ -30,7 +30,7 @@ fn counts(ranks: usize) -> Vec<usize> {
 }
 
 /// Steps on this rank's batches, the numbers of which follow those of the ranks before.
-fn uneven<S: Strategy<Cpu>>(
+pub fn uneven<S: Strategy<Cpu>>(
     comm: &Comm<Cpu>,
     model: &Mlp<Cpu>,
     mut step: TrainStep<Cpu, S>,

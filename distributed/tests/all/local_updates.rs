@@ -41,7 +41,7 @@ fn every(steps: u64) -> LocalUpdates {
 }
 
 /// The weights after some steps of each rank on its share of the examples.
-fn train(
+pub fn train(
     comm: &Comm<Cpu>,
     rule: impl OuterRule<Cpu> + 'static,
     options: LocalUpdates,
@@ -56,7 +56,7 @@ fn train(
     weights(&model)
 }
 
-fn own(rank: usize, ranks: usize) -> Vec<usize> {
+pub fn own(rank: usize, ranks: usize) -> Vec<usize> {
     shard_batches(EXAMPLES, rank, ranks)
 }
 

@@ -74,6 +74,7 @@ mod pipeline_values;
 mod powersgd;
 mod powersgd_training;
 mod pushed;
+mod recorded;
 mod replaced_values;
 mod slow_links;
 mod sync_batch_norm;

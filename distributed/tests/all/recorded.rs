@@ -1,0 +1,194 @@
+//! Digests of what every strategy computes, printed: two versions of the code that print the same compute the same bits.
+//!
+//! `WEFTGRAD_TEST_RECORD=1 cargo test -p weftgrad-distributed --test all -- recorded --nocapture | grep '^recorded'`, on one machine. Schedules, stages of ZeRO and
+//! axes are there each by itself and in some products, with what a step may be asked for beside them.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use distributed::{
+    buckets::{BucketOptions, PowerSgd},
+    comm::Ranks,
+    ddp::BucketedTrainer,
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalUpdates, SlowMo},
+    pipeline::ScheduleKind,
+    plan::Axis,
+    train::{TrainStep, TrainingConfig},
+    zero::{UnitOf, ZeroStage, ZeroTrainer},
+};
+use nn::{Gpt, Init};
+use numcore::DType;
+use runtime_cpu::Cpu;
+
+use crate::{
+    balance,
+    checkpoint_common::Scratch,
+    common::{Mlp, STEPS, Task, Trace, WORLDS, adamw, bucketed, config, cpu, everywhere, own, sharded, weights},
+    expert_common::ExpertCase,
+    local_updates,
+    pipeline_staged::{HOWS, How},
+    powersgd::compressed,
+    tensor_checkpoints::{Axes, contents, go_on},
+    tensor_common::{TensorCase, TensorTrace},
+    tensor_pipeline_common::StagedCase,
+    zero_stages::options,
+};
+
+/// Whether digests are wanted: they take a minute, and say nothing by themselves.
+fn is_asked() -> bool {
+    std::env::var_os("WEFTGRAD_TEST_RECORD").is_some()
+}
+
+fn told(name: &str, values: impl Iterator<Item = u64>) {
+    let mut digest = DefaultHasher::new();
+    let count = values.inspect(|value| value.hash(&mut digest)).count();
+    assert!(count > 0, "{name} computed nothing");
+    println!("recorded {name}: {:016x}", digest.finish());
+}
+
+fn floats<'a>(name: &str, values: impl IntoIterator<Item = &'a f64>) {
+    told(name, values.into_iter().map(|value| value.to_bits()));
+}
+
+fn trace(name: &str, trace: &Trace) {
+    floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.weights.iter().flatten()));
+}
+
+fn pieces(name: &str, trace: &TensorTrace) {
+    floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.pieces.iter().flat_map(|(_, _, values)| values)));
+}
+
+/// The steps of a trainer on this rank's examples, in two micro-batches.
+macro_rules! steps {
+    ($M:ty, $comm:expr, $dtype:expr, |$model:ident| $step:expr, $whole:expr) => {{
+        let $model = <$M as Task>::new(&Init::new($comm.runtime(), 1).dtype($dtype))?;
+        let (mut step, mut trace, own) = ($step, Trace::default(), own(&$comm));
+        for k in 0..STEPS {
+            let micro = |i: usize| own.iter().copied().skip(i).step_by(2).collect::<Vec<_>>();
+            let metrics = step.step(|i| $model.loss($comm.runtime(), k, &micro(i)))?;
+            trace.losses.push(metrics.loss()?);
+            trace.norms.extend(metrics.grad_norm()?);
+        }
+        let _whole = $whole(&step)?;
+        trace.weights.push(weights(&$model)?);
+        Ok(trace)
+    }};
+}
+
+#[test]
+fn replicas_and_shards() {
+    if !is_asked() {
+        return;
+    }
+    let config = || TrainingConfig { accumulation: 2, ..config() };
+    let none = |_: &BucketedTrainer<Cpu>| -> numcore::Result<()> { Ok(()) };
+    for dtype in [DType::F64, DType::BF16] {
+        for n in WORLDS {
+            let buckets = [
+                ("data parallel", BucketOptions::default()),
+                ("canonical", BucketOptions { canonical: true, ..Default::default() }),
+                ("main gradients", BucketOptions { main_gradients: true, ..Default::default() }),
+                ("compressed", compressed(PowerSgd { rank: 1, min_rate: 1.0, ..Default::default() })),
+            ];
+            for (name, options) in buckets {
+                let ddp = everywhere(n, |comm| {
+                    steps!(Gpt<Cpu>, comm, dtype, |model| bucketed(&comm, &model, config(), options.clone())?, none)
+                });
+                trace(&format!("{name} {n} {dtype}"), &ddp);
+            }
+            for stage in ZeroStage::ALL {
+                let zero = everywhere(n, |comm| {
+                    let options = options(stage, UnitOf::layers());
+                    steps!(
+                        Gpt<Cpu>,
+                        comm,
+                        dtype,
+                        |model| sharded(&comm, &model, config(), options)?,
+                        |step: &ZeroTrainer<Cpu>| step.strategy().gather_full_params()
+                    )
+                });
+                trace(&format!("zero {} {n} {dtype}", stage.number()), &zero);
+            }
+        }
+    }
+}
+
+#[test]
+fn axes() {
+    if !is_asked() {
+        return;
+    }
+    use Axis::{Context, Data, Expert, Shard, Tensor};
+    let cases: [(Axes, Option<ZeroStage>); 6] = [
+        (&[(Data, 2), (Tensor, 2)], None),
+        (&[(Shard, 3), (Tensor, 2)], Some(ZeroStage::State)),
+        (&[(Data, 2), (Shard, 2), (Tensor, 2)], Some(ZeroStage::Parameters)),
+        (&[(Data, 2), (Context, 2)], None),
+        (&[(Shard, 2), (Context, 2), (Tensor, 2)], Some(ZeroStage::Gradients)),
+        (&[(Data, 5)], None),
+    ];
+    for (axes, zero) in cases {
+        for sequence in [false, true] {
+            let case = TensorCase { zero, sequence, accumulation: 3, frozen: &["blocks.0.ln1"], ..TensorCase::new(2) };
+            pieces(&format!("{axes:?} {zero:?} sequence {sequence}"), &case.on(axes));
+        }
+        let (case, folder) = (TensorCase { zero, dtype: DType::F32, ..TensorCase::new(8) }, Scratch::new("recorded"));
+        go_on(&case, axes, None, &folder.0);
+        for (name, bytes) in contents(&folder.0) {
+            told(&format!("saved {axes:?} {zero:?} {name}"), bytes.into_iter().map(u64::from));
+        }
+    }
+    let experts: [(Axes, Option<ZeroStage>); 4] = [
+        (&[(Data, 2), (Expert, 2)], None),
+        (&[(Shard, 4), (Expert, 2)], Some(ZeroStage::Parameters)),
+        (&[(Data, 2), (Shard, 2), (Expert, 4)], Some(ZeroStage::Gradients)),
+        (&[(Data, 2), (Tensor, 2), (Expert, 2)], None),
+    ];
+    for (axes, zero) in experts {
+        let case = ExpertCase { zero, router: [0.3, 0.1], ..ExpertCase::new(4) };
+        pieces(&format!("experts {axes:?} {zero:?}"), &case.on(axes));
+    }
+}
+
+#[test]
+fn pipelines() {
+    if !is_asked() {
+        return;
+    }
+    use Axis::{Data, Pipe, Tensor};
+    for &kind in ScheduleKind::ALL {
+        for (v, how) in [1, 2].into_iter().flat_map(|v| HOWS.map(|how| (v, how))) {
+            if how.checked(kind, 2, v, 4).is_none() {
+                continue;
+            }
+            let mut case = StagedCase::new(2, kind, v, how);
+            (case.case.model.tied_head, case.case.accumulation, case.micros) = (true, 1, 4);
+            pieces(&format!("{kind} {v} {how:?}"), &case.on(&[(Pipe, 2), (Data, 2)]));
+        }
+    }
+    let cut = StagedCase::new(2, ScheduleKind::Zbv, 2, How::Zero(ZeroStage::Parameters));
+    pieces("pipeline, data, tensor", &cut.on(&[(Pipe, 2), (Data, 2), (Tensor, 2)]));
+}
+
+#[test]
+fn wrappers() {
+    if !is_asked() {
+        return;
+    }
+    for n in WORLDS {
+        let every = |every| LocalUpdates { every: Some(every), ..LocalUpdates::default() };
+        let local = |name: &str, of: &(dyn Fn(&distributed::comm::Comm<Cpu>) -> numcore::Result<Vec<f64>> + Sync)| {
+            let all = Ranks::new(n).run(cpu, |comm| of(&comm)).unwrap();
+            floats(&format!("{name} {n}"), all.iter().flatten());
+        };
+        let own = local_updates::own;
+        local("local sgd", &|comm| local_updates::train(comm, LocalSgd, every(2), 6, own));
+        local("diloco", &|comm| local_updates::train(comm, DiLoCo::default(), every(3), 6, own));
+        local("slow momentum", &|comm| local_updates::train(comm, SlowMo::default(), every(2), 6, own));
+        local("elastic averaging", &|comm| local_updates::train(comm, ElasticAveraging::default(), every(1), 6, own));
+        local("uneven", &|comm| {
+            let model = Mlp::new(&Init::new(comm.runtime(), 3).dtype(DType::F64))?;
+            let step = TrainStep::builder(comm, &model).optimizer(adamw()).config(config()).build()?;
+            Ok(balance::uneven(comm, &model, step)?.0)
+        });
+    }
+}
