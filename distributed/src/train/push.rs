@@ -23,7 +23,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// # let rt = NullRuntime::new();
     /// # let (comm, model) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1)?);
     /// # let (x, y) = (Tensor::zeros(&rt, [8, 4], DType::F32)?, Tensor::zeros(&rt, [8, 1], DType::F32)?);
-    /// # let (x, y) = (Var::constant(x), Var::constant(y));
+    /// # let (x, y) = (Var::new(x), Var::new(y));
     /// let mut step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).accumulation(2).build()?;
     /// let loss = || nn::loss::mse(&model.forward(&x)?, &y, Default::default()).map(Loss::mean);
     /// assert!(step.backward_and_step(loss()?)?.is_none());
