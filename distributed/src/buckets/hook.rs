@@ -32,7 +32,7 @@ pub struct GradientBuckets<R: Runtime> {
     sync: bool,
     /// Whether a backward pass of this step was begun.
     begun: bool,
-    /// Whether this rank's losses of this step weigh nothing.
+    /// The losses of this rank weigh nothing in this step.
     weighs_nothing: bool,
     /// Parameters in the order in which their gradients became final.
     ready: Vec<usize>,
@@ -196,7 +196,7 @@ impl<R: Runtime> GradientBuckets<R> {
         Ok(())
     }
 
-    /// Whether this rank has no example in this step: it contributes zeros.
+    /// True if this rank has no example in this step: it contributes zeros.
     fn idles(&self) -> bool {
         self.weighs_nothing && !self.layout.params.iter().any(|p| p.used)
     }

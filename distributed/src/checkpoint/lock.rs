@@ -15,9 +15,9 @@ use crate::comm::{Collectives, Comm, Communicator, all_ok};
 
 /// The file that is locked. It stays: who waits for one that was removed would hold another than who comes later.
 const LOCK: &str = "lock";
-/// How long one rank alone waits for a folder, if nothing is said.
+/// The time for which one rank alone waits for a folder by default.
 const ALONE: Duration = Duration::from_secs(5);
-/// How often it is looked at meanwhile.
+/// The interval at which a taken folder is tried again.
 const POLL: Duration = Duration::from_millis(50);
 
 /// A folder that is taken, until this is dropped, or the process has ended in whatever way.
@@ -27,9 +27,10 @@ pub struct FolderLock {
 }
 
 impl Folder {
-    /// How long a run waits until another one has [left](Folder::lock) the folder. If it is not said, several ranks wait twice as long as their calls may take, since a
-    /// rank of a job that has failed may wait so long for the others before it ends, and one rank waits 5 seconds. A file server may keep the lock of a host that died
-    /// for longer, for its lease: 90 seconds are usual.
+    /// Sets the time for which a run waits until another one has [left](Folder::lock) the folder. By default several ranks
+    /// wait twice as long as their calls may take, since a rank of a job that has failed may wait so long for the others
+    /// before it ends; one rank waits 5 seconds. A file server may keep the lock of a host that died for its lease: 90
+    /// seconds are usual.
     pub fn lock_wait(mut self, most: Duration) -> Self {
         self.lock_wait = Some(most);
         self
@@ -46,7 +47,7 @@ impl Folder {
         self.try_lock(most)?.ok_or_else(|| self.is_taken(most))
     }
 
-    /// Takes the folder for a run of several ranks, of which the first [has](Folder::lock) it. All ranks call it, and wait together.
+    /// Takes the folder for a run of several ranks: the first [locks](Folder::lock) it. All ranks call it, and wait together.
     ///
     /// # Errors
     /// Those of [`lock`](Folder::lock), on all ranks.

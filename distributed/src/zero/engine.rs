@@ -38,9 +38,9 @@ pub(super) struct ZeroEngine<R: Runtime> {
     /// How many parts of a step do; a step that failed may have left some.
     holds: usize,
     last: bool,
-    /// Whether this rank's losses of this step weigh nothing.
+    /// The losses of this rank weigh nothing in this step.
     pub(super) weighs_nothing: bool,
-    /// Whether a rank may compute nothing in a step.
+    /// A rank may compute nothing in a step, so none can gather parameters as it reads them.
     pub(super) idles: bool,
 }
 
@@ -191,7 +191,7 @@ impl<R: Runtime> ZeroEngine<R> {
         if self.reads_differ() { self.prefetch_all() } else { Ok(()) }
     }
 
-    /// Whether ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
+    /// True if ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
     /// would meet. All are gathered at once, in one order, and kept for the step.
     fn reads_differ(&self) -> bool {
         (self.idles || self.options.unused == Unused::Allow) && self.options.stage.shards_parameters()

@@ -79,8 +79,7 @@ pub fn contents(folder: &PathBuf) -> BTreeMap<String, Vec<u8>> {
     names.into_iter().map(|name| (name.clone(), reader.tensor(&rt, &name).unwrap().to_bytes().unwrap())).collect()
 }
 
-/// Whether what cut `from` of so many saved is loaded by cut `by`: each by itself, and by the half of all that comes after it. Either of two cuts loads
-/// what the other saved.
+/// The pairs of cuts, of which one loads what the other saved: each loads its own, and those of two others.
 pub fn goes_on(from: usize, by: usize, cuts: usize) -> bool {
     matches!((by + cuts - from) % cuts, 0 | 2 | 5)
 }

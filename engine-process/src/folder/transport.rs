@@ -223,7 +223,7 @@ impl Transport for FolderTransport {
     }
 
     fn reports_deaths(&self) -> Result<(), String> {
-        Err("processes that share a folder do not notice when one of them dies: use MPI (`mpirun --with-ft ulfm` of Open MPI 5), or save checkpoints and start again \
+        Err("processes that share a folder cannot go on when one of them dies: use MPI (`mpirun --with-ft ulfm` of Open MPI 5), or save checkpoints and start again \
              from the last one, on as many processes as there are then"
             .into())
     }
@@ -307,8 +307,8 @@ impl Drop for FolderTransport {
     }
 }
 
-/// The locked file that says that a process of this machine lives; none where the file system has no locks. It is locked before it has its name: others
-/// that look meanwhile find none.
+/// The locked file that says that a process of this machine lives; none where the file system has no locks. It is locked
+/// before it has its name: others that look meanwhile find none.
 fn alive(job: &Path, rank: usize) -> io::Result<Option<File>> {
     let unnamed = job.join(format!("alive-{rank}.new"));
     fs::write(&unnamed, this_machine())?;

@@ -140,9 +140,9 @@ fn prefetch_into<T, const HINT: i32>(at: *const T, count: usize) {
 
 /// Calls `element` with each index of `range`, in a loop whose vectors the compiler interleaves.
 ///
-/// LLVM interleaves the vectors of a loop with a reduction, which is why there is one. Where an element takes many instructions
-/// that wait for each other, the CPU's reorder window ends within the next vector. (In cache, `exp`, `tanh` and `gelu` took 1.5,
-/// 1.3 and 1.3 times as long on Cascade Lake without.)
+/// LLVM interleaves the vectors of a loop with a reduction, which is why there is one. Where an element takes many
+/// instructions that wait for each other, the CPU's reorder window holds too few vectors to hide that. (In cache, `exp`,
+/// `tanh` and `gelu` took 1.5, 1.3 and 1.3 times as long on Cascade Lake without.)
 #[inline(always)]
 pub(crate) fn interleaved(range: Range<usize>, mut element: impl FnMut(usize)) {
     let mut reduced = 0;

@@ -211,7 +211,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "engine-process/src/communicator.rs", from: "self.check(\"poll\")", to: "Ok(())", test: PROCESS },
     Mutant { file: "engine-process/src/meeting.rs", from: "if !others.is_empty() {", to: "if others.is_empty() {", test: PROCESS },
     Mutant { file: "engine-process/src/folder/transport.rs", from: "if !any && begun >= self.next_look {", to: "if any && begun >= self.next_look {", test: JOBS },
-    Mutant { file: "engine-process/src/folder/transport.rs", from: "is_ok() && !self.left(rank).exists()", to: "is_ok()", test: PROCESS },
+    Mutant { file: "engine-process/src/folder/transport.rs", from: " && !self.left(rank).exists()", to: "", test: PROCESS },
     Mutant { file: "distributed/src/zero/engine.rs", from: "(self.idles || self.options.unused == Unused::Allow)", to: "(self.options.unused == Unused::Allow)", test: UNEVEN },
     Mutant { file: "engine-process/src/stream.rs", from: "if length > LARGEST as u64 {", to: "if length == 0 {", test: PROCESS },
     Mutant { file: "numcore/src/safetensors.rs", from: "if stated > rest || stated > MAX_HEADER {", to: "if first == b'{' || stated > rest || stated > MAX_HEADER {", test: NN },

@@ -48,7 +48,7 @@ const FAR: [f64; 20] = [
     f32::MAX as f64,
     f64::INFINITY,
 ];
-/// Those of `f64` alone.
+/// Points that are tried in `f64` alone.
 const FARTHER: [f64; 8] = [5e-324, f64::MIN_POSITIVE, 1e-200, 1e-160, 700.0, 1e160, 1e200, f64::MAX];
 
 /// Value, gradient and second gradient at each point; 0 where there is none.
