@@ -2,7 +2,8 @@
 //!
 //! A log is created before anyone opens it, and is opened anew at each poll: network file systems show what a writer has closed to who opens
 //! a file after that, but may cache for half a minute that a name does not exist. A long log is continued in another file; the reader deletes what it has read.
-//! A reader may also see that a file has grown before it sees the bytes, so each message has a checksum.
+//! A reader may also see that a file has grown before it sees the bytes, so each message has a checksum. Its log and its job are in
+//! it: what was written for another log is no message here.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -83,8 +84,9 @@ impl LogWriter {
     }
 
     fn write(&mut self, kind: Kind, tag: u32, bytes: &[u8]) -> io::Result<()> {
-        let mut file = OpenOptions::new().append(true).open(segment(&self.path, self.segment))?;
-        let whole = file.write_all(&head(kind, tag, bytes)).and_then(|()| file.write_all(bytes));
+        let path = segment(&self.path, self.segment);
+        let mut file = OpenOptions::new().append(true).open(&path)?;
+        let whole = file.write_all(&head(&path, kind, tag, bytes)).and_then(|()| file.write_all(bytes));
         if whole.is_err() {
             // What comes later, why there is no more perhaps, is not to follow half a message.
             let _ = file.set_len(self.written);
@@ -112,7 +114,7 @@ impl LogReader {
         file.seek(SeekFrom::Start(self.taken))?;
         file.read_to_end(&mut bytes)?;
         let (mut arrived, mut rest) = (Vec::new(), &bytes[..]);
-        while let Some((kind, tag, message)) = record(rest) {
+        while let Some((kind, tag, message)) = record(&path, rest) {
             rest = &rest[HEAD + message.len()..];
             match kind {
                 Kind::Message(on) => arrived.push(Arrived { on, tag, bytes: message.to_vec() }),
@@ -133,27 +135,30 @@ fn segment(log: &Path, number: u64) -> PathBuf {
     log.with_extension(number.to_string())
 }
 
-fn head(kind: Kind, tag: u32, bytes: &[u8]) -> [u8; HEAD] {
+/// The head of a record that is written to this file.
+fn head(file: &Path, kind: Kind, tag: u32, bytes: &[u8]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
     head[4..8].copy_from_slice(&tag.to_le_bytes());
     head[8] = kind.number();
-    let sum = checksum(&head[..9], bytes);
+    let sum = checksum(file, &head[..9], bytes);
     head[9..].copy_from_slice(&sum.to_le_bytes());
     head
 }
 
-/// The first record, if all of it is there.
-fn record(bytes: &[u8]) -> Option<(Kind, u32, &[u8])> {
+/// The first record of what is read of this file, if all of it is there.
+fn record<'a>(file: &Path, bytes: &'a [u8]) -> Option<(Kind, u32, &'a [u8])> {
     let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
     let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|k| head[at + k]));
     let bytes = rest.get(..number(0) as usize)?;
     let kind = Kind::of(head[8])?;
-    (checksum(&head[..9], bytes) == number(9)).then_some((kind, number(4), bytes))
+    (checksum(file, &head[..9], bytes) == number(9)).then_some((kind, number(4), bytes))
 }
 
-fn checksum(head: &[u8], bytes: &[u8]) -> u32 {
+/// The checksum of a record: the names of its file and of that one's folder, which is the job's, are in it.
+fn checksum(file: &Path, head: &[u8], bytes: &[u8]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
+    file.iter().rev().take(2).for_each(|name| sum.update(name.as_encoded_bytes()));
     sum.update(head);
     sum.update(bytes);
     sum.finalize()
@@ -194,7 +199,7 @@ mod tests {
         let folder = Scratch::new("parts");
         let log = folder.path().join("0-1");
         LogWriter::create(log.clone()).unwrap();
-        let whole = [&head(Kind::Message(Channel::Data), 7, b"abc")[..], b"abc"].concat();
+        let whole = [&head(&segment(&log, 0), Kind::Message(Channel::Data), 7, b"abc")[..], b"abc"].concat();
         for cut in 0..whole.len() {
             // Shown as zeros at first, or not shown at all.
             for shown in [&[&whole[..cut], &vec![0; whole.len() - cut][..]].concat(), &whole[..cut].to_vec()] {
@@ -215,13 +220,27 @@ mod tests {
         let mut from = LogReader::new(folder.path().join("0-1"));
         to.append(Channel::Data, 1, b"first").unwrap();
         // The disk is full in the middle of the second.
-        let file = OpenOptions::new().append(true).open(segment(&to.path, 0));
-        file.and_then(|mut file| file.write_all(&head(Kind::Message(Channel::Data), 2, &[7; 1000]))).unwrap();
+        let path = segment(&to.path, 0);
+        let file = OpenOptions::new().append(true).open(&path);
+        file.and_then(|mut file| file.write_all(&head(&path, Kind::Message(Channel::Data), 2, &[7; 1000]))).unwrap();
         assert_eq!(from.poll().unwrap(), [message(1, b"first")]);
         OpenOptions::new().write(true).open(segment(&to.path, 0)).unwrap().set_len(to.written).unwrap();
         for tag in 3..9 {
             to.append(Channel::Data, tag, b"why").unwrap();
             assert_eq!(from.poll().unwrap(), [message(tag, b"why")]);
+        }
+    }
+
+    #[test]
+    fn records_of_other_logs_and_jobs_are_no_messages() {
+        let (job, earlier) = (Scratch::new("job"), Scratch::new("earlier"));
+        LogWriter::create(job.path().join("0-1")).unwrap();
+        for other in [earlier.path().join("0-1"), job.path().join("1-0")] {
+            let mut to = LogWriter::create(other.clone()).unwrap();
+            to.append(Channel::Control, 0, b"not for here").unwrap();
+            fs::copy(segment(&other, 0), job.path().join("0-1.0")).unwrap();
+            let poll = |log| LogReader::new(log).poll().unwrap().len();
+            assert_eq!((poll(other), poll(job.path().join("0-1"))), (1, 0));
         }
     }
 

@@ -65,13 +65,13 @@ impl Meeting<'_> {
     fn run(&mut self, size: usize) -> Result<FolderTransport, Failure> {
         fs::create_dir_all(self.folder)?;
         self.sign()?;
-        let mut made: Option<(u64, FolderTransport)> = None;
+        let mut made: Option<(List, FolderTransport)> = None;
         loop {
             let list = if self.rank == 0 { self.lead(size)? } else { self.list("job") };
             if list.get(self.rank) == Some(&self.own.number) && !list.contains(&0) {
                 self.check_size(size, list.len())?;
-                if made.as_ref().is_none_or(|(number, _)| *number != list[0]) {
-                    made = Some((list[0], FolderTransport::create(self.job(list[0]), self.rank, size)?));
+                if made.as_ref().is_none_or(|(of, _)| *of != list) {
+                    made = Some((list.clone(), FolderTransport::create(self.job(&list), self.rank, size)?));
                 }
                 if self.own.agrees != list {
                     self.own.agrees = list.clone();
@@ -80,8 +80,8 @@ impl Meeting<'_> {
             }
             let started = !self.own.agrees.is_empty() && self.list("start") == self.own.agrees;
             match made.take_if(|_| started) {
-                Some((number, mut transport)) => {
-                    self.clear(number);
+                Some((list, mut transport)) => {
+                    self.clear(&self.job(&list));
                     transport.has_started = true;
                     return Ok(transport);
                 }
@@ -150,22 +150,24 @@ impl Meeting<'_> {
     }
 
     /// Process 0 deletes what jobs have left that were killed, or never started.
-    fn clear(&self, own: u64) {
+    fn clear(&self, own: &Path) {
         let Ok(entries) = fs::read_dir(self.folder) else { return };
         for entry in entries.filter_map(|entry| entry.ok().filter(|_| self.rank == 0)) {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
             // What cannot be deleted is left to the next job.
             let _ = match (name.starts_with(JOB), name.starts_with(UNWRITTEN)) {
-                (true, _) if path != self.job(own) => fs::remove_dir_all(path),
+                (true, _) if path != own => fs::remove_dir_all(path),
                 (_, true) => fs::remove_file(path),
                 _ => Ok(()),
             };
         }
     }
 
-    fn job(&self, number: u64) -> PathBuf {
-        self.folder.join(format!("{JOB}{number:016x}"))
+    /// The folder of the logs of these processes, in which no others write: not one either in whose place one of these has come.
+    fn job(&self, list: &List) -> PathBuf {
+        let all = list.iter().fold(0u64, |all, number| all.rotate_left(1) ^ number);
+        self.folder.join(format!("{JOB}{all:016x}"))
     }
 
     fn sign(&self) -> io::Result<()> {
@@ -350,10 +352,34 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_replaced_while_all_met_does_no_harm_later() {
+        let folder = Scratch::new("replaced");
+        let wait = Duration::from_secs(60);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let mut own = meet(folder.path(), 0, 2, wait).unwrap();
+                (0..2).for_each(|_| exchange(&mut own));
+            });
+            let own = Sign { number: draw(), agrees: List::new() };
+            let stopped = Meeting { folder: folder.path(), rank: 1, own, begun: Instant::now(), timeout: wait };
+            stopped.sign().unwrap();
+            while stopped.list("job").get(1) != Some(&stopped.own.number) {
+                thread::yield_now();
+            }
+            // It was stopped here, and another comes in its place.
+            let list = stopped.list("job");
+            let mut own = meet(folder.path(), 1, 2, wait).unwrap();
+            exchange(&mut own);
+            drop(FolderTransport::create(stopped.job(&list), 1, 2).unwrap());
+            exchange(&mut own);
+            other.join().unwrap();
+        });
+    }
+
+    #[test]
     fn a_process_that_comes_again_is_waited_for_by_those_that_leave() {
         let folder = Scratch::new("retry");
         job(folder.path(), 2, std::mem::forget);
-        // It has the job's folder already when it gives up.
         let again = || {
             let _ = meet(folder.path(), 1, 2, Duration::ZERO);
         };

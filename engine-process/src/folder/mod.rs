@@ -16,6 +16,7 @@ use crate::{Launch, Processes, Transport};
 /// control plane for GPUs that exchange through NCCL, and good for tests; MPI is for gradients on the host.
 ///
 /// One job at a time uses a folder: another one that starts there ends it, and two that start at once may mix. Files that an earlier one has left, because it was killed for example, do no harm and are deleted.
+/// Whoever may write in the folder is trusted.
 /// For each two ranks there are up to 4 MiB of files, and a message.
 ///
 /// A process that dies is noticed by those of its machine within seconds, which tell the others; where a machine has no other, when a call that waits for it is

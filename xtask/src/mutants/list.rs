@@ -210,6 +210,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "engine-process/src/recover.rs", from: ".filter(|own| own.said.as_ref() != Some(&lost))", to: "", test: PROCESS },
     Mutant { file: "engine-process/src/communicator.rs", from: "self.check(\"poll\")", to: "Ok(())", test: PROCESS },
     Mutant { file: "engine-process/src/meeting.rs", from: "if !others.is_empty() {", to: "if others.is_empty() {", test: PROCESS },
+    Mutant { file: "engine-process/src/folder/log.rs", from: "    file.iter().rev().take(2)", to: "    file.iter().rev().take(1)", test: PROCESS },
+    Mutant { file: "engine-process/src/folder/meeting.rs", from: "let all = list.iter().fold(", to: "let all = list[..1].iter().fold(", test: PROCESS },
     Mutant { file: "engine-process/src/folder/transport.rs", from: "if !any && begun >= self.next_look {", to: "if any && begun >= self.next_look {", test: JOBS },
     Mutant { file: "engine-process/src/folder/transport.rs", from: " && !self.left(rank).exists()", to: "", test: PROCESS },
     Mutant { file: "distributed/src/zero/engine.rs", from: "(self.idles || self.options.unused == Unused::Allow)", to: "(self.options.unused == Unused::Allow)", test: UNEVEN },
