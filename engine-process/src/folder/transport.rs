@@ -328,3 +328,21 @@ fn this_machine() -> String {
 fn address(from: usize, on: Channel, tag: u32) -> Address {
     (from, u8::from(on == Channel::Data), tag)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::folder::tests::Scratch;
+
+    #[test]
+    fn a_process_that_has_left_has_not_died() {
+        let folder = Scratch::new("left");
+        let made = |rank| FolderTransport::create(folder.path().join("job"), rank, 3).unwrap();
+        let (own, mut leaves, dies) = (made(0), made(1), made(2));
+        leaves.has_started = true;
+        assert!(!own.has_died(1) && !own.has_died(2));
+        drop((leaves, dies));
+        assert!(!own.has_died(1));
+        assert_eq!(own.has_died(2), !this_machine().is_empty());
+    }
+}
