@@ -9,7 +9,7 @@ use nn::{
 };
 use numcore::{
     Error, Result, Runtime, Tensor,
-    ops::{MatmulOps, PointwiseOps, ReduceOps, ViewOps},
+    ops::{Apply, MatmulOps, PointwiseOps, ReduceOps, ViewOps},
 };
 
 use super::LoraConfig;
@@ -104,6 +104,13 @@ impl<R: Runtime> LoraAdapter<R> {
             let is_part = |p: &Arc<Placed<R>>| p.style() == TensorStyle::Replicated && p.has_partial_gradient();
             let within = placed.clone().filter(is_part).and_then(|placed| placed.sequence_part());
             let part = self.context.part_of_values(dims[dims.len() - 2], within)?;
+            if dims.len() == 2 && part.is_some() {
+                let why = format!(
+                    "sequences are cut over ranks, and of [N, C] nothing tells where one of them ends: give `{}`, which has an adapter, [.., T, C]",
+                    layer.weight.leaf().name()
+                );
+                return Err(Error::shape("dropout", &[x.spec().shape], why));
+            }
             parts.extend(part.map(|part| (dims.len() - 2, part)));
         }
         if let Some(placed) = placed.filter(|placed| is_row(placed)) {

@@ -9,7 +9,7 @@ use distributed::{
     train::{Loss, TrainStep},
 };
 use models::{Decoder, DecoderInputs, Lora, LoraConfig, LoraTargets, Pretrained};
-use nn::{Init, parallel::VocabularyLoss};
+use nn::{Forward, Init, ModuleExt, parallel::VocabularyLoss};
 use numcore::{
     DType, Result, Tensor,
     fused::{CrossEntropyOptions, Reduction},
@@ -115,24 +115,29 @@ fn steps_of_packed_rows_are_those_of_one_rank() {
     }
 }
 
-/// Losses of steps of adapters with dropout, in decoders whose sequences are cut before or after they are put in.
-fn adapted(comm: &Comm<Cpu>, adapters_first: bool) -> Result<Vec<f64>> {
-    let rt = comm.runtime();
-    let init = Init::new(rt, 0).dtype(DType::F64);
+/// A decoder whose sequences are cut before or after adapters with dropout are put in.
+fn adapted(comm: &Comm<Cpu>, name: &str, adapters_first: bool) -> Result<(Mesh<Cpu>, Decoder<Cpu>, Lora<Cpu>)> {
+    let init = Init::new(comm.runtime(), 0).dtype(DType::F64);
     let mesh = Mesh::new(comm, ParallelPlan::of([(Axis::Context, comm.size())])?)?;
-    let model = Decoder::from_pretrained(reference("llama"), &init)?;
+    let model = Decoder::from_pretrained(reference(name), &init)?;
     let config = LoraConfig { dropout: 0.3, target_modules: LoraTargets::AllLinear, ..LoraConfig::default() };
     if !adapters_first {
         mesh.context_parallel(&model, ContextExchange::AllGather)?;
     }
-    let _lora = Lora::new(&model, &init, config)?;
+    let lora = Lora::new(&model, &init, config)?;
     if adapters_first {
         mesh.context_parallel(&model, ContextExchange::AllGather)?;
     }
+    Ok((mesh, model, lora))
+}
+
+/// Losses of steps of its adapters.
+fn losses_of_adapters(comm: &Comm<Cpu>, name: &str, adapters_first: bool) -> Result<Vec<f64>> {
+    let (mesh, model, _lora) = adapted(comm, name, adapters_first)?;
     autograd::manual_seed(4);
     let optimizer = SgdConfig { lr: 0.5, ..Default::default() };
     let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).build()?;
-    let tokens = &packed(rt)?[0];
+    let tokens = &packed(comm.runtime())?[0];
     let cross_entropy = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
     let loss = VocabularyLoss { cross_entropy, z_loss: 0.0 };
     let mut seen = Vec::new();
@@ -148,14 +153,35 @@ fn adapted(comm: &Comm<Cpu>, adapters_first: bool) -> Result<Vec<f64>> {
 
 #[test]
 fn adapters_drop_what_one_rank_drops() {
-    let one = run(1, |comm| adapted(&comm, true)).remove(0);
-    assert!(one[0] - one[2] > 1e-3, "{one:?}");
-    for many in run(2, |comm| adapted(&comm, true)) {
-        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-11 * b.abs();
-        assert!(many.len() == 3 && many.iter().zip(&one).all(close), "{many:?} {one:?}");
+    // The second has layers that every token goes through beside its experts.
+    for name in ["llama", "qwen2_moe"] {
+        let one = run(1, |comm| losses_of_adapters(&comm, name, true)).remove(0);
+        assert!(one[0] - one[2] > 1e-3, "{one:?}");
+        for many in [2, 3].into_iter().flat_map(|ranks| run(ranks, |comm| losses_of_adapters(&comm, name, true))) {
+            let close = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-11 * b.abs();
+            assert!(many.len() == 3 && many.iter().zip(&one).all(close), "{name}: {many:?} {one:?}");
+        }
     }
-    let late = Ranks::new(2).run(|_| Ok(cpu()), |comm| adapted(&comm, false)).unwrap_err().to_string();
+    let late =
+        Ranks::new(2).run(|_| Ok(cpu()), |comm| losses_of_adapters(&comm, "llama", false)).unwrap_err().to_string();
     assert!(late.contains("q_proj") && late.contains("adapter"), "{late}");
+}
+
+#[test]
+fn adapters_drop_nothing_where_sequences_cannot_be_told_apart() {
+    let outcome = Ranks::new(2).run(
+        |_| Ok(cpu()),
+        |comm| {
+            let (_, model, lora) = adapted(&comm, "llama", true)?;
+            let x = Var::new(Tensor::ones(comm.runtime(), [8, 24], DType::F64)?);
+            lora.eval();
+            model.layers[0].self_attn.o_proj.forward(&x)?;
+            lora.train();
+            model.layers[0].self_attn.o_proj.forward(&x).map(drop)
+        },
+    );
+    let why = outcome.unwrap_err().to_string();
+    assert!(why.contains("[8, 24]") && why.contains("o_proj") && why.contains("[.., T, C]"), "{why}");
 }
 
 #[test]

@@ -83,15 +83,16 @@ impl<R: Runtime> MixtureOfExperts<R> {
         }
         let tokens = x.reshape([shape.numel() / width, width])?;
         let routing = self.gate.route_among(&tokens, self.experts.placed())?;
-        let mut y = self.routed(&tokens, &routing)?;
+        let mut y = self.routed(&tokens, &routing)?.reshape(shape)?;
         if let Some(shared) = &self.shared_experts {
-            let mut shared = shared.forward(&tokens)?;
+            // Not of the tokens in one row: an adapter's dropout knows sequences by their dimension.
+            let mut shared = shared.forward(x)?;
             if let Some(gate) = &self.shared_expert_gate {
-                shared = shared.mul(&gate.forward(&tokens)?.sigmoid()?)?;
+                shared = shared.mul(&gate.forward(x)?.sigmoid()?)?;
             }
             y = y.add(&shared)?;
         }
-        Ok(MoeOutput { y: y.reshape(shape)?, routing })
+        Ok(MoeOutput { y, routing })
     }
 
     /// The weighted sum of the picked experts' outputs for `x: [T, C]`, in the order in which they were picked.

@@ -175,6 +175,8 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/config/family.rs", from: "head_dim: Some(128)", to: "head_dim: None", test: CONFIGS },
     Mutant { file: "models/src/lora/config.rs", from: "alpha / if self.use_rslora { rank.sqrt() } else { rank }", to: "alpha / if self.use_rslora { rank } else { rank.sqrt() }", test: MODELS },
     Mutant { file: "models/src/lora/adapter.rs", from: "placed.style() == TensorStyle::Row", to: "placed.style() != TensorStyle::Row", test: MODELS },
+    Mutant { file: "models/src/lora/adapter.rs", from: "dims.len() == 2 && part.is_some()", to: "dims.len() == 1 && part.is_some()", test: MODELS },
+    Mutant { file: "nn/src/moe/layer.rs", from: "shared.forward(x)?;", to: "shared.forward(&tokens)?.reshape(shape)?;", test: MODELS },
     Mutant { file: "models/src/lora/config.rs", from: "&& !self.saves(layer)", to: "", test: MODELS },
     Mutant { file: "models/src/lora/config.rs", from: "Some(\"SEQ_CLS\" | \"TOKEN_CLS\")", to: "Some(\"TOKEN_CLS\")", test: MODELS },
     Mutant { file: "models/src/lora/mod.rs", from: "saved.iter().for_each(|saved| saved.parameter.set_requires_grad(true));", to: "", test: MODELS },
