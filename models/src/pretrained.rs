@@ -47,6 +47,11 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
         None
     }
 
+    /// Whether this is all of a model, and no stage of one.
+    fn is_whole(&self) -> bool {
+        true
+    }
+
     /// The fields of a `config.json` that gives this model again.
     fn fields(&self) -> Map<String, Value>;
 
@@ -111,11 +116,15 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     ///
     /// # Errors
     /// If a file cannot be written, a parameter has no name in files, a layer has an adapter, which these files have no place for, or parameters
-    /// are cut over ranks.
+    /// are cut over ranks, or this is a stage of a model.
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
         without_adapters(self)?;
         self.require_whole()?;
+        if !self.is_whole() {
+            let why = "is a stage: save a checkpoint of all, and load its parameters into the whole model";
+            return Err(Error::state("save_pretrained", why));
+        }
         let (named, quantised) = (self.named_parameters(), quantize::quantized(self));
         let mut weights = Vec::new();
         for (name, parameter) in &named {

@@ -67,7 +67,7 @@ pub mod for_facade {
 pub use counted_rows::{CountedRows, counted_rows, set_counted_rows};
 pub use init::{Fan, Init, Initializer, Nonlinearity};
 pub use layers::*;
-pub use module::{Forward, Module, Visitor};
+pub use module::{Forward, Module, Stage, Visitor};
 pub use module_ext::{ModuleExt, ParameterCount, under};
 /// Implements [`Module`](trait@Module) for a struct: each field is a part, named after the field.
 ///

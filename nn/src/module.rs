@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use autograd::Var;
-use numcore::{Result, Runtime};
+use numcore::{Error, Result, Runtime};
 
 use crate::{AdapterSlot, Buffer, Mode, Param, parallel::ContextSlot};
 
@@ -28,6 +28,26 @@ pub trait Module<R: Runtime>: Send + Sync {
 pub trait Forward<R: Runtime>: Module<R> {
     /// Applies the module to `x`.
     fn forward(&self, x: &Var<R>) -> Result<Var<R>>;
+}
+
+/// A part of a model that one rank of a pipeline runs as a whole: several values in, several out, of any shapes and element types. Its
+/// parameters are those it visits as a [`Module`]; a parameter's name should be its name in the whole model.
+///
+/// A stage is given what the stage before made, in its order; the first is given a micro-batch's inputs, what the last makes goes
+/// to the loss. It must make values of the same shapes and dtypes for every micro-batch. Gradients flow back to the floating
+/// inputs that needed them where they were made: integers and masks travel forward alone.
+#[doc(alias("TrainablePipelineStage"))]
+pub trait Stage<R: Runtime>: Module<R> {
+    /// Applies it to one micro-batch.
+    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>>;
+}
+
+/// The only input of a stage that takes one.
+pub(crate) fn one_value<'a, R: Runtime>(of: &'static str, inputs: &'a [Var<R>]) -> Result<&'a Var<R>> {
+    match inputs {
+        [x] => Ok(x),
+        _ => Err(Error::argument(of, format!("takes one value, got {}", inputs.len()))),
+    }
 }
 
 /// Callbacks for the parts of a module.
@@ -107,6 +127,12 @@ macro_rules! pointer {
             #[track_caller]
             fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
                 (**self).forward(x)
+            }
+        }
+
+        impl<R: Runtime, M: Stage<R> + ?Sized> Stage<R> for $pointer<M> {
+            fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+                (**self).forward_values(inputs)
             }
         }
     )*};

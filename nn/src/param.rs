@@ -29,6 +29,8 @@ struct ParamState<R: Runtime> {
     cuts: RwLock<Cuts>,
     /// What is here of it, if its model was cut over ranks.
     placed: RwLock<Option<Arc<Placed<R>>>>,
+    /// What duplicates of one parameter have in common.
+    origin: Arc<()>,
 }
 
 impl<R: Runtime> Clone for Param<R> {
@@ -45,7 +47,12 @@ impl<R: Runtime> Param<R> {
 
     /// The parameter of a leaf.
     pub(crate) fn of(leaf: Arc<Leaf<R>>) -> Self {
-        Param(Arc::new(ParamState { leaf: RwLock::new(leaf), cuts: RwLock::default(), placed: RwLock::default() }))
+        Param::from_origin(leaf, Arc::default())
+    }
+
+    fn from_origin(leaf: Arc<Leaf<R>>, origin: Arc<()>) -> Self {
+        let (leaf, cuts, placed) = (RwLock::new(leaf), RwLock::default(), RwLock::default());
+        Param(Arc::new(ParamState { leaf, cuts, placed, origin }))
     }
 
     /// The parameter as a variable, to compute with.
@@ -117,9 +124,14 @@ impl<R: Runtime> Param<R> {
             Leaf::absent(&old.name(), old.runtime(), old.spec(), Arc::new(piece))
         };
         leaf.set_requires_grad(old.requires_grad());
-        let copy = Param::of(leaf).with_cuts(self.cuts());
+        let copy = Param::from_origin(leaf, self.0.origin.clone()).with_cuts(self.cuts());
         *copy.0.placed.write() = self.placed();
         Ok(copy)
+    }
+
+    /// The identity that a parameter and its [duplicates](Param::duplicate) have in common, for look-up only.
+    pub fn origin(&self) -> usize {
+        Arc::as_ptr(&self.0.origin) as usize
     }
 
     /// Whether both are the same parameter.

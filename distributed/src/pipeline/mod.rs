@@ -43,9 +43,9 @@ pub use lower::Lowering;
 pub use placement::StagePlacement;
 pub use replay::{SendMode, Span};
 pub use run::{
-    ExpertPipelineTrainer, GptStage, GptStageLoss, Layers, LossFn, MicroBatches, Pipeline, PipelineGroups,
-    PipelineModel, PipelineOptions, PipelineOutput, PipelineTrainStep, PipelineTrainer, Stage, StageHooks, Tie,
-    ZeroExpertPipelineTrainer, ZeroPipelineTrainer, balanced, split,
+    ExpertPipelineTrainer, LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions,
+    PipelineOutput, PipelineTrainStep, PipelineTrainer, Stage, StageHooks, Tie, ZeroExpertPipelineTrainer,
+    ZeroPipelineTrainer, balanced, split,
 };
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation};

@@ -5,7 +5,7 @@ use distributed::{
     comm::{Communicator, Ranks},
     context_parallel::ContextExchange,
     mesh::Mesh,
-    pipeline::{GptStage, PipelineModel, ScheduleKind, Stage},
+    pipeline::{PipelineModel, ScheduleKind, Stage},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
     zero::ZeroStage,
@@ -108,7 +108,7 @@ fn a_step_weighs_what_whole_sequences_do() {
 struct Plain<R: Runtime>(Block<R>);
 
 impl<R: Runtime> Stage<R> for Plain<R> {
-    fn forward(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
         Ok(vec![self.0.forward(&inputs[0])?])
     }
 }
@@ -124,10 +124,9 @@ fn stages_that_are_not_cut_are_refused() {
     let checked = || staged.how.checked(staged.kind, 2, 1, 4).unwrap();
     let whole = refused(&|mesh| {
         let init = Init::new(mesh.world().runtime(), 7);
-        let stages = GptStage::cut(&init, staged.case.model, 2)?;
+        let stages = Gpt::new(&init, staged.case.model)?.split(2)?;
         let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked(), stages)
-            .loss(|y, _| Loss::sum(y[0].clone(), 1.0))
-            .ties(GptStage::<Cpu>::ties(&staged.case.model));
+            .loss(|y, _| Loss::sum(y[0].clone(), 1.0));
         TrainStep::builder(mesh, model).optimizer(adamw()).build().map(drop)
     });
     assert!(whole.iter().all(|error| error.contains("not cut") || error.contains("rank")), "{whole:?}");

@@ -58,7 +58,7 @@ fn own_losses(mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
             let penalty = logits.square()?.sum(&[], false)?.mul(1e-2)?;
             let sum = model.context.of_whole(&rows.sum(&[], false)?.add(&penalty)?)?;
             let tokens = (own.len() * case.model.context) as f64;
-            let decay = model.lnf.weight.var().square()?.sum(&[], false)?.mul(1e-2 * tokens)?;
+            let decay = model.end()?.norm.weight.var().square()?.sum(&[], false)?.mul(1e-2 * tokens)?;
             Loss::sum(sum.add(&decay)?, tokens)
         })?;
         seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0), metrics.weight()?]);

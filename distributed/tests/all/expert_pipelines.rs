@@ -72,7 +72,7 @@ impl Module<Cpu> for MoeStage {
 }
 
 impl Stage<Cpu> for MoeStage {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         let (mut x, mut aux) = match (&self.embed, inputs) {
             (Some((wte, context)), [tokens]) => (wte.forward(&context.take_tokens(tokens)?)?, None),
             (None, [x, aux]) => (x.clone(), Some(aux.clone())),

@@ -13,11 +13,11 @@ use data::{InMemory, Loader, State};
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
-    pipeline::{Checked, GptStage, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Tie, split},
+    pipeline::{Checked, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Tie, split},
     train::{CheckpointNotes, StageStrategy, TrainStep, TrainingConfig},
     zero::ZeroStage,
 };
-use nn::{GptConfig, Init, Linear, ModuleExt};
+use nn::{Gpt, GptConfig, Init, Linear, ModuleExt};
 use numcore::{
     DType, Result, Tensor,
     ops::{IndexOps, ViewOps},
@@ -288,9 +288,8 @@ const EXAMPLES: usize = 60;
 fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
     let checked = how.checked(ScheduleKind::OneFOneB, 2, 1, 2).unwrap();
     let gpt = GptConfig { dropout: 0.3, ..GPT };
-    let cut = GptStage::cut(&Init::new(comm.runtime(), 5), gpt, 2)?;
+    let cut = Gpt::new(&Init::new(comm.runtime(), 5), gpt)?.split(2)?;
     let staged = PipelineModel::on(comm.rank(), checked, cut).loss(|y, t| Model::Gpt.loss(&y[0], &t[0]));
-    let staged = staged.ties(GptStage::<Cpu>::ties(&gpt));
     let mut scaler = LossScaler::starting_at(64.0)?;
     scaler.interval = 2;
     let config = TrainingConfig { loss_scaling: Some(scaler), max_norm: Some(1.0), ..Default::default() };

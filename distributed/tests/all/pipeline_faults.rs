@@ -13,11 +13,11 @@ use autograd::{BackwardHook, Gradients, Var};
 use distributed::{
     comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks},
     pipeline::{
-        Checked, Compute, Layers, MicroBatches, Pipeline, PipelineModel, PipelineOptions, PipelineOutput, ScheduleKind,
-        Stage, StageHooks,
+        Checked, Compute, MicroBatches, Pipeline, PipelineModel, PipelineOptions, PipelineOutput, ScheduleKind, Stage,
+        StageHooks,
     },
 };
-use nn::{Init, Linear, Module, Visitor};
+use nn::{Init, Linear, Module, Sequential, Visitor};
 use numcore::{DType, Error, ErrorKind, Result, Tensor, ops::ViewOps};
 use runtime_cpu::Cpu;
 
@@ -48,8 +48,8 @@ impl Module<Cpu> for Troubled {
 }
 
 impl Stage<Cpu> for Troubled {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
-        let outputs = self.inner.forward(inputs)?;
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        let outputs = self.inner.forward_values(inputs)?;
         let call = self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let x = &outputs[0];
         match self.trouble {
@@ -301,8 +301,8 @@ fn what_does_not_fit_the_schedule_is_named_on_every_rank() {
     built(2, "stages 0 and 3 share a parameter, `0.weight` and `3.weight`", |comm| {
         let shared: Arc<Linear<Cpu>> = Arc::new(Linear::new(&Init::new(comm.runtime(), 1), WIDTH, WIDTH)?);
         let mut all = mlp_stages(comm.runtime(), 4, 4);
-        all[0] = Box::new(Layers::new(0, vec![Box::new(shared.clone())]));
-        all[3] = Box::new(Layers::new(3, vec![Box::new(shared)]));
+        all[0] = Box::new(Sequential::new().push(shared.clone()));
+        all[3] = Box::new(Sequential::starting_at(3).push(shared));
         Pipeline::new(comm, PipelineModel::on(comm.rank(), fold.clone(), all).loss(squares))
     });
 }

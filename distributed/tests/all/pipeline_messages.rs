@@ -74,10 +74,10 @@ impl Module<Cpu> for Watching {
 }
 
 impl Stage<Cpu> for Watching {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         let posted = self.comm.of("recv").calls;
         let _ = self.seen.compare_exchange(0, posted, Ordering::Relaxed, Ordering::Relaxed);
-        self.inner.forward(inputs)
+        self.inner.forward_values(inputs)
     }
 }
 

@@ -327,8 +327,8 @@ impl Module<Cpu> for Superfluous {
 }
 
 impl Stage<Cpu> for Superfluous {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
-        self.0.forward(inputs)
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+        self.0.forward_values(inputs)
     }
 }
 
@@ -337,7 +337,7 @@ fn a_parameter_without_gradient_is_named_on_every_rank() {
     for how in HOWS {
         let checked = how.checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
         let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
-            let (mut stages, _) = Model::Mlp.stages(&comm, &checked, 2);
+            let mut stages = Model::Mlp.stages(&comm, &checked, 2);
             let layer = Linear::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 3, 3)?;
             let last = stages.remove(1);
             stages.push(Box::new(Superfluous(last, layer)));

@@ -104,7 +104,7 @@ impl Module<Cpu> for Counts {
 }
 
 impl Stage<Cpu> for Counts {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         assert!(is_grad_enabled());
         self.1.lock().unwrap().push(counted_rows(inputs[0].dims()[0]));
         Ok(vec![self.0.forward(&inputs[0])?])

@@ -14,8 +14,7 @@ use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
     pipeline::{
-        Checked, GptStage, Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Stage, Tie,
-        balanced, split,
+        Checked, Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Stage, balanced, split,
     },
     train::{Loss, StageStrategy},
     zero::{UnitOf, ZeroOptions, ZeroStage},
@@ -99,23 +98,23 @@ impl Model {
 
     /// This rank's stages of `layers` layers in all.
     pub fn staged(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> PipelineModel<Cpu> {
-        let (stages, ties) = self.stages(comm, checked, layers);
-        PipelineModel::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(&y[0], &t[0])).ties(ties)
+        let stages = self.stages(comm, checked, layers);
+        PipelineModel::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(&y[0], &t[0]))
     }
 
-    /// All stages of `layers` layers, and what they share. Replicas start from other values than the first, whose count.
-    pub fn stages(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>) {
+    /// All stages of `layers` layers. Replicas start from other values than the first, whose count.
+    pub fn stages(self, comm: &Comm<Cpu>, checked: &Checked, layers: usize) -> Vec<Box<dyn Stage<Cpu>>> {
         let (count, p) = (checked.schedule().stages(), checked.schedule().placement().ranks());
         let init = Init::new(comm.runtime(), 5 + (comm.rank() / p) as u64).dtype(self.dtype());
         match self {
             Model::Mlp | Model::Half => {
                 let layers = mlp(&init, layers).into_layers();
                 let cuts = balanced(&layers, count).unwrap();
-                (split(layers, &cuts).unwrap(), Vec::new())
+                split(layers, &cuts).unwrap()
             }
             Model::Gpt => {
-                let cut = GptStage::cut(&init, GPT, count).unwrap();
-                (cut.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&GPT))
+                let cut = Gpt::new(&init, GPT).unwrap().split(count).unwrap();
+                cut.into_iter().map(|stage| Box::new(stage) as _).collect()
             }
         }
     }

@@ -5,9 +5,9 @@ use std::{cell::Cell, collections::BTreeMap, sync::Arc};
 use crate::pipeline_common::*;
 use autograd::{Function, Var, apply_function, checkpoint};
 use distributed::pipeline::{
-    Checked, Costs, Layers, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind, SendMode, Stage,
+    Checked, Costs, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind, SendMode, Stage,
 };
-use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt, Param, Tanh, Visitor};
+use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt, Param, Sequential, Tanh, Visitor};
 use numcore::{
     DType, Result, Tensor,
     ops::{Backprop, PointwiseOps},
@@ -19,7 +19,7 @@ fn dropping(rt: &Cpu, stages: usize) -> Vec<Box<dyn Stage<Cpu>>> {
     let init = Init::new(rt, 2);
     let stage = |k| {
         let linear = Linear::new(&init, WIDTH, WIDTH).unwrap();
-        Box::new(Layers::new(2 * k, vec![Box::new(linear), Box::new(Dropout::new(0.5).unwrap())])) as _
+        Box::new(Sequential::starting_at(2 * k).push(linear).push(Dropout::new(0.5).unwrap())) as _
     };
     (0..stages).map(stage).collect()
 }
@@ -61,7 +61,7 @@ impl Module<Cpu> for Again {
 }
 
 impl Stage<Cpu> for Again {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         let layer = self.0.clone();
         checkpoint(&[&inputs[0]], move |x| Ok(vec![layer.forward(&x[0])?.tanh()?]))
     }
@@ -79,7 +79,7 @@ fn checkpointed_stages_have_the_same_gradients() {
                     Ok(if again {
                         Box::new(Again(Arc::new(linear)))
                     } else {
-                        Box::new(Layers::new(k, vec![Box::new(linear), Box::new(Tanh)]))
+                        Box::new(Sequential::starting_at(k).push(linear).push(Tanh))
                     })
                 };
                 let stages = (0..p * v).map(stage).collect::<Result<_>>()?;
@@ -152,7 +152,7 @@ impl Module<Cpu> for Scaled {
 }
 
 impl Stage<Cpu> for Scaled {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         let scale = apply_function(Counted::new(), &[&self.0.var()])?;
         Ok(vec![inputs[0].mul(&scale[0])?])
     }

@@ -17,7 +17,7 @@ use autograd::{Leaf, Var};
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, GptStage, MicroBatches, PipelineModel, ScheduleKind, Stage, Tie},
+    pipeline::{Checked, MicroBatches, PipelineModel, ScheduleKind, Stage, Tie},
     train::{Loss, TrainStep, TrainingConfig},
 };
 use nn::{
@@ -72,14 +72,14 @@ impl Model {
 
     fn staged(self, comm: &Comm<Cpu>, checked: &Checked) -> PipelineModel<Cpu> {
         let (rt, count) = (comm.runtime(), checked.schedule().stages());
-        let (stages, ties): (Vec<Box<dyn Stage<Cpu>>>, _) = match self {
-            Model::Mlp => (mlp_stages(rt, count, count), Vec::new()),
+        let stages: Vec<Box<dyn Stage<Cpu>>> = match self {
+            Model::Mlp => mlp_stages(rt, count, count),
             Model::Gpt => {
-                let cut = GptStage::cut(&Init::new(rt, 5), GPT, count).unwrap();
-                (cut.into_iter().map(|stage| Box::new(stage) as _).collect(), GptStage::<Cpu>::ties(&GPT))
+                let cut = Gpt::new(&Init::new(rt, 5), GPT).unwrap().split(count).unwrap();
+                cut.into_iter().map(|stage| Box::new(stage) as _).collect()
             }
         };
-        PipelineModel::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(y, t)).ties(ties)
+        PipelineModel::on(comm.rank(), checked.clone(), stages).loss(move |y, t| self.loss(y, t))
     }
 
     /// All examples of a step.

@@ -41,7 +41,7 @@ impl Part<Cpu> {
 }
 
 impl Stage<Cpu> for Part<Cpu> {
-    fn forward(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
+    fn forward_values(&self, inputs: &[Var<Cpu>]) -> Result<Vec<Var<Cpu>>> {
         match (self.number, inputs) {
             (0, [tokens, features]) => {
                 let hidden = self.table.forward(tokens)?.add(&self.linear.forward(features)?)?;
@@ -87,7 +87,7 @@ fn parts_alone(m: usize, order: &[usize]) -> (Vec<f32>, Numbers, Vec<Vec<f32>>) 
     for &micro in order {
         let features = Var::leaf("features", batch.inputs[micro][1].clone()).unwrap();
         let inputs = vec![Var::new(batch.inputs[micro][0].clone()), features.clone()];
-        let outputs = parts.iter().try_fold(inputs, |x, part| part.forward(&x)).unwrap();
+        let outputs = parts.iter().try_fold(inputs, |x, part| part.forward_values(&x)).unwrap();
         let loss = part_loss(&outputs, &[Var::new(batch.targets[micro][0].clone())]).unwrap();
         autograd::backward_with_hooks(loss.total(), &mut gradients).unwrap();
         losses[micro] = loss.total().item().unwrap() as f32;

@@ -12,7 +12,7 @@ use distributed::{
     train::{Loss, TrainStep},
     zero::ZeroStage,
 };
-use nn::{Gpt, Init, Module, ModuleExt, under};
+use nn::{Embedding, Gpt, Init, Module, ModuleExt, TokenEmbedding, under};
 use numcore::{DType, Result};
 use optim::{AdamW, AdamWConfig};
 use runtime_cpu::Cpu;
@@ -38,8 +38,11 @@ fn replicas_begin_with_the_values_of_one_rank() {
         let ranks = Ranks::new(4).run(cpu, |comm| {
             let (mesh, model) = cut(&comm, comm.rank() as u64)?;
             let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-            let values =
-                || Ok([model.wpe.weight.value()?.to_vec::<f64>()?, model.wte.weight.value()?.to_vec::<f64>()?]);
+            let values = || {
+                let TokenEmbedding { tokens, positions, .. } = model.start()?;
+                let of = |table: &Embedding<Cpu>| table.weight.value()?.to_vec::<f64>();
+                Ok([positions.as_ref().map(of).transpose()?.unwrap_or_default(), of(tokens)?])
+            };
             match zero {
                 None => builder.build().map(drop)?,
                 Some(stage) => {
@@ -104,7 +107,7 @@ struct Only<'m>(&'m Gpt<Cpu>);
 impl Module<Cpu> for Only<'_> {
     fn visit(&self, name: &str, visitor: &mut dyn nn::Visitor<Cpu>) {
         visitor.enter(name);
-        self.0.wte.visit("wte", visitor);
+        self.0.embedding.as_ref().unwrap().tokens.visit("wte", visitor);
         visitor.leave();
     }
 }
@@ -115,12 +118,12 @@ fn partial_gradients_of_what_nobody_updates_are_left_alone() {
         let case = TensorCase { sequence: true, ..TensorCase::new(2) };
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
         let model = case.build(&mesh)?;
-        let before = model.lnf.weight.value()?.to_vec::<f64>()?;
+        let before = model.end()?.norm.weight.value()?.to_vec::<f64>()?;
         let optimizer = AdamW::new(&Only(&model), AdamWConfig::default())?;
         let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).build()?;
         let (x, y) = case.batch(comm.runtime(), 0, &(0..SEQUENCES).collect::<Vec<_>>())?;
         step.step(|_| Loss::sum(model.next_token_loss(&x, &y, &case.loss)?, 1.0))?;
-        Ok(before == model.lnf.weight.value()?.to_vec::<f64>()?)
+        Ok(before == model.end()?.norm.weight.value()?.to_vec::<f64>()?)
     });
     assert_eq!(outcome.unwrap(), [true, true]);
 }

@@ -4,13 +4,13 @@ use autograd::{Var, manual_seed};
 use distributed::{
     comm::{Communicator, Ranks},
     mesh::Mesh,
-    pipeline::{GptStage, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind},
+    pipeline::{MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind},
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
     train::{Loss, StageStrategy, TrainStep, TrainingConfig, TrainingMetrics},
     zero::ZeroOptions,
 };
-use nn::{Init, ModuleExt};
+use nn::{Gpt, Init, ModuleExt};
 use numcore::Result;
 use runtime_cpu::Cpu;
 
@@ -48,15 +48,14 @@ impl StagedCase {
         let pipe = mesh.axis(Axis::Pipe);
         let checked = self.how.checked(self.kind, pipe.size(), self.v, self.micros).unwrap();
         let init = Init::new(mesh.world().runtime(), 7).dtype(case.dtype).lazily();
-        let mut stages = GptStage::cut(&init, case.model, checked.schedule().stages())?;
+        let (stages, loss) = Gpt::new(&init, case.model)?.split_with_loss(checked.schedule().stages(), case.loss)?;
         for stage in &stages {
             case.frozen.iter().for_each(|prefix| stage.freeze_where(nn::under(prefix)));
         }
-        let loss = GptStage::next_token_loss(&mut stages, case.loss)?;
         let loss = move |y: &[Var<Cpu>], t: &[Var<Cpu>]| {
             Loss::sum(loss.of(&y[0], &t[0])?, t[0].dims().iter().product::<usize>() as f64)
         };
-        let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss).ties(GptStage::<Cpu>::ties(&case.model));
+        let model = PipelineModel::on(pipe.rank(), checked, stages).loss(loss);
         let model = model.parallelize(mesh, &case.plan())?;
         model.context_parallel(mesh, case.exchange)
     }

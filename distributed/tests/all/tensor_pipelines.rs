@@ -7,7 +7,7 @@ use distributed::{
     checkpoint::Folder,
     comm::{Communicator, Ranks},
     mesh::Mesh,
-    pipeline::{GptStage, MicroBatches, PipelineModel, ScheduleKind, Stage},
+    pipeline::{MicroBatches, PipelineModel, ScheduleKind, Stage},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
     zero::{ZeroOptions, ZeroStage},
@@ -139,11 +139,10 @@ fn a_head_that_gathers_its_logits_has_the_same_loss() {
             let losses = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
                 let mesh = Mesh::new(&comm, plan.clone())?;
                 let checked = How::Replicas.checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
-                let stages = GptStage::cut(&Init::new(comm.runtime(), 7).dtype(case.dtype), case.model, 2)?;
+                let stages = Gpt::new(&Init::new(comm.runtime(), 7).dtype(case.dtype), case.model)?.split(2)?;
                 let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
                 let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages)
                     .loss(move |y, t| Loss::sum(cross_entropy_with(&y[0], &t[0], None, options)?, 1.0))
-                    .ties(GptStage::<Cpu>::ties(&case.model))
                     .parallelize(&mesh, &Gpt::<Cpu>::tensor_plan().sequence_parallel(sequence))?;
                 let mut step = TrainStep::builder(&mesh, model).optimizer(adamw()).build()?;
                 let batch = || {
@@ -175,9 +174,9 @@ fn stages_are_the_model() {
     for tied_head in [false, true] {
         let config = GptConfig { tied_head, ..case.model };
         let init = || Init::new(&rt, 7).dtype(DType::BF16);
-        let (model, mut stages) = (Gpt::new(&init(), config).unwrap(), GptStage::cut(&init(), config, 2).unwrap());
-        let loss = GptStage::next_token_loss(&mut stages, case.loss).unwrap();
-        let run = |x: &Var<Cpu>| stages.iter().try_fold(vec![x.clone()], |x, stage| stage.forward(&x));
+        let model = Gpt::new(&init(), config).unwrap();
+        let (stages, loss) = Gpt::new(&init(), config).unwrap().split_with_loss(2, case.loss).unwrap();
+        let run = |x: &Var<Cpu>| stages.iter().try_fold(vec![x.clone()], |x, stage| stage.forward_values(&x));
         let (x, y) = case.batch(&rt, 0, &[0, 1, 2]).unwrap();
         let staged = loss.of(&run(&x).unwrap()[0], &y).unwrap();
         let whole = model.next_token_loss(&x, &y, &case.loss).unwrap();
@@ -186,7 +185,10 @@ fn stages_are_the_model() {
         let flat = Var::new(Tensor::zeros(&rt, [3], DType::I64).unwrap());
         let unknown = Var::new(Tensor::full(&rt, [1, 2], DType::I64, 1e6).unwrap());
         for wrong in [&long, &flat, &unknown] {
-            assert_eq!(run(wrong).unwrap_err().to_string(), model.forward(wrong).unwrap_err().to_string());
+            // Each says where it was called.
+            let [staged, whole] =
+                [run(wrong).map(drop), model.forward(wrong).map(drop)].map(|of| of.unwrap_err().to_string());
+            assert_eq!(staged.split(", at ").next(), whole.split(", at ").next());
         }
     }
 }
@@ -236,7 +238,7 @@ fn a_pattern_that_names_nothing_in_any_stage_is_refused_everywhere() {
             let mesh = Mesh::new(&comm, ParallelPlan::of(FOUR.to_vec())?)?;
             let staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
             let checked = How::Replicas.checked(staged.kind, 2, 1, 4).unwrap();
-            let stages = GptStage::cut(&Init::new(comm.runtime(), 7), staged.case.model, 2)?;
+            let stages = Gpt::new(&Init::new(comm.runtime(), 7), staged.case.model)?.split(2)?;
             let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages);
             model.parallelize(&mesh, &plan).map(drop)
         });
@@ -253,7 +255,7 @@ fn stages_that_were_not_cut_are_refused() {
         let mesh = Mesh::new(&comm, ParallelPlan::of(FOUR.to_vec())?)?;
         let staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
         let checked = How::Replicas.checked(staged.kind, 2, 1, 4).unwrap();
-        let stages = GptStage::cut(&Init::new(comm.runtime(), 7), staged.case.model, 2)?;
+        let stages = Gpt::new(&Init::new(comm.runtime(), 7), staged.case.model)?.split(2)?;
         let model =
             PipelineModel::on(mesh.axis(Axis::Pipe).rank(), checked, stages).loss(|y, _| Ok(Loss::mean(y[0].clone())));
         TrainStep::builder(&mesh, model).optimizer(adamw()).build().map(drop)

@@ -10,14 +10,14 @@ use weftgrad::{
     distributed::{
         comm::Comm,
         pipeline::{
-            Checked, GptStage, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions,
-            PipelineTrainStep, ScheduleKind, Timeline,
+            Checked, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions, PipelineTrainStep,
+            ScheduleKind, Timeline,
         },
         train::{Loss, StageStrategy, TrainStep},
         zero::ZeroStage,
     },
     nn::{
-        GptConfig, Init,
+        Gpt, GptConfig, Init,
         loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
     },
     optim::{AdamWConfig, ParamGroups},
@@ -114,10 +114,9 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
     let config =
         GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
     // Every rank makes the whole model from the same seed and keeps its stages.
-    let stages = GptStage::cut(&Init::new(comm.runtime(), 1), config, checked.schedule().stages())?;
+    let stages = Gpt::new(&Init::new(comm.runtime(), 1), config)?.split(checked.schedule().stages())?;
     let model = PipelineModel::on(comm.rank(), checked.clone(), stages)
         .loss(loss)
-        .ties(GptStage::<AnyRuntime>::ties(&config))
         .options(PipelineOptions { measured: true, ..Default::default() });
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 3e-3, ..Default::default() });
     let step = TrainStep::builder(&comm, model).optimizer(adamw).max_norm(1.0);

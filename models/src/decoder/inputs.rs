@@ -3,7 +3,7 @@
 use autograd::Var;
 use nn::parallel::{ContextSlot, same_segment};
 use numcore::{
-    DType, Error, Result, Runtime, Tensor,
+    DType, Error, Result, Runtime, Shape, Tensor,
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
@@ -13,9 +13,11 @@ use super::KvCache;
 pub struct DecoderInputs<'a, R: Runtime> {
     /// The position of each token, `[B, T]` or `[T]` (`i64`).
     pub positions: Option<&'a Var<R>>,
-    /// Which document of its row each token is from, `[B, T]` (`i64`): tokens see no other. [`data::pack`] makes these, and positions.
+    /// Which document of its row each token is from, `[B, T]` (`i64`): tokens see no other. [`data::pack`] makes these,
+    /// and positions.
     pub segments: Option<&'a Var<R>>,
-    /// Keys and values of the tokens before, to which those of these tokens are added. There are neither positions nor segments then.
+    /// Keys and values of the tokens before, to which those of these tokens are added. There are neither positions nor
+    /// segments then.
     pub cache: Option<&'a mut KvCache<R>>,
 }
 
@@ -31,7 +33,8 @@ pub(super) struct Placement<R: Runtime> {
     pub positions: Var<R>,
     /// Which keys each query may see besides what causality hides: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
-    /// The document of each token of the sequence, where the sequence is cut over ranks: each layer makes the masks it needs.
+    /// The document of each token of the sequence, where the sequence is cut over ranks: each layer makes the masks it
+    /// needs.
     pub segments: Option<Var<R>>,
     /// One past the last position, where it is known on the host.
     pub end: usize,
@@ -40,15 +43,16 @@ pub(super) struct Placement<R: Runtime> {
 }
 
 impl<R: Runtime> Placement<R> {
-    /// The placement of `tokens`, which may be cut over the ranks of `context`: positions are those of the tokens here.
-    pub fn of(tokens: &Var<R>, inputs: &DecoderInputs<'_, R>, layers: usize, context: &ContextSlot<R>) -> Result<Self> {
-        let shape = tokens.spec().shape;
-        let &[b, t] = &shape[..] else {
-            return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]"));
-        };
-        let range = |start: usize| {
-            Ok::<_, Error>(Var::new(Tensor::arange(tokens.runtime(), start as i64, 1i64, t, DType::I64)?))
-        };
+    /// The placement of tokens `[B, T]`, which may be cut over the ranks of `context`: positions are those of the
+    /// tokens here.
+    pub fn of(
+        rt: &R,
+        [b, t]: [usize; 2],
+        inputs: &DecoderInputs<'_, R>,
+        layers: usize,
+        context: &ContextSlot<R>,
+    ) -> Result<Self> {
+        let range = |start: usize| Ok::<_, Error>(Var::new(Tensor::arange(rt, start as i64, 1i64, t, DType::I64)?));
         if let Some(cache) = &inputs.cache {
             if inputs.positions.is_some() || inputs.segments.is_some() {
                 let why = "a cache knows the positions of its tokens: give none, and no segments";
@@ -63,8 +67,8 @@ impl<R: Runtime> Placement<R> {
         }
         let positions = inputs.positions.map_or_else(|| range(0), |given| Ok(given.clone()))?;
         let positions = context.take(&positions, positions.dims().len().saturating_sub(1))?;
-        if let Some(segments) = inputs.segments.filter(|segments| segments.spec().shape != shape) {
-            let shapes = [shape, segments.spec().shape];
+        if let Some(segments) = inputs.segments.filter(|segments| segments.spec().shape[..] != [b, t]) {
+            let shapes = [Shape::new(&[b, t])?, segments.spec().shape];
             return Err(Error::shape("decoder", &shapes, "tokens and segments must be [B, T]"));
         }
         // One mask for all layers, where it is one of whole sequences.

@@ -7,9 +7,8 @@ mod tensor_plan;
 
 use autograd::Var;
 use nn::{
-    Embedding, Forward, Init, Initializer, Linear, Module, ModuleExt, Rotary,
-    moe::Routing,
-    parallel::{ContextSlot, VocabularyLoss},
+    Dropout, Embedding, Forward, Init, Initializer, LanguageModel, LanguageModelNames, Linear, Module, NextTokenLoss,
+    Rotary, Stage, TokenEmbedding, moe::Routing, parallel::VocabularyLoss,
 };
 use numcore::{
     Error, Result, Runtime, Within,
@@ -28,25 +27,25 @@ use crate::{
     pretrained::Pretrained,
 };
 
-/// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3, and, with
-/// mixtures of experts, Mixtral, Qwen 1.5, 2 and 3. Tokens `[B, T]` (`i64`) give the logits of each next token, `[B, T, V]`; where
-/// sequences are cut over ranks, of this rank's part of the tokens.
+const NAMES: LanguageModelNames = LanguageModelNames {
+    tokens: "embed_tokens",
+    positions: "embed_positions",
+    blocks: "layers",
+    norm: "norm",
+    head: "lm_head",
+};
+
+/// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3,
+/// and, with mixtures of experts, Mixtral, Qwen 1.5, 2 and 3. Tokens `[B, T]` (`i64`) give the logits of each next
+/// token, `[B, T, V]`; where sequences are cut over ranks, of this rank's part of the tokens.
 ///
 /// Dropout is none: what `config.json` says of it is kept and written back.
 #[derive(Debug, Module)]
 pub struct Decoder<R: Runtime> {
-    /// The token embedding, `[V, C]`.
-    pub embed_tokens: Embedding<R>,
-    /// The position embedding, `[T, C]`, where positions are learned.
-    pub embed_positions: Option<Embedding<R>>,
-    /// The layers, in order.
-    pub layers: Vec<DecoderLayer<R>>,
-    /// The norm before the logits.
-    pub norm: DecoderNorm<R>,
-    /// The projection to logits; absent where it is the token embedding.
-    pub lm_head: Option<Linear<R>>,
-    /// The ranks that sequences are cut over, and which part of them is here: losses take their targets by it.
-    pub context: ContextSlot<R>,
+    /// The embeddings, the layers, and the norm with the projection to logits; of a [stage](Decoder::split), those that
+    /// it has. Their names are `embed_tokens`, `embed_positions`, `layers`, `norm` and `lm_head`.
+    #[module(flatten)]
+    pub parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>,
     #[module(skip)]
     config: DecoderConfig,
     #[module(skip)]
@@ -54,7 +53,8 @@ pub struct Decoder<R: Runtime> {
 }
 
 impl<R: Runtime> Decoder<R> {
-    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says
+    /// otherwise.
     ///
     /// # Errors
     /// If sizes do not fit each other.
@@ -69,19 +69,36 @@ impl<R: Runtime> Decoder<R> {
         if let Some(row) = config.padding {
             embed_tokens = embed_tokens.with_frozen_row(row)?;
         }
-        let model = Decoder {
-            embed_tokens,
-            embed_positions: learned.transpose()?,
-            layers: (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>()?,
-            norm: DecoderNorm::new(init, &config)?,
-            lm_head: (!config.tied).then(head).transpose()?,
-            context: ContextSlot::cuts(),
-            rotary: config.rope.map(|rope| rope.rotary(config.head_dim)),
-            config,
-        };
-        // Errors name parameters from the first pass on.
-        model.named_parameters();
-        Ok(model)
+        let embedding =
+            TokenEmbedding { tokens: embed_tokens, positions: learned.transpose()?, dropout: Dropout::new(0.0)? };
+        let layers = (0..config.layers).map(|i| DecoderLayer::new(init, &config, i)).collect::<Result<_>>()?;
+        let (norm, head) = (DecoderNorm::new(init, &config)?, (!config.tied).then(head).transpose()?);
+        Ok(Decoder::of(LanguageModel::of(&NAMES, embedding, layers, norm, head), &config))
+    }
+
+    fn of(parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>, config: &DecoderConfig) -> Self {
+        let rotary = config.rope.map(|rope| rope.rotary(config.head_dim));
+        Decoder { parts, rotary, config: config.clone() }
+    }
+
+    /// The stages of this model for a pipeline, as [`LanguageModel::split`] makes them: of a model that was read
+    /// [lazily](Init::lazily), a rank reads the stages it keeps. The first takes tokens, or tokens with positions and
+    /// segments, which stages hand on.
+    ///
+    /// # Errors
+    /// If there are to be none.
+    pub fn split(self, stages: usize) -> Result<Vec<Self>> {
+        Ok(self.parts.split(stages)?.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect())
+    }
+
+    /// The [stages](Decoder::split) of this model, and the loss of the logits that the last makes; see
+    /// [`LanguageModel::split_with_loss`].
+    ///
+    /// # Errors
+    /// If there are to be none.
+    pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
+        let (parts, loss) = self.parts.split_with_loss(stages, loss)?;
+        Ok((parts.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect(), loss))
     }
 
     /// The sizes and options of this model.
@@ -110,8 +127,8 @@ impl<R: Runtime> Decoder<R> {
         Ok(self.routed_states(tokens, inputs)?.0)
     }
 
-    /// What [`states`](Decoder::states) gives, and where the mixtures of experts sent the tokens, layer by layer: training adds their
-    /// [losses](Routing::balance_loss).
+    /// What [`states`](Decoder::states) gives, and where the mixtures of experts sent the tokens, layer by layer:
+    /// training adds their [losses](Routing::balance_loss).
     ///
     /// # Errors
     /// If [`forward_with`](Decoder::forward_with) would fail.
@@ -120,21 +137,44 @@ impl<R: Runtime> Decoder<R> {
         tokens: &Var<R>,
         mut inputs: DecoderInputs<'_, R>,
     ) -> Result<(Var<R>, Vec<Routing<R>>)> {
-        let placement = Placement::of(tokens, &inputs, self.layers.len(), &self.context)?;
-        let mut x = self.embed(&self.context.take_tokens(tokens)?, &placement)?;
-        let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
-        let mut routings = Vec::new();
-        for (i, layer) in self.layers.iter().enumerate() {
-            let cache = inputs.cache.as_deref_mut().map(|cache| cache.layer(i));
-            let (y, routing) =
-                layer.forward(&x, tables.as_ref(), &placement, cache).within(format_args!("layers.{i}"))?;
-            x = y;
-            routings.extend(routing);
-        }
+        let placement = self.placement(tokens, &inputs)?;
+        let (x, routings) =
+            self.through_layers(self.embed(tokens, &placement)?, &placement, inputs.cache.as_deref_mut())?;
         if let Some(cache) = inputs.cache {
             cache.advance(placement.tokens);
         }
-        Ok((self.norm.forward(&x).within("norm")?, routings))
+        Ok((self.parts.normalized(&x)?, routings))
+    }
+
+    /// Where the tokens of a call stand, by the tokens `[B, T]`, or by the part `[B, T, C]` of what a stage is given
+    /// that is here.
+    fn placement(&self, x: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Placement<R>> {
+        let (shape, context) = (x.spec().shape, &self.parts.context);
+        let of = match (&shape[..], self.parts.embedding.is_some()) {
+            (&[b, t], true) => [b, t],
+            (&[b, t, _], false) => [b, t * context.ranks()],
+            (_, true) => return Err(Error::shape("decoder", &[shape], "tokens must be [B, T]")),
+            (_, false) => return Err(Error::shape("decoder", &[shape], "a later stage takes [B, T, C]")),
+        };
+        Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context)
+    }
+
+    /// The output of the last layer here, and where mixtures sent the tokens.
+    fn through_layers(
+        &self,
+        x: Var<R>,
+        placement: &Placement<R>,
+        mut cache: Option<&mut KvCache<R>>,
+    ) -> Result<(Var<R>, Vec<Routing<R>>)> {
+        let tables = self.rotary.as_ref().map(|rotary| rotary.tables(&placement.positions, x.dtype())).transpose()?;
+        let mut routings = Vec::new();
+        let x = self.parts.through_blocks(x, |i, layer, x| {
+            let cache = cache.as_deref_mut().map(|cache| cache.layer(i));
+            let (x, routing) = layer.forward(&x, tables.as_ref(), placement, cache)?;
+            routings.extend(routing);
+            Ok(x)
+        })?;
+        Ok((x, routings))
     }
 
     /// Logits of what [`states`](Decoder::states) gives, or of a part of it.
@@ -142,16 +182,14 @@ impl<R: Runtime> Decoder<R> {
     /// # Errors
     /// If the width is not the model's.
     pub fn logits(&self, states: &Var<R>) -> Result<Var<R>> {
-        match &self.lm_head {
-            Some(head) => head.forward(states).within("lm_head"),
-            None => self.embed_tokens.project(states).within("embed_tokens"),
-        }
+        self.parts.project(states)
     }
 
-    /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times the number of tokens: a sum over
-    /// tokens, as other losses are. `config.json` has its factor as `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the
-    /// tokens of all, if `distributed::mesh::Mesh::parallelize` was given [`tensor_plan`](Decoder::tensor_plan), also where each
-    /// rank has all experts. Where sequences are cut over ranks it stands for whole sequences ([`ContextSlot::of_whole`]).
+    /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times
+    /// the number of tokens: a sum over tokens, as other losses are. `config.json` has its factor as
+    /// `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the tokens of all, if
+    /// `distributed::mesh::Mesh::parallelize` was given [`tensor_plan`](Decoder::tensor_plan), also where each rank has
+    /// all experts. Where sequences are cut over ranks it stands for whole sequences ([`ContextSlot::of_whole`]).
     ///
     /// # Errors
     /// If there are no mixtures.
@@ -167,32 +205,54 @@ impl<R: Runtime> Decoder<R> {
         let losses = routings.iter().map(|routing| routing.balance_loss_with(&shares)).collect::<Result<Vec<_>>>()?;
         let sum = losses.into_iter().map(Ok).reduce(|sum: Result<Var<R>>, loss| sum?.add(&loss?));
         let none = || Err(Error::state("balance_loss", "was given where no layer sent its tokens"));
-        self.context.of_whole(&sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)?)
+        self.parts.context.of_whole(&sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)?)
     }
 
-    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the logits of [`forward_with`](Decoder::forward_with). Where sequences are cut
-    /// over ranks, targets are those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the logits of [`forward_with`](Decoder::forward_with).
+    /// Where sequences are cut over ranks, targets are those of whole sequences, and the loss is by this rank's part of
+    /// them ([`ContextSlot::loss`]).
     ///
     /// # Errors
     /// If shapes do not fit.
     pub fn next_token_loss(&self, logits: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        self.context.loss(targets, loss, |targets, loss| loss.of(logits, targets, None))
+        self.parts.logits_loss(*loss)?.of(logits, targets)
     }
 
     fn embed(&self, tokens: &Var<R>, placement: &Placement<R>) -> Result<Var<R>> {
-        let x = self.embed_tokens.forward(tokens).within("embed_tokens")?;
-        let Some(learned) = &self.embed_positions else { return Ok(x) };
+        let TokenEmbedding { tokens: table, positions, .. } = self.parts.start()?;
+        let x = table.forward(&self.parts.context.take_tokens(tokens)?).within(NAMES.tokens)?;
+        let Some(learned) = positions else { return Ok(x) };
         if placement.end > self.config.context {
             let why = format!("{} positions are more than the context of {}", placement.end, self.config.context);
             return Err(Error::shape("decoder", &[tokens.spec().shape], why));
         }
-        x.add(&learned.weight.var().embedding(&placement.positions).within("embed_positions")?)
+        x.add(&learned.weight.var().embedding(&placement.positions).within(NAMES.positions)?)
     }
 }
 
 impl<R: Runtime> Forward<R> for Decoder<R> {
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
         self.forward_with(tokens, DecoderInputs::default())
+    }
+}
+
+impl<R: Runtime> Stage<R> for Decoder<R> {
+    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        let (x, given) = match inputs {
+            [x] => (x, DecoderInputs::default()),
+            [x, positions, segments] => {
+                (x, DecoderInputs { positions: Some(positions), segments: Some(segments), cache: None })
+            }
+            _ => {
+                let why = format!("takes one value, or it with positions and segments, got {}", inputs.len());
+                return Err(Error::argument("decoder stage", why));
+            }
+        };
+        let placement = self.placement(x, &given)?;
+        let x = if self.parts.embedding.is_some() { self.embed(x, &placement)? } else { x.clone() };
+        let (x, _) = self.through_layers(x, &placement, None)?;
+        let handed_on = if self.parts.head.is_some() { &[] } else { &inputs[1..] };
+        Ok(std::iter::once(self.parts.handed_on(x)?).chain(handed_on.iter().cloned()).collect())
     }
 }
 
@@ -207,6 +267,10 @@ impl<R: Runtime> Pretrained<R> for Decoder<R> {
             Family::Mixtral => MIXTRAL,
             _ => LLAMA,
         }
+    }
+
+    fn is_whole(&self) -> bool {
+        self.parts.is_whole()
     }
 
     fn does_without(&self, parameter: &str) -> bool {

@@ -144,7 +144,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
 
     fn tokens(&self, tokens: &[i64]) -> Result<Var<R>> {
         let rows = self.rows.len();
-        let rt = self.model.embed_tokens.weight.leaf().runtime().clone();
+        let rt = self.model.parts.start()?.tokens.weight.leaf().runtime().clone();
         Ok(Var::new(Tensor::from_slice(&rt, [rows, tokens.len() / rows], tokens)?))
     }
 

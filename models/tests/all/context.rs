@@ -63,7 +63,7 @@ fn every_family_gives_the_logits_of_one_rank() {
                     let (_, model) = cut(&comm, name, exchange)?;
                     let given = packed(comm.runtime())?;
                     let logits = model.forward_with(&given[0], inputs(&given, packs))?.value()?;
-                    Ok((logits.dims().to_vec(), logits.to_vec::<f64>()?, model.context.part(TOKENS)?))
+                    Ok((logits.dims().to_vec(), logits.to_vec::<f64>()?, model.parts.context.part(TOKENS)?))
                 })
             };
             let (dims, one, _) = logits(1, ContextExchange::AllGather).remove(0);

@@ -203,7 +203,7 @@ fn a_call_that_fails_adds_nothing_to_a_cache() {
         let inputs = DecoderInputs { cache: Some(&mut cache), ..Default::default() };
         no_grad(|| model.forward_with(&tokens, inputs)).and_then(|logits| logits.value())
     };
-    let slot = &model.layers[1].mlp.dense().unwrap().down_proj.adapter;
+    let slot = &model.parts.blocks[1].mlp.dense().unwrap().down_proj.adapter;
     for (at, len) in [(0, 9), (9, 14)] {
         slot.replace(Some(std::sync::Arc::new(Failing)));
         call(at, len).unwrap_err();
@@ -218,7 +218,7 @@ fn a_call_that_fails_adds_nothing_to_a_cache() {
 fn a_cache_grows_with_its_tokens_up_to_the_window() {
     for (name, grows) in [("llama", true), ("mistral", false)] {
         let model = decoder(name);
-        let memory = || model.embed_tokens.weight.leaf().runtime().memory().total.live;
+        let memory = || model.parts.start().unwrap().tokens.weight.leaf().runtime().memory().total.live;
         let ids = Reference::read(name).tensor("ids");
         let mut cache = model.cache(usize::MAX, vec![0]);
         let step = ids.narrow(0, 0, 1).unwrap();
@@ -288,7 +288,7 @@ fn a_copy_of_a_tied_weight_is_left_out() {
     let folder = Scratch::copy_of("qwen2");
     let path = folder.0.join("model.safetensors");
     let mut tensors = numcore::safetensors::load(&path, &cpu()).unwrap();
-    let head = tensors.iter().find(|(name, _)| name == "model.embed_tokens.weight").unwrap().1.clone();
+    let head = tensors.iter().find(|(name, _)| name == "model.parts.start().unwrap().tokens.weight").unwrap().1.clone();
     tensors.push(("lm_head.weight".into(), head));
     numcore::safetensors::save(&path, &tensors, &Default::default()).unwrap();
     let (_, report) = Decoder::from_pretrained_partly(&folder.0, &init()).unwrap();
@@ -372,7 +372,7 @@ fn the_embedding_of_padding_is_not_trained() {
         let model = load("llama", pad.into()).unwrap();
         let ids = V::new(Tensor::from_slice(&cpu(), [1, 4], &[3i64, 42, 5, 3]).unwrap());
         let gradients = backward(&next_token_loss(&model, &ids)).unwrap();
-        let table = gradients.get(&model.embed_tokens.weight.leaf()).unwrap().to_f64s().unwrap();
+        let table = gradients.get(&model.parts.start().unwrap().tokens.weight.leaf()).unwrap().to_f64s().unwrap();
         let trained = |row: usize| table[row * 12..(row + 1) * 12].iter().any(|&x| x != 0.0);
         assert_eq!([3, 42, 5].map(trained), [3 != frozen, 42 != frozen, true]);
         assert_eq!(model.config().to_json()["pad_token_id"], frozen);

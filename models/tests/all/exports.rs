@@ -90,7 +90,7 @@ fn blocks_are_those_of_the_format() {
     let mut config = zeros().config().clone();
     (config.vocab, config.width, config.head_dim, config.tied) = (5, 64, 32, false);
     let model = Decoder::new(&init(), config).unwrap();
-    let head = &model.lm_head.as_ref().unwrap().weight;
+    let head = model.parts.end().unwrap().projection.weight();
     head.set(Tensor::from_slice(&cpu(), [5, 64], &values).unwrap()).unwrap();
     let file = gguf(&model, &GgufOptions { weights: GgufWeights::Q8_0, ..Default::default() }).unwrap();
     let padded = due.len().next_multiple_of(32);
@@ -148,7 +148,7 @@ fn a_graph_has_its_weights_beside_it() {
     let (graph, data) = (fs::read(&path).unwrap(), fs::read(folder.0.join("model.onnx.data")).unwrap());
     let has = |what: &str| graph.windows(what.len()).any(|part| part == what.as_bytes());
     assert!(has("model.onnx.data") && has("model.layers.1.self_attn.q_norm.weight") && has("Softmax"));
-    let embedding = model.embed_tokens.weight.value().unwrap().to_bytes().unwrap();
+    let embedding = model.parts.start().unwrap().tokens.weight.value().unwrap().to_bytes().unwrap();
     assert_eq!(data[..embedding.len()], embedding);
     // Weights of other ranks: all is gathered, nothing written.
     let nothing = folder.0.join("none.onnx");

@@ -14,5 +14,6 @@ mod generation;
 mod quantized;
 mod ranks;
 mod saving;
+mod stages;
 mod tensor;
 mod tensor_adapters;

@@ -119,7 +119,7 @@ impl Case {
     /// What was seen, and what the model computes before and after its adapters are merged.
     fn merged(&self, model: &Gpt<Cpu>, lora: &mut Lora<Cpu>, mut seen: Vec<f64>) -> Result<Vec<f64>> {
         model.eval();
-        let (tokens, _) = self.rows(model.wte.weight.leaf().runtime(), 9, 0..1)?;
+        let (tokens, _) = self.rows(model.start()?.tokens.weight.leaf().runtime(), 9, 0..1)?;
         let logits = |seen: &mut Vec<f64>| -> Result<()> {
             seen.extend(model.forward(&tokens)?.value()?.to_vec::<f64>()?.into_iter().step_by(3));
             Ok(())

@@ -1,14 +1,19 @@
 //! A decoder-only language model.
 
 use autograd::Var;
-use numcore::{Result, Runtime, Within};
+use numcore::{
+    Error, Result, Runtime, Within,
+    ops::{Apply, PointwiseOps, ViewOps},
+};
 
 use super::{
-    Activation, Block, BlockConfig, Dropout, Embedding, GptEmbedding, GptHead, GptProjection, LayerNorm, Linear,
+    Activation, Block, BlockConfig, Dropout, Embedding, LanguageModel, LanguageModelNames, LayerNorm, Linear,
+    TokenEmbedding,
 };
 use crate::{
-    Forward, Init, Initializer, Module, ModuleExt,
-    parallel::{ContextSlot, TensorPlan, VocabularyLoss},
+    Forward, Init, Initializer, Stage,
+    module::one_value,
+    parallel::{TensorPlan, VocabularyLoss},
 };
 
 /// The sizes and options of a [`Gpt`].
@@ -51,26 +56,16 @@ impl Default for GptConfig {
     }
 }
 
+const NAMES: LanguageModelNames =
+    LanguageModelNames { tokens: "wte", positions: "wpe", blocks: "blocks", norm: "lnf", head: "head" };
+
 /// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]`
-/// (`i64`) to logits of each next token, `[B, T, V]`. Where sequences are cut over ranks, logits are those of this rank's part of the tokens.
+/// (`i64`) to logits of each next token, `[B, T, V]`. Where sequences are cut over ranks, logits are those of this
+/// rank's part of the tokens.
 ///
 /// Weights are initialized as normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
-#[derive(Debug, Module)]
-pub struct Gpt<R: Runtime> {
-    /// The token embedding, `[V, C]`.
-    pub wte: Embedding<R>,
-    /// The position embedding, `[T, C]`.
-    pub wpe: Embedding<R>,
-    /// The decoder blocks, in order.
-    pub blocks: Vec<Block<R>>,
-    /// The norm before the logits.
-    pub lnf: LayerNorm<R>,
-    /// The projection to logits; absent where it is the token embedding.
-    pub head: Option<Linear<R>>,
-    /// The ranks that sequences are cut over, and which part of them is here: losses of one's own take their targets by it.
-    pub context: ContextSlot<R>,
-    dropout: Dropout,
-}
+/// Parameters are `wte` and `wpe`, those of `blocks`, `lnf` and `head`.
+pub type Gpt<R> = LanguageModel<R, Block<R>, LayerNorm<R>>;
 
 impl<R: Runtime> Gpt<R> {
     /// A model of the given sizes.
@@ -78,49 +73,49 @@ impl<R: Runtime> Gpt<R> {
         let GptConfig { vocab, context, layers, heads, width, bias, dropout, activation, tied_head } = config;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         let block = BlockConfig { width, heads, bias, dropout, activation };
-        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
-        let model = Gpt {
-            wte: Embedding::new(init, vocab, width)?,
-            wpe: Embedding::new(init, context, width)?.never_cut(),
-            blocks: (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?,
-            lnf: LayerNorm::new(init, width)?,
-            head: (!tied_head).then(head).transpose()?,
-            context: ContextSlot::cuts(),
+        let embedding = TokenEmbedding {
+            tokens: Embedding::new(init, vocab, width)?,
+            positions: Some(Embedding::new(init, context, width)?.never_cut()),
             dropout: Dropout::new(dropout)?,
         };
-        // Errors name parameters from the first pass on.
-        model.named_parameters();
-        Ok(model)
+        let blocks = (0..layers).map(|_| Block::new(init, block)).collect::<Result<_>>()?;
+        let norm = LayerNorm::new(init, width)?;
+        let head = || Linear::new(init, width, vocab).map(|head| head.without_bias().to_vocabulary());
+        Ok(LanguageModel::of(&NAMES, embedding, blocks, norm, (!tied_head).then(head).transpose()?))
     }
 
-    /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`, of this rank's part of the sequence where that is
-    /// cut.
+    /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`, of this rank's part of the
+    /// sequence where that is cut.
     #[track_caller]
     pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        let Gpt { wte, wpe, dropout, context, .. } = self;
-        GptEmbedding { wte, wpe, dropout, context }.forward(tokens)
+        let TokenEmbedding { tokens: table, positions, dropout } = self.start()?;
+        let (shape, learned) = (tokens.spec().shape, positions.as_ref().map(|table| &table.weight));
+        let &[_, t] = &shape[..] else {
+            return Err(Error::shape("gpt", &[shape], "tokens must be [B, T]"));
+        };
+        if let Some(context) = learned.map(|table| table.shape()[0]).filter(|&context| t > context) {
+            return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
+        }
+        let part = self.context.part(t)?;
+        // On every rank in this order: tokens are compared, one table is read, then the other.
+        let x = table.forward(&self.context.take_tokens(tokens)?).within(NAMES.tokens)?;
+        // Positions are rows of the table: views of it, not a gather, which are read when they are added; where ranges
+        // are joined, when they are.
+        let x = learned.map_or(Ok(x.clone()), |table| x.add(&part.take(&table.var().narrow(0, 0, t)?, 0)?))?;
+        let x = dropout.forward_part(&x, Some(&part).filter(|part| !part.is_whole()))?;
+        table.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 
-    /// The logits for the output of the last block: all of them, on every rank, where the projection is cut along the vocabulary.
-    #[track_caller]
-    pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.end().logits(x)
-    }
-
-    /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of [`forward`](Forward::forward)'s logits, of which
-    /// a few rows are in memory at a time ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where the projection is cut along the vocabulary no rank has the logits of all of it. Where sequences are cut over ranks, tokens and targets
-    /// are still those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of
+    /// [`forward`](Forward::forward)'s logits, as [`next_token_loss_of`](LanguageModel::next_token_loss_of) computes
+    /// it. Where the projection is cut along the vocabulary no rank has the logits of all of it. Where sequences are
+    /// cut over ranks, tokens are still those of whole sequences.
     pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        self.next_token_loss_of(&self.decoded(tokens)?, targets, loss)
+        self.next_token_loss_of(&self.decoded(self.embed(tokens)?)?, targets, loss)
     }
 
-    /// The loss, like [`next_token_loss`](Gpt::next_token_loss), for the output of the last block.
-    pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
-        self.end().loss(x, targets, loss, &self.context)
-    }
-
-    /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and head along the
-    /// vocabulary.
+    /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and
+    /// head along the vocabulary.
     pub fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .column("blocks.*.qkv")
@@ -137,22 +132,23 @@ impl<R: Runtime> Gpt<R> {
             .sequence_region("lnf")
     }
 
-    /// The output of the last block.
-    fn decoded(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        let block = |x: Var<R>, (i, block): (usize, &Block<R>)| block.forward(&x).within(format_args!("blocks.{i}"));
-        self.blocks.iter().enumerate().try_fold(self.embed(tokens)?, block)
-    }
-
-    /// The layers after the blocks.
-    fn end(&self) -> GptHead<'_, R> {
-        let projection = self.head.as_ref().map_or(GptProjection::Table(&self.wte), GptProjection::Head);
-        GptHead { lnf: &self.lnf, projection }
+    /// The output of the last block for the input of the first.
+    fn decoded(&self, x: Var<R>) -> Result<Var<R>> {
+        self.through_blocks(x, |_, block, x| block.forward(&x))
     }
 }
 
+/// Tokens to logits; in a stage, from the output of the stage before, or to the input of the next.
 impl<R: Runtime> Forward<R> for Gpt<R> {
     #[track_caller]
-    fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
-        self.logits(&self.decoded(tokens)?)
+    fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
+        let x = if self.embedding.is_some() { self.embed(x)? } else { x.clone() };
+        self.handed_on(self.decoded(x)?)
+    }
+}
+
+impl<R: Runtime> Stage<R> for Gpt<R> {
+    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        Ok(vec![self.forward(one_value("gpt stage", inputs)?)?])
     }
 }

@@ -9,11 +9,12 @@ mod dropout;
 mod embedding;
 mod encoder;
 mod gpt;
-mod gpt_ends;
 mod grouped_query;
 mod image;
+mod language_model;
 mod linear;
 mod norm;
+mod numbered;
 mod pool;
 mod recurrent;
 mod rotary;
@@ -31,11 +32,14 @@ pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use encoder::{EncoderBlock, EncoderBlockConfig};
 pub use gpt::{Gpt, GptConfig};
-pub use gpt_ends::{GptEmbedding, GptHead, GptProjection};
 pub use grouped_query::{GroupedQueryAttention, GroupedQueryConfig, QkvProjection};
 pub use image::{Fold, Pad, PixelShuffle, PixelUnshuffle, Unfold, Upsample};
+pub use language_model::{
+    LanguageHead, LanguageModel, LanguageModelNames, LanguageProjection, NextTokenLoss, TokenEmbedding,
+};
 pub use linear::Linear;
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use numbered::Numbered;
 pub use pool::{
     AdaptiveAvgPool, AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AdaptiveMaxPool, AdaptiveMaxPool1d,
     AdaptiveMaxPool2d, AdaptiveMaxPool3d, AvgPool, AvgPool1d, AvgPool2d, AvgPool3d, LpPool, MaxPool, MaxPool1d,

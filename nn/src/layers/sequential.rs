@@ -3,7 +3,8 @@
 use autograd::Var;
 use numcore::{Result, Runtime, Within};
 
-use crate::{Forward, Module};
+use super::Numbered;
+use crate::{Forward, Module, Stage, module::one_value};
 
 /// Layers one after another, named "0", "1", ….
 ///
@@ -18,12 +19,12 @@ use crate::{Forward, Module};
 #[derive(Module)]
 pub struct Sequential<R: Runtime> {
     #[module(flatten)]
-    layers: Vec<Box<dyn Forward<R>>>,
+    layers: Numbered<Box<dyn Forward<R>>>,
 }
 
 impl<R: Runtime> Default for Sequential<R> {
     fn default() -> Self {
-        Sequential { layers: Vec::new() }
+        Sequential { layers: Numbered::default() }
     }
 }
 
@@ -31,6 +32,17 @@ impl<R: Runtime> Sequential<R> {
     /// A sequence of no layers: the identity.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A stage of a longer sequence, whose layers are named from number `first` on.
+    pub fn starting_at(first: usize) -> Self {
+        Sequential { layers: Numbered::new(first, Vec::new()) }
+    }
+
+    /// Consecutive stages, whose layers keep their names; each cut is the index of the first layer of the next, and
+    /// cuts do not descend.
+    pub fn split(self, cuts: &[usize]) -> Vec<Self> {
+        self.layers.split(cuts.iter().copied()).into_iter().map(|layers| Sequential { layers }).collect()
     }
 
     /// Appends a layer at the end.
@@ -51,19 +63,25 @@ impl<R: Runtime> Sequential<R> {
 
     /// The layers in order, from which a pipeline's stages are made.
     pub fn into_layers(self) -> Vec<Box<dyn Forward<R>>> {
-        self.layers
+        self.layers.into_iter().collect()
     }
 }
 
 impl<R: Runtime> FromIterator<Box<dyn Forward<R>>> for Sequential<R> {
     fn from_iter<I: IntoIterator<Item = Box<dyn Forward<R>>>>(layers: I) -> Self {
-        Sequential { layers: layers.into_iter().collect() }
+        Sequential { layers: Numbered::new(0, layers.into_iter().collect()) }
     }
 }
 
 impl<R: Runtime> Forward<R> for Sequential<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {
-        self.layers.iter().enumerate().try_fold(x.clone(), |x, (i, layer)| layer.forward(&x).within(i)).at_caller()
+        self.layers.numbered().try_fold(x.clone(), |x, (i, layer)| layer.forward(&x).within(i)).at_caller()
+    }
+}
+
+impl<R: Runtime> Stage<R> for Sequential<R> {
+    fn forward_values(&self, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
+        Ok(vec![self.forward(one_value("sequential stage", inputs)?)?])
     }
 }

@@ -48,6 +48,7 @@ const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
 const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
+const STAGES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "stages"];
 const MODELS: &[&str] = &[
     "test",
     "-p",
@@ -186,6 +187,13 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/generate/options.rs", from: "Self::read(&JsonObject::open(&folder.as_ref().join(\"config.json\"))?)", to: "Ok(GenerationOptions::default())", test: MODELS },
     Mutant { file: "models/src/config/fields.rs", from: " && !is_generation_field(name)", to: "", test: MODELS },
     Mutant { file: "models/src/decoder/mod.rs", from: "if let Some(row) = config.padding {", to: "if let Some(row) = config.padding.filter(|_| false) {", test: MODELS },
+    Mutant { file: "models/src/decoder/mod.rs", from: "[b, t * context.ranks()]", to: "[b, t]", test: STAGES },
+    Mutant { file: "models/src/decoder/mod.rs", from: "if self.parts.head.is_some() { &[] } else { &inputs[1..] }", to: "&inputs[1..1]", test: STAGES },
+    Mutant { file: "models/src/decoder/mod.rs", from: "        self.parts.is_whole()", to: "        true", test: STAGES },
+    Mutant { file: "nn/src/layers/language_model.rs", from: "Embedding::of(table.weight.duplicate()?)", to: "Embedding::of(table.weight.clone())", test: STAGES },
+    Mutant { file: "nn/src/layers/language_model.rs", from: "if k + 1 == stages { head.take() }", to: "if k == 0 { head.take() }", test: STAGES },
+    Mutant { file: "nn/src/layers/numbered.rs", from: "first: self.first + start", to: "first: self.first", test: STAGES },
+    Mutant { file: "distributed/src/pipeline/run/tie.rs", from: "filter(|of| of.len() > 1)", to: "filter(|of| of.len() > 2)", test: STAGES },
     Mutant { file: "models/src/chat/source.rs", from: "text.operands.push(std::mem::take(&mut text.operand));", to: "text.operand.push('~');", test: CHATS },
     Mutant { file: "models/src/chat/template.rs", from: "variables.contains_key(\"tools\").then(", to: "(!variables.is_empty()).then(", test: CHATS },
     Mutant { file: "models/src/chat/template.rs", from: "(older.is_file() && config.get(\"added_tokens_decoder\").is_none())", to: "older.is_file()", test: CHATS },

@@ -2,7 +2,7 @@
 
 use weftgrad::{
     distributed::{
-        pipeline::{GptStage, Stage, Tie, balanced, split},
+        pipeline::{Stage, balanced, split},
         train::Loss,
     },
     nn::{
@@ -30,8 +30,8 @@ pub enum Task {
 /// Inputs and targets of a step.
 pub type Batch = (Tensor<Cpu>, Tensor<Cpu>);
 
-/// Stages of a model, the parameters they share, and the loss of what the last of them makes.
-pub type Staged = (Vec<Box<dyn Stage<Cpu>>>, Vec<Tie>, StageLoss);
+/// Stages of a model, and the loss of what the last of them makes.
+pub type Staged = (Vec<Box<dyn Stage<Cpu>>>, StageLoss);
 
 /// The loss of outputs and targets.
 pub type StageLoss = Box<dyn Fn(&Var<Cpu>, &Var<Cpu>) -> Result<Loss<Cpu>> + Send>;
@@ -62,25 +62,22 @@ impl Task {
             split(layers, &cuts)
         };
         match self {
-            Task::Mlp { widths } => Ok((of_layers(mlp(&init, widths)?)?, Vec::new(), of_whole)),
-            Task::Experts { layers } => Ok((of_layers(mixtures(&init, *layers)?)?, Vec::new(), of_whole)),
+            Task::Mlp { widths } => Ok((of_layers(mlp(&init, widths)?)?, of_whole)),
+            Task::Experts { layers } => Ok((of_layers(mixtures(&init, *layers)?)?, of_whole)),
             Task::Gpt { layers } => {
-                let config = gpt(*layers);
-                let mut stages = GptStage::cut(&init, config, count)?;
-                let loss = match sequences_cut {
-                    false => of_whole,
+                let model = Gpt::new(&init, gpt(*layers))?;
+                let (stages, loss): (_, StageLoss) = match sequences_cut {
+                    false => (model.split(count)?, of_whole),
                     true => {
-                        let of_part = GptStage::next_token_loss(
-                            &mut stages,
-                            VocabularyLoss { cross_entropy: summed(), z_loss: 0.0 },
-                        )?;
-                        Box::new(move |y: &Var<Cpu>, target: &Var<Cpu>| {
+                        let loss = VocabularyLoss { cross_entropy: summed(), z_loss: 0.0 };
+                        let (stages, of_part) = model.split_with_loss(count, loss)?;
+                        let loss = move |y: &Var<Cpu>, target: &Var<Cpu>| {
                             Loss::sum(of_part.of(y, target)?, target.dims().iter().product::<usize>() as f64)
-                        })
+                        };
+                        (stages, Box::new(loss))
                     }
                 };
-                let stages = stages.into_iter().map(|stage| Box::new(stage) as _).collect();
-                Ok((stages, GptStage::<Cpu>::ties(&config), loss))
+                Ok((stages.into_iter().map(|stage| Box::new(stage) as _).collect(), loss))
             }
         }
     }

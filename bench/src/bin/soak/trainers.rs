@@ -115,8 +115,8 @@ fn staged(comm: &Comm<Cpu>, program: &Program, pipeline: Stages, seed: u64) -> R
     let (how, task) = (program.how, &program.task);
     let (tensor, context) = (how.tensor(), how.context());
     let checked = pipeline.checked()?;
-    let (stages, ties, loss) = task.stages(comm.runtime(), seed, checked.schedule().stages(), context > 1)?;
-    let on = |rank: usize| PipelineModel::on(rank, checked, stages).loss(move |y, t| loss(&y[0], &t[0])).ties(ties);
+    let (stages, loss) = task.stages(comm.runtime(), seed, checked.schedule().stages(), context > 1)?;
+    let on = |rank: usize| PipelineModel::on(rank, checked, stages).loss(move |y, t| loss(&y[0], &t[0]));
     let experts = if let How::Experts { experts, .. } = how { experts } else { 1 };
     if tensor * context * experts == 1 {
         return Ok((comm.as_mesh(), on(comm.rank())));

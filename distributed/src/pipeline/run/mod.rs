@@ -11,7 +11,6 @@ mod boundary;
 mod checkpoint;
 mod executor;
 mod experts;
-mod gpt;
 mod groups;
 mod hooks;
 mod local_stages;
@@ -21,19 +20,17 @@ mod pipeline;
 #[cfg(test)]
 mod sending;
 mod split;
-mod stage;
 mod tie;
 mod train_step;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
 pub use experts::{ExpertPipelineTrainer, ZeroExpertPipelineTrainer};
-pub use gpt::{GptStage, GptStageLoss};
 pub use groups::PipelineGroups;
 pub use hooks::StageHooks;
 pub use model::PipelineModel;
+pub use nn::Stage;
 pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
-pub use stage::{Layers, Stage};
 pub use tie::Tie;
 pub use train_step::{PipelineTrainStep, PipelineTrainer, ZeroPipelineTrainer};

@@ -7,8 +7,8 @@ use numcore::{Result, Runtime};
 use super::{LossFn, PipelineOptions, Stage, Tie};
 use crate::{context_parallel::ContextExchange, mesh::Mesh, pipeline::Checked, train::Loss};
 
-/// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what stages share. A
-/// [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
+/// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what
+/// stages share. A [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
 ///
 /// Schedule, ties and options must be the same on every rank.
 ///
@@ -19,11 +19,11 @@ use crate::{context_parallel::ContextExchange, mesh::Mesh, pipeline::Checked, tr
 /// use numcore::{DType, NullRuntime, Tensor};
 /// use optim::AdamWConfig;
 /// # fn main() -> numcore::Result<()> {
-/// let comm: Comm<NullRuntime> = std::sync::Arc::new(NoOpCommunicator::new(&NullRuntime::new()));
-/// let checked = ScheduleKind::Interleaved.generate(PipeShape { ranks: 1, stages_per_rank: 2, micro_batches: 4 })?.lower(Lowering::default())?.check(Limits::default())?;
-/// let init = Init::new(comm.runtime(), 0);
-/// let layers = Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?).into_layers();
-/// let model = PipelineModel::on(comm.rank(), checked, split(layers, &[2])?)
+/// let comm: Comm<NullRuntime> = std::sync::Arc::new(NoOpCommunicator::new(&NullRuntime::new())); let checked =
+/// ScheduleKind::Interleaved.generate(PipeShape { ranks: 1, stages_per_rank: 2, micro_batches: 4
+/// })?.lower(Lowering::default())?.check(Limits::default())?; let init = Init::new(comm.runtime(), 0); let layers =
+/// Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?).into_layers(); let
+/// model = PipelineModel::on(comm.rank(), checked, split(layers, &[2])?)
 ///     .loss(|y, target| Ok(Loss::mean(nn::loss::mse(&y[0], &target[0], Default::default())?)));
 /// let mut trainer = TrainStep::builder(&comm, model).optimizer(AdamWConfig::default()).build()?;
 /// let x = Tensor::zeros(comm.runtime(), [8, 4], DType::F32)?;
@@ -47,25 +47,30 @@ impl<R: Runtime> PipelineModel<R> {
         PipelineModel { checked, stages, loss: None, ties: Vec::new(), options: PipelineOptions::default() }
     }
 
-    /// Keeps, of all stages of the model in order, those that live on a rank. Ranks count on from one replica of the pipeline to the next, as in
-    /// [`PipelineGroups::new`](super::PipelineGroups::new); on a mesh it is the rank along the pipe axis.
+    /// Keeps, of all stages of the model in order, those that live on a rank. Ranks count on from one replica of the
+    /// pipeline to the next, as in [`PipelineGroups::new`](super::PipelineGroups::new); on a mesh it is the rank along
+    /// the pipe axis. Parameters of several stages that are [duplicates](nn::Param::duplicate) of one another are tied.
     pub fn on<S: Stage<R> + 'static>(rank: usize, checked: Checked, all: impl IntoIterator<Item = S>) -> Self {
-        let placement = checked.schedule().placement();
+        let all: Vec<S> = all.into_iter().collect();
+        let (placement, ties) = (checked.schedule().placement(), Tie::of_duplicates(&all));
         let here = Some(rank % placement.ranks());
         let own = all.into_iter().enumerate().filter(|(stage, _)| placement.rank_of(*stage) == here);
         let own = own.map(|(number, stage)| (number, Box::new(stage) as _)).collect();
-        Self::new(checked, own)
+        PipelineModel { ties, ..Self::new(checked, own) }
     }
 
-    /// A micro-batch's loss: of what the last stage made, and the micro-batch's targets. Looked at on the rank of the last stage alone; there
-    /// only a schedule of forwards can do without.
+    /// A micro-batch's loss: of what the last stage made, and the micro-batch's targets. Looked at on the rank of the
+    /// last stage alone; there only a schedule of forwards can do without.
     pub fn loss(self, loss: impl FnMut(&[Var<R>], &[Var<R>]) -> Result<Loss<R>> + Send + 'static) -> Self {
         PipelineModel { loss: Some(Box::new(loss)), ..self }
     }
 
-    /// Parameters of which several stages have a copy. It takes a trainer to keep copies equal: a pipeline alone does not look at them.
-    pub fn ties(self, ties: Vec<Tie>) -> Self {
-        PipelineModel { ties, ..self }
+    /// Parameters of which several stages have a copy, besides those that [`on`](PipelineModel::on) found. It takes a
+    /// trainer to keep copies equal: a pipeline alone does not look at them.
+    pub fn ties(mut self, ties: Vec<Tie>) -> Self {
+        let new = ties.into_iter().filter(|tie| !self.ties.contains(tie)).collect::<Vec<_>>();
+        self.ties.extend(new);
+        self
     }
 
     /// How runs go.
@@ -73,8 +78,8 @@ impl<R: Runtime> PipelineModel<R> {
         PipelineModel { options, ..self }
     }
 
-    /// Cuts this rank's stages over the ranks along the tensor axis, as [`Mesh::parallelize`] cuts a model. A pattern of the plan names something
-    /// in some stage, which may live on another rank. Every rank of the mesh calls it.
+    /// Cuts this rank's stages over the ranks along the tensor axis, as [`Mesh::parallelize`] cuts a model. A pattern
+    /// of the plan names something in some stage, which may live on another rank. Every rank of the mesh calls it.
     ///
     /// # Errors
     /// As [`Mesh::parallelize`].
@@ -85,10 +90,11 @@ impl<R: Runtime> PipelineModel<R> {
         Ok(self)
     }
 
-    /// Cuts the sequences of this rank's stages over the ranks along the context axis, as [`Mesh::context_parallel`] cuts those of a model: the
-    /// first stage takes its part of the tokens, and stages exchange parts. Micro-batches have whole sequences and targets. A
-    /// [loss](PipelineModel::loss) is by the part that the last stage makes, and stands for whole sequences: as
-    /// [`ContextSlot::loss`](nn::parallel::ContextSlot::loss) makes it, or [`GptStageLoss`](super::GptStageLoss). Every rank of the mesh calls it.
+    /// Cuts the sequences of this rank's stages over the ranks along the context axis, as [`Mesh::context_parallel`]
+    /// cuts those of a model: the first stage takes its part of the tokens, and stages exchange parts. Micro-batches
+    /// have whole sequences and targets. A [loss](PipelineModel::loss) is by the part that the last stage makes, and
+    /// stands for whole sequences: as [`ContextSlot::loss`](nn::parallel::ContextSlot::loss) makes it, or
+    /// [`NextTokenLoss`](nn::NextTokenLoss). Every rank of the mesh calls it.
     ///
     /// # Errors
     /// As [`Mesh::context_parallel`].

@@ -60,7 +60,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
 
     fn apply(&self, stage: usize, inputs: &[Var<R>]) -> Result<Vec<Var<R>>> {
         match self.job.stages.get(&stage) {
-            Some(stage) => stage.forward(inputs),
+            Some(stage) => stage.forward_values(inputs),
             None => Err(Error::internal("pipeline", format!("stage {stage} is not here"))),
         }
     }

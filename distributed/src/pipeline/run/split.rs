@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use nn::{Forward, ModuleExt};
+use nn::{Forward, ModuleExt, Sequential};
 use numcore::{Error, Result, Runtime};
 
-use super::{Layers, Stage};
+use super::Stage;
 
 /// Cuts layers into `cuts.len() + 1` stages; each cut is the number of the first layer of the next stage.
 ///
@@ -24,22 +24,21 @@ use super::{Layers, Stage};
 /// ```
 ///
 /// # Errors
-/// When cuts do not ascend or leave a stage without layers, or two stages would share a parameter: on different ranks there is no
-/// sharing, so each needs a copy, and a [`Tie`](super::Tie) between them.
+/// When cuts do not ascend or leave a stage without layers, or two stages would share a parameter: on different ranks
+/// there is no sharing, so one of them needs a [copy](nn::Param::duplicate).
 pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Result<Vec<Box<dyn Stage<R>>>> {
     let bounds: Vec<usize> = std::iter::once(0).chain(cuts.iter().copied()).chain([layers.len()]).collect();
     if !bounds.is_sorted_by(|a, b| a < b) {
         let why = format!("cuts {cuts:?} must ascend and leave every stage at least one of {} layers", layers.len());
         return Err(Error::argument("pipeline split", why));
     }
-    let mut layers = layers.into_iter();
-    let stage = |ends: &[usize]| Layers::new(ends[0], layers.by_ref().take(ends[1] - ends[0]).collect());
-    let stages: Vec<Layers<R>> = bounds.windows(2).map(stage).collect();
+    let stages = Sequential::from_iter(layers).split(cuts);
     refuse_sharing(&stages)?;
-    Ok(stages.into_iter().map(|stage| Box::new(stage) as Box<dyn Stage<R>>).collect())
+    Ok(stages.into_iter().map(|stage| Box::new(stage) as _).collect())
 }
 
-/// Cuts that make the stage with the most parameters as small as it can be; of several, those with the earliest stages small.
+/// Cuts that make the stage with the most parameters as small as it can be; of several, those with the earliest stages
+/// small.
 ///
 /// # Errors
 /// When there are fewer layers than stages, or no stage is asked for.
@@ -52,7 +51,8 @@ pub fn balanced<R: Runtime>(layers: &[Box<dyn Forward<R>>], stages: usize) -> Re
     Ok(cuts(&sizes, stages))
 }
 
-/// The linear partition problem: `least[k][n]` is the size of the largest of `k + 1` stages of the first `n` layers, at best.
+/// The linear partition problem: `least[k][n]` is the size of the largest of `k + 1` stages of the first `n` layers, at
+/// best.
 fn cuts(sizes: &[usize], stages: usize) -> Vec<usize> {
     let layers = sizes.len();
     let mut before = vec![0; layers + 1];
@@ -79,14 +79,14 @@ fn cuts(sizes: &[usize], stages: usize) -> Vec<usize> {
     cuts
 }
 
-fn refuse_sharing<R: Runtime>(stages: &[Layers<R>]) -> Result<()> {
+fn refuse_sharing<R: Runtime>(stages: &[Sequential<R>]) -> Result<()> {
     let mut seen: HashMap<usize, (usize, String)> = HashMap::new();
     for (stage, layers) in stages.iter().enumerate() {
         for (name, parameter) in layers.named_parameters() {
             match seen.get(&parameter.leaf().id()) {
                 Some((other, first)) if *other != stage => {
                     let why = format!(
-                        "stages {other} and {stage} share a parameter, `{first}` and `{name}`: give each its own and tie them"
+                        "stages {other} and {stage} share a parameter, `{first}` and `{name}`: give one a copy (`Param::duplicate`)"
                     );
                     return Err(Error::argument("pipeline split", why));
                 }

@@ -1,6 +1,9 @@
 //! One parameter in several stages: copies that are trained as one.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use autograd::Leaf;
 use nn::ModuleExt;
@@ -16,15 +19,30 @@ use crate::{
     train::{GradLoan, StageStrategy, not_of},
 };
 
-/// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the sum of the copies'
-/// gradients; the copies start equal and stay equal, bit for bit.
+/// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the
+/// sum of the copies' gradients; the copies start equal and stay equal, bit for bit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tie(Vec<String>);
 
 impl Tie {
-    /// Every stage's parameter of one of these names, at most one in each stage. The value to start from is the earliest stage's.
+    /// Every stage's parameter of one of these names, at most one in each stage. The value to start from is the
+    /// earliest stage's.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         Tie(names.into_iter().map(Into::into).collect())
+    }
+
+    /// The ties of parameters that are duplicates of one another in these stages, which are all there are; in their
+    /// order.
+    pub(super) fn of_duplicates<R: Runtime>(stages: &[impl Stage<R>]) -> Vec<Tie> {
+        let (mut places, mut copies) = (HashMap::new(), Vec::<BTreeMap<usize, String>>::new());
+        for (stage, module) in stages.iter().enumerate() {
+            for (name, parameter) in module.named_parameters() {
+                let place = *places.entry(parameter.origin()).or_insert(copies.len());
+                copies.resize_with(copies.len().max(place + 1), BTreeMap::new);
+                copies[place].insert(stage, name);
+            }
+        }
+        copies.into_iter().filter(|of| of.len() > 1).map(|of| Tie::new(of.into_values())).collect()
     }
 
     pub(super) fn names(&self) -> &[String] {

@@ -1,0 +1,322 @@
+//! A language model as a list of parts, of which consecutive ones are a stage of a pipeline.
+
+use std::sync::Arc;
+
+use autograd::{Var, is_grad_enabled};
+use numcore::{Error, Result, Runtime, Within, fused::NnOps};
+
+use super::{Dropout, Embedding, Linear, Numbered, optional};
+use crate::{
+    Forward, Module, ModuleExt, Param, Visitor,
+    parallel::{ContextSlot, Exchange, Placed, TensorStyle, VocabularyLoss},
+};
+
+/// A decoder-only language model as the list of its parts: embeddings, blocks `B`, and a norm `N` with the projection
+/// to logits. A stage of one is such a list too, with consecutive blocks under their numbers, and the ends that it has
+/// ([`split`](LanguageModel::split)): parameters have their names in the whole model, so its plans and checkpoints are
+/// those of its stages.
+#[derive(Debug)]
+pub struct LanguageModel<R: Runtime, B, N> {
+    /// The embeddings, which come first; absent from later stages.
+    pub embedding: Option<TokenEmbedding<R>>,
+    /// The blocks, in order.
+    pub blocks: Numbered<B>,
+    /// The norm and the projection to logits, which come last; absent from earlier stages.
+    pub head: Option<LanguageHead<R, N>>,
+    /// The ranks that sequences are cut over, and which part of them is here: losses of one's own take their targets by
+    /// it.
+    pub context: ContextSlot<R>,
+    names: &'static LanguageModelNames,
+    /// Whether logits that are cut along the vocabulary stay so where gradients are recorded.
+    leaves_cut: bool,
+}
+
+/// The names of a language model's parts.
+#[derive(Debug)]
+pub struct LanguageModelNames {
+    /// The token embedding.
+    pub tokens: &'static str,
+    /// The position embedding.
+    pub positions: &'static str,
+    /// The list of blocks.
+    pub blocks: &'static str,
+    /// The norm before the logits.
+    pub norm: &'static str,
+    /// The projection to logits.
+    pub head: &'static str,
+}
+
+/// The embeddings of a [`LanguageModel`].
+#[derive(Debug)]
+pub struct TokenEmbedding<R: Runtime> {
+    /// The token embedding, `[V, C]`.
+    pub tokens: Embedding<R>,
+    /// The position embedding, `[T, C]`, where positions are learned.
+    pub positions: Option<Embedding<R>>,
+    /// The dropout of their sum.
+    pub dropout: Dropout,
+}
+
+/// The end of a [`LanguageModel`].
+#[derive(Debug)]
+pub struct LanguageHead<R: Runtime, N> {
+    /// The norm before the logits.
+    pub norm: N,
+    /// The projection to logits.
+    pub projection: LanguageProjection<R>,
+}
+
+/// The projection of a [`LanguageModel`] to logits.
+#[derive(Debug)]
+pub enum LanguageProjection<R: Runtime> {
+    /// A layer of its own.
+    Linear(Linear<R>),
+    /// The token embedding; in a stage without it, a copy.
+    Tied(Embedding<R>),
+}
+
+impl<R: Runtime> LanguageProjection<R> {
+    /// The weight.
+    pub fn weight(&self) -> &Param<R> {
+        match self {
+            LanguageProjection::Linear(head) => &head.weight,
+            LanguageProjection::Tied(table) => &table.weight,
+        }
+    }
+
+    /// Weight and bias, where nothing but they make the logits: no adapter, and no other ranks.
+    fn plain(&self) -> Option<(Var<R>, Option<Var<R>>)> {
+        let (adapter, bias) = match self {
+            LanguageProjection::Linear(head) => (head.adapter.get(), optional(&head.bias)),
+            LanguageProjection::Tied(_) => (None, None),
+        };
+        (adapter.is_none() && self.weight().placed().is_none()).then(|| (self.weight().var(), bias))
+    }
+}
+
+/// How a projection is cut, if it is cut along the vocabulary.
+fn cut_of<R: Runtime>(weight: &Param<R>) -> Option<Arc<Placed<R>>> {
+    weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
+}
+
+impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
+    /// The whole model of these parts. Without a head, the token embedding makes the logits.
+    pub fn of(
+        names: &'static LanguageModelNames,
+        embedding: TokenEmbedding<R>,
+        blocks: Vec<B>,
+        norm: N,
+        head: Option<Linear<R>>,
+    ) -> Self {
+        let tied = || LanguageProjection::Tied(Embedding::of(embedding.tokens.weight.clone()));
+        let projection = head.map_or_else(tied, LanguageProjection::Linear);
+        let model = LanguageModel {
+            embedding: Some(embedding),
+            blocks: Numbered::new(0, blocks),
+            head: Some(LanguageHead { norm, projection }),
+            context: ContextSlot::cuts(),
+            names,
+            leaves_cut: false,
+        };
+        // Errors name parameters from the first pass on.
+        model.named_parameters();
+        model
+    }
+
+    /// The names of the parts.
+    pub fn names(&self) -> &'static LanguageModelNames {
+        self.names
+    }
+
+    /// Whether all parts are here: no stage, but the model.
+    pub fn is_whole(&self) -> bool {
+        self.embedding.is_some() && self.head.is_some()
+    }
+
+    /// The stages of this model, with as equal numbers of blocks as can be. The embeddings belong to the first, norm
+    /// and projection to the last. A projection that is tied to the token embedding is a [copy](Param::duplicate) of it
+    /// there, under the same name; a pipeline trains both as one.
+    ///
+    /// # Errors
+    /// If there are to be none.
+    pub fn split(self, stages: usize) -> Result<Vec<Self>> {
+        let LanguageModel { mut embedding, blocks, mut head, context, names, leaves_cut } = self;
+        if stages == 0 {
+            return Err(Error::argument("LanguageModel::split", "a model cannot be cut into no stages"));
+        }
+        if let (Some(_), Some(LanguageHead { projection: LanguageProjection::Tied(table), .. }), true) =
+            (&embedding, &mut head, stages > 1)
+        {
+            *table = Embedding::of(table.weight.duplicate()?);
+        }
+        let count = blocks.len();
+        let stage = |(k, blocks)| LanguageModel {
+            embedding: embedding.take(),
+            blocks,
+            head: if k + 1 == stages { head.take() } else { None },
+            context: context.clone(),
+            names,
+            leaves_cut,
+        };
+        Ok(blocks.split((1..stages).map(|k| k * count / stages)).into_iter().enumerate().map(stage).collect())
+    }
+
+    /// The [stages](LanguageModel::split) of this model, and the loss of the logits that the last of them makes:
+    /// next-token loss in stages. Where a plan cuts the vocabulary, the last stage leaves logits cut in passes that
+    /// train, `[B, T, V/t]`: no rank has those of all of it, and the loss is that of all of them. Evaluations give out
+    /// `[B, T, V]`.
+    ///
+    /// # Errors
+    /// If there are to be no stages, or this is itself a stage without the end of the model.
+    pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
+        let all = LanguageModel { leaves_cut: true, ..self }.split(stages)?;
+        // A tied projection is a copy there.
+        let loss = all[stages - 1].logits_loss(loss)?;
+        Ok((all, loss))
+    }
+
+    /// The loss of logits that [`project`](LanguageModel::project) gave, or
+    /// [`project_here`](LanguageModel::project_here).
+    ///
+    /// # Errors
+    /// In a stage without the end of the model.
+    pub fn logits_loss(&self, loss: VocabularyLoss) -> Result<NextTokenLoss<R>> {
+        let weight = self.end()?.projection.weight().clone();
+        Ok(NextTokenLoss { weight, loss, context: self.context.clone() })
+    }
+
+    /// The embeddings.
+    ///
+    /// # Errors
+    /// In a stage without them.
+    pub fn start(&self) -> Result<&TokenEmbedding<R>> {
+        let why = "this stage has no embeddings: it takes the output of the stage before";
+        self.embedding.as_ref().ok_or_else(|| Error::state("language model", why))
+    }
+
+    /// The norm and the projection.
+    ///
+    /// # Errors
+    /// In a stage without them.
+    pub fn end(&self) -> Result<&LanguageHead<R, N>> {
+        let why = "this stage has no projection to logits: the last has";
+        self.head.as_ref().ok_or_else(|| Error::state("language model", why))
+    }
+
+    /// The output of the last block here: each of them applied to what the one before made.
+    pub fn through_blocks(
+        &self,
+        x: Var<R>,
+        mut apply: impl FnMut(usize, &B, Var<R>) -> Result<Var<R>>,
+    ) -> Result<Var<R>> {
+        let block =
+            |x: Var<R>, (k, (number, block))| apply(k, block, x).within(format_args!("{}.{number}", self.names.blocks));
+        self.blocks.numbered().enumerate().try_fold(x, block)
+    }
+
+    /// The output of the last block here as the next stage takes it; logits in the last stage.
+    #[track_caller]
+    pub fn handed_on(&self, x: Var<R>) -> Result<Var<R>> {
+        match &self.head {
+            None => Ok(x),
+            // Outputs of an evaluation are all logits.
+            Some(_) if self.leaves_cut && is_grad_enabled() => self.project_here(&self.normalized(&x)?),
+            Some(_) => self.logits(&x),
+        }
+    }
+
+    /// The logits for the output of the last block: all of them, on every rank, where the projection is cut along the
+    /// vocabulary.
+    #[track_caller]
+    pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.project(&self.normalized(x)?)
+    }
+
+    /// The output of the last block, normalized: what is projected to logits.
+    #[track_caller]
+    pub fn normalized(&self, x: &Var<R>) -> Result<Var<R>> {
+        self.end()?.norm.forward(x).within(self.names.norm)
+    }
+
+    /// The logits of values that are normalized.
+    #[track_caller]
+    pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
+        let here = self.project_here(x)?;
+        match cut_of(self.end()?.projection.weight()) {
+            None => Ok(here),
+            Some(placed) => placed.exchange(Exchange::Gather(here.dims().len() - 1), &here),
+        }
+    }
+
+    /// The logits of the rows of the vocabulary that are here, of values that are normalized.
+    #[track_caller]
+    pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
+        let projection = &self.end()?.projection;
+        // What is not cut computes with all of the sequence, on every rank alike.
+        let whole = projection.weight().placed().filter(|placed| placed.style() != TensorStyle::Vocabulary);
+        let x = whole.map_or(Ok(x.clone()), |placed| placed.leave_sequence(x))?;
+        match projection {
+            LanguageProjection::Linear(head) => head.project_here(&x).within(self.names.head),
+            LanguageProjection::Tied(table) => table.project_here(&x).within(self.names.tokens),
+        }
+    }
+
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. Where the projection is
+    /// whole, a plain layer, and the loss has no z-loss, its logits are in memory a few rows at a time
+    /// ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where sequences are cut over ranks,
+    /// targets are those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    #[track_caller]
+    pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
+        let x = self.normalized(x)?;
+        let Some((weight, bias)) = self.end()?.projection.plain().filter(|_| loss.z_loss == 0.0) else {
+            return self.logits_loss(*loss)?.of(&self.project_here(&x)?, targets);
+        };
+        self.context.loss(targets, loss, |targets, loss| {
+            x.linear_cross_entropy_with(&weight, bias.as_ref(), targets, loss.cross_entropy)
+        })
+    }
+}
+
+/// The loss of the logits of a [`LanguageModel`], all of them or those of the rows of the vocabulary that are here.
+#[derive(Clone, Debug)]
+pub struct NextTokenLoss<R: Runtime> {
+    /// The weight of the projection to logits.
+    weight: Param<R>,
+    loss: VocabularyLoss,
+    context: ContextSlot<R>,
+}
+
+impl<R: Runtime> NextTokenLoss<R> {
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) by these logits. Where sequences are cut over ranks, targets
+    /// are those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
+        // Those of all of the vocabulary are the same on every rank.
+        let all = |placed: &Arc<Placed<R>>| logits.dims().last() == Some(&placed.placement().logical()[0]);
+        let placed = cut_of(&self.weight).filter(|placed| !all(placed));
+        self.context.loss(targets, &self.loss, |targets, loss| loss.of(logits, targets, placed.as_deref()))
+    }
+}
+
+impl<R: Runtime, B: Module<R>, N: Module<R>> Module<R> for LanguageModel<R, B, N> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        let names = self.names;
+        visitor.enter(name);
+        if let Some(TokenEmbedding { tokens, positions, dropout }) = &self.embedding {
+            tokens.visit(names.tokens, visitor);
+            positions.visit(names.positions, visitor);
+            Module::<R>::visit(dropout, "dropout", visitor);
+        }
+        self.blocks.visit(names.blocks, visitor);
+        if let Some(LanguageHead { norm, projection }) = &self.head {
+            norm.visit(names.norm, visitor);
+            match projection {
+                LanguageProjection::Linear(head) => head.visit(names.head, visitor),
+                // It is the embedding's own.
+                LanguageProjection::Tied(_) if self.embedding.is_some() => {}
+                LanguageProjection::Tied(table) => table.visit(names.tokens, visitor),
+            }
+        }
+        visitor.context(&self.context);
+        visitor.leave();
+    }
+}
