@@ -175,9 +175,9 @@ fn adapters_drop_nothing_where_sequences_cannot_be_told_apart() {
             let (_, model, lora) = adapted(&comm, "llama", true)?;
             let x = Var::new(Tensor::ones(comm.runtime(), [8, 24], DType::F64)?);
             lora.eval();
-            model.layers[0].self_attn.o_proj.forward(&x)?;
+            model.parts.blocks[0].self_attn.o_proj.forward(&x)?;
             lora.train();
-            model.layers[0].self_attn.o_proj.forward(&x).map(drop)
+            model.parts.blocks[0].self_attn.o_proj.forward(&x).map(drop)
         },
     );
     let why = outcome.unwrap_err().to_string();
