@@ -44,7 +44,7 @@ mod tests {
         assert_eq!(between("a\nb\nc", "a\nB\nC"), pair("`b`", "`B`"));
         assert_eq!(between("a", "a\nb"), pair("nothing more", "`b`"));
         assert_eq!(super::between(&[0xff], &[0xfe]), None);
-        let (long, names) = ("é".repeat(100), "z".repeat(100));
+        let (long, names) = ("é".repeat(200), "z".repeat(100));
         let (here, there) = between(&format!("{long}lr 1 {names}"), &format!("{long}lr 2 {names}")).unwrap();
         assert!(here.starts_with("`…é") && here.ends_with("z…`") && here.contains("lr 1"), "{here}");
         assert!(there.contains("lr 2"), "{there}");

@@ -187,3 +187,18 @@ fn check(op: &'static str, lengths: &[usize], capacity: usize, open: usize) -> R
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_no_pieces_of_empty_documents() {
+        let lengths = [0, 3, 0, 2, 0];
+        let one_row = |pieces: &[usize]| Ok(vec![(0..pieces.len()).collect()]);
+        for plan in [Plan::concatenated(&lengths), Plan::fitted(&lengths, 5, one_row).unwrap()] {
+            let pieces: Vec<_> = plan.row(0, 5).into_iter().map(|piece| (piece.document, piece.len)).collect();
+            assert_eq!(pieces, [(1, 3), (3, 2)]);
+        }
+    }
+}

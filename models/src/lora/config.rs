@@ -329,6 +329,8 @@ mod tests {
         };
         assert!(all.adapts("model.layers.0.mlp.down_proj"));
         assert!(!all.adapts("lm_head") && !all.adapts("model.layers.0.mlp.up_proj"));
+        let whole = LoraConfig { modules_to_save: vec!["down_proj".into()], ..all };
+        assert!(!whole.adapts("model.layers.0.mlp.down_proj") && whole.adapts("model.layers.0.mlp.gate_proj"));
     }
 
     /// Every field that peft 0.21 writes, as it is by default; what is not peft's is refused, whatever it is.
