@@ -47,6 +47,7 @@ pub(crate) fn numerics<R: Runtime>(rt: &R) -> Section {
     section.check("sums and products of narrow integers", || narrow_integers(rt));
     if computes(rt, DType::F64) {
         section.check("angles of every size f64", || angles(rt));
+        section.check("deviations and norms are rounded once f32", || rounded_once(rt));
     }
     section
 }
@@ -107,6 +108,21 @@ fn constants<R: Runtime>(rt: &R, dtype: DType) -> Result<Verdict> {
         }
     }
     Ok(verdict)
+}
+
+/// Deviations and norms of `f32` are those of `f64`, rounded: small ones around a large mean, and ones whose squares leave the range of `f32`.
+fn rounded_once<R: Runtime>(rt: &R) -> Result<Verdict> {
+    let all = |x: &Tensor<R>, axis: isize| -> Result<[Vec<f64>; 2]> {
+        let rounded = |y: Tensor<R>| y.to_dtype(DType::F32)?.to_f64s();
+        Ok([rounded(x.std(&[axis], 1, false)?)?, rounded(x.norm(&[axis], false)?)?])
+    };
+    Verdict::all([(0.0, 1.0), (1e4, 1.0), (0.0, 1e-30), (1e30, 1e25)].into_iter().flat_map(|(mean, deviation)| {
+        [0, 1].map(|axis| {
+            let x = Tensor::normal(rt, [30, 40], DType::F32, mean, deviation, 5)?;
+            let (got, want) = (all(&x, axis)?, all(&x.to_dtype(DType::F64)?, axis)?);
+            Ok(Verdict::when(got == want, || format!("{mean} ± {deviation} over {axis}: {got:?}, of f64 {want:?}")))
+        })
+    }))
 }
 
 /// Sums of these are exact, and so must their means be, over any number of elements.

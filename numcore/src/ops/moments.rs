@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use super::{
     Apply, PointwiseOps, ScalarList,
-    reduce::{mean_by, mean_of, sum_of, target},
+    reduce::{Reduce, mean_by, mean_of, sum_of, target},
     rule::float,
 };
 use crate::{
-    DType, ReduceKind, Result, Shape, Tensor,
+    DType, ReduceKind, Result, Runtime, Shape, Tensor,
     pointwise::{Program, Widened},
 };
 
@@ -66,6 +66,27 @@ fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<
     T::apply1(largest, &ins.iter().collect::<SmallVec<[&T; 2]>>())?.apply_program(&SCALE, &[], &[])
 }
 
+/// Whether squares are summed in `f64`, which holds those of every such number, so that a pass to find a scale is spared: of numbers whose
+/// squares leave the range of `f32`, where the device computes in `f64`.
+fn squares_in_f64<T: Apply>(x: &T) -> bool {
+    matches!(x.spec().dtype, DType::F32 | DType::BF16) && x.runtime().capabilities().compute.contains(&DType::F64)
+}
+
+#[track_caller]
+fn sum_in_f64<T: Apply>(program: &Program, ins: &[&T], to: Shape) -> Result<T> {
+    T::apply1(Reduce::sum_of(program.clone(), ScalarList::new(), to), ins)
+}
+
+/// The deviation by sums in `f64`, whose mean is exact enough as it comes.
+#[track_caller]
+fn deviation_by_f64<T: Apply>(x: &T, to: Shape, [count, divisor]: [usize; 2]) -> Result<T> {
+    static VALUE: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], []| [x.cast(DType::F64)]));
+    static SQUARES: LazyLock<Program> =
+        LazyLock::new(|| Program::new("std", |[x, m], []| [(x.cast(DType::F64) - m).square()]));
+    let mean = sum_in_f64(&VALUE, &[x], to)?.div(count as f64)?;
+    root(&sum_in_f64(&SQUARES, &[x, &mean], to)?.div(divisor as f64)?)?.to_dtype(DType::F32)
+}
+
 /// The standard deviation; `f32` for half-precision inputs. Where it is 0, its gradients are 0.
 #[track_caller]
 pub(super) fn deviation<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<T> {
@@ -74,9 +95,13 @@ pub(super) fn deviation<T: Apply>(x: &T, axes: &[isize], correction: usize) -> R
     static SQUARES: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("std", |[x, m, s], []| [((wide.of(x) - m) / s).square()])));
     let (to, count) = target("std", x.spec().shape, axes)?;
+    let divisor = count.saturating_sub(correction);
+    if squares_in_f64(x) {
+        return deviation_by_f64(x, to, [count, divisor]);
+    }
     let mean = exact_mean(x, axes)?;
     let scale = scale_of_squares(&APART, &[x, &mean], to)?;
-    let variance = mean_of(&SQUARES, &[x, &mean, &scale], to, count.saturating_sub(correction))?;
+    let variance = mean_of(&SQUARES, &[x, &mean, &scale], to, divisor)?;
     root(&variance)?.mul(&scale)
 }
 
@@ -87,7 +112,11 @@ pub(super) fn norm<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
         LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x], []| [wide.of(x).abs()])));
     static SQUARES: LazyLock<Widened> =
         LazyLock::new(|| Widened::new(|wide| Program::new("norm", |[x, s], []| [(wide.of(x) / s).square()])));
+    static IN_F64: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[x], []| [x.cast(DType::F64).square()]));
     let (to, _) = target("norm", x.spec().shape, axes)?;
+    if squares_in_f64(x) {
+        return root(&sum_in_f64(&IN_F64, &[x], to)?)?.to_dtype(DType::F32);
+    }
     let scale = scale_of_squares(&SIZE, &[x], to)?;
     let squares = T::apply1(sum_of(&SQUARES, x, ScalarList::new(), to), &[x, &scale])?;
     root(&squares)?.mul(&scale)

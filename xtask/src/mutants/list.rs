@@ -226,6 +226,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "engine-process/src/folder/transport.rs", from: " && !self.left(rank).exists()", to: "", test: PROCESS },
     Mutant { file: "distributed/src/zero/engine.rs", from: "(self.idles || self.options.unused == Unused::Allow)", to: "(self.options.unused == Unused::Allow)", test: UNEVEN },
     Mutant { file: "engine-process/src/stream.rs", from: "if length > LARGEST as u64 {", to: "if length == 0 {", test: PROCESS },
+    Mutant { file: "numcore/src/ops/moments.rs", from: "matches!(x.spec().dtype, DType::F32 | DType::BF16)", to: "matches!(x.spec().dtype, DType::BF16)", test: NUMERICS },
     Mutant { file: "numcore/src/safetensors.rs", from: "if stated > rest || stated > MAX_HEADER {", to: "if first == b'{' || stated > rest || stated > MAX_HEADER {", test: NN },
     Mutant { file: "numcore/src/ops/scan.rs", from: "&[&countable(x)?]", to: "&[x]", test: NUMERICS },
     Mutant { file: "numcore/src/ops/reduce.rs", from: "reduce(&countable(self)?, ReduceKind::Prod", to: "reduce(self, ReduceKind::Prod", test: NUMERICS },
