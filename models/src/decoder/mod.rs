@@ -189,7 +189,8 @@ impl<R: Runtime> Decoder<R> {
     /// the number of tokens: a sum over tokens, as other losses are. `config.json` has its factor as
     /// `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the tokens of all, if
     /// `distributed::mesh::Mesh::parallelize` was given [`tensor_plan`](Decoder::tensor_plan), also where each rank has
-    /// all experts. Where sequences are cut over ranks it stands for whole sequences ([`ContextSlot::of_whole`]).
+    /// all experts. Where sequences are cut over ranks it stands for whole sequences
+    /// ([`of_whole`](nn::parallel::ContextSlot::of_whole)).
     ///
     /// # Errors
     /// If there are no mixtures.
@@ -210,7 +211,7 @@ impl<R: Runtime> Decoder<R> {
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) from the logits of [`forward_with`](Decoder::forward_with).
     /// Where sequences are cut over ranks, targets are those of whole sequences, and the loss is by this rank's part of
-    /// them ([`ContextSlot::loss`]).
+    /// them ([`ContextSlot::loss`](nn::parallel::ContextSlot::loss)).
     ///
     /// # Errors
     /// If shapes do not fit.

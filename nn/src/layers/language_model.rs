@@ -123,11 +123,6 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         model
     }
 
-    /// The names of the parts.
-    pub fn names(&self) -> &'static LanguageModelNames {
-        self.names
-    }
-
     /// Whether all parts are here: no stage, but the model.
     pub fn is_whole(&self) -> bool {
         self.embedding.is_some() && self.head.is_some()

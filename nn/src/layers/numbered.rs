@@ -37,12 +37,6 @@ impl<M> Numbered<M> {
     }
 }
 
-impl<M> Default for Numbered<M> {
-    fn default() -> Self {
-        Numbered::new(0, Vec::new())
-    }
-}
-
 impl<M> Deref for Numbered<M> {
     type Target = Vec<M>;
 

@@ -24,7 +24,7 @@ pub struct Sequential<R: Runtime> {
 
 impl<R: Runtime> Default for Sequential<R> {
     fn default() -> Self {
-        Sequential { layers: Numbered::default() }
+        Self::starting_at(0)
     }
 }
 
