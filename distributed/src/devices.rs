@@ -43,7 +43,7 @@ impl RankDevices {
     /// A line for each kind of device, and what to do where ranks have different ones.
     pub fn summary(&self) -> String {
         match self.is_heterogeneous() {
-            true => format!("{self}\nthese differ: `balance::BalancedStep` gives faster ranks more to do"),
+            true => format!("{self}\nthese differ: `balance::Balanced` gives faster ranks more to do"),
             false => self.to_string(),
         }
     }

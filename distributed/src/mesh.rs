@@ -231,10 +231,10 @@ fn split<R: Runtime>(world: &Comm<R>, plan: &ParallelPlan, axes: &[Axis]) -> Res
     group.ok_or_else(|| Error::internal("Mesh", "the communicator gave no group"))
 }
 
-/// Whatever ranks can train over: a [`Mesh`], or a communicator, which is a mesh of one axis.
+/// Whatever ranks can train over: a [`Mesh`], a communicator, which is a mesh of one axis, or a runtime, which is one of one rank.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no mesh of ranks",
-    label = "give a `Mesh`, a `Comm`, or a `NoOpCommunicator` to train on one rank"
+    label = "give a `Mesh`, a `Comm`, or the runtime to train on one rank"
 )]
 pub trait AsMesh<R: Runtime> {
     /// The mesh. Nothing is exchanged.
@@ -259,8 +259,9 @@ impl<R: Runtime> AsMesh<R> for NoOpCommunicator<R> {
     }
 }
 
-impl<R: Runtime, M: AsMesh<R> + ?Sized> AsMesh<R> for &M {
+/// A runtime is a mesh of one rank.
+impl<R: Runtime> AsMesh<R> for R {
     fn as_mesh(&self) -> Mesh<R> {
-        (**self).as_mesh()
+        NoOpCommunicator::new(self).as_mesh()
     }
 }

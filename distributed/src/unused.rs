@@ -18,6 +18,11 @@ pub enum Unused {
     Allow,
 }
 
+/// Whether a rank has no example in a step, in which its losses weigh nothing and it used no parameter: it contributes zeros to what others have used.
+pub(crate) fn idles(weighs_nothing: bool, mut used: impl Iterator<Item = bool>) -> bool {
+    weighs_nothing && !used.any(|used| used)
+}
+
 /// Which parameters any rank used: `own` has those this one did, in the same order on all. Blocks.
 pub(crate) fn used_anywhere<R: Runtime>(comm: &Comm<R>, own: impl Iterator<Item = bool>) -> Result<Vec<bool>> {
     let own: Vec<u8> = own.map(u8::from).collect();

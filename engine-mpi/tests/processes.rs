@@ -22,7 +22,7 @@ use real_distributed::{
     checkpoint::Folder,
     elastic::{Elastic, ElasticWorld},
     train::{CheckpointNotes, Loss, TrainStep},
-    zero::{ZeroStage, ZeroTrainer},
+    zero::ZeroStage,
 };
 use runtime_cpu::Cpu;
 
@@ -265,21 +265,21 @@ fn wakes_after(time: Duration) {
 const ELASTIC_STEPS: u64 = 12;
 
 /// A model whose parameters are sharded over the ranks.
-fn sharded(comm: &Comm<Cpu>) -> Result<(nn::Linear<Cpu>, ZeroTrainer<Cpu>)> {
+fn sharded(comm: &Comm<Cpu>) -> Result<(nn::Linear<Cpu>, TrainStep<Cpu>)> {
     let model = nn::Linear::new(&nn::Init::new(comm.runtime(), 3), 5, 7)?;
     let step = TrainStep::builder(comm, &model).optimizer(optim::AdamWConfig::default()).zero(ZeroStage::Parameters);
     let step = step.build()?;
     Ok((model, step))
 }
 
-fn sharded_step(comm: &Comm<Cpu>, model: &nn::Linear<Cpu>, step: &mut ZeroTrainer<Cpu>, k: u64) -> Result<()> {
+fn sharded_step(comm: &Comm<Cpu>, model: &nn::Linear<Cpu>, step: &mut TrainStep<Cpu>, k: u64) -> Result<()> {
     let seed = 100 * k + comm.rank() as u64;
     let x = autograd::Var::new(Tensor::uniform(comm.runtime(), [3, 5], DType::F32, -1.0, 1.0, seed)?);
     step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean(&[], false)?))).map(drop)
 }
 
-fn weights(step: &ZeroTrainer<Cpu>, model: &nn::Linear<Cpu>) -> Result<Vec<u32>> {
-    let _whole = step.strategy().gather_full_params()?;
+fn weights(step: &TrainStep<Cpu>, model: &nn::Linear<Cpu>) -> Result<Vec<u32>> {
+    let _whole = step.gather_full_params()?;
     Ok(model.weight.value()?.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect())
 }
 

@@ -1,12 +1,14 @@
 //! Elementwise optimizers: the formula is one pointwise program, run over whole flat buffers in one launch.
 
+use std::sync::Arc;
+
 use numcore::{
     DType, Error, Result, Runtime, Scalar,
     pointwise::{Expr, Program},
 };
 use smallvec::SmallVec;
 
-use crate::{Config, StateSpec, StepContext, UpdateMemory, UpdateRule};
+use crate::{Config, Shards, StateSpec, StepContext, UpdateMemory, UpdateRule};
 
 /// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
@@ -112,6 +114,10 @@ impl<E: Elementwise> UpdateRule for E {
     type Kernel = Programs;
 
     const PER_PARAMETER: bool = false;
+
+    fn shards<R: Runtime>(&self) -> Option<Arc<dyn Shards<R>>> {
+        Some(Arc::new(self.clone()))
+    }
 
     fn tensors(&self) -> Vec<StateSpec> {
         self.states()

@@ -70,7 +70,7 @@ pub use ema::Ema;
 pub use flat_optimizer::FlatOptimizer;
 pub use gradients::FlatGradients;
 pub use hyper::HyperParams;
-pub use into_optimizer::{IntoOptimizer, OptimizerFn};
+pub use into_optimizer::{IntoOptimizer, OptimizerFn, OptimizerSource};
 pub use lamb::{Lamb, LambConfig};
 pub use lion::{Lion, LionConfig};
 pub use memory::UpdateMemory;

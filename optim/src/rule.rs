@@ -1,8 +1,10 @@
 //! The parts of an optimizer: hyper-parameters, the tensors it keeps for each parameter, and its update.
 
+use std::sync::Arc;
+
 use numcore::{DType, Result, Runtime, Shape, ops::Spec};
 
-use crate::{Config, Scalars, UpdateMemory};
+use crate::{Config, Scalars, Shards, UpdateMemory};
 
 /// The point in training at which an update happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,6 +75,11 @@ pub trait UpdateRule: Config {
     /// The reason why a parameter of this shape and dtype cannot be updated by the rule; `None` if it can.
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;
+        None
+    }
+
+    /// The rule as one that updates shards; none if an element's update depends on others.
+    fn shards<R: Runtime>(&self) -> Option<Arc<dyn Shards<R>>> {
         None
     }
 

@@ -10,6 +10,7 @@ mod callback;
 mod callbacks;
 mod control;
 mod escape;
+mod in_step;
 mod json;
 pub mod metrics;
 mod modes;
@@ -20,7 +21,6 @@ mod resume;
 mod run;
 mod scalars;
 pub mod sink;
-mod step;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
@@ -29,12 +29,12 @@ pub use callbacks::{
     Throughput, WeightAveraging,
 };
 pub use control::{Control, StopReason};
+pub use in_step::InStep;
 pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
 pub use run::Run;
 pub use scalars::record_scalar;
 pub use sink::{Record, Sink};
-pub use step::{InStep, LoopStep};
 pub use trainer::{
     DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, RunReport, TrainConfig,
     TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,

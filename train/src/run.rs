@@ -9,7 +9,8 @@ use data::Batch;
 use distributed::{
     checkpoint::Checkpointed,
     comm::{Collectives, Comm},
-    local_updates::Meeting,
+    strategy::StepRanks,
+    train::WeightedSum,
 };
 use numcore::{Error, Result, Runtime};
 
@@ -63,13 +64,10 @@ pub(crate) struct RunState {
 
 /// The training step and the loss function, whatever their types.
 pub(crate) trait RunEngine<R: Runtime, M, B> {
-    fn comm(&self) -> &Comm<R>;
-    fn share(&self) -> (usize, usize);
-    fn counts_examples(&self) -> bool;
+    fn ranks(&self) -> &StepRanks<R>;
     fn state(&mut self) -> &mut dyn Checkpointed<R>;
-    fn last_meeting(&self) -> Option<Meeting>;
     /// Sum and weight of this rank's losses of a batch.
-    fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)>;
+    fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<WeightedSum>;
 }
 
 impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
@@ -80,7 +78,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 
     /// The ranks that take part.
     pub fn comm(&self) -> &Comm<R> {
-        self.engine.comm()
+        &self.engine.ranks().everyone
     }
 
     /// How far the run is.
@@ -188,11 +186,6 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// How long the step that was taken last waited for data, in seconds.
     pub fn data_wait(&self) -> f64 {
         self.state.data_wait
-    }
-
-    /// How far ranks had gone apart when they met last, where they [train by themselves](distributed::local_updates) in between.
-    pub fn last_meeting(&self) -> Option<Meeting> {
-        self.engine.last_meeting()
     }
 
     /// Everything the training step keeps in checkpoints.

@@ -8,7 +8,7 @@
 //! | [`Cadence`] | how many micro-batches each rank computes between two exchanges | more where exchanges are slow, to hide them |
 //!
 //! Gradients are sums, and a step divides once by what all of them weigh, after which the norm is clipped: so a step of uneven counts is the
-//! step of one rank with all of its micro-batches. [`BalancedStep`] takes such steps: it measures, agrees with the other ranks on
+//! step of one rank with all of its micro-batches. [`Balanced`] takes such steps: it measures, agrees with the other ranks on
 //! the counts, and tells each which batches of a common order are its own ([`BatchRanges`]), so that each is read once.
 //!
 //! After El Che in flodl, with time of exchanges measured wherever they run, and gradients in place of weights.
@@ -24,4 +24,4 @@ pub use cadence::{BalancePolicy, Cadence, CadenceOptions, CadenceWindow};
 pub use ranges::BatchRanges;
 pub use shares::SpeedShares;
 pub use speed::{SpeedEstimate, SpeedOptions};
-pub use step::BalancedStep;
+pub use step::Balanced;

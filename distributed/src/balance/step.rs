@@ -5,14 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nn::set_counted_rows;
+use nn::{Module, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 use parking_lot::Mutex;
 
 use super::{BatchRanges, Cadence, CadenceOptions, CadenceWindow};
 use crate::{
-    comm::{Collectives, Comm, Communicator, abort_on_err},
-    train::{Loss, NO_ROW, Strategy, TrainStep, TrainingMetrics},
+    combinations::Feature,
+    comm::{Collectives, Communicator, abort_on_err},
+    strategy::StepRanks,
+    train::{Combines, NO_ROW, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
 
 /// A training step to which fast ranks contribute more micro-batches than slow ones.
@@ -23,7 +25,7 @@ use crate::{
 ///
 /// ```
 /// use distributed::{
-///     balance::{BalancedStep, BatchRanges, CadenceOptions},
+///     balance::{Balanced, BatchRanges, CadenceOptions},
 ///     comm::{Communicator, Ranks},
 ///     train::{Loss, TrainStep},
 /// };
@@ -35,7 +37,7 @@ use crate::{
 ///     let rt = comm.runtime();
 ///     let model = Linear::new(&Init::new(rt, 42), 4, 1)?;
 ///     let step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig::default()).build()?;
-///     let mut step = BalancedStep::new(step, CadenceOptions { anchor: 2, ..Default::default() })?;
+///     let mut step = Balanced::new(step, CadenceOptions { anchor: 2, ..Default::default() })?;
 ///     let mut epoch = BatchRanges::new(100);
 ///     while let Some(_metrics) = step.step(&mut epoch, |batch| {
 ///         let x = autograd::Var::new(Tensor::full(rt, [8, 4], DType::F32, batch as f64)?);
@@ -48,109 +50,118 @@ use crate::{
 /// # }
 /// ```
 #[doc(alias("ElChe"))]
-pub struct BalancedStep<R: Runtime, S: Strategy<R>> {
-    step: TrainStep<R, S>,
+pub struct Balanced<S> {
+    pub(super) inner: S,
     cadence: Cadence,
     /// Called through `get_mut`: the lock makes a step `Sync`.
     clock: Mutex<Box<dyn FnMut() -> Duration + Send>>,
 }
 
-impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
-    /// Balances a step among its ranks, each of which has a share of the examples to itself.
+impl<S> Balanced<S> {
+    /// Balances a step among its shares of the examples: of ranks, or of replicas of a pipeline.
     ///
     /// # Errors
-    /// On every rank: if options make no sense or differ, ranks have pieces of layers or of sequences, or the strategy exchanges something in every pass
-    /// ([`Strategy::may_differ_in_passes`]).
+    /// On every rank: if options make no sense or differ, or a feature of the step [excludes](crate::combinations::COMBINATIONS) uneven micro-batches.
     #[track_caller]
-    pub fn new(step: TrainStep<R, S>, options: CadenceOptions) -> Result<Self> {
+    pub fn new<R: Runtime>(inner: S, options: CadenceOptions) -> Result<Self>
+    where
+        S: Step<R>,
+    {
         let begun = Instant::now();
-        BalancedStep::with_clock(step, options, move || begun.elapsed())
+        Balanced::with_clock(inner, options, move || begun.elapsed())
     }
 
     /// Measures by another clock, which tells the time since some moment: for simulations.
     #[track_caller]
-    pub fn with_clock(
-        step: TrainStep<R, S>,
+    pub fn with_clock<R: Runtime>(
+        inner: S,
         options: CadenceOptions,
         clock: impl FnMut() -> Duration + Send + 'static,
-    ) -> Result<Self> {
-        let strategy = step.strategy();
-        let comm = strategy.comm();
-        comm.agree("how steps are balanced", format!("{options:?}").as_bytes())?;
-        let wrong = |why: &str| Err(Error::argument("BalancedStep", why).on_rank(comm.world_rank()));
-        if strategy.share().1 != comm.size() || strategy.everyone().size() != comm.size() {
-            return wrong(
-                "ranks that have pieces of layers or of sequences compute the same examples: balance ranks along data and shard alone",
-            );
-        }
-        if !strategy.may_differ_in_passes() {
-            return wrong(
-                "the strategy exchanges in every pass: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical order or \
-                 experts over ranks",
-            );
-        }
-        let cadence = Cadence::new(comm.size(), options)?;
-        Ok(BalancedStep { step, cadence, clock: Mutex::new(Box::new(clock)) })
+    ) -> Result<Self>
+    where
+        S: Step<R>,
+    {
+        let StepRanks { everyone, share, .. } = inner.ranks();
+        everyone.agree("how steps are balanced", format!("{options:?}").as_bytes())?;
+        let fits = inner.combines().features.and(Feature::Uneven).check("Balanced");
+        fits.map_err(|error| error.on_rank(everyone.world_rank()))?;
+        let cadence = Cadence::new(share.of, options)?;
+        Ok(Balanced { inner, cadence, clock: Mutex::new(Box::new(clock)) })
     }
 
-    /// One step of the next batches of an epoch, each of which `loss` is given by its number on one rank; none when all are read. In the last
+    /// One step of the next batches of an epoch, each of which `input` is given by its number on the ranks of one share; none when all are read. In the last
     /// step of an epoch a rank that is left without a batch is given the number before its place, of a batch that another rank reads too, and what it
     /// computes weighs nothing.
     ///
     /// # Errors
-    /// As [`TrainStep::step`].
+    /// As [`Step::step`].
     #[track_caller]
-    pub fn step(
+    pub fn step<R: Runtime, I: Into<StepInput<R>>>(
         &mut self,
         epoch: &mut BatchRanges,
-        loss: impl FnMut(u64) -> Result<Loss<R>>,
-    ) -> Result<Option<TrainingMetrics<R>>> {
+        mut input: impl FnMut(u64) -> Result<I>,
+    ) -> Result<Option<TrainingMetrics<R>>>
+    where
+        S: Step<R>,
+    {
         let Some(ranges) = epoch.next(self.cadence.counts()) else { return Ok(None) };
-        let comm = self.step.strategy().comm().clone();
-        let done = self.take(&comm, &ranges, loss);
-        abort_on_err(&comm, done).map(Some)
+        let everyone = self.inner.ranks().everyone.clone();
+        let done = self.take(&ranges, &mut |number| input(number).map(Into::into));
+        abort_on_err(&everyone, done).map(Some)
     }
 
-    fn take(
+    fn take<R: Runtime>(
         &mut self,
-        comm: &Comm<R>,
         ranges: &[Range<u64>],
-        mut loss: impl FnMut(u64) -> Result<Loss<R>>,
-    ) -> Result<TrainingMetrics<R>> {
-        let (own, rt) = (ranges[comm.rank()].clone(), comm.runtime().clone());
+        input: &mut dyn FnMut(u64) -> Result<StepInput<R>>,
+    ) -> Result<TrainingMetrics<R>>
+    where
+        S: Step<R>,
+    {
+        let ranks = self.inner.ranks().clone();
+        let (own, rt) = (ranges[ranks.share.index].clone(), ranks.everyone.runtime().clone());
         let len = |range: &Range<u64>| (range.end - range.start) as usize;
         let most = ranges.iter().map(len).max().unwrap_or(1).max(1);
         let clock = self.clock.get_mut();
-        let (mut computed, begun) = (Duration::ZERO, clock());
+        let (mut measured, begun) = (Duration::ZERO, clock());
         let metrics = match len(&own) {
             0 => {
                 let before = set_counted_rows(NO_ROW);
-                let metrics = self.step.step_uneven(1, most, |_| loss(own.start.saturating_sub(1))?.weightless());
+                let mut again = |_| input(own.start.saturating_sub(1))?.weightless();
+                let metrics = self.inner.step(StepWork::new(1, &mut again).of(most));
                 set_counted_rows(before);
                 metrics
             }
-            count => self.step.step_observed(count, most, |k| loss(own.start + k as u64), &mut || {
-                rt.synchronize()?;
-                computed = clock().saturating_sub(begun);
-                Ok(())
-            }),
+            count => {
+                let mut next = |k: usize| input(own.start + k as u64);
+                let mut computed = || {
+                    rt.synchronize()?;
+                    measured = clock().saturating_sub(begun);
+                    Ok(())
+                };
+                self.inner.step(StepWork { computed: Some(&mut computed), ..StepWork::new(count, &mut next).of(most) })
+            }
         }?;
         rt.synchronize()?;
-        let exchanged = self.clock.get_mut()().saturating_sub(begun + computed);
-        self.report(comm, [computed, exchanged], &ranges.iter().map(len).collect::<Vec<_>>())?;
+        let exchanged = self.clock.get_mut()().saturating_sub(begun + measured);
+        self.report(&ranks, [measured, exchanged], &ranges.iter().map(len).collect::<Vec<_>>())?;
         Ok(metrics)
     }
 
-    /// Tells all ranks what was measured. An exchange took as long as on the rank that came to it last.
-    fn report(&mut self, comm: &Comm<R>, own: [Duration; 2], batches: &[usize]) -> Result<()> {
-        let mut bytes = [0; 16];
-        let (computed, exchanged) = bytes.split_at_mut(8);
-        computed.copy_from_slice(&own[0].as_secs_f64().to_le_bytes());
-        exchanged.copy_from_slice(&own[1].as_secs_f64().to_le_bytes());
-        let number = |bytes: &[u8]| f64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
-        let all = comm.exchange_equal(bytes)?;
-        let seconds: Vec<f64> = all.iter().map(|bytes| number(&bytes[..8])).collect();
-        let exchange = all.iter().map(|bytes| number(&bytes[8..])).fold(f64::INFINITY, f64::min);
+    /// Tells all ranks what was measured. A share took as long as the slowest of its ranks, an exchange as long as on the rank that came to it last.
+    fn report<R: Runtime>(&mut self, ranks: &StepRanks<R>, own: [Duration; 2], batches: &[usize]) -> Result<()> {
+        let mut bytes = [0; 24];
+        let numbers = [ranks.share.index as f64, own[0].as_secs_f64(), own[1].as_secs_f64()];
+        bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(bytes, number)| *bytes = number.to_le_bytes());
+        let mut seconds = vec![0.0; batches.len()];
+        let mut exchange = f64::INFINITY;
+        for all in ranks.everyone.exchange_equal(bytes)? {
+            let [share, computed, exchanged] = std::array::from_fn(|k| f64::from_le_bytes(all.as_chunks().0[k]));
+            if let Some(of_share) = seconds.get_mut(share as usize) {
+                *of_share = f64::max(*of_share, computed);
+            }
+            exchange = exchange.min(exchanged);
+        }
         self.cadence.report(CadenceWindow { seconds: &seconds, batches, exchange })
     }
 
@@ -160,12 +171,51 @@ impl<R: Runtime, S: Strategy<R>> BalancedStep<R, S> {
     }
 
     /// The step that is balanced.
-    pub fn inner(&self) -> &TrainStep<R, S> {
-        &self.step
+    pub fn inner(&self) -> &S {
+        &self.inner
     }
 
     /// The step that is balanced, for schedules and checkpoints.
-    pub fn inner_mut(&mut self) -> &mut TrainStep<R, S> {
-        &mut self.step
+    pub fn inner_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+}
+
+/// Ranks take whole batches in turn, of numbers from 0 among those that are left: as many in a step as there are. Counts depend on what was measured, so a run
+/// that is resumed is no repetition of one that was not, but reads what that would have read, once.
+impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
+    fn ranks(&self) -> &StepRanks<R> {
+        self.inner.ranks()
+    }
+
+    fn accumulation(&self) -> usize {
+        usize::MAX
+    }
+
+    fn global_step(&self) -> u64 {
+        self.inner.global_step()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.inner.learning_rate()
+    }
+
+    fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        let mut left = BatchRanges::new(work.most as u64);
+        let metrics = Balanced::step(self, &mut left, |number| (work.input)(number as usize))?;
+        metrics.ok_or_else(|| Error::argument("Balanced", "a step of no batches"))
+    }
+
+    fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum> {
+        self.inner.evaluate(input)
+    }
+
+    fn combines(&self) -> Combines {
+        let features = self.inner.combines().features.and(Feature::Uneven);
+        Combines { features, in_turn: Some(self.cadence.counts().iter().sum()) }
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<R>> {
+        self.inner.modules()
     }
 }

@@ -13,7 +13,7 @@ pub enum GradCompression {
     /// Sent as `f16`: half the bytes, four digits. Sums over examples or tokens would leave its range (65504), so what is sent is the gradient
     /// of the mean loss, times the loss scale where there is one: a rank's sum times `n / weight`, averaged over the `n` ranks, where
     /// `weight` is what all losses of the step weigh. It is known to all after one more exchange of one number, with which the last
-    /// backward pass of a step begins. [`GradientBuckets`](super::GradientBuckets) that were not given the weight of the losses send sums.
+    /// backward pass of a step begins.
     F16,
     /// As products of thin matrices, with what is lost sent later; what is not compressed travels as it is. Not in canonical order.
     PowerSgd(PowerSgd),

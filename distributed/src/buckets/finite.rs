@@ -7,7 +7,7 @@ use numcore::{
 };
 
 /// Whether every element is; waits for the device. Half precision is upcast, all others are looked at as they are.
-pub(super) fn is_finite<R: Runtime>(x: &TensorMut<R>) -> Result<bool> {
+pub(crate) fn is_finite<R: Runtime>(x: &TensorMut<R>) -> Result<bool> {
     let dtype = if x.dtype().is_half() { DType::F32 } else { x.dtype() };
     let mut zeros = TensorMut::alloc(x.runtime(), *x.shape(), dtype)?;
     compute(x.runtime(), ZERO_IF_FINITE.of(x.dtype()), &[Input::Memory(x)], &[], &mut [&mut zeros])?;

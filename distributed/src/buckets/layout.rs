@@ -13,18 +13,18 @@ use super::{
 use crate::comm::{Comm, Label};
 
 /// An optimizer's gradients, cut into buckets.
-pub(super) struct BucketLayout<R: Runtime> {
-    pub(super) gradients: FlatGradients<R>,
-    pub(super) params: Vec<BucketParam<R>>,
+pub(crate) struct BucketLayout<R: Runtime> {
+    pub(crate) gradients: FlatGradients<R>,
+    pub(crate) params: Vec<BucketParam<R>>,
     /// The number of a parameter, by its identity.
     numbers: HashMap<usize, usize>,
     /// In the order they are sent in.
-    pub(super) buckets: Vec<Bucket<R>>,
+    pub(crate) buckets: Vec<Bucket<R>>,
 }
 
 impl<R: Runtime> BucketLayout<R> {
     /// Parameters of `optimizer`, which it reorders by `key`.
-    pub(super) fn new(
+    pub(crate) fn new(
         comm: &Comm<R>,
         label: &Label,
         optimizer: &mut dyn Optimizer<R>,
@@ -66,12 +66,12 @@ impl<R: Runtime> BucketLayout<R> {
     }
 
     /// The number of a parameter.
-    pub(super) fn number_of(&self, leaf: &Arc<Leaf<R>>) -> Option<usize> {
+    pub(crate) fn number_of(&self, leaf: &Arc<Leaf<R>>) -> Option<usize> {
         self.numbers.get(&leaf.id()).copied()
     }
 
     /// Before a backward pass: what each bucket waits for. A bucket's calls say which of its parameters are frozen.
-    pub(super) fn begin_pass(&mut self, comm: &Comm<R>, label: &Label) {
+    pub(crate) fn begin_pass(&mut self, comm: &Comm<R>, label: &Label) {
         let params = &mut self.params;
         for p in params.iter_mut() {
             p.ready = !p.leaf.requires_grad();
@@ -87,7 +87,7 @@ impl<R: Runtime> BucketLayout<R> {
     }
 
     /// A parameter's gradient is final; false if it was before.
-    pub(super) fn mark_ready(&mut self, i: usize) -> bool {
+    pub(crate) fn mark_ready(&mut self, i: usize) -> bool {
         let first = !std::mem::replace(&mut self.params[i].ready, true);
         if first {
             self.buckets[self.params[i].bucket].waits_for -= 1;
@@ -96,13 +96,13 @@ impl<R: Runtime> BucketLayout<R> {
     }
 
     /// Which parameters have a gradient on this rank. A frozen one has none, though its range was zeroed to be sent.
-    pub(super) fn used(&self) -> Vec<bool> {
+    pub(crate) fn used(&self) -> Vec<bool> {
         let written = |p: &BucketParam<R>| self.gradients.flats()[p.buffer].is_written(p.range);
         self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
     }
 
     /// A parameter has no gradient in this step, whatever is in its range.
-    pub(super) fn forget(&mut self, i: usize) -> Result<()> {
+    pub(crate) fn forget(&mut self, i: usize) -> Result<()> {
         let BucketParam { buffer, range, .. } = self.params[i];
         let flat = &mut self.gradients.flats_mut()[buffer];
         let mut slot = flat.lend(range)?;
@@ -111,12 +111,12 @@ impl<R: Runtime> BucketLayout<R> {
     }
 
     /// The buffer of a bucket's gradients.
-    pub(super) fn flat(&mut self, bucket: usize) -> &mut Flat<R> {
+    pub(crate) fn flat(&mut self, bucket: usize) -> &mut Flat<R> {
         &mut self.gradients.flats_mut()[self.buckets[bucket].buffer]
     }
 
     /// The row of a bucket; what nobody has written is zero.
-    pub(super) fn lend(&mut self, bucket: usize) -> Result<TensorMut<R>> {
+    pub(crate) fn lend(&mut self, bucket: usize) -> Result<TensorMut<R>> {
         let ranges = self.buckets[bucket].ranges.clone();
         let flat = self.flat(bucket);
         for i in ranges.clone() {

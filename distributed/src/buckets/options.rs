@@ -1,6 +1,7 @@
 //! How gradients are exchanged.
 
 use super::{BucketLimits, GradCompression, Unused};
+use crate::combinations::{Feature, Features};
 
 /// How gradients are exchanged.
 #[derive(Clone, Debug, PartialEq, Default)]
@@ -27,4 +28,16 @@ pub struct BucketOptions {
     #[doc(alias("grad_accum_dtype"))]
     #[doc(alias("accumulate_allreduce_grads_in_fp32"))]
     pub main_gradients: bool,
+}
+
+impl BucketOptions {
+    /// The features of a step that exchanges gradients so.
+    pub fn features(&self) -> Features {
+        let narrowed = matches!(self.compression, GradCompression::Bf16 | GradCompression::F16);
+        Features::default()
+            .and_if(self.unused == Unused::Allow, Feature::Unused)
+            .and_if(narrowed, Feature::Narrowed)
+            .and_if(matches!(self.compression, GradCompression::PowerSgd(_)), Feature::PowerSgd)
+            .and_if(self.canonical, Feature::Canonical)
+    }
 }

@@ -101,23 +101,10 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
     }
 }
 
-/// What becomes of what a reducer changed in a step that fails before its update.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum FailedSteps {
-    /// It stays: on many ranks a failure ends the communicator, and a hook used by hand has no update.
-    Stay,
-    /// It is undone before the next step where there is one rank.
-    AreUndone,
-}
-
 /// The reducer that options ask for.
-pub(crate) fn reducer<R: Runtime>(
-    comm: &Comm<R>,
-    options: &BucketOptions,
-    failed: FailedSteps,
-) -> Result<Box<dyn BucketReducer<R>>> {
+pub(crate) fn reducer<R: Runtime>(comm: &Comm<R>, options: &BucketOptions) -> Result<Box<dyn BucketReducer<R>>> {
     Ok(match options.compression {
-        GradCompression::PowerSgd(power) => Box::new(Compressor::new(comm, power, options, failed)?),
+        GradCompression::PowerSgd(power) => Box::new(Compressor::new(comm, power, options)?),
         _ if options.canonical => Box::new(Canonical::default()),
         compression => Box::new(AllReduce::new(comm, compression)),
     })

@@ -4,7 +4,7 @@ use numcore::{DType, Result, Runtime, Tensor};
 
 use crate::{
     comm::{Collectives, Comm, ReduceOp, Work, memory},
-    train::wide,
+    sums::wide,
 };
 use numcore::TensorMut;
 

@@ -104,6 +104,56 @@ pub trait Checkpointed<R: Runtime> {
     ) -> Result<()>;
 }
 
+/// Implements [`Checkpointed`] by something that is: a field, or what is in a box.
+macro_rules! checkpointed_by {
+    ($this:ident => $inner:expr, $inner_mut:expr) => {
+        fn parts(&$this) -> numcore::Result<Vec<$crate::checkpoint::CheckpointPart<R>>> {
+            $inner.parts()
+        }
+
+        fn parameter_parts(&$this) -> numcore::Result<Vec<$crate::checkpoint::CheckpointPart<R>>> {
+            $inner.parameter_parts()
+        }
+
+        fn put_parameter_parts(&mut $this, rows: &[numcore::Tensor<R>]) -> numcore::Result<bool> {
+            $inner_mut.put_parameter_parts(rows)
+        }
+
+        fn numbers(&$this) -> std::collections::BTreeMap<String, u64> {
+            $inner.numbers()
+        }
+
+        fn expect(&mut $this, numbers: &std::collections::BTreeMap<String, u64>) {
+            $inner_mut.expect(numbers);
+        }
+
+        fn lost_at_another_size(&$this) -> Option<&'static str> {
+            $inner.lost_at_another_size()
+        }
+
+        fn wanted(&$this) -> numcore::Result<Vec<$crate::checkpoint::Wanted>> {
+            $inner.wanted()
+        }
+
+        fn check_restore(&mut $this, numbers: &std::collections::BTreeMap<String, u64>) -> numcore::Result<()> {
+            $inner_mut.check_restore(numbers)
+        }
+
+        fn restore(
+            &mut $this,
+            read: &mut dyn FnMut(&$crate::checkpoint::Wanted) -> numcore::Result<numcore::Tensor<R>>,
+            numbers: &std::collections::BTreeMap<String, u64>,
+        ) -> numcore::Result<()> {
+            $inner_mut.restore(read, numbers)
+        }
+    };
+}
+pub(crate) use checkpointed_by;
+
+impl<R: Runtime, C: Checkpointed<R> + ?Sized> Checkpointed<R> for Box<C> {
+    checkpointed_by!(self => (**self), (**self));
+}
+
 /// Elements of a named tensor that this rank reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {

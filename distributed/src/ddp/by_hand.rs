@@ -9,6 +9,7 @@ use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 use crate::{
     RankDevices,
     comm::{Collectives, Comm, ReduceOp, abort_on_err, memory},
+    strategy::described,
     unused::used_anywhere,
 };
 
@@ -140,16 +141,4 @@ impl<R: Runtime> Ddp<R> {
 /// Whether several ranks have a parameter together, or parts of its gradient.
 fn is_cut<R: Runtime>(parameter: &Param<R>) -> bool {
     parameter.placed().is_some_and(|placed| placed.group().size() > 1)
-}
-
-/// A model in a few words for each parameter and buffer: what ranks must agree on.
-pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffers: &[(String, Buffer<R>)]) -> String {
-    let parameter = |(name, leaf): &(String, Arc<Leaf<R>>)| {
-        let (spec, trained) = (leaf.spec(), leaf.requires_grad());
-        let trained = if trained { "trained" } else { "frozen" };
-        format!("{name} {} {} {trained}\n", spec.dtype, spec.shape)
-    };
-    let buffer =
-        |(name, buffer): &(String, Buffer<R>)| format!("{name} {} {}\n", buffer.spec().dtype, buffer.spec().shape);
-    parameters.iter().map(parameter).chain(buffers.iter().map(buffer)).collect()
 }

@@ -93,10 +93,10 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
                 all.push(CheckpointPart::piece(names::state(state, parameter), placement, &value)?);
             }
         }
-        let (n, rank) = (self.comm.size(), self.comm.rank());
+        let (n, rank) = (self.comm().size(), self.comm().rank());
         let mut bytes = vec![0; n];
         let mut parts = self.buffers.parts(rank == 0 && self.tensor.rank() == 0)?;
-        parts.extend(self.buckets.reducer().parts(&self.leaves)?);
+        parts.extend(self.reducer.parts(&self.leaves)?);
         for part in all {
             // To the rank with the least so far; the same choice on all.
             let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
@@ -110,7 +110,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
 
     /// Each parameter is one rank's: that with the fewest elements so far.
     fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
-        let (n, rank) = (self.comm.size(), self.comm.rank());
+        let (n, rank) = (self.comm().size(), self.comm().rank());
         let (mut elements, mut parts) = (vec![0; n], Vec::new());
         for leaf in self.saved().filter(|leaf| self.tensor.counts(leaf)) {
             let to = (0..n).min_by_key(|&r| elements[r]).unwrap_or(0);
@@ -134,7 +134,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
             }
         }
         numbers.insert(names::STEPS.into(), self.optimizer.steps());
-        numbers.extend(self.buckets.reducer().numbers());
+        numbers.extend(self.reducer.numbers());
         numbers
     }
 
@@ -157,7 +157,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
                 wanted.push(Wanted::piece(names::state(state, parameter), placement, value.dtype()));
             }
         }
-        wanted.extend(self.buckets.reducer().wanted(&self.leaves)?);
+        wanted.extend(self.reducer.wanted(&self.leaves)?);
         Ok(wanted)
     }
 
@@ -181,7 +181,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let parameters = parameters.collect::<Result<Vec<_>>>()?;
         self.optimizer.check_state_dict(&state)?;
         self.optimizer.check_sole()?;
-        self.buckets.reducer_mut().restore(&self.leaves, read, numbers)?;
+        self.reducer.restore(&self.leaves, read, numbers)?;
         self.buffers.restore(&mut |wanted| take(wanted.name.clone()))?;
         parameters.into_iter().try_for_each(|(leaf, value)| leaf.set(value))?;
         self.follow(&mut state)?;
@@ -197,7 +197,7 @@ impl<R: Runtime> DataParallel<R> {
         numbers: &BTreeMap<String, u64>,
     ) -> Result<Vec<(String, Tensor<R>)>> {
         let number = |name: &str| numbers.get(name).copied().unwrap_or(0) as i64;
-        let (rt, without, mut state) = (self.comm.runtime(), self.without_state(), Vec::new());
+        let (rt, without, mut state) = (self.comm().runtime(), self.without_state(), Vec::new());
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
                 // Not the optimizer's own memory: it cannot write what someone else holds.

@@ -5,46 +5,52 @@ use std::{
     sync::Arc,
 };
 
-use autograd::{BackwardHook, Leaf, LeafGrad};
+use autograd::Leaf;
 use nn::{Module, ModuleExt};
-use numcore::{Error, Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
-use optim::{HyperParams, Optimizer, all_finite, require_rates};
+use numcore::{Error, Result, Runtime, Tensor};
+use optim::{FlatGradients, HyperParams, Optimizer, all_finite, require_rates};
 
 use super::Ddp;
 use crate::{
-    buckets::{BucketOptions, BucketReducer, FailedSteps, GradCompression, GradientBuckets, Unused, reducer},
+    buckets::{BucketLayout, BucketOptions, BucketReducer, Unused, reducer},
     checkpoint::names::Buffers,
-    comm::{Collectives, Comm, Label},
-    mesh::{AsMesh, Mesh},
-    plan::Axis,
-    tensor_parallel::TensorAxis,
-    train::{BufferSync, GradLoan, ReducedGradients, StageStrategy as _, Strategy, TrainStep, norm, not_of},
+    combinations::{Feature, Features},
+    comm::{Collectives, Comm, Label, abort_on_err},
+    mesh::AsMesh,
+    strategy::{BufferSync, Computing, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, TensorAxis, not_of},
+    sums,
 };
-
-/// Trains a model of which every rank has a copy: PyTorch's `DistributedDataParallel` with its optimizer. Gradients are sent bucket by bucket
-/// during the backward pass.
-///
-/// [`TrainStep::builder`] makes it where [`zero`](crate::train::TrainStepBuilder::zero) is not asked for. Parameters and buffers are those of
-/// rank 0 from the start. Before the second step buckets are rebuilt, once, in the order in which gradients became final on rank 0.
-/// Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is sent, until a step begins in which they are
-/// not: those then begin, on all ranks alike, as they would have at the first step.
-#[doc(alias("DistributedDataParallel"))]
-pub type BucketedTrainer<R> = TrainStep<R, DataParallel<R>>;
-
-/// Trains a model on one rank: [`TrainStep::builder`] over a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) makes it.
-pub type SimpleTrainer<R> = BucketedTrainer<R>;
 
 /// Makes a reducer of buckets over some ranks.
 pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
 
-/// The strategy of [`BucketedTrainer`]: an optimizer, and its gradients in buckets.
+/// The strategy of a model of which every rank has a copy, PyTorch's `DistributedDataParallel` with its optimizer: consecutive pieces of the optimizer's
+/// own gradient memory are buckets, which are summed over all ranks, in place, as soon as they are full in the backward pass.
+///
+/// Buckets are sent in the order of the plan, whatever order gradients become final in: all ranks make the same calls. The sums do not depend on how
+/// parameters are cut into buckets. Parameters and buffers are those of rank 0 from the start. Before the second step buckets are rebuilt, once, in the
+/// order in which gradients became final on rank 0. Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is
+/// sent, until a step begins in which they are not: those then begin, on all ranks alike, as they would have at the first step.
+#[doc(alias("DistributedDataParallel"))]
+#[doc(alias("BucketedTrainer"))]
 pub struct DataParallel<R: Runtime> {
-    pub(super) comm: Comm<R>,
-    /// Which share of a batch this rank reads, of how many.
-    share: (usize, usize),
+    pub(super) ranks: StepRanks<R>,
+    features: Features,
+    pub(super) label: Label,
     pub(super) optimizer: Box<dyn Optimizer<R>>,
-    pub(super) buckets: GradientBuckets<R>,
-    options: BucketOptions,
+    pub(super) options: BucketOptions,
+    pub(super) reducer: Box<dyn BucketReducer<R>>,
+    pub(super) layout: BucketLayout<R>,
+    /// The number of the bucket to send next.
+    pub(super) next: usize,
+    /// Whether buckets are sent in the backward pass that goes on.
+    pub(super) sync: bool,
+    /// Whether a backward pass of this step was begun.
+    pub(super) has_passed: bool,
+    /// The losses of this rank weigh nothing in this step.
+    pub(super) weighs_nothing: bool,
+    /// Numbers of parameters in the order in which their gradients became final.
+    pub(super) ready: Vec<usize>,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     /// Parameters that were frozen from the start, and are still, which the optimizer does not have.
     pub(super) frozen: Vec<Arc<Leaf<R>>>,
@@ -81,12 +87,10 @@ impl<R: Runtime> DataParallel<R> {
         let mesh = mesh.as_mesh();
         let label = Label::next(mesh.gradients());
         let comm = &label.over(mesh.gradients());
-        let share = (mesh.batch().rank(), mesh.batch().size());
-        let ddp = Ddp::of(comm, model, share.0)?;
+        let ddp = Ddp::of(comm, model, mesh.batch().rank())?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
-        require_elementwise(&*optimizer, &tensor)?;
-        require_exact(&options, &tensor)?;
-        require_whole(&options, &mesh)?;
+        let features = options.features().union(tensor.features(&mesh)).and_if(make.is_some(), Feature::Reducer);
+        features.and_if(!optimizer.is_elementwise(), Feature::WholeParameters).check("TrainStep::builder")?;
         comm.agree("the optimizer", format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes())?;
         let leaves = leaves(model);
         let optimized: HashSet<usize> = optimizer.params().iter().flat_map(|p| p.leaves()).map(Leaf::id).collect();
@@ -101,12 +105,30 @@ impl<R: Runtime> DataParallel<R> {
         let key = |l: &Arc<Leaf<R>>| place(&order, l);
         let reducer = match make {
             Some(make) => make(comm)?,
-            None => reducer(comm, &options, FailedSteps::AreUndone)?,
+            None => reducer(comm, &options)?,
         };
-        require_stateless(&*reducer, &leaves, &tensor)?;
-        let buckets = GradientBuckets::reduced_by(comm, label, &mut *optimizer, &key, options.clone(), reducer)?;
-        let (comm, buffers) = (comm.clone(), Buffers(model.named_buffers()));
-        Ok(DataParallel { comm, share, optimizer, buckets, options, leaves, frozen, buffers, tensor, begun: 0 })
+        features.and_if(!reducer.wanted(&leaves)?.is_empty(), Feature::StatefulReducer).check("TrainStep::builder")?;
+        let layout = BucketLayout::new(comm, &label, &mut *optimizer, &key, &options)?;
+        let (ranks, buffers) = (tensor.step_ranks(&mesh, comm), Buffers(model.named_buffers()));
+        Ok(DataParallel {
+            ranks,
+            features,
+            label,
+            optimizer,
+            options,
+            reducer,
+            layout,
+            next: 0,
+            sync: true,
+            has_passed: false,
+            weighs_nothing: false,
+            ready: Vec::new(),
+            leaves,
+            frozen,
+            buffers,
+            tensor,
+            begun: 0,
+        })
     }
 
     /// The optimizer.
@@ -119,103 +141,109 @@ impl<R: Runtime> DataParallel<R> {
         &mut *self.optimizer
     }
 
-    /// The gradients in their buckets.
-    pub fn buckets(&self) -> &GradientBuckets<R> {
-        &self.buckets
+    /// The gradients. During a backward pass parts of them are in flight.
+    pub fn gradients(&self) -> &FlatGradients<R> {
+        &self.layout.gradients
     }
 
-    pub(super) fn buckets_mut(&mut self) -> &mut GradientBuckets<R> {
-        &mut self.buckets
+    /// The number of buckets that gradients are exchanged in. It may change before the second step, which puts gradients into the order in
+    /// which they became final.
+    pub fn num_buckets(&self) -> usize {
+        self.layout.buckets.len()
+    }
+
+    /// Names of the parameters in bucket `k`.
+    pub fn names_in_bucket(&self, k: usize) -> Vec<String> {
+        self.layout.buckets[k].members.iter().map(|member| member.leaf.name().to_string()).collect()
+    }
+
+    /// Parameters by name, in the order in which their gradients became final in the last backward pass that was exchanged.
+    pub fn ready_order(&self) -> Vec<String> {
+        self.ready_leaves().map(|leaf| leaf.name().to_string()).collect()
+    }
+
+    fn ready_leaves(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
+        self.ready.iter().map(|&i| &self.layout.params[i].leaf)
+    }
+
+    /// What of a parameter's mean gradient this rank could not send yet, where gradients are compressed with error feedback: a row.
+    pub fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
+        self.reducer.residual(leaf)
+    }
+
+    pub(super) fn comm(&self) -> &Comm<R> {
+        &self.ranks.losses
+    }
+
+    /// Cuts buckets anew, between steps, in another order. The reducer keeps what it has from step to step.
+    pub(super) fn cut_buckets(&mut self, order: &HashMap<usize, usize>) -> Result<()> {
+        let key = |leaf: &Arc<Leaf<R>>| place(order, leaf);
+        self.layout = BucketLayout::new(&self.ranks.losses, &self.label, &mut *self.optimizer, &key, &self.options)?;
+        Ok(())
     }
 
     /// Before the second step: buckets in the order in which gradients became final on rank 0.
     fn rebuild(&mut self) -> Result<()> {
         self.begun = self.begun.saturating_add(1);
-        if self.begun != 2 || self.comm.size() == 1 {
+        if self.begun != 2 || self.comm().size() == 1 {
             return Ok(());
         }
         // By position in the model, which is the same on all ranks: names are for people.
         let position: HashMap<usize, usize> = self.leaves.iter().enumerate().map(|(at, l)| (l.id(), at)).collect();
-        let ready = self.buckets.ready_leaves().filter_map(|leaf| position.get(&leaf.id()));
+        let ready = self.ready_leaves().filter_map(|leaf| position.get(&leaf.id()));
         let seen: Vec<u8> = ready.flat_map(|at| at.to_le_bytes()).collect();
-        let first = self.comm.exchange(if self.comm.rank() == 0 { &seen } else { &[] })?.swap_remove(0);
+        let first = self.comm().exchange(if self.comm().rank() == 0 { &seen } else { &[] })?.swap_remove(0);
         let first = first.as_chunks().0.iter().map(|at| usize::from_le_bytes(*at));
         let ready: HashMap<usize, usize> = first.enumerate().map(|(k, at)| (at, k)).collect();
         // What rank 0 did not use comes last, from the last layer to the first.
         let rest = |at: usize| ready.len() + self.leaves.len() - at;
         let key = |(at, l): (usize, &Arc<Leaf<R>>)| (l.id(), ready.get(&at).copied().unwrap_or_else(|| rest(at)));
         let keys: HashMap<usize, usize> = self.leaves.iter().enumerate().map(key).collect();
-        self.buckets.rebuild(&mut *self.optimizer, &|l| place(&keys, l))
-    }
-}
-
-impl<R: Runtime> BucketedTrainer<R> {
-    /// The number of buckets that gradients are exchanged in. It may change before the second step, which puts gradients into the order in
-    /// which they became final.
-    pub fn num_buckets(&self) -> usize {
-        self.strategy().buckets().len()
+        self.cut_buckets(&keys)
     }
 }
 
 impl<R: Runtime> Strategy<R> for DataParallel<R> {
-    fn comm(&self) -> &Comm<R> {
-        &self.comm
+    fn ranks(&self) -> &StepRanks<R> {
+        &self.ranks
     }
 
-    fn everyone(&self) -> &Comm<R> {
-        self.tensor.everyone()
+    fn features(&self) -> Features {
+        self.features
     }
 
-    fn share(&self) -> (usize, usize) {
-        self.share
-    }
-
-    fn counts_examples(&self) -> bool {
-        self.tensor.rank() == 0
-    }
-
-    fn prepare(&mut self) -> Result<()> {
+    fn prepare(&mut self, _: Computing) -> Result<()> {
         self.thaw()?;
         self.rebuild()?;
-        self.buckets.zero();
+        self.zero();
         Ok(())
     }
 
-    fn begin(&mut self, last: bool) -> Result<()> {
-        self.buckets.begin(last)
+    fn begin(&mut self, _: usize, last: bool) -> Result<()> {
+        self.begin_pass(last)
     }
 
-    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
-        self.buckets.set_loss_weight(weight, scale, skippable)
+    // What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves
+    // the range.
+    fn set_loss_weight(&mut self, LossWeight { weight, scale, skippable }: LossWeight) -> Result<()> {
+        self.weighs_nothing = weight == 0.0;
+        self.reducer.set_loss_weight(weight, scale, skippable)
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.buckets.finish()?;
+        let completed = self.complete();
+        abort_on_err(self.comm(), completed)?;
         self.sum_partial_gradients()
     }
 
-    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
-        self.buffers.sync(&self.comm, how)
-    }
-
-    fn may_idle(&self) -> bool {
-        true
-    }
-
-    fn may_differ_in_passes(&self) -> bool {
-        !self.options.canonical
-    }
-}
-
-impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {
     // Ranks see the same sums, so they come to the same norm and decision without asking. Squares are added up for each parameter by
     // itself, then in the model's order: buckets, and when they are rebuilt, do not change a bit.
-    fn norm(&self) -> Result<Tensor<R>> {
-        self.squared_norm(&|_| true)?.sqrt()
+    fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
+        self.tensor.sum(self.squares(counts)?)
     }
 
     fn is_finite(&self) -> Result<bool> {
-        self.tensor.all(all_finite(self.buckets.gradients())?)
+        self.tensor.all(all_finite(self.gradients())?)
     }
 
     fn check_update(&mut self) -> Result<()> {
@@ -224,14 +252,18 @@ impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {
     }
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
-        self.buckets.gradients_mut().multiply_by(scale.clone())?;
-        self.optimizer.step_from(self.buckets.gradients())?;
-        self.buckets.keep();
+        self.layout.gradients.multiply_by(scale.clone())?;
+        self.optimizer.step_from(&self.layout.gradients)?;
+        self.reducer.step_taken();
         Ok(())
     }
 
-    fn is_canonical(&self) -> bool {
-        self.options.canonical
+    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
+        self.buffers.sync(self.comm(), how)
+    }
+
+    fn learning_rate(&self) -> Option<f64> {
+        self.optimizer.lrs().first().copied()
     }
 
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
@@ -248,30 +280,28 @@ impl<R: Runtime> ReducedGradients<R> for DataParallel<R> {
         self.optimizer.set_hyper_parameters(groups)
     }
 
-    fn learning_rate(&self) -> f64 {
-        self.optimizer.lrs().first().copied().unwrap_or(0.0)
-    }
-}
-
-impl<R: Runtime> BackwardHook<R> for DataParallel<R> {
-    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
-        self.buckets.grad_slot(leaf)
+    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
+        let (buffer, range) = self.place_of(leaf)?;
+        let slot = self.layout.gradients.flats_mut()[buffer].lend(range)?;
+        Ok(GradLoan::new(vec![slot], 0))
     }
 
-    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
-        self.buckets.on_leaf_grad_ready(leaf, grad)
+    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
+        let (buffer, _) = self.place_of(leaf)?;
+        let flat = &mut self.layout.gradients.flats_mut()[buffer];
+        sum.into_pieces().into_iter().try_for_each(|slot| flat.restore(slot))
     }
 }
 
 impl<R: Runtime> DataParallel<R> {
     /// The sum of the squares of the gradients of the parameters that count. One that is cut along tensor counts wherever a piece is, one
     /// that is not once.
-    pub(super) fn squares(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Tensor<R>> {
-        let (mut squares, gradients) = (Vec::new(), self.buckets.gradients());
+    pub(super) fn squares(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
+        let (mut squares, gradients) = (Vec::new(), self.gradients());
         for leaf in self.leaves.iter().filter(|leaf| counts(leaf) && self.tensor.counts(leaf)) {
-            squares.extend(gradients.get(leaf)?.map(|gradient| norm::squares(&gradient)).transpose()?);
+            squares.extend(gradients.get(leaf)?.map(|gradient| sums::squares(&gradient)).transpose()?);
         }
-        norm::total(self.comm.runtime(), &squares)
+        sums::total(self.comm().runtime(), &squares)
     }
 }
 
@@ -296,7 +326,7 @@ impl<R: Runtime> DataParallel<R> {
         if !self.tensor.is_cut() {
             return Ok(Vec::new());
         }
-        let own = self.leaves.iter().map(|leaf| Ok(self.buckets.gradients().get(leaf)?.is_some()));
+        let own = self.leaves.iter().map(|leaf| Ok(self.gradients().get(leaf)?.is_some()));
         let own = own.collect::<Result<Vec<bool>>>()?;
         let used = match self.options.unused {
             Unused::Allow => self.tensor.used_anywhere(&own)?,
@@ -333,60 +363,6 @@ fn require_own<R: Runtime>(optimizer: &dyn Optimizer<R>, leaves: &[Arc<Leaf<R>>]
         Some(leaf) => Err(Error::state(leaf.name().to_string(), "is in the optimizer, but not in the model")),
         None => Ok(()),
     }
-}
-
-/// An error if an optimizer would update pieces of parameters in another way than the whole.
-fn require_elementwise<R: Runtime>(optimizer: &dyn Optimizer<R>, tensor: &TensorAxis<R>) -> Result<()> {
-    if !tensor.is_cut() || optimizer.is_elementwise() {
-        return Ok(());
-    }
-    let axis = tensor.name();
-    let why = format!(
-        "looks at whole parameters, of which this rank has pieces: over ranks along {axis} take an elementwise rule"
-    );
-    Err(Error::config("TrainStep::builder", "optimizer", why))
-}
-
-/// An error if gradients of pieces would be compressed as matrices.
-fn require_exact<R: Runtime>(options: &BucketOptions, tensor: &TensorAxis<R>) -> Result<()> {
-    match options.compression {
-        GradCompression::PowerSgd(_) if tensor.is_cut() => {
-            let axis = tensor.name();
-            let why = format!(
-                "PowerSGD compresses whole matrices, of which this rank has pieces: leave it out over ranks along {axis}"
-            );
-            Err(Error::config("TrainStep::builder", "buckets", why))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// An error if gradients of parts of sequences would be summed as those of chunks of a batch.
-fn require_whole<R: Runtime>(options: &BucketOptions, mesh: &Mesh<R>) -> Result<()> {
-    let ranks = mesh.plan().size(Axis::Context);
-    if !options.canonical || ranks == 1 {
-        return Ok(());
-    }
-    let why = format!(
-        "canonical order adds up gradients of chunks of a batch, and {ranks} ranks along context have parts of sequences: leave it out"
-    );
-    Err(Error::config("TrainStep::builder", "buckets", why))
-}
-
-/// An error if a reducer would save a state of its own for pieces of parameters: checkpoints would have it under one name from several ranks.
-fn require_stateless<R: Runtime>(
-    reducer: &dyn BucketReducer<R>,
-    leaves: &[Arc<Leaf<R>>],
-    tensor: &TensorAxis<R>,
-) -> Result<()> {
-    if !tensor.is_cut() || reducer.wanted(leaves)?.is_empty() {
-        return Ok(());
-    }
-    let axis = tensor.name();
-    let why = format!(
-        "keeps a state of each parameter, of which this rank has pieces: over ranks along {axis} take one without"
-    );
-    Err(Error::config("TrainStep::builder", "reducer", why))
 }
 
 /// The parameters of a model, in its own order.

@@ -3,11 +3,10 @@
 mod by_hand;
 mod checkpoint;
 mod data_parallel;
-mod stage_strategy;
+mod exchange;
 mod thaw;
 
 pub use by_hand::Ddp;
-pub(crate) use by_hand::described;
-pub use data_parallel::{BucketedTrainer, DataParallel, SimpleTrainer};
-pub(crate) use data_parallel::{MakeReducer, leaves};
+pub use data_parallel::DataParallel;
+pub(crate) use data_parallel::MakeReducer;
 pub(crate) use thaw::THAWED;

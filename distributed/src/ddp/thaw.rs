@@ -2,10 +2,7 @@
 
 use numcore::{Result, Runtime};
 
-use super::{
-    DataParallel,
-    data_parallel::{from_last, place},
-};
+use super::{DataParallel, data_parallel::from_last};
 use crate::comm::Collectives;
 
 /// The parameters that ranks agree on when they are unfrozen.
@@ -22,8 +19,7 @@ impl<R: Runtime> DataParallel<R> {
         self.tensor.everyone().agree(THAWED, names.join(" ").as_bytes())?;
         self.optimizer.add_params(&thawed)?;
         self.frozen.retain(|leaf| !leaf.requires_grad());
-        let order = from_last(&self.leaves);
-        self.buckets.rebuild(&mut *self.optimizer, &|l| place(&order, l))?;
+        self.cut_buckets(&from_last(&self.leaves))?;
         // In the order in which gradients become final once that is known of all of them.
         self.begun = 0;
         Ok(())

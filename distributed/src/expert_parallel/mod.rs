@@ -14,10 +14,8 @@
 //! **Invariant**: ranks make the same calls whatever their tokens are. An expert without tokens takes part in every exchange, with none of them,
 //! and a rank without examples computes something that weighs nothing.
 
-mod checkpoint;
 mod part;
-mod stage_strategy;
 mod strategy;
 
 pub(crate) use part::{expert_leaves, has_experts};
-pub use strategy::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer};
+pub(crate) use strategy::{of_part, require_experts};

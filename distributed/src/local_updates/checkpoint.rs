@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use super::{LocalTrainStep, fragment::OwnElements};
+use super::{LocalSteps, fragment::OwnElements};
 use optim::StateRow;
 
 use crate::{
     checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, names},
-    comm::Communicator,
-    train::{CheckpointNotes, Strategy},
+    comm::{Comm, Communicator},
+    train::{CheckpointNotes, Step},
 };
 
 const RANKS: &str = "outer/ranks";
@@ -57,7 +57,7 @@ fn local(rank: usize, name: &str) -> String {
     names::own(rank, &format!("local/{name}"))
 }
 
-impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
+impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// Whether all ranks have the same value of a tensor that the inner step saves: a parameter that is not trained.
     fn is_common(&self, name: &str) -> bool {
         let trained = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| outer.leaf.name());
@@ -76,28 +76,25 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
 
     /// What this rank's losses have weighed since a fragment met; each rank of a machine has its own.
     fn weight_name(&self, k: usize) -> String {
-        format!("weight/{k}/{}", self.inner.strategy().everyone().rank())
+        format!("weight/{k}/{}", self.inner.ranks().everyone.rank())
     }
 
-    /// Saves everything that going on needs. Every rank calls it. Where the inner steps are those of several ranks each, all of these save together:
-    /// `Folder::save` over a communicator of all.
+    /// Saves everything that going on needs. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Folder::save`]; and where an inner step is one of several ranks.
+    /// As [`Folder::save`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were not named.
     #[track_caller]
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
-        self.require_alone()?;
-        folder.save(&self.comm, self.steps, self, notes)
+        folder.save(self.everyone()?, self.steps, self, notes)
     }
 
-    /// A writer for [`save_in_background`](LocalTrainStep::save_in_background); every rank makes one, and keeps it.
+    /// A writer for [`save_in_background`](LocalSteps::save_in_background); every rank makes one, and keeps it.
     #[track_caller]
     pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
-        self.require_alone()?;
-        SnapshotWriter::new(&self.comm)
+        SnapshotWriter::new(self.everyone()?)
     }
 
-    /// Saves as [`save`](LocalTrainStep::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
+    /// Saves as [`save`](LocalSteps::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
     ///
     /// # Errors
     /// Those of [`SnapshotWriter::save`].
@@ -113,20 +110,22 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks; none if there is none. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Folder::load_latest`]; and where an inner step is one of several ranks.
+    /// As [`Folder::load_latest`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were not named.
     #[track_caller]
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
-        self.require_alone()?;
-        let comm = self.comm.clone();
-        folder.load_latest(&comm, self)
+        let everyone = self.everyone()?.clone();
+        folder.load_latest(&everyone, self)
     }
 
-    fn require_alone(&self) -> Result<()> {
-        if self.inner.strategy().everyone().size() == 1 {
-            return Ok(());
+    /// All ranks that train.
+    pub(super) fn everyone(&self) -> Result<&Comm<R>> {
+        let everyone = &self.ranks.everyone;
+        if everyone.size() == self.comm.size() * self.inner.ranks().everyone.size() {
+            return Ok(everyone);
         }
-        let why = "the inner step is one of several ranks, which save together: `Folder::save` or `load_latest` over a communicator of all";
-        Err(Error::argument("LocalTrainStep", why).on_rank(self.comm.world_rank()))
+        let why = "the inner step is one of several ranks, which save and decide together with those of the other inner steps: name all of them by \
+                   `LocalSteps::among`";
+        Err(Error::argument("LocalSteps", why).on_rank(self.comm.world_rank()))
     }
 
     /// Names of what is kept of each element besides the global weight.
@@ -197,7 +196,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> LocalTrainStep<R, S> {
     }
 }
 
-impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrainStep<R, S> {
+impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let rank = self.comm.rank();
         let mut parts = self.inner.parts()?;
@@ -217,7 +216,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for LocalTrai
 
     /// The next call puts this rank's own weights back, whatever it is given: those are not what [`parts`](Checkpointed::parts) calls parameters.
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
-        if self.inner.strategy().everyone().size() > 1 {
+        if self.inner.ranks().everyone.size() > 1 {
             return Ok(false);
         }
         let leaves = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| &outer.leaf);

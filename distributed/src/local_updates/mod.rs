@@ -22,6 +22,7 @@
 //! **Invariant**: ranks take the same number of steps between two meetings, whatever their data weighs, unless they meet
 //! [by hand](LocalUpdates::every); a meeting that fails changes no weights.
 
+mod as_step;
 mod checkpoint;
 mod fragment;
 mod options;
@@ -30,4 +31,6 @@ mod step;
 
 pub use options::LocalUpdates;
 pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterRule, OuterStep, SlowMo};
-pub use step::{LocalTrainStep, Meeting};
+pub use step::LocalSteps;
+
+pub use crate::train::Meeting;

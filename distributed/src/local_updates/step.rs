@@ -12,8 +12,10 @@ use super::{
 };
 use crate::{
     checkpoint::names::Buffers,
+    combinations::Feature,
     comm::{Collectives, Comm, Communicator, Label, abort_on_err, memory},
-    train::{Loss, Strategy, TrainStep, TrainingMetrics},
+    strategy::{BatchShare, BufferSync, StepRanks},
+    train::{Empty, Meeting, Step, StepInput, StepWork, TrainingMetrics},
 };
 
 /// Trains a model on ranks that each take steps of their own and bring their weights together every so often: [the rules](super).
@@ -24,7 +26,7 @@ use crate::{
 /// ```
 /// use distributed::{
 ///     comm::{Communicator, NoOpCommunicator, Ranks},
-///     local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
+///     local_updates::{DiLoCo, LocalSteps, LocalUpdates},
 ///     train::{Loss, TrainStep},
 /// };
 /// use nn::{Forward, Init, Linear};
@@ -36,7 +38,7 @@ use crate::{
 ///     let model = Linear::new(&Init::new(rt, 42), 4, 1)?;
 ///     let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(AdamWConfig::default()).build()?;
 ///     let meetings = LocalUpdates { every: Some(2), ..Default::default() };
-///     let mut step = LocalTrainStep::new(&comm, &model, inner, DiLoCo::default(), meetings)?;
+///     let mut step = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), meetings)?;
 ///     let x = autograd::Var::new(Tensor::zeros(rt, [8, 4], DType::F32)?);
 ///     for _ in 0..4 {
 ///         step.step(|_| Loss::sum(model.forward(&x)?.sum(&[], false)?, 8.0))?;
@@ -47,10 +49,11 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
-    pub(super) inner: TrainStep<R, S>,
+pub struct LocalSteps<R: Runtime, S: Step<R>> {
+    pub(super) inner: S,
+    /// The ranks that meet.
     pub(super) comm: Comm<R>,
-    share: (usize, usize),
+    pub(super) ranks: StepRanks<R>,
     pub(super) rule: Box<dyn OuterRule<R>>,
     pub(super) options: LocalUpdates,
     pub(super) fragments: Vec<OuterFragment<R>>,
@@ -72,18 +75,7 @@ pub struct LocalTrainStep<R: Runtime, S: Strategy<R>> {
     pub(super) saved: Option<super::checkpoint::SavedRanks>,
 }
 
-/// How far ranks had gone apart when they met.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Meeting {
-    /// The number of the meeting, from 1.
-    pub number: u64,
-    /// The fragment that met, or the first of those that did.
-    pub fragment: usize,
-    /// The largest distance of a rank's weights from the new global ones, over the norm of these.
-    pub divergence: f64,
-}
-
-impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
+impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// Gives every rank the parameters of rank 0. Every rank calls it, after its inner step was made.
     ///
     /// # Errors
@@ -93,58 +85,55 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
     pub fn new(
         comm: &Comm<R>,
         model: &(impl Module<R> + ?Sized),
-        mut inner: TrainStep<R, S>,
+        inner: S,
         rule: impl OuterRule<R> + 'static,
         options: LocalUpdates,
     ) -> Result<Self> {
         options.check().and_then(|()| rule.check()).map_err(|error| error.on_rank(comm.world_rank()))?;
         let comm = Label::next(comm).over(comm);
-        let named = model.named_parameters();
+        let inside = inner.ranks().clone();
+        let mut named = model.named_parameters();
+        named.extend(inner.modules().into_iter().flat_map(|stage| stage.named_parameters()));
         let line =
             |(name, p): &(String, Param<R>)| format!("{name} {} {} {}\n", p.dtype(), p.shape(), p.requires_grad());
         let lines: String = named.iter().map(line).collect();
-        let inside = inner.strategy().share();
-        comm.agree("the model and when ranks meet", format!("{options:?} {rule:?} {inside:?}\n{lines}").as_bytes())?;
-        if let Some((name, _)) = named.iter().find(|(_, p)| !p.leaf().is_resident()) {
-            let why = "is kept in shards by the inner step, and ranks bring whole weights together: take a lower stage of ZeRO";
-            return Err(Error::state(name.clone(), why).on_rank(comm.world_rank()));
-        }
+        let shares = (inside.share.index, inside.share.of);
+        comm.agree("the model and when ranks meet", format!("{options:?} {rule:?} {shares:?}\n{lines}").as_bytes())?;
         let is_half = |p: &Param<R>| p.requires_grad() && !matches!(p.dtype(), DType::F32 | DType::F64);
-        if let Some((name, p)) = named.iter().find(|(_, p)| is_half(p)) {
-            let why = format!(
-                "is {}, and each meeting would round what ranks learned: keep trained parameters in f32 and compute in halves by `autocast`",
-                p.dtype()
-            );
-            return Err(Error::state(name.clone(), why).on_rank(comm.world_rank()));
-        }
+        let half = named.iter().any(|(_, parameter)| is_half(parameter));
+        let features = inner.combines().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
+        features.check("LocalSteps").map_err(|error| error.on_rank(comm.world_rank()))?;
         for (name, parameter) in &named {
             let leaf = parameter.leaf();
             let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
             leaf.set(value.wait()?.freeze()?)?;
         }
         let fragments = {
-            let strategy = inner.strategy();
-            let is_first = strategy.comm().rank() == 0;
+            // Of the ranks of an inner step that have the same parameters.
+            let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.alike.max(1));
             let saves = |p: &Param<R>| {
-                is_first && p.placed().map_or(strategy.counts_examples(), |placed| placed.is_first_replica())
+                is_first && p.placed().map_or(inside.counts_examples, |placed| placed.is_first_replica())
             };
             fragments(&comm, &named, options.fragments, rule.states(), saves)?
         };
         // Of all ranks, each draws random values of its own.
-        let share = (comm.rank() * inside.1 + inside.0, comm.size() * inside.1);
-        set_random_stream(share.0 as u32);
-        let buffers = Buffers(model.named_buffers());
-        buffers.sync(&comm, crate::train::BufferSync::Broadcast)?;
-        let (rule, rate) = (Box::new(rule), inner.strategy().learning_rate());
-        inner.updates.may_be_empty = true;
+        let of = inside.share.of;
+        let share = BatchShare { index: comm.rank() * of + inside.share.index, of: comm.size() * of };
+        set_random_stream(share.index as u32);
+        let mut all_buffers = model.named_buffers();
+        all_buffers.extend(inner.modules().into_iter().flat_map(|stage| stage.named_buffers()));
+        let buffers = Buffers(all_buffers);
+        buffers.sync(&comm, BufferSync::Broadcast)?;
+        let (rule, rate) = (Box::new(rule), inner.learning_rate());
+        let ranks = StepRanks { everyone: comm.clone(), losses: comm.clone(), share, draws_as: share.index, ..inside };
         let leaves = named.iter().map(|(_, parameter)| parameter.leaf());
-        Ok(LocalTrainStep {
+        Ok(LocalSteps {
             weight: 0.0,
             rate,
             own: None,
             inner,
             comm,
-            share,
+            ranks,
             rule,
             options,
             fragments,
@@ -158,64 +147,75 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         })
     }
 
+    /// Names all ranks that train, where an inner step is one of several: those of all inner steps, which agree on what is saved and when a run ends.
+    pub fn among(mut self, everyone: &Comm<R>) -> Self {
+        self.ranks.everyone = everyone.clone();
+        self
+    }
+
     /// One step of this rank, and a meeting with the others where it is due. What it tells is this rank's own: loss, weight and norm. Where its losses weigh
     /// nothing, the rank has no examples in this step: its weights stay, and the loss it tells is 0.
     ///
     /// # Errors
-    /// As [`TrainStep::step`]; and on every rank if a meeting fails, after which no weights have changed but by the step.
+    /// As [`Step::step`]; and on every rank if a meeting fails, after which no weights have changed but by the step.
     #[track_caller]
-    pub fn step(&mut self, micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
+    pub fn step<I: Into<StepInput<R>>>(
+        &mut self,
+        micro_batch: impl FnMut(usize) -> Result<I>,
+    ) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
         self.step_with(self.inner.accumulation(), micro_batch).map_err(|error| error.at(line))
     }
 
-    /// A [`step`](LocalTrainStep::step) of fewer micro-batches than configured.
+    /// A [`step`](LocalSteps::step) of fewer micro-batches than configured.
     #[track_caller]
-    pub fn step_with(
+    pub fn step_with<I: Into<StepInput<R>>>(
         &mut self,
         micro_batches: usize,
-        mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
+        mut micro_batch: impl FnMut(usize) -> Result<I>,
     ) -> Result<TrainingMetrics<R>> {
-        abort_on_err(&self.comm, self.require_frozen())?;
-        let mut weight = 0.0;
-        let metrics = self.inner.step_with(micro_batches, |k| {
-            let loss = micro_batch(k)?;
-            weight += loss.weight();
-            Ok(loss)
-        });
-        self.after(metrics, weight)
+        self.take(StepWork::new(micro_batches, &mut |k| micro_batch(k).map(Into::into)))
     }
 
     /// A step of the others in which this rank has no examples. Its weights stay, and count in a meeting by what its losses have weighed since the last one.
     ///
     /// # Errors
-    /// As [`step`](LocalTrainStep::step), and as [`TrainStep::idle`].
+    /// As [`step`](LocalSteps::step), and if the inner step cannot be [idle](Feature::Idle).
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
-        let metrics = self.inner.idle();
-        self.after(metrics, 0.0).map_err(|error| error.at(line))
+        let mut none = |_| Err(Error::internal("LocalSteps", "an idle rank was asked for a micro-batch"));
+        self.take(StepWork { own: 0, ..StepWork::new(self.inner.accumulation(), &mut none) })
+            .map_err(|error| error.at(line))
+    }
+
+    pub(super) fn take(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        abort_on_err(&self.comm, self.require_frozen())?;
+        let metrics = self.inner.step(StepWork { empty: Empty::IsLeftOut, ..work });
+        self.after(metrics)
     }
 
     /// An error if a parameter is trained by now that was frozen when meetings were laid out.
     fn require_frozen(&self) -> Result<()> {
         self.frozen.iter().find(|leaf| leaf.requires_grad()).map_or(Ok(()), |leaf| {
-            let why = "was frozen when this step was made, so ranks would not bring it together: make another `LocalTrainStep` to train it";
+            let why = "was frozen when this step was made, so ranks would not bring it together: make another `LocalSteps` to train it";
             Err(Error::state(leaf.name().to_string(), why))
         })
     }
 
-    /// After a step of this rank, whose losses weighed so much: meets with the others where it is due.
-    fn after(&mut self, metrics: Result<TrainingMetrics<R>>, weight: f64) -> Result<TrainingMetrics<R>> {
+    /// After a step of this rank: meets with the others where it is due.
+    fn after(&mut self, metrics: Result<TrainingMetrics<R>>) -> Result<TrainingMetrics<R>> {
         let metrics = abort_on_err(&self.comm, metrics)?;
-        (self.weight, self.rate) = (weight, metrics.learning_rate());
+        (self.weight, self.rate) = (metrics.own_weight(), metrics.learning_rate());
         if metrics.stepped() {
-            self.fragments.iter_mut().for_each(|fragment| fragment.weight += weight);
+            self.fragments.iter_mut().for_each(|fragment| fragment.weight += self.weight);
         }
         self.steps += 1;
+        let before = self.meetings;
         let met = self.meet_if_due();
         abort_on_err(&self.comm, met)?;
-        Ok(metrics)
+        let meeting = self.last.filter(|_| self.meetings > before);
+        Ok(TrainingMetrics { meeting, global_step: metrics.global_step, ..metrics })
     }
 
     /// Meets with the other ranks now, with all parameters; sums that are under way are applied before. Every rank calls it.
@@ -231,11 +231,10 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
     /// What the losses of the last step weighed on all ranks. Every rank calls it.
     #[track_caller]
     pub fn weight_of_all(&self) -> Result<f64> {
-        let inside = self.inner.strategy().comm();
-        let own = sums(inside, &[self.weight])?[0];
+        let inside = self.inner.ranks();
+        let own = sums(&inside.losses, &[self.weight])?[0];
         // Ranks that have parts of the same sequences each say what these weigh.
-        let alike = inside.size() / self.inner.strategy().share().1.max(1);
-        Ok(sums(&self.comm, &[own])?[0] / alike.max(1) as f64)
+        Ok(sums(&self.comm, &[own])?[0] / inside.alike.max(1) as f64)
     }
 
     /// Steps taken, also those that this rank left out because its gradients were not finite: equal on all ranks, unless they meet by hand alone.
@@ -259,23 +258,23 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
         self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
     }
 
+    /// The ranks that train.
+    pub fn ranks(&self) -> &StepRanks<R> {
+        &self.ranks
+    }
+
     /// The ranks that meet.
     pub fn comm(&self) -> &Comm<R> {
         &self.comm
     }
 
-    /// Which share of a batch this rank reads, of how many.
-    pub fn share(&self) -> (usize, usize) {
-        self.share
-    }
-
     /// The step of this rank.
-    pub fn inner(&self) -> &TrainStep<R, S> {
+    pub fn inner(&self) -> &S {
         &self.inner
     }
 
     /// The step of this rank, for schedules.
-    pub fn inner_mut(&mut self) -> &mut TrainStep<R, S> {
+    pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
@@ -304,7 +303,7 @@ impl<R: Runtime, S: Strategy<R>> LocalTrainStep<R, S> {
     fn begin(&mut self, which: &[usize]) -> Result<()> {
         // Of a machine, what all of its ranks did: they meet those of other machines each by itself, and must come to the same.
         let weights: Vec<f64> = which.iter().map(|&k| self.fragments[k].weight).collect();
-        let own = sums(self.inner.strategy().comm(), &weights)?;
+        let own = sums(&self.inner.ranks().losses, &weights)?;
         let totals = sums(&self.comm, &own)?;
         // Ranks that left out steps have other rates, and a rule has one for all.
         let rate = self

@@ -43,9 +43,8 @@ pub use lower::Lowering;
 pub use placement::StagePlacement;
 pub use replay::{SendMode, Span};
 pub use run::{
-    ExpertPipelineTrainer, LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions,
-    PipelineOutput, PipelineTrainStep, PipelineTrainer, Stage, StageHooks, Tie, ZeroExpertPipelineTrainer,
-    ZeroPipelineTrainer, balanced, split,
+    LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions, PipelineOutput, Stage, StageHooks,
+    Tie, balanced, split,
 };
 pub use schedule::Schedule;
 pub use simulate::{RankReport, Simulation};

@@ -14,9 +14,7 @@
 //!
 //! **Invariant**: ranks along the tensor axis read the same examples and decide alike.
 
-mod axis;
 mod pieces;
 mod ranks;
 
-pub(crate) use axis::{STEP, TensorAxis};
 pub use ranks::TensorRanks;

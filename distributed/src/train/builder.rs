@@ -1,92 +1,85 @@
-//! One builder for every kind of training step.
+//! The builder of training steps.
 
 use std::sync::Arc;
 
-use nn::{Module, ModuleExt};
+use autograd::Leaf;
+use nn::{Module, ModuleExt, Visitor};
 use numcore::{Error, Result, Runtime, Tensor};
-use optim::{IntoOptimizer, LossScaler, LrSchedule, Optimizer, OptimizerFn, Shards};
+use optim::{IntoOptimizer, LossScaler, LrSchedule, Optimizer, OptimizerFn, OptimizerSource};
 use parking_lot::Mutex;
 
-use super::{BufferSync, GradientObserver, HyperParameters, TrainStep, TrainingConfig};
+use super::{BufferSync, HyperParameters, TrainStep, TrainingConfig, pipeline::Stages};
 use crate::{
     buckets::{BucketOptions, BucketReducer},
-    comm::Comm,
-    ddp::{BucketedTrainer, DataParallel, MakeReducer},
-    expert_parallel::{ExpertParallel, ExpertTrainer, ZeroExpertTrainer, expert_leaves},
+    combinations::{Feature, Features},
+    comm::{Collectives, Comm, abort_on_err},
+    ddp::{DataParallel, MakeReducer},
+    expert_parallel::{expert_leaves, has_experts, of_part, require_experts},
+    hooks::GradientObserver,
     mesh::{AsMesh, Mesh},
-    zero::{Sharded, ZeroOptions, ZeroTrainer},
+    pipeline::{Pipeline, PipelineGroups, PipelineModel, Stage},
+    plan::Axis,
+    strategy::{BatchShare, SetKind, StepRanks, Strategy, StrategyPart, StrategySet, Tie, Tied},
+    zero::{Sharded, UnitOf, ZeroOptions, ZeroStage},
 };
 
 /// What a training step is made of: see [`TrainStep::builder`].
-///
-/// What [`build`](TrainStepBuilder::build) makes follows from the types of what it was given:
-///
-/// | model | without `zero` | with `zero` |
-/// |---|---|---|
-/// | `&model` | [`BucketedTrainer`] | [`ZeroTrainer`] |
-/// | `&model`, [`experts`](TrainStepBuilder::experts) | [`ExpertTrainer`] | [`ZeroExpertTrainer`] |
-/// | [`PipelineModel`] | [`PipelineTrainer`] | [`ZeroPipelineTrainer`] |
-/// | [`PipelineModel`], [`experts`](TrainStepBuilder::experts) | [`ExpertPipelineTrainer`] | [`ZeroExpertPipelineTrainer`] |
-///
-/// [`PipelineModel`]: crate::pipeline::PipelineModel
-/// [`PipelineTrainer`]: crate::pipeline::PipelineTrainer
-/// [`ZeroPipelineTrainer`]: crate::pipeline::ZeroPipelineTrainer
-/// [`ExpertPipelineTrainer`]: crate::pipeline::ExpertPipelineTrainer
-/// [`ZeroExpertPipelineTrainer`]: crate::pipeline::ZeroExpertPipelineTrainer
 #[must_use = "`build` makes the step"]
-pub struct TrainStepBuilder<R: Runtime, M, O = NoOptimizer, Z = BucketOptions> {
-    pub(super) mesh: Mesh<R>,
-    pub(super) model: M,
-    pub(super) optimizer: O,
-    /// How gradients are exchanged, or what is sharded.
-    pub(super) spread: Z,
-    pub(super) parts: StepParts<R>,
-}
-
-/// What a step of any kind has.
-pub(crate) struct StepParts<R: Runtime> {
-    pub(crate) config: TrainingConfig,
-    pub(crate) schedule: Option<Arc<dyn LrSchedule>>,
-    pub(crate) observer: Option<GradientObserver<R>>,
+pub struct TrainStepBuilder<'m, R: Runtime> {
+    mesh: Mesh<R>,
+    model: StepModel<'m, R>,
+    optimizer: Option<OptimizerSource<R>>,
+    config: TrainingConfig,
+    buckets: Option<BucketOptions>,
+    zero: ZeroOptions,
+    experts: bool,
+    schedule: Option<Arc<dyn LrSchedule>>,
     reducer: Option<MakeReducer<R>>,
-    /// Whether buckets were spoken of, which a sharded step has none of.
-    buckets: bool,
+    observer: Option<GradientObserver<R>>,
 }
 
-impl<R: Runtime> StepParts<R> {
-    /// An error if the step was told how to exchange whole gradients, which sharded ones are not.
-    pub(super) fn check_sharded(&self) -> Result<()> {
-        let field = match (self.reducer.is_some(), self.buckets) {
-            (true, _) => "reducer",
-            (_, true) => "buckets",
-            _ => return Ok(()),
-        };
-        let why = format!(
-            "`{field}` and `zero` exclude each other: a sharded step sums its units itself, by `ZeroOptions`; leave one out"
-        );
-        Err(Error::config("TrainStep::builder", field, why))
+/// The model of a training step: `&model`, or a [`PipelineModel`].
+pub enum StepModel<'m, R: Runtime> {
+    /// One that is whole on every rank, but for layers that are cut.
+    Whole(Box<dyn Module<R> + 'm>),
+    /// The stages of a rank.
+    Stages(PipelineModel<R>),
+}
+
+impl<'m, R: Runtime, M: Module<R> + ?Sized> From<&'m M> for StepModel<'m, R> {
+    fn from(model: &'m M) -> Self {
+        StepModel::Whole(Box::new(Borrowed(model)))
     }
 }
 
-/// How a step spreads a model whose experts are shared out among ranks: they and the rest, each in the same way.
-pub struct WithExperts<Z>(pub(super) Z);
+impl<R: Runtime> From<PipelineModel<R>> for StepModel<'_, R> {
+    fn from(model: PipelineModel<R>) -> Self {
+        StepModel::Stages(model)
+    }
+}
 
-/// A builder that was given no optimizer yet.
-pub struct NoOptimizer;
+/// A model of its caller's.
+struct Borrowed<'m, M: ?Sized>(&'m M);
 
-impl<R: Runtime> TrainStep<R, DataParallel<R>> {
-    /// What a training step is made of, beginning with the ranks and the model: a [`Mesh`], or a communicator, which is a mesh of one axis;
-    /// a model, or a [`PipelineModel`](crate::pipeline::PipelineModel).
+impl<R: Runtime, M: Module<R> + ?Sized> Module<R> for Borrowed<'_, M> {
+    fn visit(&self, name: &str, visitor: &mut dyn Visitor<R>) {
+        self.0.visit(name, visitor);
+    }
+}
+
+impl<R: Runtime> TrainStep<R> {
+    /// The builder of a training step, beginning with the ranks and the model: a [`Mesh`], a communicator, which is a mesh of one axis, or a runtime, which
+    /// is one of one rank; `&model`, or a [`PipelineModel`]. Whatever is chosen, the step's type is this.
     ///
     /// ```
-    /// # use distributed::{comm::NoOpCommunicator, train::{BufferSync, TrainStep}, zero::ZeroStage};
+    /// # use distributed::{train::TrainStep, zero::ZeroStage};
     /// # use nn::{Init, Linear};
     /// # use numcore::NullRuntime;
-    /// # use optim::{AdamWConfig, WarmupCosine};
+    /// # use optim::AdamWConfig;
     /// # fn main() -> numcore::Result<()> {
     /// # let rt = NullRuntime::new();
-    /// # let (mesh, model) = (NoOpCommunicator::new(&rt), Linear::new(&Init::new(&rt, 0), 4, 1)?);
-    /// let step = TrainStep::builder(&mesh, &model)
+    /// # let model = Linear::new(&Init::new(&rt, 0), 4, 1)?;
+    /// let step = TrainStep::builder(&rt, &model)
     ///     .optimizer(AdamWConfig { lr: 3e-4, ..Default::default() })
     ///     .schedule(|base, step| base / (1.0 + step as f64))
     ///     .zero(ZeroStage::Parameters)
@@ -100,42 +93,47 @@ impl<R: Runtime> TrainStep<R, DataParallel<R>> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn builder<M>(mesh: &impl AsMesh<R>, model: M) -> TrainStepBuilder<R, M> {
-        let parts = StepParts {
+    pub fn builder<'m>(mesh: &impl AsMesh<R>, model: impl Into<StepModel<'m, R>>) -> TrainStepBuilder<'m, R> {
+        TrainStepBuilder {
+            mesh: mesh.as_mesh(),
+            model: model.into(),
+            optimizer: None,
             config: TrainingConfig::default(),
+            buckets: None,
+            zero: ZeroStage::None.into(),
+            experts: false,
             schedule: None,
-            observer: None,
             reducer: None,
-            buckets: false,
-        };
-        let (mesh, spread) = (mesh.as_mesh(), BucketOptions::default());
-        TrainStepBuilder { mesh, model, optimizer: NoOptimizer, spread, parts }
+            observer: None,
+        }
     }
 }
 
-impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
+impl<R: Runtime> TrainStepBuilder<'_, R> {
     /// The optimizer: a configuration, which gets all parameters that are trained, [`ParamGroups`](optim::ParamGroups) of them, or, where
     /// nothing is sharded and the model is whole, an optimizer that was made already.
-    pub fn optimizer<P>(self, optimizer: P) -> TrainStepBuilder<R, M, P, Z> {
-        let TrainStepBuilder { mesh, model, spread, parts, .. } = self;
-        TrainStepBuilder { mesh, model, optimizer, spread, parts }
+    pub fn optimizer(self, optimizer: impl IntoOptimizer<R>) -> Self {
+        Self { optimizer: Some(optimizer.into_source()), ..self }
     }
 
     /// A function that makes the optimizer of the parameters that are trained: of all; in a pipeline, of one stage's after another's; with
     /// [`experts`](TrainStepBuilder::experts), of those of the experts, then of the rest.
-    pub fn optimizer_with<F>(self, make: F) -> TrainStepBuilder<R, M, OptimizerFn<F>, Z> {
+    pub fn optimizer_with(
+        self,
+        make: impl FnMut(Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>> + 'static,
+    ) -> Self {
         self.optimizer(OptimizerFn(make))
     }
 
     /// A learning-rate schedule, in place of the optimizer's own.
     pub fn schedule(mut self, schedule: impl LrSchedule + 'static) -> Self {
-        self.parts.schedule = Some(Arc::new(schedule));
+        self.schedule = Some(Arc::new(schedule));
         self
     }
 
-    /// Micro-batches in a step: see [`TrainingConfig::accumulation`].
+    /// Micro-batches in a step: see [`TrainingConfig::accumulation`]. Of a pipeline, runs, each of as many micro-batches as the schedule has.
     pub fn accumulation(mut self, micro_batches: usize) -> Self {
-        self.parts.config.accumulation = micro_batches;
+        self.config.accumulation = micro_batches;
         self
     }
 
@@ -143,39 +141,39 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
     #[doc(alias("max_grad_norm"))]
     #[doc(alias("clip_grad_norm"))]
     pub fn max_norm(mut self, norm: f64) -> Self {
-        self.parts.config.max_norm = Some(norm);
+        self.config.max_norm = Some(norm);
         self
     }
 
     /// Dynamic loss scaling: see [`TrainingConfig::loss_scaling`].
     #[doc(alias("GradScaler"))]
     pub fn loss_scaling(mut self, scaler: LossScaler) -> Self {
-        self.parts.config.loss_scaling = Some(scaler);
+        self.config.loss_scaling = Some(scaler);
         self
     }
 
     /// Leaves out updates whose gradients are not finite: see [`TrainingConfig::skip_non_finite`].
     pub fn skip_non_finite(mut self) -> Self {
-        self.parts.config.skip_non_finite = true;
+        self.config.skip_non_finite = true;
         self
     }
 
     /// What becomes of buffers that every rank changes by itself.
     pub fn buffers(mut self, sync: BufferSync) -> Self {
-        self.parts.config.buffers = sync;
+        self.config.buffers = sync;
         self
     }
 
     /// What becomes of the optimizer's hyper-parameters in checkpoints: they are the configuration's alone, unless this asks for something else.
     #[doc(alias("param_groups"))]
     pub fn hyper_parameters(mut self, what: HyperParameters) -> Self {
-        self.parts.config.hyper_parameters = what;
+        self.config.hyper_parameters = what;
         self
     }
 
     /// The whole configuration at once, in place of what was said of it before.
     pub fn config(mut self, config: TrainingConfig) -> Self {
-        self.parts.config = config;
+        self.config = config;
         self
     }
 
@@ -187,145 +185,183 @@ impl<R: Runtime, M, O, Z> TrainStepBuilder<R, M, O, Z> {
     /// Costs a copy of every gradient.
     #[doc(alias("register_hook"))]
     pub fn on_gradient(mut self, look: impl FnMut(&str, &Tensor<R>) -> Result<()> + Send + 'static) -> Self {
-        self.parts.observer = Some(Mutex::new(Box::new(look)));
+        self.observer = Some(Mutex::new(Box::new(look)));
         self
     }
-}
 
-impl<R: Runtime, M, O> TrainStepBuilder<R, M, O> {
     /// How gradients are exchanged where nothing is sharded. Those of a pipeline's stages travel as they are, in buckets of any limits.
-    pub fn buckets(mut self, options: BucketOptions) -> Self {
-        self.parts.buckets = true;
-        TrainStepBuilder { spread: options, ..self }
+    pub fn buckets(self, options: BucketOptions) -> Self {
+        Self { buckets: Some(options), ..self }
     }
 
-    /// Shards state, gradients and parameters: a [`ZeroStage`](crate::zero::ZeroStage), or all [`ZeroOptions`]. They are cut along the
-    /// mesh's shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded along data.
-    #[doc(alias("FullyShardedDataParallel"))]
-    pub fn zero(self, options: impl Into<ZeroOptions>) -> TrainStepBuilder<R, M, O, ZeroOptions> {
-        let TrainStepBuilder { mesh, model, optimizer, parts, .. } = self;
-        TrainStepBuilder { mesh, model, optimizer, spread: options.into(), parts }
-    }
-}
-
-impl<'m, R: Runtime, M: ?Sized, O, Z> TrainStepBuilder<R, &'m M, O, Z> {
-    /// Trains experts that a plan has shared out along the mesh's expert axis ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)): their
-    /// gradients are summed over the ranks that have the same ones, and [`zero`](TrainStepBuilder::zero) shards them over those. Comes after what
-    /// was said of buckets or of `zero`.
-    #[doc(alias("MoE"))]
-    pub fn experts(self) -> TrainStepBuilder<R, &'m M, O, WithExperts<Z>> {
-        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
-        TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(spread), parts }
-    }
-}
-
-impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O> {
     /// Sums buckets of gradients by a reducer of one's own, made over the ranks, in place of what [`BucketOptions`] ask for.
     #[doc(alias("register_comm_hook"))]
     pub fn reducer<B: BucketReducer<R> + 'static>(
         mut self,
         make: impl FnOnce(&Comm<R>) -> Result<B> + 'static,
     ) -> Self {
-        self.parts.reducer = Some(Box::new(|comm| Ok(Box::new(make(comm)?))));
+        self.reducer = Some(Box::new(|comm| Ok(Box::new(make(comm)?))));
         self
     }
 
+    /// Shards state, gradients and parameters: a [`ZeroStage`], or all [`ZeroOptions`]. They are cut along the
+    /// mesh's shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded along data.
+    #[doc(alias("FullyShardedDataParallel"))]
+    pub fn zero(self, options: impl Into<ZeroOptions>) -> Self {
+        Self { zero: options.into(), ..self }
+    }
+
+    /// Trains experts that a plan has shared out along the mesh's expert axis ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)): their
+    /// gradients are summed over the ranks that have the same ones, and [`zero`](TrainStepBuilder::zero) shards them over those. Of a pipeline the plan is
+    /// of its stages ([`PipelineModel::parallelize`]).
+    #[doc(alias("MoE"))]
+    pub fn experts(self) -> Self {
+        Self { experts: true, ..self }
+    }
+
     /// The step. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank, unless all have the same model, optimizer and options.
+    /// On every rank: unless all have the same model, optimizer and options; if two of the features [exclude](crate::combinations::COMBINATIONS) each other;
+    /// if experts are not shared out over the mesh; of a pipeline, unless the ranks are as many as the schedule's, or a multiple.
     #[track_caller]
-    pub fn build(self) -> Result<BucketedTrainer<R>>
-    where
-        M: Module<R>,
-        O: IntoOptimizer<R>,
-    {
-        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
-        let optimizer = made(optimizer, model, parts.schedule)?;
-        let strategy = DataParallel::reduced_by(&mesh, model, optimizer, spread, parts.reducer)?;
-        TrainStep::observed(strategy, parts.config, parts.observer)
+    pub fn build(self) -> Result<TrainStep<R>> {
+        let (world, is_pipeline) = (self.mesh.world().clone(), matches!(self.model, StepModel::Stages(_)));
+        let built = self.check().and_then(|()| self.built());
+        // Ranks of different stages do not wait for each other in the same calls.
+        if is_pipeline { abort_on_err(&world, built) } else { built }
+    }
+
+    /// The features that no strategy of a part of the model knows.
+    fn features(&self) -> Features {
+        let whole = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
+        let buckets = self.buckets.clone().unwrap_or_default();
+        Features::default()
+            .union(self.zero.features())
+            .union(buckets.features())
+            .and_if(self.buckets.is_some(), Feature::Buckets)
+            .and_if(self.reducer.is_some(), Feature::Reducer)
+            .and_if(self.experts, Feature::Experts)
+            .and_if(matches!(self.model, StepModel::Stages(_)), Feature::Pipeline)
+            .and_if(whole && self.zero.stage != ZeroStage::None, Feature::WholeParameters)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.features().check("TrainStep::builder").map_err(|error| error.on_rank(self.mesh.world().world_rank()))
+    }
+
+    #[track_caller]
+    fn built(self) -> Result<TrainStep<R>> {
+        let TrainStepBuilder { mesh, model, optimizer, config, buckets, zero, experts, schedule, reducer, observer } =
+            self;
+        let no_optimizer = || {
+            Error::config(
+                "TrainStep::builder",
+                "optimizer",
+                "none was given: `.optimizer(AdamWConfig::default())` for one",
+            )
+        };
+        let optimizer = optimizer.ok_or_else(no_optimizer)?;
+        let mut make =
+            StrategyMaker { optimizer, buckets: buckets.unwrap_or_default(), zero, experts, schedule, reducer };
+        let step = match model {
+            StepModel::Whole(model) => {
+                if experts {
+                    require_experts(&mesh, has_experts(&*model))?;
+                }
+                let step = TrainStep::of(make.strategy(&mesh, &*model)?, config)?;
+                TrainStep { shared: if experts { expert_leaves(&*model) } else { Default::default() }, ..step }
+            }
+            StepModel::Stages(model) => of_stages(&mesh, model, config, make)?,
+        };
+        Ok(TrainStep { observer, ..step })
     }
 }
 
-/// The optimizer of the parameters of a model that are trained.
-fn made<R: Runtime>(
-    optimizer: impl IntoOptimizer<R>,
-    model: &(impl Module<R> + ?Sized),
+/// Makes the strategies of a model, or of its stages.
+struct StrategyMaker<R: Runtime> {
+    optimizer: OptimizerSource<R>,
+    buckets: BucketOptions,
+    zero: ZeroOptions,
+    experts: bool,
     schedule: Option<Arc<dyn LrSchedule>>,
-) -> Result<Box<dyn Optimizer<R>>> {
-    let trained = model.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
-    let mut optimizer = optimizer.into_optimizer(trained.collect())?;
-    if let Some(schedule) = schedule {
-        optimizer.set_schedule(schedule);
-    }
-    Ok(optimizer)
+    reducer: Option<MakeReducer<R>>,
 }
 
-impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<BucketOptions>> {
-    /// The step. Every rank calls it.
-    ///
-    /// # Errors
-    /// On every rank, unless all have the same model, optimizer and options, and the experts are shared out over the mesh; and for a reducer of
-    /// one's own or sums in canonical order, which do not know of experts.
+impl<R: Runtime> StrategyMaker<R> {
+    /// The strategy of a model, or of a stage.
     #[track_caller]
-    pub fn build(self) -> Result<ExpertTrainer<R>>
-    where
-        M: Module<R>,
-        O: IntoOptimizer<R> + Clone,
-    {
-        let TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(options), parts } = self;
-        let refused = [("reducer", parts.reducer.is_some()), ("buckets", options.canonical)];
-        if let Some((field, _)) = refused.into_iter().find(|(_, asked)| *asked) {
-            let why = "experts are summed in buckets of their own, as they are or narrowed: leave out a reducer of one's own, \
-                       and `BucketOptions::canonical`, whose chunks of the batch meet in the experts";
-            return Err(Error::config("TrainStep::builder", field, why));
+    fn strategy(&mut self, mesh: &Mesh<R>, model: &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> {
+        if !self.experts {
+            return self.of_part(mesh, model);
         }
-        let means = options.compression.sends_means();
-        let strategy = ExpertParallel::new(&mesh, model, means, |mesh, part| {
-            let optimizer = made(optimizer.clone(), part, parts.schedule.clone())?;
-            DataParallel::new(mesh, part, optimizer, options.clone())
-        })?;
-        let step = TrainStep::observed(strategy, parts.config, parts.observer)?;
-        Ok(TrainStep { shared: expert_leaves(model), ..step })
+        let means = self.zero.stage == ZeroStage::None && self.buckets.compression.sends_means();
+        of_part(mesh, model, means, &mut |mesh, part| self.of_part(mesh, part))
+    }
+
+    /// The strategy of parameters that the same ranks have.
+    #[track_caller]
+    fn of_part(&mut self, mesh: &Mesh<R>, part: &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> {
+        let schedule = self.schedule.clone();
+        if let Some(shards) = self.optimizer.shards().filter(|_| self.zero.stage != ZeroStage::None) {
+            return Ok(Box::new(Sharded::scheduled(mesh, part, shards.clone(), schedule, self.zero.clone())?));
+        }
+        let trained = part.parameters().into_iter().map(|p| p.leaf()).filter(|leaf| leaf.requires_grad());
+        let mut optimizer = self.optimizer.optimizer(trained.collect())?;
+        schedule.into_iter().for_each(|schedule| optimizer.set_schedule(schedule));
+        let (options, reducer) = (self.buckets.clone(), self.reducer.take());
+        Ok(Box::new(DataParallel::reduced_by(mesh, part, optimizer, options, reducer)?))
     }
 }
 
-impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, WithExperts<ZeroOptions>> {
-    /// The step. Every rank calls it.
-    ///
-    /// # Errors
-    /// On every rank, unless all have the same model, optimizer and options, and the experts are shared out over the mesh.
-    #[track_caller]
-    pub fn build(self) -> Result<ZeroExpertTrainer<R>>
-    where
-        M: Module<R>,
-        O: Shards<R> + 'static,
-    {
-        let TrainStepBuilder { mesh, model, optimizer, spread: WithExperts(options), parts } = self;
-        parts.check_sharded()?;
-        let optimizer: Arc<dyn Shards<R>> = Arc::new(optimizer);
-        let strategy = ExpertParallel::new(&mesh, model, false, |mesh, part| {
-            Sharded::scheduled(mesh, part, optimizer.clone(), parts.schedule.clone(), options.clone())
-        })?;
-        let step = TrainStep::observed(strategy, parts.config, parts.observer)?;
-        Ok(TrainStep { shared: expert_leaves(model), ..step })
+/// The step of a pipeline: one or more replicas of it, as [`PipelineGroups`] has them.
+fn of_stages<R: Runtime>(
+    mesh: &Mesh<R>,
+    model: PipelineModel<R>,
+    config: TrainingConfig,
+    mut make: StrategyMaker<R>,
+) -> Result<TrainStep<R>> {
+    let world = mesh.world();
+    world.agree("the pipeline's schedule", &model.fingerprint())?;
+    world.agree("the list of tied parameters", format!("{:?}", model.ties).as_bytes())?;
+    if make.experts {
+        let here = model.stages.iter().any(|(_, stage)| has_experts(&**stage as &dyn Stage<R>));
+        let all = mesh.axis(Axis::Pipe).exchange_equal([u8::from(here)])?;
+        require_experts(mesh, all.iter().any(|[any]| *any == 1))?;
+    }
+    make.zero.units = with_own_units(&model.ties, make.zero.units);
+    let groups = PipelineGroups::new(mesh, model.checked.schedule().placement().ranks())?;
+    let (ties, replicas) = (model.ties.clone(), groups.stage_mesh(mesh));
+    let pipeline = Pipeline::new(&groups.pipe, model)?;
+    let stages: Vec<(usize, &dyn Module<R>)> =
+        pipeline.stages().iter().map(|(&number, stage)| (number, &**stage as &dyn Module<R>)).collect();
+    // Before strategies take the values over, which are the first replica's then.
+    let ties = Tied::all(&groups.pipe, &ties, &stages)?;
+    let mut parts = Vec::new();
+    for &(_, stage) in &stages {
+        parts.push((StrategyPart::new(make.strategy(&replicas, stage)?), stage));
+    }
+    let (numbers, pipe) = (stages.iter().map(|(number, _)| *number).collect(), groups.pipe.clone());
+    let set = StrategySet::new(parts, SetKind::Stages { numbers, pipe, ties }, ranks_of(&groups));
+    let step = TrainStep::of(Box::new(set), config)?;
+    Ok(TrainStep { stages: Some(Box::new(Stages::new(pipeline))), ..step })
+}
+
+/// The ranks of a pipeline's step.
+fn ranks_of<R: Runtime>(groups: &PipelineGroups<R>) -> StepRanks<R> {
+    use crate::comm::Communicator;
+    StepRanks {
+        everyone: groups.world.clone(),
+        losses: groups.losses.clone(),
+        share: BatchShare { index: groups.data.rank(), of: groups.data.size() },
+        counts_examples: groups.tensor_rank == 0,
+        alike: groups.context_ranks,
+        draws_as: groups.draws_as,
     }
 }
 
-impl<R: Runtime, M: ?Sized, O> TrainStepBuilder<R, &M, O, ZeroOptions> {
-    /// The step. Every rank calls it.
-    ///
-    /// # Errors
-    /// On every rank, unless all have the same model, optimizer and options.
-    #[track_caller]
-    pub fn build(self) -> Result<ZeroTrainer<R>>
-    where
-        M: Module<R>,
-        O: Shards<R> + 'static,
-    {
-        let TrainStepBuilder { mesh, model, optimizer, spread, parts } = self;
-        parts.check_sharded()?;
-        let strategy = Sharded::scheduled(&mesh, model, Arc::new(optimizer), parts.schedule, spread)?;
-        TrainStep::observed(strategy, parts.config, parts.observer)
-    }
+/// Units of which each tied parameter is one: only so it is cut alike in all stages.
+fn with_own_units(ties: &[Tie], units: UnitOf) -> UnitOf {
+    let tied: Vec<String> = ties.iter().flat_map(Tie::names).cloned().collect();
+    UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) })
 }

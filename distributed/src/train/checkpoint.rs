@@ -6,21 +6,24 @@ use autograd::{RandomState, random_state, set_random_state};
 use numcore::{Error, Result, Runtime, Tensor};
 use optim::{HyperParams, LossScaler};
 
-use super::{HyperParameters, ReducedGradients, Strategy, TrainStep, Updates};
-use crate::checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, hyper, names};
+use super::{HyperParameters, TrainStep, Updates};
+use crate::{
+    checkpoint::{CheckpointPart, Checkpointed, Folder, Manifest, SnapshotWriter, Wanted, hyper, names},
+    strategy::Strategy,
+};
 
 /// Notes of the caller: where its data goes on (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;
 
-impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> TrainStep<R, S> {
+impl<R: Runtime> TrainStep<R> {
     /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
-        folder.save(self.strategy.everyone(), self.global_step(), self, notes)
+        folder.save(&self.strategy.ranks().everyone, self.global_step(), self, notes)
     }
 
     /// A writer for [`save_in_background`](TrainStep::save_in_background); every rank makes one, and keeps it.
     pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
-        SnapshotWriter::new(self.strategy.everyone())
+        SnapshotWriter::new(&self.strategy.ranks().everyone)
     }
 
     /// Saves as [`save`](TrainStep::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
@@ -39,13 +42,13 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> TrainStep<R, S> {
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or
     /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
-        let comm = self.strategy.everyone().clone();
+        let comm = self.strategy.ranks().everyone.clone();
         folder.load_latest(&comm, self)
     }
 }
 
 impl Updates {
-    /// What is saved; `share` is which share of a batch the rank reads: ranks that read the same one draw the same random values.
+    /// What is saved; `share` is whose random values the rank draws.
     pub(crate) fn numbers(&self, share: usize) -> BTreeMap<String, u64> {
         let mut numbers = BTreeMap::from([("trainer/steps".into(), self.steps)]);
         if let Some(scaler) = &self.scaler {
@@ -76,7 +79,7 @@ impl Updates {
     }
 
     /// What is saved of hyper-parameters, if they are.
-    pub(crate) fn hyper_numbers<R: Runtime>(&self, strategy: &dyn ReducedGradients<R>) -> BTreeMap<String, u64> {
+    pub(crate) fn hyper_numbers<R: Runtime>(&self, strategy: &dyn Strategy<R>) -> BTreeMap<String, u64> {
         match self.config.hyper_parameters {
             HyperParameters::Configured => BTreeMap::new(),
             // A strategy that does not tell them was refused when the step was made.
@@ -85,7 +88,7 @@ impl Updates {
     }
 
     /// An error unless hyper-parameters can be saved, if they are to be.
-    pub(crate) fn check_hyper<R: Runtime>(&self, strategy: &dyn ReducedGradients<R>) -> Result<()> {
+    pub(crate) fn check_hyper<R: Runtime>(&self, strategy: &dyn Strategy<R>) -> Result<()> {
         match self.config.hyper_parameters {
             HyperParameters::Configured => Ok(()),
             _ => strategy.hyper_parameters().map(|_| ()),
@@ -95,7 +98,7 @@ impl Updates {
     /// The groups of a strategy with the hyper-parameters of a checkpoint, if these are taken over.
     fn restored_groups<R: Runtime>(
         &self,
-        strategy: &dyn ReducedGradients<R>,
+        strategy: &dyn Strategy<R>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<Option<Vec<HyperParams>>> {
         let asked = self.config.hyper_parameters == HyperParameters::Restored;
@@ -105,7 +108,7 @@ impl Updates {
     /// An error if [`restore_hyper`](Updates::restore_hyper) would fail.
     pub(crate) fn check_restore_hyper<R: Runtime>(
         &self,
-        strategy: &mut dyn ReducedGradients<R>,
+        strategy: &mut dyn Strategy<R>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         let groups = self.restored_groups(strategy, numbers)?;
@@ -115,7 +118,7 @@ impl Updates {
     /// Takes over the hyper-parameters of a checkpoint, if that is asked for.
     pub(crate) fn restore_hyper<R: Runtime>(
         &self,
-        strategy: &mut dyn ReducedGradients<R>,
+        strategy: &mut dyn Strategy<R>,
         numbers: &BTreeMap<String, u64>,
     ) -> Result<()> {
         let groups = self.restored_groups(strategy, numbers)?;
@@ -146,7 +149,7 @@ impl Updates {
     }
 }
 
-impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep<R, S> {
+impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         self.updates.check_whole()?;
         self.strategy.parts()
@@ -162,8 +165,8 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let mut numbers = self.strategy.numbers();
-        numbers.extend(self.updates.numbers(self.strategy.share().0));
-        numbers.extend(self.updates.hyper_numbers(&self.strategy));
+        numbers.extend(self.updates.numbers(self.strategy.ranks().draws_as));
+        numbers.extend(self.updates.hyper_numbers(&*self.strategy));
         numbers
     }
 
@@ -177,7 +180,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
 
     fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()> {
         self.strategy.check_restore(numbers)?;
-        self.updates.check_restore_hyper(&mut self.strategy, numbers)?;
+        self.updates.check_restore_hyper(&mut *self.strategy, numbers)?;
         self.updates.check_restore(numbers)
     }
 
@@ -189,7 +192,7 @@ impl<R: Runtime, S: Strategy<R> + Checkpointed<R>> Checkpointed<R> for TrainStep
         // Micro-batches of a step that was begun were computed with other weights.
         self.discard_pushed();
         self.strategy.restore(read, numbers)?;
-        self.updates.restore_hyper(&mut self.strategy, numbers)?;
-        self.updates.restore(numbers, self.strategy.share().0)
+        self.updates.restore_hyper(&mut *self.strategy, numbers)?;
+        self.updates.restore(numbers, self.strategy.ranks().draws_as)
     }
 }

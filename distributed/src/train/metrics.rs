@@ -8,6 +8,7 @@ pub struct TrainingMetrics<R: Runtime> {
     pub(crate) loss: Tensor<R>,
     /// This rank's losses and their weights: `[2, micro-batches]`.
     pub(crate) own: Tensor<R>,
+    pub(crate) own_weight: f64,
     pub(crate) weight: Tensor<R>,
     /// How many ranks have parts of the same sequences, of which each says what they weigh.
     pub(crate) alike: usize,
@@ -15,6 +16,18 @@ pub struct TrainingMetrics<R: Runtime> {
     pub(crate) stepped: bool,
     pub(crate) learning_rate: f64,
     pub(crate) global_step: u64,
+    pub(crate) meeting: Option<Meeting>,
+}
+
+/// How far ranks had gone apart when they brought their weights together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Meeting {
+    /// The number of the meeting, from 1.
+    pub number: u64,
+    /// The fragment that met, or the first of those that did.
+    pub fragment: usize,
+    /// The largest distance of a rank's weights from the new global ones, over the norm of these.
+    pub divergence: f64,
 }
 
 impl<R: Runtime> TrainingMetrics<R> {
@@ -40,9 +53,14 @@ impl<R: Runtime> TrainingMetrics<R> {
         Ok(self.weight.item()? / self.alike as f64)
     }
 
-    /// What it tells of a step that was a part of one that weighed more.
-    pub fn weighing(self, weight: Tensor<R>) -> Self {
-        TrainingMetrics { weight, ..self }
+    /// The weight of this rank's own losses.
+    pub fn own_weight(&self) -> f64 {
+        self.own_weight
+    }
+
+    /// The meeting of ranks that this step ended with, where they [train by themselves](crate::local_updates) in between.
+    pub fn meeting(&self) -> Option<Meeting> {
+        self.meeting
     }
 
     /// The norm of all gradients before clipping, where there is clipping; waits for the device. Squares are added up for each parameter by

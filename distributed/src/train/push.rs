@@ -5,10 +5,10 @@ use std::panic::Location;
 use autograd::{BackwardHook, Gradients, LeafGrad};
 use numcore::{Error, Result, Runtime, ops::PointwiseOps};
 
-use super::{CountedHook, Loss, Strategy, TrainStep, TrainingMetrics, at_call, observer::ObservedHook};
-use crate::comm::{Comm, abort_on_err};
+use super::{Empty, Loss, TrainStep, TrainingMetrics, at_call};
+use crate::{comm::Comm, strategy::Computing};
 
-impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
+impl<R: Runtime> TrainStep<R> {
     /// The backward pass of one micro-batch, whose loss is in hand, and the update after the last of the step's
     /// [`accumulation`](TrainStep::accumulation): its metrics, or none while micro-batches are missing. Steps are those of
     /// [`step`](TrainStep::step), to the bit; every rank calls it equally often.
@@ -41,7 +41,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         if done.is_err() {
             self.discard_pushed();
         }
-        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+        self.all(done).map_err(|error| at_call(error, line))
     }
 
     /// Forgets the micro-batches of a step that [`backward_and_step`](TrainStep::backward_and_step) has begun. Every rank calls it alike.
@@ -49,9 +49,16 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         (self.pushed, self.prepared) = (Vec::new(), false);
     }
 
+    /// An error of a step whose stages compute losses themselves.
+    fn require_whole(&self, op: &'static str) -> Result<()> {
+        let why = "the model is in stages, which compute losses and gradients themselves: give micro-batches to `step`";
+        if self.stages.is_none() { Ok(()) } else { Err(Error::argument(op, why)) }
+    }
+
     fn push(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
+        self.require_whole("TrainStep::backward_and_step")?;
         if self.pushed.is_empty() && !std::mem::take(&mut self.prepared) {
-            self.strategy.prepare()?;
+            self.strategy.prepare(Computing::All)?;
         }
         let before = std::mem::take(&mut self.pushed);
         let last = before.len() + 1 == self.accumulation();
@@ -64,9 +71,9 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
             return Ok(None);
         }
         let losses = std::mem::take(&mut self.pushed);
-        let metrics = self.update(&losses)?;
+        let metrics = self.update(&losses, Empty::IsError)?;
         // The next loss is computed before its micro-batch gets here: gradients' memory moves with no graph around.
-        self.strategy.prepare()?;
+        self.strategy.prepare(Computing::All)?;
         self.prepared = true;
         Ok(Some(metrics))
     }
@@ -81,29 +88,27 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     pub fn step_from(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
         let done = self.take_gradients(gradients, loss);
-        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+        self.all(done).map_err(|error| at_call(error, line))
     }
 
     fn take_gradients(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
-        self.prepare_whole()?;
+        self.require_whole("TrainStep::step_from")?;
+        self.prepare_whole(Computing::All)?;
         self.begin_pass(&[], Some(&loss), true)?;
-        let waits = !self.strategy.may_idle();
         for (leaf, gradient) in gradients.iter() {
             let scaled = self.updates.scaler.as_ref().map(|scaler| gradient.mul(scaler.factor())).transpose()?;
             let given = LeafGrad::Own(scaled.unwrap_or_else(|| gradient.clone()));
-            let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-            let mut hook = CountedHook { hook: &mut hook, counts: loss.counts, waits, shared: &self.shared };
-            hook.on_leaf_grad_ready(leaf, given)?;
+            self.hook(loss.counts).on_leaf_grad_ready(leaf, given)?;
         }
         self.strategy.end()?;
-        self.update(&[loss.told()?])
+        self.update(&[loss.told()?], Empty::IsError)
     }
 
     /// Before a step that is given its work as a whole: an error while another is made of losses in hand.
-    pub(super) fn prepare_whole(&mut self) -> Result<()> {
+    pub(super) fn prepare_whole(&mut self, who: Computing) -> Result<()> {
         self.prepared = false;
         if self.pushed.is_empty() {
-            return self.strategy.prepare();
+            return self.strategy.prepare(who);
         }
         let why = format!(
             "{} of {} micro-batches were given to `backward_and_step`: finish that step, or call `discard_pushed`",
@@ -116,7 +121,7 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// The ranks over which gradients and losses are summed.
     #[doc(alias("communicator"))]
     pub fn comm(&self) -> &Comm<R> {
-        self.strategy.comm()
+        &self.strategy.ranks().losses
     }
 
     /// Sets the base learning rate of all parameter groups; a schedule goes on from there.

@@ -3,47 +3,50 @@
 use std::{collections::HashSet, panic::Location};
 
 use autograd::backward_with_hooks;
-use nn::{CountedRows, set_counted_rows};
+use nn::CountedRows;
 use numcore::{
     Error, ErrorKind, Result, Runtime, Within,
     trace::{self, SpanKind},
 };
 use optim::LossScaler;
 
-use super::{
-    GradientObserver, Loss, Strategy, TrainingConfig, TrainingMetrics, Updates,
-    observer::{CountedHook, ObservedHook},
+use super::{Loss, StepInput, StepWork, TrainingConfig, TrainingMetrics, Updates, pipeline::Stages};
+use crate::{
+    combinations::Feature,
+    comm::{Collectives, abort_on_err},
+    ddp::DataParallel,
+    hooks::{CountedHook, GradientObserver},
+    pipeline::{MicroBatches, Pipeline, PipelineOutput},
+    strategy::{Computing, FullParameters, LossWeight, StepRanks, Strategy},
 };
-use crate::comm::{Collectives, abort_on_err, all_gather_bool};
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
-/// the result is that of one rank with all examples of all ranks.
-///
-/// [`TrainStep::builder`] makes one: a [`SimpleTrainer`](super::SimpleTrainer) on one rank, a [`BucketedTrainer`](super::BucketedTrainer) on
-/// many, a [`ZeroTrainer`](super::ZeroTrainer) where state, gradients or parameters are sharded.
+/// the result is that of one rank with all examples of all ranks. [`TrainStep::builder`] makes one, of a model or of a
+/// [`PipelineModel`](crate::pipeline::PipelineModel): whatever is chosen, its type is this.
 ///
 /// ```
-/// use distributed::{comm::NoOpCommunicator, train::{Loss, TrainStep}};
+/// use distributed::train::{Loss, TrainStep};
 /// use nn::{Forward, Init, Linear};
 /// use numcore::{DType, NullRuntime, Tensor};
 /// use optim::AdamWConfig;
 /// # fn main() -> numcore::Result<()> {
-/// let comm = NoOpCommunicator::new(&NullRuntime::new());
-/// # use distributed::comm::Communicator;
-/// # let rt = comm.runtime();
-/// let model = Linear::new(&Init::new(rt, 0), 4, 1)?;
+/// let rt = NullRuntime::new();
+/// let model = Linear::new(&Init::new(&rt, 0), 4, 1)?;
 /// let optimizer = AdamWConfig { lr: 3e-4, ..Default::default() };
-/// let mut step = TrainStep::builder(&comm, &model).optimizer(optimizer).max_norm(1.0).build()?;
-/// # let x = autograd::Var::new(Tensor::zeros(rt, [8, 4], DType::F32)?);
-/// # let y = autograd::Var::new(Tensor::zeros(rt, [8, 1], DType::F32)?);
+/// let mut step = TrainStep::builder(&rt, &model).optimizer(optimizer).max_norm(1.0).build()?;
+/// # let x = autograd::Var::new(Tensor::zeros(&rt, [8, 4], DType::F32)?);
+/// # let y = autograd::Var::new(Tensor::zeros(&rt, [8, 1], DType::F32)?);
 /// let metrics = step.step(|_| Ok(Loss::mean(nn::loss::mse(&model.forward(&x)?, &y, Default::default())?)))?;
 /// assert_eq!(metrics.global_step(), 1);
 /// # Ok(())
 /// # }
 /// ```
-pub struct TrainStep<R: Runtime, S: Strategy<R>> {
-    pub(crate) updates: Updates,
-    pub(super) strategy: S,
+#[doc(alias("SimpleTrainer"))]
+pub struct TrainStep<R: Runtime> {
+    pub(super) updates: Updates,
+    pub(super) strategy: Box<dyn Strategy<R>>,
+    /// The stages that micro-batches go through; none of a model that is whole, whose losses a step is given.
+    pub(super) stages: Option<Box<Stages<R>>>,
     pub(super) observer: Option<GradientObserver<R>>,
     /// The losses of the micro-batches that [`backward_and_step`](TrainStep::backward_and_step) was given since the last update.
     pub(super) pushed: Vec<Loss<R>>,
@@ -59,32 +62,37 @@ pub(crate) fn at_call(error: Error, line: &'static Location<'static>) -> Error {
     if matches!(error.kind(), ErrorKind::Other { .. }) { error } else { error.at(line) }
 }
 
-impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
+impl<R: Runtime> TrainStep<R> {
     /// A step with a strategy of one's own; [`TrainStep::builder`] makes those with the strategies there are.
     #[track_caller]
-    pub fn new(strategy: S, config: TrainingConfig) -> Result<Self> {
-        Self::observed(strategy, config, None)
+    pub fn new(strategy: impl Strategy<R>, config: TrainingConfig) -> Result<Self> {
+        Self::of(Box::new(strategy), config)
     }
 
-    /// Makes a step like [`new`](TrainStep::new), with an observer of gradients.
+    /// Makes a step like [`new`](TrainStep::new), of a strategy of any kind.
     #[track_caller]
-    pub(super) fn observed(strategy: S, config: TrainingConfig, observer: Option<GradientObserver<R>>) -> Result<Self> {
+    pub(super) fn of(strategy: Box<dyn Strategy<R>>, config: TrainingConfig) -> Result<Self> {
         config.check()?;
-        strategy.everyone().agree("the training configuration", format!("{config:?}").as_bytes())?;
+        strategy.ranks().everyone.agree("the training configuration", format!("{config:?}").as_bytes())?;
         let updates = Updates::new(config);
-        updates.check_hyper(&strategy)?;
-        Ok(TrainStep { updates, strategy, observer, pushed: Vec::new(), prepared: false, shared: HashSet::new() })
+        updates.check_hyper(&*strategy)?;
+        let (pushed, shared) = (Vec::new(), HashSet::new());
+        Ok(TrainStep { updates, strategy, stages: None, observer: None, pushed, prepared: false, shared })
     }
 
     /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
-    /// micro-batches.
+    /// micro-batches; of a pipeline it gives the [`MicroBatches`](crate::pipeline::MicroBatches) of this replica's `k`-th run.
     ///
     /// An error on one rank is an error on all, and ends the communicator. On one rank nothing has changed then: the next step is what it
     /// would have been.
     #[track_caller]
-    pub fn step(&mut self, mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>) -> Result<TrainingMetrics<R>> {
+    pub fn step<I: Into<StepInput<R>>>(
+        &mut self,
+        mut micro_batch: impl FnMut(usize) -> Result<I>,
+    ) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
-        self.step_of(|k| micro_batch(k).map(Some)).map_err(|error| at_call(error, line))
+        let count = self.updates.config.accumulation;
+        self.take(StepWork::new(count, &mut |k| micro_batch(k).map(Into::into))).map_err(|error| at_call(error, line))
     }
 
     /// One step of `micro_batches` micro-batches, as many on all ranks, in place of the [configured](TrainingConfig::accumulation) number: the
@@ -93,68 +101,32 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// # Errors
     /// As [`step`](TrainStep::step); and if the number is 0, or more than configured.
     #[track_caller]
-    pub fn step_with(
+    pub fn step_with<I: Into<StepInput<R>>>(
         &mut self,
         micro_batches: usize,
-        mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
+        mut micro_batch: impl FnMut(usize) -> Result<I>,
     ) -> Result<TrainingMetrics<R>> {
-        let (line, most) = (Location::caller(), self.updates.config.accumulation);
-        if micro_batches == 0 || micro_batches > most {
-            let why =
-                format!("a step has 1 to {most} micro-batches by its configuration, it was asked for {micro_batches}");
-            return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::step_with", why)));
-        }
-        let losses = self.accumulate(micro_batches, |k| micro_batch(k).map(Some));
-        let done = losses.and_then(|losses| self.update(&losses));
-        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+        let line = Location::caller();
+        self.step_of(StepWork::new(micro_batches, &mut |k| micro_batch(k).map(Into::into)))
+            .map_err(|error| at_call(error, line))
     }
 
     /// One step of `own` micro-batches on this rank, where no rank has more than `most`, which all ranks say alike: a fast rank takes more than a slow
     /// one, and one that has nothing takes none. The step is that of one rank with the micro-batches of all.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and if `most` is 0 or less than `own`, or the strategy [exchanges](Strategy::may_differ_in_passes) something
+    /// As [`step`](TrainStep::step); and if `most` is 0 or less than `own`, or the strategy exchanges something
     /// in every pass.
     #[track_caller]
-    pub fn step_uneven(
+    pub fn step_uneven<I: Into<StepInput<R>>>(
         &mut self,
         own: usize,
         most: usize,
-        micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
-    ) -> Result<TrainingMetrics<R>> {
-        self.step_observed(own, most, micro_batch, &mut || Ok(()))
-    }
-
-    /// A [`step_uneven`](TrainStep::step_uneven) that says when the last backward pass is over.
-    #[track_caller]
-    pub(crate) fn step_observed(
-        &mut self,
-        own: usize,
-        most: usize,
-        mut micro_batch: impl FnMut(usize) -> Result<Loss<R>>,
-        computed: &mut dyn FnMut() -> Result<()>,
+        mut micro_batch: impl FnMut(usize) -> Result<I>,
     ) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
-        let refused = match (self.strategy.may_differ_in_passes(), own) {
-            (false, _) => Some(
-                "this strategy exchanges in every pass, so ranks take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, \
-                 and no canonical order or experts over ranks"
-                    .to_string(),
-            ),
-            (true, own) if most == 0 || own > most => {
-                Some(format!("a rank has at most {most} micro-batches of at least one, this one was given {own}"))
-            }
-            _ => None,
-        };
-        if let Some(why) = refused {
-            return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::step_uneven", why)));
-        }
-        // The exchange is in the last pass, which all ranks that have examples take with some.
-        let idle = most - own;
-        let passes = |k: usize| k.checked_sub(idle).map(&mut micro_batch).transpose();
-        let losses = self.accumulate(most, passes).and_then(|losses| computed().map(|()| losses));
-        let done = losses.and_then(|losses| traced("update", || self.update(&losses)));
-        abort_on_err(self.strategy.comm(), done).map_err(|error| at_call(error, line))
+        let mut input = |k| micro_batch(k).map(Into::into);
+        self.step_of(StepWork::new(own, &mut input).of(most)).map_err(|error| at_call(error, line))
     }
 
     /// Micro-batches in a step.
@@ -166,91 +138,12 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// ranks need a [weightless](Loss::weightless) loss of any batch in its place.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and where the strategy needs a backward pass on every rank ([`Strategy::may_idle`]): experts over ranks, and ZeRO stage 3 unless
+    /// As [`step`](TrainStep::step); and where the strategy needs a backward pass on every rank: experts over ranks, pipelines, and ZeRO stage 3 unless
     /// unused parameters are allowed.
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
-        if !self.strategy.may_idle() {
-            let why = format!(
-                "this strategy needs a sweep on every rank: compute any batch with a weight of 0 (`Loss::weightless`), as `run` does, or {}",
-                self.strategy.instead_of_idling()
-            );
-            return abort_on_err(self.strategy.comm(), Err(Error::argument("TrainStep::idle", why)));
-        }
-        self.step_of(|_| Ok(None)).at_caller()
-    }
-
-    /// Whether any rank has examples left; this one has if `own`. Blocks.
-    pub fn any_left(&self, own: bool) -> Result<bool> {
-        Ok(all_gather_bool(self.strategy.comm(), own)?.contains(&true))
-    }
-
-    /// Steps through this rank's batches until every rank has run out of its own. A step takes
-    /// [`accumulation`](TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank takes what is left. The mean
-    /// of a step is over the batches that all ranks took. In the micro-batches for which it has none a rank computes its last batch again, which then
-    /// weighs nothing; a rank that never had a batch takes part as [`idle`](TrainStep::idle) does.
-    ///
-    /// `see` is given the metrics of every step.
-    ///
-    /// # Errors
-    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has experts that compute others' tokens.
-    /// On every rank as well what `loss` or `see` returns on one.
-    #[track_caller]
-    pub fn run<B>(
-        &mut self,
-        batches: impl IntoIterator<Item = B>,
-        loss: impl FnMut(&B) -> Result<Loss<R>>,
-        see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
-    ) -> Result<()> {
-        let line = Location::caller();
-        let done = self.run_all(batches, loss, see);
-        self.strategy.let_idle(false);
-        done.map_err(|error| at_call(error, line))
-    }
-
-    fn run_all<B>(
-        &mut self,
-        batches: impl IntoIterator<Item = B>,
-        mut loss: impl FnMut(&B) -> Result<Loss<R>>,
-        mut see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
-    ) -> Result<()> {
-        let (mut batches, mut last) = (batches.into_iter().peekable(), None);
-        self.require_batches(batches.peek().is_some())?;
-        let runs = self.updates.config.accumulation;
-        loop {
-            let mut own: Vec<B> = batches.by_ref().take(runs).collect();
-            if !self.any_left(!own.is_empty())? {
-                return Ok(());
-            }
-            let metrics = self.step_of(|k| match (own.get(k), own.last().or(last.as_ref())) {
-                (Some(batch), _) => loss(batch).map(Some),
-                (None, Some(batch)) => {
-                    set_counted_rows(NO_ROW);
-                    loss(batch)?.weightless().map(Some)
-                }
-                (None, None) => Ok(None),
-            });
-            set_counted_rows(None);
-            let metrics = metrics?;
-            last = own.pop().or(last);
-            abort_on_err(self.strategy.comm(), see(metrics))?;
-        }
-    }
-
-    /// An error on every rank if one can never sweep, and must.
-    fn require_batches(&mut self, own: bool) -> Result<()> {
-        let have = all_gather_bool(self.strategy.comm(), own)?;
-        let without: Vec<usize> = (0..have.len()).filter(|&rank| !have[rank]).collect();
-        if without.is_empty() || without.len() == have.len() || self.strategy.let_idle(true) {
-            return Ok(());
-        }
-        let why = format!(
-            "no batch at all on rank {}, and this strategy needs a sweep on every rank: give each rank at least one (a \
-             loader's share is one, `Loader::rank`), or {}",
-            without.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
-            self.strategy.instead_of_idling()
-        );
-        Err(Error::argument("TrainStep::run", why).on_rank(self.strategy.comm().world_rank()))
+        let most = self.updates.config.accumulation;
+        self.step_of(StepWork { own: 0, ..StepWork::new(most, &mut nothing) }).at_caller()
     }
 
     /// Updates so far.
@@ -259,14 +152,49 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.updates.steps
     }
 
+    /// The ranks that take the step together.
+    pub fn ranks(&self) -> &StepRanks<R> {
+        self.strategy.ranks()
+    }
+
     /// The strategy, with optimizer and gradients.
-    pub fn strategy(&self) -> &S {
-        &self.strategy
+    pub fn strategy(&self) -> &dyn Strategy<R> {
+        &*self.strategy
     }
 
     /// The strategy, for schedules and checkpoints.
-    pub fn strategy_mut(&mut self) -> &mut S {
-        &mut self.strategy
+    pub fn strategy_mut(&mut self) -> &mut dyn Strategy<R> {
+        &mut *self.strategy
+    }
+
+    /// The number of buckets that gradients are exchanged in; none where they are sharded, or of several models.
+    pub fn num_buckets(&self) -> Option<usize> {
+        self.strategy.downcast_ref().map(DataParallel::num_buckets)
+    }
+
+    /// The pipeline that the step runs, if its model is in stages.
+    pub fn pipeline(&self) -> Option<&Pipeline<R>> {
+        self.stages.as_ref().map(|stages| &stages.pipeline)
+    }
+
+    /// What the last run of the pipeline left on this rank: losses, and measurements for a [timeline](Pipeline::timeline).
+    pub fn last_run(&self) -> Option<&PipelineOutput<R>> {
+        self.stages.as_ref()?.last.as_ref()
+    }
+
+    /// Forwards alone through the stages of a pipeline: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are
+    /// sharded, replicas must evaluate together.
+    ///
+    /// # Errors
+    /// As [`Pipeline::evaluate`], and if the model is whole.
+    pub fn evaluate_stages(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
+        let no_stages = || Error::argument("TrainStep::evaluate_stages", "the model is whole: call it");
+        self.stages.as_mut().ok_or_else(no_stages)?.evaluate(&mut *self.strategy, batch)
+    }
+
+    /// All parameters on every rank, for evaluation and export: they are gathered now, where they are sharded, and released when the scope ends.
+    pub fn gather_full_params(&self) -> Result<FullParameters> {
+        self.strategy.gather_full_params()
     }
 
     /// The loss scaler, if there is one.
@@ -274,23 +202,63 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
         self.updates.scaler.as_mut()
     }
 
-    /// A step of micro-batches, for some of which this rank may have nothing.
-    fn step_of(&mut self, micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>) -> Result<TrainingMetrics<R>> {
-        let runs = self.updates.config.accumulation;
-        let done = self.accumulate(runs, micro_batch).and_then(|losses| traced("update", || self.update(&losses)));
-        abort_on_err(self.strategy.comm(), done)
+    /// A step of at most the configured number of micro-batches; of other numbers, where ranks have different ones.
+    pub(super) fn step_of(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        let fits = self.fits(&work);
+        self.all(fits)?;
+        self.take(work)
+    }
+
+    fn fits(&self, &StepWork { own, most, uneven, .. }: &StepWork<'_, R>) -> Result<()> {
+        let (features, configured) = (self.strategy.features(), self.updates.config.accumulation);
+        if uneven {
+            features.and(Feature::Uneven).check("TrainStep::step_uneven")?;
+            if most == 0 || own > most {
+                let why = format!("a rank has at most {most} micro-batches of at least one, this one was given {own}");
+                return Err(Error::argument("TrainStep::step_uneven", why));
+            }
+        } else if own == 0 && most > 0 {
+            features.and(Feature::Idle).check("TrainStep::idle")?;
+        } else if own == 0 || own > configured {
+            let why =
+                format!("a step has 1 to {configured} micro-batches by its configuration, it was asked for {own}");
+            return Err(Error::argument("TrainStep::step_with", why));
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        let done = self.pass_all(work, Computing::All);
+        self.all(done)
+    }
+
+    /// An error of this rank is one of all.
+    pub(super) fn all<T>(&self, own: Result<T>) -> Result<T> {
+        abort_on_err(&self.strategy.ranks().everyone, own)
+    }
+
+    /// All passes of a step, and the update. The exchange is in the last pass: a rank that has fewer takes them last.
+    pub(super) fn pass_all(&mut self, work: StepWork<'_, R>, who: Computing) -> Result<TrainingMetrics<R>> {
+        let StepWork { own, most, input, empty, computed, .. } = work;
+        let idle = most - own;
+        self.prepare_whole(who)?;
+        let losses = match &mut self.stages {
+            Some(stages) => stages.run(&mut *self.strategy, &self.updates, self.observer.as_mut(), own, input)?,
+            None => self.accumulate(most, &mut |k| k.checked_sub(idle).map(&mut *input).transpose())?,
+        };
+        computed.map_or(Ok(()), |computed| computed())?;
+        traced("update", || self.update(&losses, empty))
     }
 
     /// Runs the micro-batches. Collective calls are equal whether this rank has one or not: other ranks may.
     fn accumulate(
         &mut self,
         runs: usize,
-        mut micro_batch: impl FnMut(usize) -> Result<Option<Loss<R>>>,
+        input: &mut dyn FnMut(usize) -> Result<Option<StepInput<R>>>,
     ) -> Result<Vec<Loss<R>>> {
-        self.prepare_whole()?;
         let mut losses: Vec<Loss<R>> = Vec::with_capacity(runs);
         for k in 0..runs {
-            let loss = traced("forward", || micro_batch(k))?;
+            let loss = traced("forward", || input(k)?.map(StepInput::loss).transpose())?;
             self.begin_pass(&losses, loss.as_ref(), k + 1 == runs)?;
             if let Some(loss) = loss {
                 losses.push(self.sweep(loss)?);
@@ -302,10 +270,11 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
 
     /// Before a backward pass, after its forward: the last pass of a step says what all of this rank's losses weigh.
     pub(super) fn begin_pass(&mut self, before: &[Loss<R>], loss: Option<&Loss<R>>, last: bool) -> Result<()> {
-        self.strategy.begin(last)?;
+        self.strategy.begin(0, last)?;
         if last {
             let weight = before.iter().chain(loss).map(|loss| loss.weight).sum();
-            self.strategy.set_loss_weight(weight, self.updates.loss_scale(), self.updates.may_skip())?;
+            let (scale, skippable) = (self.updates.loss_scale(), self.updates.may_skip());
+            self.strategy.set_loss_weight(LossWeight { weight, scale, skippable })?;
         }
         Ok(())
     }
@@ -313,21 +282,29 @@ impl<R: Runtime, S: Strategy<R>> TrainStep<R, S> {
     /// The backward pass of a loss, which is left without its graph.
     pub(super) fn sweep(&mut self, loss: Loss<R>) -> Result<Loss<R>> {
         let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
-        let waits = !self.strategy.may_idle();
-        let mut hook = ObservedHook { hook: &mut self.strategy, observer: self.observer.as_mut() };
-        let mut hook = CountedHook { hook: &mut hook, counts: loss.counts, waits, shared: &self.shared };
+        let mut hook = self.hook(loss.counts);
         traced("backward", || backward_with_hooks(scaled.as_ref().unwrap_or(&loss.sum), &mut hook))?;
         loss.told()
     }
 
-    pub(super) fn update(&mut self, losses: &[Loss<R>]) -> Result<TrainingMetrics<R>> {
+    /// The hook of a backward pass whose gradients count, or do not.
+    pub(super) fn hook(&mut self, counts: bool) -> CountedHook<'_, R> {
+        let TrainStep { strategy, observer, shared, .. } = self;
+        let waits = !strategy.features().allow(Feature::Idle);
+        CountedHook { hook: &mut **strategy, observer: observer.as_mut(), counts, waits, shared }
+    }
+
+    pub(super) fn update(&mut self, losses: &[Loss<R>], empty: super::Empty) -> Result<TrainingMetrics<R>> {
         self.strategy.finish()?;
-        let (comm, everyone) = (self.strategy.comm().clone(), self.strategy.everyone().clone());
-        let mut metrics = self.updates.apply(&mut self.strategy, &comm, &everyone, losses)?;
-        metrics.alike = comm.size() / self.strategy.share().1.max(1);
+        let metrics = self.updates.apply(&mut *self.strategy, losses, empty)?;
         self.strategy.sync_buffers(self.updates.config.buffers)?;
         Ok(metrics)
     }
+}
+
+/// The input of a rank that has none.
+pub(super) fn nothing<R: Runtime>(_: usize) -> Result<StepInput<R>> {
+    Err(Error::internal("a training step", "a rank without a micro-batch was asked for one"))
 }
 
 /// Of a batch that is computed for other ranks alone no row counts.

@@ -11,7 +11,7 @@ use super::{gradients::ShardState, sharded::Sharded, unit::Unit, values::overwri
 use crate::{
     checkpoint::{CheckpointPart, Checkpointed, Wanted, names},
     comm::Communicator,
-    tensor_parallel::TensorAxis,
+    strategy::TensorAxis,
 };
 
 /// Reads the elements that are wanted.

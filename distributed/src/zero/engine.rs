@@ -15,7 +15,7 @@ use super::{
 use crate::{
     comm::{Collectives, Comm, Communicator},
     ddp::THAWED,
-    unused::{Unused, require_all, used_anywhere},
+    unused::{Unused, idles, require_all, used_anywhere},
 };
 
 pub(super) struct ZeroEngine<R: Runtime> {
@@ -302,7 +302,7 @@ impl<R: Runtime> ZeroEngine<R> {
 
     /// An error that names the parameters without a gradient. A rank that has no example in this step contributes zeros to what others have used.
     fn require_all(&mut self) -> Result<()> {
-        if self.weighs_nothing && !self.units.iter().any(|unit| unit.used.contains(&true)) {
+        if idles(self.weighs_nothing, self.units.iter().flat_map(|unit| unit.used.iter().copied())) {
             self.units.iter_mut().for_each(Unit::mark_used);
         }
         require_all(self.units.iter().flat_map(|unit| unit.leaves.iter().zip(unit.used.iter().copied())))

@@ -9,8 +9,7 @@ use optim::ShardOptimizer;
 use super::{Piece, UnitLayout, kept::Kept, options::UnitOptions, unit::Unit};
 use crate::{
     comm::{Collectives, Communicator, ReduceOp, Work},
-    tensor_parallel::TensorAxis,
-    train::GradLoan,
+    strategy::{GradLoan, TensorAxis},
 };
 
 /// What a rank keeps to update its shard.

@@ -26,7 +26,6 @@ mod order;
 mod rates;
 mod residency;
 mod sharded;
-mod stage_strategy;
 mod stages;
 mod unit;
 mod values;
@@ -34,5 +33,7 @@ mod values;
 pub use layout::{Piece, UnitLayout};
 pub use optim::StatePlace;
 pub use options::{UnitOf, ZeroOptions, ZeroStage};
-pub use sharded::{FullParameters, OwnedElements, Sharded, ZeroTrainer};
+pub use sharded::{OwnedElements, Sharded};
+
+pub use crate::strategy::FullParameters;
 pub use stages::{ZeroStage1, ZeroStage2, ZeroStage3};

@@ -7,6 +7,7 @@ use optim::StatePlace;
 
 use crate::{
     buckets::Unused,
+    combinations::{Feature, Features},
     comm::{Comm, Communicator, Label},
     mesh::Mesh,
     plan::Axis,
@@ -15,8 +16,11 @@ use crate::{
 /// What is sharded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum ZeroStage {
+    /// Nothing: every rank has everything.
+    None,
     /// Optimizer state.
-    State,
+    #[doc(alias("State"))]
+    Optimizer,
     /// Optimizer state and gradients.
     Gradients,
     /// Optimizer state, gradients and parameters.
@@ -25,12 +29,12 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
-    /// Every one.
-    pub const ALL: [ZeroStage; 3] = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters];
+    /// Stages that shard something.
+    pub const ALL: [ZeroStage; 3] = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 
-    /// The number of the stage in the paper.
+    /// The number of the stage in the paper; 0 of none.
     pub fn number(self) -> usize {
-        self as usize + 1
+        self as usize
     }
 
     /// Whether gradients are kept in shards.
@@ -150,6 +154,9 @@ impl ZeroOptions {
     /// An error where gradients could not travel so, or for what its stage does not have.
     pub(super) fn check(&self) -> Result<()> {
         let refuse = |field, why| Err(Error::config("ZeroOptions", field, why));
+        if self.stage == ZeroStage::None {
+            return refuse("stage", "nothing is sharded: that is `DataParallel`".into());
+        }
         match self.reduce_dtype {
             None | Some(DType::BF16 | DType::F32 | DType::F64) => {}
             Some(dtype) if dtype.is_float() => {
@@ -173,6 +180,20 @@ impl ZeroOptions {
             false if self.whole_up_to > 0 => refuse("whole_up_to", why),
             _ => Ok(()),
         }
+    }
+
+    /// The features of a step that is sharded so.
+    pub fn features(&self) -> Features {
+        let each_pass = self.stage.shards_gradients() && !self.reduce_once;
+        let as_read = self.stage.shards_parameters() && self.unused == Unused::Error;
+        let stage = match self.stage {
+            ZeroStage::None => Features::default(),
+            ZeroStage::Optimizer => Features::of([Feature::ZeroOptimizer]),
+            ZeroStage::Gradients => Features::of([Feature::ZeroGradients]),
+            ZeroStage::Parameters => Features::of([Feature::ZeroParameters]),
+        };
+        let stage = stage.and_if(self.unused == Unused::Allow, Feature::Unused);
+        stage.and_if(each_pass, Feature::ReduceEachPass).and_if(as_read, Feature::GatherAsRead)
     }
 
     /// How parameters of a dtype are sharded, which are of a unit of so many elements in all.
@@ -219,8 +240,6 @@ impl UnitOptions {
 pub(super) struct ShardGroups<R: Runtime> {
     /// All that gradients are summed over.
     pub(super) all: Comm<R>,
-    /// Which share of a batch this rank reads, of how many.
-    pub(super) share: (usize, usize),
     /// The ranks that hold the shards of one replica.
     pub(super) shard: Comm<R>,
     /// The ranks that hold equal shards, if there are several replicas.
@@ -239,16 +258,15 @@ impl<R: Runtime> ShardGroups<R> {
             _ => (mesh.group(&[Axis::Shard, Axis::Context])?, Some(label.over(mesh.axis(Axis::Data)))),
         };
         let (all, shard) = (label.over(all), label.over(&shard));
-        let share = (mesh.batch().rank(), mesh.batch().size());
-        Ok(ShardGroups { all, share, shard, replicas, label })
+        Ok(ShardGroups { all, shard, replicas, label })
     }
 
     /// These groups, for the gathers and sums of a unit, with a note on it.
     pub(super) fn of(&self, unit: &str, note: &str) -> Self {
         let of = if unit.is_empty() { format!("the root unit{note}") } else { format!("unit `{unit}`{note}") };
         let named = |comm| self.label.named(comm, &of);
-        let (all, share, label) = (self.all.clone(), self.share, self.label.clone());
-        ShardGroups { all, share, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
+        let (all, label) = (self.all.clone(), self.label.clone());
+        ShardGroups { all, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
     }
 
     /// Whether this rank is of the replica that saves.

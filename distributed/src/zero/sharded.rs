@@ -8,10 +8,7 @@ use std::{
 
 use autograd::{BackwardHook, Leaf, LeafGrad};
 use nn::{Module, ModuleExt};
-use numcore::{
-    DType, Result, Runtime, Tensor, TensorMut,
-    ops::{PointwiseOps, ViewOps},
-};
+use numcore::{DType, Result, Runtime, Tensor, TensorMut, ops::ViewOps};
 use optim::{HyperParams, LrSchedule, Shards};
 use parking_lot::Mutex;
 
@@ -19,28 +16,30 @@ use super::{
     Piece, ZeroOptions, engine::ZeroEngine, options::ShardGroups, rates::Rates, residency::ZeroResidency, unit::Unit,
 };
 use crate::{
-    buckets::Unused,
     checkpoint::names::Buffers,
-    comm::{Collectives, Comm, Communicator, Partial, ReduceOp},
-    ddp::{Ddp, described},
+    combinations::Features,
+    comm::{Collectives, Communicator, Partial, ReduceOp},
+    ddp::Ddp,
     mesh::{AsMesh, Mesh},
-    tensor_parallel::TensorAxis,
-    train::{BufferSync, ReducedGradients, StageStrategy, Strategy, TrainStep, norm},
+    strategy::{
+        BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, TensorAxis,
+        described, not_of,
+    },
+    sums,
 };
 
-/// Trains a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say. [`TrainStep::builder`] makes it where
-/// [`zero`](crate::train::TrainStepBuilder::zero) is asked for, of any elementwise optimizer. One that looks at whole matrices or norms (Muon,
-/// LAMB, Adafactor) needs them in one place: it trains without.
+/// The strategy of a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say, for any elementwise optimizer. One that
+/// looks at whole matrices or norms (Muon, LAMB, Adafactor) needs them in one place: it trains without.
 ///
 /// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to outlive the step is saved
-/// as a checkpoint, or copied within [`gather_full_params`](Sharded::gather_full_params). Parameters that are frozen when it is made have
+/// as a checkpoint, or copied within [`gather_full_params`](Strategy::gather_full_params). Parameters that are frozen when it is made have
 /// neither gradients nor state until a step begins in which one of their unit is not: then all of the unit that were frozen do.
 #[doc(alias("FSDP"))]
 #[doc(alias("FullyShardedDataParallel"))]
-pub type ZeroTrainer<R> = TrainStep<R, Sharded<R>>;
-
-/// The strategy of [`ZeroTrainer`].
+#[doc(alias("ZeroTrainer"))]
 pub struct Sharded<R: Runtime> {
+    ranks: StepRanks<R>,
+    features: Features,
     pub(super) groups: ShardGroups<R>,
     options: ZeroOptions,
     rates: Rates<R>,
@@ -104,15 +103,8 @@ impl<R: Runtime> Sharded<R> {
         for leaf in engine.lock().units.iter().flat_map(|u| &u.leaves) {
             leaf.set_residency(Arc::new(ZeroResidency(Arc::downgrade(&engine))));
         }
-        Ok(Sharded { groups, options, rates, engine, buffers, tensor, steps: 0, order })
-    }
-
-    /// All parameters on every rank, for evaluation and export: they are gathered now, and released when the scope ends. Of a model that is cut
-    /// over a tensor axis each rank has its pieces then, all of them.
-    #[must_use = "parameters are let go when this is dropped"]
-    pub fn gather_full_params(&self) -> Result<FullParameters<R>> {
-        self.engine.lock().gather_all()?;
-        Ok(FullParameters(Some(self.engine.clone())))
+        let (ranks, features) = (tensor.step_ranks(mesh, &groups.all), options.features().union(tensor.features(mesh)));
+        Ok(Sharded { ranks, features, groups, options, rates, engine, buffers, tensor, steps: 0, order })
     }
 
     /// Trains units that were frozen from the start, and no longer are.
@@ -166,28 +158,6 @@ pub struct OwnedElements {
     pub elements: Range<usize>,
 }
 
-/// While it lives, all parameters are on every rank.
-pub struct FullParameters<R: Runtime>(Option<Arc<Mutex<ZeroEngine<R>>>>);
-
-impl<R: Runtime> FullParameters<R> {
-    /// Ends the scope as a drop does, and reports what failed.
-    #[doc(alias("release_params"))]
-    pub fn release(mut self) -> Result<()> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<()> {
-        self.0.take().map_or(Ok(()), |engine| engine.lock().release_gathered())
-    }
-}
-
-impl<R: Runtime> Drop for FullParameters<R> {
-    fn drop(&mut self) {
-        // What could fail here is waiting for a gather that was started; the next use reports it.
-        let _ = self.end();
-    }
-}
-
 /// Parameters of one unit, dtype and trainability share a buffer; within it they lie by optimizer group, so that an update is few launches.
 fn build<R: Runtime>(
     groups: &ShardGroups<R>,
@@ -221,32 +191,26 @@ fn build<R: Runtime>(
 }
 
 impl<R: Runtime> Strategy<R> for Sharded<R> {
-    fn comm(&self) -> &Comm<R> {
-        &self.groups.all
+    fn ranks(&self) -> &StepRanks<R> {
+        &self.ranks
     }
 
-    fn everyone(&self) -> &Comm<R> {
-        self.tensor.everyone()
+    fn features(&self) -> Features {
+        self.features
     }
 
-    fn share(&self) -> (usize, usize) {
-        self.groups.share
-    }
-
-    fn counts_examples(&self) -> bool {
-        self.tensor.rank() == 0
-    }
-
-    fn prepare(&mut self) -> Result<()> {
+    fn prepare(&mut self, who: Computing) -> Result<()> {
         self.thaw()?;
-        self.engine.lock().begin_step()
+        let mut engine = self.engine.lock();
+        engine.idles = who == Computing::Some;
+        engine.begin_step()
     }
 
-    fn begin(&mut self, last: bool) -> Result<()> {
+    fn begin(&mut self, _: usize, last: bool) -> Result<()> {
         self.engine.lock().begin_sweep(last)
     }
 
-    fn set_loss_weight(&mut self, weight: f64, _: f64, _: bool) -> Result<()> {
+    fn set_loss_weight(&mut self, LossWeight { weight, .. }: LossWeight) -> Result<()> {
         self.engine.lock().weighs_nothing = weight == 0.0;
         Ok(())
     }
@@ -261,42 +225,18 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         engine.units.iter_mut().try_for_each(|unit| unit.sum_partial_gradients(&self.tensor))
     }
 
-    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
-        self.buffers.sync(&self.groups.all, how)
-    }
-
-    // Of parameters that are gathered as they are read, every rank reads all.
-    fn may_idle(&self) -> bool {
-        self.options.unused == Unused::Allow || !self.options.stage.shards_parameters()
-    }
-
-    fn let_idle(&mut self, yes: bool) -> bool {
-        self.engine.lock().idles = yes;
-        true
-    }
-
-    fn may_differ_in_passes(&self) -> bool {
-        match self.options.stage {
-            super::ZeroStage::State => true,
-            super::ZeroStage::Gradients => self.options.reduce_once,
-            super::ZeroStage::Parameters => false,
-        }
-    }
-}
-
-impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
-    fn norm(&self) -> Result<Tensor<R>> {
-        self.squared_norm(&|_| true)?.sqrt()
+    fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
+        self.tensor.sum(self.squares(counts)?.combine(&self.groups.shard, ReduceOp::Sum)?)
     }
 
     fn is_finite(&self) -> Result<bool> {
         let engine = self.engine.lock();
         let mut zeros = Vec::new();
         for unit in &engine.units {
-            zeros.extend(unit.gradient()?.map(|row| norm::zero_if_finite(&row)).transpose()?);
+            zeros.extend(unit.gradient()?.map(|row| sums::zero_if_finite(&row)).transpose()?);
         }
         drop(engine);
-        let own = Partial::new(norm::total(self.groups.all.runtime(), &zeros)?);
+        let own = Partial::new(sums::total(self.groups.all.runtime(), &zeros)?);
         self.tensor.all(own.combine(&self.groups.shard, ReduceOp::Sum)?.item()?.is_finite())
     }
 
@@ -308,6 +248,14 @@ impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
         self.engine.lock().update(&self.rates(), scale)?;
         self.steps += 1;
         Ok(())
+    }
+
+    fn sync_buffers(&self, how: BufferSync) -> Result<()> {
+        self.buffers.sync(&self.groups.all, how)
+    }
+
+    fn learning_rate(&self) -> Option<f64> {
+        self.rates().first().copied()
     }
 
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
@@ -335,8 +283,27 @@ impl<R: Runtime> ReducedGradients<R> for Sharded<R> {
         Ok(())
     }
 
-    fn learning_rate(&self) -> f64 {
-        self.rates().first().copied().unwrap_or(0.0)
+    fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
+        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.lend_grad())
+    }
+
+    fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
+        self.engine.lock().unit_of(leaf).map_or_else(|| Err(not_of(leaf)), |unit| unit.restore_grad(sum))
+    }
+
+    fn unshard(&mut self, _: usize) -> Result<()> {
+        self.engine.lock().prefetch_all()
+    }
+
+    fn reshard(&mut self, _: usize) -> Result<()> {
+        self.engine.lock().release_prefetched()
+    }
+
+    // Of a model that is cut over a tensor axis each rank has its pieces then, all of them.
+    fn gather_full_params(&self) -> Result<FullParameters> {
+        self.engine.lock().gather_all()?;
+        let engine = self.engine.clone();
+        Ok(FullParameters::until(move || engine.lock().release_gathered()))
     }
 }
 
@@ -344,7 +311,7 @@ impl<R: Runtime> Sharded<R> {
     /// The sum of the squares of this rank's gradients of the parameters that count: a part. Squares are added up for each piece of a
     /// parameter by itself, then in the model's order in the widest type: on one rank this is what data parallelism computes, to the bit;
     /// on more, where a parameter is cut decides over the last bits.
-    pub(super) fn squares(&self, counts: &dyn Fn(&Arc<Leaf<R>>) -> bool) -> Result<Partial<Tensor<R>>> {
+    pub(super) fn squares(&self, counts: &LeafFilter<'_, R>) -> Result<Partial<Tensor<R>>> {
         let engine = self.engine.lock();
         let mut pieces: Vec<(Option<&usize>, Tensor<R>)> = Vec::new();
         for unit in &engine.units {
@@ -354,13 +321,13 @@ impl<R: Runtime> Sharded<R> {
                 let leaf = &unit.leaves[piece.parameter];
                 if unit.used[piece.parameter] && counts(leaf) && self.tensor.counts(leaf) {
                     let own = row.narrow(0, layout.range(k).offset(), piece.elements.len())?;
-                    pieces.push((self.order.get(&leaf.id()), norm::squares(&own)?));
+                    pieces.push((self.order.get(&leaf.id()), sums::squares(&own)?));
                 }
             }
         }
         pieces.sort_by_key(|(place, _)| *place);
         let squares: Vec<Tensor<R>> = pieces.into_iter().map(|(_, square)| square).collect();
-        Ok(Partial::new(norm::total(self.groups.all.runtime(), &squares)?))
+        Ok(Partial::new(sums::total(self.groups.all.runtime(), &squares)?))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{ZeroOptions, ZeroStage};
 
-/// Shards optimizer state: `.zero(ZeroStage1)`. See [`ZeroStage::State`].
+/// Shards optimizer state: `.zero(ZeroStage1)`. See [`ZeroStage::Optimizer`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ZeroStage1;
 
@@ -23,7 +23,7 @@ impl From<ZeroStage> for ZeroOptions {
 
 impl From<ZeroStage1> for ZeroOptions {
     fn from(_: ZeroStage1) -> Self {
-        ZeroStage::State.into()
+        ZeroStage::Optimizer.into()
     }
 }
 

@@ -52,7 +52,7 @@ fn trainers() -> Vec<(How, Unused, bool)> {
 fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, (how, unused, canonical): (How, Unused, bool)) -> Result<Any> {
     if canonical {
         let options = BucketOptions { canonical, unused, ..Default::default() };
-        return Ok(Any::Buckets(Box::new(bucketed(comm, model, two(), options)?)));
+        return Ok(Any(bucketed(comm, model, two(), options)?));
     }
     Any::unused(comm, model, how, two(), unused)
 }

@@ -10,10 +10,10 @@ use std::{
 
 use crate::common::{EXAMPLES, Mlp, Task, adamw, config, cpu, weights};
 use distributed::{
-    balance::{BalancedStep, BatchRanges, CadenceOptions},
+    balance::{Balanced, BatchRanges, CadenceOptions},
     buckets::BucketOptions,
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
-    train::{Strategy, TrainStep, TrainingConfig},
+    train::{TrainStep, TrainingConfig},
     zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Init, Linear};
@@ -30,11 +30,7 @@ fn counts(ranks: usize) -> Vec<usize> {
 }
 
 /// Steps on this rank's batches, the numbers of which follow those of the ranks before.
-pub fn uneven<S: Strategy<Cpu>>(
-    comm: &Comm<Cpu>,
-    model: &Mlp<Cpu>,
-    mut step: TrainStep<Cpu, S>,
-) -> Result<(Vec<f64>, f64)> {
+pub fn uneven(comm: &Comm<Cpu>, model: &Mlp<Cpu>, mut step: TrainStep<Cpu>) -> Result<(Vec<f64>, f64)> {
     let counts = counts(comm.size());
     let (first, most) = (counts[..comm.rank()].iter().sum::<usize>(), counts.iter().copied().max().unwrap_or(1));
     let mut norm = 0.0;
@@ -85,7 +81,7 @@ fn a_step_of_uneven_counts_is_that_of_one_rank() {
             uneven(&comm, &model, TrainStep::builder(&comm, &model).optimizer(adamw()).config(config()).build()?)
         });
         ddp.unwrap().iter().for_each(|rank| close(rank, "buckets"));
-        let state = zero(|| ZeroOptions { stage: ZeroStage::State, ..Default::default() });
+        let state = zero(|| ZeroOptions { stage: ZeroStage::Optimizer, ..Default::default() });
         state.unwrap().iter().for_each(|rank| close(rank, "stage 1"));
         let once = zero(|| ZeroOptions { stage: ZeroStage::Gradients, reduce_once: true, ..Default::default() });
         once.unwrap().iter().for_each(|rank| close(rank, "stage 2"));
@@ -100,9 +96,9 @@ fn what_exchanges_in_every_pass_is_refused() {
     };
     let stages = refused(|comm, model| {
         let step = TrainStep::builder(comm, model).optimizer(adamw()).zero(ZeroStage::Parameters).build()?;
-        BalancedStep::new(step, CadenceOptions::default()).map(drop)
+        Balanced::new(step, CadenceOptions::default()).map(drop)
     });
-    assert!(stages.contains("exchanges in every pass"), "{stages}");
+    assert!(stages.contains("exchange in every pass"), "{stages}");
     let canonical = refused(|comm, model| {
         let buckets = BucketOptions { canonical: true, ..Default::default() };
         let mut step = TrainStep::builder(comm, model).optimizer(adamw()).buckets(buckets).build()?;
@@ -116,7 +112,7 @@ fn what_exchanges_in_every_pass_is_refused() {
     assert!(none.contains("at most 1 micro-batches"), "{none}");
     let differ = refused(|comm, model| {
         let step = TrainStep::builder(comm, model).optimizer(adamw()).build()?;
-        BalancedStep::new(step, CadenceOptions { anchor: 1 + comm.rank(), ..Default::default() }).map(drop)
+        Balanced::new(step, CadenceOptions { anchor: 1 + comm.rank(), ..Default::default() }).map(drop)
     });
     assert!(differ.contains("how steps are balanced"), "{differ}");
 }
@@ -134,7 +130,7 @@ fn ranks_of_different_speeds_arrive_together_and_read_every_batch_once() {
         let step = TrainStep::builder(&comm, &model).optimizer(adamw()).build()?;
         let options = CadenceOptions { anchor: 4, max_anchor: 4, ..Default::default() };
         let time = move || Duration::from_millis(now.load(Ordering::Relaxed));
-        let mut step = BalancedStep::with_clock(step, options, time)?;
+        let mut step = Balanced::with_clock(step, options, time)?;
         let (mut epoch, mut read) = (BatchRanges::new(BATCHES), Vec::new());
         let (mut longest, mut spent, mut steps) = (0, 0, 0);
         loop {

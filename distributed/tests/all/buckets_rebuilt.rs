@@ -1,6 +1,6 @@
 //! Buckets are rebuilt once, before the second step, in the order in which gradients became final on rank 0.
 
-use crate::common::{Trace, config, difference, everywhere, weights};
+use crate::common::{Trace, config, data_parallel, difference, everywhere, weights};
 use crate::common::{bucketed, simple};
 use autograd::Var;
 use distributed::{
@@ -50,9 +50,9 @@ fn once_in_the_ready_order_of_rank_0() {
         let buckets = [["2.weight", "1.weight", "0.weight"], ["2.weight", "0.weight", "1.weight"]];
         for (step, after) in [buckets[0], buckets[1], buckets[1], buckets[1]].iter().enumerate() {
             trace.losses.push(trainer.step(|_| loss(&model, comm.runtime(), comm.rank(), step))?.loss()?);
-            let buckets = trainer.strategy().buckets();
-            let names: Vec<String> = (0..buckets.len()).flat_map(|k| buckets.names(k)).collect();
-            assert_eq!((buckets.len(), &names[..]), (3, &after.map(String::from)[..]), "after step {step}");
+            let buckets = data_parallel(&trainer);
+            let names: Vec<String> = (0..buckets.num_buckets()).flat_map(|k| buckets.names_in_bucket(k)).collect();
+            assert_eq!((buckets.num_buckets(), &names[..]), (3, &after.map(String::from)[..]), "after step {step}");
             let ready = order(comm.rank(), step).map(|k| format!("{k}.weight"));
             assert!(buckets.ready_order().iter().eq(ready.iter().rev()), "{:?}", buckets.ready_order());
         }

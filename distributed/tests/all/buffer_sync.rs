@@ -132,7 +132,13 @@ fn replicas_of_a_stage_have_equal_buffers_on_request() {
                 let [x, y] = batch(comm.runtime(), 2 * step + comm.rank() / 2)?;
                 trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
             }
-            trainer.pipeline().stages().values().map(|stage| buffers(&**stage)).collect::<Result<Vec<_>>>()
+            trainer
+                .pipeline()
+                .expect("stages")
+                .stages()
+                .values()
+                .map(|stage| buffers(&**stage))
+                .collect::<Result<Vec<_>>>()
         };
         let seen = Ranks::new(4).timeout(TIMEOUT).run(cpu, program).unwrap();
         assert!(!seen[0].concat().is_empty());

@@ -12,8 +12,8 @@ use crate::{
 use autograd::Var;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    pipeline::{Checked, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, split},
-    train::{CheckpointNotes, Loss, StageStrategy, TrainingConfig},
+    pipeline::{Checked, MicroBatches, PipelineModel, ScheduleKind, split},
+    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
 };
 use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
 use numcore::{
@@ -125,13 +125,14 @@ fn a_checkpoint_has_those_of_rank_0() {
 }
 
 /// Trains a staged model whose replicas all see the whole batch, and saves it; losses, norms, and the buffers here.
-fn staged<S: StageStrategy<Cpu>>(
+fn staged(
     comm: &Comm<Cpu>,
-    mut trainer: PipelineTrainStep<Cpu, S>,
+    mut trainer: TrainStep<Cpu>,
     folder: &distributed::checkpoint::Folder,
 ) -> Result<(Vec<f64>, Vec<f64>)> {
-    let here =
-        |trainer: &PipelineTrainStep<Cpu, S>| trainer.pipeline().stages().values().map(|s| buffers(&**s)).collect();
+    let here = |trainer: &TrainStep<Cpu>| {
+        trainer.pipeline().expect("stages").stages().values().map(|s| buffers(&**s)).collect()
+    };
     let before: Vec<Vec<f64>> = Result::from_iter::<Vec<_>>(here(&trainer))?;
     assert!(before.concat().is_empty() || before.concat() == first());
     let mut told = Vec::new();

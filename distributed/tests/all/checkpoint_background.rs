@@ -16,11 +16,11 @@ use std::{
 use distributed::{
     checkpoint::{CheckpointPart, CheckpointReader, Checkpointed, Folder, SnapshotWriter, Wanted},
     comm::{Comm, Communicator, InOrderCommunicator, NoOpCommunicator, Ranks},
-    local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
+    local_updates::{DiLoCo, LocalSteps, LocalUpdates},
     mesh::Mesh,
     pipeline::ScheduleKind,
     plan::{Axis, ParallelPlan},
-    train::{BucketedTrainer, CheckpointNotes, TrainStep},
+    train::{CheckpointNotes, TrainStep},
     zero::ZeroStage,
 };
 use nn::Init;
@@ -101,7 +101,7 @@ fn every_strategy_saves_beside_a_step_what_it_saves_at_once() {
     const CUTS: [(Axes, Option<ZeroStage>); 9] = [
         (&[(Axis::Data, 1)], None),
         (&[(Axis::Data, 3)], None),
-        (&[(Axis::Shard, 2)], Some(ZeroStage::State)),
+        (&[(Axis::Shard, 2)], Some(ZeroStage::Optimizer)),
         (&[(Axis::Shard, 3)], Some(ZeroStage::Gradients)),
         (&[(Axis::Shard, 4)], Some(ZeroStage::Parameters)),
         (&[(Axis::Data, 2), (Axis::Shard, 2)], Some(ZeroStage::Parameters)),
@@ -205,7 +205,7 @@ fn local_updates_are_saved_beside_a_step_as_at_once() {
         let (rt, options) = (comm.runtime(), LocalUpdates { every: Some(2), ..LocalUpdates::default() });
         let model = Mlp::new(&Init::new(rt, 3))?;
         let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(adamw()).build()?;
-        let mut step = LocalTrainStep::new(&comm, &model, inner, DiLoCo::default(), options)?;
+        let mut step = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), options)?;
         save_beside(&comm, &scratch.0, &mut step, |step, k| step.step(|_| model.loss(rt, k, &own(&comm))).map(|_| ()))
     });
     run.unwrap();
@@ -213,7 +213,7 @@ fn local_updates_are_saved_beside_a_step_as_at_once() {
 }
 
 /// Data parallelism, with a step taken.
-fn trained(comm: &Comm<Cpu>) -> Result<(Mlp<Cpu>, BucketedTrainer<Cpu>)> {
+fn trained(comm: &Comm<Cpu>) -> Result<(Mlp<Cpu>, TrainStep<Cpu>)> {
     let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
     let mut step = bucketed(comm, &model, config(), Default::default())?;
     step.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
@@ -334,7 +334,7 @@ fn what_fails_in_the_thread_the_next_call_tells_on_all_ranks() {
 }
 
 /// A step that rank 1 cannot copy.
-struct Uncopied<'a>(&'a BucketedTrainer<Cpu>, bool);
+struct Uncopied<'a>(&'a TrainStep<Cpu>, bool);
 
 impl Checkpointed<Cpu> for Uncopied<'_> {
     fn parts(&self) -> Result<Vec<CheckpointPart<Cpu>>> {

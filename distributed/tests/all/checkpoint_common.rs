@@ -13,8 +13,8 @@ use distributed::{
     buckets::{BucketOptions, Unused},
     checkpoint::Folder,
     comm::{Comm, Communicator},
-    train::{BucketedTrainer, CheckpointNotes, Loss, TrainingConfig, TrainingMetrics},
-    zero::{FullParameters, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig, TrainingMetrics},
+    zero::{FullParameters, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Init, Module};
 use numcore::{DType, Result};
@@ -56,13 +56,10 @@ pub enum How {
 }
 
 pub const HOWS: [How; 4] =
-    [How::Buckets, How::Zero(ZeroStage::State), How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters)];
+    [How::Buckets, How::Zero(ZeroStage::Optimizer), How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters)];
 
-/// Both trainers, as one.
-pub enum Any {
-    Buckets(Box<BucketedTrainer<Cpu>>),
-    Zero(Box<ZeroTrainer<Cpu>>),
-}
+/// A step of any strategy, with what tests of checkpoints do.
+pub struct Any(pub TrainStep<Cpu>);
 
 impl Any {
     pub fn new<M: Task>(comm: &Comm<Cpu>, model: &M, how: How, config: TrainingConfig) -> Result<Self> {
@@ -80,16 +77,13 @@ impl Any {
         config: TrainingConfig,
         unused: Unused,
     ) -> Result<Self> {
-        Ok(match how {
-            How::Buckets => {
-                let options = BucketOptions { unused, ..Default::default() };
-                Any::Buckets(Box::new(bucketed(comm, model, config, options)?))
-            }
+        Ok(Any(match how {
+            How::Buckets => bucketed(comm, model, config, BucketOptions { unused, ..Default::default() })?,
             How::Zero(stage) => {
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
-                Any::Zero(Box::new(sharded(comm, model, config, options)?))
+                sharded(comm, model, config, options)?
             }
-        })
+        }))
     }
 
     pub fn step<M: Task>(&mut self, model: &M, comm: &Comm<Cpu>, step: usize) -> Result<TrainingMetrics<Cpu>> {
@@ -97,17 +91,11 @@ impl Any {
     }
 
     pub fn step_with(&mut self, loss: impl FnMut(usize) -> Result<Loss<Cpu>>) -> Result<TrainingMetrics<Cpu>> {
-        match self {
-            Any::Buckets(t) => t.step(loss),
-            Any::Zero(t) => t.step(loss),
-        }
+        self.0.step(loss)
     }
 
     pub fn idle(&mut self) -> Result<TrainingMetrics<Cpu>> {
-        match self {
-            Any::Buckets(t) => t.idle(),
-            Any::Zero(t) => t.idle(),
-        }
+        self.0.idle()
     }
 
     /// Until all ranks are done; `see` is told every loss.
@@ -118,10 +106,7 @@ impl Any {
         mut see: impl FnMut(f64),
     ) -> Result<()> {
         let see = |metrics: TrainingMetrics<Cpu>| metrics.loss().map(&mut see);
-        match self {
-            Any::Buckets(t) => t.run(batches, loss, see),
-            Any::Zero(t) => t.run(batches, loss, see),
-        }
+        self.0.run(batches, loss, see)
     }
 
     pub fn save(&self, folder: &Folder) -> Result<()> {
@@ -129,25 +114,16 @@ impl Any {
     }
 
     pub fn save_with(&self, folder: &Folder, notes: CheckpointNotes) -> Result<()> {
-        match self {
-            Any::Buckets(t) => t.save(folder, &notes),
-            Any::Zero(t) => t.save(folder, &notes),
-        }
+        self.0.save(folder, &notes)
     }
 
     pub fn load(&mut self, folder: &Folder) -> Result<Option<distributed::checkpoint::Manifest>> {
-        match self {
-            Any::Buckets(t) => t.load(folder),
-            Any::Zero(t) => t.load(folder),
-        }
+        self.0.load(folder)
     }
 
     /// While it lives, all parameters are here.
-    pub fn full(&self) -> Result<Option<FullParameters<Cpu>>> {
-        match self {
-            Any::Buckets(_) => Ok(None),
-            Any::Zero(t) => t.strategy().gather_full_params().map(Some),
-        }
+    pub fn full(&self) -> Result<FullParameters> {
+        self.0.gather_full_params()
     }
 
     pub fn weights(&self, model: &impl Module<Cpu>) -> Result<Vec<f64>> {

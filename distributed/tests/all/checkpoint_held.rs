@@ -12,7 +12,7 @@ use distributed::{
     buckets::BucketOptions,
     checkpoint::{CheckpointPart, Checkpointed, Folder, Wanted},
     comm::{Collectives, Comm, Communicator, Ranks},
-    train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
+    train::{CheckpointNotes, TrainStep, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::Init;
@@ -35,10 +35,7 @@ fn hold(model: &Mlp<Cpu>, trainer: &Any, what: Held) -> Result<Holder> {
         // Not of the first unit: those before it must stay as they are too.
         return Ok((Some(model.b.weight.value()?), Vec::new()));
     }
-    let parts = match trainer {
-        Any::Buckets(t) => t.strategy().parts()?,
-        Any::Zero(t) => t.strategy().parts()?,
-    };
+    let parts = trainer.0.strategy().parts()?;
     let states: Vec<CheckpointPart<Cpu>> = parts.into_iter().filter(|part| part.name.starts_with("state/")).collect();
     assert!(!states.is_empty());
     Ok((None, states))
@@ -109,7 +106,7 @@ fn a_scale_that_is_no_number_is_found_before_anything_changes() {
 }
 
 /// A trainer whose rank 1 finds, once everything was checked, that it cannot take something over.
-struct Breaks<'a>(&'a mut BucketedTrainer<Cpu>, bool);
+struct Breaks<'a>(&'a mut TrainStep<Cpu>, bool);
 
 impl Checkpointed<Cpu> for Breaks<'_> {
     fn parts(&self) -> Result<Vec<CheckpointPart<Cpu>>> {

@@ -9,7 +9,7 @@ use distributed::{
     buckets::{BucketOptions, GradCompression, PowerSgd},
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Ranks},
-    train::BucketedTrainer,
+    train::TrainStep,
     zero::ZeroStage,
 };
 use nn::Init;
@@ -162,7 +162,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
         for n in [1, 3] {
             let outcomes = Ranks::new(n).outcomes(cpu, |comm| {
                 let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
-                let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::State), config())?;
+                let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Optimizer), config())?;
                 let before = trainer.weights(&model)?;
                 let loaded = trainer.load(&folder).map(|_| ());
                 assert_eq!(trainer.weights(&model)? == before, loaded.is_err());
@@ -180,7 +180,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
 }
 
 /// A trainer that compresses, which keeps errors of each rank's own.
-fn compressing(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<BucketedTrainer<Cpu>> {
+fn compressing(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<TrainStep<Cpu>> {
     let options = PowerSgd { start_iter: 2, ..Default::default() };
     let options = BucketOptions { compression: GradCompression::PowerSgd(options), ..Default::default() };
     bucketed(comm, model, config(), options)
@@ -190,7 +190,7 @@ fn compressing(comm: &Comm<Cpu>, model: &Mlp<Cpu>) -> Result<BucketedTrainer<Cpu
 fn what_only_some_ranks_read_is_checked_before_anything_changes() {
     let scratch = Scratch::new("own-corrupted");
     let folder = scratch.folder();
-    let train = |comm: &Comm<Cpu>, steps: usize| -> Result<(Mlp<Cpu>, BucketedTrainer<Cpu>)> {
+    let train = |comm: &Comm<Cpu>, steps: usize| -> Result<(Mlp<Cpu>, TrainStep<Cpu>)> {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
         let mut trainer = compressing(comm, &model)?;
         for step in 0..steps {

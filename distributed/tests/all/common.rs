@@ -5,11 +5,13 @@ use autograd::Var;
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, NoOpCommunicator, Ranks},
+    ddp::DataParallel,
     mesh::AsMesh,
-    pipeline::{PipelineModel, PipelineTrainer, ZeroPipelineTrainer},
+    pipeline::PipelineModel,
     sampler::shard_batches,
-    train::{BucketedTrainer, Loss, SimpleTrainer, TrainStep, TrainingConfig},
-    zero::{ZeroOptions, ZeroTrainer},
+    strategy::StrategySet,
+    train::{Loss, TrainStep, TrainingConfig},
+    zero::{Sharded, ZeroOptions},
 };
 use nn::{Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt};
 use numcore::{
@@ -126,7 +128,7 @@ pub fn config() -> TrainingConfig {
     TrainingConfig { max_norm: Some(0.5), ..Default::default() }
 }
 
-pub fn simple(rt: &Cpu, model: &impl Module<Cpu>, config: TrainingConfig) -> Result<SimpleTrainer<Cpu>> {
+pub fn simple(rt: &Cpu, model: &impl Module<Cpu>, config: TrainingConfig) -> Result<TrainStep<Cpu>> {
     TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(adamw()).config(config).build()
 }
 
@@ -135,7 +137,7 @@ pub fn bucketed<R: Runtime>(
     model: &impl Module<R>,
     config: TrainingConfig,
     options: BucketOptions,
-) -> Result<BucketedTrainer<R>> {
+) -> Result<TrainStep<R>> {
     TrainStep::builder(mesh, model).optimizer(adamw()).config(config).buckets(options).build()
 }
 
@@ -144,15 +146,11 @@ pub fn sharded<R: Runtime>(
     model: &impl Module<R>,
     config: TrainingConfig,
     options: ZeroOptions,
-) -> Result<ZeroTrainer<R>> {
+) -> Result<TrainStep<R>> {
     TrainStep::builder(mesh, model).optimizer(adamw()).config(config).zero(options).build()
 }
 
-pub fn pipelined(
-    mesh: &impl AsMesh<Cpu>,
-    model: PipelineModel<Cpu>,
-    config: TrainingConfig,
-) -> Result<PipelineTrainer<Cpu>> {
+pub fn pipelined(mesh: &impl AsMesh<Cpu>, model: PipelineModel<Cpu>, config: TrainingConfig) -> Result<TrainStep<Cpu>> {
     TrainStep::builder(mesh, model).optimizer(adamw()).config(config).build()
 }
 
@@ -161,7 +159,7 @@ pub fn sharded_pipeline(
     model: PipelineModel<Cpu>,
     config: TrainingConfig,
     options: ZeroOptions,
-) -> Result<ZeroPipelineTrainer<Cpu>> {
+) -> Result<TrainStep<Cpu>> {
     TrainStep::builder(mesh, model).optimizer(adamw()).config(config).zero(options).build()
 }
 
@@ -235,4 +233,19 @@ pub fn all_cases() -> bool {
 pub fn half<A: Copy, B: Copy>(a: &[A], b: &[B]) -> Vec<(A, B)> {
     let all = a.iter().enumerate().flat_map(|(i, &a)| b.iter().enumerate().map(move |(j, &b)| (i + j, (a, b))));
     all.filter(|(place, _)| place % 2 == 0).map(|(_, pair)| pair).collect()
+}
+
+/// The strategy of a step without ZeRO.
+pub fn data_parallel(step: &TrainStep<Cpu>) -> &DataParallel<Cpu> {
+    step.strategy().downcast_ref().expect("data parallelism")
+}
+
+/// The strategy of a step with ZeRO.
+pub fn shards(step: &TrainStep<Cpu>) -> &Sharded<Cpu> {
+    step.strategy().downcast_ref().expect("shards")
+}
+
+/// The strategies of a step's stages.
+pub fn set(step: &TrainStep<Cpu>) -> &StrategySet<Cpu> {
+    step.strategy().downcast_ref().expect("several strategies")
 }

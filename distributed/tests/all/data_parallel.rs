@@ -4,7 +4,7 @@ use crate::common::bucketed;
 use std::sync::{Arc, Mutex};
 
 use crate::common::{
-    EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, difference, everywhere, own, single, weights,
+    EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, data_parallel, difference, everywhere, own, single, weights,
 };
 use crate::zero_memory::{layers, loss as layers_loss};
 use autograd::{Var, backward};
@@ -119,7 +119,7 @@ fn accumulated_micro_batches_are_one_batch() {
                 let micro = |k: usize| own.iter().copied().skip(k).step_by(3).collect::<Vec<_>>();
                 let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
                 // Only the last backward pass communicates: a call for each bucket, and one for the loss.
-                assert_eq!(counted.of("all_reduce").calls as usize, trainer.strategy().buckets().len() + 1);
+                assert_eq!(counted.of("all_reduce").calls as usize, data_parallel(&trainer).num_buckets() + 1);
                 trace.losses.push(metrics.loss()?);
                 trace.norms.extend(metrics.grad_norm()?);
                 trace.weights.push(weights(&model)?);
@@ -141,9 +141,7 @@ fn gradients_may_travel_as_halves() {
             let mut trainer = bucketed(comm, &model, plain.clone(), options)?;
             trainer.step(|_| model.loss(comm.runtime(), 0, &own(comm)))?;
             let leaf = model.a.weight.leaf();
-            trainer
-                .strategy()
-                .buckets()
+            data_parallel(&trainer)
                 .gradients()
                 .get(&leaf)?
                 .map_or(Ok(vec![]), |g| g.to_dtype(DType::F64)?.to_vec::<f64>())

@@ -15,7 +15,7 @@ use distributed::{
     checkpoint::Folder,
     comm::{Comm, Communicator, Fault, FaultyRendezvous, Quorum, Ranks, Rendezvous, ThreadRendezvous, ThreadSeat},
     elastic::{Elastic, ElasticWorld, Restored},
-    local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
+    local_updates::{DiLoCo, LocalSteps, LocalUpdates},
     train::CheckpointNotes,
     zero::ZeroStage,
 };
@@ -54,10 +54,7 @@ impl Story {
         let comm = world.comm()?;
         let model = Mlp::new(&Init::new(comm.runtime(), world.generation()).dtype(DType::F64))?;
         let mut trainer = Any::new(&comm, &model, how, config())?;
-        let from = match &mut trainer {
-            Any::Buckets(step) => world.restore(&mut **step)?,
-            Any::Zero(step) => world.restore(&mut **step)?,
-        };
+        let from = world.restore(&mut trainer.0)?;
         if comm.rank() == 0 {
             let began = Began { generation: world.generation(), ranks: comm.size(), from: from.clone() };
             self.began.lock().unwrap().push(began);
@@ -93,10 +90,7 @@ impl Story {
                 let mut step = 0;
                 if let Some(from) = &world.from {
                     let at = folder(from.generation);
-                    match &mut trainer {
-                        Any::Buckets(own) => at.load(&comm, from.step, &mut **own)?,
-                        Any::Zero(own) => at.load(&comm, from.step, &mut **own)?,
-                    };
+                    at.load(&comm, from.step, &mut trainer.0)?;
                     step = from.step;
                 }
                 loop {
@@ -119,10 +113,7 @@ impl Story {
 
 fn commit(world: &mut ElasticWorld<Cpu>, trainer: &Any, step: u64) -> Result<()> {
     let notes = CheckpointNotes::from([("step".into(), step.to_string())]);
-    match trainer {
-        Any::Buckets(own) => world.commit(step, &**own, &notes),
-        Any::Zero(own) => world.commit(step, &**own, &notes),
-    }
+    world.commit(step, &trainer.0, &notes)
 }
 
 fn meeting(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<ThreadSeat<Cpu>>) {
@@ -294,8 +285,8 @@ fn a_newcomer_that_does_not_fit_is_left_behind() {
         |_, world| {
             let comm = world.comm()?;
             let model = Gpt::new(&Init::new(comm.runtime(), 0), Default::default())?;
-            let Any::Buckets(mut step) = Any::over(&comm, &model, how, config())? else { unreachable!() };
-            world.restore(&mut *step)?;
+            let mut step = Any::over(&comm, &model, how, config())?.0;
+            world.restore(&mut step)?;
             Ok(Vec::new())
         },
     );
@@ -389,7 +380,7 @@ fn ranks_that_train_by_themselves_between_meetings_go_on() {
         let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
         let inner = simple(comm.runtime(), &model, config())?;
         let options = LocalUpdates { every: Some(4), ..Default::default() };
-        let step = LocalTrainStep::new(comm, &model, inner, DiLoCo::default(), options)?;
+        let step = LocalSteps::new(comm, &model, inner, DiLoCo::default(), options)?;
         Ok::<_, Error>((model, step))
     };
     // A rank is lost between two meetings, where nothing can be committed.

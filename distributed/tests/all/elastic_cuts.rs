@@ -7,9 +7,9 @@ use distributed::{
     comm::{Comm, Communicator, Quorum, Ranks, ThreadRendezvous},
     elastic::Elastic,
     mesh::Mesh,
-    pipeline::{PipelineTrainStep, ScheduleKind},
+    pipeline::ScheduleKind,
     plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, StageStrategy, Strategy, TrainStep},
+    train::{CheckpointNotes, TrainStep},
     zero::ZeroStage,
 };
 use nn::Gpt;
@@ -35,9 +35,9 @@ trait Training {
     fn step(&mut self, k: u64) -> Result<()>;
 }
 
-struct Tensors<S: Strategy<Cpu>>(TensorCase, Mesh<Cpu>, Gpt<Cpu>, TrainStep<Cpu, S>);
+struct Tensors(TensorCase, Mesh<Cpu>, Gpt<Cpu>, TrainStep<Cpu>);
 
-impl<S: Strategy<Cpu> + Checkpointed<Cpu>> Training for Tensors<S> {
+impl Training for Tensors {
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu> {
         &mut self.3
     }
@@ -47,9 +47,9 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu>> Training for Tensors<S> {
     }
 }
 
-struct Experts<S: Strategy<Cpu>>(ExpertCase, Mesh<Cpu>, MoeGpt<Cpu>, TrainStep<Cpu, S>);
+struct Experts(ExpertCase, Mesh<Cpu>, MoeGpt<Cpu>, TrainStep<Cpu>);
 
-impl<S: Strategy<Cpu> + Checkpointed<Cpu>> Training for Experts<S> {
+impl Training for Experts {
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu> {
         &mut self.3
     }
@@ -59,13 +59,9 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu>> Training for Experts<S> {
     }
 }
 
-struct Stages<S: StageStrategy<Cpu>, G>(
-    Comm<Cpu>,
-    PipelineTrainStep<Cpu, S>,
-    fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
-);
+struct Stages<G>(Comm<Cpu>, TrainStep<Cpu>, fn(&TrainStep<Cpu>) -> Result<G>);
 
-impl<S: StageStrategy<Cpu>, G> Training for Stages<S, G> {
+impl<G> Training for Stages<G> {
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu> {
         &mut self.1
     }

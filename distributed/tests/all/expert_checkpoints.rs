@@ -7,7 +7,7 @@ use distributed::{
     comm::Ranks,
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
-    train::{HyperParameters, ReducedGradients, TrainStep},
+    train::{HyperParameters, TrainStep},
     zero::ZeroStage,
 };
 use numcore::DType;
@@ -30,7 +30,7 @@ const CUTS: [(Axes, Option<ZeroStage>); 9] = [
     (&[(Axis::Data, 4), (Axis::Expert, 4)], None),
     (&[(Axis::Data, 4), (Axis::Expert, 2)], None),
     (&[(Axis::Data, 2), (Axis::Shard, 4), (Axis::Expert, 2)], Some(ZeroStage::Parameters)),
-    (&[(Axis::Shard, 3), (Axis::Expert, 1)], Some(ZeroStage::State)),
+    (&[(Axis::Shard, 3), (Axis::Expert, 1)], Some(ZeroStage::Optimizer)),
     (&[(Axis::Data, 6), (Axis::Expert, 2)], Some(ZeroStage::Gradients)),
     (&[(Axis::Data, 2), (Axis::Tensor, 2), (Axis::Expert, 2)], Some(ZeroStage::Parameters)),
     (&[(Axis::Data, 2), (Axis::Context, 2), (Axis::Expert, 4)], None),
@@ -120,7 +120,7 @@ fn what_follows_a_checkpoint_is_what_follows_on_one_rank() {
 
 #[test]
 fn hyper_parameters_that_are_restored_are_those_of_experts_too() {
-    for zero in [None, Some(ZeroStage::State)] {
+    for zero in [None, Some(ZeroStage::Optimizer)] {
         let saved = folder(&format!("hyper-{}", zero.is_some()));
         let groups = |lr: f64, what| {
             let plan = ParallelPlan::of([(Axis::Data, 2), (Axis::Expert, 2)]).unwrap();

@@ -6,7 +6,7 @@ use distributed::{
     context_parallel::ContextExchange,
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
-    train::{Loss, Strategy, TrainStep, TrainingMetrics},
+    train::{Loss, TrainStep, TrainingMetrics},
     zero::ZeroStage,
 };
 use nn::{
@@ -175,9 +175,9 @@ impl ExpertCase {
         Ok((Loss::sum(model.context.of_whole(&loss)?, (TOKENS * examples.len()) as f64)?, routings))
     }
 
-    pub fn step<S: Strategy<Cpu>>(
+    pub fn step(
         &self,
-        trainer: &mut TrainStep<Cpu, S>,
+        trainer: &mut TrainStep<Cpu>,
         model: &MoeGpt<Cpu>,
         comm: &Comm<Cpu>,
         step: usize,
@@ -203,12 +203,7 @@ impl ExpertCase {
         Ok(metrics)
     }
 
-    fn steps<S: Strategy<Cpu>>(
-        &self,
-        trainer: &mut TrainStep<Cpu, S>,
-        model: &MoeGpt<Cpu>,
-        mesh: &Mesh<Cpu>,
-    ) -> Result<TensorTrace> {
+    fn steps(&self, trainer: &mut TrainStep<Cpu>, model: &MoeGpt<Cpu>, mesh: &Mesh<Cpu>) -> Result<TensorTrace> {
         let mut trace = TensorTrace::default();
         for step in 0..self.steps {
             let metrics = self.step(trainer, model, mesh.batch(), step)?;
@@ -233,8 +228,7 @@ impl ExpertCase {
             Some(stage) => {
                 let mut step = builder.zero(stage).experts().build()?;
                 let trace = self.steps(&mut step, &model, mesh)?;
-                let _rest = step.strategy().rest().gather_full_params()?;
-                let _experts = step.strategy().experts().map(|experts| experts.gather_full_params()).transpose()?;
+                let _all = step.gather_full_params()?;
                 Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
             }
         }

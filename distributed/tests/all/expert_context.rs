@@ -38,7 +38,7 @@ fn parts_of_sequences_share_experts_as_examples_do() {
 
 #[test]
 fn every_stage_of_zero_on_eight_ranks() {
-    let stages = [Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters), None];
+    let stages = [Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters), None];
     let arrangements = [
         &[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Context, 2), (Axis::Expert, 4)][..],
         &[(Axis::Shard, 4), (Axis::Context, 2), (Axis::Expert, 8)],

@@ -120,7 +120,7 @@ fn shared_experts_and_other_choices_train_alike() {
 
 #[test]
 fn accumulated_and_frozen_parameters_train_alike() {
-    let stages = [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)];
+    let stages = [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)];
     let frozen = [
         &[][..],
         &["blocks.0.mlp.experts"],
@@ -136,7 +136,7 @@ fn accumulated_and_frozen_parameters_train_alike() {
 
 #[test]
 fn layers_over_a_tensor_axis_stand_beside_shared_out_experts() {
-    for zero in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+    for zero in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
         let case = ExpertCase { zero, router: [0.1, 0.1], ..ExpertCase::new(4) };
         for axes in [
             &[(Axis::Data, 2), (Axis::Tensor, 2), (Axis::Expert, 2)][..],

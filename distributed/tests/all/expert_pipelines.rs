@@ -8,9 +8,9 @@ use distributed::{
     comm::{Communicator, NoOpCommunicator, Ranks},
     context_parallel::ContextExchange,
     mesh::{AsMesh, Mesh},
-    pipeline::{MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Stage},
+    pipeline::{MicroBatches, PipelineModel, ScheduleKind, Stage},
     plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, Loss, StageStrategy, TrainStep},
+    train::{CheckpointNotes, Loss, TrainStep},
     zero::ZeroStage,
 };
 use nn::{
@@ -169,9 +169,9 @@ impl Staged {
         Ok((model.context_parallel(mesh, self.case.exchange)?, watched))
     }
 
-    fn steps<S: StageStrategy<Cpu>>(
+    fn steps(
         &self,
-        trainer: &mut PipelineTrainStep<Cpu, S>,
+        trainer: &mut TrainStep<Cpu>,
         watched: &Watched,
         mesh: &Mesh<Cpu>,
         steps: std::ops::Range<usize>,
@@ -281,8 +281,8 @@ impl Staged {
 
 type Pieces = Vec<(String, numcore::placement::TensorPlacement, Vec<f64>)>;
 
-fn all_pieces<S: StageStrategy<Cpu>>(step: &PipelineTrainStep<Cpu, S>) -> Result<Pieces> {
-    let stages = step.pipeline().stages().values().map(|stage| pieces(&**stage));
+fn all_pieces(step: &TrainStep<Cpu>) -> Result<Pieces> {
+    let stages = step.pipeline().expect("stages").stages().values().map(|stage| pieces(&**stage));
     Ok(stages.collect::<Result<Vec<_>>>()?.concat())
 }
 
@@ -292,7 +292,7 @@ const FOUR: [(Axis, usize); 3] = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Exper
 fn every_stage_of_zero_trains_as_one_rank() {
     for how in [
         How::Replicas,
-        How::Zero(ZeroStage::State),
+        How::Zero(ZeroStage::Optimizer),
         How::Zero(ZeroStage::Gradients),
         How::Zero(ZeroStage::Parameters),
         How::Gathered,
@@ -389,7 +389,7 @@ fn checkpoints_go_from_any_stages_to_any_others_to_the_bit() {
             1,
         ),
         (&[(Axis::Pipe, 1), (Axis::Data, 2), (Axis::Expert, 1)], How::Replicas, 1),
-        (&[(Axis::Pipe, 2), (Axis::Tensor, 2)], How::Zero(ZeroStage::State), 2),
+        (&[(Axis::Pipe, 2), (Axis::Tensor, 2)], How::Zero(ZeroStage::Optimizer), 2),
     ];
     let staged = |how, v| {
         let mut staged = Staged { how, v, micros: 2, ..Staged::new(4) };

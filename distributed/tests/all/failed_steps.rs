@@ -7,9 +7,8 @@ use crate::common::{Mlp, Task, Trace, config, weights};
 use autograd::Var;
 use distributed::{
     buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
-    checkpoint::Checkpointed,
     comm::{Comm, NoOpCommunicator},
-    train::{Loss, ReducedGradients, Strategy, TrainStep, TrainingConfig},
+    train::{Loss, TrainStep, TrainingConfig},
     zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Init, ModuleExt};
@@ -72,12 +71,7 @@ fn micro(model: &Mlp<Cpu>, rt: &Cpu, k: usize, fault: Option<Fault>) -> Result<L
 }
 
 /// One step that fails, if it is to, then two good ones.
-fn train<S: Strategy<Cpu> + ReducedGradients<Cpu> + Checkpointed<Cpu>>(
-    model: &Mlp<Cpu>,
-    rt: &Cpu,
-    mut trainer: TrainStep<Cpu, S>,
-    fault: Option<Fault>,
-) -> Result<Trace> {
+fn train(model: &Mlp<Cpu>, rt: &Cpu, mut trainer: TrainStep<Cpu>, fault: Option<Fault>) -> Result<Trace> {
     if fault.is_some() {
         // Not the first parameter: those before it must not have been updated either.
         let _held = if fault == Some(Fault::Held) { Some(model.c.weight.value()?) } else { None };

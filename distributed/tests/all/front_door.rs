@@ -15,9 +15,9 @@ use distributed::{
     buckets::{AllReduce, BucketOptions, GradCompression, Unused},
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
     mesh::{AsMesh, Mesh},
-    pipeline::{Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainer, ScheduleKind, split},
+    pipeline::{Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, split},
     plan::{Axis, ParallelPlan},
-    train::{Loss, SimpleTrainer, Strategy, TrainStep, TrainStepBuilder, TrainingMetrics},
+    train::{Loss, TrainStep, TrainStepBuilder, TrainingMetrics},
     zero::{ZeroStage, ZeroStage1, ZeroStage2, ZeroStage3},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
@@ -25,14 +25,14 @@ use numcore::{
     DType, Error, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps},
 };
-use optim::{AdamWConfig, ParamGroups, Sgd, SgdConfig};
+use optim::{AdamWConfig, MuonConfig, Sgd, SgdConfig};
 use runtime_cpu::Cpu;
 
 type Metrics = TrainingMetrics<Cpu>;
-type Builder<'a> = TrainStepBuilder<Cpu, &'a Mlp<Cpu>, ParamGroups<AdamWConfig>>;
+type Builder<'a> = TrainStepBuilder<'a, Cpu>;
 
-fn step<S: Strategy<Cpu>>(mut step: TrainStep<Cpu, S>, model: &Mlp<Cpu>) -> Result<Metrics> {
-    let (rt, all) = (step.strategy().comm().runtime().clone(), (0..EXAMPLES).collect::<Vec<_>>());
+fn step(mut step: TrainStep<Cpu>, model: &Mlp<Cpu>) -> Result<Metrics> {
+    let (rt, all) = (step.comm().runtime().clone(), (0..EXAMPLES).collect::<Vec<_>>());
     step.step(|_| model.loss(&rt, 0, &all))
 }
 
@@ -65,7 +65,7 @@ fn every_kind_of_step_runs_on_the_no_op_communicator() {
         (metrics.loss().unwrap(), weights(&model).unwrap_or_default())
     };
     let simple = run(&|builder, model| {
-        let built: SimpleTrainer<Cpu> = builder.build()?;
+        let built: TrainStep<Cpu> = builder.build()?;
         step(built, model)
     });
     for sharded in [
@@ -96,7 +96,7 @@ fn a_schedule_is_every_kinds() {
         (0..3).map(|_| take().unwrap().learning_rate()).collect()
     };
     let expected = [1e-2, 1e-2 / 2.0, 1e-2 / 3.0];
-    for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Parameters)] {
+    for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Parameters)] {
         let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
         let rt = rt.clone();
         // The optimizer has a schedule too: the step's is in its place.
@@ -150,7 +150,7 @@ fn gradients_can_be_looked_at_before_they_are_summed() {
         let seen = seen.lock().unwrap().clone();
         Ok(seen)
     };
-    for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Parameters)] {
+    for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Parameters)] {
         for (rank, seen) in Ranks::new(2).run(cpu, |comm| program(comm, stage)).unwrap().into_iter().enumerate() {
             let first = 1.0 + rank as f64;
             // Where gradients are not reduced after each micro-batch, the second adds to the first.
@@ -167,7 +167,7 @@ fn gradients_of_a_pipeline_can_be_looked_at() {
     let comm = NoOpCommunicator::new(&rt);
     let sgd = |leaves: Vec<_>| Ok(Box::new(Sgd::over(SgdConfig::default(), leaves)?) as _);
     let builder = TrainStep::builder(&comm, staged(&rt).unwrap()).optimizer_with(sgd).on_gradient(look(&seen));
-    let mut trainer: PipelineTrainer<Cpu> = builder.build().unwrap();
+    let mut trainer: TrainStep<Cpu> = builder.build().unwrap();
     trainer.step(|_| batch(&rt)).unwrap();
     let seen = seen.lock().unwrap().clone();
     assert_eq!(seen.keys().collect::<Vec<_>>(), ["0.bias", "0.weight", "1.bias", "1.weight"]);
@@ -249,7 +249,7 @@ fn a_communicator_is_a_mesh_of_one_axis() {
                 let model = Linear::new(&Init::new(comm.runtime(), 0), 64, 64)?;
                 let before = comm.runtime().memory().of(MemoryCategory::Optimizer).live;
                 let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-                let step = builder.zero(ZeroStage::State).build()?;
+                let step = builder.zero(ZeroStage::Optimizer).build()?;
                 let state = comm.runtime().memory().of(MemoryCategory::Optimizer).live - before;
                 let whole = 2 * 4 * model.num_parameters().total;
                 assert!((whole / expected..whole / expected + 4096).contains(&state), "{axes:?}: {state} of {whole}");
@@ -273,9 +273,9 @@ fn what_is_refused_has_a_kind() {
     assert_eq!(field(builder().max_norm(-1.0).build().map(|_| ()).unwrap_err()), "max_norm");
     assert_eq!(field(ParallelPlan::new(3, [(Axis::Data, 2)]).unwrap_err()), "axes");
     for (option, options) in [
-        ("unused", BucketOptions { unused: Unused::Allow, ..Default::default() }),
-        ("canonical", BucketOptions { canonical: true, ..Default::default() }),
-        ("compression", BucketOptions { compression: GradCompression::Bf16, ..Default::default() }),
+        ("unused parameters", BucketOptions { unused: Unused::Allow, ..Default::default() }),
+        ("canonical order", BucketOptions { canonical: true, ..Default::default() }),
+        ("narrowed gradients", BucketOptions { compression: GradCompression::Bf16, ..Default::default() }),
     ] {
         let builder = TrainStep::builder(&comm, staged(&rt).unwrap()).optimizer(adamw());
         assert_eq!(field(builder.buckets(options).build().map(|_| ()).unwrap_err()), option);
@@ -328,12 +328,17 @@ fn sharded_steps_have_no_buckets() {
     let builder = || TrainStep::builder(&alone, &model).optimizer(AdamWConfig::default());
     let said = |step: Result<()>| step.unwrap_err().to_string();
     let buckets = said(builder().buckets(BucketOptions::default()).zero(ZeroStage::Parameters).build().map(drop));
-    assert!(buckets.contains("buckets") && buckets.contains("zero"), "{buckets}");
+    assert!(buckets.contains("buckets") && buckets.contains("ZeRO"), "{buckets}");
     let reducer = builder()
         .reducer(|comm| Ok(AllReduce::new(comm, GradCompression::Own)))
         .zero(ZeroStage::Gradients)
         .build()
         .map(drop);
     assert!(said(reducer).contains("reducer"));
+    // Muon looks at whole matrices, and an optimizer that was made already has whole parameters.
+    let muon = said(builder().optimizer(MuonConfig::default()).zero(ZeroStage::Optimizer).build().map(drop));
+    assert!(muon.contains("a rule for whole parameters") && muon.contains("elementwise"), "{muon}");
+    let made = Sgd::new(&model, SgdConfig::default()).unwrap();
+    assert!(said(builder().optimizer(made).zero(ZeroStage::Gradients).build().map(drop)).contains("elementwise"));
     assert!(builder().zero(ZeroStage::Parameters).build().is_ok());
 }

@@ -19,7 +19,7 @@ use runtime_cpu::Cpu;
 
 use crate::{
     checkpoint_common::Scratch,
-    common::{Mlp, Task, cpu},
+    common::{Mlp, Task, cpu, data_parallel},
     pipeline_common::TIMEOUT,
     pipeline_staged::How,
     tensor_common::{TensorCase, TensorTrace, apart, assembled, pieces},
@@ -55,7 +55,7 @@ const fn cut(axes: &'static [(Axis, usize)], staged: bool, zero: Option<ZeroStag
 const CUTS: [Cut; 6] = [
     cut(&[(Axis::Data, 2)], false, None),
     cut(&[(Axis::Data, 2), (Axis::Shard, 2)], false, Some(ZeroStage::Parameters)),
-    cut(&[(Axis::Shard, 3)], false, Some(ZeroStage::State)),
+    cut(&[(Axis::Shard, 3)], false, Some(ZeroStage::Optimizer)),
     cut(&[(Axis::Pipe, 2), (Axis::Tensor, 2)], true, None),
     cut(&[(Axis::Pipe, 2), (Axis::Data, 2)], true, Some(ZeroStage::Gradients)),
     cut(&[(Axis::Tensor, 2)], false, None),
@@ -107,7 +107,7 @@ fn steps(
                 let builder =
                     TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(optimizer.clone()).config(config);
                 let step = staged!(builder.build()?, staged);
-                for stage in step.pipeline().stages().values() {
+                for stage in step.pipeline().expect("stages").stages().values() {
                     trace.pieces.extend(pieces(&**stage)?);
                 }
             }
@@ -117,7 +117,7 @@ fn steps(
                     TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(optimizer.clone()).config(config);
                 let step = staged!(builder.zero(ZeroOptions { stage, ..Default::default() }).build()?, staged);
                 let _all = step.gather_full_params()?;
-                for stage in step.pipeline().stages().values() {
+                for stage in step.pipeline().expect("stages").stages().values() {
                     trace.pieces.extend(pieces(&**stage)?);
                 }
             }
@@ -136,7 +136,7 @@ fn steps(
                             mesh.batch(),
                             k
                         ));
-                        let _all = step.strategy().gather_full_params()?;
+                        let _all = step.gather_full_params()?;
                         trace.pieces = pieces(&model)?;
                     }
                 }
@@ -213,7 +213,7 @@ fn alone(
     }
     step.step(|_| model.loss(&cpu(0)?, 0, &[0, 1, 2]))?;
     step.save(folder, &BTreeMap::new())?;
-    Ok(step.strategy().optimizer().lrs())
+    Ok(data_parallel(&step).optimizer().lrs())
 }
 
 fn mlp() -> Mlp<Cpu> {

@@ -6,10 +6,10 @@ use autograd::Var;
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
-    ddp::DataParallel,
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
     sampler::shard_batches,
-    train::{Loss, SimpleTrainer, TrainStep},
+    strategy::BatchShare,
+    train::{Loss, TrainStep},
     zero::ZeroStage,
 };
 use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt};
@@ -27,12 +27,12 @@ fn model(rt: &Cpu) -> Result<Mlp<Cpu>> {
     Mlp::new(&Init::new(rt, 3).dtype(DType::F64))
 }
 
-fn sgd(rt: &Cpu, model: &Mlp<Cpu>) -> Result<SimpleTrainer<Cpu>> {
+fn sgd(rt: &Cpu, model: &Mlp<Cpu>) -> Result<TrainStep<Cpu>> {
     let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
     TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(config).build()
 }
 
-fn adam(rt: &Cpu, model: &Mlp<Cpu>) -> Result<SimpleTrainer<Cpu>> {
+fn adam(rt: &Cpu, model: &Mlp<Cpu>) -> Result<TrainStep<Cpu>> {
     TrainStep::builder(&NoOpCommunicator::new(rt), model).optimizer(adamw()).build()
 }
 
@@ -49,7 +49,7 @@ pub fn train(
     share: impl Fn(usize, usize) -> Vec<usize>,
 ) -> Result<Vec<f64>> {
     let (rt, model) = (comm.runtime(), model(comm.runtime())?);
-    let mut step = LocalTrainStep::new(comm, &model, adam(rt, &model)?, rule, options)?;
+    let mut step = LocalSteps::new(comm, &model, adam(rt, &model)?, rule, options)?;
     for k in 0..steps {
         step.step(|_| model.loss(rt, k, &share(comm.rank(), comm.size())))?;
     }
@@ -72,7 +72,7 @@ fn meeting_after_every_step_of_sgd_is_data_parallelism() {
         let all = Ranks::new(n).run(cpu, |comm| {
             let rt = comm.runtime();
             let (local, whole) = (model(rt)?, model(rt)?);
-            let mut meeting = LocalTrainStep::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let mut meeting = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
             let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
             let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
             let mine = own(comm.rank(), n);
@@ -277,7 +277,7 @@ fn a_delayed_sum_is_of_the_weights_when_it_was_started() {
     }
 }
 
-type Local = LocalTrainStep<Cpu, DataParallel<Cpu>>;
+type Local = LocalSteps<Cpu, TrainStep<Cpu>>;
 
 /// Steps from `from` to `to`, loaded if they do not begin the run, and saved if asked.
 fn resumed(
@@ -288,7 +288,7 @@ fn resumed(
     save: bool,
 ) -> Result<Vec<f64>> {
     let (rt, model) = (comm.runtime(), model(comm.runtime())?);
-    let mut step: Local = LocalTrainStep::new(comm, &model, adam(rt, &model)?, DiLoCo::default(), options.clone())?;
+    let mut step: Local = LocalSteps::new(comm, &model, adam(rt, &model)?, DiLoCo::default(), options.clone())?;
     if from > 0 {
         folder.load_latest(comm, &mut step)?;
     }
@@ -342,7 +342,7 @@ fn uneven_numbers_of_steps_count_by_what_they_weighed() {
     let by_hand = LocalUpdates { every: None, ..LocalUpdates::default() };
     let all = Ranks::new(3).run(cpu, |comm| {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
-        let mut step = LocalTrainStep::new(&comm, &model, adam(rt, &model)?, LocalSgd, by_hand.clone())?;
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, LocalSgd, by_hand.clone())?;
         for k in 0..=comm.rank() {
             step.step(|_| model.loss(rt, k, &[0, 1]))?;
         }
@@ -397,7 +397,7 @@ fn a_step_that_one_rank_leaves_out_weighs_nothing_and_all_meet_with_one_rate() {
     let met = Ranks::new(2).run(cpu, |comm| {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
         let rule = SlowMo { lr: 0.8, momentum: 0.6 };
-        let mut step = LocalTrainStep::new(&comm, &model, trainer(rt, &model)?, rule, every(2))?;
+        let mut step = LocalSteps::new(&comm, &model, trainer(rt, &model)?, rule, every(2))?;
         for k in 0..4 {
             let stepped = step.step(|_| spoiled(&model, rt, comm.rank(), k))?.stepped();
             assert_eq!(stepped, (comm.rank(), k) != (1, 2));
@@ -414,9 +414,9 @@ fn machines_of_several_ranks_meet() {
         let inside = comm.split(Some(comm.rank() / 2), comm.rank())?.ok_or_else(whole)?;
         let across = comm.split(Some(comm.rank() % 2), comm.rank())?.ok_or_else(whole)?;
         let model = model(rt)?;
-        let inner = TrainStep::builder(&inside, &model).optimizer(adamw()).zero(ZeroStage::State).build()?;
-        let mut step = LocalTrainStep::new(&across, &model, inner, LocalSgd, every(2))?;
-        assert_eq!(step.share(), (comm.rank(), 4));
+        let inner = TrainStep::builder(&inside, &model).optimizer(adamw()).zero(ZeroStage::Optimizer).build()?;
+        let mut step = LocalSteps::new(&across, &model, inner, LocalSgd, every(2))?;
+        assert_eq!(step.ranks().share, BatchShare { index: comm.rank(), of: 4 });
         for k in 0..4 {
             step.step(|_| model.loss(rt, k, &own(comm.rank(), 4)))?;
         }
@@ -432,7 +432,7 @@ fn a_rank_that_fails_ends_the_step_of_all_and_frozen_parameters_stay() {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
         model.b.weight.set_requires_grad(false);
         let frozen = model.b.weight.value()?.to_vec::<f64>()?;
-        let mut step = LocalTrainStep::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(2))?;
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(2))?;
         for k in 0..2 {
             step.step(|_| model.loss(rt, k, &own(comm.rank(), 3)))?;
         }
@@ -459,7 +459,7 @@ fn a_rank_that_fails_ends_the_step_of_all_and_frozen_parameters_stay() {
 fn options_that_differ_are_told() {
     let outcome = Ranks::new(2).run(cpu, |comm| {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
-        LocalTrainStep::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(1 + comm.rank() as u64)).map(drop)
+        LocalSteps::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(1 + comm.rank() as u64)).map(drop)
     });
     assert!(outcome.unwrap_err().to_string().contains("when ranks meet"));
 }
@@ -468,7 +468,7 @@ fn options_that_differ_are_told() {
 fn weights_that_are_not_finite_meet_nobody() {
     let outcome = Ranks::new(3).run(cpu, |comm| {
         let (rt, model) = (comm.runtime(), model(comm.runtime())?);
-        let mut step = LocalTrainStep::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(100))?;
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(100))?;
         step.step(|_| model.loss(rt, 0, &own(comm.rank(), 3)))?;
         if comm.rank() == 1 {
             model.b.weight.leaf().set(model.b.weight.value()?.mul(f64::NAN)?)?;
@@ -488,7 +488,7 @@ fn weights_that_are_not_finite_meet_nobody() {
 fn halves_and_what_was_not_saved_are_refused() {
     let halves = Ranks::new(2).run(cpu, |comm| {
         let model: Mlp<Cpu> = Mlp::new(&Init::new(comm.runtime(), 3).dtype(DType::BF16))?;
-        LocalTrainStep::new(&comm, &model, adam(comm.runtime(), &model)?, LocalSgd, every(2)).map(drop)
+        LocalSteps::new(&comm, &model, adam(comm.runtime(), &model)?, LocalSgd, every(2)).map(drop)
     });
     assert!(halves.unwrap_err().to_string().contains("compute in halves by `autocast`"));
     let scratch = Scratch::new("local-updates-frozen");
@@ -497,7 +497,7 @@ fn halves_and_what_was_not_saved_are_refused() {
         Ranks::new(2).run(cpu, |comm| {
             let model = model(comm.runtime())?;
             model.b.weight.set_requires_grad(!frozen);
-            let mut step = LocalTrainStep::new(&comm, &model, sgd(comm.runtime(), &model)?, LocalSgd, every(2))?;
+            let mut step = LocalSteps::new(&comm, &model, sgd(comm.runtime(), &model)?, LocalSgd, every(2))?;
             if load {
                 return step.load(&folder).map(drop);
             }
@@ -529,7 +529,7 @@ fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
     let means = Ranks::new(3).run(cpu, |comm| {
         let model = make(comm.runtime())?;
         let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), &model).optimizer(adamw()).build()?;
-        let mut step = LocalTrainStep::new(&comm, &model, inner, LocalSgd, every(2))?;
+        let mut step = LocalSteps::new(&comm, &model, inner, LocalSgd, every(2))?;
         for k in 0..2 {
             let x = Tensor::normal(comm.runtime(), [6, 2], DType::F64, 0.0, 1.0, (10 * k + comm.rank()) as u64)?;
             step.step(|_| {
@@ -554,7 +554,7 @@ fn a_rank_without_examples_meets_the_others() {
         let all = Ranks::new(n).run(cpu, |comm| {
             let rt = comm.runtime();
             let (local, whole) = (model(rt)?, model(rt)?);
-            let mut meeting = LocalTrainStep::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let mut meeting = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
             let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
             let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
             let (mine, idles) = (own(comm.rank(), n.max(2) - 1), comm.rank() + 1 == n.max(2));

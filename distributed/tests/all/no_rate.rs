@@ -6,14 +6,14 @@ use std::sync::Arc;
 use crate::common::{EXAMPLES, Mlp, Task, config, cpu, own, weights};
 use distributed::{
     comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::Init;
 use numcore::Result;
 use optim::{AdamWConfig, ParamGroups};
 use runtime_cpu::Cpu;
 
-fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, options: ZeroOptions, rate: f64) -> Result<ZeroTrainer<Cpu>> {
+fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, options: ZeroOptions, rate: f64) -> Result<TrainStep<Cpu>> {
     let broken = move |base: f64, step: u64| if step == 1 { rate } else { base };
     // Two groups: a rule with one of each.
     let groups = ParamGroups::new(AdamWConfig::default()).group(|name, _| name == "b.weight", |c| c.lr = 0.5);

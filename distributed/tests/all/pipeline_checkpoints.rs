@@ -13,8 +13,8 @@ use data::{InMemory, Loader, State};
 use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator},
-    pipeline::{Checked, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Tie, split},
-    train::{CheckpointNotes, StageStrategy, TrainStep, TrainingConfig},
+    pipeline::{Checked, MicroBatches, PipelineModel, ScheduleKind, Tie, split},
+    train::{CheckpointNotes, TrainStep, TrainingConfig},
     zero::ZeroStage,
 };
 use nn::{Gpt, GptConfig, Init, Linear, ModuleExt};
@@ -62,12 +62,12 @@ struct Going<'a> {
 }
 
 impl Going<'_> {
-    fn train<S: StageStrategy<Cpu>, G>(
+    fn train<G>(
         &self,
         comm: &Comm<Cpu>,
         model: Model,
-        mut trainer: PipelineTrainStep<Cpu, S>,
-        scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
+        mut trainer: TrainStep<Cpu>,
+        scope: impl Fn(&TrainStep<Cpu>) -> Result<G>,
     ) -> Result<Told> {
         if self.steps.start > 0 {
             assert!(trainer.load(self.folder)?.is_some());
@@ -211,7 +211,7 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
         assert!(told.weights.iter().all(|of| of["0.weight"] == of["3.weight"]));
         told
     };
-    for how in [How::Replicas, How::Zero(ZeroStage::State)] {
+    for how in [How::Replicas, How::Zero(ZeroStage::Optimizer)] {
         let scratch = Scratch::new("staged-tie");
         let folder = &scratch.folder();
         run(CUTS[0], how, &Going { folder, steps: 0..2, save: true });
@@ -297,7 +297,8 @@ fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
     let adamw = AdamWConfig { lr: 1e-2, ..Default::default() };
     match how.zero() {
         None => {
-            let make = |leaves: Vec<_>| {
+            let adamw = adamw.clone();
+            let make = move |leaves: Vec<_>| {
                 Ok(Box::new(AdamW::over(adamw.clone(), &leaves)?.scheduled(falling)) as Box<dyn Optimizer<Cpu>>)
             };
             sampled(comm, going, TrainStep::builder(comm, staged).optimizer_with(make).config(config).build()?)
@@ -310,12 +311,8 @@ fn everything(comm: &Comm<Cpu>, how: How, going: &Going) -> Result<Told> {
 }
 
 /// Losses, and learning rates and loss scales in the place of norms.
-fn sampled<S: StageStrategy<Cpu>>(
-    comm: &Comm<Cpu>,
-    going: &Going,
-    mut trainer: PipelineTrainStep<Cpu, S>,
-) -> Result<Told> {
-    let (p, m) = (2, trainer.pipeline().schedule().micro_batches());
+fn sampled(comm: &Comm<Cpu>, going: &Going, mut trainer: TrainStep<Cpu>) -> Result<Told> {
+    let (p, m) = (2, trainer.pipeline().expect("stages").schedule().micro_batches());
     let (replica, replicas) = (comm.rank() / p, comm.size() / p);
     let examples = InMemory::new((0..EXAMPLES as i64).collect::<Vec<_>>());
     let loader = Loader::new(examples).batch(m * ROWS * replicas).shuffle(4).rank(replica, replicas);

@@ -1,28 +1,28 @@
 //! A step of a pipeline that one of a rank's stages cannot take is taken by none of them.
 
 use crate::common::config;
-use crate::common::{pipelined, sharded_pipeline};
+use crate::common::{pipelined, set, sharded_pipeline};
 use crate::pipeline_staged::{HOWS, How, Model, Told, everywhere, steps};
 use distributed::{
     comm::{Comm, Communicator},
-    pipeline::{Checked, PipelineTrainStep, ScheduleKind},
-    train::StageStrategy,
+    pipeline::{Checked, ScheduleKind},
+    train::TrainStep,
 };
 use numcore::Result;
 use runtime_cpu::Cpu;
 
 /// Two steps; between them, if so, one while someone holds state of the last stage.
-fn run<S: StageStrategy<Cpu>, G>(
+fn run<G>(
     comm: &Comm<Cpu>,
-    mut trainer: PipelineTrainStep<Cpu, S>,
+    mut trainer: TrainStep<Cpu>,
     held: bool,
-    scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
+    scope: impl Fn(&TrainStep<Cpu>) -> Result<G>,
 ) -> Result<Told> {
     let mut told = steps(comm, Model::Mlp, &mut trainer, 0..1, &scope)?;
     if held {
-        let last = trainer.strategies().values().last().expect("a stage");
+        let last = set(&trainer).parts().last().expect("a stage");
         let states: Vec<_> = last.parts()?.into_iter().filter(|part| part.name.starts_with("state/")).collect();
-        assert!(trainer.strategies().len() == 2 && !states.is_empty());
+        assert!(set(&trainer).parts().len() == 2 && !states.is_empty());
         let error = steps(comm, Model::Mlp, &mut trainer, 1..2, &scope).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("state tensor"), "{error}");
     }

@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::pipeline_common::*;
 use autograd::BackwardHook;
 use distributed::{
-    buckets::{BucketOptions, GradientBuckets},
+    buckets::BucketOptions,
     comm::{Collectives, Comm, ReduceOp},
+    ddp::DataParallel,
     pipeline::{
         Action, Compute, Limits, Lowering, MicroBatches, Pipeline, PipelineGroups, ScheduleKind, Stage, StageHooks,
         UnitOp,
     },
+    strategy::Strategy,
 };
 use nn::ModuleExt;
 use numcore::{Error, Result, Tensor, ops::ViewOps};
@@ -71,12 +73,12 @@ fn units_are_called_in_the_order_of_the_row() {
 }
 
 /// Buckets as the hooks of stages: they are sent during a stage's last backward pass.
-struct Bucketed(BTreeMap<usize, GradientBuckets<Cpu>>);
+struct Bucketed(BTreeMap<usize, DataParallel<Cpu>>);
 
 impl StageHooks<Cpu> for Bucketed {
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
         let buckets = self.0.get_mut(&pass.stage).ok_or_else(|| Error::argument("test", "no such stage"))?;
-        buckets.begin(last)?;
+        buckets.begin(pass.stage, last)?;
         Ok(buckets)
     }
 }
@@ -122,16 +124,14 @@ fn buckets_and_plain_sums_give_the_same_over_replicas() {
         let bucketed = world(4, |comm| {
             let groups = PipelineGroups::new(&comm, 2)?;
             let mut pipeline = pipeline(&groups.pipe, &checked, mlp_stages(comm.runtime(), 2, 2))?;
-            let (mut hooks, mut kept) = (BTreeMap::new(), Vec::new());
+            let mut hooks = BTreeMap::new();
             for (&stage, module) in pipeline.stages() {
-                let mut optimizer = sgd(&**module)?;
-                let buckets = GradientBuckets::new(&groups.data, &mut *optimizer, &|_| 0, BucketOptions::default())?;
-                hooks.insert(stage, buckets);
-                kept.push(optimizer);
+                let options = BucketOptions::default();
+                hooks.insert(stage, DataParallel::new(&groups.data, &**module, sgd(&**module)?, options)?);
             }
             let mut hooks = Bucketed(hooks);
             pipeline.run(batch(&comm)?, &mut hooks)?;
-            hooks.0.values_mut().try_for_each(GradientBuckets::finish)?;
+            hooks.0.values_mut().try_for_each(DataParallel::finish)?;
             summed(&pipeline, |stage| hooks.0[&stage].gradients())
         });
         assert_eq!(plain, bucketed, "{kind}");

@@ -6,16 +6,16 @@ use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
 use crate::pipeline_staged::*;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Traffic},
-    pipeline::{Checked, MicroBatches, PipelineTrainStep, ScheduleKind},
-    train::{StageStrategy, TrainingConfig},
+    pipeline::{Checked, MicroBatches, ScheduleKind},
+    train::{TrainStep, TrainingConfig},
     zero::ZeroStage,
 };
 use numcore::{DType, MemoryCategory, Result, Runtime, Tensor};
 use runtime_cpu::Cpu;
 
 /// Two steps, then bytes of parameters, gradients and state on this rank.
-fn bytes<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: PipelineTrainStep<Cpu, S>) -> Result<usize> {
-    let (rt, m) = (comm.runtime(), trainer.pipeline().schedule().micro_batches());
+fn bytes(comm: &Comm<Cpu>, mut trainer: TrainStep<Cpu>) -> Result<usize> {
+    let (rt, m) = (comm.runtime(), trainer.pipeline().expect("stages").schedule().micro_batches());
     for _ in 0..2 {
         let x = Tensor::normal(rt, [m, 128], DType::F32, 0.0, 1.0, 1)?;
         trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&x), m))?;
@@ -32,8 +32,8 @@ fn bytes<S: StageStrategy<Cpu>>(comm: &Comm<Cpu>, mut trainer: PipelineTrainStep
 fn memory_is_that_of_the_table_for_a_stage() {
     // Bytes of a parameter of the rank's stages: AdamW, all in f32, N replicas.
     let formula = |how: How, n: f64| match how {
-        How::Replicas => 16.0,
-        How::Zero(ZeroStage::State) => 8.0 + 8.0 / n,
+        How::Replicas | How::Zero(ZeroStage::None) => 16.0,
+        How::Zero(ZeroStage::Optimizer) => 8.0 + 8.0 / n,
         How::Zero(ZeroStage::Gradients) => 4.0 + 12.0 / n,
         How::Zero(ZeroStage::Parameters) | How::Gathered => 16.0 / n,
     };
@@ -61,11 +61,8 @@ fn memory_is_that_of_the_table_for_a_stage() {
 
 /// Collectives of the third step on a rank, the first without preparations.
 fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, Traffic>> {
-    fn third<S: StageStrategy<Cpu>>(
-        comm: &CountingCommunicator<Cpu>,
-        mut trainer: PipelineTrainStep<Cpu, S>,
-    ) -> Result<()> {
-        let m = trainer.pipeline().schedule().micro_batches();
+    fn third(comm: &CountingCommunicator<Cpu>, mut trainer: TrainStep<Cpu>) -> Result<()> {
+        let m = trainer.pipeline().expect("stages").schedule().micro_batches();
         for _ in 0..3 {
             comm.reset();
             let x = Tensor::normal(comm.runtime(), [m, 128], DType::F32, 0.0, 1.0, 1)?;
@@ -108,8 +105,8 @@ fn traffic_over_the_replicas_is_that_of_the_formulas() {
                     let gathers = checked.row(rank % p).iter();
                     let gathers = gathers.filter(|action| action.to_string().ends_with("UNSHARD")).count() as u64;
                     let (scattered, gathered) = match how {
-                        How::Replicas => (0, 0),
-                        How::Zero(ZeroStage::State) => (layers, layers),
+                        How::Replicas | How::Zero(ZeroStage::None) => (0, 0),
+                        How::Zero(ZeroStage::Optimizer) => (layers, layers),
                         How::Zero(ZeroStage::Gradients) => (m * layers, layers),
                         How::Zero(ZeroStage::Parameters) => (m * layers, calls("all_gather")),
                         How::Gathered => (m * layers, 2 * gathers),

@@ -13,10 +13,8 @@ use crate::{
 use autograd::Var;
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{
-        Checked, Limits, Lowering, MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind, Stage, balanced, split,
-    },
-    train::{Loss, StageStrategy},
+    pipeline::{Checked, Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, Stage, balanced, split},
+    train::{Loss, TrainStep},
     zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{
@@ -52,7 +50,7 @@ pub enum How {
 
 pub const HOWS: [How; 5] = [
     How::Replicas,
-    How::Zero(ZeroStage::State),
+    How::Zero(ZeroStage::Optimizer),
     How::Zero(ZeroStage::Gradients),
     How::Zero(ZeroStage::Parameters),
     How::Gathered,
@@ -185,26 +183,26 @@ pub fn reference(model: Model, layers: usize, micros: usize, steps: usize) -> To
 }
 
 /// Takes some steps of one run of the pipeline each; every rank is told what it has of the model after each.
-pub fn steps<S: StageStrategy<Cpu>, G>(
+pub fn steps<G>(
     comm: &Comm<Cpu>,
     model: Model,
-    trainer: &mut PipelineTrainStep<Cpu, S>,
+    trainer: &mut TrainStep<Cpu>,
     steps: std::ops::Range<usize>,
-    scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
+    scope: impl Fn(&TrainStep<Cpu>) -> Result<G>,
 ) -> Result<Told> {
     steps_of(1, comm, model, trainer, steps, scope)
 }
 
 /// The same with so many runs in a step.
-pub fn steps_of<S: StageStrategy<Cpu>, G>(
+pub fn steps_of<G>(
     runs: usize,
     comm: &Comm<Cpu>,
     model: Model,
-    trainer: &mut PipelineTrainStep<Cpu, S>,
+    trainer: &mut TrainStep<Cpu>,
     steps: std::ops::Range<usize>,
-    scope: impl Fn(&PipelineTrainStep<Cpu, S>) -> Result<G>,
+    scope: impl Fn(&TrainStep<Cpu>) -> Result<G>,
 ) -> Result<Told> {
-    let schedule = trainer.pipeline().schedule();
+    let schedule = trainer.pipeline().expect("stages").schedule();
     let (p, m) = (schedule.placement().ranks(), schedule.micro_batches());
     let mut told = Told::default();
     for step in steps {
@@ -219,7 +217,7 @@ pub fn steps_of<S: StageStrategy<Cpu>, G>(
         told.norms.extend(metrics.grad_norm()?);
         let _scope = scope(trainer)?;
         let mut here = Values::new();
-        for stage in trainer.pipeline().stages().values() {
+        for stage in trainer.pipeline().expect("stages").stages().values() {
             for (name, value) in values(stage.state_dict()?)? {
                 // Both copies may be here.
                 assert!(here.get(&name).is_none_or(|other| *other == value), "copies of {name} differ");

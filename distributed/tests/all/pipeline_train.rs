@@ -190,7 +190,7 @@ fn piped_with(
             losses.push(metrics.loss()?);
             norms.extend(metrics.grad_norm()?);
         }
-        Ok((losses, norms, weights(trainer.pipeline().stages().values())))
+        Ok((losses, norms, weights(trainer.pipeline().expect("stages").stages().values())))
     });
     let (losses, norms) = (ranks[0].0.clone(), ranks[0].1.clone());
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
@@ -325,7 +325,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         let scaler = LossScaler::starting_at(1e30)?;
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config(1, Some(1.0)) };
         let mut trainer = TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
-        let before = weights(trainer.pipeline().stages().values());
+        let before = weights(trainer.pipeline().expect("stages").stages().values());
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
         let y = y.mul(1e10)?;
@@ -334,7 +334,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         for _ in 0..3 {
             stepped.push(trainer.step(|_| batch())?.stepped());
         }
-        let after = weights(trainer.pipeline().stages().values());
+        let after = weights(trainer.pipeline().expect("stages").stages().values());
         Ok((stepped, trainer.global_step(), before == after))
     });
     // Halving 1e30 twice is far from enough.
@@ -352,7 +352,11 @@ fn a_loss_scale_that_fits_changes_nothing() {
             let mut trainer = TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
             let (x, y) = Model::Gpt.batch(comm.runtime(), 0, 2);
             let metrics = trainer.step(|_| MicroBatches::split(from_ref(&x), from_ref(&y), 2))?;
-            Ok((metrics.stepped(), metrics.grad_norm()?, weights(trainer.pipeline().stages().values())))
+            Ok((
+                metrics.stepped(),
+                metrics.grad_norm()?,
+                weights(trainer.pipeline().expect("stages").stages().values()),
+            ))
         })
     };
     // A power of two is exact.

@@ -3,12 +3,12 @@
 use crate::common::bucketed;
 use std::sync::Arc;
 
-use crate::common::{Mlp, Task, Trace, WORLDS, config, cpu, everywhere, own, weights};
+use crate::common::{Mlp, Task, Trace, WORLDS, config, cpu, data_parallel, everywhere, own, weights};
 use autograd::Var;
 use distributed::{
     buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{BucketedTrainer, Loss, TrainingConfig},
+    train::{Loss, TrainStep, TrainingConfig},
 };
 use nn::{Init, ModuleExt};
 use numcore::{
@@ -53,7 +53,7 @@ fn gradient(name: &str, numel: usize, rank: usize, step: usize) -> Vec<f64> {
 struct Run {
     comm: Comm<Cpu>,
     model: Mlp<Cpu>,
-    trainer: BucketedTrainer<Cpu>,
+    trainer: TrainStep<Cpu>,
 }
 
 impl Run {
@@ -65,14 +65,14 @@ impl Run {
 
     fn gradient(&self, name: &str) -> Result<Vec<f64>> {
         let leaf = self.model.named_parameters().into_iter().find(|(n, _)| n == name).map(|(_, p)| p.leaf());
-        let gradients = self.trainer.strategy().buckets().gradients();
+        let gradients = data_parallel(&self.trainer).gradients();
         leaf.map(|l| gradients.get(&l)).transpose()?.flatten().map_or(Ok(vec![]), |g| g.to_f64s())
     }
 
     fn error(&self, name: &str) -> Result<Vec<f64>> {
         let leaf = self.model.named_parameters().into_iter().find(|(n, _)| n == name).map(|(_, p)| p.leaf());
-        let buckets = self.trainer.strategy().buckets();
-        leaf.map(|l| buckets.error(&l)).transpose()?.flatten().map_or(Ok(vec![]), |e| e.to_f64s())
+        let buckets = data_parallel(&self.trainer);
+        leaf.map(|l| buckets.residual(&l)).transpose()?.flatten().map_or(Ok(vec![]), |e| e.to_f64s())
     }
 
     fn step(&mut self, step: usize, weight: f64) -> Result<()> {

@@ -2,14 +2,14 @@
 
 use crate::common::bucketed;
 use crate::{
-    common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, everywhere, own, weights},
+    common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, data_parallel, everywhere, own, weights},
     powersgd::{compressed, plain},
 };
 use distributed::{
     buckets::{BucketLimits, BucketOptions, PowerSgd, Unused},
     checkpoint::Folder,
     comm::{Comm, Communicator, Ranks},
-    train::{BucketedTrainer, CheckpointNotes, TrainingConfig},
+    train::{CheckpointNotes, TrainStep, TrainingConfig},
 };
 use nn::{Gpt, Init, ModuleExt};
 use numcore::{DType, MemoryCategory, Result, Runtime};
@@ -121,10 +121,10 @@ fn resumed(comm: &Comm<Cpu>, folder: &Folder, from: usize, to: usize, save: bool
     if from > 0 {
         trainer.load(folder)?.expect("a checkpoint");
     }
-    let errors = |trainer: &BucketedTrainer<Cpu>| {
+    let errors = |trainer: &TrainStep<Cpu>| {
         let mut all = Vec::new();
         for (_, p) in model.named_parameters() {
-            all.extend(trainer.strategy().buckets().error(&p.leaf())?.map_or(Ok(vec![]), |e| e.to_f64s())?);
+            all.extend(data_parallel(trainer).residual(&p.leaf())?.map_or(Ok(vec![]), |e| e.to_f64s())?);
         }
         Ok::<_, numcore::Error>(all)
     };

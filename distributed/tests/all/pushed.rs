@@ -2,17 +2,13 @@
 
 use autograd::{backward, no_grad};
 use distributed::{
-    balance::BalancedStep,
+    balance::Balanced,
     buckets::{BucketLimits, BucketOptions},
-    checkpoint::{Checkpointed, Folder},
+    checkpoint::Folder,
     comm::{Communicator, Ranks},
     ddp::Ddp,
-    local_updates::LocalTrainStep,
-    pipeline::{ExpertPipelineTrainer, PipelineTrainer, ZeroExpertPipelineTrainer, ZeroPipelineTrainer},
-    train::{
-        BucketedTrainer, CheckpointNotes, ExpertTrainer, Loss, Strategy, TrainStep, TrainingMetrics, ZeroExpertTrainer,
-        ZeroTrainer,
-    },
+    local_updates::LocalSteps,
+    train::{CheckpointNotes, Loss, TrainStep, TrainingMetrics},
     zero::ZeroStage,
 };
 use nn::Init;
@@ -21,7 +17,7 @@ use optim::LossScaler;
 use runtime_cpu::Cpu;
 
 use crate::checkpoint_common::Scratch;
-use crate::common::{Mlp, Task, WORLDS, adamw, cpu, own, weights};
+use crate::common::{Mlp, Task, WORLDS, adamw, cpu, own, shards, weights};
 
 #[derive(Clone, Copy, Debug)]
 enum Given {
@@ -40,8 +36,8 @@ fn bits(metrics: &TrainingMetrics<Cpu>) -> Result<[Option<u64>; 3]> {
     Ok([Some(metrics.loss()?), metrics.own_loss()?, metrics.grad_norm()?].map(|x| x.map(f64::to_bits)))
 }
 
-fn step<S: Strategy<Cpu>>(
-    step: &mut TrainStep<Cpu, S>,
+fn step(
+    step: &mut TrainStep<Cpu>,
     given: Given,
     loss: impl Fn(usize) -> Result<Loss<Cpu>>,
 ) -> Result<TrainingMetrics<Cpu>> {
@@ -80,7 +76,7 @@ fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given])
             let mut built = builder.zero(stage).build()?;
             let told = (0..4).map(|at| bits(&step(&mut built, way(at), |k| one(at, k))?));
             let told = told.collect::<Result<_>>()?;
-            let whole = built.strategy().gather_full_params()?;
+            let whole = built.gather_full_params()?;
             let weights = weights(&model)?;
             whole.release()?;
             Ok((told, weights))
@@ -91,7 +87,7 @@ fn trained(world: usize, stage: Option<ZeroStage>, runs: usize, given: &[Given])
 #[test]
 fn losses_and_gradients_in_hand_make_the_steps_of_step() {
     for world in WORLDS {
-        for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
             let whole = trained(world, stage, 1, &[Given::Whole]);
             for given in GIVEN {
                 assert_eq!(trained(world, stage, 1, &[given]), whole, "{world} ranks, {stage:?}, {given:?}");
@@ -99,7 +95,7 @@ fn losses_and_gradients_in_hand_make_the_steps_of_step() {
             assert_eq!(trained(world, stage, 1, &GIVEN), whole, "{world} ranks, {stage:?}, in turn");
         }
     }
-    for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+    for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
         let whole = trained(2, stage, 3, &[Given::Whole]);
         assert_eq!(trained(2, stage, 3, &[Given::Losses, Given::Whole]), whole, "{stage:?}");
     }
@@ -109,8 +105,8 @@ fn losses_and_gradients_in_hand_make_the_steps_of_step() {
 type Evaluated = Vec<([Option<u64>; 3], u64)>;
 
 /// Steps from one on: with a schedule, an evaluation after each step, and, where micro-batches are pushed, between them. A checkpoint is saved after the second.
-fn evaluated<S: Strategy<Cpu> + Checkpointed<Cpu>>(
-    built: &mut TrainStep<Cpu, S>,
+fn evaluated(
+    built: &mut TrainStep<Cpu>,
     given: Given,
     steps: std::ops::Range<usize>,
     loss: &dyn Fn(usize) -> Result<Loss<Cpu>>,
@@ -141,8 +137,8 @@ fn evaluated<S: Strategy<Cpu> + Checkpointed<Cpu>>(
 }
 
 /// Four steps, and the last two again from the checkpoint, which is loaded within a step where micro-batches are pushed.
-fn eventful<S: Strategy<Cpu> + Checkpointed<Cpu>>(
-    mut built: TrainStep<Cpu, S>,
+fn eventful(
+    mut built: TrainStep<Cpu>,
     given: Given,
     loss: &dyn Fn(usize) -> Result<Loss<Cpu>>,
     folder: &Folder,
@@ -173,7 +169,7 @@ fn evaluations_schedules_and_checkpoints_come_between_pushes() {
         told.unwrap()
     };
     for world in [1, 2, 3] {
-        for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
             let whole = trained(world, stage, Given::Whole);
             assert_eq!(trained(world, stage, Given::Losses), whole, "{world} ranks, {stage:?}");
         }
@@ -203,7 +199,7 @@ fn rates_owners_and_ranks_can_be_asked() {
     let told = Ranks::new(3)
         .run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut step = TrainStep::builder(&comm, &model).optimizer(adamw()).zero(ZeroStage::State).build()?;
+            let mut step = TrainStep::builder(&comm, &model).optimizer(adamw()).zero(ZeroStage::Optimizer).build()?;
             step.set_lr(0.25)?;
             assert_eq!(step.step(|_| model.loss(comm.runtime(), 0, &[0]))?.learning_rate(), 0.25);
             assert!(step.set_lr(f64::NAN).is_err());
@@ -212,10 +208,10 @@ fn rates_owners_and_ranks_can_be_asked() {
             let limits = BucketLimits { first: 1, others: 1 };
             let buckets = BucketOptions { limits: Some(limits), ..Default::default() };
             let bucketed = TrainStep::builder(&comm, &model).optimizer(adamw()).buckets(buckets).build()?;
-            assert!(bucketed.num_buckets() > 1);
+            assert!(bucketed.num_buckets() > Some(1));
             let ddp = Ddp::new(&comm, &model)?;
             assert_eq!((ddp.world_size(), ddp.devices()?.is_heterogeneous()), (3, false));
-            Ok((step.strategy().param_owners(), step.strategy().owned_params()))
+            Ok((shards(&step).param_owners(), shards(&step).owned_params()))
         })
         .unwrap();
     let sizes = [45, 9, 63, 7, 21, 3];
@@ -237,16 +233,9 @@ fn rates_owners_and_ranks_can_be_asked() {
 #[test]
 fn steps_are_send_and_sync() {
     fn is<T: Send + Sync>() {}
-    is::<BucketedTrainer<Cpu>>();
-    is::<ZeroTrainer<Cpu>>();
-    is::<ExpertTrainer<Cpu>>();
-    is::<ZeroExpertTrainer<Cpu>>();
-    is::<PipelineTrainer<Cpu>>();
-    is::<ZeroPipelineTrainer<Cpu>>();
-    is::<ExpertPipelineTrainer<Cpu>>();
-    is::<ZeroExpertPipelineTrainer<Cpu>>();
-    is::<LocalTrainStep<Cpu, distributed::ddp::DataParallel<Cpu>>>();
-    is::<BalancedStep<Cpu, distributed::ddp::DataParallel<Cpu>>>();
+    is::<TrainStep<Cpu>>();
+    is::<LocalSteps<Cpu, TrainStep<Cpu>>>();
+    is::<Balanced<TrainStep<Cpu>>>();
     is::<Ddp<Cpu>>();
     is::<distributed::pipeline::Pipeline<Cpu>>();
 }

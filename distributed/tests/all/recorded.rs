@@ -8,12 +8,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use distributed::{
     buckets::{BucketOptions, PowerSgd},
     comm::Ranks,
-    ddp::BucketedTrainer,
     local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalUpdates, SlowMo},
     pipeline::ScheduleKind,
     plan::Axis,
     train::{TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroStage, ZeroTrainer},
+    zero::{UnitOf, ZeroStage},
 };
 use nn::{Gpt, Init};
 use numcore::DType;
@@ -80,7 +79,7 @@ fn replicas_and_shards() {
         return;
     }
     let config = || TrainingConfig { accumulation: 2, ..config() };
-    let none = |_: &BucketedTrainer<Cpu>| -> numcore::Result<()> { Ok(()) };
+    let none = |_: &TrainStep<Cpu>| -> numcore::Result<()> { Ok(()) };
     for dtype in [DType::F64, DType::BF16] {
         for n in WORLDS {
             let buckets = [
@@ -103,7 +102,7 @@ fn replicas_and_shards() {
                         comm,
                         dtype,
                         |model| sharded(&comm, &model, config(), options)?,
-                        |step: &ZeroTrainer<Cpu>| step.strategy().gather_full_params()
+                        |step: &TrainStep<Cpu>| step.gather_full_params()
                     )
                 });
                 trace(&format!("zero {} {n} {dtype}", stage.number()), &zero);
@@ -120,7 +119,7 @@ fn axes() {
     use Axis::{Context, Data, Expert, Shard, Tensor};
     let cases: [(Axes, Option<ZeroStage>); 6] = [
         (&[(Data, 2), (Tensor, 2)], None),
-        (&[(Shard, 3), (Tensor, 2)], Some(ZeroStage::State)),
+        (&[(Shard, 3), (Tensor, 2)], Some(ZeroStage::Optimizer)),
         (&[(Data, 2), (Shard, 2), (Tensor, 2)], Some(ZeroStage::Parameters)),
         (&[(Data, 2), (Context, 2)], None),
         (&[(Shard, 2), (Context, 2), (Tensor, 2)], Some(ZeroStage::Gradients)),

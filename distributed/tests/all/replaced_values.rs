@@ -60,7 +60,7 @@ fn many(comm: &Comm<Cpu>, how: How, dtype: DType, what: Put, before: usize, scop
     let mut trace = Trace::default();
     for step in 0..before + 2 {
         if step == before {
-            let scope = if scoped { trainer.full()? } else { None };
+            let scope = scoped.then(|| trainer.full()).transpose()?;
             put(&model, comm.runtime(), what)?;
             drop(scope);
             trace.weights.push(trainer.weights(&model)?);

@@ -1,6 +1,6 @@
 //! A slow network changes when values arrive, and nothing else; and who waits for what can be told by name.
 
-use crate::common::{bucketed, sharded};
+use crate::common::{bucketed, data_parallel, sharded};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
@@ -12,7 +12,7 @@ use crate::zero_stages::options;
 use distributed::{
     buckets::{BucketOptions, GradCompression, PowerSgd},
     comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator, Traffic},
-    train::{Strategy, TrainStep, TrainingConfig},
+    train::{TrainStep, TrainingConfig},
     zero::{UnitOf, ZeroStage},
 };
 use nn::Init;
@@ -30,7 +30,7 @@ fn zeros(comm: &Comm<Cpu>, numel: usize) -> Result<TensorMut<Cpu>> {
     TensorMut::zeros(comm.runtime(), [numel].into(), DType::F32)
 }
 
-fn train<S: Strategy<Cpu>>(trainer: &mut TrainStep<Cpu, S>, model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Trace> {
+fn train(trainer: &mut TrainStep<Cpu>, model: &Mlp<Cpu>, comm: &Comm<Cpu>) -> Result<Trace> {
     let mut trace = Trace::default();
     for step in 0..STEPS {
         let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
@@ -157,7 +157,7 @@ fn buckets_are_counted_by_name() {
             let training = TrainingConfig { max_norm: None, ..config() };
             let mut trainer = bucketed(comm, model, training, options.clone())?;
             train(&mut trainer, model, comm)?;
-            Ok(trainer.strategy().buckets().len())
+            Ok(data_parallel(&trainer).num_buckets())
         });
         for (rank, buckets) in ranks {
             assert!(buckets > 1);

@@ -30,7 +30,7 @@ const CUTS: [(Axes, Option<ZeroStage>); 9] = [
     (&[(Axis::Tensor, 4)], None),
     (&[(Axis::Tensor, 8)], Some(ZeroStage::Parameters)),
     (&[(Axis::Data, 2), (Axis::Shard, 2), (Axis::Tensor, 2)], Some(ZeroStage::Parameters)),
-    (&[(Axis::Shard, 3), (Axis::Tensor, 2)], Some(ZeroStage::State)),
+    (&[(Axis::Shard, 3), (Axis::Tensor, 2)], Some(ZeroStage::Optimizer)),
     (&[(Axis::Data, 2), (Axis::Tensor, 2)], None),
     (&[(Axis::Shard, 2), (Axis::Tensor, 4)], Some(ZeroStage::Gradients)),
     (&[(Axis::Data, 2), (Axis::Context, 2)], None),

@@ -9,7 +9,7 @@ use distributed::{
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
-    train::{Loss, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
+    train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
     zero::ZeroStage,
 };
 use nn::{
@@ -118,19 +118,14 @@ impl TensorCase {
             Some(stage) => {
                 let mut step = builder.zero(stage).build()?;
                 let mut trace = self.steps(&mut step, &model, mesh)?;
-                let _all = step.strategy().gather_full_params()?;
+                let _all = step.gather_full_params()?;
                 trace.pieces = pieces(&model)?;
                 Ok(trace)
             }
         }
     }
 
-    fn steps<S: Strategy<Cpu>>(
-        &self,
-        trainer: &mut TrainStep<Cpu, S>,
-        model: &Gpt<Cpu>,
-        mesh: &Mesh<Cpu>,
-    ) -> Result<TensorTrace> {
+    fn steps(&self, trainer: &mut TrainStep<Cpu>, model: &Gpt<Cpu>, mesh: &Mesh<Cpu>) -> Result<TensorTrace> {
         let mut trace = TensorTrace::default();
         for step in 0..self.steps {
             let metrics = self.step(trainer, model, mesh.batch(), step)?;
@@ -140,9 +135,9 @@ impl TensorCase {
         Ok(trace)
     }
 
-    pub fn step<S: Strategy<Cpu>>(
+    pub fn step(
         &self,
-        trainer: &mut TrainStep<Cpu, S>,
+        trainer: &mut TrainStep<Cpu>,
         model: &Gpt<Cpu>,
         comm: &Comm<Cpu>,
         step: usize,

@@ -8,7 +8,7 @@ use distributed::{
     mesh::{AsMesh, Mesh},
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
-    train::{Loss, Strategy, TrainStep},
+    train::{Loss, TrainStep},
     zero::{ZeroOptions, ZeroStage},
 };
 use nn::{
@@ -91,11 +91,7 @@ impl Grouped<Cpu> {
         Loss::sum(self.head.forward(&x)?.cross_entropy_with(&y?, None, options)?, (6 * examples.len()) as f64)
     }
 
-    fn steps<S: Strategy<Cpu>>(
-        &self,
-        mut trainer: TrainStep<Cpu, S>,
-        mesh: &Mesh<Cpu>,
-    ) -> Result<(TrainStep<Cpu, S>, TensorTrace)> {
+    fn steps(&self, mut trainer: TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<(TrainStep<Cpu>, TensorTrace)> {
         let (comm, mut trace) = (mesh.batch(), TensorTrace::default());
         for step in 0..3 {
             let own = shard_batches(SEQUENCES, comm.rank(), comm.size());
@@ -119,7 +115,7 @@ impl Grouped<Cpu> {
             Some(stage) => {
                 let (trainer, trace) =
                     model.steps(builder.zero(ZeroOptions { unused: Unused::Allow, ..stage.into() }).build()?, mesh)?;
-                let _all = trainer.strategy().gather_full_params()?;
+                let _all = trainer.gather_full_params()?;
                 Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
             }
         }
@@ -131,7 +127,7 @@ fn ranks_that_share_heads_of_keys_train_as_one() {
     let rt = cpu(0).unwrap();
     let one = Grouped::train(&NoOpCommunicator::new(&rt).as_mesh(), None).unwrap();
     for axes in [&[(Axis::Tensor, 2)][..], &[(Axis::Tensor, 4)], &[(Axis::Data, 2), (Axis::Tensor, 4)]] {
-        for zero in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        for zero in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
             let plan = ParallelPlan::of(axes.to_vec()).unwrap();
             let traces =
                 Ranks::new(plan.world()).run(cpu, |comm| Grouped::train(&Mesh::new(&comm, plan.clone())?, zero));

@@ -4,10 +4,10 @@ use autograd::{Var, manual_seed};
 use distributed::{
     comm::{Communicator, Ranks},
     mesh::Mesh,
-    pipeline::{MicroBatches, PipelineModel, PipelineTrainStep, ScheduleKind},
+    pipeline::{MicroBatches, PipelineModel, ScheduleKind},
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
-    train::{Loss, StageStrategy, TrainStep, TrainingConfig, TrainingMetrics},
+    train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
     zero::ZeroOptions,
 };
 use nn::{Gpt, Init, ModuleExt};
@@ -83,11 +83,7 @@ impl StagedCase {
         }
     }
 
-    fn steps<S: StageStrategy<Cpu>>(
-        &self,
-        trainer: &mut PipelineTrainStep<Cpu, S>,
-        mesh: &Mesh<Cpu>,
-    ) -> Result<TensorTrace> {
+    fn steps(&self, trainer: &mut TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<TensorTrace> {
         let mut trace = TensorTrace::default();
         for step in 0..self.case.steps {
             let metrics = self.step(trainer, mesh, step)?;
@@ -98,12 +94,7 @@ impl StagedCase {
     }
 
     /// A step of this replica's share of the examples.
-    pub fn step<S: StageStrategy<Cpu>>(
-        &self,
-        trainer: &mut PipelineTrainStep<Cpu, S>,
-        mesh: &Mesh<Cpu>,
-        step: usize,
-    ) -> Result<TrainingMetrics<Cpu>> {
+    pub fn step(&self, trainer: &mut TrainStep<Cpu>, mesh: &Mesh<Cpu>, step: usize) -> Result<TrainingMetrics<Cpu>> {
         let (comm, case) = (mesh.batch(), &self.case);
         let own = shard_batches(case.sequences, comm.rank(), comm.size());
         let of_run = own.len() / case.accumulation;
@@ -122,8 +113,8 @@ impl StagedCase {
     }
 }
 
-fn with_pieces<S: StageStrategy<Cpu>>(mut trace: TensorTrace, step: &PipelineTrainStep<Cpu, S>) -> Result<TensorTrace> {
-    for stage in step.pipeline().stages().values() {
+fn with_pieces(mut trace: TensorTrace, step: &TrainStep<Cpu>) -> Result<TensorTrace> {
+    for stage in step.pipeline().expect("stages").stages().values() {
         trace.pieces.extend(pieces(&**stage)?);
     }
     Ok(trace)

@@ -149,11 +149,11 @@ fn a_head_that_gathers_its_logits_has_the_same_loss() {
                     let (x, y) = case.batch(comm.runtime(), 0, &all)?;
                     MicroBatches::split(&[x.value()?], &[y.value()?], 4)
                 };
-                let output = step.evaluate(batch()?)?;
-                assert_eq!(step.counts_examples(), mesh.axis(Axis::Tensor).rank() == 0);
+                let output = step.evaluate_stages(batch()?)?;
+                assert_eq!(step.ranks().counts_examples, mesh.axis(Axis::Tensor).rank() == 0);
                 let vocab = case.model.vocab;
                 assert!(output.outputs().iter().all(|y| y[0].shape().dims().last() == Some(&vocab)));
-                let evaluated: f64 = step.pipeline().losses(&output)?.iter().map(|(sum, _)| sum).sum();
+                let evaluated: f64 = step.pipeline().expect("stages").losses(&output)?.iter().map(|(sum, _)| sum).sum();
                 Ok((evaluated, step.step(|_| batch())?.loss()?))
             });
             let tokens = (case.sequences * case.model.context) as f64;
@@ -207,8 +207,14 @@ fn evaluations_give_out_whole_logits() {
                 let mesh = Mesh::new(&comm, plan.clone())?;
                 let mut step = TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(adamw()).build()?;
                 let (x, y) = case.batch(comm.runtime(), 0, &all)?;
-                let output = step.evaluate(MicroBatches::split(&[x.value()?], &[y.value()?], 4)?)?;
-                let losses = step.pipeline().losses(&output)?.into_iter().map(|(sum, _)| sum).collect::<Vec<_>>();
+                let output = step.evaluate_stages(MicroBatches::split(&[x.value()?], &[y.value()?], 4)?)?;
+                let losses = step
+                    .pipeline()
+                    .expect("stages")
+                    .losses(&output)?
+                    .into_iter()
+                    .map(|(sum, _)| sum)
+                    .collect::<Vec<_>>();
                 let logits = output.outputs().iter().map(|y| y[0].to_f64s()).collect::<Result<Vec<_>>>()?;
                 Ok((losses, logits.concat()))
             });
@@ -302,7 +308,7 @@ fn checkpoints_pass_between_pipelines_and_any_other_cut_to_the_bit() {
         (EIGHT, ScheduleKind::OneFOneB, 1, How::Replicas),
         // The first and the last stage, with both copies of the table, on one rank.
         (SHARDED, ScheduleKind::Zbv, 2, zero(ZeroStage::Parameters)),
-        (&[(Axis::Pipe, 2), (Axis::Tensor, 4)], ScheduleKind::Interleaved, 2, zero(ZeroStage::State)),
+        (&[(Axis::Pipe, 2), (Axis::Tensor, 4)], ScheduleKind::Interleaved, 2, zero(ZeroStage::Optimizer)),
     ];
     let others: [(Axes, Option<ZeroStage>); 3] = [
         (&[(Axis::Data, 1)], None),

@@ -17,7 +17,7 @@ const CLOSE: f64 = 1e-11;
 const AXES: [Axis; 5] = [Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor];
 
 /// Stages of ZeRO in turn.
-const STAGES: [ZeroStage; 3] = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters];
+const STAGES: [ZeroStage; 3] = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 
 fn triples() -> impl Iterator<Item = [Axis; 3]> {
     let after = |i: usize| (i + 1..AXES.len()).flat_map(move |j| (j + 1..AXES.len()).map(move |k| [i, j, k]));

@@ -61,7 +61,7 @@ fn train(mesh: &impl AsMesh<Cpu>, dtype: DType, options: ZeroOptions) -> Result<
         assert_eq!(metrics.stepped(), step != 1);
         trace.losses.extend((step != 1).then(|| metrics.loss()).transpose()?);
         trace.norms.extend(metrics.grad_norm()?.filter(|norm| norm.is_finite()));
-        let _scope = trainer.strategy().gather_full_params()?;
+        let _scope = trainer.gather_full_params()?;
         trace.weights.push(weights(&model)?);
     }
     Ok(trace)
@@ -142,10 +142,10 @@ fn go_on(comm: &Comm<Cpu>, host: bool, folder: &Folder, from: usize, to: usize) 
     if to < STEPS {
         trainer.save(folder, &CheckpointNotes::new())?;
         // Values that someone else puts there are kept there.
-        let rows = trainer.strategy().gather_full_params().and_then(|_scope| weights(&model))?;
+        let rows = trainer.gather_full_params().and_then(|_scope| weights(&model))?;
         assert!(!rows.is_empty());
     }
-    let _scope = trainer.strategy().gather_full_params()?;
+    let _scope = trainer.gather_full_params()?;
     weights(&model)
 }
 
@@ -184,7 +184,7 @@ fn values_that_are_put_into_a_model_go_there() {
             let halved = parts.iter().map(|part| part.row.on(comm.runtime())?.mul(0.5)).collect::<Result<Vec<_>>>()?;
             drop(parts);
             assert!(trainer.put_parameter_parts(&halved)?);
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
         })
     };
@@ -210,7 +210,7 @@ fn stages_that_have_no_shards_of_them_say_so() {
         let model = Mlp::new(&Init::new(comm.runtime(), 0)).unwrap();
         sharded(&comm, &model, TrainingConfig::default(), zero).map(|_| ()).unwrap_err().to_string()
     };
-    let gradients = ZeroOptions { gradients: StatePlace::Host, stage: ZeroStage::State, ..Default::default() };
+    let gradients = ZeroOptions { gradients: StatePlace::Host, stage: ZeroStage::Optimizer, ..Default::default() };
     assert!(refused(gradients).contains("at stage 1 gradients are whole on every rank"));
     let parameters = ZeroOptions { parameters: StatePlace::Host, stage: ZeroStage::Gradients, ..Default::default() };
     assert!(refused(parameters).contains("stage 3 alone"));

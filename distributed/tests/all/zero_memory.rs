@@ -7,7 +7,8 @@ use crate::common::{WORLDS, cpu, weights};
 use crate::zero_stages::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{Loss, ReducedGradients, Strategy, TrainingConfig},
+    strategy::Computing,
+    train::{Loss, Strategy, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroStage},
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};
@@ -55,7 +56,7 @@ fn memory_is_that_of_the_table() {
                         .iter()
                         .sum::<usize>())
                 });
-                let expected = formulas[stage as usize](n as f64) * (4 * 128 * 128) as f64;
+                let expected = formulas[stage.number() - 1](n as f64) * (4 * 128 * 128) as f64;
                 for bytes in measured.unwrap() {
                     let off = bytes as f64 / expected - 1.0;
                     assert!(
@@ -123,11 +124,11 @@ fn the_peaks_of_stage_3_are_those_of_the_formulas() {
             };
             let mut peaks = Vec::new();
             for _ in 0..2 {
-                sharded.prepare()?;
+                sharded.prepare(Computing::All)?;
                 peak();
                 let loss = model.loss(rt)?;
                 let forward = peak();
-                sharded.begin(true)?;
+                sharded.begin(0, true)?;
                 autograd::backward_with_hooks(loss.total(), &mut sharded)?;
                 sharded.finish()?;
                 let backward = peak();
@@ -200,7 +201,7 @@ fn parameters_are_only_there_while_they_are_needed() {
         assert_eq!(here(), 0);
         trainer.step(|_| loss(&model, comm.runtime(), DType::F32))?;
         assert_eq!(here(), 0);
-        let scope = trainer.strategy().gather_full_params()?;
+        let scope = trainer.gather_full_params()?;
         assert_eq!(here(), 4);
         let state = model.state_dict()?;
         assert_eq!(state.len(), 4);
@@ -238,7 +239,7 @@ fn frozen_parameters_have_no_state_and_stay() {
             }
             let optimizer = comm.runtime().memory().of(MemoryCategory::Optimizer).live;
             assert_eq!(optimizer, 2 * 2 * 128 * 128 * 4 / comm.size());
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             let after = weights(&model)?;
             let [frozen, moved] = [128 * 128..2 * 128 * 128, 0..128 * 128];
             assert!(after[frozen.clone()] == before[frozen] && after[moved.clone()] != before[moved]);
@@ -263,7 +264,7 @@ fn no_rank_ever_holds_a_model_that_is_drawn_lazily() {
         let options = options(ZeroStage::Parameters, UnitOf::layers());
         let mut trainer = sharded(&comm, &model, TrainingConfig::default(), options)?;
         let built = rt.memory().total.peak;
-        let scope = trainer.strategy().gather_full_params()?;
+        let scope = trainer.gather_full_params()?;
         let drawn = weights(&model)?;
         drop(scope);
         assert_eq!(drawn, weights(&build(Init::new(&Cpu::with_threads(1), 3))?)?);

@@ -30,7 +30,7 @@ fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, options: ZeroOptions) -> Resul
         let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
         trace.losses.push(metrics.loss()?);
         trace.norms.extend(metrics.grad_norm()?);
-        let _scope = trainer.strategy().gather_full_params()?;
+        let _scope = trainer.gather_full_params()?;
         trace.weights.push(weights(&model)?);
     }
     Ok(trace)
@@ -57,7 +57,7 @@ fn state_that_does_not_begin_at_zero_is_the_same() {
             for step in 0..STEPS {
                 trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
             }
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             Ok(Trace { weights: vec![weights(&model)?], ..Default::default() })
         })
     };
@@ -111,7 +111,7 @@ fn checkpoints_go_either_way() {
         if to < STEPS {
             trainer.save(folder, &CheckpointNotes::new())?;
         }
-        let _scope = trainer.strategy().gather_full_params()?;
+        let _scope = trainer.gather_full_params()?;
         weights(&model)
     };
     for n in [1, 3] {

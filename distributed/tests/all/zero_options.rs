@@ -7,7 +7,7 @@ use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
-    train::{Loss, Strategy, TrainStep, TrainingConfig},
+    train::{Loss, TrainStep, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Gpt, Init, Linear, ModuleExt};
@@ -36,7 +36,7 @@ fn train(comm: &Comm<Cpu>, dtype: DType, accumulation: usize, options: ZeroOptio
         let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
         trace.losses.push(metrics.loss()?);
         trace.norms.extend(metrics.grad_norm()?);
-        let _all = trainer.strategy().gather_full_params()?;
+        let _all = trainer.gather_full_params()?;
         trace.weights.push(weights(&model)?);
     }
     Ok(trace)
@@ -159,7 +159,7 @@ fn gradients_are_kept_and_sent_in_the_types_asked_for() {
     let parameters = 4 * 128 * 128;
     for stage in ZeroStage::ALL {
         let plain = options(stage, UnitOf::layers());
-        let kept = if stage == ZeroStage::State { parameters } else { parameters / 2 };
+        let kept = if stage == ZeroStage::Optimizer { parameters } else { parameters / 2 };
         for (main, reduce_dtype, kept_size, sent_size) in
             [(false, None, 2, 2), (true, None, 4, 4), (true, Some(DType::BF16), 4, 2), (false, Some(DType::F32), 2, 4)]
         {
@@ -174,7 +174,7 @@ fn gradients_are_kept_and_sent_in_the_types_asked_for() {
 }
 
 /// A weight in `bf16` with 64 micro-batches of gradient 1 after one of 256: in `bf16`, 256 + 1 is 256.
-fn summed<S: Strategy<Cpu>>(mut trainer: TrainStep<Cpu, S>, model: &Linear<Cpu>, rt: &Cpu) -> Result<()> {
+fn summed(mut trainer: TrainStep<Cpu>, model: &Linear<Cpu>, rt: &Cpu) -> Result<()> {
     trainer.step(|k| {
         let x = Tensor::full(rt, [1, 1], DType::BF16, if k == 0 { 256.0 } else { 1.0 })?;
         let y = nn::Forward::forward(model, &autograd::Var::new(x))?;
@@ -214,7 +214,7 @@ fn loss_of_weight(zero: Option<ZeroOptions>, buckets: BucketOptions) -> f64 {
 fn micro_batches_of_halves_add_up_in_f32() {
     // The step divides by 2, what all micro-batches of both ranks weigh.
     let exact = 320.0;
-    for stage in [ZeroStage::State, ZeroStage::Gradients] {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
         for reduce_once in [false, true] {
             let zero = |main_gradients| ZeroOptions { main_gradients, reduce_once, ..options(stage, UnitOf::layers()) };
             let half = loss_of_weight(Some(zero(false)), BucketOptions::default());
@@ -261,7 +261,7 @@ fn main_gradients_of_buckets_train_as_those_of_zero() {
                     }};
                 }
                 if zero {
-                    let stage = options(ZeroStage::State, UnitOf::whole());
+                    let stage = options(ZeroStage::Optimizer, UnitOf::whole());
                     let options = ZeroOptions { main_gradients: true, reduce_dtype: Some(DType::F32), ..stage };
                     steps!(sharded(&comm, &model, free, options)?);
                 } else {
@@ -295,7 +295,7 @@ fn replicas_of_shards_take_them_too() {
                 let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
                 trace.losses.push(metrics.loss()?);
                 trace.norms.extend(metrics.grad_norm()?);
-                let _all = trainer.strategy().gather_full_params()?;
+                let _all = trainer.gather_full_params()?;
                 trace.weights.push(weights(&model)?);
             }
             Ok(trace)
@@ -324,7 +324,7 @@ fn options_that_a_stage_does_not_have_are_refused() {
         (|o| o.whole_up_to = 1, "stage 3 alone"),
         (|o| o.reduce_dtype = Some(DType::I32), "i32 is no floating type"),
     ];
-    for stage in [ZeroStage::State, ZeroStage::Gradients] {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
         for (set, why) in cases {
             let outcome = Ranks::new(2).run(cpu, |comm| {
                 let model = Linear::new(&Init::new(comm.runtime(), 0), 2, 2)?;

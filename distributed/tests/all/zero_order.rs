@@ -9,7 +9,8 @@ use crate::zero_stages::options;
 use autograd::Var;
 use distributed::{
     comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
-    train::{Loss, ReducedGradients, Strategy, TrainingConfig},
+    strategy::Computing,
+    train::{Loss, Strategy, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroStage},
 };
 use nn::{Forward, Init, Linear, Module, ModuleExt};
@@ -83,13 +84,13 @@ fn units_are_sent_in_the_order_in_which_they_become_ready() {
                 let mut sharded = Sharded::new(&comm, &model, adamw, options(stage, UnitOf::layers()))?;
                 let mut peaks = Vec::new();
                 for _ in 0..3 {
-                    sharded.prepare()?;
+                    sharded.prepare(Computing::All)?;
                     let x = Var::new(Tensor::normal(rt, [4, 64], DType::F32, 0.0, 1.0, 1)?);
                     let x = model.inwards.forward(&x)?;
                     let y = model.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
                     let loss = model.outwards.forward(&y)?.square()?.sum(&[], false)?;
                     rt.reset_peak();
-                    sharded.begin(true)?;
+                    sharded.begin(0, true)?;
                     autograd::backward_with_hooks(&loss, &mut sharded)?;
                     sharded.end()?;
                     sharded.finish()?;
@@ -182,12 +183,12 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
     };
     let mut second = Vec::new();
     for _ in 0..2 {
-        sharded.prepare().unwrap();
+        sharded.prepare(Computing::All).unwrap();
         for k in 0..2 {
             gathers.take();
             let loss = forward(skip && k == 0);
             second = gathers.take();
-            sharded.begin(k == 1).unwrap();
+            sharded.begin(0, k == 1).unwrap();
             autograd::backward_with_hooks(&loss, &mut sharded).unwrap();
             if ended {
                 sharded.end().unwrap();

@@ -92,7 +92,7 @@ fn values_come_a_unit_ahead_and_gradients_leave_from_the_sweep() {
 
 #[test]
 fn whole_values_arrive_while_the_next_forward_runs() {
-    for stage in [ZeroStage::State, ZeroStage::Gradients] {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
         let step = Step::of(stage);
         let sent = step.before.iter().filter(|name| **name == "all_gather").count();
         assert_eq!(sent, LAYERS, "the update before has sent for all");

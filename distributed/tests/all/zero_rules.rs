@@ -52,7 +52,7 @@ fn sharded<E: Elementwise>(n: usize, stage: ZeroStage, dtype: DType, rule: &E) -
         for step in 0..STEPS {
             let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
             trace.norms.extend(metrics.grad_norm()?);
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             trace.weights.push(weights(&model)?);
         }
         Ok(trace)

@@ -39,7 +39,7 @@ fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, config: TrainingConfig, option
         let metrics = trainer.step(|k| model.loss(comm.runtime(), step, &micro(k)))?;
         trace.losses.push(metrics.loss()?);
         trace.norms.extend(metrics.grad_norm()?);
-        let full = trainer.strategy().gather_full_params()?;
+        let full = trainer.gather_full_params()?;
         trace.weights.push(weights(&model)?);
         drop(full);
     }
@@ -142,7 +142,7 @@ fn parameters_unused_here_or_everywhere() {
                         Ok(Loss::mean(branch.forward(&model.both.forward(&x)?)?.square()?.sum(&[], false)?))
                     })?;
                 }
-                let _scope = trainer.strategy().gather_full_params()?;
+                let _scope = trainer.gather_full_params()?;
                 let after = weights(&model)?;
                 let changed: Vec<bool> = (0..4).map(|k| after[12 * k..][..12] != before[12 * k..][..12]).collect();
                 assert_eq!(changed, [true, true, true, false]);
@@ -189,7 +189,7 @@ fn ranks_that_run_out_and_overflows_are_agreed_on() {
                 Ok(())
             })?;
             assert_eq!(at, 3);
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             trace.weights.push(weights(&model)?);
             Ok(trace)
         });
@@ -211,7 +211,7 @@ fn groups_have_their_own_numbers() {
             let mut trainer = TrainStep::builder(&comm, &model).optimizer(sgd()).zero(options).build()?;
             let all: Vec<usize> = (0..EXAMPLES).collect();
             trainer.step(|_| model.loss(comm.runtime(), 0, &all))?;
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             assert!(model.a.weight.value()?.to_vec::<f32>()? != before[0]);
             assert_eq!(model.b.weight.value()?.to_vec::<f32>()?, before[1]);
             comm.barrier()
@@ -239,7 +239,7 @@ fn replicas_of_sharded_models_train_as_one_rank() {
                     let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(&comm)))?;
                     trace.losses.push(metrics.loss()?);
                     trace.norms.extend(metrics.grad_norm()?);
-                    let _scope = trainer.strategy().gather_full_params()?;
+                    let _scope = trainer.gather_full_params()?;
                     trace.weights.push(weights(&model)?);
                 }
                 Ok(trace)
@@ -278,7 +278,7 @@ fn layers_unused_in_some_micro_batches_of_some_ranks() {
             let mut trainer = sharded(&comm, &model, config, options)?;
             let step = |_| trainer.step(|k| loss(&model, comm.rank(), k))?.loss();
             let losses = (0..3).map(step).collect::<Result<_>>()?;
-            let _scope = trainer.strategy().gather_full_params()?;
+            let _scope = trainer.gather_full_params()?;
             Ok(Trace { losses, weights: vec![weights(&model)?], ..Default::default() })
         });
         let off = difference(&many, &one);

@@ -11,7 +11,7 @@ use weftgrad::{
         comm::{Comm, Communicator, CountingCommunicator},
         mesh::Mesh,
         plan::{Axis, ParallelPlan},
-        train::{Loss, Strategy, TrainStep},
+        train::{Loss, TrainStep},
         zero::ZeroStage,
     },
     fused::{CrossEntropyOptions, Reduction},
@@ -119,10 +119,10 @@ fn run(options: &Options) -> Outcome<()> {
     let all = options.ranks;
     let half = if all.is_multiple_of(2) { all / 2 } else { all };
     for (name, expert_ranks, zero) in [
-        ("all", 1, None),
-        ("shared out", all, None),
-        ("zero", 1, Some(ZeroStage::Parameters)),
-        ("both", half, Some(ZeroStage::Parameters)),
+        ("all", 1, ZeroStage::None),
+        ("shared out", all, ZeroStage::None),
+        ("zero", 1, ZeroStage::Parameters),
+        ("both", half, ZeroStage::Parameters),
     ] {
         let Measured { live: [p, g, o], peak, sent, loss } =
             ranks.run(|comm| measure(comm, options, expert_ranks, zero))?;
@@ -131,32 +131,14 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-fn measure(
-    comm: Comm<AnyRuntime>,
-    options: &Options,
-    expert_ranks: usize,
-    zero: Option<ZeroStage>,
-) -> Result<Measured> {
+fn measure(comm: Comm<AnyRuntime>, options: &Options, expert_ranks: usize, zero: ZeroStage) -> Result<Measured> {
     let counting = Arc::new(CountingCommunicator::new(comm));
     let comm: Comm<AnyRuntime> = counting.clone();
     let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, comm.size()), (Axis::Expert, expert_ranks)])?)?;
     let model = Model::new(&Init::new(comm.runtime(), 1).lazily(), options)?;
     mesh.parallelize(&model, &TensorPlan::new().experts("mixtures.*.experts"))?;
     let optimizer = ParamGroups::decay_matrices(AdamWConfig::default());
-    let builder = TrainStep::builder(&mesh, &model).optimizer(optimizer).max_norm(1.0);
-    match zero {
-        None => two_steps(builder.experts().build()?, &model, &mesh, &counting),
-        Some(stage) => two_steps(builder.zero(stage).experts().build()?, &model, &mesh, &counting),
-    }
-}
-
-/// Measures the second step.
-fn two_steps<S: Strategy<AnyRuntime>>(
-    mut step: TrainStep<AnyRuntime, S>,
-    model: &Model<AnyRuntime>,
-    mesh: &Mesh<AnyRuntime>,
-    counting: &CountingCommunicator<AnyRuntime>,
-) -> Result<Measured> {
+    let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).max_norm(1.0).zero(zero).experts().build()?;
     let rt = mesh.world().runtime();
     // Each rank has other tokens.
     let first = (mesh.batch().rank() * TOKENS) as i64;

@@ -17,10 +17,10 @@ use weftgrad::{
     autograd::no_grad,
     data::{Batch, Loader},
     distributed::{
-        balance::{BalancedStep, BatchRanges, CadenceOptions},
+        balance::{Balanced, BatchRanges, CadenceOptions},
         comm::{Collectives, Comm, Communicator, Link, NoOpCommunicator, SlowCommunicator},
-        local_updates::{DiLoCo, LocalTrainStep, LocalUpdates},
-        train::{Loss, Strategy, TrainStep},
+        local_updates::{DiLoCo, LocalSteps, LocalUpdates},
+        train::{Loss, TrainStep},
     },
     nn::{Gpt, GptConfig, Init},
     optim::{AdamWConfig, ParamGroups},
@@ -156,7 +156,7 @@ impl<'a> Task<'a> {
     fn uneven(&self, comm: &Comm<AnyRuntime>, max_difference: Option<usize>) -> Result<Measured> {
         let step = TrainStep::builder(comm, &self.model).optimizer(self.optimizer()).max_norm(1.0).build()?;
         let cadence = CadenceOptions { anchor: 4, max_anchor: 4, max_difference, ..Default::default() };
-        let mut step = BalancedStep::new(step, cadence)?;
+        let mut step = Balanced::new(step, cadence)?;
         let is_slow = comm.rank() + 1 == comm.size();
         let (mut batches, mut next) = (self.loader(Part::Train, self.options.batch)?.endless(Default::default())?, 0);
         let (mut read, trained) = (0, Cell::new((0.0, Duration::ZERO, None::<Instant>)));
@@ -234,11 +234,11 @@ impl<'a> Task<'a> {
         &self,
         comm: &Comm<AnyRuntime>,
         every: Option<u64>,
-    ) -> Result<LocalTrainStep<AnyRuntime, impl Strategy<AnyRuntime>>> {
+    ) -> Result<LocalSteps<AnyRuntime, TrainStep<AnyRuntime>>> {
         let alone = NoOpCommunicator::new(comm.runtime());
         let inner = TrainStep::builder(&alone, &self.model).optimizer(self.optimizer()).max_norm(1.0).build()?;
         let rule = DiLoCo { lr: self.options.outer_lr, momentum: self.options.outer_momentum, ..Default::default() };
-        LocalTrainStep::new(comm, &self.model, inner, rule, LocalUpdates { every, ..Default::default() })
+        LocalSteps::new(comm, &self.model, inner, rule, LocalUpdates { every, ..Default::default() })
     }
 
     /// Takes steps, and tells how long they took in seconds.

@@ -10,10 +10,9 @@ use weftgrad::{
     distributed::{
         comm::Comm,
         pipeline::{
-            Checked, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions, PipelineTrainStep,
-            ScheduleKind, Timeline,
+            Checked, Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineOptions, ScheduleKind, Timeline,
         },
-        train::{Loss, StageStrategy, TrainStep},
+        train::{Loss, TrainStep},
         zero::ZeroStage,
     },
     nn::{
@@ -109,7 +108,7 @@ fn schedule(options: &Options) -> Result<Checked> {
     options.schedule.generate(shape)?.lower(lowering)?.check(Limits::default())
 }
 
-/// One rank's program: the same on all of them.
+/// One rank's program, the same on all of them: gives the timeline of the last step of this rank's replica.
 fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[u32]) -> Result<Timeline> {
     let config =
         GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
@@ -119,20 +118,8 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
         .loss(loss)
         .options(PipelineOptions { measured: true, ..Default::default() });
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 3e-3, ..Default::default() });
-    let step = TrainStep::builder(&comm, model).optimizer(adamw).max_norm(1.0);
-    match options.zero.checked_sub(1).map(|stage| ZeroStage::ALL[usize::from(stage)]) {
-        None => steps(step.build()?, &comm, options, text),
-        Some(stage) => steps(step.zero(stage).build()?, &comm, options, text),
-    }
-}
-
-/// Trains, whatever is sharded; gives the timeline of the last step of this rank's replica.
-fn steps<S: StageStrategy<AnyRuntime>>(
-    step: PipelineTrainStep<AnyRuntime, S>,
-    comm: &Comm<AnyRuntime>,
-    options: &Options,
-    text: &[u32],
-) -> Result<Timeline> {
+    let stage = options.zero.checked_sub(1).map_or(ZeroStage::None, |stage| ZeroStage::ALL[usize::from(stage)]);
+    let step = TrainStep::builder(&comm, model).optimizer(adamw).max_norm(1.0).zero(stage).build()?;
     let micros = options.micro_batches;
     let batch = micros * ROWS * options.replicas;
     let batches = text::sequences(comm.runtime(), text, CONTEXT, 1)?.batch(batch).shuffle(7).last(Last::Drop);
@@ -144,7 +131,10 @@ fn steps<S: StageStrategy<AnyRuntime>>(
             MicroBatches::split(from_ref(&batch.data.0), from_ref(&batch.data.1), micros)
         })?;
     let trained = report.step;
-    trained.last_run().map_or_else(|| Ok(Timeline::default()), |last| trained.pipeline().timeline(last))
+    match (trained.pipeline(), trained.last_run()) {
+        (Some(pipeline), Some(last)) => pipeline.timeline(last),
+        _ => Ok(Timeline::default()),
+    }
 }
 
 /// The sum over all characters: the trainer divides by how many there are in the whole step.

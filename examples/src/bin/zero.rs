@@ -8,7 +8,7 @@ use weftgrad::{
     AnyRuntime, MemoryCategory,
     distributed::{
         comm::{Comm, Communicator},
-        train::{Loss, Strategy, TrainStep},
+        train::{Loss, TrainStep},
         zero::ZeroStage,
     },
     nn::{Gpt, GptConfig, Init},
@@ -61,10 +61,10 @@ fn run(options: &Options) -> Outcome<()> {
         "{:8} {:>12} {:>12} {:>12} {:>12} {:>12} {:>10}",
         "", "parameters", "gradients", "optimizer", "peak", "bytes/param", "loss"
     ));
-    for stage in [None, Some(ZeroStage::State), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+    for stage in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters] {
         let rank = |comm: Comm<AnyRuntime>| measure(&comm, options, stage);
         let m = ranks.run(rank)?;
-        let name = stage.map_or_else(|| "ddp".into(), |s| format!("stage {}", s.number()));
+        let name = if stage == ZeroStage::None { "ddp".into() } else { format!("stage {}", stage.number()) };
         let [p, g, o] = m.live;
         let each = (p + g + o) as f64 / m.parameters as f64;
         say(format!("{name:8} {p:>12} {g:>12} {o:>12} {:>12} {each:>12.2} {:>10.5}", m.peak, m.loss));
@@ -72,7 +72,8 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: Option<ZeroStage>) -> Result<Measured> {
+/// Two steps; what there is after the second, and the most there was in it.
+fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: ZeroStage) -> Result<Measured> {
     let rt = comm.runtime();
     let config = GptConfig {
         vocab: 128,
@@ -83,31 +84,19 @@ fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: Option<ZeroStage>)
         ..Default::default()
     };
     // Values are drawn as they are read: in stage 3 no rank ever holds the model.
-    let init = if stage.is_some() { Init::new(rt, 1).lazily() } else { Init::new(rt, 1) };
+    let init = if stage == ZeroStage::None { Init::new(rt, 1) } else { Init::new(rt, 1).lazily() };
     let model = Gpt::new(&init, config)?;
     let tokens = Var::new(Tensor::arange(rt, 0i64, 1i64, 16, DType::I64)?.reshape([1, 16])?);
     let loss = |_| {
         let logits = model.forward(&tokens)?.flatten(0, 1)?;
         Ok(Loss::mean(logits.cross_entropy(&tokens.flatten(0, 1)?)?))
     };
-    let step = TrainStep::builder(comm, &model).optimizer(ParamGroups::decay_matrices(AdamWConfig::default()));
-    match stage {
-        None => measured(step.build()?, comm, &model, loss),
-        Some(stage) => measured(step.zero(stage).build()?, comm, &model, loss),
-    }
-}
-
-/// Two steps; what there is after the second, and the most there was in it.
-fn measured<S: Strategy<AnyRuntime>>(
-    mut trainer: TrainStep<AnyRuntime, S>,
-    comm: &Comm<AnyRuntime>,
-    model: &Gpt<AnyRuntime>,
-    loss: impl Fn(usize) -> Result<Loss<AnyRuntime>>,
-) -> Result<Measured> {
-    trainer.step(&loss)?;
-    comm.runtime().reset_peak();
-    let loss = trainer.step(&loss)?.loss()?;
-    let stats = comm.runtime().memory();
+    let adamw = ParamGroups::decay_matrices(AdamWConfig::default());
+    let mut step = TrainStep::builder(comm, &model).optimizer(adamw).zero(stage).build()?;
+    step.step(loss)?;
+    rt.reset_peak();
+    let loss = step.step(loss)?.loss()?;
+    let stats = rt.memory();
     let live =
         [MemoryCategory::Parameters, MemoryCategory::Gradients, MemoryCategory::Optimizer].map(|u| stats.of(u).live);
     Ok(Measured { parameters: model.num_parameters().total, live, peak: stats.total.peak, loss })

@@ -52,10 +52,8 @@ impl DivergenceGuard {
 
 impl<R: Runtime, M, B> Callback<R, M, B> for DivergenceGuard {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
-        if !matches!(event, Event::StepEnd(_)) {
-            return Ok(());
-        }
-        let Some(meeting) = run.last_meeting() else { return Ok(()) };
+        let Event::StepEnd(metrics) = event else { return Ok(()) };
+        let Some(meeting) = metrics.meeting() else { return Ok(()) };
         if self.seen == meeting.number {
             return Ok(());
         }

@@ -4,7 +4,11 @@ mod counted_metric;
 
 use autograd::no_grad;
 use data::{Batch, Loader, State};
-use distributed::comm::{Collectives, Communicator};
+use distributed::{
+    comm::{Collectives, Communicator},
+    strategy::BatchShare,
+    train::WeightedSum,
+};
 use nn::Module;
 use numcore::{Error, Result, Runtime};
 
@@ -199,7 +203,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         let measured = scalars::apart(|| self.sums(run));
         modes.restore(run.model());
         let (mut sums, mut recorded) = measured?;
-        if !run.engine.counts_examples() {
+        if !run.engine.ranks().counts_examples {
             sums.iter_mut().flatten().for_each(|sum| *sum = (0.0, 0.0));
             self.metrics.iter_mut().for_each(|(_, metric)| metric.reset());
             recorded.clear();
@@ -248,12 +252,12 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
     /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples. None where a signal came before
     /// the last batch.
     fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Option<Vec<(f64, f64)>>> {
-        let (rank, ranks) = run.engine.share();
+        let BatchShare { index, of } = run.engine.ranks().share;
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
         let mut sums = vec![(0.0, 0.0); usize::from(self.loss) + self.measures.len()];
         let mut examples = 0.0;
         let loader = if self.measures_more() { self.loader.clone().unpadded() } else { self.loader.clone() };
-        let batches = loader.rank(rank, ranks).epoch(0)?;
+        let batches = loader.rank(index, of).epoch(0)?;
         for batch in batches.take(most.map_or(usize::MAX, |n| n as usize)) {
             if run.is_interrupted()? {
                 return Ok(None);
@@ -267,7 +271,8 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
                 }
             };
             if self.loss {
-                add(run.engine.evaluate(run.model, &batch)?);
+                let WeightedSum { sum, weight } = run.engine.evaluate(run.model, &batch)?;
+                add((sum, weight));
             }
             if self.measures_more() {
                 no_grad(|| self.look_at(run.model, &batch, &mut add))?;

@@ -12,8 +12,7 @@ use std::{
 use data::{Batch, Loader};
 use distributed::{
     comm::{Comm, NoOpCommunicator, Ranks, panic_message},
-    ddp::BucketedTrainer,
-    train::Loss,
+    train::{Loss, TrainStep},
 };
 use nn::{Module, ModuleExt};
 use numcore::{DType, Error, NullRuntime, Result, Runtime, Shape, Tensor};
@@ -86,8 +85,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
 type OfTypes<R, M, B> = PhantomData<fn() -> (R, M, B)>;
 
 /// Changes nothing.
-type Unchanged<R, M, B> =
-    for<'t> fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>;
+type Unchanged<R, M, B> = for<'t> fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>;
 
 impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
     /// The function that makes the loader of batches, of which each rank reads its share.
@@ -111,7 +109,7 @@ impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, F
     /// Everything else that a [`Trainer`] can be given: its length, callbacks, sinks, from where it goes on.
     pub fn trainer<F>(self, change: F) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, F>
     where
-        F: for<'t> Fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>,
+        F: for<'t> Fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>,
     {
         let TrainerBuilder { model, optimizer, loss, loader, config, types, .. } = self;
         TrainerBuilder { model, optimizer, loss, loader, change, config, types }
@@ -128,7 +126,7 @@ where
     FO: Fn() -> O,
     FL: Fn(&M, &Batch<B>) -> Result<Loss<R>>,
     FD: Fn(&R) -> Result<Loader<B>>,
-    FT: for<'t> Fn(Trainer<'t, R, M, BucketedTrainer<R>, B>) -> Trainer<'t, R, M, BucketedTrainer<R>, B>,
+    FT: for<'t> Fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>,
 {
     /// Trains on this rank, in the caller's thread, over a communicator of any engine. Every rank calls it.
     ///

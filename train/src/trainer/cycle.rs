@@ -10,14 +10,14 @@ use distributed::{
     RankDevices,
     checkpoint::FolderLock,
     comm::{Communicator, abort_on_err, panic_message},
-    train::TrainingMetrics,
+    train::{Step, StepInput, TrainingMetrics},
 };
 use nn::Buffer;
 use numcore::{Error, Result, Runtime};
 
 use super::{RunReport, before_step::BeforeStep, elastic::Commits, engine::StepWithLoss, follow_up::FollowUp};
 use crate::{
-    Event, Interval, LoopStep, Record, Run, Sink, StopReason,
+    Event, Interval, Record, Run, Sink, StopReason,
     callbacks::interrupt::{self, Listening},
     control::{Agreed, Control, Which},
     resume::Callbacks,
@@ -82,13 +82,13 @@ impl Clock {
 impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
     /// Trains to the end.
     pub fn run(mut self) -> Result<RunReport<S>> {
-        let comm = self.engine.step.comm().clone();
+        let comm = self.engine.step.ranks().everyone.clone();
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
             // All ranks are here with the same, and meet again.
@@ -255,7 +255,7 @@ where
 
     /// Agrees with the other ranks on what is to be done now, and on the time.
     pub(super) fn agree(&mut self) -> Result<Agreed> {
-        let (comm, elapsed) = (self.engine.step.comm().clone(), self.clock.elapsed());
+        let (comm, elapsed) = (self.engine.step.ranks().everyone.clone(), self.clock.elapsed());
         let agreed = self.state.control.agree(&comm, scalars::any_recorded(), elapsed)?;
         self.state.progress.elapsed = agreed.elapsed;
         Ok(agreed)
@@ -264,8 +264,8 @@ where
     /// Gives sinks what was measured, where that is due: once in a step.
     pub(super) fn record(&mut self, metrics: &TrainingMetrics<R>, agreed: &Agreed) -> Result<()> {
         if std::mem::take(&mut self.state.is_record_due) {
-            let comm = self.engine.step.comm().clone();
-            if !self.engine.step.counts_examples() {
+            let comm = self.engine.step.ranks().everyone.clone();
+            if !self.engine.step.ranks().counts_examples {
                 scalars::clear();
             }
             let means = if agreed.recorded { scalars::take_means(&comm)? } else { Vec::new() };

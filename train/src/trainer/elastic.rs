@@ -1,12 +1,16 @@
 //! Commits within a run whose ranks may leave and join.
 
 use data::Batch;
-use distributed::{checkpoint::Checkpointed, elastic::ElasticWorld};
+use distributed::{
+    checkpoint::Checkpointed,
+    elastic::ElasticWorld,
+    train::{Step, StepInput},
+};
 use numcore::{Result, Runtime};
 
 use super::{Trainer, cycle::Cycle, follow_up::FollowUp, saving::together};
 use crate::{
-    Interval, LoopStep,
+    Interval,
     resume::{ResumedNotes, notes},
 };
 
@@ -18,7 +22,7 @@ pub(super) struct Commits<'a, R: Runtime> {
     pub owed: bool,
 }
 
-impl<R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
+impl<R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
     /// Takes up what the world has committed, if it has.
     pub(super) fn take_up(&mut self) -> Result<Option<ResumedNotes>> {
         let Trainer { elastic, loader, step, callbacks, .. } = self;
@@ -33,8 +37,8 @@ impl<R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
 impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
     /// Commits after a step if that is due. What ends the run is not committed: if a rank is lost before the end, the step that ended it is taken again.

@@ -2,12 +2,16 @@
 
 use autograd::no_grad;
 use data::{Batch, Batches};
-use distributed::{checkpoint::Checkpointed, comm::Comm, local_updates::Meeting, train::TrainingMetrics};
+use distributed::{
+    checkpoint::Checkpointed,
+    strategy::StepRanks,
+    train::{Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
+};
 use nn::{CountedRows, counted_rows, set_counted_rows};
 use numcore::{Error, Result, Runtime};
 
 use super::Weighting;
-use crate::{LoopStep, run::RunEngine, scalars};
+use crate::{modes::Modes, run::RunEngine, scalars};
 
 /// A step, and what it computes of a batch.
 pub(super) struct StepWithLoss<S, F> {
@@ -26,13 +30,13 @@ impl<S, F> StepWithLoss<S, F> {
     ) -> Result<(TrainingMetrics<R>, f64)>
     where
         R: Runtime,
-        S: LoopStep<R>,
-        F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+        S: Step<R>,
+        F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
         B: Send + 'static,
     {
         let (mut waited, mut read, StepWithLoss { step, loss, weighting }) = (0.0, 0, self);
-        let whole = step.whole_batches(micro_batches);
-        let metrics = step.step(micro_batches, &mut |number| {
+        let whole = step.combines().in_turn.map(|whole| whole.min(micro_batches));
+        let metrics = step.step(StepWork::new(micro_batches, &mut |number| {
             if whole.is_some() {
                 batches.pass(number.saturating_sub(read) as u64)?;
                 read = number + 1;
@@ -42,17 +46,18 @@ impl<S, F> StepWithLoss<S, F> {
             waited += batches.last_wait().as_secs_f64();
             let batch = batch?;
             scalars::set_weight(batch.count as f64);
-            // A rank that only takes part in a balanced step was told so by the step.
-            if whole.is_none() || counted_rows(1) != 0 {
-                set_counted_rows(counted(&batch));
+            // A rank that only takes part in a balanced step was told so by the step: another rank reads the batch too, and records what it finds.
+            if whole.is_some() && counted_rows(1) == 0 {
+                return Ok(scalars::apart(|| loss(model, &batch))?.0);
             }
+            set_counted_rows(counted(&batch));
             let work = loss(model, &batch)?;
             match (batch.count, *weighting) {
-                (0, _) => S::weightless(work),
+                (0, _) => work.weightless(),
                 (_, Weighting::ByWeight) => Ok(work),
-                (_, Weighting::ByWorker) => S::into_mean(work),
+                (_, Weighting::ByWorker) => work.into_mean(),
             }
-        });
+        }));
         scalars::set_weight(1.0);
         set_counted_rows(None);
         let metrics = metrics?;
@@ -72,33 +77,24 @@ pub(super) fn counted<B>(batch: &Batch<B>) -> Option<CountedRows> {
 impl<R, M, B, S, F> RunEngine<R, M, B> for StepWithLoss<S, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
 {
-    fn comm(&self) -> &Comm<R> {
-        self.step.comm()
-    }
-
-    fn share(&self) -> (usize, usize) {
-        self.step.share()
-    }
-
-    fn counts_examples(&self) -> bool {
-        self.step.counts_examples()
+    fn ranks(&self) -> &StepRanks<R> {
+        self.step.ranks()
     }
 
     fn state(&mut self) -> &mut dyn Checkpointed<R> {
         &mut self.step
     }
 
-    fn last_meeting(&self) -> Option<Meeting> {
-        self.step.last_meeting()
-    }
-
-    fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<(f64, f64)> {
+    fn evaluate(&mut self, model: &M, batch: &Batch<B>) -> Result<WeightedSum> {
         scalars::set_weight(batch.count as f64);
         let work = no_grad(|| (self.loss)(model, batch))?;
-        let (sum, weight) = self.step.evaluate(work)?;
-        Ok(if batch.count == 0 { (0.0, 0.0) } else { (sum, weight) })
+        let modes: Vec<Modes> = self.step.modules().into_iter().map(Modes::evaluating).collect();
+        let sum = self.step.evaluate(work);
+        self.step.modules().into_iter().zip(modes).for_each(|(module, modes)| modes.restore(module));
+        let sum = sum?;
+        Ok(if batch.count == 0 { WeightedSum::default() } else { sum })
     }
 }

@@ -2,16 +2,17 @@
 
 use autograd::{random_state, set_random_state};
 use data::Batch;
+use distributed::train::{Step, StepInput};
 use numcore::{Result, Runtime};
 
 use super::cycle::Cycle;
-use crate::{Event, LoopStep, control::Which};
+use crate::{Event, control::Which};
 
 impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
     /// Runs evaluations. Training goes on with the random values it would have had without them.

@@ -1,12 +1,12 @@
 //! What follows from a step: what callbacks request, in one order, until there are no more requests.
 
 use data::{Batch, State};
-use distributed::train::TrainingMetrics;
+use distributed::train::{Step, StepInput, TrainingMetrics};
 use numcore::{Error, Result, Runtime};
 
 use super::cycle::Cycle;
 use crate::{
-    Event, LoopStep, Progress, StopReason,
+    Event, Progress, StopReason,
     control::{Agreed, Which},
 };
 
@@ -31,8 +31,8 @@ impl<'m, R: Runtime> FollowUp<'m, R> {
 impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
     /// Does what was agreed on, and what callbacks request because of it. Records and saves come afterwards.

@@ -21,14 +21,16 @@ pub use setup::{TrainConfig, TrainSetup};
 use std::{collections::BTreeMap, fmt};
 
 use data::{Batch, Loader};
-use distributed::elastic::ElasticWorld;
+use distributed::{
+    elastic::ElasticWorld,
+    train::{Step, StepInput},
+};
 use nn::ModuleExt;
 use numcore::{Result, Runtime};
 
 use self::elastic::Commits;
 use crate::{
-    BestValue, Callback, Interval, Length, LoopStep, Progress, Resume, Sink, StopReason, resume::Callbacks,
-    trainer::cycle::Cycle,
+    BestValue, Callback, Interval, Length, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
 };
 
 /// Loops over the steps of a training run: reads batches, takes steps, calls [callbacks](Callback) at every event, agrees with the other ranks
@@ -198,7 +200,7 @@ impl<'a, R, M, S, B> Trainer<'a, R, M, S, B>
 where
     R: Runtime,
     M: nn::Module<R>,
-    S: LoopStep<R>,
+    S: Step<R>,
     B: Send + 'static,
 {
     /// Ends every epoch after so many batches.
@@ -213,15 +215,18 @@ where
         self
     }
 
-    /// Trains: `loss` computes what a micro-batch becomes, a [`Loss`](distributed::train::Loss). Every rank calls it.
+    /// Trains: `loss` computes what a micro-batch becomes, a [`Loss`](distributed::train::Loss), or a pipeline's
+    /// [`MicroBatches`](distributed::pipeline::MicroBatches). Every rank calls it.
     ///
     /// A rank whose share of a batch is empty is given one row that does not count: what `loss` makes of it weighs nothing.
     ///
     /// # Errors
     /// On every rank what fails on one, with its words. The last checkpoint is there.
-    pub fn run(self, loss: impl FnMut(&M, &Batch<B>) -> Result<S::Work>) -> Result<RunReport<S>> {
+    pub fn run<I: Into<StepInput<R>>>(self, mut loss: impl FnMut(&M, &Batch<B>) -> Result<I>) -> Result<RunReport<S>> {
+        let buffers_of =
+            |module: &dyn nn::Module<R>| module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
         let mut buffers: Vec<_> = self.model.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
-        buffers.extend(self.step.buffers());
-        Cycle::new(self, loss, buffers)?.run()
+        buffers.extend(self.step.modules().into_iter().flat_map(|module| -> Vec<_> { buffers_of(module) }));
+        Cycle::new(self, |model: &M, batch: &Batch<B>| loss(model, batch).map(Into::into), buffers)?.run()
     }
 }

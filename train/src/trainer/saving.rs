@@ -7,12 +7,13 @@ use data::{Batch, State};
 use distributed::{
     checkpoint::{CheckpointReader, Checkpointed, Folder, Snapshot},
     comm::all_ok,
+    train::{Step, StepInput},
 };
 use numcore::{Error, Result, Runtime};
 
 use super::{before_step::BeforeStep, cycle::Cycle};
 use crate::{
-    Event, LoopStep, Progress,
+    Event, Progress,
     callback::RunSnapshot,
     callbacks::with_hint,
     control::{Agreed, Which},
@@ -23,8 +24,8 @@ use crate::{
 impl<R, M, S, B, F> Cycle<'_, R, M, S, B, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
     /// Saves if that was agreed on.
@@ -55,7 +56,7 @@ where
     /// meanwhile. They wait no longer than the communicator's timeout, and are to be told why this rank failed, so half of that is enough. Where another rank has failed,
     /// there is no waiting.
     pub(super) fn wait_for_saves(&mut self) {
-        let most = self.engine.step.comm().timeout() / 2;
+        let most = self.engine.step.ranks().everyone.timeout() / 2;
         self.callbacks.iter_mut().for_each(|callback| callback.wait_for_saves(most));
     }
 
@@ -134,13 +135,13 @@ pub(super) fn saved_in<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> 
 
 /// Loads the last checkpoint of some folders, if there is one, and gives the folder that has it: of the last one in each the one of the latest step, which nothing that the run
 /// has left is. Notes are read, and checked on all ranks, before anything is changed.
-pub(super) fn load<R: Runtime, M, B, S: LoopStep<R>>(
+pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
     folders: &[Folder],
     step: &mut S,
     callbacks: &mut Callbacks<'_, R, M, B>,
     check: impl Fn(&ResumedNotes) -> Result<()>,
 ) -> Result<Option<(Folder, ResumedNotes)>> {
-    let comm = step.comm().clone();
+    let comm = step.ranks().everyone.clone();
     let mut newest: Option<(u64, &Folder)> = None;
     for folder in folders.iter().rev() {
         let latest = folder.latest_of_all(&comm)?.map(|step| (step, folder));

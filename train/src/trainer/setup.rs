@@ -4,7 +4,7 @@ use data::{Batch, Batches, Loader, State};
 use distributed::{
     RankDevices,
     comm::{Comm, Communicator},
-    ddp::BucketedTrainer,
+    strategy::BatchShare,
     train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
 };
 use nn::{Module, ModuleExt, set_counted_rows};
@@ -12,7 +12,6 @@ use numcore::{Error, NullRuntime, Result, Runtime};
 use optim::IntoOptimizer;
 
 use super::{DistributedTrainConfig, Trainer, Weighting, engine::counted};
-use crate::LoopStep;
 
 /// How ranks train together, beside what the model and the optimizer are.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,7 +30,7 @@ pub struct TrainConfig {
 #[doc(alias("DistributedCudaTrainer"))]
 pub struct TrainSetup<'m, R: Runtime, M: ?Sized> {
     model: &'m M,
-    step: BucketedTrainer<R>,
+    step: TrainStep<R>,
     config: TrainConfig,
     devices: RankDevices,
 }
@@ -117,8 +116,8 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     /// # Errors
     /// If the loader's numbers make no sense.
     pub fn epoch<B: Send + 'static>(&self, loader: &Loader<B>, epoch: u64) -> Result<Batches<B>> {
-        let (rank, ranks) = self.step.share();
-        loader.clone().rank(rank, ranks).resume(State { epoch, position: 0 })
+        let BatchShare { index, of } = self.step.ranks().share;
+        loader.clone().rank(index, of).resume(State { epoch, position: 0 })
     }
 
     /// A step of one batch, on all ranks together.
@@ -132,7 +131,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
         batch: &Batch<B>,
         loss: impl Fn(&M, &Batch<B>) -> Result<Loss<R>>,
     ) -> Result<TrainingMetrics<R>> {
-        let accumulation = LoopStep::accumulation(&self.step);
+        let accumulation = self.step.accumulation();
         if accumulation != 1 {
             let why = format!(
                 "a step here is one batch, and `accumulation` is {accumulation}: give several to `train_step().step_with`, or train with `with_loader`"
@@ -152,7 +151,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 
     /// The ranks.
     pub fn comm(&self) -> &Comm<R> {
-        LoopStep::comm(&self.step)
+        &self.step.ranks().everyone
     }
 
     /// Whether this is the rank that says what is said once.
@@ -163,7 +162,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 
     /// The devices of all ranks: [printed](std::fmt::Display), a summary for the start of a run. Where they
     /// [differ](RankDevices::is_heterogeneous), ranks wait for the slowest in every step, unless a
-    /// [`BalancedStep`](distributed::balance::BalancedStep) gives the others more to do.
+    /// [`Balanced`](distributed::balance::Balanced) gives the others more to do.
     pub fn devices(&self) -> &RankDevices {
         &self.devices
     }
@@ -179,14 +178,14 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
     }
 
     /// The training step, with optimizer and gradients.
-    pub fn train_step(&mut self) -> &mut BucketedTrainer<R> {
+    pub fn train_step(&mut self) -> &mut TrainStep<R> {
         &mut self.step
     }
 }
 
 impl<'m, R: Runtime, M> TrainSetup<'m, R, M> {
     /// The loop with everything that a [`Trainer`] has, in place of one's own.
-    pub fn with_loader<B>(self, loader: Loader<B>) -> Trainer<'m, R, M, BucketedTrainer<R>, B> {
+    pub fn with_loader<B>(self, loader: Loader<B>) -> Trainer<'m, R, M, TrainStep<R>, B> {
         Trainer::new(self.model, self.step, loader).weighting(self.config.weighting)
     }
 }

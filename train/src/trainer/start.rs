@@ -9,7 +9,10 @@ use data::{Batch, State};
 use distributed::{
     RankDevices,
     checkpoint::{Folder, FolderLock},
+    combinations::Feature,
     comm::{Collectives, Comm, Communicator, abort_on_err, all_ok},
+    strategy::BatchShare,
+    train::{Step, StepInput},
 };
 use nn::Buffer;
 use numcore::{Error, ErrorKind, Result, Runtime};
@@ -21,7 +24,7 @@ use super::{
     saving::{load, saved_in},
 };
 use crate::{
-    Length, LoopStep, Progress, Resume,
+    Length, Progress, Resume,
     resume::{Callbacks, ResumedNotes},
     run::RunState,
 };
@@ -29,12 +32,12 @@ use crate::{
 impl<'a, R, M, S, B, F> Cycle<'a, R, M, S, B, F>
 where
     R: Runtime,
-    S: LoopStep<R>,
-    F: FnMut(&M, &Batch<B>) -> Result<S::Work>,
+    S: Step<R>,
+    F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
     pub(super) fn new(trainer: Trainer<'a, R, M, S, B>, loss: F, buffers: Vec<Buffer<R>>) -> Result<Self> {
-        let comm = trainer.step.comm().clone();
+        let comm = trainer.step.ranks().everyone.clone();
         let begun = Self::begin(trainer, loss, &comm);
         abort_on_err(&comm, begun.map(|cycle| Cycle { buffers, ..cycle }))
     }
@@ -58,12 +61,12 @@ where
         if !leads {
             trainer.sinks.clear();
         }
-        trainer.loader = match trainer.step.whole_batches(1) {
+        trainer.loader = match trainer.step.combines().in_turn {
             // Batches that others read are not made.
             Some(_) => trainer.loader.rank(0, 1).workers(0),
             None => {
-                let (rank, ranks) = trainer.step.share();
-                trainer.loader.rank(rank, ranks)
+                let BatchShare { index, of } = trainer.step.ranks().share;
+                trainer.loader.rank(index, of)
             }
         };
         let steps = all_ok(comm, "Trainer", trainer.loader.steps())?;
@@ -87,13 +90,14 @@ fn agree_on_batch<R: Runtime>(comm: &Comm<R>, own: usize) -> Result<()> {
     Err(Error::from(ErrorKind::Mismatch { op: "Trainer", why }).on_rank(comm.world_rank()))
 }
 
-impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
+impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     fn check(&self) -> Result<()> {
         self.length.check()?;
         self.record_every.check("record_every")?;
-        self.elastic
-            .iter()
-            .try_for_each(|commits| commits.every.check("elastic").and_then(|()| self.step.check_elastic()))?;
+        if let Some(commits) = &self.elastic {
+            commits.every.check("elastic")?;
+            self.step.combines().features.and(Feature::Elastic).check("Trainer")?;
+        }
         if self.weighting == Weighting::ByWorker && self.counts_tokens() {
             let why = "by worker every loss weighs 1, so nothing counts tokens: give lengths and intervals in steps or epochs, or weigh by weight";
             return Err(Error::config("Trainer", "weighting", why));
@@ -112,7 +116,7 @@ impl<'a, R: Runtime, M, S: LoopStep<R>, B: Send + 'static> Trainer<'a, R, M, S, 
 
     /// The run at its beginning, or as it goes on.
     fn resumed<F>(mut self, loss: F) -> Result<Cycle<'a, R, M, S, B, F>> {
-        let comm = self.step.comm().clone();
+        let comm = self.step.ranks().everyone.clone();
         let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
         for callback in &mut self.callbacks {
             callback.attach(&mut self.step, &comm)?;

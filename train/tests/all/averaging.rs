@@ -4,15 +4,13 @@ use std::{cell::RefCell, rc::Rc};
 
 use distributed::{
     comm::Comm,
-    train::{Loss, TrainStep, TrainingConfig},
+    train::{Step, TrainStep, TrainingConfig},
     zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::ModuleExt;
 use numcore::Result;
 use runtime_cpu::Cpu;
-use train::{
-    Callback, Checkpoints, Evaluate, Event, Interval, Length, LoopStep, Resume, Run, Trainer, WeightAveraging,
-};
+use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Resume, Run, Trainer, WeightAveraging};
 
 use crate::common::*;
 
@@ -29,13 +27,7 @@ impl<B> Callback<Cpu, Mlp<Cpu>, B> for Weights {
 }
 
 /// Values of evaluations after every second step, and losses.
-fn run<S: LoopStep<Cpu, Work = Loss<Cpu>>>(
-    comm: &Comm<Cpu>,
-    model: &Mlp<Cpu>,
-    step: S,
-    averaged: bool,
-    memory: &Memory,
-) -> Result<()> {
+fn run<S: Step<Cpu>>(comm: &Comm<Cpu>, model: &Mlp<Cpu>, step: S, averaged: bool, memory: &Memory) -> Result<()> {
     let mut trainer = Trainer::new(model, step, loader(comm.runtime())).until(Length::Steps(8));
     if averaged {
         trainer = trainer.with(WeightAveraging::new(0.7));
@@ -82,7 +74,8 @@ fn every_strategy_evaluates_the_same_averages_and_trains_as_without() {
         run(comm, &model, ddp(comm, &model, 1)?, true, &plain)
     })
     .unwrap();
-    let stages = [None, Some((ZeroStage::State, 0)), Some((ZeroStage::Gradients, 0)), Some((ZeroStage::Parameters, 0))];
+    let stages =
+        [None, Some((ZeroStage::Optimizer, 0)), Some((ZeroStage::Gradients, 0)), Some((ZeroStage::Parameters, 0))];
     // At last, one of two layers is kept whole.
     let stages = stages.into_iter().chain([Some((ZeroStage::Parameters, 10))]);
     for ranks in [1, 2, 3, 5] {

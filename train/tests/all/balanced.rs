@@ -9,10 +9,10 @@ use std::{
 };
 
 use distributed::{
-    balance::{BalancePolicy, BalancedStep, CadenceOptions},
+    balance::{BalancePolicy, Balanced, CadenceOptions},
     comm::{Comm, Communicator, Quorum, ThreadRendezvous},
-    ddp::DataParallel,
     elastic::Elastic,
+    train::TrainStep,
 };
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
@@ -20,7 +20,7 @@ use train::{Checkpoints, Evaluate, Interval, Length, Resume, Trainer, record_sca
 
 use crate::common::*;
 
-type Balanced = BalancedStep<Cpu, DataParallel<Cpu>>;
+type Balancing = Balanced<TrainStep<Cpu>>;
 
 /// Batches of 2 of 37 examples: 19 of them, of which the last has one.
 fn batches(rt: &Cpu) -> data::Loader<Rows> {
@@ -28,12 +28,11 @@ fn batches(rt: &Cpu) -> data::Loader<Rows> {
 }
 
 /// A step whose rank takes `speed` seconds for a batch, and the clock that says so.
-fn balanced(comm: &Comm<Cpu>, model: &Mlp<Cpu>, speed: u64, options: CadenceOptions) -> Result<(Balanced, impl Fn())> {
+fn balanced(comm: &Comm<Cpu>, model: &Mlp<Cpu>, speed: u64, options: CadenceOptions) -> Result<(Balancing, impl Fn())> {
     let clock = Arc::new(AtomicU64::new(0));
     let now = clock.clone();
-    let step = BalancedStep::with_clock(ddp(comm, model, 1)?, options, move || {
-        Duration::from_secs(now.load(Ordering::Relaxed))
-    })?;
+    let step =
+        Balanced::with_clock(ddp(comm, model, 1)?, options, move || Duration::from_secs(now.load(Ordering::Relaxed)))?;
     let tick = move || {
         clock.fetch_add(speed, Ordering::Relaxed);
     };

@@ -14,9 +14,8 @@ use data::{Array, Batch, Loader};
 use distributed::{
     buckets::BucketOptions,
     comm::{Comm, NoOpCommunicator, Ranks},
-    ddp::BucketedTrainer,
     train::{Loss, TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage, ZeroTrainer},
+    zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt};
 use numcore::{
@@ -93,18 +92,18 @@ pub fn adamw() -> AdamWConfig {
     AdamWConfig { lr: 1e-2, weight_decay: 0.1, ..Default::default() }
 }
 
-pub fn ddp(comm: &Comm<Cpu>, model: &Mlp<Cpu>, accumulation: usize) -> Result<BucketedTrainer<Cpu>> {
+pub fn ddp(comm: &Comm<Cpu>, model: &Mlp<Cpu>, accumulation: usize) -> Result<TrainStep<Cpu>> {
     let config = TrainingConfig { accumulation, max_norm: Some(0.5), ..Default::default() };
     TrainStep::builder(comm, model).optimizer(adamw()).config(config).build()
 }
 
 /// Data parallelism whose sums are those of one rank.
-pub fn canonical(comm: &Comm<Cpu>, model: &Mlp<Cpu>, accumulation: usize) -> Result<BucketedTrainer<Cpu>> {
+pub fn canonical(comm: &Comm<Cpu>, model: &Mlp<Cpu>, accumulation: usize) -> Result<TrainStep<Cpu>> {
     let options = BucketOptions { canonical: true, ..Default::default() };
     TrainStep::builder(comm, model).optimizer(adamw()).buckets(options).accumulation(accumulation).build()
 }
 
-pub fn zero(comm: &Comm<Cpu>, model: &Mlp<Cpu>, stage: ZeroStage, accumulation: usize) -> Result<ZeroTrainer<Cpu>> {
+pub fn zero(comm: &Comm<Cpu>, model: &Mlp<Cpu>, stage: ZeroStage, accumulation: usize) -> Result<TrainStep<Cpu>> {
     let config = TrainingConfig { accumulation, max_norm: Some(0.5), ..Default::default() };
     let options = ZeroOptions { stage, units: UnitOf::children(), ..Default::default() };
     TrainStep::builder(comm, model).optimizer(adamw()).config(config).zero(options).build()
@@ -180,5 +179,5 @@ impl Drop for Scratch {
 }
 
 /// The trainer of most tests.
-pub type Tested<'a> = Trainer<'a, Cpu, Mlp<Cpu>, BucketedTrainer<Cpu>, Rows>;
-pub type Report = RunReport<BucketedTrainer<Cpu>>;
+pub type Tested<'a> = Trainer<'a, Cpu, Mlp<Cpu>, TrainStep<Cpu>, Rows>;
+pub type Report = RunReport<TrainStep<Cpu>>;

@@ -17,13 +17,14 @@ use distributed::{
     checkpoint::{CheckpointReader, Folder},
     comm::{Comm, Communicator, Fault, FaultyRendezvous, Quorum, Ranks, ThreadRendezvous, ThreadSeat},
     elastic::{Elastic, ElasticWorld},
+    train::Step,
     zero::ZeroStage,
 };
 use numcore::{Error, Result, rng::Philox};
 use runtime_cpu::Cpu;
 use train::{
-    Callback, Checkpoints, Evaluate, Event, Interval, Length, LoopStep, Record, Resume, Run, Sink, Trainer,
-    WeightAveraging, sink::Value,
+    Callback, Checkpoints, Evaluate, Event, Interval, Length, Record, Resume, Run, Sink, Trainer, WeightAveraging,
+    sink::Value,
 };
 
 use crate::common::*;
@@ -162,10 +163,7 @@ impl<M, B> Callback<Cpu, M, B> for SaveAt {
 
 /// What is done with a trainer, whatever its step.
 trait With<'a, T> {
-    fn with<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
-        self,
-        trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
-    ) -> Result<T>;
+    fn with<S: Step<Cpu>>(self, trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>) -> Result<T>;
 }
 
 /// Makes the trainer of a plan.
@@ -175,14 +173,14 @@ fn trainer<'a, T>(plan: &Plan, comm: &Comm<Cpu>, model: &'a Mlp<Cpu>, with: impl
         0 => with.with(Trainer::new(model, ddp(comm, model, 1)?, loader)),
         1 => with.with(Trainer::new(model, canonical(comm, model, 1)?, loader)),
         stage => {
-            let stage = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Parameters][stage as usize - 2];
+            let stage = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters][stage as usize - 2];
             with.with(Trainer::new(model, zero(comm, model, stage, 1)?, loader))
         }
     }
 }
 
 /// What every run has.
-fn set_up<'a, S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+fn set_up<'a, S: Step<Cpu>>(
     trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
     plan: &Plan,
     rt: &Cpu,
@@ -196,9 +194,9 @@ fn set_up<'a, S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
 }
 
 /// All weights, gathered, of the model that a step trains.
-fn trained<S: LoopStep<Cpu>>(step: &S) -> Result<Vec<u8>> {
+fn trained<S: Step<Cpu>>(step: &S) -> Result<Vec<u8>> {
     let parts = step.parameter_parts()?.into_iter().map(|part| part.row.to_bytes()).collect::<Result<Vec<_>>>()?;
-    let all = distributed::comm::Collectives::exchange(step.comm(), &parts.concat())?;
+    let all = distributed::comm::Collectives::exchange(&step.ranks().everyone, &parts.concat())?;
     Ok(all.concat())
 }
 
@@ -211,10 +209,7 @@ struct ElasticRun<'a, 's> {
 }
 
 impl<'a> With<'a, Vec<u8>> for ElasticRun<'a, '_> {
-    fn with<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
-        self,
-        trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
-    ) -> Result<Vec<u8>> {
+    fn with<S: Step<Cpu>>(self, trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>) -> Result<Vec<u8>> {
         let ElasticRun { plan, story, world, folder } = self;
         let (generation, rank) = (world.generation(), world.comm()?.rank());
         if rank == 0 {
@@ -244,10 +239,7 @@ struct FreshRun<'a> {
 }
 
 impl<'a> With<'a, Vec<u8>> for FreshRun<'a> {
-    fn with<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
-        self,
-        trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>,
-    ) -> Result<Vec<u8>> {
+    fn with<S: Step<Cpu>>(self, trainer: Trainer<'a, Cpu, Mlp<Cpu>, S, Rows>) -> Result<Vec<u8>> {
         let trainer = set_up(trainer, self.plan, &self.rt, self.until)
             .with(Checkpoints::in_folder(self.into).on_signal(false).in_thread(false).at_end(false))
             .with(SaveAt(self.saves))

@@ -6,7 +6,7 @@ use distributed::{
     comm::{Comm, Communicator},
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
+    train::{Loss, Step, TrainStep},
     zero::ZeroStage,
 };
 use nn::{
@@ -19,7 +19,7 @@ use numcore::{
     ops::{PointwiseOps, ReduceOps, ViewOps},
 };
 use runtime_cpu::Cpu;
-use train::{Checkpoints, EqualWeights, Evaluate, Interval, Length, LoopStep, Resume, Trainer, WeightAveraging};
+use train::{Checkpoints, EqualWeights, Evaluate, Interval, Length, Resume, Trainer, WeightAveraging};
 
 use crate::common::*;
 
@@ -50,7 +50,7 @@ impl Model<Cpu> {
 }
 
 /// Trains up to a step, from what is in the folder, and remembers losses and evaluations.
-fn run<S: LoopStep<Cpu, Work = Loss<Cpu>>>(
+fn run<S: Step<Cpu>>(
     mesh: &Mesh<Cpu>,
     model: &Model<Cpu>,
     step: S,

@@ -5,18 +5,18 @@ use std::cell::Cell;
 use distributed::{
     checkpoint::Folder,
     comm::Ranks,
-    train::TrainStep,
+    train::{Step, TrainStep},
     zero::{UnitOf, ZeroOptions, ZeroStage},
 };
 use numcore::{Error, Result, pointwise::Program};
 use optim::{Elementwise, ParamGroups, Scalars, StateSpec, StepContext, UpdateForm, scalars};
-use train::{Checkpoints, Interval, Length, LoopStep, Resume, Trainer};
+use train::{Checkpoints, Interval, Length, Resume, Trainer};
 
 use crate::common::*;
 
 const LENGTH: u64 = 9;
 
-fn run<S: LoopStep<runtime_cpu::Cpu, Work = distributed::train::Loss<runtime_cpu::Cpu>>>(
+fn run<S: Step<runtime_cpu::Cpu>>(
     comm: &distributed::comm::Comm<runtime_cpu::Cpu>,
     model: &Mlp<runtime_cpu::Cpu>,
     step: S,
@@ -129,7 +129,7 @@ impl Elementwise for FickleConfig {
 #[test]
 fn an_update_that_fails_half_way_is_no_step_to_save() {
     let scratch = Scratch::new("torn");
-    let options = ZeroOptions { stage: ZeroStage::State, units: UnitOf::children(), ..Default::default() };
+    let options = ZeroOptions { stage: ZeroStage::Optimizer, units: UnitOf::children(), ..Default::default() };
     let fails = |at: u64| {
         let comm = one();
         let model = Mlp::new(comm.runtime(), 0.0)?;

@@ -175,7 +175,10 @@ fn what_makes_no_sense_is_an_error_before_the_first_step() {
     let model = Mlp::new(comm.runtime(), 0.0).unwrap();
     let run = |change: fn(Tested<'_>) -> Tested<'_>| {
         let trainer = change(Trainer::new(&model, ddp(&comm, &model, 1).unwrap(), loader(comm.runtime())));
-        trainer.run(|_, _| panic!("a step was taken")).unwrap_err().to_string()
+        trainer
+            .run(|_, _| -> Result<distributed::train::Loss<_>> { panic!("a step was taken") })
+            .unwrap_err()
+            .to_string()
     };
     assert!(run(|t| t.until(Length::Epochs(f64::NAN))).contains("a run cannot last"));
     assert!(run(|t| t.record_every(Interval::Steps(0))).contains("record_every: nothing can happen every"));

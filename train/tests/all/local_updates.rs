@@ -2,9 +2,8 @@
 
 use distributed::{
     comm::{Collectives, Comm, Communicator, NoOpCommunicator, Quorum, ThreadRendezvous},
-    ddp::DataParallel,
     elastic::{Elastic, ElasticWorld},
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalTrainStep, LocalUpdates, OuterRule, SlowMo},
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
     train::{Loss, TrainStep, TrainingConfig},
 };
 use numcore::{Error, Result, ops::PointwiseOps};
@@ -16,7 +15,7 @@ use train::{
 
 use crate::common::*;
 
-type Local = LocalTrainStep<Cpu, DataParallel<Cpu>>;
+type Local = LocalSteps<Cpu, TrainStep<Cpu>>;
 
 fn local(
     comm: &Comm<Cpu>,
@@ -25,7 +24,7 @@ fn local(
     options: LocalUpdates,
 ) -> Result<Local> {
     let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), model).optimizer(adamw()).build()?;
-    LocalTrainStep::new(comm, model, inner, rule, options)
+    LocalSteps::new(comm, model, inner, rule, options)
 }
 
 fn run_to(comm: &Comm<Cpu>, folder: &Scratch, until: u64, memory: &Memory) -> Result<()> {
@@ -139,7 +138,7 @@ fn a_step_that_one_rank_leaves_out_counts_on_all() {
             let alone = NoOpCommunicator::new(comm.runtime());
             let inner = TrainStep::builder(&alone, &model).optimizer(adamw()).config(config).build()?;
             let options = LocalUpdates { every: Some(1), ..Default::default() };
-            let step = LocalTrainStep::new(comm, &model, inner, SlowMo::default(), options)?;
+            let step = LocalSteps::new(comm, &model, inner, SlowMo::default(), options)?;
             let (rank, calls) = (comm.rank(), std::cell::Cell::new(0));
             let mut trainer = Trainer::new(&model, step, loader(comm.runtime())).until(Length::Steps(7));
             if averaged {
@@ -218,6 +217,6 @@ fn elastic_runs_commit_where_ranks_have_met() {
     }
     let in_turn = LocalUpdates { every: Some(2), fragments: 2, ..Default::default() };
     for refused in run(2, &in_turn) {
-        assert!(refused.unwrap_err().to_string().contains("fragments that meet in turn"));
+        assert!(refused.unwrap_err().to_string().contains("ranks that stay apart"));
     }
 }

@@ -5,7 +5,7 @@ use data::Last;
 use distributed::{
     comm::{Comm, Communicator, Ranks},
     mesh::{AsMesh, Mesh},
-    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, PipelineTrainer, ScheduleKind, split},
+    pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, split},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep},
 };
@@ -42,7 +42,7 @@ fn parts(batch: &Rows) -> Result<(Rows, Rows)> {
 
 /// The step on a communicator, or on a mesh with two ranks along tensor: the layer of the first stage is cut along its outputs, that of the
 /// second along its inputs.
-fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<PipelineTrainer<Cpu>> {
+fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<TrainStep<Cpu>> {
     let shape = PipeShape { ranks: 2, stages_per_rank: 1, micro_batches: 2 };
     let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
     let (a, b) = layers(comm.runtime());

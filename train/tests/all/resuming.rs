@@ -2,12 +2,13 @@
 
 use distributed::{
     comm::{Comm, Communicator},
+    train::Step,
     zero::ZeroStage,
 };
 use numcore::Result;
 use optim::AdamWConfig;
 use runtime_cpu::Cpu;
-use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, LoopStep, Resume, Trainer, WeightAveraging};
+use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, Resume, Trainer, WeightAveraging};
 
 use crate::common::*;
 
@@ -31,7 +32,7 @@ fn run_to(comm: &Comm<Cpu>, how: How, folder: &Scratch, until: u64, memory: &Mem
     }
 }
 
-fn go_on<S: LoopStep<Cpu, Work = distributed::train::Loss<Cpu>>>(
+fn go_on<S: Step<Cpu>>(
     comm: &Comm<Cpu>,
     model: &Mlp<Cpu>,
     step: S,
@@ -65,7 +66,7 @@ fn resumed_after_every_step_is_uninterrupted_to_the_bit() {
     let hows = [
         How { zero: None, accumulation: 1 },
         How { zero: None, accumulation: 2 },
-        How { zero: Some(ZeroStage::State), accumulation: 2 },
+        How { zero: Some(ZeroStage::Optimizer), accumulation: 2 },
         How { zero: Some(ZeroStage::Gradients), accumulation: 1 },
         How { zero: Some(ZeroStage::Parameters), accumulation: 2 },
     ];

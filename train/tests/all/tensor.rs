@@ -2,7 +2,6 @@
 
 use distributed::{
     comm::{Comm, Communicator, Ranks},
-    ddp::BucketedTrainer,
     mesh::Mesh,
     plan::{Axis, ParallelPlan},
     train::TrainStep,
@@ -22,7 +21,7 @@ fn cut(comm: &Comm<Cpu>) -> Result<(Mesh<Cpu>, Mlp<Cpu>)> {
     Ok((mesh, model))
 }
 
-fn step(mesh: &Mesh<Cpu>, model: &Mlp<Cpu>) -> Result<BucketedTrainer<Cpu>> {
+fn step(mesh: &Mesh<Cpu>, model: &Mlp<Cpu>) -> Result<TrainStep<Cpu>> {
     TrainStep::builder(mesh, model).optimizer(adamw()).max_norm(0.5).build()
 }
 

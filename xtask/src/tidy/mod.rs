@@ -5,6 +5,7 @@
 
 mod aliases;
 mod book;
+mod circles;
 mod dependencies;
 mod doc_comments;
 mod file_size;
@@ -51,6 +52,7 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
     safety::check,
     words::check,
     dependencies::check,
+    circles::check,
     recipes::check,
     links::check,
     book::check,

@@ -18,7 +18,7 @@ const CASES: [Case; 8] = [
     Case::two("ddp", BUCKETS),
     Case::two("ddp, 25 MiB a bucket", Way::Ddp(Some(BucketLimits { first: 1 << 20, others: 25 << 20 }))),
     Case::two("ddp, one bucket", Way::Ddp(Some(BucketLimits { first: usize::MAX, others: usize::MAX }))),
-    Case::two("zero 1", Way::Zero(ZeroStage::State, UnitOf::layers)),
+    Case::two("zero 1", Way::Zero(ZeroStage::Optimizer, UnitOf::layers)),
     Case::two("zero 2", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
     Case::two("zero 3", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
     Case::two("zero 3, one unit", Way::Zero(ZeroStage::Parameters, UnitOf::whole)),

@@ -33,7 +33,7 @@ const CASES: [Case; 10] = [
     Case::one("1 rank × 1 thread", 1),
     Case::one("1 rank × 2 threads", 2),
     Case::two("ddp, 2 ranks", BUCKETS),
-    Case::two("zero 1, 2 ranks", Way::Zero(ZeroStage::State, UnitOf::layers)),
+    Case::two("zero 1, 2 ranks", Way::Zero(ZeroStage::Optimizer, UnitOf::layers)),
     Case::two("zero 2, 2 ranks", Way::Zero(ZeroStage::Gradients, UnitOf::layers)),
     Case::two("zero 3, 2 ranks", Way::Zero(ZeroStage::Parameters, UnitOf::layers)),
     Case::two("tensor, 2 ranks", Way::Tensor { sequence: false, pieces: 1 }),

@@ -13,7 +13,7 @@ use weftgrad::{
         comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, SlowCommunicator, Traffic},
         mesh::{AsMesh, Mesh},
         plan::{Axis, ParallelPlan},
-        train::{Loss, Strategy, TrainStep},
+        train::{Loss, TrainStep},
         zero::{UnitOf, ZeroOptions, ZeroStage},
     },
     nn::{Gpt, GptConfig, Init, parallel::VocabularyLoss},
@@ -137,14 +137,14 @@ pub(crate) fn rank(comm: Comm<Cpu>, case: &Case, link: Option<Link>) -> Result<M
 }
 
 /// Runs a few warm-up steps, then the timed ones.
-fn steps<S: Strategy<Cpu>>(
-    trainer: &mut TrainStep<Cpu, S>,
+fn steps(
+    trainer: &mut TrainStep<Cpu>,
     counted: &CountingCommunicator<Cpu>,
     link: Option<Link>,
     model: &Gpt<Cpu>,
     case: &Case,
 ) -> Result<Measured> {
-    let (rt, sharing) = (counted.runtime(), trainer.strategy().comm());
+    let (rt, sharing) = (counted.runtime(), trainer.comm());
     let own = case.batch / sharing.size();
     let first = sharing.rank() * own * (BATCH[1] + 1);
     let text: Vec<i64> = (0..own * (BATCH[1] + 1)).map(|i| ((first + i) * 7919 % 256) as i64).collect();

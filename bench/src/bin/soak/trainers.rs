@@ -5,13 +5,13 @@ use weftgrad::{
         buckets::{BucketLimits, BucketOptions},
         checkpoint::Checkpointed,
         comm::{Comm, Communicator},
-        expert_parallel::ExpertParallel,
         mesh::{AsMesh, Mesh},
-        pipeline::{MicroBatches, PipelineModel, PipelineTrainStep},
+        pipeline::{MicroBatches, PipelineModel},
         plan::{Axis, ParallelPlan},
         sampler::shard_batches,
-        train::{DataParallel, StageStrategy, Strategy, TrainStep, TrainingConfig, TrainingMetrics},
-        zero::{FullParameters, Sharded, StatePlace, UnitOf, ZeroOptions},
+        strategy::BatchShare,
+        train::{TrainStep, TrainingConfig, TrainingMetrics},
+        zero::{FullParameters, StatePlace, UnitOf, ZeroOptions, ZeroStage},
     },
     nn::parallel::ContextSlot,
     optim::{AdamWConfig, ParamGroups},
@@ -31,8 +31,8 @@ pub trait Trains {
     fn state(&mut self) -> &mut dyn Checkpointed<Cpu>;
     /// What this rank has of the model.
     fn modules(&self) -> Vec<&dyn Module<Cpu>>;
-    /// Gathers all parameters on this rank, for the lifetime of the returned guards.
-    fn gather(&self) -> Result<Vec<FullParameters<Cpu>>>;
+    /// Gathers all parameters on this rank, for the lifetime of the returned guard.
+    fn gather(&self) -> Result<FullParameters>;
 }
 
 /// The trainer of a program on this rank; values are drawn from `seed`, and then those of rank 0.
@@ -75,26 +75,18 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
                 mesh.context_parallel(&*model, exchange)?;
             }
             let step = TrainStep::builder(&mesh, &model).optimizer(adamw).config(config);
-            match zero {
-                None => Box::new(Whole { trainer: step.build()?, model, context }),
-                Some(stage) => Box::new(Whole { trainer: step.zero(stage).build()?, model, context }),
-            }
+            let trainer = step.zero(zero.unwrap_or(ZeroStage::None)).build()?;
+            Box::new(Whole { trainer, model, context })
         }
         How::Pipeline { stages, zero, .. } | How::ContextPipeline { stages, zero, .. } => {
             let (mesh, model) = staged(comm, program, stages, seed)?;
             let step = TrainStep::builder(&mesh, model).optimizer(adamw).config(config);
-            match zero {
-                None => Box::new(step.build()?),
-                Some(stage) => Box::new(step.zero(stage).build()?),
-            }
+            Box::new(step.zero(zero.unwrap_or(ZeroStage::None)).build()?)
         }
         How::Experts { stages, zero, .. } if stages.p > 1 => {
             let (mesh, model) = staged(comm, program, stages, seed)?;
             let step = TrainStep::builder(&mesh, model).optimizer(adamw).config(config);
-            match zero {
-                None => Box::new(step.experts().build()?),
-                Some(stage) => Box::new(step.zero(stage).experts().build()?),
-            }
+            Box::new(step.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?)
         }
         How::Experts { experts, zero, .. } => {
             let (model, context) = whole()?;
@@ -102,10 +94,8 @@ pub fn trainer(comm: &Comm<Cpu>, program: &Program, seed: u64) -> Result<Box<dyn
             let mesh = Mesh::new(comm, plan)?;
             mesh.parallelize(&*model, &program.task.tensor_plan(TensorCut::default()))?;
             let step = TrainStep::builder(&mesh, &model).optimizer(adamw).config(config);
-            match zero {
-                None => Box::new(Whole { trainer: step.experts().build()?, model, context }),
-                Some(stage) => Box::new(Whole { trainer: step.zero(stage).experts().build()?, model, context }),
-            }
+            let trainer = step.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?;
+            Box::new(Whole { trainer, model, context })
         }
     })
 }
@@ -143,47 +133,19 @@ fn config(program: &Program) -> TrainingConfig {
     TrainingConfig { accumulation: program.accumulation, max_norm: program.max_norm, ..Default::default() }
 }
 
-/// The access of a strategy to a model's parameters between steps.
-trait Gathers {
-    /// Makes all of them be here.
-    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>>;
-}
-
-impl Gathers for DataParallel<Cpu> {
-    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        Ok(Vec::new())
-    }
-}
-
-impl Gathers for Sharded<Cpu> {
-    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        Ok(vec![self.gather_full_params()?])
-    }
-}
-
-impl<S: StageStrategy<Cpu> + Gathers> Gathers for ExpertParallel<Cpu, S> {
-    fn gathered(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        let mut all = self.rest().gathered()?;
-        if let Some(experts) = self.experts() {
-            all.extend(experts.gathered()?);
-        }
-        Ok(all)
-    }
-}
-
 /// The model is not the trainer's.
-struct Whole<S: Strategy<Cpu>> {
-    trainer: TrainStep<Cpu, S>,
+struct Whole {
+    trainer: TrainStep<Cpu>,
     model: Box<dyn Forward<Cpu>>,
     /// The place of the ranks that sequences are cut over.
     context: ContextSlot<Cpu>,
 }
 
-impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
+impl Trains for Whole {
     fn train(&mut self, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
-        let comm = self.trainer.strategy().comm().clone();
-        let (share, shares) = self.trainer.strategy().share();
-        let own = shard_batches(program.examples, share, shares);
+        let comm = self.trainer.comm().clone();
+        let BatchShare { index, of } = self.trainer.ranks().share;
+        let own = shard_batches(program.examples, index, of);
         self.trainer.step(|k| {
             let rows: Vec<i64> = own.iter().skip(k).step_by(program.accumulation).map(|&i| i as i64).collect();
             let rows = Tensor::from_vec(comm.runtime(), rows)?;
@@ -200,18 +162,18 @@ impl<S: Strategy<Cpu> + Checkpointed<Cpu> + Gathers> Trains for Whole<S> {
         vec![&*self.model]
     }
 
-    fn gather(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        self.trainer.strategy().gathered()
+    fn gather(&self) -> Result<FullParameters> {
+        self.trainer.gather_full_params()
     }
 }
 
-impl<S: StageStrategy<Cpu> + Gathers> Trains for PipelineTrainStep<Cpu, S> {
+impl Trains for TrainStep<Cpu> {
     fn train(&mut self, program: &Program, (x, y): Batch) -> Result<TrainingMetrics<Cpu>> {
-        let (m, runs) = (self.pipeline().schedule().micro_batches(), program.accumulation);
-        let (replica, replicas) = (self.groups().data.rank(), self.groups().data.size());
-        let rows = program.examples / (replicas * runs);
+        let (m, runs) = (self.pipeline().expect("stages").schedule().micro_batches(), program.accumulation);
+        let BatchShare { index, of } = self.ranks().share;
+        let rows = program.examples / (of * runs);
         self.step(|k| {
-            let at = (replica * runs + k) * rows;
+            let at = (index * runs + k) * rows;
             MicroBatches::split(&[x.narrow(0, at, rows)?], &[y.narrow(0, at, rows)?], m)
         })
     }
@@ -221,11 +183,10 @@ impl<S: StageStrategy<Cpu> + Gathers> Trains for PipelineTrainStep<Cpu, S> {
     }
 
     fn modules(&self) -> Vec<&dyn Module<Cpu>> {
-        self.pipeline().stages().values().map(|stage| &**stage as _).collect()
+        self.pipeline().expect("stages").stages().values().map(|stage| &**stage as _).collect()
     }
 
-    fn gather(&self) -> Result<Vec<FullParameters<Cpu>>> {
-        let all: Vec<_> = self.strategies().values().map(Gathers::gathered).collect::<Result<_>>()?;
-        Ok(all.into_iter().flatten().collect())
+    fn gather(&self) -> Result<FullParameters> {
+        self.gather_full_params()
     }
 }

@@ -13,7 +13,7 @@ use numcore::{
 
 use super::{PowerSgd, matrix::LowRankGrad};
 use crate::{
-    buckets::{BucketMember, BucketOptions, BucketReducer, FailedSteps, FullBucket, weight::TotalWeight},
+    buckets::{BucketMember, BucketOptions, BucketReducer, FullBucket, weight::TotalWeight},
     checkpoint::{CheckpointPart, Wanted},
     comm::{Collectives, Comm, ReduceOp, Work},
     unused::Unused,
@@ -52,9 +52,9 @@ struct InFlightBucket<R: Runtime> {
 }
 
 impl<R: Runtime> Compressor<R> {
-    /// With [`FailedSteps::AreUndone`], every step that is not taken is undone before the next, on one rank. On more, a step that failed ends the
+    /// Every step that is not taken is undone before the next, on one rank. On more, a step that failed ends the
     /// communicator, and no memory is spent on it.
-    pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions, failed: FailedSteps) -> Result<Self> {
+    pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions) -> Result<Self> {
         options.check(buckets.canonical)?;
         Ok(Compressor {
             comm: comm.clone(),
@@ -65,7 +65,7 @@ impl<R: Runtime> Compressor<R> {
             weight: TotalWeight::new(comm),
             skippable: false,
             unused: buckets.unused == Unused::Allow,
-            alone: failed == FailedSteps::AreUndone && comm.size() == 1,
+            alone: comm.size() == 1,
         })
     }
 

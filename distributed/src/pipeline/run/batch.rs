@@ -2,7 +2,7 @@
 
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
-use crate::{pipeline::TimelineEvent, train::Loss};
+use crate::{loss::Loss, pipeline::TimelineEvent};
 
 /// A step's micro-batches. Only the rank of the first stage looks at inputs and only that of the last stage at targets: elsewhere
 /// they may be left empty, or be there because every rank reads the same data.
@@ -48,7 +48,7 @@ fn part<R: Runtime>(tensors: &[Tensor<R>], k: usize, count: usize) -> Result<Vec
 
 /// What a run left on this rank.
 pub struct PipelineOutput<R: Runtime> {
-    pub(super) losses: Vec<Loss<R>>,
+    pub(crate) losses: Vec<Loss<R>>,
     pub(super) outputs: Vec<Vec<Tensor<R>>>,
     pub(super) input_gradients: Vec<Vec<Tensor<R>>>,
     pub(super) peak_live: usize,

@@ -14,11 +14,11 @@ use super::{
 };
 use crate::{
     comm::{Collectives, Comm},
+    loss::Loss,
     pipeline::{
         Action, Checked, Compute, Direction, End, Message, Pass, TimelineEvent, UnitAction, UnitOp,
         schedule::{PassInput, Schedule},
     },
-    train::Loss,
 };
 
 /// A schedule with what its runs have found out.

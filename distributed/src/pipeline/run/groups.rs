@@ -6,7 +6,7 @@ use crate::{
     comm::{Collectives, Comm, Communicator, all_ok},
     mesh::{AsMesh, Mesh},
     plan::Axis,
-    tensor_parallel::STEP,
+    strategy::STEP,
 };
 
 /// The groups a rank is in.
@@ -21,11 +21,11 @@ pub struct PipelineGroups<R: Runtime> {
     /// The ranks whose losses together are those of a step: all, or, of those along tensor, which have the same losses, this rank's like.
     pub losses: Comm<R>,
     /// This rank's place along tensor.
-    pub(super) tensor_rank: usize,
+    pub(crate) tensor_rank: usize,
     /// How many ranks have parts of the same sequences.
-    pub(super) context_ranks: usize,
+    pub(crate) context_ranks: usize,
     /// Whose random values this rank draws: ranks that have parts of the same sequences, or pieces of the same layers, draw the same.
-    pub(super) draws_as: usize,
+    pub(crate) draws_as: usize,
 }
 
 impl<R: Runtime> PipelineGroups<R> {
@@ -82,7 +82,7 @@ impl<R: Runtime> PipelineGroups<R> {
     }
 
     /// The mesh of the replicas of one stage.
-    pub(super) fn stage_mesh(&self, mesh: &Mesh<R>) -> Mesh<R> {
+    pub(crate) fn stage_mesh(&self, mesh: &Mesh<R>) -> Mesh<R> {
         if mesh.is_communicator() { Mesh::of(&self.data) } else { mesh.clone() }
     }
 }

@@ -8,29 +8,21 @@
 
 mod batch;
 mod boundary;
-mod checkpoint;
 mod executor;
-mod experts;
 mod groups;
 mod hooks;
-mod local_stages;
 mod model;
 mod passes;
 mod pipeline;
-#[cfg(test)]
-mod sending;
 mod split;
-mod tie;
-mod train_step;
 mod transfers;
 
 pub use batch::{MicroBatches, PipelineOutput};
-pub use experts::{ExpertPipelineTrainer, ZeroExpertPipelineTrainer};
 pub use groups::PipelineGroups;
 pub use hooks::StageHooks;
 pub use model::PipelineModel;
 pub use nn::Stage;
 pub use pipeline::{LossFn, Pipeline, PipelineOptions};
 pub use split::{balanced, split};
-pub use tie::Tie;
-pub use train_step::{PipelineTrainStep, PipelineTrainer, ZeroPipelineTrainer};
+
+pub use crate::strategy::Tie;

@@ -5,10 +5,10 @@ use nn::{Module, Visitor, parallel::TensorPlan};
 use numcore::{Result, Runtime};
 
 use super::{LossFn, PipelineOptions, Stage, Tie};
-use crate::{context_parallel::ContextExchange, mesh::Mesh, pipeline::Checked, train::Loss};
+use crate::{context_parallel::ContextExchange, loss::Loss, mesh::Mesh, pipeline::Checked};
 
 /// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what
-/// stages share. A [`Pipeline`](super::Pipeline) runs it, a [`PipelineTrainStep`](super::PipelineTrainStep) trains it.
+/// stages share. A [`Pipeline`](super::Pipeline) runs it, a [`TrainStep`](crate::train::TrainStep) trains it.
 ///
 /// Schedule, ties and options must be the same on every rank.
 ///
@@ -34,10 +34,10 @@ use crate::{context_parallel::ContextExchange, mesh::Mesh, pipeline::Checked, tr
 /// # }
 /// ```
 pub struct PipelineModel<R: Runtime> {
-    pub(super) checked: Checked,
-    pub(super) stages: Vec<(usize, Box<dyn Stage<R>>)>,
+    pub(crate) checked: Checked,
+    pub(crate) stages: Vec<(usize, Box<dyn Stage<R>>)>,
     pub(super) loss: Option<Box<LossFn<R>>>,
-    pub(super) ties: Vec<Tie>,
+    pub(crate) ties: Vec<Tie>,
     pub(super) options: PipelineOptions,
 }
 

@@ -13,8 +13,8 @@ use super::{
 };
 use crate::{
     expert_parallel::expert_leaves,
+    hooks::CountedHook,
     pipeline::{Compute, Direction, Pass},
-    train::CountedHook,
 };
 
 /// Random numbers a pass can draw before it meets those of the next: dropout takes one per layer.
@@ -120,7 +120,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         let last = self.last.get(&stage) == Some(&compute);
         let (counts, shared) = (!self.job.batch.weightless, self.shared(stage));
         let hook = self.job.hooks.gradients(compute, last)?;
-        let mut counted = CountedHook { hook, counts, waits: true, shared: &shared };
+        let mut counted = CountedHook { hook, observer: None, counts, waits: true, shared: &shared };
         let mut hook = InputHook::new(&inputs, &mut counted);
         let deferred = match (sweep, pass) {
             (None, _) => None,
@@ -171,7 +171,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         let (counts, shared) = (!self.job.batch.weightless, self.shared(stage));
         self.count_rows(micro);
         let hook = self.job.hooks.gradients(compute, last)?;
-        let mut hook = CountedHook { hook, counts, waits: true, shared: &shared };
+        let mut hook = CountedHook { hook, observer: None, counts, waits: true, shared: &shared };
         match self.live.remove(&(stage, micro)) {
             Some(Live::Weights(Some(deferred))) => deferred.run(&mut InputHook::new(&[], &mut hook)),
             _ => Ok(()),

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     comm::{Collectives, Comm, Communicator, abort_with, all_ok, panic_message},
+    loss::Loss,
     pipeline::{Action, Checked, Limits, Lowering, Schedule, Timeline, TimelineEvent},
-    train::Loss,
 };
 
 /// A micro-batch's loss: of what the last stage made, and the micro-batch's targets.
@@ -69,7 +69,7 @@ impl<R: Runtime> Pipeline<R> {
     /// stages share a parameter, or the loss is missing; and when ranks differ in schedule or options.
     pub fn new(comm: &Comm<R>, model: PipelineModel<R>) -> Result<Self> {
         all_ok(comm, "Pipeline::new", fit(comm, &model))?;
-        comm.agree("the pipeline's schedule", &fingerprint(&model))?;
+        comm.agree("the pipeline's schedule", &model.fingerprint())?;
         let PipelineModel { checked, stages, loss, options, .. } = model;
         let evaluation = if checked.is_forward_only() { checked.clone() } else { evaluation(&checked)? };
         let (comm, stages, loss) = (comm.clone(), stages.into_iter().collect(), loss.map(Mutex::new));
@@ -103,7 +103,7 @@ impl<R: Runtime> Pipeline<R> {
     }
 
     /// Evaluates like [`evaluate`](Pipeline::evaluate), with hooks that gather stages.
-    pub(super) fn evaluate_with(
+    pub(crate) fn evaluate_with(
         &mut self,
         batch: MicroBatches<R>,
         hooks: &mut dyn StageHooks<R>,
@@ -263,16 +263,18 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
     schedule.lower(lowering.clone())?.check(Limits::default())
 }
 
-/// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them.
-pub(super) fn fingerprint<R: Runtime>(PipelineModel { checked, options, .. }: &PipelineModel<R>) -> [u8; 8] {
-    let (schedule, mut hash) = (checked.schedule(), Fnv1a::new());
-    let mut add = |text: String| {
-        hash.write(text.as_bytes());
-        hash.write(&[0]);
-    };
-    add(format!("{:?} {} {options:?}", schedule.placement(), schedule.micro_batches()));
-    schedule.actions().for_each(|(rank, _, action)| add(format!("{rank} {action}")));
-    hash.finish().to_le_bytes()
+impl<R: Runtime> PipelineModel<R> {
+    /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them.
+    pub(crate) fn fingerprint(&self) -> [u8; 8] {
+        let (schedule, options, mut hash) = (self.checked.schedule(), self.options, Fnv1a::new());
+        let mut add = |text: String| {
+            hash.write(text.as_bytes());
+            hash.write(&[0]);
+        };
+        add(format!("{:?} {} {options:?}", schedule.placement(), schedule.micro_batches()));
+        schedule.actions().for_each(|(rank, _, action)| add(format!("{rank} {action}")));
+        hash.finish().to_le_bytes()
+    }
 }
 
 /// A line of a rank's timeline.

@@ -106,12 +106,12 @@ impl Config {
     }
 
     /// What is sharded.
-    pub fn zero(&self) -> Outcome<Option<ZeroStage>> {
+    pub fn zero(&self) -> Outcome<ZeroStage> {
         match self.run.zero {
-            0 => Ok(None),
-            1 => Ok(Some(ZeroStage::State)),
-            2 => Ok(Some(ZeroStage::Gradients)),
-            3 => Ok(Some(ZeroStage::Parameters)),
+            0 => Ok(ZeroStage::None),
+            1 => Ok(ZeroStage::Optimizer),
+            2 => Ok(ZeroStage::Gradients),
+            3 => Ok(ZeroStage::Parameters),
             other => Err(format!("`run.zero` is a stage from 0 to 3, not {other}").into()),
         }
     }

@@ -14,15 +14,12 @@ use config::Config;
 use weftgrad::{
     AnyRuntime,
     data::{Loader, sources::Characters},
-    distributed::{
-        comm::Comm,
-        train::{Loss, TrainStep},
-    },
+    distributed::{comm::Comm, train::TrainStep, zero::ZeroStage},
     nn::Gpt,
     optim::{AdamWConfig, WarmupCosine},
     prelude::*,
     train::{
-        Checkpoints, Evaluate, Interval, Length, LoopStep, NonFinite, Resume, StopReason, Throughput, Trainer,
+        Checkpoints, Evaluate, Interval, Length, NonFinite, Resume, StopReason, Throughput, Trainer,
         report::{HtmlReport, Report, SvgCurves},
         sink::{Jsonl, TensorBoard, Terminal, read_jsonl},
     },
@@ -91,11 +88,10 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
         .optimizer(adamw)
         .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
         .accumulation(config.run.accumulation)
-        .max_norm(config.optimizer.max_norm);
-    match config.zero() {
-        Ok(Some(stage)) => fit(&model, step.zero(stage).build()?, data, config, resume),
-        _ => fit(&model, step.build()?, data, config, resume),
-    }
+        .max_norm(config.optimizer.max_norm)
+        .zero(config.zero().unwrap_or(ZeroStage::None))
+        .build()?;
+    fit(&model, step, data, config, resume)
 }
 
 /// What became of a run.
@@ -109,7 +105,7 @@ struct Ended {
 /// Trains to the end, or until a signal comes.
 fn fit(
     model: &Gpt<AnyRuntime>,
-    step: impl LoopStep<AnyRuntime, Work = Loss<AnyRuntime>>,
+    step: TrainStep<AnyRuntime>,
     (learned, held_out): (Loader<Sequences>, Loader<Sequences>),
     config: &Config,
     resume: bool,

@@ -6,18 +6,15 @@ use std::{
 };
 
 use autograd::Leaf;
-use nn::ModuleExt;
+use nn::{Module, ModuleExt};
 use numcore::{
     Error, Result, Runtime, TensorMut,
     ops::{Input, compute},
     pointwise::standard::{ADD, COPY},
 };
 
-use super::Stage;
-use crate::{
-    comm::{Collectives, Comm, ReduceOp, Work, memory},
-    train::{GradLoan, StageStrategy, not_of},
-};
+use super::{GradLoan, Strategy};
+use crate::comm::{Collectives, Comm, ReduceOp, Work, memory};
 
 /// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the
 /// sum of the copies' gradients; the copies start equal and stay equal, bit for bit.
@@ -33,7 +30,7 @@ impl Tie {
 
     /// The ties of parameters that are duplicates of one another in these stages, which are all there are; in their
     /// order.
-    pub(super) fn of_duplicates<R: Runtime>(stages: &[impl Stage<R>]) -> Vec<Tie> {
+    pub(crate) fn of_duplicates<R: Runtime>(stages: &[impl Module<R>]) -> Vec<Tie> {
         let (mut places, mut copies) = (HashMap::new(), Vec::<BTreeMap<usize, String>>::new());
         for (stage, module) in stages.iter().enumerate() {
             for (name, parameter) in module.named_parameters() {
@@ -45,13 +42,13 @@ impl Tie {
         copies.into_iter().filter(|of| of.len() > 1).map(|of| Tie::new(of.into_values())).collect()
     }
 
-    pub(super) fn names(&self) -> &[String] {
+    pub(crate) fn names(&self) -> &[String] {
         &self.0
     }
 }
 
 /// This rank's copies of a tied parameter.
-pub(super) struct Tied<R: Runtime> {
+pub(crate) struct Tied<R: Runtime> {
     /// The ranks of this replica with a copy.
     comm: Comm<R>,
     /// By stage.
@@ -76,15 +73,15 @@ struct CopyRecord {
 }
 
 /// A tie's gradients while they are summed: lent by the copies' strategies, the first one's in flight.
-pub(super) struct Summing<R: Runtime> {
+struct Summing<R: Runtime> {
     lent: Vec<GradLoan<R>>,
     others: Vec<TensorMut<R>>,
     work: Work<TensorMut<R>>,
 }
 
 impl<R: Runtime> Tied<R> {
-    /// The ties of which this rank has copies, made equal within the replica. Blocks.
-    pub(super) fn all(pipe: &Comm<R>, ties: &[Tie], stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Result<Vec<Self>> {
+    /// The ties of which this rank has copies in its stages, made equal within the replica. Blocks.
+    pub(crate) fn all(pipe: &Comm<R>, ties: &[Tie], stages: &[(usize, &dyn Module<R>)]) -> Result<Vec<Self>> {
         let own: Vec<_> = ties.iter().map(|tie| copies(tie, stages)).collect();
         let table = exchanged(pipe, &own)?;
         let mut tied = Vec::new();
@@ -109,11 +106,19 @@ impl<R: Runtime> Tied<R> {
         self.copies.iter().any(|(_, own)| Arc::ptr_eq(own, leaf))
     }
 
+    /// Sums the gradients of the copies of each tie, which `strategies` have.
+    pub(super) fn sum(ties: &[Self], strategies: &mut dyn Strategy<R>) -> Result<()> {
+        let summing = ties.iter().map(|tied| tied.start(strategies)).collect::<Result<Vec<_>>>()?;
+        ties.iter().zip(summing).try_for_each(|(tied, summing)| match summing {
+            Some(summing) => tied.finish(summing, strategies),
+            None => Ok(()),
+        })
+    }
+
     /// Starts the sum: of the copies here, by stage, then of all ranks. Nothing to do where it is frozen.
-    pub(super) fn start<S: StageStrategy<R>>(&self, parts: &mut BTreeMap<usize, S>) -> Result<Option<Summing<R>>> {
+    fn start(&self, strategies: &mut dyn Strategy<R>) -> Result<Option<Summing<R>>> {
         let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
-        let lend = |(stage, leaf): &TiedCopy<R>| part(parts, *stage, leaf)?.lend_grad(leaf);
-        let mut lent = trained.map(lend).collect::<Result<Vec<_>>>()?;
+        let mut lent = trained.map(|(_, leaf)| strategies.lend_grad(leaf)).collect::<Result<Vec<_>>>()?;
         let mut taken = lent.iter_mut().map(GradLoan::take);
         let Some(mut sum) = taken.next() else { return Ok(None) };
         let others: Vec<_> = taken.collect();
@@ -126,11 +131,7 @@ impl<R: Runtime> Tied<R> {
     }
 
     /// Gives every copy here the sum.
-    pub(super) fn finish<S: StageStrategy<R>>(
-        &self,
-        summing: Summing<R>,
-        parts: &mut BTreeMap<usize, S>,
-    ) -> Result<()> {
+    fn finish(&self, summing: Summing<R>, strategies: &mut dyn Strategy<R>) -> Result<()> {
         let Summing { lent, mut others, work } = summing;
         let sum = work.wait()?;
         let rt = sum.runtime().clone();
@@ -138,26 +139,21 @@ impl<R: Runtime> Tied<R> {
             compute(&rt, &COPY, &[Input::Memory(&sum)], &[], &mut [other])?;
         }
         let sums = std::iter::once(sum).chain(others);
-        for (((stage, leaf), mut lent), sum) in self.copies.iter().zip(lent).zip(sums) {
+        for (((_, leaf), mut lent), sum) in self.copies.iter().zip(lent).zip(sums) {
             lent.give(sum);
-            part(parts, *stage, leaf)?.restore_grad(leaf, lent)?;
+            strategies.restore_grad(leaf, lent)?;
         }
         Ok(())
     }
 }
 
-/// A stage's strategy.
-fn part<'a, R: Runtime, S>(parts: &'a mut BTreeMap<usize, S>, stage: usize, leaf: &Leaf<R>) -> Result<&'a mut S> {
-    parts.get_mut(&stage).ok_or_else(|| not_of(leaf))
-}
-
 /// A tie's copies among these stages.
-fn copies<R: Runtime>(tie: &Tie, stages: &BTreeMap<usize, Box<dyn Stage<R>>>) -> Vec<TiedCopy<R>> {
-    let of = |stage: usize, module: &dyn Stage<R>| {
+fn copies<R: Runtime>(tie: &Tie, stages: &[(usize, &dyn Module<R>)]) -> Vec<TiedCopy<R>> {
+    let of = |stage: usize, module: &dyn Module<R>| {
         let named = module.named_parameters().into_iter().filter(|(name, _)| tie.0.contains(name));
         named.map(|(_, parameter)| (stage, parameter.leaf())).collect::<Vec<_>>()
     };
-    stages.iter().flat_map(|(&stage, module)| of(stage, &**module)).collect()
+    stages.iter().flat_map(|&(stage, module)| of(stage, module)).collect()
 }
 
 /// Every rank's copies.

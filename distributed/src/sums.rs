@@ -1,12 +1,15 @@
 //! Sums over gradients that do not depend on where the gradients lie.
 
 use numcore::{
-    Result, Runtime, Tensor,
+    DType, Result, Runtime, Tensor,
     ops::{PointwiseOps, ReduceOps, ViewOps, cat},
 };
 use optim::norms;
 
-use super::reduced_gradients::wide;
+/// The type that totals are added up in.
+pub(crate) fn wide<R: Runtime>(rt: &R) -> DType {
+    if rt.capabilities().compute.contains(&DType::F64) { DType::F64 } else { DType::F32 }
+}
 
 /// `Σ x²` of one parameter's gradient, or of a piece of it: one element.
 pub(crate) fn squares<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {

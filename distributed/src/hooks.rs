@@ -10,30 +10,10 @@ use parking_lot::Mutex;
 /// function is called through `get_mut`.
 pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>>;
 
-/// A hook with somebody who looks at each gradient before the hook has it.
-pub(super) struct ObservedHook<'a, R: Runtime> {
-    pub(super) hook: &'a mut dyn BackwardHook<R>,
-    pub(super) observer: Option<&'a mut GradientObserver<R>>,
-}
-
-impl<R: Runtime> BackwardHook<R> for ObservedHook<'_, R> {
-    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
-        self.hook.on_leaf_needed(leaf)
-    }
-
-    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
-        self.hook.grad_slot(leaf)
-    }
-
-    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
-        observe(self.observer.as_deref_mut(), leaf, &grad)?;
-        self.hook.on_leaf_grad_ready(leaf, grad)
-    }
-}
-
-/// A hook that is given gradients as they are; where a loss does not count, and may be infinite, zeros in their place, or nothing.
+/// A hook that hands gradients on as they are, and shows them first; where a loss does not count, and may be infinite, zeros in their place, or nothing.
 pub(crate) struct CountedHook<'a, R: Runtime> {
     pub(crate) hook: &'a mut dyn BackwardHook<R>,
+    pub(crate) observer: Option<&'a mut GradientObserver<R>>,
     pub(crate) counts: bool,
     /// Whether the hook waits for each gradient.
     pub(crate) waits: bool,
@@ -44,6 +24,18 @@ pub(crate) struct CountedHook<'a, R: Runtime> {
 impl<R: Runtime> CountedHook<'_, R> {
     fn counts(&self, leaf: &Arc<Leaf<R>>) -> bool {
         self.counts || self.shared.contains(&leaf.id())
+    }
+
+    /// Zeros in place of a gradient that does not count.
+    fn zeros(&mut self, leaf: &Arc<Leaf<R>>) -> Result<LeafGrad<R>> {
+        let zeros = Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?;
+        Ok(match self.hook.grad_slot(leaf)? {
+            None => LeafGrad::Own(zeros),
+            Some(mut slot) => {
+                slot.accumulate(&Op::identity(), &[&zeros])?;
+                LeafGrad::Slot(slot)
+            }
+        })
     }
 }
 
@@ -57,19 +49,12 @@ impl<R: Runtime> BackwardHook<R> for CountedHook<'_, R> {
     }
 
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
-        match (self.counts(leaf), self.waits) {
-            (true, _) => return self.hook.on_leaf_grad_ready(leaf, grad),
+        let grad = match (self.counts(leaf), self.waits) {
+            (true, _) => grad,
+            (false, true) => self.zeros(leaf)?,
             (false, false) => return Ok(()),
-            (false, true) => {}
-        }
-        let zeros = Tensor::zeros(leaf.runtime(), leaf.spec().shape, leaf.spec().dtype)?;
-        let grad = match self.hook.grad_slot(leaf)? {
-            None => LeafGrad::Own(zeros),
-            Some(mut slot) => {
-                slot.accumulate(&Op::identity(), &[&zeros])?;
-                LeafGrad::Slot(slot)
-            }
         };
+        observe(self.observer.as_deref_mut(), leaf, &grad)?;
         self.hook.on_leaf_grad_ready(leaf, grad)
     }
 }

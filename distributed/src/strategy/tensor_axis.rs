@@ -12,9 +12,10 @@ use nn::{
 };
 use numcore::{Error, Result, Runtime, Tensor, TensorMut, placement::TensorPlacement};
 
+use super::{BatchShare, StepRanks};
 use crate::{
+    combinations::{Feature, Features},
     comm::{Collectives, Comm, Communicator, Label, Partial, ReduceOp, Work, all_gather_bool, memory},
-    ddp::described,
     mesh::Mesh,
     plan::Axis,
     unused::used_anywhere,
@@ -124,14 +125,29 @@ impl<R: Runtime> TensorAxis<R> {
         &self.everyone
     }
 
+    /// The ranks of a training step over `mesh`, whose gradients are summed over `losses`.
+    pub(crate) fn step_ranks(&self, mesh: &Mesh<R>, losses: &Comm<R>) -> StepRanks<R> {
+        let share = BatchShare { index: mesh.batch().rank(), of: mesh.batch().size() };
+        StepRanks {
+            everyone: self.everyone.clone(),
+            losses: losses.clone(),
+            share,
+            counts_examples: self.rank() == 0,
+            alike: losses.size() / share.of.max(1),
+            draws_as: share.index,
+        }
+    }
+
+    /// The features of a step over `mesh`.
+    pub(crate) fn features(&self, mesh: &Mesh<R>) -> Features {
+        let cut = if self.of_experts { Feature::Experts } else { Feature::Tensor };
+        let context = mesh.plan().size(Axis::Context) > 1;
+        Features::default().and_if(self.is_cut(), cut).and_if(context, Feature::Context)
+    }
+
     /// Whether parameters are cut along the axis.
     pub(crate) fn is_cut(&self) -> bool {
         self.ranks.is_some()
-    }
-
-    /// The name of the axis, for messages.
-    pub(crate) fn name(&self) -> &'static str {
-        axis_name(self.of_experts)
     }
 
     /// This rank's place along the axis.
@@ -188,6 +204,18 @@ impl<R: Runtime> TensorAxis<R> {
             None => Ok(own),
         }
     }
+}
+
+/// A model in a few words for each parameter and buffer: what ranks must agree on.
+pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffers: &[(String, Buffer<R>)]) -> String {
+    let parameter = |(name, leaf): &(String, Arc<Leaf<R>>)| {
+        let (spec, trained) = (leaf.spec(), leaf.requires_grad());
+        let trained = if trained { "trained" } else { "frozen" };
+        format!("{name} {} {} {trained}\n", spec.dtype, spec.shape)
+    };
+    let buffer =
+        |(name, buffer): &(String, Buffer<R>)| format!("{name} {} {}\n", buffer.spec().dtype, buffer.spec().shape);
+    parameters.iter().map(parameter).chain(buffers.iter().map(buffer)).collect()
 }
 
 /// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the same random values.

@@ -1,22 +1,23 @@
 //! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are in flight, and not before its last backward pass.
 
-use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
+use std::{slice::from_ref, sync::Arc};
 
 use autograd::BackwardHook;
-use nn::{Init, Linear, Sequential, Tanh, loss::Reduction, loss::mse};
+use nn::{Init, Linear, Module, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
 use numcore::{DType, Result, Tensor};
 use optim::{AdamWConfig, Sgd, SgdConfig};
 use runtime_cpu::Cpu;
 
-use super::{
-    MicroBatches, Pipeline, PipelineGroups, PipelineModel, Stage, StageHooks, local_stages::LocalStages, split,
-};
+use super::{Loss, pipeline::begin};
 use crate::{
     buckets::{BucketLimits, BucketOptions},
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    ddp::{DataParallel, leaves},
-    pipeline::{Checked, Compute, Limits, Lowering, Pass, PipeShape, ScheduleKind},
-    train::{Loss, StageStrategy},
+    ddp::DataParallel,
+    pipeline::{
+        Checked, Compute, Limits, Lowering, MicroBatches, Pass, PipeShape, Pipeline, PipelineGroups, PipelineModel,
+        ScheduleKind, Stage, StageHooks, split,
+    },
+    strategy::{BatchShare, Computing, SetKind, StepRanks, Strategy, StrategyPart, StrategySet},
     zero::{Sharded, ZeroStage},
 };
 
@@ -37,13 +38,15 @@ enum Asked {
 type Sent = Vec<(Asked, u64)>;
 
 /// Strategies, and how many of their sums had been started when they were asked for something.
-struct Watched<S> {
-    stages: LocalStages<Cpu, S>,
+struct Watched {
+    strategy: StrategySet<Cpu>,
+    /// Whether the run that goes on is the step's last.
+    is_last: bool,
     replicas: Arc<CountingCommunicator<Cpu>>,
     asked: Vec<(Asked, u64)>,
 }
 
-impl<S: StageStrategy<Cpu>> Watched<S> {
+impl Watched {
     fn note(&mut self, asked: Asked) {
         let sums = ["all_reduce", "reduce_scatter"].map(|kind| self.replicas.of(kind).calls);
         self.asked.push((asked, sums.iter().sum()));
@@ -56,30 +59,31 @@ impl<S: StageStrategy<Cpu>> Watched<S> {
     }
 }
 
-impl<S: StageStrategy<Cpu>> StageHooks<Cpu> for Watched<S> {
+impl StageHooks<Cpu> for Watched {
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
         self.note(Asked::Sweep(pass, last));
-        self.stages.gradients(pass, last)
+        begin(&mut self.strategy, pass, last && self.is_last)?;
+        Ok(&mut self.strategy)
     }
 
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
         self.note(Asked::ReduceGrad(stage));
-        self.stages.reduce_grad(stage)
+        Ok(())
     }
 
     fn unshard(&mut self, stage: usize) -> Result<()> {
-        self.stages.unshard(stage)
+        self.strategy.unshard(stage)
     }
 
     fn reshard(&mut self, stage: usize) -> Result<()> {
-        self.stages.reshard(stage)
+        self.strategy.reshard(stage)
     }
 }
 
 /// Trains two runs of a step on two replicas of two ranks; what was sent when in each run, by rank.
-fn two_runs<S: StageStrategy<Cpu>>(
+fn two_runs(
     checked: &Checked,
-    strategy: impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<S> + Sync,
+    strategy: impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Box<dyn Strategy<Cpu>>> + Sync,
 ) -> Vec<[Sent; 2]> {
     let program = |comm: Comm<Cpu>| {
         let groups = PipelineGroups::new(&comm, 2)?;
@@ -93,20 +97,33 @@ fn two_runs<S: StageStrategy<Cpu>>(
         let model = PipelineModel::on(comm.rank(), checked.clone(), split(layers, &cuts)?)
             .loss(|y, target| Ok(Loss::mean(mse(&y[0], &target[0], Reduction::Mean)?)));
         let mut pipeline = Pipeline::new(&groups.pipe, model)?;
-        let mut parts = BTreeMap::new();
-        for (&number, stage) in pipeline.stages() {
-            parts.insert(number, strategy(&**stage, &(replicas.clone() as Comm<Cpu>))?);
+        let mut parts: Vec<(_, &dyn Module<Cpu>)> = Vec::new();
+        for stage in pipeline.stages().values() {
+            parts.push((StrategyPart::new(strategy(&**stage, &(replicas.clone() as Comm<Cpu>))?), &**stage));
         }
-        let stages = LocalStages::new(&groups.pipe, parts, Vec::new(), None);
-        let mut watched = Watched { stages, replicas, asked: Vec::new() };
-        watched.stages.prepare()?;
+        let together = SetKind::Stages {
+            numbers: pipeline.stages().keys().copied().collect(),
+            pipe: groups.pipe.clone(),
+            ties: Vec::new(),
+        };
+        let ranks = StepRanks {
+            everyone: groups.world.clone(),
+            losses: groups.losses.clone(),
+            share: BatchShare { index: comm.rank() / 2, of: 2 },
+            counts_examples: true,
+            alike: 1,
+            draws_as: comm.rank(),
+        };
+        let strategy = StrategySet::new(parts, together, ranks);
+        let mut watched = Watched { strategy, is_last: false, replicas, asked: Vec::new() };
+        watched.strategy.prepare(Computing::All)?;
         let mut run = |last: bool| -> Result<Sent> {
-            watched.stages.begin(last);
+            watched.is_last = last;
             let x = Tensor::normal(rt, [MICROS, WIDTH], DType::F32, 0.0, 1.0, 1)?;
             pipeline.run(MicroBatches::split(from_ref(&x), from_ref(&x), MICROS)?, &mut watched)?;
             watched.note(Asked::Nothing);
             if last {
-                watched.stages.finish()?;
+                watched.strategy.finish()?;
                 watched.note(Asked::Nothing);
             }
             Ok(watched.sent())
@@ -160,22 +177,24 @@ fn buckets_leave_in_the_sweep_before_reduce_grad() {
         let ranks = two_runs(checked, |stage, replicas| {
             let limits = Some(BucketLimits { first: 1, others: 1 });
             let options = BucketOptions { limits, ..Default::default() };
-            DataParallel::new(replicas, stage, Box::new(Sgd::over(SgdConfig::default(), leaves(stage))?), options)
+            let leaves: Vec<_> = stage.parameters().iter().map(|p| p.leaf()).collect();
+            let optimizer = Box::new(Sgd::over(SgdConfig::default(), leaves)?);
+            Ok(Box::new(DataParallel::new(replicas, stage, optimizer, options)?))
         });
         // Two layers a stage, of a weight and a bias each: a bucket for each.
         in_the_last_sweep(kind, checked, ranks, 4);
     });
 }
 
-fn sharded(stage: ZeroStage) -> impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Sharded<Cpu>> + Sync {
-    move |module, replicas| Sharded::new(replicas, module, AdamWConfig::default(), stage.into())
+fn sharded(stage: ZeroStage) -> impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Box<dyn Strategy<Cpu>>> + Sync {
+    move |module, replicas| Ok(Box::new(Sharded::new(replicas, module, AdamWConfig::default(), stage.into())?))
 }
 
 #[test]
 fn units_whose_state_is_sharded_leave_as_buckets_do() {
     // Each layer is a unit.
     each_kind(|kind, checked| {
-        in_the_last_sweep(kind, checked, two_runs(checked, sharded(ZeroStage::State)), 2);
+        in_the_last_sweep(kind, checked, two_runs(checked, sharded(ZeroStage::Optimizer)), 2);
     });
 }
 

@@ -1,0 +1,280 @@
+//! Features of training steps, and which of them go together.
+//!
+//! [`COMBINATIONS`] is the only place that refuses a pair of them: whoever makes or wraps a step asks it, with [`Features::check`]. Pairs that are not in it
+//! work, and the tests draw their cases from it.
+
+use std::fmt;
+
+use numcore::{Error, Result};
+
+/// A feature of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Feature {
+    /// Several ranks along the tensor axis.
+    Tensor,
+    /// Several ranks along the context axis.
+    Context,
+    /// A model in stages.
+    Pipeline,
+    /// Experts that are shared out among ranks.
+    Experts,
+    /// ZeRO stage 1: optimizer state in shards.
+    ZeroOptimizer,
+    /// ZeRO stage 2: gradients in shards too.
+    ZeroGradients,
+    /// ZeRO stage 3: parameters in shards too.
+    ZeroParameters,
+    /// Gradients that are summed over ranks in every backward pass of a step: ZeRO stages 2 and 3 without `reduce_once`.
+    ReduceEachPass,
+    /// Parameters that a rank gathers as it reads them: ZeRO stage 3, unless unused ones are allowed.
+    GatherAsRead,
+    /// Sizes of buckets, and how they travel, said by hand.
+    Buckets,
+    /// Gradients that travel as `bf16` or `f16`.
+    Narrowed,
+    /// Gradients that travel as products of thin matrices.
+    PowerSgd,
+    /// A reducer of one's own.
+    Reducer,
+    /// A reducer that keeps a state of each parameter.
+    StatefulReducer,
+    /// Sums in an order that the number of ranks does not change.
+    Canonical,
+    /// Parameters that may take no part in a loss.
+    Unused,
+    /// An optimizer whose rule looks at whole parameters, or that was made already.
+    WholeParameters,
+    /// Trained parameters in half precision.
+    HalfParameters,
+    /// Ranks that train by themselves and bring their weights together.
+    Local,
+    /// Ranks that keep weights of their own when they have brought them together: fragments in turn, or a rule that keeps a share.
+    StayApart,
+    /// Fast ranks that take more micro-batches than slow ones.
+    Uneven,
+    /// Steps in which a rank computes nothing.
+    Idle,
+    /// Ranks that never have a batch in a run, which all ranks know before.
+    NoBatches,
+    /// Ranks that leave and join.
+    Elastic,
+}
+
+impl Feature {
+    /// Every feature.
+    pub const ALL: [Feature; 24] = {
+        use Feature::*;
+        [
+            Tensor,
+            Context,
+            Pipeline,
+            Experts,
+            ZeroOptimizer,
+            ZeroGradients,
+            ZeroParameters,
+            ReduceEachPass,
+            GatherAsRead,
+            Buckets,
+            Narrowed,
+            PowerSgd,
+            Reducer,
+            StatefulReducer,
+            Canonical,
+            Unused,
+            WholeParameters,
+            HalfParameters,
+            Local,
+            StayApart,
+            Uneven,
+            Idle,
+            NoBatches,
+            Elastic,
+        ]
+    };
+
+    /// The name of the feature in messages and tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Feature::Tensor => "tensor parallelism",
+            Feature::Context => "context parallelism",
+            Feature::Pipeline => "a pipeline",
+            Feature::Experts => "experts over ranks",
+            Feature::ZeroOptimizer => "ZeRO stage 1",
+            Feature::ZeroGradients => "ZeRO stage 2",
+            Feature::ZeroParameters => "ZeRO stage 3",
+            Feature::ReduceEachPass => "sums in each pass",
+            Feature::GatherAsRead => "parameters gathered as they are read",
+            Feature::Buckets => "buckets",
+            Feature::Narrowed => "narrowed gradients",
+            Feature::PowerSgd => "PowerSGD",
+            Feature::Reducer => "a reducer",
+            Feature::StatefulReducer => "a reducer with state",
+            Feature::Canonical => "canonical order",
+            Feature::Unused => "unused parameters",
+            Feature::WholeParameters => "a rule for whole parameters",
+            Feature::HalfParameters => "half-precision parameters",
+            Feature::Local => "local updates",
+            Feature::StayApart => "ranks that stay apart",
+            Feature::Uneven => "uneven micro-batches",
+            Feature::Idle => "idle ranks",
+            Feature::NoBatches => "ranks without a batch",
+            Feature::Elastic => "elastic ranks",
+        }
+    }
+}
+
+/// Features of one training step.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Features(u32);
+
+impl Features {
+    /// These features.
+    pub fn of(all: impl IntoIterator<Item = Feature>) -> Self {
+        all.into_iter().fold(Features::default(), Features::and)
+    }
+
+    /// These features and one more.
+    pub fn and(self, feature: Feature) -> Self {
+        Features(self.0 | 1 << feature as u32)
+    }
+
+    /// These features and one more, if it is there.
+    pub fn and_if(self, holds: bool, feature: Feature) -> Self {
+        if holds { self.and(feature) } else { self }
+    }
+
+    /// The features of both.
+    pub fn union(self, other: Self) -> Self {
+        Features(self.0 | other.0)
+    }
+
+    /// Whether a feature is among them.
+    pub fn has(self, feature: Feature) -> bool {
+        self.0 & 1 << feature as u32 != 0
+    }
+
+    /// The features, in the order of [`Feature::ALL`].
+    pub fn iter(self) -> impl Iterator<Item = Feature> {
+        Feature::ALL.into_iter().filter(move |feature| self.has(*feature))
+    }
+
+    /// Whether another feature can be added.
+    pub fn allow(self, feature: Feature) -> bool {
+        COMBINATIONS.iter().all(|refused| refused.partner_of(feature).is_none_or(|partner| !self.has(partner)))
+    }
+
+    /// An error, which says why, if two of the features exclude each other.
+    pub fn check(self, op: &'static str) -> Result<()> {
+        let Some(Refused { features: [a, b], why }) =
+            COMBINATIONS.iter().find(|refused| refused.features.iter().all(|feature| self.has(*feature)))
+        else {
+            return Ok(());
+        };
+        Err(Error::config(op, a.name(), format!("{} and {} exclude each other: {why}", a.name(), b.name())))
+    }
+}
+
+impl fmt::Debug for Features {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+/// Two features that exclude each other, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused {
+    /// The features.
+    pub features: [Feature; 2],
+    /// The reason, and what to do instead.
+    pub why: &'static str,
+}
+
+impl Refused {
+    fn partner_of(&self, feature: Feature) -> Option<Feature> {
+        match self.features {
+            [a, b] if a == feature => Some(b),
+            [a, b] if b == feature => Some(a),
+            _ => None,
+        }
+    }
+}
+
+const fn refused(features: [Feature; 2], why: &'static str) -> Refused {
+    Refused { features, why }
+}
+
+const UNITS: &str = "a sharded step sums its units itself, as `ZeroOptions` say: leave one out";
+const WHOLE: &str = "no rank has whole parameters: take an elementwise rule, as a configuration, `ParamGroups` or a function that makes it";
+const MATRICES: &str = "PowerSGD compresses whole matrices, of which a rank has pieces: leave it out";
+const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
+const STAGES: &str = "gradients of a pipeline's stages travel as they are: leave it out";
+const TIED: &str = "only the ranks of a stage would know of them, and copies of a tied parameter would part: freeze them, or leave them out";
+const EXPERTS: &str = "experts are summed in buckets of their own: leave it out";
+const EACH_PASS: &str = "ranks exchange in every pass, so they take equally many: take ZeRO stage 1, stage 2 with `reduce_once`, or none, and no canonical \
+                         order or experts over ranks";
+const SERVES: &str = "experts have the tokens of other ranks: share out the examples otherwise, or compute any batch with a weight of 0 \
+                      (`Loss::weightless`)";
+const RUNS: &str = "stages compute the micro-batches of other ranks: give the replica any batch that is `weightless`";
+
+/// The pairs of features that exclude each other. All others go together.
+pub static COMBINATIONS: &[Refused] = {
+    use Feature::*;
+    &[
+        refused([Buckets, ZeroOptimizer], UNITS),
+        refused([Buckets, ZeroGradients], UNITS),
+        refused([Buckets, ZeroParameters], UNITS),
+        refused([Reducer, ZeroOptimizer], UNITS),
+        refused([Reducer, ZeroGradients], UNITS),
+        refused([Reducer, ZeroParameters], UNITS),
+        refused([WholeParameters, ZeroOptimizer], WHOLE),
+        refused([WholeParameters, ZeroGradients], WHOLE),
+        refused([WholeParameters, ZeroParameters], WHOLE),
+        refused([WholeParameters, Tensor], WHOLE),
+        refused([WholeParameters, Experts], WHOLE),
+        refused([PowerSgd, Tensor], MATRICES),
+        refused([PowerSgd, Experts], MATRICES),
+        refused([Narrowed, Canonical], "chunks are gathered as they are: leave one out"),
+        refused([PowerSgd, Canonical], "its sums are no sums of chunks: leave one out"),
+        refused([StatefulReducer, Tensor], STATE),
+        refused([Narrowed, Pipeline], STAGES),
+        refused([PowerSgd, Pipeline], STAGES),
+        refused([Reducer, Pipeline], STAGES),
+        refused([Canonical, Pipeline], "passes follow one another in the order of the schedule: leave `canonical` out"),
+        refused([Unused, Pipeline], TIED),
+        refused([Reducer, Experts], EXPERTS),
+        refused([Canonical, Experts], "the chunks of the batch meet in the experts: leave `canonical` out"),
+        refused(
+            [Canonical, Context],
+            "ranks along context have parts of sequences, and no chunks of a batch: leave `canonical` out",
+        ),
+        refused([Uneven, Canonical], EACH_PASS),
+        refused([Uneven, ReduceEachPass], EACH_PASS),
+        refused([Uneven, ZeroParameters], EACH_PASS),
+        refused([Uneven, Experts], EACH_PASS),
+        refused(
+            [Idle, GatherAsRead],
+            "every rank gathers parameters as it reads them: compute any batch with a weight of 0 (`Loss::weightless`), as `run` does",
+        ),
+        refused([Idle, Experts], SERVES),
+        refused([Idle, Pipeline], RUNS),
+        refused([NoBatches, Experts], SERVES),
+        refused([NoBatches, Pipeline], RUNS),
+        refused(
+            [Local, Uneven],
+            "ranks that train by themselves wait for each other at meetings alone: give fast ones larger shares (`SpeedShares`)",
+        ),
+        refused(
+            [Local, ZeroParameters],
+            "ranks bring whole weights together, and the inner step keeps them in shards: take a lower stage of ZeRO",
+        ),
+        refused(
+            [Local, HalfParameters],
+            "each meeting would round what ranks learned: keep trained parameters in f32, and compute in halves by `autocast`",
+        ),
+        refused(
+            [Elastic, StayApart],
+            "there is no step after which all ranks have the same weights, and another number of them would begin without what each has \
+                 learned: take one fragment and a rule that keeps nothing of a rank's own",
+        ),
+    ]
+};

@@ -1,0 +1,53 @@
+//! Ranks that train by themselves as one training step.
+
+use nn::Module;
+use numcore::{DType, Result, Runtime, Tensor};
+
+use super::LocalSteps;
+use crate::{
+    combinations::Feature,
+    comm::{Communicator, abort_on_err},
+    strategy::StepRanks,
+    train::{Combines, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
+};
+
+/// Each rank takes steps of its own, and what is told of one is the rank's own but for its weight, which is that of all ranks: they count tokens alike. That
+/// takes two small exchanges.
+impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
+    fn ranks(&self) -> &StepRanks<R> {
+        &self.ranks
+    }
+
+    fn accumulation(&self) -> usize {
+        self.inner.accumulation()
+    }
+
+    fn global_step(&self) -> u64 {
+        self.steps
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.inner.learning_rate()
+    }
+
+    fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        abort_on_err(&self.comm, self.everyone().map(drop))?;
+        let metrics = self.take(work)?;
+        let weight = Tensor::full(self.comm.runtime(), [], DType::F64, self.weight_of_all()?)?;
+        Ok(TrainingMetrics { weight, alike: 1, ..metrics })
+    }
+
+    fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum> {
+        self.inner.evaluate(input)
+    }
+
+    fn combines(&self) -> Combines {
+        let inner = self.inner.combines();
+        let features = inner.features.and(Feature::Local).and_if(!self.comes_together(), Feature::StayApart);
+        Combines { features, ..inner }
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<R>> {
+        self.inner.modules()
+    }
+}

@@ -1,0 +1,31 @@
+//! Hyper-parameters of several strategies as one.
+
+use numcore::{Error, Result, Runtime};
+use optim::HyperParams;
+
+use super::Strategy;
+
+/// The error of a strategy without hyper-parameters.
+pub(super) fn untold<T>() -> Result<T> {
+    let why = "does not tell its optimizer's hyper-parameters, so no checkpoint can have them: leave them to the configuration";
+    Err(Error::config("Strategy", "hyper_parameters", why))
+}
+
+/// Hands each of several strategies the groups that are its own.
+pub(super) fn share_groups<'s, R: Runtime>(
+    parts: impl Iterator<Item = &'s mut dyn Strategy<R>>,
+    groups: &[HyperParams],
+    take: impl Fn(&mut dyn Strategy<R>, &[HyperParams]) -> Result<()>,
+) -> Result<()> {
+    let mut rest = groups;
+    for part in parts {
+        let wanted = part.hyper_parameters()?.len();
+        let Some((own, others)) = rest.split_at_checked(wanted) else {
+            let why = format!("hyper-parameters of {} groups were given, there are more", groups.len());
+            return Err(Error::argument("set_hyper_parameters", why));
+        };
+        take(part, own)?;
+        rest = others;
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! A training step of any kind.
+
+use nn::Module;
+use numcore::{Result, Runtime};
+
+use super::{Loss, StepInput, StepWork, TrainStep, TrainingMetrics};
+use crate::{checkpoint::Checkpointed, combinations::Features, strategy::StepRanks};
+
+/// A training step that loops and wrappers take: a [`TrainStep`](super::TrainStep), or one in [`LocalSteps`](crate::local_updates::LocalSteps) or
+/// [`Balanced`](crate::balance::Balanced).
+pub trait Step<R: Runtime>: Checkpointed<R> {
+    /// The ranks that take the step together.
+    fn ranks(&self) -> &StepRanks<R>;
+
+    /// Micro-batches in a step.
+    fn accumulation(&self) -> usize;
+
+    /// Updates so far.
+    fn global_step(&self) -> u64;
+
+    /// The learning rate of the next update (of the first group).
+    fn learning_rate(&self) -> f64;
+
+    /// One step. An error on one rank is an error on all, and ends the communicator.
+    fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>>;
+
+    /// The losses of an input on this rank, without gradients.
+    fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum>;
+
+    /// What the step can be combined with, as it is now.
+    fn combines(&self) -> Combines;
+
+    /// The modules that the step has in itself, as a pipeline has its stages.
+    fn modules(&self) -> Vec<&dyn Module<R>> {
+        Vec::new()
+    }
+}
+
+/// A sum and the weight of what it is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct WeightedSum {
+    /// The sum.
+    pub sum: f64,
+    /// How many examples, or tokens, it is over.
+    pub weight: f64,
+}
+
+/// What a training step is, for those who combine it with something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combines {
+    /// Features of the step.
+    pub features: Features,
+    /// Whole batches that all ranks together take in the next step, each read by one of them in turn; none where each rank reads its share of every batch.
+    pub in_turn: Option<usize>,
+}
+
+impl<R: Runtime> Step<R> for TrainStep<R> {
+    fn ranks(&self) -> &StepRanks<R> {
+        self.strategy.ranks()
+    }
+
+    fn accumulation(&self) -> usize {
+        self.updates.config.accumulation
+    }
+
+    fn global_step(&self) -> u64 {
+        self.updates.steps
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.strategy.learning_rate().unwrap_or(0.0)
+    }
+
+    fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        self.step_of(work)
+    }
+
+    fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum> {
+        let losses = match (&mut self.stages, input) {
+            (None, input) => vec![input.loss()?],
+            (Some(stages), input) => stages.evaluate(&mut *self.strategy, input.run()?)?.losses,
+        };
+        let add = |all: WeightedSum, loss: &Loss<R>| {
+            Ok(WeightedSum { sum: all.sum + loss.total().item()?, weight: all.weight + loss.weight() })
+        };
+        losses.iter().try_fold(WeightedSum::default(), add)
+    }
+
+    fn combines(&self) -> Combines {
+        Combines { features: self.strategy.features(), in_turn: None }
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<R>> {
+        self.stages.as_ref().map_or_else(Vec::new, |stages| stages.modules())
+    }
+}
+
+impl<R: Runtime, S: Step<R> + ?Sized> Step<R> for Box<S> {
+    fn ranks(&self) -> &StepRanks<R> {
+        (**self).ranks()
+    }
+
+    fn accumulation(&self) -> usize {
+        (**self).accumulation()
+    }
+
+    fn global_step(&self) -> u64 {
+        (**self).global_step()
+    }
+
+    fn learning_rate(&self) -> f64 {
+        (**self).learning_rate()
+    }
+
+    fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+        (**self).step(work)
+    }
+
+    fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum> {
+        (**self).evaluate(input)
+    }
+
+    fn combines(&self) -> Combines {
+        (**self).combines()
+    }
+
+    fn modules(&self) -> Vec<&dyn Module<R>> {
+        (**self).modules()
+    }
+}

@@ -1,0 +1,108 @@
+//! The passes of a step whose model is cut into stages.
+
+use std::sync::Arc;
+
+use autograd::{BackwardHook, Leaf, LeafGrad};
+use nn::Module;
+use numcore::{Result, Runtime, TensorMut};
+
+use super::{Loss, StepInput, Updates};
+use crate::{
+    hooks::{GradientObserver, observe},
+    pipeline::{Compute, MicroBatches, Pass, Pipeline, PipelineOutput, StageHooks},
+    strategy::Strategy,
+};
+
+/// The stages of this rank, in the pipeline that runs them.
+pub(super) struct Stages<R: Runtime> {
+    pub(super) pipeline: Pipeline<R>,
+    pub(super) last: Option<PipelineOutput<R>>,
+}
+
+impl<R: Runtime> Stages<R> {
+    pub(super) fn new(pipeline: Pipeline<R>) -> Self {
+        Stages { pipeline, last: None }
+    }
+
+    /// So many runs of the pipeline: their losses on the rank of the last stage.
+    pub(super) fn run(
+        &mut self,
+        strategy: &mut dyn Strategy<R>,
+        updates: &Updates,
+        mut observer: Option<&mut GradientObserver<R>>,
+        runs: usize,
+        input: &mut dyn FnMut(usize) -> Result<StepInput<R>>,
+    ) -> Result<Vec<Loss<R>>> {
+        self.pipeline.set_loss_scale(updates.loss_scale());
+        let mut losses = Vec::new();
+        for k in 0..runs {
+            let batch = input(k)?.run()?;
+            let mut hooks = StrategyHooks { strategy, observer: observer.as_deref_mut(), is_last: k + 1 == runs };
+            let output = self.pipeline.run(batch, &mut hooks)?;
+            for loss in output.losses() {
+                losses.push(loss.told()?);
+            }
+            self.last = Some(output);
+        }
+        Ok(losses)
+    }
+
+    /// Forwards alone, with stages that are gathered where they are sharded.
+    pub(super) fn evaluate(
+        &mut self,
+        strategy: &mut dyn Strategy<R>,
+        batch: MicroBatches<R>,
+    ) -> Result<PipelineOutput<R>> {
+        let mut hooks = StrategyHooks { strategy, observer: None, is_last: false };
+        self.pipeline.evaluate_with(batch, &mut hooks)
+    }
+
+    pub(super) fn modules(&self) -> Vec<&dyn Module<R>> {
+        self.pipeline.stages().values().map(|stage| &**stage as &dyn Module<R>).collect()
+    }
+}
+
+/// The strategy of a rank's stages, as the hooks of a run. It sums over the replicas of a stage during the stage's last backward pass or, where gradients
+/// are sharded, during each: REDUCE_GRAD finds the sums in flight.
+struct StrategyHooks<'a, R: Runtime> {
+    strategy: &'a mut dyn Strategy<R>,
+    observer: Option<&'a mut GradientObserver<R>>,
+    /// Whether the run is the step's last.
+    is_last: bool,
+}
+
+impl<R: Runtime> StageHooks<R> for StrategyHooks<'_, R> {
+    fn gradients(&mut self, compute: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>> {
+        begin(self.strategy, compute, last && self.is_last)?;
+        Ok(self)
+    }
+
+    fn unshard(&mut self, stage: usize) -> Result<()> {
+        self.strategy.unshard(stage)
+    }
+
+    fn reshard(&mut self, stage: usize) -> Result<()> {
+        self.strategy.reshard(stage)
+    }
+}
+
+impl<R: Runtime> BackwardHook<R> for StrategyHooks<'_, R> {
+    fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
+        self.strategy.on_leaf_needed(leaf)
+    }
+
+    fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
+        self.strategy.grad_slot(leaf)
+    }
+
+    fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()> {
+        observe(self.observer.as_deref_mut(), leaf, &grad)?;
+        self.strategy.on_leaf_grad_ready(leaf, grad)
+    }
+}
+
+/// Begins a backward pass through a stage.
+pub(super) fn begin<R: Runtime>(strategy: &mut dyn Strategy<R>, compute: Compute, last: bool) -> Result<()> {
+    // I makes no weight gradient: it is no backward pass to a strategy.
+    if compute.pass == Pass::I { Ok(()) } else { strategy.begin(compute.stage, last) }
+}

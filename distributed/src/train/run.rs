@@ -1,0 +1,89 @@
+//! Steps through the batches of a rank.
+
+use std::panic::Location;
+
+use nn::set_counted_rows;
+use numcore::{Error, Result, Runtime, Within};
+
+use super::{NO_ROW, StepInput, StepWork, TrainStep, TrainingMetrics, at_call, step::nothing};
+use crate::{
+    combinations::Feature,
+    comm::{Communicator, all_gather_bool},
+    strategy::Computing,
+};
+
+impl<R: Runtime> TrainStep<R> {
+    /// Whether any rank has examples left; this one has if `own`. Blocks.
+    pub fn any_left(&self, own: bool) -> Result<bool> {
+        Ok(all_gather_bool(&self.strategy.ranks().losses, own)?.contains(&true))
+    }
+
+    /// Steps through this rank's batches until every rank has run out of its own. A step takes
+    /// [`accumulation`](TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank takes what is left. The mean
+    /// of a step is over the batches that all ranks took. In the micro-batches for which it has none a rank computes its last batch again, which then
+    /// weighs nothing; a rank that never had a batch takes part as [`idle`](TrainStep::idle) does.
+    ///
+    /// `see` is given the metrics of every step.
+    ///
+    /// # Errors
+    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has experts that compute others' tokens.
+    /// On every rank as well what `loss` or `see` returns on one.
+    #[track_caller]
+    pub fn run<B, I: Into<StepInput<R>>>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        loss: impl FnMut(&B) -> Result<I>,
+        see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
+    ) -> Result<()> {
+        let line = Location::caller();
+        self.run_all(batches, loss, see).map_err(|error| at_call(error, line))
+    }
+
+    fn run_all<B, I: Into<StepInput<R>>>(
+        &mut self,
+        batches: impl IntoIterator<Item = B>,
+        mut loss: impl FnMut(&B) -> Result<I>,
+        mut see: impl FnMut(TrainingMetrics<R>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut batches, mut last) = (batches.into_iter().peekable(), None);
+        let who = self.who_computes(batches.peek().is_some())?;
+        let most = self.updates.config.accumulation;
+        loop {
+            let mut taken: Vec<B> = batches.by_ref().take(most).collect();
+            if !self.any_left(!taken.is_empty())? {
+                return Ok(());
+            }
+            let has_any = !taken.is_empty() || last.is_some();
+            let mut input = |k: usize| match (taken.get(k), taken.last().or(last.as_ref())) {
+                (Some(batch), _) => Ok(loss(batch)?.into()),
+                (None, Some(batch)) => {
+                    set_counted_rows(NO_ROW);
+                    loss(batch)?.into().weightless()
+                }
+                (None, None) => nothing(k),
+            };
+            let own = if has_any { most } else { 0 };
+            let done = self.pass_all(StepWork { own, ..StepWork::new(most, &mut input) }, who);
+            set_counted_rows(None);
+            let metrics = self.all(done)?;
+            last = taken.pop().or(last);
+            let seen = see(metrics);
+            self.all(seen)?;
+        }
+    }
+
+    /// Whether ranks have batches, all or some of them. An error on every rank if one can never sweep, and must.
+    fn who_computes(&self, own: bool) -> Result<Computing> {
+        let ranks = self.strategy.ranks();
+        let have = all_gather_bool(&ranks.losses, own)?;
+        let without: Vec<usize> = (0..have.len()).filter(|&rank| !have[rank]).collect();
+        if without.is_empty() || without.len() == have.len() {
+            return Ok(Computing::All);
+        }
+        let without: Vec<String> = without.iter().map(usize::to_string).collect();
+        let fits = self.strategy.features().and(Feature::NoBatches).check("TrainStep::run");
+        let named = |error: Error| error.on_rank(ranks.losses.world_rank());
+        fits.within(format_args!("no batch at all on rank {}", without.join(", "))).map_err(named)?;
+        Ok(Computing::Some)
+    }
+}

@@ -1,0 +1,12 @@
+//! The model of a loop whose training step has the model in itself.
+
+use nn::{Module, Visitor};
+use numcore::Runtime;
+
+/// The model of a loop whose step has the model in itself, as a pipeline has its stages: `Trainer::new(&InStep, pipeline, loader)`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InStep;
+
+impl<R: Runtime> Module<R> for InStep {
+    fn visit(&self, _: &str, _: &mut dyn Visitor<R>) {}
+}
