@@ -159,6 +159,11 @@ fn train_gpt() {
     assert!(said.contains("validation loss"), "{said}");
     // On more ranks, sharded, from where one rank has ended.
     runs(gpt, &format!("--resume --config {}", config("second.toml", &tiny(6, 2, 3))));
+    for together in ["balanced", "local"] {
+        let text = format!("{}\ntogether = {together:?}\nevery = 2", tiny(4, 2, 1).replace(&out, &folder(together)));
+        let said = runs(gpt, &format!("--config {}", config(&format!("{together}.toml"), &text)));
+        assert!(said.contains("validation loss"), "{together}: {said}");
+    }
     let metrics = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics");
     assert!(metrics.contains("validation/loss") && PathBuf::from(format!("{out}/report.html")).is_file(), "{metrics}");
     assert!(runs(gpt, "--show").contains("[optimizer]"));

@@ -15,7 +15,10 @@ use crate::{
 impl<R: Runtime> DataParallel<R> {
     /// Forgets all gradients: the next backward pass overwrites them.
     pub(super) fn zero(&mut self) {
-        // What a step that failed has left in flight holds ranges of the gradients.
+        // Buckets of a step that was given up, or has failed, hold ranges of the gradients while they are in flight.
+        if self.reducer.reduces_every_pass() {
+            let _ = self.wait_for_sent();
+        }
         self.reducer.begin_step();
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
         self.layout.gradients.zero();
@@ -83,6 +86,10 @@ impl<R: Runtime> DataParallel<R> {
         while self.next < self.layout.buckets.len() {
             self.send(self.next)?;
         }
+        self.wait_for_sent()
+    }
+
+    fn wait_for_sent(&mut self) -> Result<()> {
         for k in 0..self.layout.buckets.len() {
             if mem::take(&mut self.layout.buckets[k].sent) {
                 let row = self.reducer.wait(k)?;

@@ -178,6 +178,8 @@ impl<R: Runtime> ZeroEngine<R> {
     }
 
     pub(super) fn begin_step(&mut self) -> Result<()> {
+        // Sums of a step that was given up are under way still, and hold memory; of one that failed nothing more comes.
+        let _ = self.collect_all();
         self.units.iter_mut().for_each(Unit::forget);
         self.reads.begin_step();
         self.sends.end();

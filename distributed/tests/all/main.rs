@@ -46,6 +46,7 @@ mod half_wires;
 mod hyper_parameters;
 mod job;
 mod local_updates;
+mod matrix;
 mod no_rate;
 mod own_reducer;
 mod pipeline_checkpoints;

@@ -59,10 +59,26 @@ pub struct Run {
     pub accumulation: usize,
     /// What is sharded over ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
     pub zero: u8,
+    /// How ranks train together.
+    pub together: Together,
+    /// Steps from one meeting of ranks that train by themselves to the next.
+    pub every: u64,
     pub evaluate_every: u64,
     pub save_every: u64,
     /// Checkpoints that are kept.
     pub keep: usize,
+}
+
+/// How ranks train together.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Together {
+    /// Each takes its share of every batch, and gradients are summed.
+    Sums,
+    /// Fast ranks take more batches than slow ones.
+    Balanced,
+    /// Each trains by itself on its share, and weights come together every so many steps, by DiLoCo.
+    Local,
 }
 
 impl Default for Config {
@@ -75,7 +91,16 @@ impl Default for Config {
             model: Model { layers: 2, heads: 4, width: 128, context: 64, dropout: 0.0 },
             data: Data { batch: 16, validation: 0.1, workers: 1 },
             optimizer: Optimizer { lr: 6e-3, weight_decay: 0.1, warmup: 20, max_norm: 1.0 },
-            run: Run { steps: 300, accumulation: 1, zero: 0, evaluate_every: 100, save_every: 100, keep: 2 },
+            run: Run {
+                steps: 300,
+                accumulation: 1,
+                zero: 0,
+                together: Together::Sums,
+                every: 50,
+                evaluate_every: 100,
+                save_every: 100,
+                keep: 2,
+            },
         }
     }
 }
@@ -88,6 +113,7 @@ impl Config {
             ("data.batch", self.data.batch as u64),
             ("run.steps", self.run.steps),
             ("run.accumulation", self.run.accumulation as u64),
+            ("run.every", self.run.every),
             ("run.evaluate_every", self.run.evaluate_every),
             ("run.save_every", self.run.save_every),
             ("run.keep", self.run.keep as u64),

@@ -10,11 +10,18 @@ mod config;
 use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
-use config::Config;
+use config::{Config, Together};
 use weftgrad::{
     AnyRuntime,
     data::{Loader, sources::Characters},
-    distributed::{comm::Comm, train::TrainStep, zero::ZeroStage},
+    distributed::{
+        balance::Balanced,
+        comm::Comm,
+        local_updates::{DiLoCo, LocalSteps, LocalUpdates},
+        mesh::AsMesh,
+        train::{Step, TrainStep},
+        zero::ZeroStage,
+    },
     nn::Gpt,
     optim::{AdamWConfig, WarmupCosine},
     prelude::*,
@@ -84,13 +91,23 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
     let model = Gpt::new(&nn::Init::new(rt, config.seed), config.gpt(characters.len()))?;
     let adamw =
         AdamWConfig { lr: config.optimizer.lr, weight_decay: config.optimizer.weight_decay, ..Default::default() };
-    let step = TrainStep::builder(comm, &model)
-        .optimizer(adamw)
-        .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
-        .accumulation(config.run.accumulation)
-        .max_norm(config.optimizer.max_norm)
-        .zero(config.zero().unwrap_or(ZeroStage::None))
-        .build()?;
+    let over = |ranks: &dyn AsMesh<AnyRuntime>| {
+        TrainStep::builder(&ranks.as_mesh(), &model)
+            .optimizer(adamw.clone())
+            .schedule(WarmupCosine { warmup: config.optimizer.warmup, total: config.run.steps, end: 0.1 })
+            .accumulation(config.run.accumulation)
+            .max_norm(config.optimizer.max_norm)
+            .zero(config.zero().unwrap_or(ZeroStage::None))
+            .build()
+    };
+    let step: Box<dyn Step<AnyRuntime>> = match config.run.together {
+        Together::Sums => Box::new(over(comm)?),
+        Together::Balanced => Box::new(Balanced::new(over(comm)?, Default::default())?),
+        Together::Local => {
+            let meetings = LocalUpdates { every: Some(config.run.every), ..Default::default() };
+            Box::new(LocalSteps::new(comm, &model, over(rt)?, DiLoCo::default(), meetings)?)
+        }
+    };
     fit(&model, step, data, config, resume)
 }
 
@@ -105,12 +122,12 @@ struct Ended {
 /// Trains to the end, or until a signal comes.
 fn fit(
     model: &Gpt<AnyRuntime>,
-    step: TrainStep<AnyRuntime>,
+    step: Box<dyn Step<AnyRuntime>>,
     (learned, held_out): (Loader<Sequences>, Loader<Sequences>),
     config: &Config,
     resume: bool,
 ) -> Result<Ended> {
-    let leads = step.comm().rank() == 0;
+    let leads = step.ranks().everyone.rank() == 0;
     let mut trainer = Trainer::new(model, step, learned)
         .until(Length::Steps(config.run.steps))
         .with(Evaluate::on(held_out).every(Interval::Steps(config.run.evaluate_every)))
