@@ -116,17 +116,8 @@ fn every_strategy_saves_beside_a_step_what_it_saves_at_once() {
             let mesh = Mesh::new(&comm, plan.clone())?;
             let model = case.build(&mesh)?;
             let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-            macro_rules! save {
-                ($step:expr) => {
-                    save_beside(&comm, &scratch.0, &mut $step, |step, k| {
-                        case.step(step, &model, mesh.batch(), k).map(|_| ())
-                    })
-                };
-            }
-            match zero {
-                None => save!(builder.build()?),
-                Some(stage) => save!(builder.zero(stage).build()?),
-            }
+            let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).build()?;
+            save_beside(&comm, &scratch.0, &mut step, |step, k| case.step(step, &model, mesh.batch(), k).map(|_| ()))
         });
         run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
         compare(&format!("{axes:?} {zero:?}"), &scratch);
@@ -146,17 +137,8 @@ fn experts_are_saved_beside_a_step_as_at_once() {
             let mesh = Mesh::new(&comm, plan.clone())?;
             let model = case.build(&mesh)?;
             let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-            macro_rules! save {
-                ($step:expr) => {
-                    save_beside(&comm, &scratch.0, &mut $step, |step, k| {
-                        case.step(step, &model, mesh.batch(), k).map(|_| ())
-                    })
-                };
-            }
-            match zero {
-                None => save!(builder.experts().build()?),
-                Some(stage) => save!(builder.zero(stage).experts().build()?),
-            }
+            let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?;
+            save_beside(&comm, &scratch.0, &mut step, |step, k| case.step(step, &model, mesh.batch(), k).map(|_| ()))
         });
         run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
         compare(&format!("{axes:?} {zero:?}"), &scratch);

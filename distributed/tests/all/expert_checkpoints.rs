@@ -49,24 +49,16 @@ fn go_on(case: &ExpertCase, axes: Axes, from: Option<&PathBuf>, more: usize, to:
         let mesh = Mesh::new(&comm, plan.clone())?;
         let model = case.build(&mesh)?;
         let builder = TrainStep::builder(&mesh, &model).optimizer(adamw()).max_norm(0.5);
-        macro_rules! steps {
-            ($step:expr) => {{
-                let mut step = $step;
-                if let Some(source) = &source {
-                    assert!(step.load(source)?.is_some());
-                }
-                let mut losses = Vec::new();
-                for k in 0..more {
-                    losses.push(case.step(&mut step, &model, mesh.batch(), k)?.loss()?);
-                }
-                step.save(&target, &BTreeMap::new())?;
-                Ok(losses)
-            }};
+        let mut step = builder.zero(case.zero.unwrap_or(ZeroStage::None)).experts().build()?;
+        if let Some(source) = &source {
+            assert!(step.load(source)?.is_some());
         }
-        match case.zero {
-            None => steps!(builder.experts().build()?),
-            Some(stage) => steps!(builder.zero(stage).experts().build()?),
+        let mut losses = Vec::new();
+        for k in 0..more {
+            losses.push(case.step(&mut step, &model, mesh.batch(), k)?.loss()?);
         }
+        step.save(&target, &BTreeMap::new())?;
+        Ok(losses)
     });
     run.unwrap_or_else(|error| panic!("{axes:?}: {error}")).remove(0)
 }
@@ -128,21 +120,13 @@ fn hyper_parameters_that_are_restored_are_those_of_experts_too() {
                 let mesh = Mesh::new(&comm, plan.clone())?;
                 let model = ExpertCase::new(4).build(&mesh)?;
                 let builder = TrainStep::builder(&mesh, &model).optimizer(AdamWConfig { lr, ..Default::default() });
-                macro_rules! groups {
-                    ($step:expr) => {{
-                        let mut step = $step;
-                        match what {
-                            HyperParameters::Restored => assert!(step.load(&Folder::new(&saved))?.is_some()),
-                            _ => step.save(&Folder::new(&saved), &BTreeMap::new())?,
-                        }
-                        step.strategy().hyper_parameters()
-                    }};
-                }
                 let builder = builder.hyper_parameters(what);
-                match zero {
-                    None => groups!(builder.experts().build()?),
-                    Some(stage) => groups!(builder.zero(stage).experts().build()?),
+                let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?;
+                match what {
+                    HyperParameters::Restored => assert!(step.load(&Folder::new(&saved))?.is_some()),
+                    _ => step.save(&Folder::new(&saved), &BTreeMap::new())?,
                 }
+                step.strategy().hyper_parameters()
             });
             ranks.unwrap()
         };

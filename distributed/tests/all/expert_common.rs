@@ -219,19 +219,10 @@ impl ExpertCase {
         let model = self.build(mesh)?;
         let builder =
             TrainStep::builder(mesh, &model).optimizer(adamw()).max_norm(self.max_norm).accumulation(self.accumulation);
-        match self.zero {
-            None => {
-                let mut step = builder.experts().build()?;
-                let trace = self.steps(&mut step, &model, mesh)?;
-                Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
-            }
-            Some(stage) => {
-                let mut step = builder.zero(stage).experts().build()?;
-                let trace = self.steps(&mut step, &model, mesh)?;
-                let _all = step.gather_full_params()?;
-                Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
-            }
-        }
+        let mut step = builder.zero(self.zero.unwrap_or(ZeroStage::None)).experts().build()?;
+        let trace = self.steps(&mut step, &model, mesh)?;
+        let _all = step.gather_full_params()?;
+        Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
     }
 
     /// What one rank makes of it.

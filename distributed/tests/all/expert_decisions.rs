@@ -57,17 +57,9 @@ fn an_overflow_in_an_expert_is_skipped_by_all() {
                 let overflows = step == 1 && mesh.world().rank() == 3;
                 Loss::sum(if overflows { loss.total().add(&root)? } else { loss.total().clone() }, loss.weight())
             };
-            macro_rules! run {
-                ($step:expr) => {{
-                    let mut step = $step;
-                    let stepped = [0, 1, 2].map(|k| step.step(|_| loss(k)).map(|metrics| metrics.stepped()).unwrap());
-                    Ok((stepped, step.scaler().map(|scaler| scaler.factor())))
-                }};
-            }
-            match zero {
-                None => run!(builder.experts().build()?),
-                Some(stage) => run!(builder.zero(stage).experts().build()?),
-            }
+            let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?;
+            let stepped = [0, 1, 2].map(|k| step.step(|_| loss(k)).map(|metrics| metrics.stepped()).unwrap());
+            Ok((stepped, step.scaler().map(|scaler| scaler.factor())))
         });
         assert_eq!(outcomes.unwrap(), vec![([true, false, true], Some(2.0)); 4], "{zero:?}");
     }

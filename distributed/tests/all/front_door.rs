@@ -96,24 +96,14 @@ fn a_schedule_is_every_kinds() {
         (0..3).map(|_| take().unwrap().learning_rate()).collect()
     };
     let expected = [1e-2, 1e-2 / 2.0, 1e-2 / 3.0];
-    for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Parameters)] {
+    for stage in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Parameters] {
         let model = Mlp::new(&Init::new(&rt, 0)).unwrap();
         let rt = rt.clone();
         // The optimizer has a schedule too: the step's is in its place.
         let groups = adamw().scheduled(|_: f64, _: u64| 7.0);
         let builder = TrainStep::builder(&comm, &model).optimizer(groups).schedule(falling);
-        let (mut whole, mut zero) = match stage {
-            None => (Some(builder.build().unwrap()), None),
-            Some(stage) => (None, Some(builder.zero(stage).build().unwrap())),
-        };
-        let take = move || {
-            let loss = |_| model.loss(&rt, 0, &[0, 1, 2]);
-            match (&mut whole, &mut zero) {
-                (Some(whole), _) => whole.step(loss),
-                (_, Some(zero)) => zero.step(loss),
-                _ => unreachable!("one of them was made"),
-            }
-        };
+        let mut step = builder.zero(stage).build().unwrap();
+        let take = move || step.step(|_| model.loss(&rt, 0, &[0, 1, 2]));
         assert_eq!(rates(Box::new(take)), expected, "{stage:?}");
     }
     let (adamw, rt) = (AdamWConfig { lr: 1e-2, ..Default::default() }, rt.clone());
@@ -136,25 +126,22 @@ fn look(seen: &Seen) -> impl FnMut(&str, &Tensor<Cpu>) -> Result<()> + Send + 's
 #[test]
 fn gradients_can_be_looked_at_before_they_are_summed() {
     // `y = w·x` and its sum: the gradient of `w` is this rank's `x`.
-    let program = |comm: Comm<Cpu>, stage: Option<ZeroStage>| {
+    let program = |comm: Comm<Cpu>, stage: ZeroStage| {
         let (rt, seen) = (comm.runtime().clone(), Seen::default());
         let model = Linear::new(&Init::new(&rt, 0), 2, 1)?.without_bias();
         let x = |k: usize| Tensor::from_slice(&rt, [1, 2], &[1.0f32 + comm.rank() as f32, k as f32]);
         let sgd = SgdConfig { lr: 0.0, ..Default::default() };
         let builder = TrainStep::builder(&comm, &model).optimizer(sgd).accumulation(2).on_gradient(look(&seen));
         let loss = |k: usize| Ok(Loss::mean(model.forward(&autograd::Var::new(x(k + 1)?))?.sum(&[0, 1], false)?));
-        match stage {
-            None => builder.build()?.step(loss)?,
-            Some(stage) => builder.zero(stage).build()?.step(loss)?,
-        };
+        builder.zero(stage).build()?.step(loss)?;
         let seen = seen.lock().unwrap().clone();
         Ok(seen)
     };
-    for stage in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Parameters)] {
+    for stage in [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Parameters] {
         for (rank, seen) in Ranks::new(2).run(cpu, |comm| program(comm, stage)).unwrap().into_iter().enumerate() {
             let first = 1.0 + rank as f64;
             // Where gradients are not reduced after each micro-batch, the second adds to the first.
-            let second = if stage == Some(ZeroStage::Parameters) { [first, 2.0] } else { [2.0 * first, 3.0] };
+            let second = if stage == ZeroStage::Parameters { [first, 2.0] } else { [2.0 * first, 3.0] };
             assert_eq!(seen["weight"], [vec![first, 1.0], second.to_vec()], "{stage:?}, rank {rank}");
             assert_eq!(seen.len(), 1);
         }

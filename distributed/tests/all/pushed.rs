@@ -161,10 +161,8 @@ fn evaluations_schedules_and_checkpoints_come_between_pushes() {
             let builder = TrainStep::builder(&comm, &model).optimizer(adamw()).max_norm(0.1).accumulation(2);
             let builder = builder.schedule(|base, step| base / (1.0 + step as f64));
             let loss = |batch: usize| model.loss(comm.runtime(), batch, &own(&comm));
-            match stage {
-                None => eventful(builder.build()?, given, &loss, &scratch.folder()),
-                Some(stage) => eventful(builder.zero(stage).build()?, given, &loss, &scratch.folder()),
-            }
+            let step = builder.zero(stage.unwrap_or(ZeroStage::None)).build()?;
+            eventful(step, given, &loss, &scratch.folder())
         });
         told.unwrap()
     };

@@ -49,24 +49,16 @@ pub fn go_on(case: &TensorCase, axes: Axes, from: Option<&PathBuf>, to: &PathBuf
         let mesh = Mesh::new(&comm, plan.clone())?;
         let model = case.build(&mesh)?;
         let builder = TrainStep::builder(&mesh, &model).optimizer(adamw()).max_norm(0.5);
-        macro_rules! steps {
-            ($step:expr) => {{
-                let mut step = $step;
-                match &source {
-                    Some(source) => assert!(step.load(source)?.is_some()),
-                    None => {
-                        for k in 0..STEPS {
-                            case.step(&mut step, &model, mesh.batch(), k)?;
-                        }
-                    }
+        let mut step = builder.zero(case.zero.unwrap_or(ZeroStage::None)).build()?;
+        match &source {
+            Some(source) => assert!(step.load(source)?.is_some()),
+            None => {
+                for k in 0..STEPS {
+                    case.step(&mut step, &model, mesh.batch(), k)?;
                 }
-                step.save(&target, &BTreeMap::new())
-            }};
+            }
         }
-        match case.zero {
-            None => steps!(builder.build()?),
-            Some(stage) => steps!(builder.zero(stage).build()?),
-        }
+        step.save(&target, &BTreeMap::new())
     });
     run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
 }

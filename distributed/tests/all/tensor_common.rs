@@ -108,21 +108,10 @@ impl TensorCase {
         let config =
             TrainingConfig { max_norm: Some(self.max_norm), accumulation: self.accumulation, ..Default::default() };
         let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).config(config);
-        match self.zero {
-            None => {
-                let mut step = builder.build()?;
-                let mut trace = self.steps(&mut step, &model, mesh)?;
-                trace.pieces = pieces(&model)?;
-                Ok(trace)
-            }
-            Some(stage) => {
-                let mut step = builder.zero(stage).build()?;
-                let mut trace = self.steps(&mut step, &model, mesh)?;
-                let _all = step.gather_full_params()?;
-                trace.pieces = pieces(&model)?;
-                Ok(trace)
-            }
-        }
+        let mut step = builder.zero(self.zero.unwrap_or(ZeroStage::None)).build()?;
+        let trace = self.steps(&mut step, &model, mesh)?;
+        let _all = step.gather_full_params()?;
+        Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
     }
 
     fn steps(&self, trainer: &mut TrainStep<Cpu>, model: &Gpt<Cpu>, mesh: &Mesh<Cpu>) -> Result<TensorTrace> {

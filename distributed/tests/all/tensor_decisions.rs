@@ -166,17 +166,9 @@ fn an_overflow_on_one_rank_is_skipped_by_all() {
                 let root = piece.sub(&piece.detach())?.sqrt()?.sum(&[], false)?;
                 Loss::sum(if overflows(step) { loss.add(&root)? } else { loss }, own.len() as f64)
             };
-            macro_rules! run {
-                ($step:expr) => {{
-                    let mut step = $step;
-                    let stepped = [0, 1, 2].map(|k| step.step(|_| loss(k)).map(|metrics| metrics.stepped()).unwrap());
-                    Ok((stepped, step.scaler().map(|scaler| scaler.factor())))
-                }};
-            }
-            match zero {
-                None => run!(builder.build()?),
-                Some(stage) => run!(builder.zero(stage).build()?),
-            }
+            let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).build()?;
+            let stepped = [0, 1, 2].map(|k| step.step(|_| loss(k)).map(|metrics| metrics.stepped()).unwrap());
+            Ok((stepped, step.scaler().map(|scaler| scaler.factor())))
         });
         assert_eq!(outcomes.unwrap(), vec![([true, false, true], Some(2.0)); 4], "{zero:?}");
     }

@@ -8,7 +8,7 @@ use distributed::{
     plan::{Axis, ParallelPlan},
     sampler::shard_batches,
     train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
-    zero::ZeroOptions,
+    zero::{ZeroOptions, ZeroStage},
 };
 use nn::{Gpt, Init, ModuleExt};
 use numcore::Result;
@@ -67,20 +67,15 @@ impl StagedCase {
         let config =
             TrainingConfig { max_norm: Some(case.max_norm), accumulation: case.accumulation, ..Default::default() };
         let builder = TrainStep::builder(mesh, self.model(mesh)?).optimizer(adamw()).config(config);
-        match self.how.zero() {
-            None => {
-                let mut step = builder.build()?;
-                let trace = self.steps(&mut step, mesh)?;
-                with_pieces(trace, &step)
-            }
-            Some(mut zero) => {
-                (self.adjust)(&mut zero);
-                let mut step = builder.zero(zero).build()?;
-                let trace = self.steps(&mut step, mesh)?;
-                let _all = step.gather_full_params()?;
-                with_pieces(trace, &step)
-            }
+        let mut zero = self.how.zero().unwrap_or(ZeroStage::None.into());
+        (self.adjust)(&mut zero);
+        let mut step = builder.zero(zero).build()?;
+        let mut trace = self.steps(&mut step, mesh)?;
+        let _all = step.gather_full_params()?;
+        for stage in step.pipeline().expect("stages").stages().values() {
+            trace.pieces.extend(pieces(&**stage)?);
         }
+        Ok(trace)
     }
 
     fn steps(&self, trainer: &mut TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<TensorTrace> {
@@ -111,11 +106,4 @@ impl StagedCase {
         let traces = ranks.run(cpu, |comm| self.train(&Mesh::new(&comm, plan.clone())?));
         assembled(traces.unwrap_or_else(|error| panic!("{axes:?} {self:?}: {error}")))
     }
-}
-
-fn with_pieces(mut trace: TensorTrace, step: &TrainStep<Cpu>) -> Result<TensorTrace> {
-    for stage in step.pipeline().expect("stages").stages().values() {
-        trace.pieces.extend(pieces(&**stage)?);
-    }
-    Ok(trace)
 }

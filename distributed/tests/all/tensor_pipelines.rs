@@ -279,24 +279,16 @@ fn go_on_staged(staged: &StagedCase, axes: Axes, from: Option<&PathBuf>, to: &Pa
     let run = Ranks::new(plan.world()).timeout(TIMEOUT).run(cpu, |comm| {
         let mesh = Mesh::new(&comm, plan.clone())?;
         let builder = TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(adamw()).max_norm(0.5);
-        macro_rules! steps {
-            ($step:expr) => {{
-                let mut step = $step;
-                match &source {
-                    Some(source) => assert!(step.load(source)?.is_some()),
-                    None => {
-                        for k in 0..STEPS {
-                            staged.step(&mut step, &mesh, k)?;
-                        }
-                    }
+        let mut step = builder.zero(staged.how.zero().unwrap_or(ZeroStage::None.into())).build()?;
+        match &source {
+            Some(source) => assert!(step.load(source)?.is_some()),
+            None => {
+                for k in 0..STEPS {
+                    staged.step(&mut step, &mesh, k)?;
                 }
-                step.save(&target, &BTreeMap::new())
-            }};
+            }
         }
-        match staged.how.zero() {
-            None => steps!(builder.build()?),
-            Some(zero) => steps!(builder.zero(zero).build()?),
-        }
+        step.save(&target, &BTreeMap::new())
     });
     run.unwrap_or_else(|error| panic!("{axes:?} {staged:?}: {error}"));
 }

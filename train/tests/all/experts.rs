@@ -78,10 +78,8 @@ fn on(axes: &[(Axis, usize)], zero: Option<ZeroStage>, until: u64, folder: &Scra
         let mesh = Mesh::new(comm, plan.clone())?;
         let model = Model::new(&mesh)?;
         let builder = TrainStep::builder(&mesh, &model).optimizer(adamw()).max_norm(0.5);
-        match zero {
-            None => run(&mesh, &model, builder.experts().build()?, until, folder, memory),
-            Some(stage) => run(&mesh, &model, builder.zero(stage).experts().build()?, until, folder, memory),
-        }
+        let step = builder.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?;
+        run(&mesh, &model, step, until, folder, memory)
     };
     on_ranks(plan.world(), program).unwrap_or_else(|error| panic!("{axes:?} {zero:?}: {error}"));
 }
