@@ -16,6 +16,8 @@ pub enum Feature {
     Context,
     /// A model in stages.
     Pipeline,
+    /// Parameters of which several stages have a copy.
+    Tied,
     /// Experts that are shared out among ranks.
     Experts,
     /// ZeRO stage 1: optimizer state in shards.
@@ -62,12 +64,13 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Feature; 24] = {
+    pub const ALL: [Feature; 25] = {
         use Feature::*;
         [
             Tensor,
             Context,
             Pipeline,
+            Tied,
             Experts,
             ZeroOptimizer,
             ZeroGradients,
@@ -98,6 +101,7 @@ impl Feature {
             Feature::Tensor => "tensor parallelism",
             Feature::Context => "context parallelism",
             Feature::Pipeline => "a pipeline",
+            Feature::Tied => "parameters that stages share",
             Feature::Experts => "experts over ranks",
             Feature::ZeroOptimizer => "ZeRO stage 1",
             Feature::ZeroGradients => "ZeRO stage 2",
@@ -204,7 +208,9 @@ const fn refused(features: [Feature; 2], why: &'static str) -> Refused {
 }
 
 const UNITS: &str = "a sharded step sums its units itself, as `ZeroOptions` say: leave one out";
-const WHOLE: &str = "no rank has whole parameters: take an elementwise rule, as a configuration, `ParamGroups` or a function that makes it";
+const WHOLE: &str = "no rank has whole parameters: take an elementwise rule";
+const SHARDS: &str =
+    "optimizers of shards are made of an elementwise rule: give its configuration, or `ParamGroups` of it";
 const MATRICES: &str = "PowerSGD compresses whole matrices, of which a rank has pieces: leave it out";
 const STATE: &str = "checkpoints would have its state under one name from several ranks, which have pieces: take a reducer without a state";
 const STAGES: &str = "gradients of a pipeline's stages travel as they are: leave it out";
@@ -226,9 +232,9 @@ pub static COMBINATIONS: &[Refused] = {
         refused([Reducer, ZeroOptimizer], UNITS),
         refused([Reducer, ZeroGradients], UNITS),
         refused([Reducer, ZeroParameters], UNITS),
-        refused([WholeParameters, ZeroOptimizer], WHOLE),
-        refused([WholeParameters, ZeroGradients], WHOLE),
-        refused([WholeParameters, ZeroParameters], WHOLE),
+        refused([WholeParameters, ZeroOptimizer], SHARDS),
+        refused([WholeParameters, ZeroGradients], SHARDS),
+        refused([WholeParameters, ZeroParameters], SHARDS),
         refused([WholeParameters, Tensor], WHOLE),
         refused([WholeParameters, Experts], WHOLE),
         refused([PowerSgd, Tensor], MATRICES),
@@ -262,6 +268,14 @@ pub static COMBINATIONS: &[Refused] = {
         refused(
             [Local, Uneven],
             "ranks that train by themselves wait for each other at meetings alone: give fast ones larger shares (`SpeedShares`)",
+        ),
+        refused(
+            [Local, Tied],
+            "copies of one parameter would come together at different times, and part: give stages parameters of their own, or sum the gradients of all replicas",
+        ),
+        refused(
+            [Local, Experts],
+            "ranks of one machine have experts of their own, which nobody would bring together and save as a whole: sum the gradients of all ranks",
         ),
         refused(
             [Local, ZeroParameters],

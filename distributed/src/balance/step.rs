@@ -83,8 +83,7 @@ impl<S> Balanced<S> {
     {
         let StepRanks { everyone, share, .. } = inner.ranks();
         everyone.agree("how steps are balanced", format!("{options:?}").as_bytes())?;
-        let fits = inner.combines().features.and(Feature::Uneven).check("Balanced");
-        fits.map_err(|error| error.on_rank(everyone.world_rank()))?;
+        abort_on_err(everyone, inner.combines().features.and(Feature::Uneven).check("Balanced"))?;
         let cadence = Cadence::new(share.of, options)?;
         Ok(Balanced { inner, cadence, clock: Mutex::new(Box::new(clock)) })
     }

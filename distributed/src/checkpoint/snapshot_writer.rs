@@ -25,9 +25,9 @@ type Written = (Result<()>, Option<Snapshot>);
 /// Over an engine whose transfers are [not independent](crate::comm::Guarantees::independent_transfers) everything is written before `save` returns.
 ///
 /// ```no_run
-/// # use distributed::{checkpoint::{Folder, SnapshotWriter}, ddp::DataParallel, train::{CheckpointNotes, Loss, TrainStep}};
+/// # use distributed::{checkpoint::{Folder, SnapshotWriter}, train::{CheckpointNotes, Loss, TrainStep}};
 /// # use numcore::{NullRuntime, Result};
-/// # fn train(mut step: TrainStep<NullRuntime, DataParallel<NullRuntime>>, loss: impl Fn() -> Result<Loss<NullRuntime>>) -> Result<()> {
+/// # fn train(mut step: TrainStep<NullRuntime>, loss: impl Fn() -> Result<Loss<NullRuntime>>) -> Result<()> {
 /// let folder = Folder::new("checkpoints");
 /// let mut writer = step.snapshot_writer()?;
 /// for k in 1..=1000 {

@@ -89,7 +89,9 @@ impl<R: Runtime> DataParallel<R> {
         let comm = &label.over(mesh.gradients());
         let ddp = Ddp::of(comm, model, mesh.batch().rank())?;
         let tensor = TensorAxis::new(&mesh, &label, model)?;
-        let features = options.features().union(tensor.features(&mesh)).and_if(make.is_some(), Feature::Reducer);
+        let own = make.is_some().then(|| Features::of([Feature::Reducer]));
+        let own = own.map(|own| own.and_if(options.unused == Unused::Allow, Feature::Unused));
+        let features = own.unwrap_or_else(|| options.features()).union(tensor.features(&mesh));
         features.and_if(!optimizer.is_elementwise(), Feature::WholeParameters).check("TrainStep::builder")?;
         comm.agree("the optimizer", format!("{options:?} {label:?} {}", optimizer.describe()).as_bytes())?;
         let leaves = leaves(model);
@@ -108,6 +110,7 @@ impl<R: Runtime> DataParallel<R> {
             None => reducer(comm, &options)?,
         };
         features.and_if(!reducer.wanted(&leaves)?.is_empty(), Feature::StatefulReducer).check("TrainStep::builder")?;
+        let features = features.and_if(reducer.reduces_every_pass(), Feature::ReduceEachPass);
         let layout = BucketLayout::new(comm, &label, &mut *optimizer, &key, &options)?;
         let (ranks, buffers) = (tensor.step_ranks(&mesh, comm), Buffers(model.named_buffers()));
         Ok(DataParallel {
@@ -213,6 +216,7 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
     }
 
     fn prepare(&mut self, _: Computing) -> Result<()> {
+        self.wait_for_given_up();
         self.thaw()?;
         self.rebuild()?;
         self.zero();

@@ -13,12 +13,15 @@ use crate::{
 };
 
 impl<R: Runtime> DataParallel<R> {
-    /// Forgets all gradients: the next backward pass overwrites them.
-    pub(super) fn zero(&mut self) {
-        // Buckets of a step that was given up, or has failed, hold ranges of the gradients while they are in flight.
+    /// Waits for buckets of a step that was given up, or has failed: they hold ranges of the gradients while they are in flight.
+    pub(super) fn wait_for_given_up(&mut self) {
         if self.reducer.reduces_every_pass() {
             let _ = self.wait_for_sent();
         }
+    }
+
+    /// Forgets all gradients: the next backward pass overwrites them.
+    pub(super) fn zero(&mut self) {
         self.reducer.begin_step();
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
         self.layout.gradients.zero();

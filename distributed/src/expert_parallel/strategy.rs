@@ -5,6 +5,7 @@ use numcore::{Error, Result, Runtime};
 
 use super::part::{ModelPart, expert_leaves};
 use crate::{
+    combinations::Features,
     comm::{Collectives, Comm, Communicator, Named, memory},
     mesh::Mesh,
     plan::Axis,
@@ -45,7 +46,7 @@ pub(crate) fn of_part<R: Runtime>(
         ..StrategyPart::new(of_experts)
     };
     let parts: Vec<(_, &dyn Module<R>)> = vec![(of_rest, &rest), (of_experts, &experts)];
-    Ok(Box::new(StrategySet::new(parts, SetKind::Whole, ranks)))
+    Ok(Box::new(StrategySet::new(parts, SetKind::Whole, ranks, Features::default())))
 }
 
 /// An error if a mesh has ranks along expert, and the model no experts that are shared out over them.

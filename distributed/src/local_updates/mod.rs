@@ -28,6 +28,7 @@ mod fragment;
 mod options;
 mod rules;
 mod step;
+mod totals;
 
 pub use options::LocalUpdates;
 pub use rules::{DiLoCo, ElasticAveraging, LocalSgd, OuterRule, OuterStep, SlowMo};

@@ -9,6 +9,7 @@ use numcore::{DType, Error, Result, Runtime, Tensor, Within};
 use super::{
     LocalUpdates, OuterRule,
     fragment::{Distances, OuterFragment, fragments},
+    totals::sums,
 };
 use crate::{
     checkpoint::names::Buffers,
@@ -101,8 +102,13 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         comm.agree("the model and when ranks meet", format!("{options:?} {rule:?} {shares:?}\n{lines}").as_bytes())?;
         let is_half = |p: &Param<R>| p.requires_grad() && !matches!(p.dtype(), DType::F32 | DType::F64);
         let half = named.iter().any(|(_, parameter)| is_half(parameter));
+        if let Some((name, _)) = named.iter().find(|(_, p)| !p.leaf().is_resident()) {
+            let why = "is kept in shards by the inner step, and ranks bring whole weights together: take a lower stage of ZeRO";
+            return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
+        }
         let features = inner.combines().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
-        features.check("LocalSteps").map_err(|error| error.on_rank(comm.world_rank()))?;
+        // Ranks of one inner step may have other parameters than each other.
+        abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
         for (name, parameter) in &named {
             let leaf = parameter.leaf();
             let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
@@ -125,7 +131,14 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let buffers = Buffers(all_buffers);
         buffers.sync(&comm, BufferSync::Broadcast)?;
         let (rule, rate) = (Box::new(rule), inner.learning_rate());
-        let ranks = StepRanks { everyone: comm.clone(), losses: comm.clone(), share, draws_as: share.index, ..inside };
+        let ranks = StepRanks {
+            everyone: comm.clone(),
+            losses: comm.clone(),
+            share,
+            draws_as: share.index,
+            alike: 1,
+            ..inside
+        };
         let leaves = named.iter().map(|(_, parameter)| parameter.leaf());
         Ok(LocalSteps {
             weight: 0.0,
@@ -147,7 +160,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         })
     }
 
-    /// Names all ranks that train, where an inner step is one of several: those of all inner steps, which agree on what is saved and when a run ends.
+    /// Names all ranks that train, where an inner step is one of several ranks: those of all inner steps, which agree on what is saved and when a run ends.
     pub fn among(mut self, everyone: &Comm<R>) -> Self {
         self.ranks.everyone = everyone.clone();
         self
@@ -215,7 +228,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let met = self.meet_if_due();
         abort_on_err(&self.comm, met)?;
         let meeting = self.last.filter(|_| self.meetings > before);
-        Ok(TrainingMetrics { meeting, global_step: metrics.global_step, ..metrics })
+        Ok(TrainingMetrics { meeting, ..metrics })
     }
 
     /// Meets with the other ranks now, with all parameters; sums that are under way are applied before. Every rank calls it.
@@ -371,20 +384,4 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let flying: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_flying()).collect();
         if flying.is_empty() { Ok(()) } else { self.end(&flying, self.options.keep).map(drop) }
     }
-}
-
-/// The sums of numbers that each rank has as many of.
-fn sums<R: Runtime>(comm: &Comm<R>, own: &[f64]) -> Result<Vec<f64>> {
-    if comm.size() == 1 {
-        return Ok(own.to_vec());
-    }
-    let bytes: Vec<u8> = own.iter().flat_map(|number| number.to_le_bytes()).collect();
-    let all = comm.exchange(&bytes)?;
-    // Between ranks of a runtime without values nothing arrives, which reads as zeros there.
-    let number = |rank: &[u8], k: usize| rank.chunks_exact(8).nth(k).map_or(0.0, number_of);
-    Ok((0..own.len()).map(|k| all.iter().map(|rank| number(rank, k)).sum()).collect())
-}
-
-fn number_of(bytes: &[u8]) -> f64 {
-    f64::from_le_bytes(std::array::from_fn(|i| bytes[i]))
 }

@@ -27,6 +27,7 @@ pub struct StrategySet<R: Runtime> {
     of: HashMap<usize, usize>,
     kind: SetKind<R>,
     ranks: StepRanks<R>,
+    features: Features,
 }
 
 /// A strategy of a [`StrategySet`].
@@ -62,13 +63,18 @@ impl<R: Runtime> StrategyPart<R> {
 }
 
 impl<R: Runtime> StrategySet<R> {
-    /// The set of some parts, with the module that each trains.
-    pub(crate) fn new(parts: Vec<(StrategyPart<R>, &dyn Module<R>)>, kind: SetKind<R>, ranks: StepRanks<R>) -> Self {
+    /// The set of some parts, with the module that each trains, and features that all ranks know of the model as a whole.
+    pub(crate) fn new(
+        parts: Vec<(StrategyPart<R>, &dyn Module<R>)>,
+        kind: SetKind<R>,
+        ranks: StepRanks<R>,
+        features: Features,
+    ) -> Self {
         let mut of = HashMap::new();
         for (k, (_, module)) in parts.iter().enumerate() {
             of.extend(module.parameters().iter().map(|parameter| (parameter.leaf().id(), k)));
         }
-        StrategySet { parts: parts.into_iter().map(|(part, _)| part).collect(), of, kind, ranks }
+        StrategySet { parts: parts.into_iter().map(|(part, _)| part).collect(), of, kind, ranks, features }
     }
 
     /// The strategies: of the rest and of the experts, or of this rank's stages in ascending order.
@@ -132,8 +138,7 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
 
     fn features(&self) -> Features {
         let own = |part: &StrategyPart<R>| part.strategy.features().and_if(part.serves_others, Feature::Experts);
-        let all = self.parts.iter().map(own).fold(Features::default(), Features::union);
-        all.and_if(matches!(self.kind, SetKind::Stages { .. }), Feature::Pipeline)
+        self.parts.iter().map(own).fold(self.features, Features::union)
     }
 
     fn prepare(&mut self, who: Computing) -> Result<()> {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::{BufferSync, HyperParameters, TrainStep, TrainingConfig, pipeline::Stages};
 use crate::{
-    buckets::{BucketOptions, BucketReducer},
+    buckets::{BucketOptions, BucketReducer, GradCompression},
     combinations::{Feature, Features},
     comm::{Collectives, Comm, abort_on_err},
     ddp::{DataParallel, MakeReducer},
@@ -206,6 +206,10 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
 
     /// Shards state, gradients and parameters: a [`ZeroStage`], or all [`ZeroOptions`]. They are cut along the
     /// mesh's shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded along data.
+    ///
+    /// Stages of a pipeline are sharded over their replicas. Stage 2 then exchanges gradients after every micro-batch, or once a step with
+    /// [`reduce_once`](ZeroOptions::reduce_once); stage 3 gathers parameters in every pass, or, with a schedule that was
+    /// [lowered for it](crate::pipeline::Lowering::sharded), once for all passes of a stage that follow one another.
     #[doc(alias("FullyShardedDataParallel"))]
     pub fn zero(self, options: impl Into<ZeroOptions>) -> Self {
         Self { zero: options.into(), ..self }
@@ -235,7 +239,11 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     /// The features that no strategy of a part of the model knows.
     fn features(&self) -> Features {
         let whole = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
-        let buckets = self.buckets.clone().unwrap_or_default();
+        let mut buckets = self.buckets.clone().unwrap_or_default();
+        if self.mesh.plan().size(Axis::Expert) == 1 && self.experts {
+            // Each rank has all experts, whose matrices are whole.
+            buckets.compression = GradCompression::Own;
+        }
         Features::default()
             .union(self.zero.features())
             .union(buckets.features())
@@ -262,6 +270,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
             )
         };
         let optimizer = optimizer.ok_or_else(no_optimizer)?;
+        zero.check_unsharded()?;
         let mut make =
             StrategyMaker { optimizer, buckets: buckets.unwrap_or_default(), zero, experts, schedule, reducer };
         let step = match model {
@@ -332,6 +341,9 @@ fn of_stages<R: Runtime>(
     make.zero.units = with_own_units(&model.ties, make.zero.units);
     let groups = PipelineGroups::new(mesh, model.checked.schedule().placement().ranks())?;
     let (ties, replicas) = (model.ties.clone(), groups.stage_mesh(mesh));
+    let features = Features::of([Feature::Pipeline])
+        .and_if(!ties.is_empty(), Feature::Tied)
+        .and_if(make.experts, Feature::Experts);
     let pipeline = Pipeline::new(&groups.pipe, model)?;
     let stages: Vec<(usize, &dyn Module<R>)> =
         pipeline.stages().iter().map(|(&number, stage)| (number, &**stage as &dyn Module<R>)).collect();
@@ -342,7 +354,7 @@ fn of_stages<R: Runtime>(
         parts.push((StrategyPart::new(make.strategy(&replicas, stage)?), stage));
     }
     let (numbers, pipe) = (stages.iter().map(|(number, _)| *number).collect(), groups.pipe.clone());
-    let set = StrategySet::new(parts, SetKind::Stages { numbers, pipe, ties }, ranks_of(&groups));
+    let set = StrategySet::new(parts, SetKind::Stages { numbers, pipe, ties }, ranks_of(&groups), features);
     let step = TrainStep::of(Box::new(set), config)?;
     Ok(TrainStep { stages: Some(Box::new(Stages::new(pipeline))), ..step })
 }

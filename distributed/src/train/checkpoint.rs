@@ -174,6 +174,10 @@ impl<R: Runtime> Checkpointed<R> for TrainStep<R> {
         self.strategy.expect(numbers);
     }
 
+    fn lost_at_another_size(&self) -> Option<&'static str> {
+        self.strategy.lost_at_another_size()
+    }
+
     fn wanted(&self) -> Result<Vec<Wanted>> {
         self.strategy.wanted()
     }

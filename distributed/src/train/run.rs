@@ -19,14 +19,15 @@ impl<R: Runtime> TrainStep<R> {
     }
 
     /// Steps through this rank's batches until every rank has run out of its own. A step takes
-    /// [`accumulation`](TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank takes what is left. The mean
+    /// [`accumulation`](super::TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank takes what is left. The mean
     /// of a step is over the batches that all ranks took. In the micro-batches for which it has none a rank computes its last batch again, which then
     /// weighs nothing; a rank that never had a batch takes part as [`idle`](TrainStep::idle) does.
     ///
     /// `see` is given the metrics of every step.
     ///
     /// # Errors
-    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has experts that compute others' tokens.
+    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has experts that compute others' tokens, or
+    /// stages that compute others' micro-batches.
     /// On every rank as well what `loss` or `see` returns on one.
     #[track_caller]
     pub fn run<B, I: Into<StepInput<R>>>(

@@ -11,6 +11,7 @@ use runtime_cpu::Cpu;
 use super::{Loss, pipeline::begin};
 use crate::{
     buckets::{BucketLimits, BucketOptions},
+    combinations::Features,
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
     ddp::DataParallel,
     pipeline::{
@@ -114,7 +115,7 @@ fn two_runs(
             alike: 1,
             draws_as: comm.rank(),
         };
-        let strategy = StrategySet::new(parts, together, ranks);
+        let strategy = StrategySet::new(parts, together, ranks, Features::default());
         let mut watched = Watched { strategy, is_last: false, replicas, asked: Vec::new() };
         watched.strategy.prepare(Computing::All)?;
         let mut run = |last: bool| -> Result<Sent> {

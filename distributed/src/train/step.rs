@@ -211,15 +211,16 @@ impl<R: Runtime> TrainStep<R> {
 
     fn fits(&self, &StepWork { own, most, uneven, .. }: &StepWork<'_, R>) -> Result<()> {
         let (features, configured) = (self.strategy.features(), self.updates.config.accumulation);
+        if own == 0 && most > 0 {
+            features.and(Feature::Idle).check("TrainStep::idle")?;
+        }
         if uneven {
             features.and(Feature::Uneven).check("TrainStep::step_uneven")?;
             if most == 0 || own > most {
                 let why = format!("a rank has at most {most} micro-batches of at least one, this one was given {own}");
                 return Err(Error::argument("TrainStep::step_uneven", why));
             }
-        } else if own == 0 && most > 0 {
-            features.and(Feature::Idle).check("TrainStep::idle")?;
-        } else if own == 0 || own > configured {
+        } else if own > configured || most == 0 {
             let why =
                 format!("a step has 1 to {configured} micro-batches by its configuration, it was asked for {own}");
             return Err(Error::argument("TrainStep::step_with", why));

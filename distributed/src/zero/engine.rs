@@ -178,8 +178,6 @@ impl<R: Runtime> ZeroEngine<R> {
     }
 
     pub(super) fn begin_step(&mut self) -> Result<()> {
-        // Sums of a step that was given up are under way still, and hold memory; of one that failed nothing more comes.
-        let _ = self.collect_all();
         self.units.iter_mut().for_each(Unit::forget);
         self.reads.begin_step();
         self.sends.end();
@@ -269,6 +267,11 @@ impl<R: Runtime> ZeroEngine<R> {
             self.send(next)?;
         }
         Ok(())
+    }
+
+    /// Waits for sums of a step that was given up, or has failed: they hold memory while they are under way.
+    pub(super) fn wait_for_given_up(&mut self) {
+        let _ = self.collect_all();
     }
 
     fn collect_all(&mut self) -> Result<()> {

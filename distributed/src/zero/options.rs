@@ -182,6 +182,27 @@ impl ZeroOptions {
         }
     }
 
+    /// An error if nothing is sharded, and options of shards were given.
+    pub(crate) fn check_unsharded(&self) -> Result<()> {
+        let ZeroOptions { unused, state, parameters, gradients, reduce_dtype, main_gradients, whole_up_to, .. } = self;
+        let on_host = [state, parameters, gradients].into_iter().any(|place| *place == StatePlace::Host);
+        let given = [
+            ("unused", *unused == Unused::Allow),
+            ("state", on_host),
+            ("reduce_dtype", reduce_dtype.is_some()),
+            ("main_gradients", *main_gradients),
+            ("whole_up_to", *whole_up_to > 0),
+        ];
+        match given.into_iter().find(|(_, given)| *given && self.stage == ZeroStage::None) {
+            Some((field, _)) => {
+                let why =
+                    "is of what is sharded, and `ZeroStage::None` shards nothing: see `BucketOptions`, or take a stage";
+                Err(Error::config("ZeroOptions", field, why))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// The features of a step that is sharded so.
     pub fn features(&self) -> Features {
         let each_pass = self.stage.shards_gradients() && !self.reduce_once;
@@ -192,8 +213,11 @@ impl ZeroOptions {
             ZeroStage::Gradients => Features::of([Feature::ZeroGradients]),
             ZeroStage::Parameters => Features::of([Feature::ZeroParameters]),
         };
-        let stage = stage.and_if(self.unused == Unused::Allow, Feature::Unused);
-        stage.and_if(each_pass, Feature::ReduceEachPass).and_if(as_read, Feature::GatherAsRead)
+        let unused = self.stage != ZeroStage::None && self.unused == Unused::Allow;
+        stage
+            .and_if(unused, Feature::Unused)
+            .and_if(each_pass, Feature::ReduceEachPass)
+            .and_if(as_read, Feature::GatherAsRead)
     }
 
     /// How parameters of a dtype are sharded, which are of a unit of so many elements in all.

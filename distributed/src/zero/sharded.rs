@@ -200,6 +200,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
     }
 
     fn prepare(&mut self, who: Computing) -> Result<()> {
+        self.engine.lock().wait_for_given_up();
         self.thaw()?;
         let mut engine = self.engine.lock();
         engine.idles = who == Computing::Some;

@@ -18,7 +18,7 @@ use distributed::{
     pipeline::{Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, split},
     plan::{Axis, ParallelPlan},
     train::{Loss, TrainStep, TrainStepBuilder, TrainingMetrics},
-    zero::{ZeroStage, ZeroStage1, ZeroStage2, ZeroStage3},
+    zero::{ZeroOptions, ZeroStage, ZeroStage1, ZeroStage2, ZeroStage3},
 };
 use nn::{Forward, Init, Linear, ModuleExt};
 use numcore::{
@@ -328,4 +328,7 @@ fn sharded_steps_have_no_buckets() {
     let made = Sgd::new(&model, SgdConfig::default()).unwrap();
     assert!(said(builder().optimizer(made).zero(ZeroStage::Gradients).build().map(drop)).contains("elementwise"));
     assert!(builder().zero(ZeroStage::Parameters).build().is_ok());
+    // Options of shards, where nothing is sharded.
+    let none = ZeroOptions { main_gradients: true, ..ZeroStage::None.into() };
+    assert!(said(builder().zero(none).build().map(drop)).contains("`ZeroStage::None` shards nothing"));
 }

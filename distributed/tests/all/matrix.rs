@@ -69,12 +69,12 @@ impl Way {
         Way {
             axes,
             zero,
-            tied: k % 2 == 0,
+            tied: k.is_multiple_of(2),
             accumulation: 1 + k / 2 % 2,
-            reduce_once: k % 3 == 0,
+            reduce_once: k.is_multiple_of(3),
             sequence: k % 5 < 2,
-            canonical: k % 7 == 0,
-            unused: k % 11 == 0,
+            canonical: k.is_multiple_of(7),
+            unused: k.is_multiple_of(11),
             kind: kinds[k % 3],
         }
     }

@@ -18,7 +18,7 @@ use distributed::{
     balance::{BalancePolicy, Balanced, BatchRanges, CadenceOptions},
     comm::{Collectives, Comm, Communicator, Ranks},
     local_updates::{DiLoCo, LocalSgd, LocalSteps, LocalUpdates, OuterRule},
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind, balanced, split},
+    pipeline::{MicroBatches, PipelineModel, ScheduleKind, Tie, balanced, split},
     train::{Step, TrainStep},
     zero::ZeroStage,
 };
@@ -161,5 +161,34 @@ fn replicas_of_pipelines_are_balanced() {
     });
     for (rank, (own, ..)) in ranks.iter().enumerate() {
         assert_close(own, &one.as_ref().unwrap()[rank % 2]);
+    }
+}
+
+/// Copies of a parameter in two stages would come together at different times.
+#[test]
+fn stages_that_share_a_parameter_do_not_meet() {
+    let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let machine = comm.split(Some(comm.rank() / 2), comm.rank())?.expect("a group");
+        let alike = comm.split(Some(comm.rank() % 2), comm.rank())?.expect("a group");
+        let tied = staged(&machine)?.ties(vec![Tie::new(["0.weight", "4.weight"])]);
+        let inner = TrainStep::builder(&machine, tied).optimizer(SgdConfig::default()).build()?;
+        LocalSteps::new(&alike, &Vec::<Linear<Cpu>>::new(), inner, LocalSgd, LocalUpdates::default()).map(drop)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("local updates and parameters that stages share exclude each other"), "{error}");
+    }
+}
+
+/// A replica without a micro-batch gives one that weighs nothing: its stages compute.
+#[test]
+fn pipelines_are_not_idle() {
+    let outcomes = Ranks::new(2).timeout(TIMEOUT).outcomes(cpu, |comm| {
+        let mut step = step(&comm, ZeroStage::None)?;
+        step.step_uneven(0, 2, |_| batch(&comm, 0)).map(drop)
+    });
+    for outcome in outcomes.unwrap() {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("a pipeline exclude each other") && error.contains("`weightless`"), "{error}");
     }
 }

@@ -288,7 +288,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/expert_parallel/strategy.rs", from: "saves: ranks.counts_examples,", to: "saves: true,", test: SETS },
     Mutant { file: "distributed/src/expert_parallel/strategy.rs", from: "weighed_over: means.then(|| mesh.axis(Axis::Expert).clone()),", to: "weighed_over: None,", test: SETS },
     Mutant { file: "distributed/src/train/pipeline.rs", from: "last && self.is_last", to: "last", test: SETS },
-    Mutant { file: "distributed/src/train/step.rs", from: "} else if own == 0 && most > 0 {", to: "} else if own == 0 && most > 1 {", test: UNEVEN },
+    Mutant { file: "distributed/src/train/step.rs", from: "if own == 0 && most > 0 {", to: "if own == 0 && most > 1 {", test: UNEVEN },
     Mutant { file: "distributed/src/train/builder.rs", from: "if tied.iter().any(|own| own == name)", to: "if tied.is_empty() && name.is_empty()", test: SETS },
     Mutant { file: "distributed/src/combinations.rs", from: "is_none_or(|partner| !self.has(partner))", to: "is_none_or(|partner| self.has(partner))", test: COMBINED },
     Mutant { file: "distributed/src/combinations.rs", from: "        refused([Uneven, ReduceEachPass], EACH_PASS),\n", to: "", test: BALANCE },
