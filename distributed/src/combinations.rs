@@ -1,130 +1,88 @@
 //! Features of training steps, and which of them go together.
 //!
-//! [`COMBINATIONS`] is the only place that refuses a pair of them: whoever makes or wraps a step asks it, with [`Features::check`]. Pairs that are not in it
-//! work, and the tests draw their cases from it.
+//! [`COMBINATIONS`] is the only place that refuses a pair of them: whoever makes or wraps a step asks it, with
+//! [`Features::check`]. Pairs that are not in it work, and the tests draw their cases from it.
 
 use std::fmt;
 
 use numcore::{Error, Result};
 
-/// A feature of a training step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Feature {
-    /// Several ranks along the tensor axis.
-    Tensor,
-    /// Several ranks along the context axis.
-    Context,
-    /// A model in stages.
-    Pipeline,
-    /// Parameters of which several stages have a copy.
-    Tied,
-    /// Experts that are shared out among ranks.
-    Experts,
-    /// ZeRO stage 1: optimizer state in shards.
-    ZeroOptimizer,
-    /// ZeRO stage 2: gradients in shards too.
-    ZeroGradients,
-    /// ZeRO stage 3: parameters in shards too.
-    ZeroParameters,
-    /// Gradients that are summed over ranks in every backward pass of a step: ZeRO stages 2 and 3 without `reduce_once`.
-    ReduceEachPass,
-    /// Parameters that a rank gathers as it reads them: ZeRO stage 3, unless unused ones are allowed.
-    GatherAsRead,
-    /// Sizes of buckets, and how they travel, said by hand.
-    Buckets,
-    /// Gradients that travel as `bf16` or `f16`.
-    Narrowed,
-    /// Gradients that travel as products of thin matrices.
-    PowerSgd,
-    /// A reducer of one's own.
-    Reducer,
-    /// A reducer that keeps a state of each parameter.
-    StatefulReducer,
-    /// Sums in an order that the number of ranks does not change.
-    Canonical,
-    /// Parameters that may take no part in a loss.
-    Unused,
-    /// An optimizer whose rule looks at whole parameters, or that was made already.
-    WholeParameters,
-    /// Trained parameters in half precision.
-    HalfParameters,
-    /// Ranks that train by themselves and bring their weights together.
-    Local,
-    /// Ranks that keep weights of their own when they have brought them together: fragments in turn, or a rule that keeps a share.
-    StayApart,
-    /// Fast ranks that take more micro-batches than slow ones.
-    Uneven,
-    /// Steps in which a rank computes nothing.
-    Idle,
-    /// Ranks that never have a batch in a run, which all ranks know before.
-    NoBatches,
-    /// Ranks that leave and join.
-    Elastic,
+/// Defines the features with their names.
+macro_rules! features {
+    ($($(#[$doc:meta])* $feature:ident $name:literal,)*) => {
+        /// A feature of a training step.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Feature {
+            $($(#[$doc])* $feature,)*
+        }
+
+        impl Feature {
+            /// Every feature.
+            pub const ALL: &[Feature] = &[$(Feature::$feature),*];
+
+            /// The name of the feature in messages and tables.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Feature::$feature => $name,)*
+                }
+            }
+        }
+    };
 }
 
-impl Feature {
-    /// Every feature.
-    pub const ALL: [Feature; 25] = {
-        use Feature::*;
-        [
-            Tensor,
-            Context,
-            Pipeline,
-            Tied,
-            Experts,
-            ZeroOptimizer,
-            ZeroGradients,
-            ZeroParameters,
-            ReduceEachPass,
-            GatherAsRead,
-            Buckets,
-            Narrowed,
-            PowerSgd,
-            Reducer,
-            StatefulReducer,
-            Canonical,
-            Unused,
-            WholeParameters,
-            HalfParameters,
-            Local,
-            StayApart,
-            Uneven,
-            Idle,
-            NoBatches,
-            Elastic,
-        ]
-    };
-
-    /// The name of the feature in messages and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Feature::Tensor => "tensor parallelism",
-            Feature::Context => "context parallelism",
-            Feature::Pipeline => "a pipeline",
-            Feature::Tied => "parameters that stages share",
-            Feature::Experts => "experts over ranks",
-            Feature::ZeroOptimizer => "ZeRO stage 1",
-            Feature::ZeroGradients => "ZeRO stage 2",
-            Feature::ZeroParameters => "ZeRO stage 3",
-            Feature::ReduceEachPass => "sums in each pass",
-            Feature::GatherAsRead => "parameters gathered as they are read",
-            Feature::Buckets => "buckets",
-            Feature::Narrowed => "narrowed gradients",
-            Feature::PowerSgd => "PowerSGD",
-            Feature::Reducer => "a reducer",
-            Feature::StatefulReducer => "a reducer with state",
-            Feature::Canonical => "canonical order",
-            Feature::Unused => "unused parameters",
-            Feature::WholeParameters => "a rule for whole parameters",
-            Feature::HalfParameters => "half-precision parameters",
-            Feature::Local => "local updates",
-            Feature::StayApart => "ranks that stay apart",
-            Feature::Uneven => "uneven micro-batches",
-            Feature::Idle => "idle ranks",
-            Feature::NoBatches => "ranks without a batch",
-            Feature::Elastic => "elastic ranks",
-        }
-    }
+features! {
+    /// Several ranks along the tensor axis.
+    Tensor "tensor parallelism",
+    /// Several ranks along the context axis.
+    Context "context parallelism",
+    /// A model in stages.
+    Pipeline "a pipeline",
+    /// Parameters of which several stages have a copy.
+    Tied "parameters that stages share",
+    /// Experts that are shared out among ranks.
+    Experts "experts over ranks",
+    /// ZeRO stage 1: optimizer state in shards.
+    ZeroOptimizer "ZeRO stage 1",
+    /// ZeRO stage 2: gradients in shards too.
+    ZeroGradients "ZeRO stage 2",
+    /// ZeRO stage 3: parameters in shards too.
+    ZeroParameters "ZeRO stage 3",
+    /// Gradients that are summed over ranks in every backward pass of a step: ZeRO stages 2 and 3 without
+    /// `reduce_once`.
+    ReduceEachPass "sums in each pass",
+    /// Parameters that a rank gathers as it reads them: ZeRO stage 3, unless unused ones are allowed.
+    GatherAsRead "parameters gathered as they are read",
+    /// Sizes of buckets, and how they travel, said by hand.
+    Buckets "buckets",
+    /// Gradients that travel as `bf16` or `f16`.
+    Narrowed "narrowed gradients",
+    /// Gradients that travel as products of thin matrices.
+    PowerSgd "PowerSGD",
+    /// A reducer of one's own.
+    Reducer "a reducer",
+    /// A reducer that keeps a state of each parameter.
+    StatefulReducer "a reducer with state",
+    /// Sums in an order that the number of ranks does not change.
+    Canonical "canonical order",
+    /// Parameters that may take no part in a loss.
+    Unused "unused parameters",
+    /// An optimizer whose rule looks at whole parameters, or that was made already.
+    WholeParameters "a rule for whole parameters",
+    /// Trained parameters in half precision.
+    HalfParameters "half-precision parameters",
+    /// Ranks that train by themselves and bring their weights together.
+    Local "local updates",
+    /// Ranks that keep weights of their own when they have brought them together: fragments in turn, or a rule that
+    /// keeps a share.
+    StayApart "ranks that stay apart",
+    /// Fast ranks that take more micro-batches than slow ones.
+    Uneven "uneven micro-batches",
+    /// Steps in which a rank computes nothing.
+    Idle "idle ranks",
+    /// Ranks that never have a batch in a run, which all ranks know before.
+    NoBatches "ranks without a batch",
+    /// Ranks that leave and join.
+    Elastic "elastic ranks",
 }
 
 /// Features of one training step.
@@ -152,17 +110,17 @@ impl Features {
         Features(self.0 | other.0)
     }
 
-    /// Whether a feature is among them.
+    /// Tells whether a feature is among them.
     pub fn has(self, feature: Feature) -> bool {
         self.0 & 1 << feature as u32 != 0
     }
 
     /// The features, in the order of [`Feature::ALL`].
     pub fn iter(self) -> impl Iterator<Item = Feature> {
-        Feature::ALL.into_iter().filter(move |feature| self.has(*feature))
+        Feature::ALL.iter().copied().filter(move |feature| self.has(*feature))
     }
 
-    /// Whether another feature can be added.
+    /// Tells whether another feature can be added.
     pub fn allow(self, feature: Feature) -> bool {
         COMBINATIONS.iter().all(|refused| refused.partner_of(feature).is_none_or(|partner| !self.has(partner)))
     }

@@ -6,8 +6,9 @@ use numcore::{
     ops::{Apply, PointwiseOps},
 };
 
-/// The sum of the losses of some examples, or tokens, and how many they were. The step divides once, by what all micro-batches of all
-/// ranks weigh together: a mean of means would count a token of a short batch for more than one of a long batch.
+/// The sum of the losses of some examples, or tokens, and how many they were. The step divides once, by what all
+/// micro-batches of all ranks weigh together: a mean of means would count a token of a short batch for more than one of
+/// a long batch.
 pub struct Loss<R: Runtime> {
     pub(crate) sum: Var<R>,
     pub(crate) weight: f64,
@@ -29,14 +30,15 @@ impl<R: Runtime> Loss<R> {
         Loss { sum: mean, weight: 1.0, counts: true }
     }
 
-    /// This loss for a rank that has no example of its own in a step of the others: its backward pass, which other ranks may wait for, adds nothing, and it weighs
-    /// nothing, whether or not it is finite.
+    /// This loss for a rank that has no example of its own in a step of the others: its backward pass, which other
+    /// ranks may wait for, adds nothing, and it weighs nothing, whether or not it is finite.
     pub fn weightless(self) -> Result<Self> {
         Ok(Loss { sum: self.sum.mul(0.0)?, weight: 0.0, counts: false })
     }
 
-    /// The mean of this loss, which counts as much as any other micro-batch's: the gradient of a step is then a mean of means, whatever each
-    /// rank's share weighs. A loss that weighs nothing, as of tokens that are all masked, is the mean of nothing, and [weightless](Loss::weightless).
+    /// The mean of this loss, which counts as much as any other micro-batch's: the gradient of a step is then a mean of
+    /// means, whatever each rank's share weighs. A loss that weighs nothing, as of tokens that are all masked, is the
+    /// mean of nothing, and [weightless](Loss::weightless).
     pub fn into_mean(self) -> Result<Self> {
         if self.weight > 0.0 {
             return Ok(Loss { sum: self.sum.div(self.weight)?, weight: 1.0, counts: self.counts });

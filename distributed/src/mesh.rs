@@ -231,7 +231,8 @@ fn split<R: Runtime>(world: &Comm<R>, plan: &ParallelPlan, axes: &[Axis]) -> Res
     group.ok_or_else(|| Error::internal("Mesh", "the communicator gave no group"))
 }
 
-/// Whatever ranks can train over: a [`Mesh`], a communicator, which is a mesh of one axis, or a runtime, which is one of one rank.
+/// Whatever ranks can train over: a [`Mesh`], a communicator, which is a mesh of one axis, or a runtime, which is one
+/// of one rank.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no mesh of ranks",
     label = "give a `Mesh`, a `Comm`, or the runtime to train on one rank"

@@ -21,7 +21,8 @@ pub(crate) fn zero_if_finite<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
     norms::zero_if_finite(x)?.reshape([1])
 }
 
-/// The sum of these numbers, a scalar of the widest type of the runtime: the order of additions depends on how many they are alone.
+/// The sum of these numbers, a scalar of the widest type of the runtime: the order of additions depends on how many
+/// they are alone.
 pub(crate) fn total<R: Runtime>(rt: &R, numbers: &[Tensor<R>]) -> Result<Tensor<R>> {
     let wide = wide(rt);
     match numbers {

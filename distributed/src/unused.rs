@@ -18,7 +18,8 @@ pub enum Unused {
     Allow,
 }
 
-/// Whether a rank has no example in a step, in which its losses weigh nothing and it used no parameter: it contributes zeros to what others have used.
+/// Whether a rank has no example in a step, in which its losses weigh nothing and it used no parameter: it contributes
+/// zeros to what others have used.
 pub(crate) fn idles(weighs_nothing: bool, mut used: impl Iterator<Item = bool>) -> bool {
     weighs_nothing && !used.any(|used| used)
 }

@@ -30,12 +30,13 @@ pub trait Forward<R: Runtime>: Module<R> {
     fn forward(&self, x: &Var<R>) -> Result<Var<R>>;
 }
 
-/// A part of a model that one rank of a pipeline runs as a whole: several values in, several out, of any shapes and element types. Its
-/// parameters are those it visits as a [`Module`]; a parameter's name should be its name in the whole model.
+/// A part of a model that one rank of a pipeline runs as a whole: several values in, several out, of any shapes and
+/// element types. Its parameters are those it visits as a [`Module`]; a parameter's name should be its name in the
+/// whole model.
 ///
-/// A stage is given what the stage before made, in its order; the first is given a micro-batch's inputs, what the last makes goes
-/// to the loss. It must make values of the same shapes and dtypes for every micro-batch. Gradients flow back to the floating
-/// inputs that needed them where they were made: integers and masks travel forward alone.
+/// A stage is given what the stage before made, in its order; the first is given a micro-batch's inputs, what the last
+/// makes goes to the loss. It must make values of the same shapes and dtypes for every micro-batch. Gradients flow back
+/// to the floating inputs that needed them where they were made: integers and masks travel forward alone.
 #[doc(alias("TrainablePipelineStage"))]
 pub trait Stage<R: Runtime>: Module<R> {
     /// Applies it to one micro-batch.

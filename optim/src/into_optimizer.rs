@@ -7,8 +7,8 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{Combined, Elementwise, FlatOptimizer, Optimizer, ParamGroups, Shards, UpdateRule};
 
-/// Whatever a training step can make its optimizers of: a configuration, [`ParamGroups`], an optimizer that was made already, or a function
-/// ([`OptimizerFn`]).
+/// Whatever a training step can make its optimizers of: a configuration, [`ParamGroups`], an optimizer that was made
+/// already, or a function ([`OptimizerFn`]).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no optimizer",
     label = "give a configuration, `AdamWConfig` for one, `ParamGroups`, or an optimizer"
@@ -51,7 +51,8 @@ impl<R: Runtime> OptimizerSource<R> {
         (self.make)(leaves)
     }
 
-    /// The rule by which shards are updated; none of a rule that looks at whole parameters, and of optimizers that were made already.
+    /// The rule by which shards are updated; none of a rule that looks at whole parameters, and of optimizers that were
+    /// made already.
     pub fn shards(&self) -> Option<&Arc<dyn Shards<R>>> {
         self.shards.as_ref()
     }

@@ -3,7 +3,8 @@
 use nn::{Module, Visitor};
 use numcore::Runtime;
 
-/// The model of a loop whose step has the model in itself, as a pipeline has its stages: `Trainer::new(&InStep, pipeline, loader)`.
+/// The model of a loop whose step has the model in itself, as a pipeline has its stages: `Trainer::new(&InStep,
+/// pipeline, loader)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InStep;
 

@@ -17,7 +17,8 @@ use crate::{
     train::{Combines, NO_ROW, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
 
-/// A training step to which fast ranks contribute more micro-batches than slow ones.
+/// A training step to which fast ranks contribute more micro-batches than slow ones, in place of the number that its
+/// configuration has (`accumulation`).
 ///
 /// Ranks take batches by number, from one order that all of them know: a loader of the whole batches, a seed. What a rank computes
 /// is measured until its last backward pass is over; with what the others measured it goes into a [`Cadence`], which all ranks
@@ -61,7 +62,8 @@ impl<S> Balanced<S> {
     /// Balances a step among its shares of the examples: of ranks, or of replicas of a pipeline.
     ///
     /// # Errors
-    /// On every rank: if options make no sense or differ, or a feature of the step [excludes](crate::combinations::COMBINATIONS) uneven micro-batches.
+    /// On every rank: if options make no sense or differ, or a feature of the step
+    /// [excludes](crate::combinations::COMBINATIONS) uneven micro-batches.
     #[track_caller]
     pub fn new<R: Runtime>(inner: S, options: CadenceOptions) -> Result<Self>
     where
@@ -88,9 +90,9 @@ impl<S> Balanced<S> {
         Ok(Balanced { inner, cadence, clock: Mutex::new(Box::new(clock)) })
     }
 
-    /// One step of the next batches of an epoch, each of which `input` is given by its number on the ranks of one share; none when all are read. In the last
-    /// step of an epoch a rank that is left without a batch is given the number before its place, of a batch that another rank reads too, and what it
-    /// computes weighs nothing.
+    /// One step of the next batches of an epoch, each of which `input` is given by its number on the ranks of one
+    /// share; none when all are read. In the last step of an epoch a rank that is left without a batch is given the
+    /// number before its place, of a batch that another rank reads too, and what it computes weighs nothing.
     ///
     /// # Errors
     /// As [`Step::step`].
@@ -147,7 +149,8 @@ impl<S> Balanced<S> {
         Ok(metrics)
     }
 
-    /// Tells all ranks what was measured. A share took as long as the slowest of its ranks, an exchange as long as on the rank that came to it last.
+    /// Tells all ranks what was measured. A share took as long as the slowest of its ranks, an exchange as long as on
+    /// the rank that came to it last.
     fn report<R: Runtime>(&mut self, ranks: &StepRanks<R>, own: [Duration; 2], batches: &[usize]) -> Result<()> {
         let mut bytes = [0; 24];
         let numbers = [ranks.share.index as f64, own[0].as_secs_f64(), own[1].as_secs_f64()];
@@ -180,8 +183,9 @@ impl<S> Balanced<S> {
     }
 }
 
-/// Ranks take whole batches in turn, of numbers from 0 among those that are left: as many in a step as there are. Counts depend on what was measured, so a run
-/// that is resumed is no repetition of one that was not, but reads what that would have read, once.
+/// Ranks take whole batches in turn, of numbers from 0 among those that are left: as many in a step as there are.
+/// Counts depend on what was measured, so a run that is resumed is no repetition of one that was not, but reads what
+/// that would have read, once.
 impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     fn ranks(&self) -> &StepRanks<R> {
         self.inner.ranks()
@@ -199,9 +203,9 @@ impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
         self.inner.learning_rate()
     }
 
-    fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
+    fn step(&mut self, mut work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
         let mut left = BatchRanges::new(work.most as u64);
-        let metrics = Balanced::step(self, &mut left, |number| (work.input)(number as usize))?;
+        let metrics = Balanced::step(self, &mut left, |number| work.input(number as usize))?;
         metrics.ok_or_else(|| Error::argument("Balanced", "a step of no batches"))
     }
 

@@ -27,10 +27,10 @@ pub struct FolderLock {
 }
 
 impl Folder {
-    /// Sets the time for which a run waits until another one has [left](Folder::lock) the folder. By default several ranks
-    /// wait twice as long as their calls may take, since a rank of a job that has failed may wait so long for the others
-    /// before it ends; one rank waits 5 seconds. A file server may keep the lock of a host that died for its lease: 90
-    /// seconds are usual.
+    /// Sets the time for which a run waits until another one has [left](Folder::lock) the folder. By default several
+    /// ranks wait twice as long as their calls may take, since a rank of a job that has failed may wait so long for the
+    /// others before it ends; one rank waits 5 seconds. A file server may keep the lock of a host that died for its
+    /// lease: 90 seconds are usual.
     pub fn lock_wait(mut self, most: Duration) -> Self {
         self.lock_wait = Some(most);
         self
@@ -47,7 +47,8 @@ impl Folder {
         self.try_lock(most)?.ok_or_else(|| self.is_taken(most))
     }
 
-    /// Takes the folder for a run of several ranks: the first [locks](Folder::lock) it. All ranks call it, and wait together.
+    /// Takes the folder for a run of several ranks: the first [locks](Folder::lock) it. All ranks call it, and wait
+    /// together.
     ///
     /// # Errors
     /// Those of [`lock`](Folder::lock), on all ranks.

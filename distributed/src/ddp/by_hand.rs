@@ -138,7 +138,7 @@ impl<R: Runtime> Ddp<R> {
     }
 }
 
-/// Whether several ranks have a parameter together, or parts of its gradient.
+/// Tells whether several ranks have a parameter together, or parts of its gradient.
 fn is_cut<R: Runtime>(parameter: &Param<R>) -> bool {
     parameter.placed().is_some_and(|placed| placed.group().size() > 1)
 }

@@ -24,13 +24,15 @@ use crate::{
 /// Makes a reducer of buckets over some ranks.
 pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
 
-/// The strategy of a model of which every rank has a copy, PyTorch's `DistributedDataParallel` with its optimizer: consecutive pieces of the optimizer's
-/// own gradient memory are buckets, which are summed over all ranks, in place, as soon as they are full in the backward pass.
+/// The strategy of a model of which every rank has a copy, PyTorch's `DistributedDataParallel` with its optimizer:
+/// consecutive pieces of the optimizer's own gradient memory are buckets, which are summed over all ranks, in place, as
+/// soon as they are full in the backward pass.
 ///
-/// Buckets are sent in the order of the plan, whatever order gradients become final in: all ranks make the same calls. The sums do not depend on how
-/// parameters are cut into buckets. Parameters and buffers are those of rank 0 from the start. Before the second step buckets are rebuilt, once, in the
-/// order in which gradients became final on rank 0. Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is
-/// sent, until a step begins in which they are not: those then begin, on all ranks alike, as they would have at the first step.
+/// Buckets are sent in the order of the plan, whatever order gradients become final in: all ranks make the same calls.
+/// The sums do not depend on how parameters are cut into buckets. Parameters and buffers are those of rank 0 from the
+/// start. Before the second step buckets are rebuilt, once, in the order in which gradients became final on rank 0.
+/// Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is sent, until a
+/// step begins in which they are not: those then begin, on all ranks alike, as they would have at the first step.
 #[doc(alias("DistributedDataParallel"))]
 #[doc(alias("BucketedTrainer"))]
 pub struct DataParallel<R: Runtime> {
@@ -43,9 +45,9 @@ pub struct DataParallel<R: Runtime> {
     pub(super) layout: BucketLayout<R>,
     /// The number of the bucket to send next.
     pub(super) next: usize,
-    /// Whether buckets are sent in the backward pass that goes on.
+    /// True if buckets are sent in the backward pass that goes on.
     pub(super) sync: bool,
-    /// Whether a backward pass of this step was begun.
+    /// True if a backward pass of this step was begun.
     pub(super) has_passed: bool,
     /// The losses of this rank weigh nothing in this step.
     pub(super) weighs_nothing: bool,
@@ -149,8 +151,8 @@ impl<R: Runtime> DataParallel<R> {
         &self.layout.gradients
     }
 
-    /// The number of buckets that gradients are exchanged in. It may change before the second step, which puts gradients into the order in
-    /// which they became final.
+    /// The number of buckets that gradients are exchanged in. It may change before the second step, which puts
+    /// gradients into the order in which they became final.
     pub fn num_buckets(&self) -> usize {
         self.layout.buckets.len()
     }
@@ -160,7 +162,8 @@ impl<R: Runtime> DataParallel<R> {
         self.layout.buckets[k].members.iter().map(|member| member.leaf.name().to_string()).collect()
     }
 
-    /// Parameters by name, in the order in which their gradients became final in the last backward pass that was exchanged.
+    /// Parameters by name, in the order in which their gradients became final in the last backward pass that was
+    /// exchanged.
     pub fn ready_order(&self) -> Vec<String> {
         self.ready_leaves().map(|leaf| leaf.name().to_string()).collect()
     }
@@ -169,7 +172,8 @@ impl<R: Runtime> DataParallel<R> {
         self.ready.iter().map(|&i| &self.layout.params[i].leaf)
     }
 
-    /// What of a parameter's mean gradient this rank could not send yet, where gradients are compressed with error feedback: a row.
+    /// What of a parameter's mean gradient this rank could not send yet, where gradients are compressed with error
+    /// feedback: a row.
     pub fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         self.reducer.residual(leaf)
     }
@@ -227,8 +231,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.begin_pass(last)
     }
 
-    // What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less in the next, and no sum leaves
-    // the range.
+    // What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less in
+    // the next, and no sum leaves the range.
     fn set_loss_weight(&mut self, LossWeight { weight, scale, skippable }: LossWeight) -> Result<()> {
         self.weighs_nothing = weight == 0.0;
         self.reducer.set_loss_weight(weight, scale, skippable)

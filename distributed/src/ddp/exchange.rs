@@ -13,7 +13,8 @@ use crate::{
 };
 
 impl<R: Runtime> DataParallel<R> {
-    /// Waits for buckets of a step that was given up, or has failed: they hold ranges of the gradients while they are in flight.
+    /// Waits for buckets of a step that was given up, or has failed: they hold ranges of the gradients while they are
+    /// in flight.
     pub(super) fn wait_for_given_up(&mut self) {
         if self.reducer.reduces_every_pass() {
             let _ = self.wait_for_sent();
@@ -29,7 +30,8 @@ impl<R: Runtime> DataParallel<R> {
         self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 
-    /// Begins a backward pass; `sync` tells whether its gradients are to be exchanged, or only added up. In canonical order they always are.
+    /// Begins a backward pass; `sync` tells whether its gradients are to be exchanged, or only added up. In canonical
+    /// order they always are.
     pub(super) fn begin_pass(&mut self, sync: bool) -> Result<()> {
         if self.reducer.reduces_every_pass() && mem::replace(&mut self.has_passed, true) {
             let settled = self.flush();
@@ -64,7 +66,7 @@ impl<R: Runtime> DataParallel<R> {
         Ok(())
     }
 
-    /// Whether this rank has no example in this step: it contributes zeros.
+    /// Tells whether this rank has no example in this step: it contributes zeros.
     fn idles(&self) -> bool {
         idles(self.weighs_nothing, self.layout.params.iter().map(|p| p.used))
     }

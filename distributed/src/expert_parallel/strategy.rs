@@ -15,8 +15,9 @@ use crate::{
 /// Makes the strategy of what is trained over a mesh.
 type MakeStrategy<'m, R> = dyn FnMut(&Mesh<R>, &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> + 'm;
 
-/// The strategies that `make` gives for a mesh and what is trained over it: of all but the experts that are shared out, then of those that this rank has, if
-/// it has any. `means` tells whether gradients are sent as such. Every rank calls this.
+/// The strategies that `make` gives for a mesh and what is trained over it: of all but the experts that are shared out,
+/// then of those that this rank has, if it has any. `means` tells whether gradients are sent as such. Every rank calls
+/// this.
 ///
 /// # Errors
 /// As `make`.
@@ -62,7 +63,8 @@ pub(crate) fn require_experts<R: Runtime>(mesh: &Mesh<R>, has_experts: bool) -> 
     Err(Error::config("TrainStep::builder", "experts", why).on_rank(mesh.world().world_rank()))
 }
 
-/// Gives ranks along tensor, which have the same experts, the values of the first. An error unless they train them alike.
+/// Gives ranks along tensor, which have the same experts, the values of the first. An error unless they train them
+/// alike.
 fn make_equal<R: Runtime>(ranks: &Comm<R>, experts: &impl Module<R>) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());

@@ -11,8 +11,8 @@ use crate::{
     train::{Combines, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
 
-/// Each rank takes steps of its own, and what is told of one is the rank's own but for its weight, which is that of all ranks: they count tokens alike. That
-/// takes two small exchanges.
+/// Each rank takes steps of its own, and what is told of one is the rank's own but for its weight, which is that of all
+/// ranks: they count tokens alike. That takes two small exchanges.
 impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
     fn ranks(&self) -> &StepRanks<R> {
         &self.ranks

@@ -82,7 +82,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// Saves everything that going on needs. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Folder::save`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were not named.
+    /// As [`Folder::save`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were not
+    /// named.
     #[track_caller]
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(self.everyone()?, self.steps, self, notes)
@@ -94,7 +95,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         SnapshotWriter::new(self.everyone()?)
     }
 
-    /// Saves as [`save`](LocalSteps::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
+    /// Saves as [`save`](LocalSteps::save) does, while training goes on: returns when a copy is made, which a thread
+    /// writes. Every rank calls it.
     ///
     /// # Errors
     /// Those of [`SnapshotWriter::save`].
@@ -110,7 +112,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks; none if there is none. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Folder::load_latest`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were not named.
+    /// As [`Folder::load_latest`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were
+    /// not named.
     #[track_caller]
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
         let everyone = self.everyone()?.clone();

@@ -7,8 +7,8 @@ use crate::strategy::BufferSync;
 /// When ranks that train by themselves bring their weights together, and in how many parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalUpdates {
-    /// Steps from one meeting to the next, `H`. With none, ranks meet where they call [`LocalSteps::meet`](super::LocalSteps::meet) alone,
-    /// which may be after a different number of steps on each.
+    /// Steps from one meeting to the next, `H`. With none, ranks meet where they call
+    /// [`LocalSteps::meet`](super::LocalSteps::meet) alone, which may be after a different number of steps on each.
     pub every: Option<u64>,
     /// Steps at the beginning after each of which ranks meet: post-local SGD (Lin et al., *Don't Use Large Mini-Batches, Use Local SGD*, 2018).
     pub warmup: u64,

@@ -160,7 +160,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         })
     }
 
-    /// Names all ranks that train, where an inner step is one of several ranks: those of all inner steps, which agree on what is saved and when a run ends.
+    /// Names all ranks that train, where an inner step is one of several ranks: those of all inner steps, which agree
+    /// on what is saved and when a run ends.
     pub fn among(mut self, everyone: &Comm<R>) -> Self {
         self.ranks.everyone = everyone.clone();
         self

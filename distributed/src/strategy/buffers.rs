@@ -10,16 +10,19 @@ use crate::{
     comm::{Collectives, Comm, Communicator, ReduceOp, memory},
 };
 
-/// What becomes of a model's buffers after each step. All ranks begin with those of rank 0; what a rank's own examples move, as they move
-/// [`BatchNorm`](nn::BatchNorm)'s running statistics, differs between ranks from the first step on. (Statistics of all ranks' examples are
-/// [`SyncBatchNorm`](crate::SyncBatchNorm)'s.) In a pipeline the ranks are those that have the same stage.
+/// What becomes of a model's buffers after each step. All ranks begin with those of rank 0; what a rank's own examples
+/// move, as they move [`BatchNorm`](nn::BatchNorm)'s running statistics, differs between ranks from the first step on.
+/// (Statistics of all ranks' examples are [`SyncBatchNorm`](crate::SyncBatchNorm)'s.) In a pipeline the ranks are those
+/// that have the same stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BufferSync {
-    /// Every rank keeps its own: models give other results in evaluation on each rank, and checkpoints have those of rank 0.
+    /// Every rank keeps its own: models give other results in evaluation on each rank, and checkpoints have those of
+    /// rank 0.
     #[default]
     Own,
-    /// Every rank takes those of rank 0, as PyTorch's `DistributedDataParallel` does with `broadcast_buffers`: there before each forward pass
-    /// of training, here after each step, so that an evaluation between steps is the same on all ranks too.
+    /// Every rank takes those of rank 0, as PyTorch's `DistributedDataParallel` does with `broadcast_buffers`: there
+    /// before each forward pass of training, here after each step, so that an evaluation between steps is the same on
+    /// all ranks too.
     Broadcast,
     /// Every rank takes the mean over ranks of what is floating, and what else there is (counts) of rank 0.
     Average,

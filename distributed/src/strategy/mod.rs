@@ -1,8 +1,9 @@
 //! Strategies: ways of spreading training over ranks.
 //!
-//! A [`Strategy`] knows where gradients go while a backward pass goes on, sums them, measures what was summed and updates parameters. Everything else of a
-//! training step is written once over it, in [`train`](crate::train). [`StrategySet`] is several strategies of one model as one: of experts and of the rest,
-//! or of the stages of a pipeline that a rank has.
+//! A [`Strategy`] knows where gradients go while a backward pass goes on, sums them, measures what was summed and
+//! updates parameters. Everything else of a training step is written once over it, in [`train`](crate::train).
+//! [`StrategySet`] is several strategies of one model as one: of experts and of the rest, or of the stages of a
+//! pipeline that a rank has.
 
 mod buffers;
 mod hyper;
@@ -35,10 +36,12 @@ pub(crate) use tied::Tied;
 /// Which parameters a sum is over.
 pub type LeafFilter<'a, R> = dyn Fn(&Arc<Leaf<R>>) -> bool + 'a;
 
-/// Spreads training over ranks: says where gradients go while the backward pass goes on, sums them, and updates parameters.
+/// Spreads training over ranks: says where gradients go while the backward pass goes on, sums them, and updates
+/// parameters.
 ///
-/// A step calls [`prepare`](Strategy::prepare); for each backward pass [`begin`](Strategy::begin), the hook's methods and [`end`](Strategy::end); after the last
-/// one [`finish`](Strategy::finish), and [`update`](Strategy::update). All ranks make the same calls in the same order, whatever their data.
+/// A step calls [`prepare`](Strategy::prepare); for each backward pass [`begin`](Strategy::begin), the hook's methods
+/// and [`end`](Strategy::end); after the last one [`finish`](Strategy::finish), and [`update`](Strategy::update). All
+/// ranks make the same calls in the same order, whatever their data.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send + Sync {
     /// The ranks that train together.
     fn ranks(&self) -> &StepRanks<R>;
@@ -51,35 +54,37 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     /// Forgets the last step's gradients, before a step in which all ranks compute something, or only some.
     fn prepare(&mut self, who: Computing) -> Result<()>;
 
-    /// Begins a backward pass through a stage of the model, 0 where it is whole; `last` tells whether it is the stage's last in this step.
+    /// Begins a backward pass through a stage of the model, 0 where it is whole; `last` tells whether it is the stage's
+    /// last in this step.
     fn begin(&mut self, stage: usize, last: bool) -> Result<()>;
 
-    /// Learns, before the last backward pass and after [`begin`](Strategy::begin), what this rank's losses of the step weigh: for strategies that send
-    /// anything but sums.
+    /// Learns, before the last backward pass and after [`begin`](Strategy::begin), what this rank's losses of the step
+    /// weigh: for strategies that send anything but sums.
     fn set_loss_weight(&mut self, weight: LossWeight) -> Result<()> {
         let _ = weight;
         Ok(())
     }
 
-    /// Ends a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all the same. A pipeline, whose
-    /// passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
+    /// Ends a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all
+    /// the same. A pipeline, whose passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
     fn end(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Waits, after the last backward pass, until every gradient is the sum over all ranks and micro-batches, as far as this rank keeps it.
+    /// Waits, after the last backward pass, until every gradient is the sum over all ranks and micro-batches, as far as
+    /// this rank keeps it.
     #[doc(alias("wait_and_unflatten"))]
     fn finish(&mut self) -> Result<()>;
 
-    /// The square of the L2 norm of the summed gradients of the parameters that count, of all ranks' parts: a scalar on the device. It does not depend on
-    /// buckets or units that gradients lie in, as far as these do not cut parameters.
+    /// The square of the L2 norm of the summed gradients of the parameters that count, of all ranks' parts: a scalar on
+    /// the device. It does not depend on buckets or units that gradients lie in, as far as these do not cut parameters.
     fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>>;
 
-    /// Whether all gradients are finite, on all ranks; waits for the device.
+    /// Tells whether all gradients are finite, on all ranks; waits for the device.
     fn is_finite(&self) -> Result<bool>;
 
-    /// An error if [`update`](Strategy::update) could not begin: because memory that it writes has another holder, or a learning rate is no number. Nothing is
-    /// changed.
+    /// An error if [`update`](Strategy::update) could not begin: because memory that it writes has another holder, or a
+    /// learning rate is no number. Nothing is changed.
     fn check_update(&mut self) -> Result<()>;
 
     /// Updates the parameters from the gradients times a scalar on the device.
@@ -111,8 +116,8 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
         untold()
     }
 
-    /// Takes out what this rank keeps of a trained parameter's summed gradient, to be added to that of its copies in other stages; equal ranks of the
-    /// stages keep equal elements.
+    /// Takes out what this rank keeps of a trained parameter's summed gradient, to be added to that of its copies in
+    /// other stages; equal ranks of the stages keep equal elements.
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
         Err(not_of(leaf))
     }
@@ -135,7 +140,8 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
         Ok(())
     }
 
-    /// Gathers all parameters of this rank's stages, for evaluation and export, until the scope ends. Every rank calls it.
+    /// Gathers all parameters of this rank's stages, for evaluation and export, until the scope ends. Every rank calls
+    /// it.
     fn gather_full_params(&self) -> Result<FullParameters> {
         Ok(FullParameters::default())
     }
@@ -157,7 +163,7 @@ pub struct LossWeight {
     pub weight: f64,
     /// The factor of the losses: the loss scale, 1 without one.
     pub scale: f64,
-    /// Whether the step may be left out once its gradients are known.
+    /// True if the step may be left out once its gradients are known.
     pub skippable: bool,
 }
 

@@ -9,15 +9,20 @@ use crate::comm::Comm;
 pub struct StepRanks<R: Runtime> {
     /// The ranks that take a step together, and decide alike.
     pub everyone: Comm<R>,
-    /// The ranks over which gradients and losses are summed: those that examples are shared out among, and those that have parts of the same sequences.
+    /// The ranks over which gradients and losses are summed: those that examples are shared out among, and those that
+    /// have parts of the same sequences.
     pub losses: Comm<R>,
-    /// This rank's share of a batch: ranks that have parts of the same sequences, or pieces of the same layers, read the same.
+    /// This rank's share of a batch: ranks that have parts of the same sequences, or pieces of the same layers, read
+    /// the same.
     pub share: BatchShare,
-    /// Whether what this rank measures of its examples counts: of ranks that have pieces of the same layers the first does.
+    /// True if what this rank measures of its examples counts: of ranks that have pieces of the same layers the first
+    /// does.
     pub counts_examples: bool,
-    /// How many ranks of [`losses`](StepRanks::losses) say what the same examples weigh: those that have parts of the same sequences.
+    /// How many ranks of [`losses`](StepRanks::losses) say what the same examples weigh: those that have parts of the
+    /// same sequences.
     pub alike: usize,
-    /// The number of the random stream that checkpoints keep of this rank: ranks that draw the same values have the same one.
+    /// The number of the random stream that checkpoints keep of this rank: ranks that draw the same values have the
+    /// same one.
     pub draws_as: usize,
 }
 

@@ -17,10 +17,12 @@ use crate::{
     sums::wide,
 };
 
-/// Several strategies as one, each of which trains parameters of its own: of experts and of all the rest, or of the stages of a pipeline that this rank has.
+/// Several strategies as one, each of which trains parameters of its own: of experts and of all the rest, or of the
+/// stages of a pipeline that this rank has.
 ///
-/// What belongs to a parameter goes to the strategy that has it. Norms are summed over the strategies in order and, in a pipeline, over the ranks that have
-/// other stages; parameters of which several stages have a copy are summed over the copies last.
+/// What belongs to a parameter goes to the strategy that has it. Norms are summed over the strategies in order and, in
+/// a pipeline, over the ranks that have other stages; parameters of which several stages have a copy are summed over
+/// the copies last.
 pub struct StrategySet<R: Runtime> {
     pub(super) parts: Vec<StrategyPart<R>>,
     /// The part of a leaf, by its identity; others are the first part's.
@@ -33,11 +35,11 @@ pub struct StrategySet<R: Runtime> {
 /// A strategy of a [`StrategySet`].
 pub(crate) struct StrategyPart<R: Runtime> {
     pub(crate) strategy: Box<dyn Strategy<R>>,
-    /// Whether this rank saves its part of checkpoints: of ranks that have the same one the first does.
+    /// True if this rank saves its part of checkpoints: of ranks that have the same one the first does.
     pub(crate) saves: bool,
     /// The ranks whose losses reach these parameters too, if the strategy must know what all of them weigh.
     pub(crate) weighed_over: Option<Comm<R>>,
-    /// Whether the parameters compute something for other ranks, so that none may be idle.
+    /// True if the parameters compute something for other ranks, so that none may be idle.
     pub(crate) serves_others: bool,
 }
 
@@ -63,7 +65,8 @@ impl<R: Runtime> StrategyPart<R> {
 }
 
 impl<R: Runtime> StrategySet<R> {
-    /// The set of some parts, with the module that each trains, and features that all ranks know of the model as a whole.
+    /// The set of some parts, with the module that each trains, and features that all ranks know of the model as a
+    /// whole.
     pub(crate) fn new(
         parts: Vec<(StrategyPart<R>, &dyn Module<R>)>,
         kind: SetKind<R>,

@@ -1,4 +1,5 @@
-//! Checkpoints of several strategies: under the names of the whole model, so that any other cut, number of replicas or strategy goes on from them.
+//! Checkpoints of several strategies: under the names of the whole model, so that any other cut, number of replicas or
+//! strategy goes on from them.
 
 use std::collections::BTreeMap;
 
@@ -112,7 +113,7 @@ impl Copies {
         self.0.iter().find(|copy| copy.called == leaf).map(|copy| (copy, kind))
     }
 
-    /// Whether this belongs to a copy.
+    /// Tells whether this belongs to a copy.
     fn has(&self, name: &str) -> bool {
         self.copy(name).is_some()
     }

@@ -36,13 +36,13 @@ pub(crate) struct TensorAxis<R: Runtime> {
     replicas: BTreeMap<usize, Comm<R>>,
     /// What tells this trainer's calls apart from those of others on the same ranks.
     label: Label,
-    /// Whether the axis is that of experts, along which ranks read different examples.
+    /// True if the axis is that of experts, along which ranks read different examples.
     of_experts: bool,
 }
 
 impl<R: Runtime> TensorAxis<R> {
-    /// The axis of `mesh`. An error unless the model is cut over exactly its ranks, and these have the same one, trained in the same parts, and
-    /// draw the same random values.
+    /// The axis of `mesh`. An error unless the model is cut over exactly its ranks, and these have the same one,
+    /// trained in the same parts, and draw the same random values.
     #[track_caller]
     pub(crate) fn new(mesh: &Mesh<R>, label: &Label, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         check_context(mesh, model)?;
@@ -87,7 +87,8 @@ impl<R: Runtime> TensorAxis<R> {
         Ok(axis)
     }
 
-    /// An error unless the ranks along the axis have the same model and random state: they compute the same values between the layers.
+    /// An error unless the ranks along the axis have the same model and random state: they compute the same values
+    /// between the layers.
     fn agree_on_model(&self, model: &(impl Module<R> + ?Sized)) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
@@ -103,7 +104,8 @@ impl<R: Runtime> TensorAxis<R> {
         self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.agree(what, text.as_bytes()))
     }
 
-    /// Gives ranks that have the same piece of a parameter the value of the first of them, and all ranks along the axis its buffers.
+    /// Gives ranks that have the same piece of a parameter the value of the first of them, and all ranks along the axis
+    /// its buffers.
     pub(crate) fn sync(&self, leaves: &[Arc<Leaf<R>>], buffers: &[(String, Buffer<R>)]) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         for leaf in leaves {
@@ -145,7 +147,7 @@ impl<R: Runtime> TensorAxis<R> {
         Features::default().and_if(self.is_cut(), cut).and_if(context, Feature::Context)
     }
 
-    /// Whether parameters are cut along the axis.
+    /// Tells whether parameters are cut along the axis.
     pub(crate) fn is_cut(&self) -> bool {
         self.ranks.is_some()
     }
@@ -155,7 +157,8 @@ impl<R: Runtime> TensorAxis<R> {
         self.ranks.as_ref().map_or(0, |ranks| ranks.rank())
     }
 
-    /// Whether this rank's piece of a parameter counts in norms, and is saved, and not that of another rank that has the same one.
+    /// Tells whether this rank's piece of a parameter counts in norms, and is saved, and not that of another rank that has
+    /// the same one.
     pub(crate) fn counts(&self, leaf: &Arc<Leaf<R>>) -> bool {
         self.placed.get(&leaf.id()).is_none_or(|placed| placed.is_first_replica())
     }
@@ -172,7 +175,8 @@ impl<R: Runtime> TensorAxis<R> {
         self.replicas.get(&placed.replicas())
     }
 
-    /// Starts to sum the partial gradient of a parameter, over the ranks that [`summed_over`](TensorAxis::summed_over) gave.
+    /// Starts to sum the partial gradient of a parameter, over the ranks that [`summed_over`](TensorAxis::summed_over)
+    /// gave.
     pub(crate) fn sum_gradient(
         &self,
         comm: &Comm<R>,
@@ -192,12 +196,13 @@ impl<R: Runtime> TensorAxis<R> {
         }
     }
 
-    /// Which parameters any rank along the axis used: `own` has those this one did, in the same order on all. On one rank they are one parameter.
+    /// Which parameters any rank along the axis used: `own` has those this one did, in the same order on all. On one
+    /// rank they are one parameter.
     pub(crate) fn used_anywhere(&self, own: &[bool]) -> Result<Vec<bool>> {
         self.ranks.as_ref().map_or_else(|| Ok(own.to_vec()), |ranks| used_anywhere(ranks, own.iter().copied()))
     }
 
-    /// Whether something holds on all ranks along the axis.
+    /// Tells whether something holds on all ranks along the axis.
     pub(crate) fn all(&self, own: bool) -> Result<bool> {
         match &self.ranks {
             Some(ranks) => Ok(all_gather_bool(ranks, own)?.into_iter().all(|holds| holds)),
@@ -218,7 +223,8 @@ pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffe
     parameters.iter().map(parameter).chain(buffers.iter().map(buffer)).collect()
 }
 
-/// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the same random values.
+/// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the
+/// same random values.
 #[track_caller]
 fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
     let (ranks, places) = (mesh.axis(Axis::Context), context_ranks(model));
@@ -248,7 +254,8 @@ fn axis_name(of_experts: bool) -> &'static str {
     if of_experts { Axis::Expert.name() } else { Axis::Tensor.name() }
 }
 
-/// An error if the tokens of several ranks would compete for a mixture's experts, or move its bias, each rank's by themselves.
+/// An error if the tokens of several ranks would compete for a mixture's experts, or move its bias, each rank's by
+/// themselves.
 fn require_known_ranks<R: Runtime>(mesh: &Mesh<R>, name: &str, parameter: &Param<R>) -> Result<()> {
     let knows = parameter.placed().is_some_and(|placed| placed.examples().is_some());
     if mesh.gradients().size() == 1 || knows || parameter.cuts() != (Cuts::Experts { compete: true }) {

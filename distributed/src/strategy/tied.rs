@@ -101,7 +101,7 @@ impl<R: Runtime> Tied<R> {
         Ok(tied)
     }
 
-    /// Whether a leaf is one of the copies.
+    /// Tells whether a leaf is one of the copies.
     pub(super) fn has(&self, leaf: &Arc<Leaf<R>>) -> bool {
         self.copies.iter().any(|(_, own)| Arc::ptr_eq(own, leaf))
     }

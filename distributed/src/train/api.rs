@@ -6,8 +6,8 @@ use numcore::{Result, Runtime};
 use super::{Loss, StepInput, StepWork, TrainStep, TrainingMetrics};
 use crate::{checkpoint::Checkpointed, combinations::Features, strategy::StepRanks};
 
-/// A training step that loops and wrappers take: a [`TrainStep`](super::TrainStep), or one in [`LocalSteps`](crate::local_updates::LocalSteps) or
-/// [`Balanced`](crate::balance::Balanced).
+/// A training step that loops and wrappers take: a [`TrainStep`](super::TrainStep), or one in
+/// [`LocalSteps`](crate::local_updates::LocalSteps) or [`Balanced`](crate::balance::Balanced).
 pub trait Step<R: Runtime>: Checkpointed<R> {
     /// The ranks that take the step together.
     fn ranks(&self) -> &StepRanks<R>;
@@ -50,7 +50,8 @@ pub struct WeightedSum {
 pub struct Combines {
     /// Features of the step.
     pub features: Features,
-    /// Whole batches that all ranks together take in the next step, each read by one of them in turn; none where each rank reads its share of every batch.
+    /// Whole batches that all ranks together take in the next step, each read by one of them in turn; none where each
+    /// rank reads its share of every batch.
     pub in_turn: Option<usize>,
 }
 

@@ -68,8 +68,9 @@ impl<R: Runtime, M: Module<R> + ?Sized> Module<R> for Borrowed<'_, M> {
 }
 
 impl<R: Runtime> TrainStep<R> {
-    /// The builder of a training step, beginning with the ranks and the model: a [`Mesh`], a communicator, which is a mesh of one axis, or a runtime, which
-    /// is one of one rank; `&model`, or a [`PipelineModel`]. Whatever is chosen, the step's type is this.
+    /// The builder of a training step, beginning with the ranks and the model: a [`Mesh`], a communicator, which is a
+    /// mesh of one axis, or a runtime, which is one of one rank; `&model`, or a [`PipelineModel`]. Whatever is chosen,
+    /// the step's type is this.
     ///
     /// ```
     /// # use distributed::{train::TrainStep, zero::ZeroStage};
@@ -131,7 +132,8 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self
     }
 
-    /// Micro-batches in a step: see [`TrainingConfig::accumulation`]. Of a pipeline, runs, each of as many micro-batches as the schedule has.
+    /// Micro-batches in a step: see [`TrainingConfig::accumulation`]. Of a pipeline, runs, each of as many
+    /// micro-batches as the schedule has.
     pub fn accumulation(mut self, micro_batches: usize) -> Self {
         self.config.accumulation = micro_batches;
         self
@@ -204,20 +206,23 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self
     }
 
-    /// Shards state, gradients and parameters: a [`ZeroStage`], or all [`ZeroOptions`]. They are cut along the
-    /// mesh's shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded along data.
+    /// Shards state, gradients and parameters: a [`ZeroStage`], or all [`ZeroOptions`]. They are cut along the mesh's
+    /// shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded
+    /// along data.
     ///
-    /// Stages of a pipeline are sharded over their replicas. Stage 2 then exchanges gradients after every micro-batch, or once a step with
-    /// [`reduce_once`](ZeroOptions::reduce_once); stage 3 gathers parameters in every pass, or, with a schedule that was
-    /// [lowered for it](crate::pipeline::Lowering::sharded), once for all passes of a stage that follow one another.
+    /// Stages of a pipeline are sharded over their replicas. Stage 2 then exchanges gradients after every micro-batch,
+    /// or once a step with [`reduce_once`](ZeroOptions::reduce_once); stage 3 gathers parameters in every pass, or,
+    /// with a schedule that was [lowered for it](crate::pipeline::Lowering::sharded), once for all passes of a stage
+    /// that follow one another.
     #[doc(alias("FullyShardedDataParallel"))]
     pub fn zero(self, options: impl Into<ZeroOptions>) -> Self {
         Self { zero: options.into(), ..self }
     }
 
-    /// Trains experts that a plan has shared out along the mesh's expert axis ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)): their
-    /// gradients are summed over the ranks that have the same ones, and [`zero`](TrainStepBuilder::zero) shards them over those. Of a pipeline the plan is
-    /// of its stages ([`PipelineModel::parallelize`]).
+    /// Trains experts that a plan has shared out along the mesh's expert axis
+    /// ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)): their gradients are summed over the ranks that
+    /// have the same ones, and [`zero`](TrainStepBuilder::zero) shards them over those. Of a pipeline the plan is of
+    /// its stages ([`PipelineModel::parallelize`]).
     #[doc(alias("MoE"))]
     pub fn experts(self) -> Self {
         Self { experts: true, ..self }
@@ -226,8 +231,9 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     /// The step. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank: unless all have the same model, optimizer and options; if two of the features [exclude](crate::combinations::COMBINATIONS) each other;
-    /// if experts are not shared out over the mesh; of a pipeline, unless the ranks are as many as the schedule's, or a multiple.
+    /// On every rank: unless all have the same model, optimizer and options; if two of the features
+    /// [exclude](crate::combinations::COMBINATIONS) each other; if experts are not shared out over the mesh; of a
+    /// pipeline, unless the ranks are as many as the schedule's, or a multiple.
     #[track_caller]
     pub fn build(self) -> Result<TrainStep<R>> {
         let (world, is_pipeline) = (self.mesh.world().clone(), matches!(self.model, StepModel::Stages(_)));

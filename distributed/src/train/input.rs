@@ -5,7 +5,8 @@ use numcore::{Error, Result, Runtime};
 use super::Loss;
 use crate::pipeline::MicroBatches;
 
-/// The input of one backward pass of a step: the loss of a micro-batch, or, of a pipeline, the micro-batches of one run.
+/// The input of one backward pass of a step: the loss of a micro-batch, or, of a pipeline, the micro-batches of one
+/// run.
 pub enum StepInput<R: Runtime> {
     /// The loss of a model that is whole.
     Loss(Loss<R>),
@@ -76,7 +77,7 @@ impl<R: Runtime> From<MicroBatches<R>> for StepInput<R> {
 pub struct StepWork<'a, R: Runtime> {
     pub(crate) own: usize,
     pub(crate) most: usize,
-    /// Whether ranks have different numbers of them.
+    /// True if ranks have different numbers of them.
     pub(crate) uneven: bool,
     pub(crate) input: &'a mut dyn FnMut(usize) -> Result<StepInput<R>>,
     pub(crate) empty: Empty,
@@ -109,6 +110,11 @@ impl<'a, R: Runtime> StepWork<'a, R> {
     /// Says that ranks have different numbers of micro-batches, and none more than so many, which all ranks say alike.
     pub fn of(self, most: usize) -> Self {
         StepWork { most, uneven: true, ..self }
+    }
+
+    /// Computes the `k`-th of this rank's micro-batches, from 0.
+    pub fn input(&mut self, k: usize) -> Result<StepInput<R>> {
+        (self.input)(k)
     }
 
     /// How many micro-batches this rank has.

@@ -58,7 +58,8 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.own_weight
     }
 
-    /// The meeting of ranks that this step ended with, where they [train by themselves](crate::local_updates) in between.
+    /// The meeting of ranks that this step ended with, where they [train by themselves](crate::local_updates) in
+    /// between.
     pub fn meeting(&self) -> Option<Meeting> {
         self.meeting
     }

@@ -62,12 +62,12 @@ impl<R: Runtime> Stages<R> {
     }
 }
 
-/// The strategy of a rank's stages, as the hooks of a run. It sums over the replicas of a stage during the stage's last backward pass or, where gradients
-/// are sharded, during each: REDUCE_GRAD finds the sums in flight.
+/// The strategy of a rank's stages, as the hooks of a run. It sums over the replicas of a stage during the stage's last
+/// backward pass or, where gradients are sharded, during each: REDUCE_GRAD finds the sums in flight.
 struct StrategyHooks<'a, R: Runtime> {
     strategy: &'a mut dyn Strategy<R>,
     observer: Option<&'a mut GradientObserver<R>>,
-    /// Whether the run is the step's last.
+    /// True if the run is the step's last.
     is_last: bool,
 }
 

@@ -1,4 +1,5 @@
-//! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are in flight, and not before its last backward pass.
+//! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are in flight, and not before its
+//! last backward pass.
 
 use std::{slice::from_ref, sync::Arc};
 
@@ -41,7 +42,7 @@ type Sent = Vec<(Asked, u64)>;
 /// Strategies, and how many of their sums had been started when they were asked for something.
 struct Watched {
     strategy: StrategySet<Cpu>,
-    /// Whether the run that goes on is the step's last.
+    /// True if the run that goes on is the step's last.
     is_last: bool,
     replicas: Arc<CountingCommunicator<Cpu>>,
     asked: Vec<(Asked, u64)>,
@@ -152,7 +153,8 @@ fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
     }
 }
 
-/// All of a stage's sums are started in the last backward pass of the step that makes weight gradients; REDUCE_GRAD is what comes next.
+/// All of a stage's sums are started in the last backward pass of the step that makes weight gradients; REDUCE_GRAD is
+/// what comes next.
 fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
     for (rank, [first, second]) in ranks.into_iter().enumerate() {
         assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");

@@ -50,7 +50,7 @@ pub struct TrainStep<R: Runtime> {
     pub(super) observer: Option<GradientObserver<R>>,
     /// The losses of the micro-batches that [`backward_and_step`](TrainStep::backward_and_step) was given since the last update.
     pub(super) pushed: Vec<Loss<R>>,
-    /// Whether the strategy is prepared for the next of them.
+    /// True if the strategy is prepared for the next of them.
     pub(super) prepared: bool,
     /// Leaves, by identity, of experts that compute for other ranks.
     pub(super) shared: HashSet<usize>,
@@ -80,8 +80,9 @@ impl<R: Runtime> TrainStep<R> {
         Ok(TrainStep { updates, strategy, stages: None, observer: None, pushed, prepared: false, shared })
     }
 
-    /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's [`accumulation`](TrainingConfig::accumulation)
-    /// micro-batches; of a pipeline it gives the [`MicroBatches`](crate::pipeline::MicroBatches) of this replica's `k`-th run.
+    /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's
+    /// [`accumulation`](TrainingConfig::accumulation) micro-batches; of a pipeline it gives the
+    /// [`MicroBatches`](crate::pipeline::MicroBatches) of this replica's `k`-th run.
     ///
     /// An error on one rank is an error on all, and ends the communicator. On one rank nothing has changed then: the next step is what it
     /// would have been.
@@ -138,8 +139,8 @@ impl<R: Runtime> TrainStep<R> {
     /// ranks need a [weightless](Loss::weightless) loss of any batch in its place.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and where the strategy needs a backward pass on every rank: experts over ranks, pipelines, and ZeRO stage 3 unless
-    /// unused parameters are allowed.
+    /// As [`step`](TrainStep::step); and where the strategy needs a backward pass on every rank: experts over ranks,
+    /// pipelines, and ZeRO stage 3 unless unused parameters are allowed.
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let most = self.updates.config.accumulation;
@@ -177,13 +178,14 @@ impl<R: Runtime> TrainStep<R> {
         self.stages.as_ref().map(|stages| &stages.pipeline)
     }
 
-    /// What the last run of the pipeline left on this rank: losses, and measurements for a [timeline](Pipeline::timeline).
+    /// What the last run of the pipeline left on this rank: losses, and measurements for a
+    /// [timeline](Pipeline::timeline).
     pub fn last_run(&self) -> Option<&PipelineOutput<R>> {
         self.stages.as_ref()?.last.as_ref()
     }
 
-    /// Forwards alone through the stages of a pipeline: see [`Pipeline::evaluate`]. Each replica evaluates its own micro-batches; where parameters are
-    /// sharded, replicas must evaluate together.
+    /// Forwards alone through the stages of a pipeline: see [`Pipeline::evaluate`]. Each replica evaluates its own
+    /// micro-batches; where parameters are sharded, replicas must evaluate together.
     ///
     /// # Errors
     /// As [`Pipeline::evaluate`], and if the model is whole.
@@ -192,7 +194,8 @@ impl<R: Runtime> TrainStep<R> {
         self.stages.as_mut().ok_or_else(no_stages)?.evaluate(&mut *self.strategy, batch)
     }
 
-    /// All parameters on every rank, for evaluation and export: they are gathered now, where they are sharded, and released when the scope ends.
+    /// All parameters on every rank, for evaluation and export: they are gathered now, where they are sharded, and
+    /// released when the scope ends.
     pub fn gather_full_params(&self) -> Result<FullParameters> {
         self.strategy.gather_full_params()
     }

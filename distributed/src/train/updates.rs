@@ -22,11 +22,12 @@ pub(crate) struct Updates {
     pub(crate) config: TrainingConfig,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) steps: u64,
-    /// Whether an update has begun, and not come to its end.
+    /// True if an update has begun, and not come to its end.
     pub(crate) is_torn: bool,
 }
 
-/// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still have to be multiplied by.
+/// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still
+/// have to be multiplied by.
 static CLIPPED: LazyLock<Program> =
     LazyLock::new(|| Program::new("clipped", |[norm, scale], [max]| [(max / (norm * scale + 1e-6)).min(1.0) * scale]));
 
@@ -40,7 +41,7 @@ impl Updates {
         self.scaler.as_ref().map_or(1.0, LossScaler::factor)
     }
 
-    /// Whether a step is left out if its gradients are not finite.
+    /// Tells whether a step is left out if its gradients are not finite.
     pub(crate) fn may_skip(&self) -> bool {
         self.scaler.is_some() || self.config.skip_non_finite
     }
@@ -61,39 +62,37 @@ impl Updates {
         // What the step tells is equal on all ranks, so that loops decide by it.
         let totals = equal(everyone, totals)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
+        let mut metrics = TrainingMetrics {
+            loss: sum,
+            own,
+            own_weight,
+            weight,
+            grad_norm: None,
+            stepped: true,
+            learning_rate: strategy.learning_rate().unwrap_or(0.0),
+            global_step: self.steps,
+            alike: ranks.alike,
+            meeting: None,
+        };
+        let weight = metrics.weight.clone();
         // Who has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
             if empty == Empty::IsLeftOut {
-                let (loss, learning_rate) = (weight.clone(), strategy.learning_rate().unwrap_or(0.0));
-                let (grad_norm, stepped, global_step, alike) = (None, true, self.steps, ranks.alike);
-                return Ok(TrainingMetrics {
-                    loss,
-                    own,
-                    own_weight,
-                    weight,
-                    grad_norm,
-                    stepped,
-                    learning_rate,
-                    global_step,
-                    alike,
-                    meeting: None,
-                });
+                return Ok(TrainingMetrics { loss: weight, ..metrics });
             }
             let why = "the losses of all ranks and micro-batches together weigh 0, so there is no mean to train on: leave out a \
                        step that has no examples or tokens anywhere";
             return Err(Error::argument("a training step", why));
         }
-        let stepped = !self.may_skip() || decided(everyone, strategy.is_finite()?)?;
+        metrics.stepped = !self.may_skip() || decided(everyone, strategy.is_finite()?)?;
         let mut scale = weight.mul(self.loss_scale())?.recip()?;
-        let mut grad_norm = None;
         if let Some(max) = self.config.max_norm {
             let norm = strategy.squared_norm(&|_| true)?.sqrt()?.reshape([])?.to_dtype(scale.dtype())?;
-            grad_norm = Some(norm.mul(&scale)?);
+            metrics.grad_norm = Some(norm.mul(&scale)?);
             scale = norm.apply_program(&CLIPPED, &[&scale], &[max.into()])?;
         }
         let scale = equal(everyone, scale)?;
-        let learning_rate = strategy.learning_rate().unwrap_or(0.0);
-        if stepped {
+        if metrics.stepped {
             // The one place at which an error that came late, here or on another rank, still prevents the update.
             everyone.poll()?;
             strategy.check_update()?;
@@ -102,26 +101,15 @@ impl Updates {
             (self.steps, self.is_torn) = (self.steps + 1, false);
         }
         if let Some(scaler) = &mut self.scaler {
-            scaler.adapt(stepped);
+            scaler.adapt(metrics.stepped);
         }
-        let loss = sum.div(&weight)?;
-        let (global_step, alike, meeting) = (self.steps, ranks.alike, None);
-        Ok(TrainingMetrics {
-            loss,
-            own,
-            own_weight,
-            weight,
-            grad_norm,
-            stepped,
-            learning_rate,
-            global_step,
-            alike,
-            meeting,
-        })
+        metrics.loss = metrics.loss.div(&weight)?;
+        metrics.global_step = self.steps;
+        Ok(metrics)
     }
 }
 
-/// Whether ranks may have different values of one sum.
+/// Tells whether ranks may have different values of one sum.
 fn differ<R: Runtime>(comm: &Comm<R>) -> bool {
     comm.size() > 1 && !comm.guarantees().equal_on_all_ranks
 }

@@ -191,8 +191,8 @@ impl<R: Runtime> ZeroEngine<R> {
         if self.reads_differ() { self.prefetch_all() } else { Ok(()) }
     }
 
-    /// True if ranks may read other units than each other. Then none can be gathered when it is read: gathers of different units
-    /// would meet. All are gathered at once, in one order, and kept for the step.
+    /// True if ranks may read other units than each other. Then none can be gathered when it is read: gathers of
+    /// different units would meet. All are gathered at once, in one order, and kept for the step.
     fn reads_differ(&self) -> bool {
         (self.idles || self.options.unused == Unused::Allow) && self.options.stage.shards_parameters()
     }

@@ -28,12 +28,14 @@ use crate::{
     sums,
 };
 
-/// The strategy of a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say, for any elementwise optimizer. One that
-/// looks at whole matrices or norms (Muon, LAMB, Adafactor) needs them in one place: it trains without.
+/// The strategy of a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say, for any
+/// elementwise optimizer. One that looks at whole matrices or norms (Muon, LAMB, Adafactor) needs them in one place: it
+/// trains without.
 ///
-/// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to outlive the step is saved
-/// as a checkpoint, or copied within [`gather_full_params`](Strategy::gather_full_params). Parameters that are frozen when it is made have
-/// neither gradients nor state until a step begins in which one of their unit is not: then all of the unit that were frozen do.
+/// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to
+/// outlive the step is saved as a checkpoint, or copied within [`gather_full_params`](Strategy::gather_full_params).
+/// Parameters that are frozen when it is made have neither gradients nor state until a step begins in which one of
+/// their unit is not: then all of the unit that were frozen do.
 #[doc(alias("FSDP"))]
 #[doc(alias("FullyShardedDataParallel"))]
 #[doc(alias("ZeroTrainer"))]

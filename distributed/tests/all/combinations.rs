@@ -50,9 +50,9 @@ fn a_pair_is_in_the_table_once_with_a_reason() {
 
 #[test]
 fn features_are_checked_pair_by_pair() {
-    for a in Feature::ALL {
+    for &a in Feature::ALL {
         assert_eq!(Features::of([a]).iter().collect::<Vec<_>>(), [a]);
-        for b in Feature::ALL {
+        for &b in Feature::ALL {
             let both = Features::of([a, b]);
             let refused =
                 COMBINATIONS.iter().find(|refused| a != b && refused.features.iter().all(|of| [a, b].contains(of)));

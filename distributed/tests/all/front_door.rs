@@ -1,4 +1,4 @@
-//! The builder of training steps: every kind of them on one rank, schedules, looking at gradients, errors of one's own.
+//! The builder of training steps on one rank, schedules, looking at gradients, errors of one's own.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,6 @@
-//! Every way to train one model, on every number of ranks: axes, stages of ZeRO, options. A way that the table of combinations refuses is refused with its words;
-//! every other takes the steps of one rank, and one rank goes on from its checkpoint.
+//! Every way to train one model, on every number of ranks: axes, stages of ZeRO, options. A way that the table of
+//! combinations refuses is refused with its words; every other takes the steps of one rank, and one rank goes on from
+//! its checkpoint.
 
 use autograd::{Var, manual_seed};
 use distributed::{

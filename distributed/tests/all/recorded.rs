@@ -1,7 +1,9 @@
-//! Digests of what every strategy computes, printed: two versions of the code that print the same compute the same bits.
+//! Digests of what every strategy computes, printed: two versions of the code that print the same compute the same
+//! bits.
 //!
-//! `WEFTGRAD_TEST_RECORD=1 cargo test -p weftgrad-distributed --test all -- recorded --nocapture | grep '^recorded'`, on one machine. Schedules, stages of ZeRO and
-//! axes are there each by itself and in some products, with what a step may be asked for beside them.
+//! `WEFTGRAD_TEST_RECORD=1 cargo test -p weftgrad-distributed --test all -- recorded --nocapture | grep '^recorded'`,
+//! on one machine. Schedules, stages of ZeRO and axes are there each by itself and in some products, with what a step
+//! may be asked for beside them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

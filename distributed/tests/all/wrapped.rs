@@ -119,7 +119,8 @@ fn pipelines_that_meet_go_on_from_a_checkpoint_between_meetings() {
     outcome.unwrap();
 }
 
-/// The second replica is three times as slow: it takes fewer batches, each batch is read by one replica, and steps are those of one replica with all of them.
+/// The second replica is three times as slow: it takes fewer batches, each batch is read by one replica, and steps are
+/// those of one replica with all of them.
 #[test]
 fn replicas_of_pipelines_are_balanced() {
     let options = CadenceOptions { policy: BalancePolicy::Cadence, anchor: 1, max_anchor: 1, ..Default::default() };

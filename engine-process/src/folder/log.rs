@@ -1,9 +1,10 @@
 //! Messages from one process to another, appended to a file by the one and read by the other.
 //!
-//! A log is created before anyone opens it, and is opened anew at each poll: network file systems show what a writer has closed to who opens
-//! a file after that, but may cache for half a minute that a name does not exist. A long log is continued in another file; the reader deletes what it has read.
-//! A reader may also see that a file has grown before it sees the bytes, so each message has a checksum. Its log and its job are in
-//! it: what was written for another log is no message here.
+//! A log is created before anyone opens it, and is opened anew at each poll: network file systems show what a writer
+//! has closed to who opens a file after that, but may cache for half a minute that a name does not exist. A long log is
+//! continued in another file; the reader deletes what it has read. A reader may also see that a file has grown before
+//! it sees the bytes, so each message has a checksum. Its log and its job are in it: what was written for another log
+//! is no message here.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -164,7 +164,8 @@ impl Meeting<'_> {
         }
     }
 
-    /// The folder of the logs of these processes, in which no others write: not one either in whose place one of these has come.
+    /// The folder of the logs of these processes, in which no others write: not one either in whose place one of these
+    /// has come.
     fn job(&self, list: &List) -> PathBuf {
         let all = list.iter().fold(0u64, |all, number| all.rotate_left(1) ^ number);
         self.folder.join(format!("{JOB}{all:016x}"))

@@ -307,8 +307,8 @@ impl Drop for FolderTransport {
     }
 }
 
-/// The locked file that says that a process of this machine lives; none where the file system has no locks. It is locked
-/// before it has its name: others that look meanwhile find none.
+/// The locked file that says that a process of this machine lives; none where the file system has no locks. It is
+/// locked before it has its name: others that look meanwhile find none.
 fn alive(job: &Path, rank: usize) -> io::Result<Option<File>> {
     let unnamed = job.join(format!("alive-{rank}.new"));
     fs::write(&unnamed, this_machine())?;

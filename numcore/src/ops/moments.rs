@@ -66,8 +66,8 @@ fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<
     T::apply1(largest, &ins.iter().collect::<SmallVec<[&T; 2]>>())?.apply_program(&SCALE, &[], &[])
 }
 
-/// Whether squares are summed in `f64`, which holds those of every such number, so that a pass to find a scale is spared: of numbers whose
-/// squares leave the range of `f32`, where the device computes in `f64`.
+/// Whether squares are summed in `f64`, which holds those of every such number, so that a pass to find a scale is
+/// spared: of numbers whose squares leave the range of `f32`, where the device computes in `f64`.
 fn squares_in_f64<T: Apply>(x: &T) -> bool {
     matches!(x.spec().dtype, DType::F32 | DType::BF16) && x.runtime().capabilities().compute.contains(&DType::F64)
 }

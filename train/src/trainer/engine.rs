@@ -46,7 +46,8 @@ impl<S, F> StepWithLoss<S, F> {
             waited += batches.last_wait().as_secs_f64();
             let batch = batch?;
             scalars::set_weight(batch.count as f64);
-            // A rank that only takes part in a balanced step was told so by the step: another rank reads the batch too, and records what it finds.
+            // A rank that only takes part in a balanced step was told so by the step: another rank reads the batch too,
+            // and records what it finds.
             if whole.is_some() && counted_rows(1) == 0 {
                 return Ok(scalars::apart(|| loss(model, &batch))?.0);
             }

@@ -223,10 +223,9 @@ where
     /// # Errors
     /// On every rank what fails on one, with its words. The last checkpoint is there.
     pub fn run<I: Into<StepInput<R>>>(self, mut loss: impl FnMut(&M, &Batch<B>) -> Result<I>) -> Result<RunReport<S>> {
-        let buffers_of =
-            |module: &dyn nn::Module<R>| module.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
         let mut buffers: Vec<_> = self.model.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
-        buffers.extend(self.step.modules().into_iter().flat_map(|module| -> Vec<_> { buffers_of(module) }));
+        let in_step = self.step.modules().into_iter().flat_map(|module| module.named_buffers());
+        buffers.extend(in_step.map(|(_, buffer)| buffer));
         Cycle::new(self, |model: &M, batch: &Batch<B>| loss(model, batch).map(Into::into), buffers)?.run()
     }
 }

@@ -299,7 +299,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/local_updates/as_step.rs", from: "TrainingMetrics { weight, alike: 1, ..metrics }", to: "TrainingMetrics { weight, ..metrics }", test: LOCAL_LOOP },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "expert_leaves(&**stage)", to: "HashSet::from([expert_leaves(&**stage).len()])", test: EXPERTS },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "count.saturating_sub(micro * own).min(own)", to: "count.min(own)", test: PIPED },
-    Mutant { file: "distributed/src/train/updates.rs", from: "let (grad_norm, stepped, global_step, alike) = (None, true, self.steps, ranks.alike);", to: "let (grad_norm, stepped, global_step, alike) = (None, false, self.steps, ranks.alike);", test: LOCAL },
+    Mutant { file: "distributed/src/train/updates.rs", from: "stepped: true,", to: "stepped: false,", test: LOCAL },
     Mutant { file: "distributed/src/ddp/thaw.rs", from: "self.begun = 0;", to: "self.begun = 3;", test: FROZEN },
     Mutant { file: "distributed/src/zero/engine.rs", from: "self.sends.add(unit);", to: "", test: FROZEN },
     Mutant { file: "distributed/src/checkpoint/lock.rs", from: "is_mine && matches!(tried, Ok(None)) && begun.elapsed() < most", to: "is_mine && matches!(tried, Ok(None))", test: POLICIES },

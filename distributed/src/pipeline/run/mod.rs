@@ -1,4 +1,4 @@
-//! Running a checked schedule: stages, messages between them, gradients, a trainer.
+//! Running a checked schedule: stages, messages between them, gradients.
 //!
 //! Each rank builds a [`Pipeline`] of its [`Stage`]s and the same [`Checked`](super::Checked) schedule, and all [`run`](Pipeline::run) it together. A run
 //! interprets the rank's row and nothing else; what belongs to a stage as a whole, its gradients and their reduction, it leaves to
