@@ -9,7 +9,10 @@ use numcore::{
 };
 
 use super::{BucketReducer, FullBucket, GradCompression, weight::TotalWeight};
-use crate::comm::{Collectives, Comm, Communicator, ReduceOp, Work};
+use crate::{
+    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
+    strategy::LossWeight,
+};
 
 static BF16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::BF16)]));
 static WIDEN: LazyLock<Program> = LazyLock::new(|| Program::new("widen", |[x, own], [n]| [x.cast_like(own) * n]));
@@ -103,7 +106,7 @@ impl<R: Runtime> BucketReducer<R> for AllReduce<R> {
         self.weight.clear();
     }
 
-    fn set_loss_weight(&mut self, weight: f64, _: f64, _: bool) -> Result<()> {
-        if self.compression.sends_means() { self.weight.begin(weight) } else { Ok(()) }
+    fn set_loss_weight(&mut self, losses: LossWeight) -> Result<()> {
+        if self.compression.sends_means() { self.weight.begin(losses.weight) } else { Ok(()) }
     }
 }

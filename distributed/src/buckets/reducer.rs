@@ -9,6 +9,7 @@ use super::{AllReduce, BucketOptions, Canonical, GradCompression, powersgd::Comp
 use crate::{
     checkpoint::{CheckpointPart, Wanted},
     comm::Comm,
+    strategy::LossWeight,
 };
 
 /// A parameter in a bucket.
@@ -51,10 +52,9 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
     /// Before a step: whatever a step that failed has left in flight is dropped.
     fn begin_step(&mut self) {}
 
-    /// Before the last backward pass of a step: what this rank's losses weigh, the loss scale (1 without one), and whether the step may be left out
-    /// once its gradients are known.
-    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
-        let _ = (weight, scale, skippable);
+    /// Learns the weight of this rank's losses, before the last backward pass of a step.
+    fn set_loss_weight(&mut self, losses: LossWeight) -> Result<()> {
+        let _ = losses;
         Ok(())
     }
 

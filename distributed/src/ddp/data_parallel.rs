@@ -17,7 +17,7 @@ use crate::{
     combinations::{Feature, Features},
     comm::{Collectives, Comm, Label, abort_on_err},
     mesh::AsMesh,
-    strategy::{BufferSync, Computing, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, TensorAxis, not_of},
+    strategy::{BackwardPass, BufferSync, Computing, GradLoan, LeafFilter, StepRanks, Strategy, TensorAxis, not_of},
     sums,
 };
 
@@ -227,15 +227,13 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         Ok(())
     }
 
-    fn begin(&mut self, _: usize, last: bool) -> Result<()> {
-        self.begin_pass(last)
-    }
-
-    // What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less in
-    // the next, and no sum leaves the range.
-    fn set_loss_weight(&mut self, LossWeight { weight, scale, skippable }: LossWeight) -> Result<()> {
-        self.weighs_nothing = weight == 0.0;
-        self.reducer.set_loss_weight(weight, scale, skippable)
+    fn begin(&mut self, _: usize, pass: BackwardPass) -> Result<()> {
+        self.begin_pass(pass.is_last())?;
+        let BackwardPass::Last(Some(losses)) = pass else { return Ok(()) };
+        self.weighs_nothing = losses.weight == 0.0;
+        // What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less
+        // in the next, and no sum leaves the range.
+        self.reducer.set_loss_weight(losses)
     }
 
     fn finish(&mut self) -> Result<()> {

@@ -54,16 +54,8 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     /// Forgets the last step's gradients, before a step in which all ranks compute something, or only some.
     fn prepare(&mut self, who: Computing) -> Result<()>;
 
-    /// Begins a backward pass through a stage of the model, 0 where it is whole; `last` tells whether it is the stage's
-    /// last in this step.
-    fn begin(&mut self, stage: usize, last: bool) -> Result<()>;
-
-    /// Learns, before the last backward pass and after [`begin`](Strategy::begin), what this rank's losses of the step
-    /// weigh: for strategies that send anything but sums.
-    fn set_loss_weight(&mut self, weight: LossWeight) -> Result<()> {
-        let _ = weight;
-        Ok(())
-    }
+    /// Begins a backward pass through a stage of the model, 0 where it is whole.
+    fn begin(&mut self, stage: usize, pass: BackwardPass) -> Result<()>;
 
     /// Ends a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all
     /// the same. A pipeline, whose passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
@@ -154,6 +146,23 @@ pub enum Computing {
     All,
     /// Some ranks: others may have no example.
     Some,
+}
+
+/// A backward pass through a stage among those of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BackwardPass {
+    /// A pass that others follow.
+    Earlier,
+    /// The last pass; of a whole model, with the weight of this rank's losses of the step, for strategies that send
+    /// anything but sums.
+    Last(Option<LossWeight>),
+}
+
+impl BackwardPass {
+    /// Tells whether it is the stage's last of the step.
+    pub fn is_last(self) -> bool {
+        self != BackwardPass::Earlier
+    }
 }
 
 /// The weight of this rank's losses of a step.

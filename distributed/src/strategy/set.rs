@@ -8,7 +8,7 @@ use numcore::{Result, Runtime, Tensor, TensorMut, ops::PointwiseOps};
 use optim::HyperParams;
 
 use super::{
-    BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, Tied,
+    BackwardPass, BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, Tied,
     hyper::share_groups,
 };
 use crate::{
@@ -41,6 +41,16 @@ pub(crate) struct StrategyPart<R: Runtime> {
     pub(crate) weighed_over: Option<Comm<R>>,
     /// True if the parameters compute something for other ranks, so that none may be idle.
     pub(crate) serves_others: bool,
+}
+
+impl<R: Runtime> StrategyPart<R> {
+    /// A pass as the part begins it: examples of ranks with other parameters reach it, and weigh what all of those do.
+    fn weighed(&self, pass: BackwardPass) -> Result<BackwardPass> {
+        let (Some(ranks), BackwardPass::Last(Some(losses))) = (&self.weighed_over, pass) else { return Ok(pass) };
+        let all = ranks.exchange_equal(losses.weight.to_le_bytes())?;
+        let weight = all.into_iter().map(f64::from_le_bytes).sum();
+        Ok(BackwardPass::Last(Some(LossWeight { weight, ..losses })))
+    }
 }
 
 /// Kind of a [`StrategySet`]: how its parts are one model.
@@ -96,15 +106,15 @@ impl<R: Runtime> StrategySet<R> {
         &mut *self.parts[part].strategy
     }
 
-    /// The strategies through which a pass of a stage goes.
-    fn through(&mut self, stage: usize) -> impl Iterator<Item = &mut dyn Strategy<R>> {
+    /// The parts through which a pass of a stage goes.
+    fn through(&mut self, stage: usize) -> impl Iterator<Item = &mut StrategyPart<R>> {
         let StrategySet { parts, kind, .. } = self;
         let kind = &*kind;
         let goes = move |k: usize| match kind {
             SetKind::Whole => true,
             SetKind::Stages { numbers, .. } => numbers[k] == stage,
         };
-        parts.iter_mut().enumerate().filter(move |(k, _)| goes(*k)).map(|(_, part)| &mut *part.strategy)
+        parts.iter_mut().enumerate().filter(move |(k, _)| goes(*k)).map(|(_, part)| part)
     }
 
     pub(super) fn ties(&self) -> &[Tied<R>] {
@@ -148,21 +158,10 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
         self.parts_mut().try_for_each(|part| part.prepare(who))
     }
 
-    fn begin(&mut self, stage: usize, last: bool) -> Result<()> {
-        self.through(stage).try_for_each(|part| part.begin(stage, last))
-    }
-
-    fn set_loss_weight(&mut self, weight: LossWeight) -> Result<()> {
-        self.parts.iter_mut().try_for_each(|StrategyPart { strategy, weighed_over, .. }| {
-            // Examples of ranks with other parameters reached these: they weigh what all of those do.
-            let own = match weighed_over {
-                Some(ranks) => {
-                    let all = ranks.exchange_equal(weight.weight.to_le_bytes())?;
-                    LossWeight { weight: all.into_iter().map(f64::from_le_bytes).sum(), ..weight }
-                }
-                None => weight,
-            };
-            strategy.set_loss_weight(own)
+    fn begin(&mut self, stage: usize, pass: BackwardPass) -> Result<()> {
+        self.through(stage).try_for_each(|part| {
+            let pass = part.weighed(pass)?;
+            part.strategy.begin(stage, pass)
         })
     }
 
@@ -252,11 +251,11 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
     }
 
     fn unshard(&mut self, stage: usize) -> Result<()> {
-        self.through(stage).try_for_each(|part| part.unshard(stage))
+        self.through(stage).try_for_each(|part| part.strategy.unshard(stage))
     }
 
     fn reshard(&mut self, stage: usize) -> Result<()> {
-        self.through(stage).try_for_each(|part| part.reshard(stage))
+        self.through(stage).try_for_each(|part| part.strategy.reshard(stage))
     }
 
     fn gather_full_params(&self) -> Result<FullParameters> {

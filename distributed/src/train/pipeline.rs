@@ -10,7 +10,7 @@ use super::{Loss, StepInput, Updates};
 use crate::{
     hooks::{GradientObserver, observe},
     pipeline::{Compute, MicroBatches, Pass, Pipeline, PipelineOutput, StageHooks},
-    strategy::Strategy,
+    strategy::{BackwardPass, Strategy},
 };
 
 /// The stages of this rank, in the pipeline that runs them.
@@ -104,5 +104,6 @@ impl<R: Runtime> BackwardHook<R> for StrategyHooks<'_, R> {
 /// Begins a backward pass through a stage.
 pub(super) fn begin<R: Runtime>(strategy: &mut dyn Strategy<R>, compute: Compute, last: bool) -> Result<()> {
     // I makes no weight gradient: it is no backward pass to a strategy.
-    if compute.pass == Pass::I { Ok(()) } else { strategy.begin(compute.stage, last) }
+    let pass = if last { BackwardPass::Last(None) } else { BackwardPass::Earlier };
+    if compute.pass == Pass::I { Ok(()) } else { strategy.begin(compute.stage, pass) }
 }

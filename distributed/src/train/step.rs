@@ -17,7 +17,7 @@ use crate::{
     ddp::DataParallel,
     hooks::{CountedHook, GradientObserver},
     pipeline::{MicroBatches, Pipeline, PipelineOutput},
-    strategy::{Computing, FullParameters, LossWeight, StepRanks, Strategy},
+    strategy::{BackwardPass, Computing, FullParameters, LossWeight, StepRanks, Strategy},
 };
 
 /// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
@@ -274,13 +274,13 @@ impl<R: Runtime> TrainStep<R> {
 
     /// Before a backward pass, after its forward: the last pass of a step says what all of this rank's losses weigh.
     pub(super) fn begin_pass(&mut self, before: &[Loss<R>], loss: Option<&Loss<R>>, last: bool) -> Result<()> {
-        self.strategy.begin(0, last)?;
-        if last {
-            let weight = before.iter().chain(loss).map(|loss| loss.weight).sum();
-            let (scale, skippable) = (self.updates.loss_scale(), self.updates.may_skip());
-            self.strategy.set_loss_weight(LossWeight { weight, scale, skippable })?;
-        }
-        Ok(())
+        let losses = || LossWeight {
+            weight: before.iter().chain(loss).map(|loss| loss.weight).sum(),
+            scale: self.updates.loss_scale(),
+            skippable: self.updates.may_skip(),
+        };
+        let pass = if last { BackwardPass::Last(Some(losses())) } else { BackwardPass::Earlier };
+        self.strategy.begin(0, pass)
     }
 
     /// The backward pass of a loss, which is left without its graph.

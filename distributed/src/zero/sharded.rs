@@ -22,8 +22,8 @@ use crate::{
     ddp::Ddp,
     mesh::{AsMesh, Mesh},
     strategy::{
-        BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy, TensorAxis,
-        described, not_of,
+        BackwardPass, BufferSync, Computing, FullParameters, GradLoan, LeafFilter, LossWeight, StepRanks, Strategy,
+        TensorAxis, described, not_of,
     },
     sums,
 };
@@ -209,12 +209,10 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         engine.begin_step()
     }
 
-    fn begin(&mut self, _: usize, last: bool) -> Result<()> {
-        self.engine.lock().begin_sweep(last)
-    }
-
-    fn set_loss_weight(&mut self, LossWeight { weight, .. }: LossWeight) -> Result<()> {
-        self.engine.lock().weighs_nothing = weight == 0.0;
+    fn begin(&mut self, _: usize, pass: BackwardPass) -> Result<()> {
+        let mut engine = self.engine.lock();
+        engine.begin_sweep(pass.is_last())?;
+        engine.weighs_nothing = matches!(pass, BackwardPass::Last(Some(LossWeight { weight: 0.0, .. })));
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use distributed::{
         Action, Compute, Limits, Lowering, MicroBatches, Pipeline, PipelineGroups, ScheduleKind, Stage, StageHooks,
         UnitOp,
     },
-    strategy::Strategy,
+    strategy::{BackwardPass, Strategy},
 };
 use nn::ModuleExt;
 use numcore::{Error, Result, Tensor, ops::ViewOps};
@@ -78,6 +78,7 @@ struct Bucketed(BTreeMap<usize, DataParallel<Cpu>>);
 impl StageHooks<Cpu> for Bucketed {
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {
         let buckets = self.0.get_mut(&pass.stage).ok_or_else(|| Error::argument("test", "no such stage"))?;
+        let last = if last { BackwardPass::Last(None) } else { BackwardPass::Earlier };
         buckets.begin(pass.stage, last)?;
         Ok(buckets)
     }

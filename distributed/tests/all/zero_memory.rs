@@ -7,7 +7,7 @@ use crate::common::{WORLDS, cpu, weights};
 use crate::zero_stages::options;
 use distributed::{
     comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    strategy::Computing,
+    strategy::{BackwardPass, Computing},
     train::{Loss, Strategy, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroStage},
 };
@@ -128,7 +128,7 @@ fn the_peaks_of_stage_3_are_those_of_the_formulas() {
                 peak();
                 let loss = model.loss(rt)?;
                 let forward = peak();
-                sharded.begin(0, true)?;
+                sharded.begin(0, BackwardPass::Last(None))?;
                 autograd::backward_with_hooks(loss.total(), &mut sharded)?;
                 sharded.finish()?;
                 let backward = peak();

@@ -9,7 +9,7 @@ use crate::zero_stages::options;
 use autograd::Var;
 use distributed::{
     comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
-    strategy::Computing,
+    strategy::{BackwardPass, Computing},
     train::{Loss, Strategy, TrainingConfig},
     zero::{Sharded, UnitOf, ZeroStage},
 };
@@ -90,7 +90,7 @@ fn units_are_sent_in_the_order_in_which_they_become_ready() {
                     let y = model.blocks.iter().try_fold(x, |x, layer| layer.forward(&x)?.tanh())?;
                     let loss = model.outwards.forward(&y)?.square()?.sum(&[], false)?;
                     rt.reset_peak();
-                    sharded.begin(0, true)?;
+                    sharded.begin(0, BackwardPass::Last(None))?;
                     autograd::backward_with_hooks(&loss, &mut sharded)?;
                     sharded.end()?;
                     sharded.finish()?;
@@ -181,14 +181,14 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
         }
         y.square().unwrap().sum(&[], false).unwrap()
     };
-    let mut second = Vec::new();
+    let (mut second, passes) = (Vec::new(), [BackwardPass::Earlier, BackwardPass::Last(None)]);
     for _ in 0..2 {
         sharded.prepare(Computing::All).unwrap();
         for k in 0..2 {
             gathers.take();
             let loss = forward(skip && k == 0);
             second = gathers.take();
-            sharded.begin(0, k == 1).unwrap();
+            sharded.begin(0, passes[k]).unwrap();
             autograd::backward_with_hooks(&loss, &mut sharded).unwrap();
             if ended {
                 sharded.end().unwrap();

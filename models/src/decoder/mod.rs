@@ -83,7 +83,8 @@ impl<R: Runtime> Decoder<R> {
 
     /// The stages of this model for a pipeline, as [`LanguageModel::split`] makes them: of a model that was read
     /// [lazily](Init::lazily), a rank reads the stages it keeps. The first takes tokens, or tokens with positions and
-    /// segments, which stages hand on.
+    /// segments, which stages hand on; where mixtures sent tokens is not handed on, so that stages train without a
+    /// [balance loss](Decoder::balance_loss).
     ///
     /// # Errors
     /// If there are to be none.

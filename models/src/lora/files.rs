@@ -23,7 +23,8 @@ impl<R: Runtime> Lora<R> {
     /// nothing else of the model. Names are those of transformers 5.
     ///
     /// # Errors
-    /// If a file cannot be written, or the adapters are cut over ranks: load a training checkpoint on one rank to save them.
+    /// If a file cannot be written, or the adapters are cut over ranks, or are of a model in stages of which this rank
+    /// has some: load a training checkpoint on one rank to save them.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())
     }
@@ -31,10 +32,11 @@ impl<R: Runtime> Lora<R> {
     /// Writes a folder, with options; see [`Pretrained::save_pretrained_with`].
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// If [`save`](Lora::save) would fail.
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
         self.require_whole()?;
+        self.require_all_stages()?;
         let named = self.layers.iter().flat_map(|layer| layer.named(&layer.names.theirs));
         let mut weights: Vec<_> = named.map(|(name, p)| writer(name, p, options)).collect();
         weights.extend(self.saved.iter().map(|saved| {
@@ -43,6 +45,16 @@ impl<R: Runtime> Lora<R> {
         }));
         let fields = self.config.to_json(self.transposed);
         WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
+    }
+
+    /// An error if some adapted layers were dropped, as stages that other ranks train: their adapters have not learned.
+    fn require_all_stages(&self) -> Result<()> {
+        let is_there = |layer: &&AdaptedLayer<R>| layer.slot.is_shared();
+        let gone = self.layers.iter().find(|layer| !is_there(layer));
+        let Some((gone, _)) = gone.zip(self.layers.iter().find(is_there)) else { return Ok(()) };
+        let why =
+            "is of a stage that this rank does not have: save a checkpoint of all stages, and load it on one rank";
+        Err(Error::state(&*gone.names.ours, why))
     }
 
     /// Freezes a model and puts the adapters of a folder into it, which peft or [`save`](Lora::save) wrote.

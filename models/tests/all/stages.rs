@@ -88,9 +88,21 @@ fn stages_say_what_they_cannot() {
         (state(stages[0].forward_values(&[ids.clone(), ids.clone()]).map(drop)), "got 2"),
         (state(stages[0].save_pretrained(Scratch::new().0.join("stage"))), "is a stage"),
         (state(decoder("llama").split(0).map(drop)), "no stages"),
+        (state(save_of_a_stage()), "layers.0.self_attn.q_proj: is of a stage that this rank does not have"),
     ] {
         assert!(error.contains(has), "{error}");
     }
+}
+
+/// Saves the adapters of a model of which this rank has the last stage alone.
+fn save_of_a_stage() -> Result<()> {
+    let (model, folder) = (decoder("llama"), Scratch::new());
+    let targets = LoraTargets::Names(vec!["q_proj".into()]);
+    let lora = Lora::new(&model, &init(), LoraConfig { target_modules: targets, ..LoraConfig::default() })?;
+    let mut stages = model.split(2)?;
+    lora.save(&folder.0)?;
+    stages.remove(0);
+    lora.save(&folder.0)
 }
 
 /// How a model is trained: the axes of the ranks, and what is sharded.

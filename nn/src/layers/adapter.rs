@@ -38,6 +38,11 @@ impl<R: Runtime> AdapterSlot<R> {
         self.0.read().clone()
     }
 
+    /// Tells whether this is not the only clone: a layer that was dropped has its place no more.
+    pub fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// Puts an adapter in, or takes it out; gives the one that was there. Optimizers and trainers that exist already do not see it.
     pub fn replace(&self, adapter: Option<Arc<dyn Adapter<R>>>) -> Option<Arc<dyn Adapter<R>>> {
         std::mem::replace(&mut *self.0.write(), adapter)

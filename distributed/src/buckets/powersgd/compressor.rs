@@ -16,6 +16,7 @@ use crate::{
     buckets::{BucketMember, BucketOptions, BucketReducer, FullBucket, weight::TotalWeight},
     checkpoint::{CheckpointPart, Wanted},
     comm::{Collectives, Comm, ReduceOp, Work},
+    strategy::LossWeight,
     unused::Unused,
 };
 
@@ -211,9 +212,9 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
     }
 
     /// Begins the sum of the weights over ranks.
-    fn set_loss_weight(&mut self, weight: f64, scale: f64, skippable: bool) -> Result<()> {
-        self.skippable = skippable;
-        self.weight.begin(weight * scale)
+    fn set_loss_weight(&mut self, losses: LossWeight) -> Result<()> {
+        self.skippable = losses.skippable;
+        self.weight.begin(losses.weight * losses.scale)
     }
 
     /// Parameters that no rank used have sent nothing.
