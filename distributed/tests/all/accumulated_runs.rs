@@ -1,19 +1,9 @@
 //! `TrainStep::run` and `idle` where a step has several micro-batches: every batch counts once, and ranks may run out at any of them.
 
-use crate::common::{bucketed, simple};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use crate::checkpoint_common::{Any, HOWS, How};
-use crate::common::{Mlp, Task, Trace, config, cpu, difference, everywhere, weights};
-use distributed::{
-    buckets::{BucketOptions, Unused},
-    comm::{Collectives, Comm, Communicator, Ranks},
-    train::{Loss, TrainingConfig},
-    zero::ZeroStage,
+use crate::{
+    checkpoint_common::{HOWS, How},
+    prelude::*,
 };
-use nn::Init;
-use numcore::{DType, Error, Result, ops::PointwiseOps};
-use runtime_cpu::Cpu;
 
 fn two() -> TrainingConfig {
     TrainingConfig { accumulation: 2, ..config() }

@@ -1,23 +1,13 @@
 //! What ranks must have in common when a trainer is made, and what they must not.
 
-use std::sync::Arc;
+use autograd::set_random_stream;
+use distributed::comm::all_ok_after;
+use optim::{ConstantLr, Cosine};
 
-use crate::checkpoint_common::{Any, HOWS, How, Scratch};
-use crate::common::data_parallel;
-use crate::common::{Mlp, Task, Trace, config, cpu, everywhere, own, weights};
-use autograd::{Var, manual_seed, no_grad, set_random_stream};
-use distributed::{
-    buckets::BucketOptions,
-    comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks, all_ok_after},
-    train::{CheckpointNotes, TrainStep, TrainingConfig},
-    zero::{ZeroOptions, ZeroStage},
+use crate::{
+    checkpoint_common::{HOWS, How},
+    prelude::*,
 };
-use nn::{Dropout, Forward, Init, ModuleExt};
-use numcore::{DType, ErrorKind, Result, Tensor};
-use optim::{
-    AdamW, AdamWConfig, Combined, ConstantLr, Cosine, FlatOptimizer, LionConfig, Optimizer, ParamGroups, Sgd, SgdConfig,
-};
-use runtime_cpu::Cpu;
 
 /// What is different about rank 1's optimizer.
 const DIFFERENT: [&str; 6] = ["decay", "betas", "rule", "groups", "schedule", "order"];

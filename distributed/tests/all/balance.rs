@@ -1,24 +1,6 @@
 //! Steps of uneven counts: against one rank with all of their batches, and by clocks that run as fast as a test says.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
-
-use crate::common::{EXAMPLES, Mlp, Task, adamw, config, cpu, weights};
-use distributed::{
-    balance::{Balanced, BatchRanges, CadenceOptions},
-    buckets::BucketOptions,
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
-    train::{TrainStep, TrainingConfig},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Init, Linear};
-use numcore::{DType, Result};
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 fn model(rt: &Cpu) -> Result<Mlp<Cpu>> {
     Mlp::new(&Init::new(rt, 3).dtype(DType::F64))

@@ -1,19 +1,6 @@
 //! Buckets are rebuilt once, before the second step, in the order in which gradients became final on rank 0.
 
-use crate::common::{Trace, config, data_parallel, difference, everywhere, weights};
-use crate::common::{bucketed, simple};
-use autograd::Var;
-use distributed::{
-    buckets::{BucketLimits, BucketOptions},
-    comm::Communicator,
-    train::{Loss, TrainingConfig},
-};
-use nn::{Forward, Init, Linear};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 /// In which order rank `r` applies the layers in a step: all are used everywhere, and become ready from the last to the first.
 fn order(rank: usize, step: usize) -> [usize; 3] {

@@ -1,23 +1,13 @@
 //! Buffers that are made equal after each step: whose they are, and that evaluation is the same on all ranks.
 
-use crate::common::pipelined;
-use std::slice::from_ref;
+use distributed::{pipeline::split, train::BufferSync};
 
 use crate::{
     buffers::{batch, buffers, loss, model, squares},
-    checkpoint_common::{Any, HOWS},
-    common::{EXAMPLES, STEPS, config, cpu},
+    checkpoint_common::HOWS,
     pipeline_common::{TIMEOUT, checked},
+    prelude::*,
 };
-use autograd::{Var, no_grad};
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind, split},
-    train::{BufferSync, TrainingConfig},
-};
-use nn::{BatchNorm, Forward, Init, ModuleExt};
-use numcore::{DType, Result, ops::ViewOps};
-use runtime_cpu::Cpu;
 
 const ROWS: usize = EXAMPLES - 1;
 

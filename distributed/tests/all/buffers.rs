@@ -1,26 +1,8 @@
 //! Models with buffers: every rank begins with those of rank 0, trains with them, and finds them in checkpoints.
 
-use crate::common::{pipelined, sharded_pipeline, simple};
-use std::slice::from_ref;
+use distributed::pipeline::split;
 
-use crate::{
-    checkpoint_common::{Any, HOWS, Scratch},
-    common::{EXAMPLES, STEPS, Trace, config, cpu, difference, everywhere, own, weights},
-    pipeline_common::TIMEOUT,
-    pipeline_staged,
-};
-use autograd::Var;
-use distributed::{
-    comm::{Comm, Communicator, Ranks},
-    pipeline::{Checked, MicroBatches, PipelineModel, ScheduleKind, split},
-    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
-};
-use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{PointwiseOps, ViewOps},
-};
-use runtime_cpu::Cpu;
+use crate::{checkpoint_common::HOWS, pipeline_common::TIMEOUT, pipeline_staged, prelude::*};
 
 /// Values of all buffers in `f64`: means, variances, and how many batches there were.
 pub fn buffers(model: &(impl Module<Cpu> + ?Sized)) -> Result<Vec<f64>> {

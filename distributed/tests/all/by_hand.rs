@@ -1,17 +1,6 @@
 //! Data parallelism by hand: what ranks may have, must have in common, and find out together.
 
-use crate::common::cpu;
-use crate::data_parallel_unused::Branches;
-use autograd::{Var, backward};
-use distributed::{
-    comm::{Collectives, Communicator, Ranks},
-    ddp::Ddp,
-};
-use nn::Forward;
-use numcore::{
-    DType, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
+use crate::{data_parallel_unused::Branches, prelude::*};
 
 #[test]
 fn a_parameter_that_no_rank_used_has_no_gradient() {

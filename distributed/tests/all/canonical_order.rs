@@ -1,21 +1,6 @@
 //! Canonical order: which chunk is computed where changes no bit, whatever chunks weigh and whichever parameters they use.
 
-use crate::common::bucketed;
-use crate::common::{Mlp, STEPS, Task, Trace, config, everywhere, weights};
-use crate::data_parallel::small;
-use crate::data_parallel_unused::Branches;
-use autograd::Var;
-use distributed::{
-    buckets::{BucketOptions, Unused},
-    comm::Communicator,
-    train::{Loss, TrainingConfig},
-};
-use nn::{Forward, Init};
-use numcore::{
-    DType, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
+use crate::{data_parallel::small, data_parallel_unused::Branches, prelude::*};
 
 const CHUNKS: usize = 12;
 /// Sums of these depend on the order they are added in.

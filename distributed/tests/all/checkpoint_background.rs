@@ -1,37 +1,13 @@
 //! Checkpoints that a thread writes while training goes on: what is saved, and what becomes of a save that fails or is killed.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::{fs, sync::Condvar, thread};
 
-use distributed::{
-    checkpoint::{CheckpointPart, CheckpointReader, Checkpointed, Folder, SnapshotWriter, Wanted},
-    comm::{Comm, Communicator, InOrderCommunicator, NoOpCommunicator, Ranks},
-    local_updates::{DiLoCo, LocalSteps, LocalUpdates},
-    mesh::Mesh,
-    pipeline::ScheduleKind,
-    plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, TrainStep},
-    zero::ZeroStage,
-};
-use nn::Init;
-use numcore::{DType, Error, Result, Tensor};
-use runtime_cpu::Cpu;
+use distributed::checkpoint::SnapshotWriter;
 
 use crate::{
-    checkpoint_common::Scratch,
-    common::{Mlp, Task, adamw, bucketed, config, cpu, own, pipelined, sharded_pipeline},
     expert_common::ExpertCase,
-    pipeline_staged::{How, Model, everywhere, steps},
+    pipeline_staged::{How, Model, ranks_of, steps},
+    prelude::*,
     tensor_common::TensorCase,
 };
 
@@ -112,7 +88,7 @@ fn every_strategy_saves_beside_a_step_what_it_saves_at_once() {
     for (axes, zero) in CUTS {
         let (scratch, plan) = (Scratch::new("background"), ParallelPlan::of(axes.to_vec()).unwrap());
         let case = TensorCase { dtype: DType::BF16, zero, ..TensorCase::new(2) };
-        let run = everywhere(plan.world(), |comm| {
+        let run = ranks_of(plan.world(), |comm| {
             let mesh = Mesh::new(&comm, plan.clone())?;
             let model = case.build(&mesh)?;
             let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
@@ -133,7 +109,7 @@ fn experts_are_saved_beside_a_step_as_at_once() {
     for (axes, zero) in CUTS {
         let (scratch, plan) = (Scratch::new("background"), ParallelPlan::of(axes.to_vec()).unwrap());
         let case = ExpertCase { zero, ..ExpertCase::new(4) };
-        let run = everywhere(plan.world(), |comm| {
+        let run = ranks_of(plan.world(), |comm| {
             let mesh = Mesh::new(&comm, plan.clone())?;
             let model = case.build(&mesh)?;
             let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
@@ -155,7 +131,7 @@ fn pipelines_are_saved_beside_a_step_as_at_once() {
     ];
     for (kind, p, v, replicas, how) in cuts {
         let scratch = Scratch::new("background");
-        let run = everywhere(p * replicas, |comm| {
+        let run = ranks_of(p * replicas, |comm| {
             let (model, checked) = (Model::Gpt, how.checked(kind, p, v, 4).expect("a schedule"));
             let staged = model.staged(&comm, &checked, 4);
             macro_rules! save {
@@ -183,7 +159,7 @@ fn pipelines_are_saved_beside_a_step_as_at_once() {
 #[test]
 fn local_updates_are_saved_beside_a_step_as_at_once() {
     let scratch = Scratch::new("background");
-    let run = everywhere(3, |comm| {
+    let run = ranks_of(3, |comm| {
         let (rt, options) = (comm.runtime(), LocalUpdates { every: Some(2), ..LocalUpdates::default() });
         let model = Mlp::new(&Init::new(rt, 3))?;
         let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(adamw()).build()?;

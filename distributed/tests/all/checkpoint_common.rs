@@ -1,24 +1,11 @@
 //! What the tests of checkpoints share: a folder, and every way to train.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use crate::common::{bucketed, sharded};
-use std::{
-    fs,
-    path::PathBuf,
-    sync::atomic::{AtomicUsize, Ordering},
-};
+use std::fs;
 
-use crate::common::{Task, config, own, weights};
-use distributed::{
-    buckets::{BucketOptions, Unused},
-    checkpoint::Folder,
-    comm::{Comm, Communicator},
-    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig, TrainingMetrics},
-    zero::{FullParameters, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Init, Module};
-use numcore::{DType, Result};
-use runtime_cpu::Cpu;
+use distributed::zero::FullParameters;
+
+use crate::prelude::*;
 
 /// A folder that is removed when the test ends.
 pub struct Scratch(pub PathBuf);

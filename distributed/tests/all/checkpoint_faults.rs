@@ -1,28 +1,8 @@
 //! Checkpoints: whatever can happen to files, and to a program while it saves.
 
-use distributed::train::{CheckpointNotes, TrainStep};
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Stdio},
-    sync::{
-        Arc, Barrier,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::Duration,
-};
+use std::{fs, thread};
 
-use crate::checkpoint_common::*;
-use crate::common::{Mlp, Task, bucketed, config, cpu, weights};
-use distributed::{
-    checkpoint::Folder,
-    comm::{Comm, Communicator, Ranks},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Gpt, Init};
-use numcore::{DType, Error, rng::Philox};
-use runtime_cpu::Cpu;
+use crate::{checkpoint_common::*, prelude::*};
 
 /// Saves with four ranks, spoils the files, and tries to load with three: what each rank says, and whether it changed nothing.
 fn spoiled(name: &str, spoil: impl Fn(&Path)) -> Vec<Error> {

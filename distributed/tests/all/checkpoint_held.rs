@@ -1,24 +1,9 @@
 //! Loading that cannot be: an error on every rank, before anything has changed on any, or nobody goes on.
 
-use crate::common::{bucketed, simple};
-use std::{
-    collections::BTreeMap,
-    time::{Duration, Instant},
+use crate::{
+    checkpoint_common::{HOWS, How},
+    prelude::*,
 };
-
-use crate::checkpoint_common::{Any, HOWS, How, Scratch};
-use crate::common::{EXAMPLES, Mlp, Task, config, cpu, weights};
-use distributed::{
-    buckets::BucketOptions,
-    checkpoint::{CheckpointPart, Checkpointed, Folder, Wanted},
-    comm::{Collectives, Comm, Communicator, Ranks},
-    train::{CheckpointNotes, TrainStep, TrainingConfig},
-    zero::ZeroStage,
-};
-use nn::Init;
-use numcore::{Error, Result, Tensor};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
 
 /// What rank 0 holds.
 #[derive(Clone, Copy, Debug, PartialEq)]

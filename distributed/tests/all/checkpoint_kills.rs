@@ -1,24 +1,6 @@
 //! Checkpoints: a save that ends just before any one of its changes to the file system.
 
-use std::{
-    process::{Command, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
-
-use crate::checkpoint_common::*;
-use crate::common::{Mlp, Task, config, cpu};
-use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::{Comm, Communicator, Ranks},
-    train::CheckpointNotes,
-    zero::ZeroStage,
-};
-use nn::Init;
-use numcore::{Error, Result};
-use runtime_cpu::Cpu;
+use crate::{checkpoint_common::*, prelude::*};
 
 /// Every change that two ranks make who save step 1, step 1 again and step 2 and then remove step 1; and what is the last checkpoint
 /// before each.

@@ -1,21 +1,10 @@
 //! Manifests that were changed by someone who knows the format: whatever they say, loading ends with an error or with what they say.
 
-use crate::common::bucketed;
-use std::{fs, panic::AssertUnwindSafe, path::Path};
+use std::{fs, panic::AssertUnwindSafe};
 
-use crate::checkpoint_common::*;
-use crate::common::{Mlp, Task, config, cpu, weights};
-use distributed::{
-    buckets::{BucketOptions, GradCompression, PowerSgd},
-    checkpoint::{CheckpointReader, Folder},
-    comm::{Comm, Ranks},
-    train::TrainStep,
-    zero::ZeroStage,
-};
-use nn::Init;
-use numcore::{DType, Error, Result, rng::Philox};
-use runtime_cpu::Cpu;
 use serde_json::{Value, json};
+
+use crate::{checkpoint_common::*, prelude::*};
 
 fn manifest(folder: &Folder) -> Value {
     serde_json::from_slice(&fs::read(folder.step(1).join("manifest.json")).unwrap()).unwrap()

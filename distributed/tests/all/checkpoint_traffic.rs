@@ -1,13 +1,8 @@
 //! What ranks tell each other when they save and load: nobody but rank 0 gets tables, and loading exchanges digests and flags.
 
-use std::{fs, sync::Arc};
+use std::fs;
 
-use crate::checkpoint_common::*;
-use crate::common::cpu;
-use distributed::comm::{Comm, Communicator, CountingCommunicator, Ranks};
-use nn::{Init, Linear, Sequential};
-use numcore::{DType, Result};
-use runtime_cpu::Cpu;
+use crate::{checkpoint_common::*, prelude::*};
 
 /// Many small parameters: tables are long, values are few.
 fn model(rt: &Cpu, layers: usize) -> Result<Sequential<Cpu>> {

@@ -1,25 +1,8 @@
 //! Checkpoints: exact resumption, any other number of ranks and any other strategy.
 
-use crate::checkpoint_common::*;
-use crate::common::simple;
-use crate::common::{Mlp, Task, Turns, config, cpu, own, single, weights};
-use autograd::Var;
-use data::{InMemory, Loader, State};
-use distributed::{
-    checkpoint::CheckpointReader,
-    comm::{Communicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Forward, Gpt, Init, Linear, Module};
-use numcore::{
-    DType, Result, Runtime,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::{AdamWConfig, LossScaler, ParamGroups};
-use runtime_cpu::Cpu;
+use data::State;
+
+use crate::{checkpoint_common::*, prelude::*};
 
 fn tail(steps: usize, all: &[f64]) -> &[f64] {
     &all[steps..]

@@ -1,8 +1,10 @@
 //! The table of features that exclude each other, and the book that prints it.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::fs;
 
-use distributed::combinations::{COMBINATIONS, Feature, Features, Refused};
+use distributed::combinations::{COMBINATIONS, Refused};
+
+use crate::prelude::*;
 
 /// The lines between which the book has the table.
 const MARKS: [&str; 2] = ["<!-- combinations -->\n", "<!-- end of combinations -->\n"];

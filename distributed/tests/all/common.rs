@@ -1,26 +1,9 @@
 //! Models and data that every strategy trains, and the single rank they are compared with.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use autograd::Var;
-use distributed::{
-    buckets::BucketOptions,
-    comm::{Comm, NoOpCommunicator, Ranks},
-    ddp::DataParallel,
-    mesh::AsMesh,
-    pipeline::PipelineModel,
-    sampler::shard_batches,
-    strategy::StrategySet,
-    train::{Loss, TrainStep, TrainingConfig},
-    zero::{Sharded, ZeroOptions},
-};
-use nn::{Forward, Gpt, GptConfig, Init, Linear, Module, ModuleExt};
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{IndexOps, PointwiseOps, ViewOps},
-};
-use optim::{AdamWConfig, ParamGroups};
-use runtime_cpu::Cpu;
+use distributed::strategy::StrategySet;
+
+use crate::prelude::*;
 
 pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 /// Steps of every comparison.

@@ -1,21 +1,8 @@
 //! Attention of sequences that are cut over ranks: outputs and gradients are those of the whole sequence.
 
-use std::sync::Arc;
+use nn::parallel::same_segment;
 
-use autograd::{Var, grad};
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    context_parallel::{ContextExchange, ContextRanks},
-};
-use nn::parallel::{ContextAttention, SequencePart, same_segment};
-use numcore::{
-    DType, Result, Tensor,
-    fused::{NnOps, SdpaOptions},
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
-};
-use runtime_cpu::Cpu;
-
-use crate::common::cpu;
+use crate::prelude::*;
 
 const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];
 

@@ -1,23 +1,9 @@
 //! Pipelines whose sequences are cut over ranks train as one rank does: by every schedule, every strategy and every exchange.
 
-use autograd::Var;
-use distributed::{
-    comm::{Communicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::Mesh,
-    pipeline::{PipelineModel, ScheduleKind, Stage},
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{Block, Forward, Gpt, Init, Module};
-use numcore::{Result, Runtime};
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{adamw, cpu},
     pipeline_common::TIMEOUT,
     pipeline_staged::{HOWS, How},
+    prelude::*,
     tensor_common::apart,
     tensor_pipeline_common::StagedCase,
 };

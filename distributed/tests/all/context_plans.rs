@@ -1,25 +1,8 @@
 //! Models whose sequences cannot be cut, and trainers that cannot train them: what is refused, and that the errors say why.
 
-use autograd::Var;
-use distributed::{
-    buckets::BucketOptions,
-    comm::{Collectives, Communicator, NoOpCommunicator, Ranks},
-    context_parallel::ContextExchange,
-    ddp::Ddp,
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    train::TrainStep,
-};
-use nn::{
-    Activation, BatchNorm1d, Block, BlockConfig, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig,
-    GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Lstm, Module, MultiHeadAttention, RecurrentConfig,
-    parallel::ContextSlot,
-};
-use numcore::{DType, Result, Runtime, Tensor, fused::SdpaOptions, ops::ViewOps};
-use optim::SgdConfig;
-use runtime_cpu::Cpu;
+use nn::{BatchNorm1d, BlockConfig, Lstm, MultiHeadAttention, RecurrentConfig};
 
-use crate::common::cpu;
+use crate::prelude::*;
 
 const SMALL: GptConfig = GptConfig {
     vocab: 16,

@@ -1,28 +1,8 @@
 //! Context parallelism with what else there is: checkpointed segments, skipped steps, memory, ranks that disagree.
 
-use std::sync::Arc;
+use autograd::checkpoint;
 
-use autograd::{Var, backward, checkpoint};
-use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    context_parallel::{ContextExchange, ContextRanks},
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{Forward, Gpt, GptConfig, Init, parallel::ContextAttention};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{Apply, PointwiseOps, ReduceOps},
-};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
-
-use crate::{
-    common::{adamw, cpu},
-    tensor_common::TensorCase,
-};
+use crate::{prelude::*, tensor_common::TensorCase};
 
 const EXCHANGES: [ContextExchange; 3] = [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses];
 

@@ -1,32 +1,8 @@
 //! Context parallelism: losses of one's own, random values after a checkpoint, mixed precision, and what ranks must have alike.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
-
-use autograd::{Var, autocast, grad, manual_seed};
-use distributed::{
-    checkpoint::Folder,
-    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
-    context_parallel::{ContextExchange, ContextRanks},
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    sampler::shard_batches,
-    train::{Loss, TrainStep},
-};
-use nn::{
-    Dropout, Forward, Gpt, Module,
-    parallel::{ContextAttention, SequencePart},
-};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::SgdConfig;
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{adamw, cpu},
     job,
+    prelude::*,
     tensor_common::{SEQUENCES, TensorCase},
 };
 

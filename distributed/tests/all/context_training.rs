@@ -1,21 +1,7 @@
 //! Context parallelism: a model whose sequences are cut trains as the whole one does, with every strategy.
 
-use distributed::{
-    comm::{Communicator, NoOpCommunicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    zero::ZeroStage,
-};
-use nn::{Forward, parallel::VocabularyLoss};
-use numcore::{
-    DType,
-    fused::{CrossEntropyOptions, Reduction},
-};
-
 use crate::{
-    common::cpu,
-    common::half,
+    prelude::*,
     tensor_common::{TensorCase, apart},
 };
 

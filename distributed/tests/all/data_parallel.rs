@@ -1,25 +1,11 @@
 //! Data parallelism: many ranks train as one does.
 
-use crate::common::bucketed;
-use std::sync::{Arc, Mutex};
+use distributed::comm::Call;
 
-use crate::common::{
-    EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, data_parallel, difference, everywhere, own, single, weights,
+use crate::{
+    prelude::*,
+    zero_memory::{layers, loss as layers_loss},
 };
-use crate::zero_memory::{layers, loss as layers_loss};
-use autograd::{Var, backward};
-use distributed::{
-    buckets::{BucketLimits, BucketOptions, GradCompression},
-    comm::{Call, Collectives, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
-    ddp::Ddp,
-    train::{Loss, TrainingConfig},
-};
-use nn::{Forward, Gpt, Init, Linear, ModuleExt};
-use numcore::{
-    DType, NullRuntime, Result, Tensor, TensorMut,
-    ops::{PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
 
 pub fn small() -> BucketOptions {
     BucketOptions { limits: Some(BucketLimits { first: 100, others: 300 }), ..Default::default() }

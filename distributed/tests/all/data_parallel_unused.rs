@@ -1,25 +1,10 @@
 //! Data parallelism where ranks differ: parameters that are unused or frozen, ranks that run out, gradients that overflow.
 
-use crate::common::{bucketed, simple};
-use std::sync::Arc;
-
-use crate::checkpoint_common::{Any, HOWS, How};
-use crate::common::{EXAMPLES, Mlp, Task, Trace, config, cpu, difference, everywhere, own, weights};
-use crate::data_parallel::small;
-use autograd::Var;
-use distributed::{
-    buckets::{BucketOptions, Unused},
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    train::{Loss, TrainingConfig},
-    zero::ZeroStage,
+use crate::{
+    checkpoint_common::{HOWS, How},
+    data_parallel::small,
+    prelude::*,
 };
-use nn::{Forward, Init, Linear, Module};
-use numcore::{
-    DType, ErrorKind, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
 
 /// A model of which ranks use different parts.
 #[derive(Module)]

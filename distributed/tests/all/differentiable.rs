@@ -1,18 +1,10 @@
 //! Collectives that gradients flow through, against their formulas.
 
-use autograd::{Function, Var, apply_function, backward, grad};
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
-    differentiable::{all_gather, all_reduce, all_to_all, all_to_all_parts, copy, gather, reduce_scatter, split},
+use distributed::differentiable::{
+    all_gather, all_reduce, all_to_all, all_to_all_parts, copy, gather, reduce_scatter, split,
 };
-use numcore::{
-    Result, Tensor,
-    ops::{Backprop, PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
-use std::sync::Arc;
 
-use crate::common::cpu;
+use crate::prelude::*;
 
 const WORLDS: [usize; 5] = [1, 2, 3, 5, 8];
 

@@ -1,27 +1,16 @@
 //! Worlds that ranks leave and join: what follows is, to the bit, what follows in a fresh run of that size from that commit.
 
-use std::{
-    sync::{
-        Barrier, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
+use std::thread;
+
+use distributed::{
+    comm::{FaultyRendezvous, ThreadSeat},
+    elastic::Restored,
 };
 
-use crate::checkpoint_common::{Any, HOWS, How, Scratch};
-use crate::common::{Mlp, Task, config, cpu, own, simple, weights};
-use distributed::{
-    checkpoint::Folder,
-    comm::{Comm, Communicator, Fault, FaultyRendezvous, Quorum, Ranks, Rendezvous, ThreadRendezvous, ThreadSeat},
-    elastic::{Elastic, ElasticWorld, Restored},
-    local_updates::{DiLoCo, LocalSteps, LocalUpdates},
-    train::CheckpointNotes,
-    zero::ZeroStage,
+use crate::{
+    checkpoint_common::{HOWS, How},
+    prelude::*,
 };
-use nn::{Gpt, Init};
-use numcore::{DType, Error, ErrorKind, Result};
-use runtime_cpu::Cpu;
 
 const LENGTH: u64 = 8;
 /// Commits are made after every second step.

@@ -1,26 +1,9 @@
 //! Elastic runs of models that are cut over ranks: those that are left cut the model otherwise, and go on, to the bit, as a fresh run of that cut from the commit.
 
-use std::{collections::BTreeMap, time::Duration};
-
-use distributed::{
-    checkpoint::{CheckpointReader, Checkpointed, Folder},
-    comm::{Comm, Communicator, Quorum, Ranks, ThreadRendezvous},
-    elastic::Elastic,
-    mesh::Mesh,
-    pipeline::ScheduleKind,
-    plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, TrainStep},
-    zero::ZeroStage,
-};
-use nn::Gpt;
-use numcore::{Error, Result};
-use runtime_cpu::Cpu;
-
 use crate::{
-    checkpoint_common::Scratch,
-    common::{adamw, config, cpu, pipelined, sharded_pipeline},
     expert_common::{ExpertCase, MoeGpt},
     pipeline_staged::{How, Model, steps},
+    prelude::*,
     tensor_common::TensorCase,
 };
 

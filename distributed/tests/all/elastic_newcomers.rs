@@ -1,23 +1,8 @@
 //! Newcomers that are set up otherwise than the run that takes them in: they leave, and the run goes on without them.
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::yield_now,
-    time::Duration,
-};
+use std::thread::yield_now;
 
-use distributed::{
-    comm::{Communicator, Quorum, Rendezvous, ThreadRendezvous},
-    elastic::{Elastic, ElasticWorld},
-    train::TrainStep,
-};
-use nn::{Init, Linear};
-use numcore::{Error, Result};
-use optim::AdamWConfig;
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 /// Commits `commits` times: the last world, and how many ranks it has.
 fn train(

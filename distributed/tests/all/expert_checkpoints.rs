@@ -1,24 +1,6 @@
 //! Checkpoints of models whose experts are shared out: saved by ranks in any arrangement, loaded by ranks in any other, to the bit.
 
-use std::{collections::BTreeMap, path::PathBuf};
-
-use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::Ranks,
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::{HyperParameters, TrainStep},
-    zero::ZeroStage,
-};
-use numcore::DType;
-use optim::AdamWConfig;
-
-use crate::{
-    common::{adamw, cpu},
-    expert_common::ExpertCase,
-    job,
-    tensor_checkpoints::goes_on,
-};
+use crate::{expert_common::ExpertCase, job, prelude::*, tensor_checkpoints::goes_on};
 
 const STEPS: usize = 2;
 

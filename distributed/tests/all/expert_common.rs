@@ -1,28 +1,9 @@
 //! A language model with mixtures of experts that are shared out among ranks, and the one rank that it is compared with.
 
-use autograd::{Var, manual_seed};
-use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep, TrainingMetrics},
-    zero::ZeroStage,
-};
-use nn::{
-    Embedding, Forward, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt, RmsNorm,
-    moe::{MixtureOfExperts, MoeConfig, Routing},
-    parallel::{ContextSlot, TensorPlan},
-};
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{IndexOps, PointwiseOps, ViewOps},
-};
-use runtime_cpu::Cpu;
+use nn::moe::Routing;
 
 use crate::{
-    common::{adamw, cpu},
+    prelude::*,
     tensor_common::{TensorTrace, assembled, pieces},
 };
 

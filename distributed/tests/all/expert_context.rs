@@ -1,19 +1,6 @@
 //! Experts over ranks that have parts of sequences: a model with both trains as the whole one does on one rank.
 
-use distributed::{
-    comm::{Communicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    zero::ZeroStage,
-};
-use nn::moe::{Capacity, DropBy, MoeConfig};
-
-use crate::{
-    common::{cpu, half},
-    expert_common::ExpertCase,
-    tensor_common::apart,
-};
+use crate::{expert_common::ExpertCase, prelude::*, tensor_common::apart};
 
 /// `f64` sums in another order, amplified by AdamW's division by a small second moment.
 const CLOSE: f64 = 1e-11;

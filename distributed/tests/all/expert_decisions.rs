@@ -1,34 +1,8 @@
 //! What ranks with different experts decide together, and what is refused.
 
-use std::sync::Arc;
-
-use autograd::Var;
-use distributed::{
-    buckets::{BucketOptions, GradCompression, Unused},
-    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
-    mesh::{AsMesh, Mesh},
-    pipeline::PipelineGroups,
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{
-    CountedRows, Init,
-    moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig},
-    parallel::TensorPlan,
-    set_counted_rows,
-};
-use numcore::{
-    DType, Error, Result, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
-};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{adamw, cpu},
     expert_common::{ExpertCase, MoeGpt},
+    prelude::*,
 };
 
 /// Runs on ranks of which groups of `experts` have all experts together.

@@ -1,26 +1,9 @@
 //! One mixture of experts that is shared out among ranks: outputs, losses and all gradients are those of one rank with all tokens.
 
-use std::{ops::Range, sync::Arc};
+use autograd::checkpoint;
+use nn::{Initializer, parallel::TensorStyle};
 
-use autograd::{Var, backward, checkpoint};
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Ranks, Traffic},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-};
-use nn::{
-    Init, Initializer, ModuleExt,
-    moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig, RouterScores},
-    parallel::{TensorPlan, TensorStyle},
-};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
-    placement::TensorPlacement,
-};
-use runtime_cpu::Cpu;
-
-use crate::common::cpu;
+use crate::prelude::*;
 
 const WIDTH: usize = 8;
 

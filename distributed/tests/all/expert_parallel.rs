@@ -1,12 +1,8 @@
 //! Expert parallelism: a model whose experts are shared out trains as the whole one does, and with every strategy.
 
-use distributed::{plan::Axis, zero::ZeroStage};
-use nn::moe::{Capacity, DropBy, MoeConfig, RouterScores};
-use numcore::DType;
-
 use crate::{
-    common::half,
     expert_common::{ExpertCase, WIDTH},
+    prelude::*,
     tensor_common::apart,
 };
 

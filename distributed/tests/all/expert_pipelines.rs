@@ -1,36 +1,10 @@
 //! Experts in the stages of pipelines: a mixture of experts in stages trains as the whole one does on one rank.
 
-use std::sync::{Arc, Mutex};
-
-use autograd::{Var, is_grad_enabled, manual_seed};
-use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::{Communicator, NoOpCommunicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::{AsMesh, Mesh},
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind, Stage},
-    plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, Loss, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{
-    Embedding, Forward, Init, Linear, Module, RmsNorm, Visitor,
-    moe::{MoeConfig, RouterScores},
-    parallel::{ContextSlot, TensorPlan},
-};
-use numcore::{
-    DType, Result, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{Apply, PointwiseOps},
-};
-use runtime_cpu::Cpu;
-
 use crate::{
-    checkpoint_common::Scratch,
-    common::{adamw, cpu},
     expert_common::{ExpertCase, MoeBlock, MoeGpt, WIDTH},
     pipeline_common::TIMEOUT,
     pipeline_staged::How,
+    prelude::*,
     tensor_common::{TensorTrace, apart, assembled, pieces},
 };
 

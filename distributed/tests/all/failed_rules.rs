@@ -1,17 +1,9 @@
 //! ZeRO with a rule whose update cannot be computed: values and state stay where they can be read and updated.
 
-use distributed::train::TrainStep;
-use std::{cell::Cell, sync::Arc};
+use numcore::pointwise::Program;
+use optim::{Scalars, StateSpec, StepContext, UpdateForm, scalars};
 
-use crate::common::{EXAMPLES, Mlp, Task, config, weights};
-use distributed::{
-    comm::{Comm, NoOpCommunicator},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::Init;
-use numcore::{Result, pointwise::Program};
-use optim::{Elementwise, ParamGroups, Scalars, StateSpec, StepContext, UpdateForm, scalars};
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 thread_local! {
     /// Which of the next updates of a run of parameters fails; none once it was reached.

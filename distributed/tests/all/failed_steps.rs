@@ -1,23 +1,6 @@
 //! On one rank, where nobody else has to be told, a step that failed leaves no trace: the next one is a fresh trainer's first.
 
-use crate::common::{bucketed, sharded};
-use std::sync::Arc;
-
-use crate::common::{Mlp, Task, Trace, config, weights};
-use autograd::Var;
-use distributed::{
-    buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
-    comm::{Comm, NoOpCommunicator},
-    train::{Loss, TrainStep, TrainingConfig},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Init, ModuleExt};
-use numcore::{
-    DType, Error, Result,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 /// How a step of two micro-batches fails.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,32 +1,13 @@
 //! The builder of training steps on one rank, schedules, looking at gradients, errors of one's own.
 
-use std::{
-    collections::BTreeMap,
-    error::Error as _,
-    fmt, io,
-    sync::{Arc, Mutex},
+use std::{error::Error as _, fmt, io};
+
+use distributed::{
+    pipeline::split,
+    zero::{ZeroStage1, ZeroStage2, ZeroStage3},
 };
 
-use crate::{
-    common::{EXAMPLES, Mlp, Task, adamw, cpu, weights},
-    pipeline_common::shape,
-};
-use distributed::{
-    buckets::{AllReduce, BucketOptions, GradCompression, Unused},
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    mesh::{AsMesh, Mesh},
-    pipeline::{Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, split},
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep, TrainStepBuilder, TrainingMetrics},
-    zero::{ZeroOptions, ZeroStage, ZeroStage1, ZeroStage2, ZeroStage3},
-};
-use nn::{Forward, Init, Linear, ModuleExt};
-use numcore::{
-    DType, Error, ErrorKind, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::{AdamWConfig, MuonConfig, Sgd, SgdConfig};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::shape, prelude::*};
 
 type Metrics = TrainingMetrics<Cpu>;
 type Builder<'a> = TrainStepBuilder<'a, Cpu>;

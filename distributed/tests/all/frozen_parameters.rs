@@ -1,23 +1,9 @@
 //! Frozen parameters: what they cost, checkpoints, and ranks that do not freeze the same ones.
 
-use crate::common::{bucketed, simple};
-use std::sync::Arc;
-
-use crate::checkpoint_common::{Any, HOWS, How, Scratch};
-use crate::common::{EXAMPLES, Mlp, Task, Trace, config, cpu, difference, everywhere, own, weights};
-use autograd::Var;
-use distributed::{
-    buckets::BucketOptions,
-    comm::{Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks},
-    train::{CheckpointNotes, Loss, TrainStep, TrainingConfig},
+use crate::{
+    checkpoint_common::{HOWS, How},
+    prelude::*,
 };
-use nn::{Forward, Init, Linear, ModuleExt};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::{AdamW, AdamWConfig};
-use runtime_cpu::Cpu;
 
 #[test]
 fn data_parallelism_spends_nothing_on_them() {

@@ -1,17 +1,6 @@
 //! Gradients that travel as halves are means: sums over many examples may be far out of their range.
 
-use crate::common::bucketed;
-use crate::common::{Trace, cpu, difference, everywhere, weights};
-use autograd::Var;
-use distributed::{
-    buckets::{BucketOptions, GradCompression},
-    comm::{Comm, Communicator},
-    train::{Loss, TrainStep, TrainingConfig},
-};
-use nn::{Forward, Init, Linear, ModuleExt};
-use numcore::{DType, Result, Tensor, ops::ReduceOps};
-use optim::{LossScaler, Sgd, SgdConfig};
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 /// A loss over `examples`, each of which has the gradient 100.
 fn loss(model: &Linear<Cpu>, rt: &Cpu, examples: usize) -> Result<Loss<Cpu>> {

@@ -1,27 +1,9 @@
 //! Hyper-parameters in checkpoints: saved by any strategy at any cut, and taken over by any other where that is asked for.
 
-use std::{collections::BTreeMap, ops::Range};
-
-use autograd::manual_seed;
-use distributed::{
-    checkpoint::Folder,
-    comm::{NoOpCommunicator, Ranks},
-    mesh::{AsMesh, Mesh},
-    pipeline::ScheduleKind,
-    plan::{Axis, ParallelPlan},
-    train::{HyperParameters, TrainStep, TrainingConfig},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Init, Linear, ModuleExt};
-use numcore::Result;
-use optim::{AdamW, AdamWConfig, Combined, Muon, MuonConfig, ParamGroups, Sgd, SgdConfig};
-use runtime_cpu::Cpu;
-
 use crate::{
-    checkpoint_common::Scratch,
-    common::{Mlp, Task, cpu, data_parallel},
     pipeline_common::TIMEOUT,
     pipeline_staged::How,
+    prelude::*,
     tensor_common::{TensorCase, TensorTrace, apart, assembled, pieces},
     tensor_pipeline_common::StagedCase,
 };

@@ -1,24 +1,8 @@
 //! Ranks that train by themselves and meet: against data parallelism, the formulas of the papers, and themselves without a break.
 
-use crate::checkpoint_common::Scratch;
-use crate::common::{Mlp, Task, WORLDS, adamw, cpu, weights};
-use autograd::Var;
-use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
-    sampler::shard_batches,
-    strategy::BatchShare,
-    train::{Loss, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt};
-use numcore::{
-    DType, Error, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::SgdConfig;
-use runtime_cpu::Cpu;
+use distributed::strategy::BatchShare;
+
+use crate::prelude::*;
 
 const EXAMPLES: usize = 13;
 const SGD: f64 = 0.05;

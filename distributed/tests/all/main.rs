@@ -75,6 +75,7 @@ mod pipeline_train;
 mod pipeline_values;
 mod powersgd;
 mod powersgd_training;
+mod prelude;
 mod pushed;
 mod recorded;
 mod replaced_values;

@@ -2,32 +2,11 @@
 //! combinations refuses is refused with its words; every other takes the steps of one rank, and one rank goes on from
 //! its checkpoint.
 
-use autograd::{Var, manual_seed};
-use distributed::{
-    buckets::{BucketLimits, BucketOptions, Unused},
-    checkpoint::Folder,
-    combinations::{Feature, Features},
-    comm::{Comm, Communicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::Mesh,
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind},
-    plan::{Axis, ParallelPlan},
-    sampler::shard_batches,
-    train::{Loss, StepInput, StepModel, TrainStep, TrainStepBuilder},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Gpt, GptConfig, Init, ModuleExt, parallel::VocabularyLoss};
-use numcore::{
-    DType, Result, Tensor,
-    fused::{CrossEntropyOptions, Reduction},
-    ops::{IndexOps, ViewOps},
-};
-use runtime_cpu::Cpu;
+use distributed::train::{StepInput, StepModel};
 
 use crate::{
-    checkpoint_common::Scratch,
-    common::{Turns, WORLDS, adamw, cpu},
     pipeline_common::{TIMEOUT, checked},
+    prelude::*,
 };
 
 /// `f64` sums in another order, amplified by AdamW's division by a small second moment.

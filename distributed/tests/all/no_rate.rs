@@ -1,17 +1,6 @@
 //! ZeRO with a schedule that gives no number: an error on every rank, and weights stay what they are.
 
-use distributed::train::TrainStep;
-use std::sync::Arc;
-
-use crate::common::{EXAMPLES, Mlp, Task, config, cpu, own, weights};
-use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::Init;
-use numcore::Result;
-use optim::{AdamWConfig, ParamGroups};
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, options: ZeroOptions, rate: f64) -> Result<TrainStep<Cpu>> {
     let broken = move |base: f64, step: u64| if step == 1 { rate } else { base };

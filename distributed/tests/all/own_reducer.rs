@@ -1,19 +1,8 @@
 //! A reducer of buckets of one's own, in the place of those there are.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use distributed::buckets::{BucketReducer, FullBucket};
 
-use crate::common::{Mlp, STEPS, Task, Trace, adamw, config, everywhere, own, weights};
-use distributed::{
-    buckets::{AllReduce, BucketLimits, BucketOptions, BucketReducer, FullBucket, GradCompression},
-    comm::{Collectives, Comm, Communicator, ReduceOp, Work},
-    train::TrainStep,
-};
-use nn::Init;
-use numcore::{Error, ErrorKind, Result, Runtime, TensorMut};
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 /// The names of the parameters of each bucket that was sent, in order.
 type Sent = Arc<Mutex<Vec<Vec<String>>>>;

@@ -1,29 +1,14 @@
 //! Checkpoints of staged models: exact resumption, and any other cut, number of replicas and strategy.
 
-use std::{ops::Range, sync::Arc};
+use data::State;
+use distributed::pipeline::split;
 
 use crate::{
-    checkpoint_common::{self, Any, Scratch},
-    common::{Turns, config, half, pipelined, sharded_pipeline},
+    checkpoint_common::{self},
     pipeline_common::{ROWS, WIDTH},
     pipeline_staged::*,
+    prelude::*,
 };
-use autograd::{Leaf, Var};
-use data::{InMemory, Loader, State};
-use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::{Comm, Communicator},
-    pipeline::{Checked, MicroBatches, PipelineModel, ScheduleKind, Tie, split},
-    train::{CheckpointNotes, TrainStep, TrainingConfig},
-    zero::ZeroStage,
-};
-use nn::{Gpt, GptConfig, Init, Linear, ModuleExt};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{IndexOps, ViewOps},
-};
-use optim::{AdamW, AdamWConfig, Combined, LossScaler, Muon, MuonConfig, Optimizer, ParamGroups};
-use runtime_cpu::Cpu;
 
 /// Layers of the model, and micro-batches of a step over all replicas.
 const LAYERS: usize = 4;
@@ -97,7 +82,7 @@ fn staged(comm: &Comm<Cpu>, model: Model, staged: PipelineModel<Cpu>, how: How, 
 
 /// On all ranks of a cut.
 fn cut(model: Model, cut: Cut, how: How, going: &Going) -> Told {
-    let ranks = everywhere(cut.ranks(), |comm| {
+    let ranks = ranks_of(cut.ranks(), |comm| {
         let checked = cut.checked(how);
         let parts = model.staged(&comm, &checked, LAYERS);
         staged(&comm, model, parts, how, going)
@@ -135,7 +120,7 @@ fn any_cut_and_strategy_goes_on_from_any_other() {
         for (j, to) in CUTS.into_iter().enumerate().filter(|_| turns.come()) {
             let other = HOWS[(k + 2 * j + 1) % HOWS.len()];
             let got = cut(model, to, other, &Going { folder, steps: 2..4, save: false });
-            let off = difference(&got, &want);
+            let off = far(&got, &want);
             assert!(off <= 1e-11, "{how:?} in {from:?} to {other:?} in {to:?}: {off:e}");
         }
     }
@@ -177,13 +162,13 @@ fn a_whole_model_goes_on_from_a_pipeline_and_back() {
             let folders = [scratch[0].folder(), scratch[1].folder()];
             cut(Model::Gpt, at, how, &Going { folder: &folders[0], steps: 0..2, save: true });
             let there = Going { folder: &folders[0], steps: 2..4, save: false };
-            let got = everywhere(n, |comm| whole(&comm, other, &there)).unwrap_or_else(|e| panic!("{what}: {e}"));
-            let off = difference(&joined(got), &want);
+            let got = ranks_of(n, |comm| whole(&comm, other, &there)).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let off = far(&joined(got), &want);
             assert!(off <= 1e-11, "{what}: {off:e}");
             let back = Going { folder: &folders[1], steps: 0..2, save: true };
-            everywhere(n, |comm| whole(&comm, other, &back)).unwrap();
+            ranks_of(n, |comm| whole(&comm, other, &back)).unwrap();
             let got = cut(Model::Gpt, at, how, &Going { folder: &folders[1], steps: 2..4, save: false });
-            let off = difference(&got, &want);
+            let off = far(&got, &want);
             assert!(off <= 1e-11, "{what}, back: {off:e}");
         }
     }
@@ -202,7 +187,7 @@ fn ringed(comm: &Comm<Cpu>, checked: &Checked, seed: u64) -> Result<PipelineMode
 #[test]
 fn a_tied_parameter_is_saved_once_under_its_first_name() {
     let run = |at: Cut, how: How, going: &Going| {
-        let ranks = everywhere(at.ranks(), |comm| {
+        let ranks = ranks_of(at.ranks(), |comm| {
             let checked = at.checked(how);
             let parts = ringed(&comm, &checked, 3 + going.steps.start as u64)?;
             staged(&comm, Model::Mlp, parts, how, going)
@@ -226,7 +211,7 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
         for at in CUTS.into_iter().filter(|cut| cut.1 * cut.2 > 1) {
             for other in [How::Replicas, How::Gathered] {
                 let got = run(at, other, &Going { folder, steps: 2..4, save: false });
-                let off = difference(&got, &want);
+                let off = far(&got, &want);
                 assert!(off <= 1e-11, "{how:?} to {at:?}, {other:?}: {off:e}");
             }
         }
@@ -250,7 +235,7 @@ fn muon_and_adamw(leaves: Vec<Arc<Leaf<Cpu>>>) -> Result<Box<dyn Optimizer<Cpu>>
 #[test]
 fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
     let run = |at: Cut, going: &Going| {
-        let ranks = everywhere(at.ranks(), |comm| {
+        let ranks = ranks_of(at.ranks(), |comm| {
             let staged = Model::Gpt.staged(&comm, &at.checked(How::Replicas), LAYERS);
             let trainer = TrainStep::builder(&comm, staged).optimizer_with(muon_and_adamw).config(config()).build()?;
             going.train(&comm, Model::Gpt, trainer, |_| Ok(()))
@@ -272,7 +257,7 @@ fn a_tied_model_with_two_optimizers_in_a_stage_goes_on_in_any_cut() {
         let want = after(2, run(from, &Going { folder, steps: 0..4, save: false }));
         for to in CUTS {
             let got = run(to, &Going { folder, steps: 2..4, save: false });
-            let off = difference(&got, &want);
+            let off = far(&got, &want);
             assert!(
                 if (to.0, to.1, to.3) == (from.0, from.1, from.3) { got == want } else { off <= 1e-9 },
                 "{from:?} to {to:?}: {off:e}"
@@ -347,7 +332,7 @@ fn loader_schedule_scaler_and_random_numbers_go_on() {
         let folder = &scratch.folder();
         let run = |steps, save| {
             let going = Going { folder, steps, save };
-            joined(everywhere(4, |comm| everything(&comm, how, &going)).unwrap())
+            joined(ranks_of(4, |comm| everything(&comm, how, &going)).unwrap())
         };
         let whole = run(0..5, false);
         run(0..3, true);

@@ -1,18 +1,12 @@
 //! What the tests of the runner share: schedules, a model of layers, a world of threads.
 #![allow(dead_code, reason = "every test file uses its own part of it")]
 
-use std::{collections::BTreeMap, time::Duration};
-
-use autograd::Var;
 use distributed::{
-    comm::{Comm, NoOpCommunicator, Ranks, engine::Portable},
-    pipeline::{Checked, Limits, Lowering, PipeShape, Pipeline, PipelineModel, ScheduleKind, Stage, balanced, split},
-    train::Loss,
+    comm::engine::Portable,
+    pipeline::{PipeShape, balanced, split},
 };
-use nn::{Forward, Init, Linear, ModuleExt, Sequential, Tanh, loss::Reduction, loss::mse};
-use numcore::{DType, Result, Tensor};
-use optim::{FlatGradients, Optimizer, Sgd, SgdConfig};
-use runtime_cpu::Cpu;
+
+use crate::prelude::*;
 
 /// Far more than any run takes: a hang becomes an error.
 pub const TIMEOUT: Duration = Duration::from_secs(30);
@@ -20,10 +14,6 @@ pub const TIMEOUT: Duration = Duration::from_secs(30);
 /// `p` ranks, `v` stages per rank, `m` micro-batches.
 pub fn shape(p: usize, v: usize, m: usize) -> PipeShape {
     PipeShape { ranks: p, stages_per_rank: v, micro_batches: m }
-}
-
-pub fn cpu(_: usize) -> Result<Cpu> {
-    Ok(Cpu::with_threads(1))
 }
 
 /// Every kind at these sizes, where its preconditions hold; where they do not it says so by name.
@@ -97,10 +87,10 @@ pub fn pipeline(comm: &Comm<Cpu>, checked: &Checked, stages: Vec<Box<dyn Stage<C
 pub type Numbers = BTreeMap<String, Vec<f32>>;
 
 pub type Optimizers = BTreeMap<usize, Sgd<Cpu>>;
-pub type Gradients = BTreeMap<usize, FlatGradients<Cpu>>;
+pub type StageGradients = BTreeMap<usize, FlatGradients<Cpu>>;
 
 /// Gradient descent with momentum for every stage of this rank.
-pub fn optimizers(pipeline: &Pipeline<Cpu>, lr: f64) -> Result<(Optimizers, Gradients)> {
+pub fn optimizers(pipeline: &Pipeline<Cpu>, lr: f64) -> Result<(Optimizers, StageGradients)> {
     let (mut optimizers, mut gradients) = (BTreeMap::new(), BTreeMap::new());
     for (&stage, module) in pipeline.stages() {
         let leaves: Vec<_> = module.parameters().iter().map(|p| p.leaf()).collect();
@@ -113,7 +103,7 @@ pub fn optimizers(pipeline: &Pipeline<Cpu>, lr: f64) -> Result<(Optimizers, Grad
 }
 
 /// The parameters of this rank by name.
-pub fn weights<'a>(stages: impl Iterator<Item = &'a Box<dyn Stage<Cpu>>>) -> BTreeMap<String, Vec<f32>> {
+pub fn stage_weights<'a>(stages: impl Iterator<Item = &'a Box<dyn Stage<Cpu>>>) -> BTreeMap<String, Vec<f32>> {
     let values = stages.flat_map(|stage| stage.state_dict().unwrap());
     values.map(|(name, value)| (name, value.to_vec::<f32>().unwrap())).collect()
 }

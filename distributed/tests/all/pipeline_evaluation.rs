@@ -1,16 +1,6 @@
 //! Forwards alone: evaluation between runs, and schedules without backward.
 
-use crate::pipeline_common::shape;
-use std::{collections::BTreeMap, slice::from_ref};
-
-use crate::pipeline_common::*;
-use autograd::{Gradients, Var};
-use distributed::pipeline::{
-    Costs, Limits, Lowering, MicroBatches, Pipeline, PipelineModel, Schedule, ScheduleKind, SendMode,
-};
-use nn::Forward;
-use numcore::{Result, Runtime, ops::ViewOps};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 #[test]
 fn evaluation_is_the_model_and_records_nothing() {
@@ -65,7 +55,7 @@ fn a_schedule_of_forwards_alone_needs_no_loss() {
         let mut pipeline = Pipeline::new(&comm, PipelineModel::on(comm.rank(), checked.clone(), stages))?;
         let x = rows(comm.runtime(), 4, 3);
         let batch = MicroBatches { targets: Vec::new(), ..MicroBatches::split(&[x], &[], 3)? };
-        let output = pipeline.run(batch, &mut BTreeMap::<usize, Gradients<Cpu>>::new())?;
+        let output = pipeline.run(batch, &mut BTreeMap::<usize, autograd::Gradients<Cpu>>::new())?;
         assert!(output.losses().is_empty());
         Ok(output.outputs().len())
     });

@@ -1,25 +1,8 @@
 //! Whatever goes wrong on one rank of a pipeline ends as an error on all of them that says what it was, long before the deadline.
 
-use std::{
-    collections::BTreeMap,
-    slice::from_ref,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use distributed::pipeline::{Compute, PipelineOutput};
 
-use crate::common::Turns;
-use crate::pipeline_common::*;
-use autograd::{BackwardHook, Gradients, Var};
-use distributed::{
-    comm::{Comm, Communicator, Fault, FaultyCommunicator, Ranks},
-    pipeline::{
-        Checked, Compute, MicroBatches, Pipeline, PipelineModel, PipelineOptions, PipelineOutput, ScheduleKind, Stage,
-        StageHooks,
-    },
-};
-use nn::{Init, Linear, Module, Sequential, Visitor};
-use numcore::{DType, Error, ErrorKind, Result, Tensor, ops::ViewOps};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 /// What is done to micro-batch `at` of a stage.
 #[derive(Clone, Copy, Debug)]
@@ -65,8 +48,8 @@ impl Stage<Cpu> for Troubled {
     }
 }
 
-pub fn hooks(pipeline: &Pipeline<Cpu>) -> BTreeMap<usize, Gradients<Cpu>> {
-    pipeline.stages().keys().map(|&stage| (stage, Gradients::new())).collect()
+pub fn hooks(pipeline: &Pipeline<Cpu>) -> BTreeMap<usize, autograd::Gradients<Cpu>> {
+    pipeline.stages().keys().map(|&stage| (stage, autograd::Gradients::new())).collect()
 }
 
 /// Every rank's error.
@@ -175,7 +158,7 @@ fn what_a_stage_makes_may_not_change() {
 }
 
 /// A hook that fails when a stage is reduced.
-struct Failing(BTreeMap<usize, Gradients<Cpu>>, usize);
+struct Failing(BTreeMap<usize, autograd::Gradients<Cpu>>, usize);
 
 impl StageHooks<Cpu> for Failing {
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<Cpu>> {

@@ -1,7 +1,8 @@
 //! Idle time and live activations against the published formulas, exactly: times are whole ticks.
 
-use crate::pipeline_common::shape;
-use distributed::pipeline::{Action, Costs, RankReport, Schedule, ScheduleKind, SendMode};
+use distributed::pipeline::{Action, RankReport};
+
+use crate::{pipeline_common::shape, prelude::*};
 
 /// (v, m, p).
 const GRID: [(usize, usize, usize); 8] =

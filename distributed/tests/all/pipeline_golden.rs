@@ -1,7 +1,6 @@
 //! Small schedules as files: what the generators and the lowering make, written out. A change of either shows here, readably.
 
-use crate::pipeline_common::shape;
-use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind};
+use crate::{pipeline_common::shape, prelude::*};
 
 const GOLDEN: [(ScheduleKind, (usize, usize, usize), &str); 9] = [
     (ScheduleKind::GPipe, (1, 4, 4), include_str!("schedules/gpipe_p4_m4.csv")),

@@ -1,15 +1,9 @@
 //! A step of a pipeline that one of a rank's stages cannot take is taken by none of them.
 
-use crate::common::config;
-use crate::common::{pipelined, set, sharded_pipeline};
-use crate::pipeline_staged::{HOWS, How, Model, Told, everywhere, steps};
-use distributed::{
-    comm::{Comm, Communicator},
-    pipeline::{Checked, ScheduleKind},
-    train::TrainStep,
+use crate::{
+    pipeline_staged::{HOWS, How, Model, Told, ranks_of, steps},
+    prelude::*,
 };
-use numcore::Result;
-use runtime_cpu::Cpu;
 
 /// Two steps; between them, if so, one while someone holds state of the last stage.
 fn run<G>(
@@ -34,7 +28,7 @@ fn run<G>(
 }
 
 fn with(how: How, checked: &Checked, held: bool) -> Result<Vec<Told>> {
-    everywhere(1, |comm| {
+    ranks_of(1, |comm| {
         let model = Model::Mlp.staged(&comm, checked, 4);
         assert_eq!(comm.size(), 1);
         match how.zero() {

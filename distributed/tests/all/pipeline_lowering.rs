@@ -1,9 +1,8 @@
 //! Lowering: how many messages, that nobody waits for them, gathers and reductions where they belong.
 
-use crate::pipeline_common::shape;
-use distributed::pipeline::{
-    Action, Checked, Costs, End, Limits, Lowering, Schedule, ScheduleKind, SendMode, Span, UnitAction, UnitOp,
-};
+use distributed::pipeline::{Action, End, UnitAction};
+
+use crate::{pipeline_common::shape, prelude::*};
 
 /// (v, m, p), and some small and odd ones.
 const SIZES: [(usize, usize, usize); 16] = [

@@ -1,12 +1,8 @@
 //! Random numbers of a pipeline: every stage and micro-batch draws its own.
 
-use std::{collections::BTreeSet, slice::from_ref};
+use distributed::pipeline::split;
 
-use crate::pipeline_common::*;
-use distributed::pipeline::{MicroBatches, ScheduleKind, Stage, split};
-use nn::{Dropout, Forward};
-use numcore::{DType, Result, Tensor};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 #[test]
 fn every_stage_and_micro_batch_draws_its_own_dropout_mask() {

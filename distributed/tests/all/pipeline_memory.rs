@@ -1,17 +1,6 @@
 //! Pipelines times replicas: memory and traffic of a rank are those of its stages, by the formulas of the strategies.
 
-use crate::common::{Turns, pipelined, sharded_pipeline};
-use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
-
-use crate::pipeline_staged::*;
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Traffic},
-    pipeline::{Checked, MicroBatches, ScheduleKind},
-    train::{TrainStep, TrainingConfig},
-    zero::ZeroStage,
-};
-use numcore::{DType, MemoryCategory, Result, Runtime, Tensor};
-use runtime_cpu::Cpu;
+use crate::{pipeline_staged::*, prelude::*};
 
 /// Two steps, then bytes of parameters, gradients and state on this rank.
 fn bytes(comm: &Comm<Cpu>, mut trainer: TrainStep<Cpu>) -> Result<usize> {
@@ -42,7 +31,7 @@ fn memory_is_that_of_the_table_for_a_stage() {
         for n in [1, 2, 3, 4] {
             for how in HOWS.into_iter().filter(|_| turns.come()) {
                 let checked = how.checked(kind, p, v, 2 * p).unwrap();
-                let measured = everywhere(p * n, |comm| {
+                let measured = ranks_of(p * n, |comm| {
                     let (staged, config) = (layers(&comm, &checked)?, TrainingConfig::default());
                     match how.zero() {
                         None => bytes(&comm, pipelined(&comm, staged, config)?),
@@ -71,7 +60,7 @@ fn counted(how: How, checked: &Checked, n: usize) -> Vec<BTreeMap<&'static str, 
         Ok(())
     }
     let p = checked.schedule().placement().ranks();
-    let counts = everywhere(p * n, |comm| {
+    let counts = ranks_of(p * n, |comm| {
         let counting = Arc::new(CountingCommunicator::new(comm));
         let comm = counting.clone() as Comm<Cpu>;
         let (staged, config) = (layers(&comm, checked)?, TrainingConfig::default());

@@ -1,24 +1,10 @@
 //! What ranks of a pipeline tell each other: how much, how early, and that it may be synchronous.
 
-use std::{
-    panic::Location,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::panic::Location;
 
-use crate::common::Turns;
-use crate::pipeline_common::*;
-use autograd::Var;
-use distributed::{
-    comm::{Call, Collective, Comm, Communicator, CountingCommunicator, InOrderCommunicator, Work},
-    pipeline::{MicroBatches, Pipeline, ScheduleKind, Stage},
-};
-use nn::{Module, Visitor};
-use numcore::{Result, TensorMut};
-use runtime_cpu::Cpu;
+use distributed::comm::Call;
+
+use crate::{pipeline_common::*, prelude::*};
 
 fn step(comm: &Comm<Cpu>, pipeline: &mut Pipeline<Cpu>, m: usize) -> Result<Vec<(f64, f64)>> {
     let (_, mut gradients) = optimizers(pipeline, 0.0)?;

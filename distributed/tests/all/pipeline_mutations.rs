@@ -1,12 +1,8 @@
 //! The checker against every single fault: each action of a lowered schedule removed, doubled, or swapped with its neighbour.
 
-use crate::common::Turns;
-use crate::pipeline_common::shape;
-use std::collections::BTreeMap;
+use distributed::pipeline::{Action, Compute, End, Pass};
 
-use distributed::pipeline::{
-    Action, Compute, Direction, End, Limits, Lowering, Message, Pass, Schedule, ScheduleKind, UnitOp,
-};
+use crate::{pipeline_common::shape, prelude::*};
 
 /// (v, m, p).
 const SIZES: [(usize, usize, usize); 8] =

@@ -4,28 +4,11 @@
 //! the root of a second moment, which may be a thousand times smaller than the largest gradient. 10⁻¹¹ of the largest value leaves room for
 //! that and for nothing else: a gradient that counts twice, or a norm of the wrong parts, is off by more than a tenth.
 
-use crate::common::{Turns, adamw, half, pipelined, sharded_pipeline, simple};
-use crate::pipeline_common::shape;
-use std::{sync::Arc, time::Duration};
-
-use crate::pipeline_staged::*;
 use crate::{
-    common::{WORLDS, config},
-    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, shape},
+    pipeline_staged::*,
+    prelude::*,
 };
-use autograd::Var;
-use distributed::{
-    buckets::Unused,
-    comm::{Collectives, Comm, Communicator, Fault, FaultyCommunicator, Ranks},
-    mesh::Mesh,
-    pipeline::{Checked, MicroBatches, PipelineModel, PipelineOptions, ScheduleKind, Stage},
-    plan::{Axis, ParallelPlan},
-    train::{TrainStep, TrainingConfig},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Forward, Init, Linear, Module, Visitor};
-use numcore::{DType, Result, Tensor, ops::ViewOps};
-use runtime_cpu::Cpu;
 
 const STEPS: usize = 2;
 const BOUND: f64 = 1e-11;
@@ -71,8 +54,8 @@ fn product(
             let checked = |&kind: &ScheduleKind| Some((kind, how.checked(kind, p, v, m).filter(|_| once(kind))?));
             for (kind, checked) in kinds.iter().filter_map(checked) {
                 let what = format!("{model:?}, {kind}, pipe {p} x {replicas} replicas, {v} stages each, {how:?}");
-                let ranks = everywhere(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
-                let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
+                let ranks = ranks_of(p * replicas, |comm| trained(&comm, model, p * v, &checked, how, &config()));
+                let off = far(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
                 assert!(off <= BOUND, "{what}: {off:e}");
                 ran.push((kind, p));
             }
@@ -131,7 +114,7 @@ fn replicas_of_shards_train_as_on_one_rank() {
         let want = reference(Model::Gpt, p * v, 2 * p * pipelines, STEPS);
         for how in &HOWS[1..] {
             let Some(checked) = how.checked(kind, p, v, 2 * p) else { continue };
-            let ranks = everywhere(p * pipelines, |comm| {
+            let ranks = ranks_of(p * pipelines, |comm| {
                 let (mesh, staged) = (mesh(&comm, p, shards)?, Model::Gpt.staged(&comm, &checked, p * v));
                 let zero = how.zero().unwrap();
                 let mut trainer =
@@ -139,7 +122,7 @@ fn replicas_of_shards_train_as_on_one_rank() {
                 steps(&comm, Model::Gpt, &mut trainer, 0..STEPS, |t| t.gather_full_params())
             });
             let what = format!("{kind}, pipe {p} x {pipelines} pipelines, {shards} shards, {how:?}");
-            let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
+            let off = far(&joined(ranks.unwrap_or_else(|e| panic!("{what}: {e}"))), &want);
             assert!(off <= BOUND, "{what}: {off:e}");
         }
     }
@@ -191,13 +174,13 @@ fn strategies_that_add_in_one_order_do_not_differ_by_a_bit() {
                 let mut told = hows.iter().map(|&how| {
                     let checked = how.checked(kind, p, v, 4).unwrap();
                     let free = TrainingConfig { max_norm: None, ..config() };
-                    joined(everywhere(p * n, |comm| trained(&comm, model, p * v, &checked, how, &free)).unwrap())
+                    joined(ranks_of(p * n, |comm| trained(&comm, model, p * v, &checked, how, &free)).unwrap())
                 });
                 let first = told.next().unwrap();
                 assert!(told.all(|other| other == first), "{model:?}, {kind}, {hows:?}");
                 first
             });
-            assert!(model == Model::Half || difference(&told[0], &told[1]) <= BOUND);
+            assert!(model == Model::Half || far(&told[0], &told[1]) <= BOUND);
         }
     }
 }
@@ -209,8 +192,8 @@ fn several_runs_of_a_step_are_one_batch() {
         for how in HOWS {
             let checked = how.checked(kind, p, v, 4).unwrap();
             let twice = TrainingConfig { accumulation: 2, ..config() };
-            let ranks = everywhere(p * n, |comm| trained(&comm, Model::Gpt, p * v, &checked, how, &twice));
-            let off = difference(&joined(ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))), &want);
+            let ranks = ranks_of(p * n, |comm| trained(&comm, Model::Gpt, p * v, &checked, how, &twice));
+            let off = far(&joined(ranks.unwrap_or_else(|e| panic!("{kind}, {how:?}: {e}"))), &want);
             assert!(off <= BOUND, "{kind}, {how:?}: {off:e}");
         }
     }
@@ -285,7 +268,7 @@ fn evaluation_and_the_gradients_of_inputs_by_every_strategy() {
         for how in HOWS {
             let checked = how.checked(kind, p, v, m).unwrap();
             let run = |evaluate| {
-                let ranks = everywhere(p * replicas, |comm| {
+                let ranks = ranks_of(p * replicas, |comm| {
                     let options = PipelineOptions { input_gradients: true, ..Default::default() };
                     let staged = Model::Mlp.staged(&comm, &checked, p * v).options(options);
                     looked_at(&comm, staged, how, evaluate)

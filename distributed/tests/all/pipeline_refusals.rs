@@ -1,7 +1,8 @@
 //! What is refused, and that the refusal says why.
 
-use crate::pipeline_common::shape;
-use distributed::pipeline::{Action, Costs, Limits, Lowering, Schedule, ScheduleKind, SendMode, StagePlacement};
+use distributed::pipeline::{Action, StagePlacement};
+
+use crate::{pipeline_common::shape, prelude::*};
 
 fn expect_refused(kind: ScheduleKind, (v, m, p): (usize, usize, usize), need: &str) {
     let error = kind.generate(shape(p, v, m)).unwrap_err().to_string();

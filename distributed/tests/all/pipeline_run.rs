@@ -1,17 +1,8 @@
 //! Running every schedule gives what one rank gives: bit for bit where the additions come in the same order.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-};
+use nn::counted_rows;
 
-use crate::pipeline_common::*;
-use autograd::{Var, is_grad_enabled};
-use distributed::pipeline::{Checked, Costs, MicroBatches, ScheduleKind, SendMode, Stage};
-use nn::{CountedRows, Forward, Init, Linear, Module, Visitor, counted_rows, set_counted_rows};
-use numcore::{Result, Tensor, ops::ViewOps};
-use optim::Optimizer;
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 const STEPS: usize = 3;
 const LR: f64 = 2e-3;
@@ -45,7 +36,7 @@ fn piped(checked: &Checked, depth: usize) -> (Vec<Vec<f32>>, Weights) {
                 optimizer.step_from(&gradients[stage])?;
             }
         }
-        Ok((losses, weights(pipeline.stages().values())))
+        Ok((losses, stage_weights(pipeline.stages().values())))
     });
     let losses = ranks[0].0.clone();
     assert!(ranks.iter().all(|(other, _)| *other == losses), "every rank is told the same losses");

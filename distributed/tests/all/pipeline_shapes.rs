@@ -1,15 +1,6 @@
 //! Batch sizes and sequence lengths that differ from call to call.
 
-use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
-
-use crate::pipeline_common::*;
-use distributed::{
-    comm::{Comm, CountingCommunicator},
-    pipeline::{Checked, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind},
-};
-use nn::Forward;
-use numcore::{DType, Result, Tensor};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 /// `m` micro-batches of `rows` examples.
 fn data(rt: &Cpu, seed: u64, m: usize, rows: usize) -> Result<Tensor<Cpu>> {
@@ -88,7 +79,7 @@ fn trained(comm: &Comm<Cpu>, checked: &Checked, depth: usize, rows: &[usize]) ->
             optim::Optimizer::step_from(optimizer, &gradients[stage])?;
         }
     }
-    Ok((losses, weights(pipeline.stages().values())))
+    Ok((losses, stage_weights(pipeline.stages().values())))
 }
 
 #[test]

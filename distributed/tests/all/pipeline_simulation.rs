@@ -1,9 +1,8 @@
 //! Times worked out by hand, and the pictures of them.
 
-use crate::pipeline_common::shape;
-use distributed::pipeline::{
-    Action, Compute, Costs, Lowering, Pass, ScheduleKind, SendMode, Span, StageCosts, Timeline,
-};
+use distributed::pipeline::{Action, Compute, Pass, StageCosts, Timeline};
+
+use crate::{pipeline_common::shape, prelude::*};
 
 fn span(start: u64, end: u64) -> Span {
     Span { start, end }

@@ -1,31 +1,13 @@
 //! What the tests of staged trainers share: models that can be whole or in stages, every strategy, and what runs tell.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use crate::common::simple;
-use crate::pipeline_common::shape;
-use std::{collections::BTreeMap, sync::Arc};
+use distributed::pipeline::{balanced, split};
 
 use crate::{
-    common::config,
-    pipeline_common::{ROWS, TIMEOUT, WIDTH, cpu},
+    pipeline_common::{ROWS, TIMEOUT, WIDTH, shape},
+    prelude::*,
     zero_stages::options,
 };
-use autograd::Var;
-use distributed::{
-    comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, Limits, Lowering, MicroBatches, PipelineModel, ScheduleKind, Stage, balanced, split},
-    train::{Loss, TrainStep},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{
-    Activation, Forward, Gpt, GptConfig, Init, Linear, ModuleExt, Sequential, Tanh,
-    loss::{CrossEntropyOptions, Reduction, cross_entropy_with, mse},
-};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{PointwiseOps, ViewOps},
-};
-use runtime_cpu::Cpu;
 
 pub const GPT: GptConfig = GptConfig {
     vocab: 11,
@@ -229,7 +211,7 @@ pub fn steps_of<G>(
     Ok(told)
 }
 
-pub fn everywhere<T: Send>(n: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Result<Vec<T>> {
+pub fn ranks_of<T: Send>(n: usize, program: impl Fn(Comm<Cpu>) -> Result<T> + Sync) -> Result<Vec<T>> {
     if n == 1 {
         return Ok(vec![program(Arc::new(NoOpCommunicator::new(&cpu(0)?)))?]);
     }
@@ -252,7 +234,7 @@ pub fn joined(ranks: Vec<Told>) -> Told {
 }
 
 /// The largest difference, relative to the largest value of each kind.
-pub fn difference(got: &Told, want: &Told) -> f64 {
+pub fn far(got: &Told, want: &Told) -> f64 {
     let lists = |told: &Told| {
         let mut lists = vec![told.losses.clone(), told.norms.clone()];
         lists.extend(told.weights.iter().flat_map(|of| of.values().cloned()));

@@ -1,18 +1,8 @@
 //! Stages of any kind in training: dropout, recomputation, what stays on the tape, measured runs.
 
-use std::{cell::Cell, collections::BTreeMap, sync::Arc};
+use autograd::checkpoint;
 
-use crate::pipeline_common::*;
-use autograd::{Function, Var, apply_function, checkpoint};
-use distributed::pipeline::{
-    Checked, Costs, MicroBatches, Pipeline, PipelineModel, PipelineOptions, ScheduleKind, SendMode, Stage,
-};
-use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt, Param, Sequential, Tanh, Visitor};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{Backprop, PointwiseOps},
-};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 /// Layers with dropout between them.
 fn dropping(rt: &Cpu, stages: usize) -> Vec<Box<dyn Stage<Cpu>>> {

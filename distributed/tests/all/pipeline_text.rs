@@ -1,7 +1,6 @@
 //! Schedules as CSV: everything written reads back; everything else is refused with its place.
 
-use crate::pipeline_common::shape;
-use distributed::pipeline::{Limits, Lowering, Schedule, ScheduleKind};
+use crate::{pipeline_common::shape, prelude::*};
 
 #[test]
 fn every_schedule_reads_back() {

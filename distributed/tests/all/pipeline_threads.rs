@@ -2,16 +2,15 @@
 //!
 //! The model is a chain of scalars, y = w·x per stage, in wrapping integers: whole, so that sums do not depend on order.
 
-use crate::pipeline_common::shape;
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
-use std::thread;
-use std::time::Duration;
-
-use distributed::pipeline::{
-    Action, Checked, Compute, Direction, End, Limits, Lowering, Message, Pass, ScheduleKind, UnitOp,
+use std::{
+    collections::HashMap,
+    sync::mpsc::{Receiver, SyncSender, channel, sync_channel},
+    thread,
 };
+
+use distributed::pipeline::{Action, Compute, End, Pass};
+
+use crate::{pipeline_common::shape, prelude::*};
 
 fn weight(stage: usize) -> u64 {
     2 * stage as u64 + 3

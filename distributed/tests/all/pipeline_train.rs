@@ -9,27 +9,7 @@
 //! get: the gradients of a step differ by 2·γ·G, G the norm of all of them. An update with rate η and momentum ½ differs by at most
 //! 2·η times the sum over the steps, and each update rounds the weight itself.
 
-use crate::common::pipelined;
-use std::{collections::BTreeMap, slice::from_ref, sync::Arc};
-
-use crate::pipeline_common::*;
-use autograd::{Leaf, Var};
-use distributed::{
-    buckets::BucketOptions,
-    comm::{Comm, NoOpCommunicator, Ranks},
-    pipeline::{Checked, MicroBatches, PipelineModel, ScheduleKind, Stage, Tie},
-    train::{Loss, TrainStep, TrainingConfig},
-};
-use nn::{
-    Activation, Forward, Gpt, GptConfig, Init, ModuleExt,
-    loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
-};
-use numcore::{
-    Result, Tensor,
-    ops::{PointwiseOps, ViewOps},
-};
-use optim::{LossScaler, Optimizer, Sgd, SgdConfig};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 const STEPS: usize = 2;
 const LR: f64 = 0.05;
@@ -190,7 +170,7 @@ fn piped_with(
             losses.push(metrics.loss()?);
             norms.extend(metrics.grad_norm()?);
         }
-        Ok((losses, norms, weights(trainer.pipeline().expect("stages").stages().values())))
+        Ok((losses, norms, stage_weights(trainer.pipeline().expect("stages").stages().values())))
     });
     let (losses, norms) = (ranks[0].0.clone(), ranks[0].1.clone());
     let mut all: BTreeMap<String, Vec<f32>> = BTreeMap::new();
@@ -325,7 +305,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         let scaler = LossScaler::starting_at(1e30)?;
         let config = TrainingConfig { loss_scaling: Some(scaler), ..config(1, Some(1.0)) };
         let mut trainer = TrainStep::builder(&comm, staged).optimizer_with(sgd).config(config).build()?;
-        let before = weights(trainer.pipeline().expect("stages").stages().values());
+        let before = stage_weights(trainer.pipeline().expect("stages").stages().values());
         let (x, y) = Model::Mlp.batch(comm.runtime(), 0, 3);
         // 1e30 times a difference of 1e10 is beyond f32.
         let y = y.mul(1e10)?;
@@ -334,7 +314,7 @@ fn a_step_that_overflows_is_left_out_by_all() {
         for _ in 0..3 {
             stepped.push(trainer.step(|_| batch())?.stepped());
         }
-        let after = weights(trainer.pipeline().expect("stages").stages().values());
+        let after = stage_weights(trainer.pipeline().expect("stages").stages().values());
         Ok((stepped, trainer.global_step(), before == after))
     });
     // Halving 1e30 twice is far from enough.
@@ -355,7 +335,7 @@ fn a_loss_scale_that_fits_changes_nothing() {
             Ok((
                 metrics.stepped(),
                 metrics.grad_norm()?,
-                weights(trainer.pipeline().expect("stages").stages().values()),
+                stage_weights(trainer.pipeline().expect("stages").stages().values()),
             ))
         })
     };

@@ -1,19 +1,6 @@
 //! Stages that hand around several values of several types, and the gradients of what goes into the first.
 
-use std::collections::BTreeMap;
-
-use crate::pipeline_common::*;
-use autograd::{Gradients, Var};
-use distributed::{
-    pipeline::{Checked, MicroBatches, Pipeline, PipelineModel, PipelineOptions, Stage},
-    train::Loss,
-};
-use nn::{Embedding, Forward, Init, Linear, Module, ModuleExt, Param};
-use numcore::{
-    DType, Error, Result, Runtime, Tensor,
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
-};
-use runtime_cpu::Cpu;
+use crate::{pipeline_common::*, prelude::*};
 
 const V: usize = 7;
 const C: usize = 4;
@@ -82,7 +69,7 @@ fn part_batch(rt: &Cpu, m: usize) -> MicroBatches<Cpu> {
 fn parts_alone(m: usize, order: &[usize]) -> (Vec<f32>, Numbers, Vec<Vec<f32>>) {
     let rt = cpu(0).unwrap();
     let (parts, batch) = (Part::all(&rt), part_batch(&rt, m));
-    let mut gradients = Gradients::new();
+    let mut gradients = autograd::Gradients::new();
     let (mut losses, mut of_features) = (vec![0.0; m], vec![Vec::new(); m]);
     for &micro in order {
         let features = Var::leaf("features", batch.inputs[micro][1].clone()).unwrap();
@@ -96,7 +83,10 @@ fn parts_alone(m: usize, order: &[usize]) -> (Vec<f32>, Numbers, Vec<Vec<f32>>) 
     (losses, named(parts.iter().map(|part| part as &dyn Stage<Cpu>).enumerate(), &gradients), of_features)
 }
 
-fn named<'a>(stages: impl Iterator<Item = (usize, &'a dyn Stage<Cpu>)>, gradients: &Gradients<Cpu>) -> Numbers {
+fn named<'a>(
+    stages: impl Iterator<Item = (usize, &'a dyn Stage<Cpu>)>,
+    gradients: &autograd::Gradients<Cpu>,
+) -> Numbers {
     let of = |(stage, module): (usize, &dyn Stage<Cpu>)| {
         let named = module.named_parameters().into_iter();
         let value = |p: Param<Cpu>| gradients.get(&p.leaf()).map_or(Vec::new(), |g| g.to_vec::<f32>().unwrap());
@@ -122,8 +112,8 @@ fn several_values_of_several_types_and_the_inputs_gradients() {
                 let options = PipelineOptions { input_gradients: true, ..Default::default() };
                 let parts = PipelineModel::on(comm.rank(), checked.clone(), Part::all(comm.runtime())).loss(part_loss);
                 let mut pipeline = Pipeline::new(&comm, parts.options(options))?;
-                let mut hooks: BTreeMap<usize, Gradients<Cpu>> =
-                    pipeline.stages().keys().map(|&stage| (stage, Gradients::new())).collect();
+                let mut hooks: BTreeMap<usize, autograd::Gradients<Cpu>> =
+                    pipeline.stages().keys().map(|&stage| (stage, autograd::Gradients::new())).collect();
                 let output = pipeline.run(part_batch(comm.runtime(), 5), &mut hooks)?;
                 let first = comm.rank() == 0;
                 assert_eq!(output.input_gradients().len(), if first { 5 } else { 0 });

@@ -1,23 +1,6 @@
 //! PowerSGD against its formulas: what is sent, what is kept, what it weighs, and what a step that was left out leaves behind.
 
-use crate::common::bucketed;
-use std::sync::Arc;
-
-use crate::common::{Mlp, Task, Trace, WORLDS, config, cpu, data_parallel, everywhere, own, weights};
-use autograd::Var;
-use distributed::{
-    buckets::{BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{Loss, TrainStep, TrainingConfig},
-};
-use nn::{Init, ModuleExt};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-    rng::Philox,
-};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
+use crate::prelude::*;
 
 pub fn compressed(power: PowerSgd) -> BucketOptions {
     let limits = Some(BucketLimits { first: 100, others: 300 });

@@ -1,19 +1,9 @@
 //! Training with PowerSGD: equal replicas at every world size, nearly the loss of training without, and exact resumption.
 
-use crate::common::bucketed;
 use crate::{
-    common::{EXAMPLES, Mlp, STEPS, Task, Trace, WORLDS, config, cpu, data_parallel, everywhere, own, weights},
     powersgd::{compressed, plain},
+    prelude::*,
 };
-use distributed::{
-    buckets::{BucketLimits, BucketOptions, PowerSgd, Unused},
-    checkpoint::Folder,
-    comm::{Comm, Communicator, Ranks},
-    train::{CheckpointNotes, TrainStep, TrainingConfig},
-};
-use nn::{Gpt, Init, ModuleExt};
-use numcore::{DType, MemoryCategory, Result, Runtime};
-use runtime_cpu::Cpu;
 
 fn train<M: Task>(
     comm: &Comm<Cpu>,

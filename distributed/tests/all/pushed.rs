@@ -1,23 +1,6 @@
 //! Steps that are given losses in hand, or gradients: they are those of `step`, to the bit.
 
-use autograd::{backward, no_grad};
-use distributed::{
-    balance::Balanced,
-    buckets::{BucketLimits, BucketOptions},
-    checkpoint::Folder,
-    comm::{Communicator, Ranks},
-    ddp::Ddp,
-    local_updates::LocalSteps,
-    train::{CheckpointNotes, Loss, TrainStep, TrainingMetrics},
-    zero::ZeroStage,
-};
-use nn::Init;
-use numcore::{DType, Error, Result};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
-
-use crate::checkpoint_common::Scratch;
-use crate::common::{Mlp, Task, WORLDS, adamw, cpu, own, shards, weights};
+use crate::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
 enum Given {

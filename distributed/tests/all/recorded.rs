@@ -7,27 +7,13 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use distributed::{
-    buckets::{BucketOptions, PowerSgd},
-    comm::Ranks,
-    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalUpdates, SlowMo},
-    pipeline::ScheduleKind,
-    plan::Axis,
-    train::{TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroStage},
-};
-use nn::{Gpt, Init};
-use numcore::DType;
-use runtime_cpu::Cpu;
-
 use crate::{
     balance,
-    checkpoint_common::Scratch,
-    common::{Mlp, STEPS, Task, Trace, WORLDS, adamw, bucketed, config, cpu, everywhere, own, sharded, weights},
     expert_common::ExpertCase,
     local_updates,
     pipeline_staged::{HOWS, How},
     powersgd::compressed,
+    prelude::*,
     tensor_checkpoints::{Axes, contents, go_on},
     tensor_common::{TensorCase, TensorTrace},
     tensor_pipeline_common::StagedCase,

@@ -1,16 +1,9 @@
 //! Values that are put into parameters after a trainer was made are those it trains from, whatever the strategy.
 
-use crate::checkpoint_common::{Any, HOWS, How, Scratch};
-use crate::common::simple;
-use crate::common::{Mlp, Task, Trace, Turns, config, cpu, difference, everywhere, weights};
-use distributed::{
-    comm::{Comm, Communicator, Ranks},
-    train::TrainingConfig,
-    zero::ZeroStage,
+use crate::{
+    checkpoint_common::{HOWS, How},
+    prelude::*,
 };
-use nn::{Init, ModuleExt};
-use numcore::{DType, Result};
-use runtime_cpu::Cpu;
 
 /// What is put into the model, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]

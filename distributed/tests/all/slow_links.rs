@@ -1,23 +1,8 @@
 //! A slow network changes when values arrive, and nothing else; and who waits for what can be told by name.
 
-use crate::common::{bucketed, data_parallel, sharded};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use distributed::comm::{Link, SlowCommunicator};
 
-use crate::common::{Mlp, STEPS, Task, Trace, config, cpu, own, weights};
-use crate::data_parallel::small;
-use crate::zero_stages::options;
-use distributed::{
-    buckets::{BucketOptions, GradCompression, PowerSgd},
-    comm::{Collectives, Comm, Communicator, CountingCommunicator, Link, Ranks, ReduceOp, SlowCommunicator, Traffic},
-    train::{TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroStage},
-};
-use nn::Init;
-use numcore::{DType, Result, TensorMut};
-use runtime_cpu::Cpu;
+use crate::{data_parallel::small, prelude::*, zero_stages::options};
 
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(100_000);

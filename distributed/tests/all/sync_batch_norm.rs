@@ -1,19 +1,9 @@
 //! Batch norm over all ranks: what one rank with all examples computes, forward, backward and running.
 
-use crate::common::{WORLDS, cpu};
-use crate::common::{bucketed, simple};
-use autograd::{Var, grad};
-use distributed::{
-    SyncBatchNorm,
-    comm::{Comm, Communicator, Ranks},
-    train::Loss,
-};
-use nn::{BatchNorm, CountedRows, Forward, Init, Linear, ModuleExt, Sequential, Tanh, set_counted_rows};
-use numcore::{
-    DType, Result, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps, cat},
-};
-use runtime_cpu::Cpu;
+use distributed::SyncBatchNorm;
+use numcore::ops::cat;
+
+use crate::prelude::*;
 
 const CHANNELS: usize = 3;
 const EXAMPLES: usize = 11;

@@ -1,16 +1,6 @@
 //! Bytes that a block keeps between forward and backward, cut over ranks: the table of Korthikanti et al. (2022) for the kernels here.
 
-use autograd::Var;
-use distributed::{
-    comm::{Communicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-};
-use nn::{Forward, Gpt, GptConfig, Init};
-use numcore::{DType, MemoryCategory, Runtime, Tensor};
-use runtime_cpu::Cpu;
-
-use crate::common::cpu;
+use crate::prelude::*;
 
 const WIDTH: usize = 64;
 const HEADS: usize = 4;

@@ -1,25 +1,10 @@
 //! What ranks along tensor have in common is made equal, or agreed on, when a step is made.
 
-use std::time::Duration;
-
-use autograd::manual_seed;
-use distributed::{
-    comm::{Collectives, Comm, Communicator, Ranks},
-    ddp::Ddp,
-    mesh::Mesh,
-    pipeline::ScheduleKind,
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{Embedding, Gpt, Init, Module, ModuleExt, TokenEmbedding, under};
-use numcore::{DType, Result};
-use optim::{AdamW, AdamWConfig};
-use runtime_cpu::Cpu;
+use nn::{TokenEmbedding, under};
 
 use crate::{
-    common::{adamw, cpu},
     pipeline_staged::How,
+    prelude::*,
     tensor_common::{SEQUENCES, TensorCase},
     tensor_pipeline_common::StagedCase,
 };

@@ -1,22 +1,8 @@
 //! Checkpoints of models that are cut: saved by ranks in any arrangement, loaded by ranks in any other, to the bit.
 
-use std::{collections::BTreeMap, path::PathBuf};
-
-use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::Ranks,
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::TrainStep,
-    zero::ZeroStage,
-};
-use nn::{Gpt, Init, ModuleExt};
-use numcore::{DType, ops::PointwiseOps};
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{adamw, cpu},
     job,
+    prelude::*,
     tensor_common::{TensorCase, pieces},
 };
 

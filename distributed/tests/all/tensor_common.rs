@@ -1,30 +1,6 @@
 //! A GPT that is cut over ranks, and the one rank that it is compared with.
 
-use std::collections::BTreeMap;
-
-use autograd::{Var, manual_seed};
-use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    context_parallel::ContextExchange,
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    sampler::shard_batches,
-    train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
-    zero::ZeroStage,
-};
-use nn::{
-    Gpt, GptConfig, Init, Module, ModuleExt,
-    parallel::{TensorPlan, VocabularyLoss},
-};
-use numcore::{
-    DType, Result, Tensor,
-    fused::{CrossEntropyOptions, Reduction},
-    ops::{IndexOps, PointwiseOps, ViewOps},
-    placement::TensorPlacement,
-};
-use runtime_cpu::Cpu;
-
-use crate::common::{adamw, cpu};
+use crate::prelude::*;
 
 /// Examples of a step, unless a case has others.
 pub const SEQUENCES: usize = 6;

@@ -1,30 +1,7 @@
 //! What ranks along tensor decide together, and models whose ranks share heads of keys.
 
-use autograd::Var;
-use distributed::{
-    buckets::{BucketOptions, Unused},
-    checkpoint::Checkpointed,
-    comm::{Communicator, NoOpCommunicator, Ranks},
-    mesh::{AsMesh, Mesh},
-    plan::{Axis, ParallelPlan},
-    sampler::shard_batches,
-    train::{Loss, TrainStep},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{
-    Embedding, Forward, Gpt, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt, RmsNorm,
-    parallel::TensorPlan,
-};
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{Apply, IndexOps, PointwiseOps, ReduceOps, ViewOps},
-};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{adamw, cpu},
+    prelude::*,
     tensor_common::{SEQUENCES, TensorCase, TensorTrace, apart, assembled, pieces},
 };
 

@@ -1,26 +1,6 @@
 //! Layers that are cut over ranks, one by one: outputs and all gradients are those of the whole layer.
 
-use std::{collections::BTreeMap, sync::Arc};
-
-use autograd::{Var, backward};
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-};
-use nn::{
-    Activation, Embedding, EncoderBlock, EncoderBlockConfig, Forward, Gpt, GptConfig, GroupedQueryAttention,
-    GroupedQueryConfig, Init, Linear, Module, ModuleExt,
-    parallel::{TensorPlan, VocabularyLoss},
-};
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    fused::{CrossEntropyOptions, NnOps, Reduction},
-    ops::{PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
-
-use crate::{common::cpu, tensor_common::TensorCase};
+use crate::{prelude::*, tensor_common::TensorCase};
 
 /// An output, and the gradient of every parameter under its name, whole.
 type Gradients = BTreeMap<String, Vec<f64>>;

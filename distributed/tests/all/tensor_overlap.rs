@@ -1,24 +1,11 @@
 //! What layers that are cut exchange in backward is under way while gradients of weights are computed.
 
-use std::{
-    panic::Location,
-    sync::{Arc, Mutex},
-};
+use std::panic::Location;
 
-use autograd::{BackwardHook, Leaf, LeafGrad, Var, autocast, backward, backward_with_hooks};
-use distributed::{
-    comm::{Call, Comm, Communicator, CountingCommunicator, Group, Guarantees, Ranks, Work},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-};
-use nn::{Forward, Init, Linear, parallel::TensorPlan};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor, TensorMut,
-    ops::{PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
+use autograd::{LeafGrad, backward_with_hooks};
+use distributed::comm::Call;
 
-use crate::{common::cpu, tensor_common::TensorCase};
+use crate::{prelude::*, tensor_common::TensorCase};
 
 type Events = Arc<Mutex<Vec<String>>>;
 

@@ -1,14 +1,7 @@
 //! Tensor parallelism: a model that is cut trains as the whole one does, and with every strategy.
 
-use distributed::{plan::Axis, zero::ZeroStage};
-use nn::{GptConfig, parallel::VocabularyLoss};
-use numcore::{
-    DType,
-    fused::{CrossEntropyOptions, Reduction},
-};
-
 use crate::{
-    common::{Turns, half},
+    prelude::*,
     tensor_common::{TensorCase, apart},
 };
 

@@ -1,25 +1,8 @@
 //! What layers exchange of a sequence in pieces, beside their products: the values and the bytes of exchanges at once.
 
-use std::sync::Arc;
-
-use autograd::{Var, autocast, backward, grad};
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    mesh::Mesh,
-    pipeline::ScheduleKind,
-    plan::{Axis, ParallelPlan},
-    zero::ZeroStage,
-};
-use nn::{Forward, Init, Linear, Module, parallel::TensorPlan};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{Turns, cpu},
     pipeline_staged::How,
+    prelude::*,
     tensor_common::{TensorCase, TensorTrace, apart},
     tensor_pipeline_common::StagedCase,
 };

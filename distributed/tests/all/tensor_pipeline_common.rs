@@ -1,23 +1,9 @@
 //! A GPT in stages that are cut along tensor, trained by any strategy.
 
-use autograd::{Var, manual_seed};
-use distributed::{
-    comm::{Communicator, Ranks},
-    mesh::Mesh,
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind},
-    plan::{Axis, ParallelPlan},
-    sampler::shard_batches,
-    train::{Loss, TrainStep, TrainingConfig, TrainingMetrics},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{Gpt, Init, ModuleExt};
-use numcore::Result;
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{adamw, cpu},
     pipeline_common::TIMEOUT,
     pipeline_staged::How,
+    prelude::*,
     tensor_common::{TensorCase, TensorTrace, assembled, pieces},
 };
 

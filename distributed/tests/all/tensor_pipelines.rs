@@ -1,30 +1,11 @@
 //! Pipelines whose stages are cut along tensor train as one rank does: by every schedule and every strategy.
 
-use std::{collections::BTreeMap, path::PathBuf};
-
-use autograd::{RandomState, Var, manual_seed, random_state};
-use distributed::{
-    checkpoint::Folder,
-    comm::{Communicator, Ranks},
-    mesh::Mesh,
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind, Stage},
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
-    zero::{ZeroOptions, ZeroStage},
-};
-use nn::{
-    Forward, Gpt, GptConfig, Init,
-    loss::{CrossEntropyOptions, Reduction, cross_entropy_with},
-    parallel::TensorPlan,
-};
-use numcore::{DType, Result, Tensor};
-use runtime_cpu::Cpu;
+use autograd::{RandomState, random_state};
 
 use crate::{
-    checkpoint_common::Scratch,
-    common::{Turns, adamw, cpu, half},
     pipeline_common::TIMEOUT,
     pipeline_staged::{HOWS, How},
+    prelude::*,
     tensor_checkpoints::{Axes, STEPS, contents, go_on},
     tensor_common::apart,
     tensor_pipeline_common::StagedCase,

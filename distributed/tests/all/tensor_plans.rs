@@ -1,18 +1,8 @@
 //! Plans that do not fit: what is refused, and that the errors say why.
 
-use autograd::Var;
-use distributed::{
-    comm::{Communicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::TrainStep,
-};
-use nn::{Forward, Gpt, GptConfig, GroupedQueryAttention, GroupedQueryConfig, Init, parallel::TensorPlan};
-use numcore::{DType, Tensor, ops::ViewOps};
-use optim::{AdafactorConfig, SgdConfig};
-use runtime_cpu::Cpu;
+use optim::AdafactorConfig;
 
-use crate::{common::cpu, tensor_common::TensorCase};
+use crate::{prelude::*, tensor_common::TensorCase};
 
 /// The error of cutting a GPT over ranks, which every rank reports.
 fn refused(t: usize, config: GptConfig, plan: TensorPlan) -> String {

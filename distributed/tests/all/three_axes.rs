@@ -1,12 +1,10 @@
 //! Eight ranks as 2 × 2 × 2 of any three axes: twenty steps of AdamW, clipped by the global norm, are those of one rank.
 
-use distributed::{pipeline::ScheduleKind, plan::Axis, zero::ZeroStage};
-
 use crate::{
-    common::all_cases,
     expert_common::ExpertCase,
     expert_pipelines::Staged,
     pipeline_staged::How,
+    prelude::*,
     tensor_common::{TensorCase, apart},
     tensor_pipeline_common::StagedCase,
 };

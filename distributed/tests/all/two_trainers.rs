@@ -1,15 +1,6 @@
 //! Two trainers over the same ranks: equal shapes do not make their gradients one another's.
 
-use crate::checkpoint_common::{Any, HOWS};
-use crate::common::bucketed;
-use crate::common::{Mlp, Task, config, cpu, weights};
-use distributed::{
-    buckets::{BucketOptions, GradCompression, PowerSgd, Unused},
-    comm::{Comm, Communicator, Ranks},
-};
-use nn::Init;
-use numcore::Result;
-use runtime_cpu::Cpu;
+use crate::{checkpoint_common::HOWS, prelude::*};
 
 /// Steps of both, in the order of this rank, after `before` steps in one order.
 fn both(comm: &Comm<Cpu>, make: impl Fn(&Mlp<Cpu>) -> Result<Any>, before: usize, swap: bool) -> Result<Vec<f64>> {

@@ -1,17 +1,10 @@
 //! Engines that do not promise equal sums on all ranks: what is decided by a sum is decided once.
 
-use std::{panic::Location, sync::Arc, time::Duration};
+use std::panic::Location;
 
-use distributed::{
-    comm::{Call, Collective, Comm, Communicator, Group, Guarantees, Ranks, Work, memory},
-    train::TrainStep,
-};
-use nn::Init;
-use numcore::{Result, TensorMut, ops::PointwiseOps};
-use optim::{AdamWConfig, LossScaler};
-use runtime_cpu::Cpu;
+use distributed::comm::{Call, memory};
 
-use crate::common::{Mlp, Task, cpu};
+use crate::prelude::*;
 
 /// Sums of what has no name (losses, weights, norms) come out larger on every rank but the first.
 #[derive(Debug)]

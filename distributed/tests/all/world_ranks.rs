@@ -1,21 +1,10 @@
 //! Errors name ranks of the world, whatever group a call was made in, and a world's outcome is the error of the rank where it began.
 
-use std::{collections::BTreeMap, time::Duration};
-
 use crate::{
-    checkpoint_common::Scratch,
-    pipeline_common::{checked, cpu, mlp_stages, pipeline},
+    pipeline_common::{checked, mlp_stages, pipeline},
     pipeline_faults::{Trouble, Troubled, batch, hooks},
+    prelude::*,
 };
-use distributed::{
-    checkpoint::{CheckpointPart, Checkpointed, Wanted},
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator, Ranks},
-    mesh::Mesh,
-    pipeline::{PipelineGroups, ScheduleKind},
-    plan::{Axis, ParallelPlan},
-};
-use numcore::{DType, Error, ErrorKind, Result, Tensor, TensorMut};
-use runtime_cpu::Cpu;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 

@@ -1,31 +1,15 @@
 //! Steps in wrappers: what these do around a model that is whole they do around a pipeline.
 
-use std::{
-    collections::BTreeMap,
-    slice::from_ref,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+use distributed::{
+    balance::BalancePolicy,
+    pipeline::{balanced, split},
+    train::Step,
 };
 
 use crate::{
-    checkpoint_common::Scratch,
-    pipeline_common::{TIMEOUT, checked, cpu, squares},
+    pipeline_common::{TIMEOUT, checked, squares},
+    prelude::*,
 };
-use distributed::{
-    balance::{BalancePolicy, Balanced, BatchRanges, CadenceOptions},
-    comm::{Collectives, Comm, Communicator, Ranks},
-    local_updates::{DiLoCo, LocalSgd, LocalSteps, LocalUpdates, OuterRule},
-    pipeline::{MicroBatches, PipelineModel, ScheduleKind, Tie, balanced, split},
-    train::{Step, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{Init, Linear, ModuleExt, Sequential, Tanh};
-use numcore::{DType, Result, Tensor};
-use optim::SgdConfig;
-use runtime_cpu::Cpu;
 
 const WIDTH: usize = 4;
 const MICROS: usize = 2;

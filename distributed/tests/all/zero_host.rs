@@ -1,25 +1,8 @@
 //! ZeRO with parameters and gradients in host memory: the same bits, nothing on the device between uses, and checkpoints that go either way.
 
-use std::sync::Arc;
-
-use distributed::{
-    checkpoint::{Checkpointed, Folder},
-    comm::{Comm, Communicator, NoOpCommunicator, Ranks},
-    mesh::{AsMesh, Mesh},
-    pipeline::ScheduleKind,
-    plan::{Axis, ParallelPlan},
-    train::{CheckpointNotes, TrainingConfig},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Gpt, Init, ModuleExt};
-use numcore::{DType, MemoryCategory, Result, Runtime, ops::PointwiseOps};
-use optim::LossScaler;
-use runtime_cpu::Cpu;
-
 use crate::{
-    checkpoint_common::Scratch,
-    common::{Mlp, STEPS, Task, Trace, Turns, cpu, everywhere, own, sharded, weights},
     pipeline_staged::How,
+    prelude::*,
     tensor_pipeline_common::StagedCase,
     zero_memory::{layers, loss},
 };

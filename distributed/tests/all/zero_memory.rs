@@ -1,23 +1,8 @@
 //! ZeRO: memory and traffic are what the formulas say.
 
-use crate::common::{sharded, simple};
-use std::sync::Arc;
+use distributed::{strategy::BackwardPass, train::Strategy};
 
-use crate::common::{WORLDS, cpu, weights};
-use crate::zero_stages::options;
-use distributed::{
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    strategy::{BackwardPass, Computing},
-    train::{Loss, Strategy, TrainingConfig},
-    zero::{Sharded, UnitOf, ZeroStage},
-};
-use nn::{Forward, Init, Linear, Module, ModuleExt};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::{AdamWConfig, ParamGroups};
-use runtime_cpu::Cpu;
+use crate::{prelude::*, zero_stages::options};
 
 /// Layers of equal size, so that formulas need no allowance for padding.
 pub fn layers(rt: &Cpu, count: usize, dtype: DType) -> Result<Vec<Linear<Cpu>>> {

@@ -1,22 +1,10 @@
 //! ZeRO with optimizer state in host memory: the same bits, no state on the device, and checkpoints that go either way.
 
-use crate::common::{half, sharded, sharded_pipeline};
 use crate::{
-    checkpoint_common::Scratch,
-    common::{Mlp, STEPS, Task, Trace, WORLDS, config, cpu, everywhere, own, weights},
     pipeline_staged::{self as staged, How, Model},
+    prelude::*,
     zero_memory::{layers, loss},
 };
-use distributed::{
-    comm::{Comm, Communicator, Ranks},
-    pipeline::ScheduleKind,
-    train::{CheckpointNotes, TrainStep, TrainingConfig},
-    zero::{StatePlace, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Gpt, Init};
-use numcore::{DType, MemoryCategory, Result, Runtime};
-use optim::{AdagradConfig, ParamGroups};
-use runtime_cpu::Cpu;
 
 fn options(stage: ZeroStage, state: StatePlace) -> ZeroOptions {
     ZeroOptions { stage, units: UnitOf::children(), state, ..Default::default() }
@@ -134,7 +122,7 @@ fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
     let checked = How::Replicas.checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
     for stage in ZeroStage::ALL {
         let with = |state| {
-            let ranks = staged::everywhere(4, |comm| {
+            let ranks = staged::ranks_of(4, |comm| {
                 let (model, zero) = (Model::Gpt.staged(&comm, &checked, 2), options(stage, state));
                 let mut trainer = sharded_pipeline(&comm, model, config(), zero)?;
                 let told = staged::steps(&comm, Model::Gpt, &mut trainer, 0..2, |t| t.gather_full_params())?;

@@ -1,27 +1,7 @@
 //! What people ask of ZeRO beside its stages: the types of gradients, when they are exchanged, what stays gathered.
 
-use std::{sync::Arc, time::Duration};
-
-use distributed::{
-    buckets::{BucketOptions, GradCompression},
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep, TrainingConfig},
-    zero::{Sharded, UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Gpt, Init, Linear, ModuleExt};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
-};
-use optim::{ParamGroups, Sgd, SgdConfig};
-use runtime_cpu::Cpu;
-
 use crate::{
-    common::{
-        Mlp, STEPS, Task, Trace, Turns, bucketed, config, cpu, difference, everywhere, own, sharded, single, weights,
-    },
+    prelude::*,
     zero_memory::{layers, loss},
     zero_stages::options,
 };

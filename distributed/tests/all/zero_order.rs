@@ -1,25 +1,8 @@
 //! ZeRO: in which order units are gathered and sent.
 
-use crate::common::sharded;
-use std::sync::{Arc, Mutex};
+use distributed::{comm::Call, strategy::BackwardPass, train::Strategy};
 
-use crate::common::cpu;
-use crate::zero_memory::layers;
-use crate::zero_stages::options;
-use autograd::Var;
-use distributed::{
-    comm::{Call, Comm, Communicator, CountingCommunicator, NoOpCommunicator, Ranks, Work},
-    strategy::{BackwardPass, Computing},
-    train::{Loss, Strategy, TrainingConfig},
-    zero::{Sharded, UnitOf, ZeroStage},
-};
-use nn::{Forward, Init, Linear, Module, ModuleExt};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor, TensorMut,
-    ops::{Apply, PointwiseOps, ReduceOps},
-};
-use optim::{AdamWConfig, ParamGroups};
-use runtime_cpu::Cpu;
+use crate::{prelude::*, zero_memory::layers, zero_stages::options};
 
 const LAYERS: u64 = 5;
 
@@ -184,11 +167,11 @@ fn second_forward(skip: bool, ended: bool) -> Vec<String> {
     let (mut second, passes) = (Vec::new(), [BackwardPass::Earlier, BackwardPass::Last(None)]);
     for _ in 0..2 {
         sharded.prepare(Computing::All).unwrap();
-        for k in 0..2 {
+        for (k, pass) in passes.iter().enumerate() {
             gathers.take();
             let loss = forward(skip && k == 0);
             second = gathers.take();
-            sharded.begin(0, passes[k]).unwrap();
+            sharded.begin(0, *pass).unwrap();
             autograd::backward_with_hooks(&loss, &mut sharded).unwrap();
             if ended {
                 sharded.end().unwrap();

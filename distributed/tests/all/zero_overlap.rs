@@ -1,20 +1,6 @@
 //! ZeRO: when calls leave and when they are waited for, by the kernels launched before, on a runtime that computes nothing.
 
-use crate::common::sharded;
-use std::sync::Arc;
-
-use crate::{data_parallel::Watched, zero_stages::options};
-use autograd::Var;
-use distributed::{
-    comm::Comm,
-    train::{Loss, TrainingConfig},
-    zero::{UnitOf, ZeroStage},
-};
-use nn::{Forward, Init, Linear};
-use numcore::{
-    DType, NullRuntime, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
+use crate::{data_parallel::Watched, prelude::*, zero_stages::options};
 
 const LAYERS: usize = 6;
 

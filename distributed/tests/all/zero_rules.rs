@@ -1,23 +1,8 @@
 //! ZeRO with every elementwise rule, and with parameters in half: shards are updated as the whole would be.
 
-use std::sync::Arc;
+use optim::{AdadeltaConfig, AdamConfig, AdamaxConfig, NAdamConfig, RAdamConfig, RmsPropConfig};
 
-use crate::{
-    common::{EXAMPLES, Mlp, STEPS, Task, Trace, difference, everywhere, own, weights},
-    zero_stages::options,
-};
-use distributed::{
-    comm::{Comm, Communicator, NoOpCommunicator},
-    train::{TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroStage},
-};
-use nn::{Init, ModuleExt};
-use numcore::{DType, Result};
-use optim::{
-    AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, AdamaxConfig, Elementwise, FlatOptimizer, LionConfig,
-    NAdamConfig, Optimizer, ParamGroups, RAdamConfig, RmsPropConfig, SgdConfig,
-};
-use runtime_cpu::Cpu;
+use crate::{prelude::*, zero_stages::options};
 
 /// With norms of the gradients, though they are not clipped.
 fn config() -> TrainingConfig {

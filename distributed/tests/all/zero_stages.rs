@@ -1,28 +1,10 @@
 //! ZeRO: sharded training is that of one rank.
 
-use crate::common::{sharded, simple};
-use std::sync::Arc;
-
-use crate::checkpoint_common::{Any, HOWS};
-use crate::common::{
-    EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, config, cpu, difference, everywhere, half, own, single, weights,
+use crate::{
+    checkpoint_common::HOWS,
+    data_parallel_unused::{Branches, branches_alone},
+    prelude::*,
 };
-use crate::data_parallel_unused::{Branches, branches_alone};
-use distributed::{
-    buckets::Unused,
-    comm::{Collectives, Comm, Communicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Forward, Gpt, Init, Linear};
-use numcore::{
-    DType, ErrorKind, Result, Tensor,
-    ops::{PointwiseOps, ReduceOps},
-};
-use optim::{AdamWConfig, LossScaler, ParamGroups, SgdConfig};
-use runtime_cpu::Cpu;
 
 pub fn options(stage: ZeroStage, units: UnitOf) -> ZeroOptions {
     ZeroOptions { stage, units, ..Default::default() }

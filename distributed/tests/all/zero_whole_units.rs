@@ -1,24 +1,6 @@
 //! Units of ZeRO that are kept whole among others that are sharded.
 
-use std::sync::Arc;
-
-use distributed::{
-    checkpoint::Checkpointed,
-    comm::{Comm, Communicator, CountingCommunicator, Ranks},
-    train::{Loss, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Forward, Init, Linear};
-use numcore::{
-    DType, MemoryCategory, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
-};
-use runtime_cpu::Cpu;
-
-use crate::{
-    common::{cpu, sharded, weights},
-    zero_stages::options,
-};
+use crate::{prelude::*, zero_stages::options};
 
 const LAYERS: usize = 5;
 

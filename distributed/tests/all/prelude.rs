@@ -1,0 +1,74 @@
+//! Names that most tests use.
+
+pub use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    slice::from_ref,
+    sync::{
+        Arc, Barrier, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+pub use autograd::{
+    BackwardHook, Function, Leaf, Var, apply_function, autocast, backward, grad, is_grad_enabled, manual_seed, no_grad,
+};
+pub use data::{InMemory, Loader};
+pub use distributed::{
+    balance::{Balanced, BatchRanges, CadenceOptions},
+    buckets::{AllReduce, BucketLimits, BucketOptions, GradCompression, PowerSgd, Unused},
+    checkpoint::{CheckpointPart, CheckpointReader, Checkpointed, Folder, Wanted},
+    combinations::{Feature, Features},
+    comm::{
+        Collective, Collectives, Comm, Communicator, CountingCommunicator, Fault, FaultyCommunicator, Group,
+        Guarantees, InOrderCommunicator, NoOpCommunicator, Quorum, Ranks, ReduceOp, Rendezvous, ThreadRendezvous,
+        Traffic, Work,
+    },
+    context_parallel::{ContextExchange, ContextRanks},
+    ddp::{DataParallel, Ddp},
+    elastic::{Elastic, ElasticWorld},
+    local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
+    mesh::{AsMesh, Mesh},
+    pipeline::{
+        Checked, Costs, Direction, Limits, Lowering, Message, MicroBatches, Pipeline, PipelineGroups, PipelineModel,
+        PipelineOptions, Schedule, ScheduleKind, SendMode, Span, Stage, StageHooks, Tie, UnitOp,
+    },
+    plan::{Axis, ParallelPlan},
+    sampler::shard_batches,
+    strategy::Computing,
+    train::{CheckpointNotes, HyperParameters, Loss, TrainStep, TrainStepBuilder, TrainingConfig, TrainingMetrics},
+    zero::{Sharded, StatePlace, UnitOf, ZeroOptions, ZeroStage},
+};
+pub use nn::{
+    Activation, BatchNorm, Block, CountedRows, Dropout, Embedding, EncoderBlock, EncoderBlockConfig, Forward, Gpt,
+    GptConfig, GroupedQueryAttention, GroupedQueryConfig, Init, Linear, Module, ModuleExt, Param, RmsNorm, Sequential,
+    Tanh, Visitor,
+    loss::{cross_entropy_with, mse},
+    moe::{Capacity, DropBy, MixtureOfExperts, MoeConfig, RouterScores},
+    parallel::{ContextAttention, ContextSlot, SequencePart, TensorPlan, VocabularyLoss},
+    set_counted_rows,
+};
+pub use numcore::{
+    DType, Error, ErrorKind, MemoryCategory, NullRuntime, Result, Runtime, Tensor, TensorMut,
+    fused::{CrossEntropyOptions, NnOps, Reduction, SdpaOptions},
+    ops::{Apply, Backprop, IndexOps, PointwiseOps, ReduceOps, ViewOps},
+    placement::TensorPlacement,
+    rng::Philox,
+};
+pub use optim::{
+    AdagradConfig, AdamW, AdamWConfig, Combined, Elementwise, FlatGradients, FlatOptimizer, LionConfig, LossScaler,
+    Muon, MuonConfig, Optimizer, ParamGroups, Sgd, SgdConfig,
+};
+pub use runtime_cpu::Cpu;
+
+pub use crate::{
+    checkpoint_common::{Any, Scratch},
+    common::{
+        EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, all_cases, bucketed, config, cpu, data_parallel,
+        difference, everywhere, half, own, pipelined, set, sharded, sharded_pipeline, shards, simple, single, weights,
+    },
+};
