@@ -1,13 +1,15 @@
 //! Where the ranks of a program are, and what each computes on.
 
+#[cfg(feature = "train")]
+mod from_config;
+
 use std::{num::NonZero, path::PathBuf, sync::Arc, thread::available_parallelism, time::Duration};
 
 #[cfg(feature = "nccl")]
 use distributed::comm::Communicator;
 use distributed::comm::{Comm, NoOpCommunicator, Ranks};
-use engine_process::{Launch, Processes, SharedFolder};
+use engine_process::{Processes, SharedFolder};
 use numcore::Result;
-use train::{DistributedBackend, DistributedTrainConfig, EngineKind, LaunchedProcess};
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
@@ -99,13 +101,6 @@ impl Launcher {
         Ok(Launcher::of(LaunchEngine::Processes(SharedFolder::new(path).join()?)))
     }
 
-    fn in_folder_of(config: &DistributedTrainConfig) -> Result<Self> {
-        let &DistributedTrainConfig { rank, world_size, local_rank, .. } = config;
-        let launch = Launch { rank, size: world_size, local_rank };
-        let folder = SharedFolder::new(config.shared_folder.clone().unwrap_or_default());
-        Ok(Launcher::of(LaunchEngine::Processes(folder.launch(launch).join()?)))
-    }
-
     /// Lets NCCL move tensors between ranks, each of which must be on an NVIDIA GPU of its own. What joins the ranks stays what it was, threads or
     /// processes, and is how they compare their calls and learn of failures. Ranks that are threads on several GPUs need it.
     ///
@@ -125,28 +120,6 @@ impl Launcher {
     pub fn nccl(self) -> Result<Self> {
         let why = "this build has no NCCL; build it with `--features nccl`, which needs nothing to build";
         Err(numcore::Error::argument("Launcher::nccl", why))
-    }
-
-    /// The ranks that a configuration with world size, rank, role and address asks for.
-    ///
-    /// # Errors
-    /// What [`DistributedTrainConfig::engine`] says, and as [`mpi`](Launcher::mpi).
-    pub fn from_config(config: &DistributedTrainConfig) -> Result<Self> {
-        let launcher = match config.engine(launched(config))? {
-            EngineKind::NoOp => Launcher::threads(1),
-            EngineKind::Threads => Launcher::threads(config.world_size),
-            EngineKind::Mpi => Launcher::mpi()?,
-            EngineKind::SharedFolder => Launcher::in_folder_of(config)?,
-        };
-        let listed = devices();
-        let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
-        // Where there is none, opening the first one says so.
-        Ok(launcher.devices(match config.backend {
-            DistributedBackend::Auto => gpus(&listed),
-            DistributedBackend::Cpu => vec![Device::Cpu],
-            DistributedBackend::Cuda => first_at_least(of(|device| matches!(device, Device::Cuda(_))), Device::Cuda(0)),
-            DistributedBackend::Wgpu => first_at_least(of(|device| matches!(device, Device::Wgpu(_))), Device::Wgpu(0)),
-        }))
     }
 
     /// What ranks compute on: the ranks of a machine take these devices in turn, so several may share one. No device is the CPU.
@@ -277,13 +250,6 @@ fn first_at_least(devices: Vec<Device>, otherwise: Device) -> Vec<Device> {
     if devices.is_empty() { vec![otherwise] } else { devices }
 }
 
-/// What a launcher says of this process. A build without MPI can join the processes of none but through a folder.
-fn launched(config: &DistributedTrainConfig) -> Option<LaunchedProcess> {
-    let can_join = cfg!(feature = "mpi") || config.shared_folder.is_some();
-    let Launch { rank, size, local_rank } = Launch::from_env().filter(|_| can_join)?;
-    Some(LaunchedProcess { rank, world_size: size, local_rank })
-}
-
 #[cfg(test)]
 mod tests {
     use distributed::comm::Communicator;
@@ -308,9 +274,6 @@ mod tests {
         assert_eq!(Launcher::per_device([]).size(), 1);
         assert_eq!(Launcher::per_device([]).devices, [Device::Cpu]);
         assert_eq!(Launcher::threads(0).size(), 1);
-        let config = DistributedTrainConfig { world_size: 3, backend: DistributedBackend::Cpu, ..Default::default() };
-        let launcher = Launcher::from_config(&config).unwrap();
-        assert_eq!((launcher.size(), launcher.leads()), (3, true));
     }
 
     #[test]

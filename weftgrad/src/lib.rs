@@ -57,26 +57,31 @@
 //! ```
 //!
 //! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
-//! [`optim`], [`data`] (datasets and loaders), [`distributed`] (many ranks), [`models`] (pretrained ones), and [`runtime_cpu`].
+//! [`optim`] and [`runtime_cpu`]. By features of their names, all in `full`: `data` (datasets and loaders),
+//! `distributed` (many ranks), `train` (the training loop) and `models` (pretrained ones).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
 mod device;
-#[cfg(feature = "cpu")]
+#[cfg(all(feature = "cpu", feature = "distributed"))]
 mod launcher;
 
 pub use autograd::{self, *};
+#[cfg(feature = "data")]
 pub use data;
 #[cfg(feature = "cpu")]
 pub use device::{AnyRuntime, Device, ListedDevice, devices};
+#[cfg(feature = "distributed")]
 pub use distributed;
 #[cfg(feature = "mpi")]
 pub use engine_mpi as mpi;
 #[cfg(feature = "nccl")]
 pub use engine_nccl as nccl;
+#[cfg(feature = "distributed")]
 pub use engine_process as process;
-#[cfg(feature = "cpu")]
+#[cfg(all(feature = "cpu", feature = "distributed"))]
 pub use launcher::Launcher;
+#[cfg(feature = "models")]
 pub use models;
 pub use nn;
 pub use numcore::{
@@ -91,6 +96,7 @@ pub use runtime_cpu::{self, Cpu, Simd};
 pub use runtime_cuda::{self, Cuda};
 #[cfg(feature = "wgpu")]
 pub use runtime_wgpu::{self, Wgpu};
+#[cfg(feature = "train")]
 pub use train;
 
 /// The names that most programs use: `use weftgrad::prelude::*`.
@@ -119,7 +125,7 @@ pub mod prelude {
 }
 
 /// The chapters of the book in `docs/book/src`: their code is compiled, and runs unless it needs what a test has not.
-#[cfg(all(doctest, feature = "cpu"))]
+#[cfg(all(doctest, feature = "cpu", feature = "models", feature = "train"))]
 pub mod book {
     macro_rules! chapter {
         ($name:ident, $file:literal) => {

@@ -1,0 +1,58 @@
+//! Ranks by configuration.
+
+use engine_process::{Launch, SharedFolder};
+use numcore::Result;
+use train::{DistributedBackend, DistributedTrainConfig, EngineKind, LaunchedProcess};
+
+use super::{LaunchEngine, Launcher, first_at_least, gpus};
+use crate::{Device, devices};
+
+impl Launcher {
+    /// The ranks that a configuration with world size, rank, role and address asks for.
+    ///
+    /// # Errors
+    /// What [`DistributedTrainConfig::engine`] says, and as [`mpi`](Launcher::mpi).
+    pub fn from_config(config: &DistributedTrainConfig) -> Result<Self> {
+        let launcher = match config.engine(launched(config))? {
+            EngineKind::NoOp => Launcher::threads(1),
+            EngineKind::Threads => Launcher::threads(config.world_size),
+            EngineKind::Mpi => Launcher::mpi()?,
+            EngineKind::SharedFolder => Launcher::in_folder_of(config)?,
+        };
+        let listed = devices();
+        let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
+        // Where there is none, opening the first one says so.
+        Ok(launcher.devices(match config.backend {
+            DistributedBackend::Auto => gpus(&listed),
+            DistributedBackend::Cpu => vec![Device::Cpu],
+            DistributedBackend::Cuda => first_at_least(of(|device| matches!(device, Device::Cuda(_))), Device::Cuda(0)),
+            DistributedBackend::Wgpu => first_at_least(of(|device| matches!(device, Device::Wgpu(_))), Device::Wgpu(0)),
+        }))
+    }
+
+    fn in_folder_of(config: &DistributedTrainConfig) -> Result<Self> {
+        let &DistributedTrainConfig { rank, world_size, local_rank, .. } = config;
+        let launch = Launch { rank, size: world_size, local_rank };
+        let folder = SharedFolder::new(config.shared_folder.clone().unwrap_or_default());
+        Ok(Launcher::of(LaunchEngine::Processes(folder.launch(launch).join()?)))
+    }
+}
+
+/// What a launcher says of this process. A build without MPI can join the processes of none but through a folder.
+fn launched(config: &DistributedTrainConfig) -> Option<LaunchedProcess> {
+    let can_join = cfg!(feature = "mpi") || config.shared_folder.is_some();
+    let Launch { rank, size, local_rank } = Launch::from_env().filter(|_| can_join)?;
+    Some(LaunchedProcess { rank, world_size: size, local_rank })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_makes_ranks() {
+        let config = DistributedTrainConfig { world_size: 3, backend: DistributedBackend::Cpu, ..Default::default() };
+        let launcher = Launcher::from_config(&config).unwrap();
+        assert_eq!((launcher.size(), launcher.leads()), (3, true));
+    }
+}
