@@ -17,6 +17,7 @@ const CRATES: &[&str] = &[
     "nn",
     "numcore",
     "optim",
+    "pipeline_schedule",
     "train",
     "weftgrad",
 ];

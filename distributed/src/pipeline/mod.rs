@@ -1,51 +1,16 @@
-//! Pipeline parallelism: schedules as data, checked before they may run.
+//! Pipeline parallelism: a model in stages, which ranks run by a checked schedule.
 //!
-//! A [`Schedule`] is one list of [`Action`]s per rank. It goes through
-//!
-//! 1. [`ScheduleKind::generate`]: who computes what in which order (or [`Schedule::from_csv`]: somebody else's order);
-//! 2. [`Schedule::lower`]: adds messages between ranks, parameter gathers and gradient reductions;
-//! 3. [`Schedule::check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
-//! 4. [`Schedule::simulate`]: times, idle time, live activations; [`Timeline`] draws them.
-//!
-//! ```
-//! use distributed::pipeline::{Limits, Lowering, PipeShape, ScheduleKind};
-//! # fn main() -> numcore::Result<()> {
-//! let shape = PipeShape { ranks: 4, stages_per_rank: 1, micro_batches: 8 };
-//! let checked = ScheduleKind::OneFOneB.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
-//! assert_eq!(checked.schedule().stages(), 4);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! None of these touches a tensor: times are whole ticks, results are exact. What does is beyond `Checked`: a [`Pipeline`] of
-//! [`Stage`]s runs it.
+//! Schedules are data of the crate [`pipeline_schedule`], whose names are these too: [`ScheduleKind::generate`] makes
+//! one, [`Schedule::lower`] and [`Schedule::check`] make it a [`Checked`], and a [`Pipeline`] of [`Stage`]s runs that.
 
-mod action;
-mod check;
-mod costs;
-mod csv;
-mod deadlock;
-mod generate;
-mod lower;
-mod placement;
-mod replay;
 mod run;
-mod schedule;
-mod simulate;
-mod text;
-mod timeline;
 
-pub use action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
-pub use check::{Checked, Limits};
-pub use costs::{Costs, StageCosts};
-pub use generate::{PipeShape, ScheduleKind};
-pub use lower::Lowering;
-pub use placement::StagePlacement;
-pub use replay::{SendMode, Span};
+pub use pipeline_schedule::{
+    Action, Checked, Compute, Costs, Direction, End, Limits, Lowering, Message, Pass, PassInput, PipeShape, RankReport,
+    Schedule, ScheduleKind, SendMode, Simulation, Span, StageCosts, StagePlacement, Timeline, TimelineEvent,
+    UnitAction, UnitOp,
+};
 pub use run::{
     LossFn, MicroBatches, Pipeline, PipelineGroups, PipelineModel, PipelineOptions, PipelineOutput, Stage, StageHooks,
     Tie, balanced, split,
 };
-pub use schedule::Schedule;
-pub use simulate::{RankReport, Simulation};
-pub use timeline::{Timeline, TimelineEvent};

@@ -208,7 +208,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "models/src/chat/python.rs", from: "(-4..16)", to: "(-5..16)", test: CHATS },
     Mutant { file: "models/src/chat/python.rs", from: "escapes == Some(true)", to: "escapes == Some(false)", test: CHATS },
     Mutant { file: "distributed/src/train/updates.rs", from: "self.scaler.is_some() || self.config.skip_non_finite", to: "self.scaler.is_some()", test: POWER },
-    Mutant { file: "distributed/src/train/step.rs", from: "self.updates.loss_scale(), self.updates.may_skip()", to: "self.updates.loss_scale(), false", test: POWER },
+    Mutant { file: "distributed/src/train/step.rs", from: "skippable: self.updates.may_skip()", to: "skippable: false", test: POWER },
     Mutant { file: "distributed/src/ddp/data_parallel.rs", from: "Unused::Allow => self.tensor.used_anywhere(&own)?,", to: "Unused::Allow => vec![true; own.len()],", test: TENSOR },
     Mutant { file: "distributed/src/zero/checkpoint.rs", from: "self.groups.replicas.is_some() || self.tensor.is_cut()", to: "self.groups.replicas.is_some()", test: TENSOR },
     Mutant { file: "distributed/src/strategy/set.rs", from: "share_groups(self.parts_mut(), groups, |part, own| part.set_hyper_parameters(own))", to: "share_groups(self.parts_mut().take(1), groups, |part, own| part.set_hyper_parameters(own))", test: SAVES },

@@ -18,9 +18,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("engine-*", &["numcore", "comm"]),
     ("nn", &["numcore", "autograd", "nn-derive"]),
     ("optim", &["numcore", "autograd", "nn"]),
-    ("distributed", &["numcore", "autograd", "comm", "nn", "optim"]),
+    ("pipeline-schedule", &["numcore"]),
+    ("distributed", &["numcore", "autograd", "comm", "nn", "optim", "pipeline-schedule"]),
     ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data"]),
-    ("models", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data"]),
+    ("models", &["numcore", "autograd", "nn", "data"]),
     // The golden binary needs something to run on.
     ("conformance", &["numcore", "autograd", "nn", "optim", "runtime-*"]),
     ("weftgrad", &["*"]),

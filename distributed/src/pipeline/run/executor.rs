@@ -16,8 +16,7 @@ use crate::{
     comm::{Collectives, Comm},
     loss::Loss,
     pipeline::{
-        Action, Checked, Compute, Direction, End, Message, Pass, TimelineEvent, UnitAction, UnitOp,
-        schedule::{PassInput, Schedule},
+        Action, Checked, Compute, Direction, End, Message, Pass, PassInput, Schedule, TimelineEvent, UnitAction, UnitOp,
     },
 };
 

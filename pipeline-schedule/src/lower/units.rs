@@ -4,7 +4,7 @@
 //! at most two stages (three during an overlap) are in memory. They stand behind the sends that follow the pass before: other
 //! ranks wait for those, and for a gather nobody does.
 
-use crate::pipeline::action::{Action, End, UnitAction, UnitOp};
+use crate::action::{Action, End, UnitAction, UnitOp};
 
 /// The row with its units.
 pub(super) fn add(row: &[Action], sharded: bool) -> Vec<Action> {

@@ -6,8 +6,8 @@ use numcore::{Error, Result};
 
 use super::facts::{Fact, expected, makes, needs};
 use super::{Limits, OP};
-use crate::pipeline::action::{Action, Compute, Message, Pass, UnitOp};
-use crate::pipeline::schedule::Schedule;
+use crate::action::{Action, Compute, Message, Pass, UnitOp};
+use crate::schedule::Schedule;
 
 /// Walks one row.
 pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Limits) -> Result<()> {

@@ -2,9 +2,9 @@
 
 use numcore::{Error, Result};
 
-use crate::pipeline::action::{Compute, Pass};
-use crate::pipeline::placement::StagePlacement;
-use crate::pipeline::schedule::Schedule;
+use crate::action::{Compute, Pass};
+use crate::placement::StagePlacement;
+use crate::schedule::Schedule;
 
 impl Schedule {
     /// The forward passes of `micro_batches` through stages that live where `placement` says: no gradients, nothing kept.

@@ -91,8 +91,8 @@ impl Schedule {
         self.actions().flat_map(|(_, _, action)| action.computes()).all(|compute| compute.pass == Pass::F)
     }
 
-    /// Where a pass gets what it reads from.
-    pub(super) fn input(&self, compute: Compute) -> PassInput {
+    /// The source of what a pass reads.
+    pub fn input(&self, compute: Compute) -> PassInput {
         let Some((recv, send)) = compute.recv(self.stages()).and_then(|recv| Some((recv, recv.peer()?))) else {
             return PassInput::Nothing;
         };
@@ -104,15 +104,16 @@ impl Schedule {
     }
 
     /// The message that takes what a pass makes to another rank, if it goes to one.
-    pub(super) fn output(&self, compute: Compute) -> Option<Message> {
+    pub fn output(&self, compute: Compute) -> Option<Message> {
         let send = compute.send(self.stages())?;
         let recv = send.peer()?;
         (!self.placement.together(send.stage, recv.stage)).then_some(send)
     }
 }
 
-/// Where a pass gets what it reads from.
-pub(super) enum PassInput {
+/// The source of what a pass reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PassInput {
     /// From the batch or the loss, or (W) from its own I.
     Nothing,
     /// From a pass of this stage on the same rank.

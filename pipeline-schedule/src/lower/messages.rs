@@ -15,11 +15,11 @@
 
 use numcore::{Error, Result};
 
-use crate::pipeline::action::{Action, Direction, Message};
-use crate::pipeline::costs::Costs;
-use crate::pipeline::deadlock::deadlock_error;
-use crate::pipeline::replay::{SendMode, Span, replay};
-use crate::pipeline::schedule::{PassInput, Schedule};
+use crate::action::{Action, Direction, Message};
+use crate::costs::Costs;
+use crate::deadlock::deadlock_error;
+use crate::replay::{SendMode, Span, replay};
+use crate::schedule::{PassInput, Schedule};
 
 /// A message, its moment, and the ranks at its ends.
 struct Transfer {

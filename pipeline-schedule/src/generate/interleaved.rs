@@ -5,7 +5,7 @@
 //! Idle (p−1)(F+B)/v per rank, where F and B are a rank's whole passes; at most (v−1)g + 2(p−1−r) + 1 live chunks.
 
 use super::{Generator, Need, RowBuilder, Size, StageLayout};
-use crate::pipeline::action::Pass;
+use crate::action::Pass;
 
 /// With fewer micro-batches than ranks it would run, but idle for longer than its formula: (v, m, p) = (2, 3, 4) for 6, not 4.5.
 pub(super) const FILLED: Need = ("m ≥ p", |size| size.m >= size.p);

@@ -89,7 +89,7 @@ pub enum UnitOp {
     /// Free the gathered parameters.
     Reshard,
     /// The stage's gradients of all micro-batches are in; no weight gradient comes after it. Where they can be reduced
-    /// over the data-parallel ranks at the earliest; a [`TrainStep`](crate::train::TrainStep) does not wait for it:
+    /// over the data-parallel ranks at the earliest; a training step does not wait for it:
     /// buckets and units are sent during the last weight gradient before it (sharded gradients in each), and waited for
     /// after the schedule.
     ReduceGrad,

@@ -3,7 +3,7 @@
 //! Idle (p−1)(F+B)/v per rank, where F and B are a rank's whole passes; vm live chunks.
 
 use super::{Generator, RowBuilder, Size, StageLayout};
-use crate::pipeline::action::Pass;
+use crate::action::Pass;
 
 pub(super) const GENERATOR: Generator = Generator { shape: StageLayout::Loop, needs: &[], row };
 

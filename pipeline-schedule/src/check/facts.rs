@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::pipeline::action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
-use crate::pipeline::schedule::{PassInput, Schedule};
+use crate::action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
+use crate::schedule::{PassInput, Schedule};
 
 /// Something that is true from some position of a row on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::pipeline::action::{Action, Compute, Pass};
+use crate::action::{Action, Compute, Pass};
 
 /// The list of one rank. A `chunk` is one of the rank's stages, by position.
 pub(super) struct RowBuilder {
