@@ -85,6 +85,8 @@ features! {
     Elastic "elastic ranks",
 }
 
+const _: () = assert!(Feature::ALL.len() <= u32::BITS as usize, "`Features` has a bit for each");
+
 /// Features of one training step.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Features(u32);

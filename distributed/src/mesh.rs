@@ -96,9 +96,7 @@ impl<R: Runtime> Mesh<R> {
     /// program then.
     #[track_caller]
     pub fn group(&self, axes: &[Axis]) -> Result<Comm<R>> {
-        let mut key: Vec<Axis> = axes.iter().copied().filter(|&axis| self.plan.size(axis) > 1).collect();
-        key.sort_unstable();
-        key.dedup();
+        let key = self.several(axes);
         if key.len() > 1 && key.contains(&Axis::Expert) {
             let why = "the expert axis is laid over data, shard and context, and makes no groups with others: ask for it alone, or for those";
             return Err(Error::argument("Mesh::group", why).on_rank(self.world.world_rank()));
@@ -110,7 +108,7 @@ impl<R: Runtime> Mesh<R> {
             }
             [] => return Ok(self.axes[axes.first().map_or(0, |&axis| axis as usize)].clone()),
             [axis] => return Ok(self.axis(axis).clone()),
-            [Axis::Data, Axis::Shard] => return Ok(self.batch.clone()),
+            _ if key == self.several(&Axis::EXAMPLES) => return Ok(self.batch.clone()),
             _ => {}
         }
         if let Some(known) = self.products.lock().get(&key) {
@@ -119,6 +117,14 @@ impl<R: Runtime> Mesh<R> {
         let made = split(&self.world, &self.plan, &key)?;
         self.products.lock().insert(key, made.clone());
         Ok(made)
+    }
+
+    /// The axes with several ranks among these, each once, in order.
+    fn several(&self, axes: &[Axis]) -> Vec<Axis> {
+        let mut key: Vec<Axis> = axes.iter().copied().filter(|&axis| self.plan.size(axis) > 1).collect();
+        key.sort_unstable();
+        key.dedup();
+        key
     }
 
     /// Cuts layers over the ranks along the tensor axis, and shares out experts among those along the expert axis, as a plan says: each rank keeps

@@ -32,6 +32,9 @@ impl Axis {
     /// The axes over which gradients and losses are summed: along these, ranks read different tokens.
     pub const GRADIENTS: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Context];
 
+    /// The axes along which ranks take a step of one model, or of one stage of it, together: they decide alike.
+    pub(crate) const STEP: &[Axis] = Axis::ALL.split_at(1).1;
+
     /// The name of the axis in tables and messages.
     pub fn name(self) -> &'static str {
         ["pipe", "data", "shard", "context", "tensor", "expert"][self as usize]

@@ -31,7 +31,7 @@ impl<R: Runtime> GradLoan<R> {
     }
 }
 
-/// The error of a parameter that is not a strategy's.
+/// The error of a tied parameter whose gradient a strategy cannot lend.
 pub(crate) fn not_of<R: Runtime>(leaf: &Leaf<R>) -> Error {
     Error::state(leaf.name().to_string(), "is tied, but no parameter of its stage's optimizer")
 }

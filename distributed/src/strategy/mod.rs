@@ -29,7 +29,7 @@ pub use loan::{FullParameters, GradLoan};
 pub use ranks::{BatchShare, StepRanks};
 pub use set::StrategySet;
 pub(crate) use set::{SetKind, StrategyPart};
-pub(crate) use tensor_axis::{STEP, TensorAxis, described};
+pub(crate) use tensor_axis::{TensorAxis, described};
 pub use tied::Tie;
 pub(crate) use tied::Tied;
 
@@ -51,10 +51,12 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
         Features::default()
     }
 
-    /// Forgets the last step's gradients, before a step in which all ranks compute something, or only some.
+    /// Forgets the last step's gradients, before a step in which all ranks compute something, or some: those that do
+    /// not make the same collective calls all the same.
     fn prepare(&mut self, who: Computing) -> Result<()>;
 
-    /// Begins a backward pass through a stage of the model, 0 where it is whole.
+    /// Begins a backward pass through a stage of the model, 0 where it is whole. In the last pass gradients become
+    /// final one by one: they may be sent in it, or in [`finish`](Strategy::finish).
     fn begin(&mut self, stage: usize, pass: BackwardPass) -> Result<()>;
 
     /// Ends a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all
@@ -68,8 +70,8 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     #[doc(alias("wait_and_unflatten"))]
     fn finish(&mut self) -> Result<()>;
 
-    /// The square of the L2 norm of the summed gradients of the parameters that count, of all ranks' parts: a scalar on
-    /// the device. It does not depend on buckets or units that gradients lie in, as far as these do not cut parameters.
+    /// The square of the L2 norm of the summed gradients of the parameters for which `counts` is true: a scalar on the
+    /// device, the same on every rank. Where gradients are cut, parts are summed over ranks here. It does not depend on buckets or units that gradients lie in, as far as these do not cut parameters.
     fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>>;
 
     /// Tells whether all gradients are finite, on all ranks; waits for the device.
@@ -109,7 +111,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     }
 
     /// Takes out what this rank keeps of a trained parameter's summed gradient, to be added to that of its copies in
-    /// other stages; equal ranks of the stages keep equal elements.
+    /// other stages: ranks of one number among the replicas of each stage keep the same elements.
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
         Err(not_of(leaf))
     }

@@ -15,11 +15,10 @@ pub struct StepRanks<R: Runtime> {
     /// This rank's share of a batch: ranks that have parts of the same sequences, or pieces of the same layers, read
     /// the same.
     pub share: BatchShare,
-    /// True if what this rank measures of its examples counts: of ranks that have pieces of the same layers the first
-    /// does.
+    /// True on the first rank along tensor, whose measurements of examples count: the others read the same ones.
     pub counts_examples: bool,
-    /// How many ranks of [`losses`](StepRanks::losses) say what the same examples weigh: those that have parts of the
-    /// same sequences.
+    /// The number of ranks along context, which all tell the weight of the same sequences: sums of weights over
+    /// [`losses`](StepRanks::losses) are divided by it.
     pub alike: usize,
     /// The number of the random stream that checkpoints keep of this rank: ranks that draw the same values have the
     /// same one.

@@ -21,10 +21,7 @@ use crate::{
     unused::used_anywhere,
 };
 
-/// The axes along which ranks take a training step of one model, or of one stage of it, together.
-pub(crate) const STEP: [Axis; 4] = [Axis::Data, Axis::Shard, Axis::Context, Axis::Tensor];
-
-/// The tensor axis of a mesh, and what this rank has along it of a model's parameters.
+/// The ranks of a mesh that take a step together, and this rank's pieces of a model along the tensor axis.
 pub(crate) struct TensorAxis<R: Runtime> {
     /// The ranks along the axis, if there are several.
     ranks: Option<Comm<R>>,
@@ -71,7 +68,7 @@ impl<R: Runtime> TensorAxis<R> {
             let everyone = label.over(mesh.gradients());
             return Ok(TensorAxis { ranks: None, everyone, placed, replicas: BTreeMap::new(), label, of_experts });
         }
-        let everyone = label.over(&mesh.group(&STEP)?);
+        let everyone = label.over(&mesh.group(Axis::STEP)?);
         let ranks = label.over(mesh.axis(Axis::Tensor));
         let mut replicas = BTreeMap::new();
         for count in placed.values().map(|p| p.replicas()).filter(|&count| count > 1) {

@@ -242,7 +242,7 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         if is_pipeline { abort_on_err(&world, built) } else { built }
     }
 
-    /// The features that no strategy of a part of the model knows.
+    /// The features that were asked for: two that exclude each other are refused before anything is made.
     fn features(&self) -> Features {
         let whole = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
         let mut buckets = self.buckets.clone().unwrap_or_default();

@@ -6,7 +6,6 @@ use crate::{
     comm::{Collectives, Comm, Communicator, all_ok},
     mesh::{AsMesh, Mesh},
     plan::Axis,
-    strategy::STEP,
 };
 
 /// The groups a rank is in.
@@ -71,9 +70,9 @@ impl<R: Runtime> PipelineGroups<R> {
             return Err(Error::argument("pipeline groups", why).on_rank(mesh.world().world_rank()));
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
-        let losses = mesh.group(&[Axis::Pipe, Axis::Data, Axis::Shard, Axis::Context])?;
+        let losses = mesh.group(&[&[Axis::Pipe][..], &Axis::GRADIENTS].concat())?;
         // Made here by all ranks together: ranks of different stages ask for it at different moments.
-        mesh.group(&STEP)?;
+        mesh.group(Axis::STEP)?;
         let context_ranks = mesh.plan().size(Axis::Context);
         // Along the axes of `losses` context is the innermost.
         let draws_as = losses.rank() / context_ranks;
