@@ -9,18 +9,13 @@
 mod callback;
 mod callbacks;
 mod control;
-mod escape;
 mod in_step;
-mod json;
-pub mod metrics;
 mod modes;
+mod profile;
 mod progress;
-pub mod recorder;
-pub mod report;
 mod resume;
 mod run;
 mod scalars;
-pub mod sink;
 mod trainer;
 
 pub use callback::{Callback, CallbackState, Event, RunSnapshot};
@@ -34,8 +29,15 @@ pub use progress::{Interval, Length, Progress};
 pub use resume::{Resume, parsed};
 pub use run::Run;
 pub use scalars::record_scalar;
-pub use sink::{Record, Sink};
 pub use trainer::{
     DistributedBackend, DistributedRole, DistributedTrainConfig, EngineKind, LaunchedProcess, RunReport, TrainConfig,
     TrainHandle, TrainSetup, Trained, TrainedTensor, Trainer, TrainerBuilder, Weighting,
 };
+pub use watch::{Record, Sink, metrics, report, sink};
+
+/// Recordings of steps, and timelines of them.
+pub mod recorder {
+    pub use watch::recorder::*;
+
+    pub use crate::profile::Profile;
+}

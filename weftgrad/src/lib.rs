@@ -58,7 +58,8 @@
 //!
 //! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
 //! [`optim`] and [`runtime_cpu`]. By features of their names, all in `full`: `data` (datasets and loaders),
-//! `distributed` (many ranks), `train` (the training loop) and `models` (pretrained ones).
+//! `distributed` (many ranks), `watch` (sinks, metrics, reports), `train` (the training loop) and `models` (pretrained
+//! ones).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
@@ -98,6 +99,8 @@ pub use runtime_cuda::{self, Cuda};
 pub use runtime_wgpu::{self, Wgpu};
 #[cfg(feature = "train")]
 pub use train;
+#[cfg(feature = "watch")]
+pub use watch;
 
 /// The names that most programs use: `use weftgrad::prelude::*`.
 pub mod prelude {

@@ -19,6 +19,7 @@ const CRATES: &[&str] = &[
     "optim",
     "pipeline_schedule",
     "train",
+    "watch",
     "weftgrad",
 ];
 

@@ -16,7 +16,7 @@ const FOLDER: &str = "target/packaged";
 
 /// Features that need nothing but Rust. `mpi` needs Open MPI, and is built in the stages that have it.
 const FEATURES: &[&str] =
-    &["data", "distributed", "train", "models", "image", "parquet", "text", "full", "cuda", "nccl", "wgpu"];
+    &["data", "distributed", "watch", "train", "models", "image", "parquet", "text", "full", "cuda", "nccl", "wgpu"];
 
 pub fn run() -> Result<(), String> {
     let mut package = vec!["package", "--workspace", "--allow-dirty"];

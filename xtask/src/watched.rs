@@ -19,8 +19,8 @@ const FOLDER: &str = "target/watched";
 pub fn run_tensorboard() -> Result<(), String> {
     write_run()?;
     let mut python = Command::new("python3");
-    python.arg("train/tests/tensorboard/read.py").arg(FOLDER).env("PYTHONPATH", TENSORBOARD);
-    stages::run_command(&mut python, "python3 train/tests/tensorboard/read.py")
+    python.arg("watch/tests/tensorboard/read.py").arg(FOLDER).env("PYTHONPATH", TENSORBOARD);
+    stages::run_command(&mut python, "python3 watch/tests/tensorboard/read.py")
 }
 
 /// A browser without a window builds the page without an error of its own, and draws it.

@@ -1,4 +1,4 @@
-//! The training loop, on one rank and on many, and what people look at while it runs.
+//! The training loop, on one rank and on many.
 
 mod averaging;
 mod balanced;
@@ -13,19 +13,14 @@ mod elastic_saves;
 mod evaluation;
 mod experts;
 mod failures;
-#[path = "../../../data/tests/common/mod.rs"]
-mod folder;
 mod intervals;
 mod kills;
 mod local_updates;
-mod metrics;
 mod order;
 mod pipelines;
 mod policies;
 mod remembered;
-mod report;
 mod resuming;
 mod saving;
 mod signals;
-mod sinks;
 mod tensor;

@@ -21,7 +21,7 @@ const CHATS: &[&str] = &["test", "-p", "weftgrad-models", "--features", "text", 
 const ZERO: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "zero"];
 const BUCKETS: &[&str] =
     &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "bucket", "data_parallel", "canonical"];
-const SINKS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "sinks"];
+const SINKS: &[&str] = &["test", "-p", "weftgrad-watch", "--test", "all", "--", "sinks"];
 const ELASTIC: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "elastic", "copies"];
 const SAVES: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint"];
 const LOCAL: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "local_updates"];
@@ -46,7 +46,7 @@ const PIPED: &[&str] =
 const LAYERS: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "batch_norm"];
 const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
-const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
+const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
@@ -150,11 +150,11 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/zero/layout.rs", from: "elements.start - start..elements.end - start", to: "elements.start..elements.end", test: ZERO },
     Mutant { file: "distributed/src/zero/options.rs", from: "elements <= self.whole_up_to", to: "elements < self.whole_up_to", test: ZERO },
     Mutant { file: "distributed/src/zero/order.rs", from: "if self.backward { at.checked_sub(1) } else { Some(at + 1) }", to: "Some(at + 1)", test: ZERO },
-    Mutant { file: "train/src/metrics/accuracy.rs", from: "scores::place(row, target) < self.k", to: "scores::place(row, target) <= self.k", test: METRICS },
-    Mutant { file: "train/src/metrics/accuracy.rs", from: "(self.right + right, self.rows + rows)", to: "(right, self.rows + rows)", test: METRICS },
-    Mutant { file: "train/src/metrics/f1.rs", from: "ratio(2 * self.matrix", to: "ratio(self.matrix", test: METRICS },
-    Mutant { file: "train/src/metrics/auroc.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
-    Mutant { file: "train/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
+    Mutant { file: "watch/src/metrics/accuracy.rs", from: "scores::place(row, target) < self.k", to: "scores::place(row, target) <= self.k", test: METRICS },
+    Mutant { file: "watch/src/metrics/accuracy.rs", from: "(self.right + right, self.rows + rows)", to: "(right, self.rows + rows)", test: METRICS },
+    Mutant { file: "watch/src/metrics/f1.rs", from: "ratio(2 * self.matrix", to: "ratio(self.matrix", test: METRICS },
+    Mutant { file: "watch/src/metrics/auroc.rs", from: "positive * (2 * before + n + 1)", to: "positive * (2 * before + n)", test: METRICS },
+    Mutant { file: "watch/src/metrics/mean.rs", from: "self.sum.value() / weight)", to: "self.sum.value())", test: METRICS },
     Mutant { file: "distributed/src/checkpoint/folder.rs", from: "[STRANDED, UNFINISHED, REMOVED].iter()", to: "[STRANDED, UNFINISHED].iter()", test: CHECKPOINTS },
     Mutant { file: "distributed/src/loss.rs", from: "false => Var::new(Tensor::zeros(sum.runtime(), sum.spec().shape, sum.spec().dtype)?)", to: "false => sum.detach()", test: UNEVEN },
     Mutant { file: "distributed/src/train/step.rs", from: "let mut hook = self.hook(loss.counts);", to: "let mut hook = self.hook(true);", test: UNEVEN },
@@ -165,7 +165,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "train/src/callbacks/monitor.rs", from: "if self.maximize { \"max\" } else { \"min\" }, self.name)", to: "if self.maximize { \"max\" } else { \"max\" }, self.name)", test: POLICIES },
     Mutant { file: "train/src/callbacks/checkpoints.rs", from: "if self.is_due || self.is_best_missing(run)? {", to: "if self.is_due {", test: POLICIES },
     Mutant { file: "train/src/run.rs", from: ".filter(|_| self.to_come.is_empty())", to: ".filter(|_| false)", test: POLICIES },
-    Mutant { file: "train/src/sink/tensorboard/mod.rs", from: "std::mem::take(&mut self.resumes)", to: "self.resumes && record.step == 0", test: SINKS },
+    Mutant { file: "watch/src/sink/tensorboard/mod.rs", from: "std::mem::take(&mut self.resumes)", to: "self.resumes && record.step == 0", test: SINKS },
     Mutant { file: "comm/src/difference.rs", from: "line.chars().skip(from).take(SHOWN)", to: "line.chars().take(SHOWN)", test: COMM },
     Mutant { file: "nn/src/layers/batch_norm.rs", from: "let count = counted_rows(rows);", to: "let count = rows;", test: BATCH_NORM },
     Mutant { file: "nn/src/counted_rows.rs", from: "n / rows * count,", to: "n,", test: BATCH_NORM },

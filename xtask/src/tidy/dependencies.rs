@@ -20,7 +20,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("optim", &["numcore", "autograd", "nn"]),
     ("pipeline-schedule", &["numcore"]),
     ("distributed", &["numcore", "autograd", "comm", "nn", "optim", "pipeline-schedule"]),
-    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data"]),
+    ("watch", &["numcore", "comm", "data", "pipeline-schedule"]),
+    ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data", "watch"]),
     ("models", &["numcore", "autograd", "nn", "data"]),
     // The golden binary needs something to run on.
     ("conformance", &["numcore", "autograd", "nn", "optim", "runtime-*"]),

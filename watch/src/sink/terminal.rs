@@ -12,10 +12,10 @@ use super::{Record, Sink, Value};
 
 /// A progress bar with the time left and the numbers of the last step. Where there is no terminal (a file, a batch system) it writes a
 /// plain line now and then instead: for the first step, the last, and whenever ten seconds have passed. The length of the run
-/// comes with each record of a [`Trainer`](crate::Trainer); in a loop of one's own [`steps`](Terminal::steps) sets it.
+/// comes with each record of a training loop of the crate `train`; in a loop of one's own [`steps`](Terminal::steps) sets it.
 ///
 /// ```
-/// use train::sink::{Record, Sink, Terminal};
+/// use watch::sink::{Record, Sink, Terminal};
 /// # fn main() -> numcore::Result<()> {
 /// let mut terminal = Terminal::new().steps(1000).show(["loss", "lr"]);
 /// terminal.write(&Record::new(1, 0).scalar("loss", 2.5).scalar("grad_norm", 0.3))?;

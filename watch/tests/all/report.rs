@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::folder::Folder;
-use train::{
+use watch::{
     recorder::{CounterSeries, RankTimeline, RunTimeline},
     report::{Chart, ChartLine, HtmlReport, Report, SvgCurves, charts_of},
     sink::{Histogram, Picture, Record, Sink, Value},

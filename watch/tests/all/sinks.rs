@@ -8,7 +8,7 @@ use std::{
 };
 
 use crate::folder::Folder;
-use train::sink::{
+use watch::sink::{
     Histogram, Jsonl, Many, MemorySink, Picture, Record, Sink, TensorBoard, Terminal, Value, read_jsonl,
 };
 

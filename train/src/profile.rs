@@ -15,7 +15,8 @@ use numcore::{
     trace::{ClockSource, Recording, RecordingOptions},
 };
 
-use super::{RunTimeline, UsageSampler};
+use watch::recorder::{RunTimeline, UsageSampler};
+
 use crate::{Callback, Event, Run};
 
 /// Records windows of steps, each after some steps that are not recorded, and writes what came of them: `trace.rank<r>.<n>.json` for

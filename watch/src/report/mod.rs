@@ -3,7 +3,7 @@
 //! The files need nothing else: no network, no script, no font. What they show is escaped.
 //!
 //! ```
-//! use train::{report::Report, sink::Record};
+//! use watch::{report::Report, sink::Record};
 //! let records: Vec<Record> = (1..=3).map(|step| Record::new(step, 0).scalar("loss", 1.0 / step as f64)).collect();
 //! let page = Report::new("first run").configuration([("learning rate", "3e-4")]).records(&records).to_html();
 //! assert!(page.starts_with("<!doctype html>"));

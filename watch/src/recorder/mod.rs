@@ -3,7 +3,7 @@
 //!
 //! ```
 //! use numcore::trace::{Recording, RecordingOptions, SpanKind, span};
-//! use train::recorder::RunTimeline;
+//! use watch::recorder::RunTimeline;
 //! # fn main() -> numcore::Result<()> {
 //! let recording = Recording::start(RecordingOptions::default())?;
 //! drop(span(SpanKind::Phase, "forward"));
@@ -14,11 +14,9 @@
 //! ```
 
 mod chrome;
-mod profile;
 mod svg;
 mod timeline;
 mod usage;
 
-pub use profile::Profile;
 pub use timeline::{CounterSeries, RankTimeline, RunTimeline, Track, TrackSpan};
 pub use usage::UsageSampler;

@@ -3,7 +3,7 @@
 //! A sink takes one [`Record`] per step and knows nothing of the loop that measured it, so every sink works in a loop of one's own:
 //!
 //! ```
-//! use train::sink::{MemorySink, Many, Record, Sink};
+//! use watch::sink::{MemorySink, Many, Record, Sink};
 //! # fn main() -> numcore::Result<()> {
 //! let seen = MemorySink::new();
 //! let mut sinks = Many::new().with(seen.clone());

@@ -13,7 +13,7 @@ const CARRY_AFTER: u32 = 1 << 30;
 /// and infinities are counted apart; the value is what IEEE addition makes of them.
 ///
 /// ```
-/// use train::metrics::ExactSum;
+/// use watch::metrics::ExactSum;
 /// let mut sum = ExactSum::default();
 /// [1e300, 1.0, -1e300, 1e-300].into_iter().for_each(|x| sum.add(x));
 /// assert_eq!(sum.value(), 1.0);

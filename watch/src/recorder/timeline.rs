@@ -5,8 +5,8 @@ use std::{
     sync::Arc,
 };
 
-use distributed::pipeline;
 use numcore::trace::{SpanKind, Trace, TraceCounter, TraceSpan};
+use pipeline_schedule as pipeline;
 
 /// What happened when, on every rank of which this process knows.
 #[derive(Clone, Debug, Default, PartialEq)]

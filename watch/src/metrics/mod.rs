@@ -5,7 +5,7 @@
 //! under a curve of one class) is `None`.
 //!
 //! ```
-//! use train::metrics::{Accuracy, IGNORED, Metric};
+//! use watch::metrics::{Accuracy, IGNORED, Metric};
 //! # fn main() -> numcore::Result<()> {
 //! let mut accuracy = Accuracy::new();
 //! //                 scores of 3 classes for each of 3 rows

@@ -3,7 +3,7 @@
 use comm::{NoOpCommunicator, Ranks};
 use numcore::{NullRuntime, Result, Tensor, rng::Philox};
 use runtime_cpu::Cpu;
-use train::metrics::{Accuracy, Auroc, Average, ConfusionMatrix, F1, IGNORED, Mean, Metric, Perplexity, over_ranks};
+use watch::metrics::{Accuracy, Auroc, Average, ConfusionMatrix, F1, IGNORED, Mean, Metric, Perplexity, over_ranks};
 
 /// Numbers of few values, so that many are equal.
 fn coarse(rng: &mut Philox, values: u64) -> f32 {
