@@ -23,7 +23,6 @@ mod config;
 mod convert;
 mod decoder;
 mod encoder;
-mod export;
 mod files;
 mod generate;
 mod lora;
@@ -38,9 +37,8 @@ pub use config::{ConfigFields, DecoderConfig, DecoderMixtures, Family, RopeConfi
 pub use convert::{Change, ConversionRule, ConversionTable, Converted, StackNames, StackPlace, StackRule};
 pub use decoder::{Decoder, DecoderFeedForward, DecoderInputs, DecoderLayer, DecoderMlp, DecoderNorm, KvCache};
 pub use encoder::{Bert, BertConfig, BertHead, BertInputs, BertTask, Vit, VitConfig};
-pub use export::{GgufOptions, GgufWeights, OnnxOptions};
 pub use files::{JsonObject, SaveOptions};
 pub use generate::{FinishReason, Generated, GenerationOptions, Prompt, Sampling, StopTexts, generate};
 pub use lora::{Lora, LoraAdapter, LoraConfig, LoraTargets, LowRank};
-pub use pretrained::{Pretrained, PretrainedReport};
+pub use pretrained::{Pretrained, PretrainedReport, require_no_adapters};
 pub use quantize::{QuantizeConfig, Weight4bit, quantize};

@@ -119,7 +119,7 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// are cut over ranks, or this is a stage of a model.
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
-        without_adapters(self)?;
+        require_no_adapters(self)?;
         self.require_whole()?;
         if !self.is_whole() {
             let why = "is a stage: save a checkpoint of all, and load its parameters into the whole model";
@@ -340,8 +340,11 @@ impl GivenStacks {
     }
 }
 
-/// An error if a layer has an adapter: whoever loads such a file without peft would get the model as it was before training.
-pub fn without_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
+/// An error if a layer has an adapter, which a file of the model alone would leave out.
+///
+/// # Errors
+/// With the name of the first such layer.
+pub fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     let mut adapted = None;
     walk(model, |name, entry| match entry {
         ModuleEntry::Adapter(slot) if adapted.is_none() && slot.get().is_some_and(|a| Base4bit::of(&*a).is_none()) => {

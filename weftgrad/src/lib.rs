@@ -58,8 +58,8 @@
 //!
 //! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
 //! [`optim`] and [`runtime_cpu`]. By features of their names, all in `full`: `data` (datasets and loaders),
-//! `distributed` (many ranks), `watch` (sinks, metrics, reports), `train` (the training loop) and `models` (pretrained
-//! ones).
+//! `distributed` (many ranks), `watch` (sinks, metrics, reports), `train` (the training loop), `models` (pretrained
+//! ones) and `export` (those as GGUF and ONNX files).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
@@ -84,6 +84,8 @@ pub use engine_process as process;
 pub use launcher::Launcher;
 #[cfg(feature = "models")]
 pub use models;
+#[cfg(feature = "export")]
+pub use models_export as export;
 pub use nn;
 pub use numcore::{
     self, Capabilities, DType, DeviceId, Element, Error, ErrorKind, Flat, FlatLayout, Layout, MemoryCategory,
@@ -128,7 +130,7 @@ pub mod prelude {
 }
 
 /// The chapters of the book in `docs/book/src`: their code is compiled, and runs unless it needs what a test has not.
-#[cfg(all(doctest, feature = "cpu", feature = "models", feature = "train"))]
+#[cfg(all(doctest, feature = "cpu", feature = "export", feature = "train"))]
 pub mod book {
     macro_rules! chapter {
         ($name:ident, $file:literal) => {

@@ -14,6 +14,7 @@ const CRATES: &[&str] = &[
     "distributed",
     "engine_process",
     "models",
+    "models_export",
     "nn",
     "numcore",
     "optim",

@@ -40,10 +40,10 @@ pub const FORMATS_STAGE: &[Step] = &[
     Step::Cargo(&["test", "-p", DATA, "--all-features", "--doc"]),
     Step::Cargo(&["clippy", "-p", MODELS, "--features", "text", "--all-targets", "--", "-D", "warnings"]),
     Step::Cargo(&["test", "-p", MODELS, "--features", "text", "--lib", "--tests"]),
-    Step::Cargo(&["test", "-p", "weftgrad", "--features", "text", "--doc", "book::chat"]),
+    Step::Cargo(&["test", "-p", "weftgrad", "--features", "full", "--doc", "book::chat"]),
     Step::Cargo(&["test", "-p", "weftgrad-examples", "--features", "text", "--test", "smoke", "finetune_and_generate"]),
-    Step::Cargo(&["run", "-p", MODELS, "--example", "exported", "--", "target/exported"]),
-    Step::Python(tools::FORMATS, &["models/tests/exported/read.py", "target/exported"]),
+    Step::Cargo(&["run", "-p", "weftgrad-models-export", "--example", "exported", "--", "target/exported"]),
+    Step::Python(tools::FORMATS, &["models-export/tests/exported/read.py", "target/exported"]),
 ];
 
 /// What `distributed` does on other engines, over NCCL on the host.

@@ -15,8 +15,21 @@ const PRIVATE: &[&str] = &["weftgrad-xtask", "weftgrad-bench", "weftgrad-example
 const FOLDER: &str = "target/packaged";
 
 /// Features that need nothing but Rust. `mpi` needs Open MPI, and is built in the stages that have it.
-const FEATURES: &[&str] =
-    &["data", "distributed", "watch", "train", "models", "image", "parquet", "text", "full", "cuda", "nccl", "wgpu"];
+const FEATURES: &[&str] = &[
+    "data",
+    "distributed",
+    "watch",
+    "train",
+    "models",
+    "export",
+    "image",
+    "parquet",
+    "text",
+    "full",
+    "cuda",
+    "nccl",
+    "wgpu",
+];
 
 pub fn run() -> Result<(), String> {
     let mut package = vec!["package", "--workspace", "--allow-dirty"];

@@ -165,30 +165,3 @@ pub const VIT: ConversionTable = ConversionTable {
         keep("vit.layers.{}", "vit.encoder.layer.{}"),
     ],
 };
-
-/// Decoders as llama.cpp names their parts, all families in one: weights are `[O, I]` there as here.
-pub const GGUF: ConversionTable = ConversionTable {
-    rules: &[
-        keep("token_embd", "embed_tokens"),
-        keep("position_embd", "embed_positions"),
-        keep("blk.{}.attn_norm", "layers.{}.input_norm"),
-        keep("blk.{}.attn_qkv", "layers.{}.self_attn.qkv_proj"),
-        keep("blk.{}.attn_q", "layers.{}.self_attn.q_proj"),
-        keep("blk.{}.attn_k", "layers.{}.self_attn.k_proj"),
-        keep("blk.{}.attn_v", "layers.{}.self_attn.v_proj"),
-        keep("blk.{}.attn_q_norm", "layers.{}.self_attn.q_norm"),
-        keep("blk.{}.attn_k_norm", "layers.{}.self_attn.k_norm"),
-        keep("blk.{}.attn_output", "layers.{}.self_attn.o_proj"),
-        keep("blk.{}.ffn_norm", "layers.{}.mlp_norm"),
-        keep("blk.{}.ffn_gate", "layers.{}.mlp.gate_proj"),
-        keep("blk.{}.ffn_up", "layers.{}.mlp.up_proj"),
-        keep("blk.{}.ffn_down", "layers.{}.mlp.down_proj"),
-        keep("output_norm", "norm"),
-        keep("output", "lm_head"),
-    ],
-    stacks: &[],
-    prefix: "",
-    old_leaves: &[],
-    ignored: &[],
-    modules: &[],
-};

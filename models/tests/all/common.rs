@@ -29,7 +29,7 @@ pub fn init() -> Init<Cpu> {
 
 /// A folder of `references/`.
 pub fn reference(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("references").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/references").join(name)
 }
 
 /// `reference.safetensors` of a folder.

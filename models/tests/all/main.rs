@@ -8,7 +8,6 @@ mod context;
 mod decoders;
 mod encoders;
 mod experts;
-mod exports;
 mod folders;
 mod generation;
 mod quantized;

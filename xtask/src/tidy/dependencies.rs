@@ -23,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("watch", &["numcore", "comm", "data", "pipeline-schedule"]),
     ("train", &["numcore", "autograd", "comm", "nn", "optim", "distributed", "data", "watch"]),
     ("models", &["numcore", "autograd", "nn", "data"]),
+    ("models-export", &["numcore", "nn", "data", "models"]),
     // The golden binary needs something to run on.
     ("conformance", &["numcore", "autograd", "nn", "optim", "runtime-*"]),
     ("weftgrad", &["*"]),

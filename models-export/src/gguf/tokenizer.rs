@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use models::JsonObject;
 use numcore::{Error, Result};
 use serde_json::Value;
 
 use super::file::GgufValue;
-use crate::files::JsonObject;
 
 /// How text is split before merges: llama.cpp's name, and the pattern in `tokenizer.json`; that of GPT-2 is built into its kind.
 const SPLITS: [(&str, &str); 2] = [

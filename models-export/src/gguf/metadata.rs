@@ -1,5 +1,6 @@
 //! Sizes and options by llama.cpp's names, and what it would compute otherwise.
 
+use models::{DecoderConfig, Family, RopeConfig, RopeScaling};
 use nn::{Activation, Rotary};
 use numcore::{Error, Result};
 
@@ -7,7 +8,6 @@ use super::{
     GgufOptions, GgufWeights,
     file::{GgufTensor, GgufValue},
 };
-use crate::config::{DecoderConfig, Family, RopeConfig, RopeScaling};
 
 /// The version of the types of blocks.
 const QUANTIZATION_VERSION: u32 = 2;

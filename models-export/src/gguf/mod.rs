@@ -6,24 +6,20 @@
 mod blocks;
 mod file;
 mod metadata;
+mod table;
 mod tokenizer;
 
 use std::path::{Path, PathBuf};
 
+use file::{GgufFile, GgufTensor};
+use metadata::metadata;
+use models::{Decoder, DecoderConfig, Family, require_no_adapters};
 use nn::{ModuleExt, Param};
 use numcore::{
     DType, Error, Result, Runtime, Tensor,
     ops::{PointwiseOps, ViewOps},
 };
-
-use crate::{
-    Decoder,
-    config::{DecoderConfig, Family},
-    convert::GGUF,
-    pretrained::without_adapters,
-};
-use file::{GgufFile, GgufTensor};
-use metadata::metadata;
+use table::GGUF;
 
 /// The element type of the matrices in a GGUF file. Norms, biases and learned positions are `f32` in all of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -61,14 +57,19 @@ impl Default for GgufOptions {
     }
 }
 
-impl<R: Runtime> Decoder<R> {
+/// Saving as a GGUF file.
+pub trait SaveGguf {
     /// Writes the model as a GGUF file (version 3), all or nothing. One weight at a time is in memory beyond the model.
     ///
     /// # Errors
     /// If llama.cpp would compute something else, the tokenizer is of a kind that is not known here, a layer has an adapter, a value does not fit
     /// the element type, or the file cannot be written.
-    pub fn save_gguf(&self, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()> {
-        without_adapters(self)?;
+    fn save_gguf(&self, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()>;
+}
+
+impl<R: Runtime> SaveGguf for Decoder<R> {
+    fn save_gguf(&self, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()> {
+        require_no_adapters(self)?;
         let config = self.config();
         let mut file = GgufFile::new(metadata(config, options)?);
         if let Some(folder) = &options.tokenizer {

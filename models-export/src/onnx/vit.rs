@@ -1,12 +1,12 @@
 //! The graph of a ViT.
 
+use models::{Vit, VitConfig};
 use numcore::{Result, Runtime};
 
 use super::{
     graph::{Attribute, OnnxGraph, OnnxType, Size},
     layers::ModelGraph,
 };
-use crate::{Vit, VitConfig};
 
 /// The graph of a model: images to logits.
 ///

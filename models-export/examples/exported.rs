@@ -1,10 +1,11 @@
 //! Writes every reference model as GGUF and ONNX files, which the test command's stage `formats` has other programs read.
 //!
-//! `cargo run -p weftgrad-models --example exported -- FOLDER`
+//! `cargo run -p weftgrad-models-export --example exported -- FOLDER`
 
 use std::path::{Path, PathBuf};
 
-use models::{Decoder, GgufOptions, GgufWeights, OnnxOptions, Pretrained, Vit};
+use models::{Decoder, Pretrained, Vit};
+use models_export::{GgufOptions, GgufWeights, OnnxOptions, SaveGguf, SaveOnnx};
 use nn::Init;
 use numcore::{Error, Result};
 use runtime_cpu::Cpu;
@@ -14,7 +15,8 @@ fn main() -> Result<()> {
         return Err(Error::argument("exported", "which folder is to be written to?"));
     };
     std::fs::create_dir_all(&folder).map_err(|e| Error::io(&folder, e))?;
-    let (references, init) = (Path::new(env!("CARGO_MANIFEST_DIR")).join("references"), Init::new(&Cpu::new(), 0));
+    let (references, init) =
+        (Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/references"), Init::new(&Cpu::new(), 0));
     for (name, context) in [
         ("gpt2", None),
         ("llama", None),

@@ -2,15 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use models::{Decoder, DecoderConfig, Family};
 use numcore::{Error, Result, Runtime};
 
 use super::{
     graph::{Attribute, OnnxGraph, OnnxType, Size},
     layers::ModelGraph,
-};
-use crate::{
-    Decoder,
-    config::{DecoderConfig, Family},
 };
 
 /// The graph of a model: tokens to logits.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use models::Pretrained;
 use nn::{Activation, ModuleExt, Param};
 use numcore::{
     DType, Error, Result, Runtime,
@@ -9,7 +10,6 @@ use numcore::{
 };
 
 use super::graph::{Attribute, OnnxGraph};
-use crate::pretrained::Pretrained;
 
 /// A graph, and the parameters of the model it is made of.
 pub struct ModelGraph<'a, R: Runtime> {

@@ -1,14 +1,16 @@
 //! Files of other programs' formats, against those that their own writers make, and what is refused.
 
+#[allow(dead_code, reason = "most of it is for the tests of `models`")]
+#[path = "../../models/tests/all/common.rs"]
+mod common;
+
 use std::fs;
 
-use models::{
-    Decoder, DecoderConfig, Family, GgufOptions, GgufWeights, Lora, LoraConfig, OnnxOptions, Pretrained, Vit,
-};
+use common::*;
+use models::{Decoder, DecoderConfig, Family, Lora, LoraConfig, Pretrained, Vit};
+use models_export::{GgufOptions, GgufWeights, OnnxOptions, SaveGguf, SaveOnnx};
 use nn::{Activation, ModuleExt};
 use numcore::{DType, Tensor};
-
-use crate::common::*;
 
 fn golden(name: &str) -> Vec<u8> {
     fs::read(reference("gguf").join(name)).unwrap()
@@ -158,4 +160,13 @@ fn a_graph_has_its_weights_beside_it() {
     assert_ne!(fs::read(&path).unwrap(), graph);
     let error = model.save_onnx(folder.0.join(".."), &OnnxOptions::default()).unwrap_err().to_string();
     assert!(error.contains("does not name a file"), "{error}");
+}
+
+#[test]
+fn experts_are_not_exported() {
+    let model = decoder("mixtral");
+    let path = std::env::temp_dir().join(format!("weftgrad-never-{}", std::process::id()));
+    let gguf = model.save_gguf(&path, &Default::default()).map(drop).unwrap_err().to_string();
+    let onnx = model.save_onnx(&path, &Default::default()).map(drop).unwrap_err().to_string();
+    assert!(gguf.contains("experts of `mixtral`") && onnx.contains("experts of `mixtral`"), "{gguf}\n{onnx}");
 }

@@ -1,0 +1,52 @@
+//! Models as ONNX files, which onnxruntime and others compute.
+//!
+//! A graph is of opset 17, in `f32`, with any batch and any number of tokens. Weights lie in a file beside the graph, since one file of this
+//! format holds 2 GiB at most.
+
+mod decoder;
+mod graph;
+mod layers;
+mod vit;
+
+use std::path::Path;
+
+use models::{Decoder, Vit, require_no_adapters};
+use numcore::{Result, Runtime};
+
+/// How an ONNX file is written.
+#[derive(Clone, Copy, Debug)]
+pub struct OnnxOptions {
+    /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
+    pub writes: bool,
+}
+
+impl Default for OnnxOptions {
+    fn default() -> Self {
+        OnnxOptions { writes: true }
+    }
+}
+
+/// Saving as an ONNX file.
+pub trait SaveOnnx {
+    /// Writes the model as an ONNX file, and its weights as `PATH.data` beside it. Of a [`Decoder`] the input is
+    /// `input_ids`, `[batch, sequence]` (`i64`), the output `logits`, `[batch, sequence, V]`, without a cache of keys and
+    /// values; of a [`Vit`] the input is `pixel_values`, `[batch, 3, H, W]`, the output `logits`, `[batch, N]`.
+    ///
+    /// # Errors
+    /// If a layer has an adapter, a part of the model has no graph, or a file cannot be written.
+    fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()>;
+}
+
+impl<R: Runtime> SaveOnnx for Decoder<R> {
+    fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
+        require_no_adapters(self)?;
+        decoder::graph(self)?.save(path.as_ref(), options.writes)
+    }
+}
+
+impl<R: Runtime> SaveOnnx for Vit<R> {
+    fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()> {
+        require_no_adapters(self)?;
+        vit::graph(self)?.save(path.as_ref(), options.writes)
+    }
+}
