@@ -21,7 +21,6 @@ mod jsonl;
 mod many;
 mod memory;
 mod picture;
-mod png;
 mod record;
 mod tensorboard;
 mod terminal;

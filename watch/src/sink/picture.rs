@@ -2,8 +2,6 @@
 
 use numcore::{Error, Result};
 
-use super::png;
-
 /// A picture: rows from the top, pixels from the left, one byte per channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Picture {
@@ -62,6 +60,45 @@ impl Picture {
 
     /// The picture as a PNG file.
     pub fn to_png(&self) -> Vec<u8> {
-        png::encode(self)
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, self.width, self.height);
+        encoder.set_color(match self.channels {
+            1 => png::ColorType::Grayscale,
+            3 => png::ColorType::Rgb,
+            _ => png::ColorType::Rgba,
+        });
+        let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&self.pixels));
+        // Writing to a vector cannot fail, and a picture has as many bytes as its sides say.
+        if written.is_ok() { file } else { Vec::new() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Cursor;
+
+    use super::*;
+
+    #[test]
+    fn a_picture_is_in_its_file() {
+        for channels in [1, 3, 4] {
+            let pixels: Vec<u8> = (0..8 * channels).collect();
+            let file = Picture::new(4, 2, channels, pixels.clone()).unwrap().to_png();
+            let mut reader = png::Decoder::new(Cursor::new(file)).read_info().unwrap();
+            let mut read = vec![0; pixels.len()];
+            let info = reader.next_frame(&mut read).unwrap();
+            assert_eq!((info.width, info.height, info.color_type.samples()), (4, 2, channels.into()));
+            assert_eq!(read, pixels);
+        }
+    }
+
+    #[test]
+    fn what_is_no_picture_is_refused() {
+        for (width, height, channels, bytes) in [(2, 2, 2, 8), (0, 4, 1, 0), (2, 2, 1, 5), (u32::MAX, u32::MAX, 4, 0)] {
+            let error = Picture::new(width, height, channels, vec![0; bytes]).unwrap_err().to_string();
+            assert!(error.contains("picture"), "{error}");
+        }
+        let clamped = Picture::of_numbers(4, 1, 1, &[-1.0, 0.5, 2.0, f32::NAN]).unwrap();
+        assert_eq!(clamped.pixels(), [0, 128, 255, 0]);
     }
 }

@@ -1,6 +1,6 @@
 //! Records of event files: a length and data, each followed by a checksum.
 
-use super::crc32c::crc32c;
+use crc32c::crc32c;
 
 /// A record that holds `data`.
 pub fn of(data: &[u8]) -> Vec<u8> {

@@ -3,7 +3,6 @@
 //! An event file is a sequence of records, each a protocol buffer between two checksums: `frame` writes the records, `message` the
 //! messages, `data::protobuf` the fields of which messages are made. The file is written by a thread of its own, `thread`.
 
-mod crc32c;
 mod frame;
 mod message;
 mod thread;
