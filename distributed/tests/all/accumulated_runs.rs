@@ -1,9 +1,6 @@
 //! `TrainStep::run` and `idle` where a step has several micro-batches: every batch counts once, and ranks may run out at any of them.
 
-use crate::{
-    checkpoint_common::{HOWS, How},
-    prelude::*,
-};
+use crate::prelude::*;
 
 fn two() -> TrainingConfig {
     TrainingConfig { accumulation: 2, ..config() }
@@ -34,12 +31,12 @@ fn alone(n: usize) -> Trace {
 }
 
 /// The trainers, and one that adds in canonical order.
-fn trainers() -> Vec<(How, Unused, bool)> {
-    let all = HOWS.into_iter().flat_map(|how| [(how, Unused::Error, false), (how, Unused::Allow, false)]);
-    all.chain([(How::Buckets, Unused::Error, true), (How::Buckets, Unused::Allow, true)]).collect()
+fn trainers() -> Vec<(ZeroStage, Unused, bool)> {
+    let all = STAGES.into_iter().flat_map(|how| [(how, Unused::Error, false), (how, Unused::Allow, false)]);
+    all.chain([(ZeroStage::None, Unused::Error, true), (ZeroStage::None, Unused::Allow, true)]).collect()
 }
 
-fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, (how, unused, canonical): (How, Unused, bool)) -> Result<Any> {
+fn trainer(comm: &Comm<Cpu>, model: &Mlp<Cpu>, (how, unused, canonical): (ZeroStage, Unused, bool)) -> Result<Any> {
     if canonical {
         let options = BucketOptions { canonical, unused, ..Default::default() };
         return Ok(Any(bucketed(comm, model, two(), options)?));
@@ -53,7 +50,7 @@ fn every_batch_is_computed_once() {
     Ranks::new(1)
         .run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut trainer = Any::new(&comm, &model, How::Buckets, two())?;
+            let mut trainer = Any::new(&comm, &model, ZeroStage::None, two())?;
             let (mut seen, mut losses) = (Vec::new(), Vec::new());
             let loss = |&batch: &usize| {
                 calls.fetch_add(1, Ordering::Relaxed);
@@ -97,7 +94,7 @@ fn a_rank_idles_through_a_whole_step() {
         (0..2).for_each(|_| _ = trainer.step(|k| model.loss(&rt, k, &[0, 1])).unwrap());
         Trace { weights: vec![weights(&model).unwrap()], ..Default::default() }
     };
-    let may_idle = |way: &(How, Unused, bool)| way.1 == Unused::Allow || way.0 != How::Zero(ZeroStage::Parameters);
+    let may_idle = |way: &(ZeroStage, Unused, bool)| way.1 == Unused::Allow || way.0 != ZeroStage::Parameters;
     for way in trainers().into_iter().filter(may_idle) {
         for n in [2, 3] {
             let many = everywhere(n, |comm| {

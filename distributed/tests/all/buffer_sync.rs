@@ -4,7 +4,6 @@ use distributed::{pipeline::split, train::BufferSync};
 
 use crate::{
     buffers::{batch, buffers, loss, model, squares},
-    checkpoint_common::HOWS,
     pipeline_common::{TIMEOUT, checked},
     prelude::*,
 };
@@ -15,7 +14,7 @@ const ROWS: usize = EXAMPLES - 1;
 type Seen = (Vec<Vec<f64>>, Vec<f64>);
 
 /// Trains `n` ranks, each on its own rows of a batch.
-fn trained(n: usize, how: crate::checkpoint_common::How, sync: BufferSync) -> Vec<Seen> {
+fn trained(n: usize, how: ZeroStage, sync: BufferSync) -> Vec<Seen> {
     let config = TrainingConfig { buffers: sync, ..config() };
     let program = |comm: Comm<Cpu>| {
         let model = model(comm.runtime(), comm.rank())?;
@@ -37,7 +36,7 @@ fn trained(n: usize, how: crate::checkpoint_common::How, sync: BufferSync) -> Ve
 #[test]
 fn what_ranks_have_after_a_step_is_what_was_asked_for() {
     for n in [2, 3, 4] {
-        for how in HOWS {
+        for how in STAGES {
             let own = trained(n, how, BufferSync::Own);
             assert!(own[0].0[0] != own[1].0[0] && own[0].1 != own[1].1, "ranks saw other examples");
             for sync in [BufferSync::Broadcast, BufferSync::Average] {
@@ -66,7 +65,7 @@ fn an_average_of_means_is_the_mean_of_all_examples() {
         let config = TrainingConfig { buffers: BufferSync::Average, ..config() };
         let program = |comm: Comm<Cpu>| {
             let model = BatchNorm::new(&Init::new(comm.runtime(), 0).dtype(DType::F64), 5)?;
-            let mut trainer = Any::over(&comm, &model, HOWS[0], config.clone())?;
+            let mut trainer = Any::over(&comm, &model, STAGES[0], config.clone())?;
             let rows = ROWS / comm.size();
             for step in 0..STEPS {
                 let x = batch(comm.runtime(), step)?[0].narrow(0, comm.rank() * rows, rows)?;
@@ -97,7 +96,7 @@ fn buffers_of_a_dtype_travel_together_and_only_on_request() {
             let model = model(comm.runtime(), 0)?;
             let mut of = [(0, 0), (0, 0)];
             for (seen, sync) in of.iter_mut().zip([BufferSync::Own, sync]) {
-                let mut trainer = Any::over(&comm, &model, HOWS[0], TrainingConfig { buffers: sync, ..config() })?;
+                let mut trainer = Any::over(&comm, &model, STAGES[0], TrainingConfig { buffers: sync, ..config() })?;
                 counting.reset();
                 trainer.step_with(|_| loss(&model, comm.runtime(), 0, 0, 4))?;
                 *seen = (counting.of("all_reduce").calls, counting.of("broadcast").calls);

@@ -2,7 +2,10 @@
 
 use distributed::pipeline::split;
 
-use crate::{checkpoint_common::HOWS, pipeline_common::TIMEOUT, pipeline_staged, prelude::*};
+use crate::{
+    pipeline_common::{TIMEOUT, checked},
+    prelude::*,
+};
 
 /// Values of all buffers in `f64`: means, variances, and how many batches there were.
 pub fn buffers(model: &(impl Module<Cpu> + ?Sized)) -> Result<Vec<f64>> {
@@ -59,7 +62,7 @@ fn alone(parts: usize) -> (Trace, Vec<f64>) {
 #[test]
 fn ranks_begin_with_those_of_rank_0_and_train_as_one() {
     let (one, _) = alone(1);
-    for how in HOWS {
+    for how in STAGES {
         // Statistics are those of a rank's own batch: here every rank has all of it.
         let many = everywhere(3, |comm| {
             let model = model(comm.runtime(), comm.rank())?;
@@ -82,7 +85,7 @@ fn ranks_begin_with_those_of_rank_0_and_train_as_one() {
 
 #[test]
 fn a_checkpoint_has_those_of_rank_0() {
-    for how in HOWS {
+    for how in STAGES {
         let scratch = Scratch::new(&format!("buffers-{how:?}").replace(['(', ')'], "-"));
         let folder = scratch.folder();
         let trained = Ranks::new(3).run(cpu, |comm| {
@@ -132,32 +135,30 @@ fn staged(
 fn a_stage_of_a_pipeline_has_its_own() {
     let (one, of_one) = alone(4);
     let told: Vec<f64> = one.losses.iter().zip(&one.norms).flat_map(|(l, n)| [*l, *n]).collect();
-    for (how, kind) in
-        [(pipeline_staged::HOWS[0], ScheduleKind::OneFOneB), (pipeline_staged::HOWS[3], ScheduleKind::ZbH1)]
-    {
-        let (checked, scratch): (Checked, _) = (how.checked(kind, 2, 1, 4).unwrap(), Scratch::new("buffers-staged"));
+    for (stage, kind) in [(ZeroStage::None, ScheduleKind::OneFOneB), (ZeroStage::Parameters, ScheduleKind::ZbH1)] {
+        let (checked, scratch) = (checked(kind, 2, 1, 4).unwrap(), Scratch::new("buffers-staged"));
         let folder = scratch.folder();
         let ranks = Ranks::new(4).timeout(TIMEOUT).run(cpu, |comm| {
             let layers = model(comm.runtime(), comm.rank() / 2)?.into_layers();
             let model = PipelineModel::on(comm.rank(), checked.clone(), split(layers, &[2])?).loss(squares);
-            match how.zero() {
-                None => staged(&comm, pipelined(&comm, model, config())?, &folder),
-                Some(zero) => staged(&comm, sharded_pipeline(&comm, model, config(), zero)?, &folder),
-            }
+            staged(&comm, sharded_pipeline(&comm, model, config(), stage.into())?, &folder)
         });
         for (rank, (got, here)) in ranks.unwrap().into_iter().enumerate() {
             let want: &[f64] = if rank % 2 == 0 { &of_one } else { &[] };
             let near =
                 |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-11);
-            assert!(near(&got, &told) && near(&here, want), "{how:?}, rank {rank}: {got:?} {told:?} {here:?} {want:?}");
+            assert!(
+                near(&got, &told) && near(&here, want),
+                "{stage:?}, rank {rank}: {got:?} {told:?} {here:?} {want:?}"
+            );
         }
         // The whole model finds them again.
         let loaded = Ranks::new(1).run(cpu, |comm| {
             let model = model(comm.runtime(), 5)?;
-            assert!(Any::over(&comm, &model, HOWS[0], config())?.load(&folder)?.is_some());
+            assert!(Any::over(&comm, &model, STAGES[0], config())?.load(&folder)?.is_some());
             buffers(&model)
         });
         let off = loaded.unwrap()[0].iter().zip(&of_one).fold(0.0, |most: f64, (a, b)| most.max((a - b).abs()));
-        assert!(off <= 1e-11, "{how:?}: {off:e}");
+        assert!(off <= 1e-11, "{stage:?}: {off:e}");
     }
 }

@@ -4,15 +4,7 @@ use std::{fs, sync::Condvar, thread};
 
 use distributed::checkpoint::SnapshotWriter;
 
-use crate::{
-    expert_common::ExpertCase,
-    pipeline_staged::{How, Model, ranks_of, steps},
-    prelude::*,
-    tensor_common::TensorCase,
-};
-
-/// An arrangement of ranks.
-type Axes = &'static [(Axis, usize)];
+use crate::prelude::*;
 
 /// Opens when it is dropped, also by a test that fails.
 struct Gate(Arc<(Mutex<bool>, Condvar)>);
@@ -38,19 +30,20 @@ fn gated(path: PathBuf) -> (Folder, Gate) {
 }
 
 /// Saves twice at once, and the same beside a step that is taken before a byte is written.
-fn save_beside<C: Checkpointed<Cpu>>(
+fn save_beside<T, C: Checkpointed<Cpu>>(
     comm: &Comm<Cpu>,
     scratch: &Path,
-    step: &mut C,
-    mut train: impl FnMut(&mut C, usize) -> Result<()>,
+    training: &mut T,
+    state: impl Fn(&mut T) -> &mut C,
+    mut train: impl FnMut(&mut T, usize) -> Result<()>,
 ) -> Result<()> {
     let mut writer = SnapshotWriter::new(comm)?;
-    train(step, 0)?;
+    train(training, 0)?;
     for k in 1..3 {
-        Folder::new(scratch.join("at-once")).save(comm, k as u64, step, &CheckpointNotes::new())?;
+        Folder::new(scratch.join("at-once")).save(comm, k as u64, state(training), &CheckpointNotes::new())?;
         let (folder, gate) = gated(scratch.join("beside"));
-        writer.save(&folder, k as u64, step, &CheckpointNotes::new())?;
-        train(step, k)?;
+        writer.save(&folder, k as u64, state(training), &CheckpointNotes::new())?;
+        train(training, k)?;
         assert!(writer.is_writing());
         drop(gate);
     }
@@ -74,97 +67,60 @@ fn compare(what: &str, scratch: &Scratch) {
 
 #[test]
 fn every_strategy_saves_beside_a_step_what_it_saves_at_once() {
-    const CUTS: [(Axes, Option<ZeroStage>); 9] = [
-        (&[(Axis::Data, 1)], None),
-        (&[(Axis::Data, 3)], None),
-        (&[(Axis::Shard, 2)], Some(ZeroStage::Optimizer)),
-        (&[(Axis::Shard, 3)], Some(ZeroStage::Gradients)),
-        (&[(Axis::Shard, 4)], Some(ZeroStage::Parameters)),
-        (&[(Axis::Data, 2), (Axis::Shard, 2)], Some(ZeroStage::Parameters)),
-        (&[(Axis::Data, 2), (Axis::Tensor, 2)], None),
-        (&[(Axis::Shard, 2), (Axis::Tensor, 2)], Some(ZeroStage::Parameters)),
-        (&[(Axis::Data, 2), (Axis::Context, 2)], None),
-    ];
-    for (axes, zero) in CUTS {
-        let (scratch, plan) = (Scratch::new("background"), ParallelPlan::of(axes.to_vec()).unwrap());
-        let case = TensorCase { dtype: DType::BF16, zero, ..TensorCase::new(2) };
-        let run = ranks_of(plan.world(), |comm| {
-            let mesh = Mesh::new(&comm, plan.clone())?;
-            let model = case.build(&mesh)?;
-            let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-            let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).build()?;
-            save_beside(&comm, &scratch.0, &mut step, |step, k| case.step(step, &model, mesh.batch(), k).map(|_| ()))
-        });
-        run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
-        compare(&format!("{axes:?} {zero:?}"), &scratch);
-    }
-}
-
-#[test]
-fn experts_are_saved_beside_a_step_as_at_once() {
-    const CUTS: [(Axes, Option<ZeroStage>); 2] = [
-        (&[(Axis::Data, 2), (Axis::Expert, 2)], None),
-        (&[(Axis::Shard, 4), (Axis::Expert, 2)], Some(ZeroStage::Parameters)),
-    ];
-    for (axes, zero) in CUTS {
-        let (scratch, plan) = (Scratch::new("background"), ParallelPlan::of(axes.to_vec()).unwrap());
-        let case = ExpertCase { zero, ..ExpertCase::new(4) };
-        let run = ranks_of(plan.world(), |comm| {
-            let mesh = Mesh::new(&comm, plan.clone())?;
-            let model = case.build(&mesh)?;
-            let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-            let mut step = builder.zero(zero.unwrap_or(ZeroStage::None)).experts().build()?;
-            save_beside(&comm, &scratch.0, &mut step, |step, k| case.step(step, &model, mesh.batch(), k).map(|_| ()))
-        });
-        run.unwrap_or_else(|error| panic!("{axes:?}: {error}"));
-        compare(&format!("{axes:?} {zero:?}"), &scratch);
-    }
-}
-
-#[test]
-fn pipelines_are_saved_beside_a_step_as_at_once() {
-    let cuts = [
-        (ScheduleKind::OneFOneB, 2, 1, 1, How::Replicas),
-        (ScheduleKind::OneFOneB, 2, 1, 2, How::Zero(ZeroStage::Gradients)),
+    use Axis::{Context, Data, Expert, Pipe, Shard, Tensor};
+    let gpt =
+        |axes: &[(Axis, usize)], stage: ZeroStage| Way { dtype: DType::BF16, ..Way::gpt(2).zero(stage).over(axes) };
+    let staged = |way: Way, kind, v| Way { dtype: DType::F64, ..way.staged(kind, v) };
+    let pipes = [(Pipe, 2), (Data, 2)];
+    let ways = [
+        gpt(&[(Data, 1)], ZeroStage::None),
+        gpt(&[(Data, 3)], ZeroStage::None),
+        gpt(&[(Shard, 2)], ZeroStage::Optimizer),
+        gpt(&[(Shard, 3)], ZeroStage::Gradients),
+        gpt(&[(Shard, 4)], ZeroStage::Parameters),
+        gpt(&[(Data, 2), (Shard, 2)], ZeroStage::Parameters),
+        gpt(&[(Data, 2), (Tensor, 2)], ZeroStage::None),
+        gpt(&[(Shard, 2), (Tensor, 2)], ZeroStage::Parameters),
+        gpt(&[(Data, 2), (Context, 2)], ZeroStage::None),
+        Way::mixture(4).over(&[(Data, 2), (Expert, 2)]),
+        Way::mixture(4).zero(ZeroStage::Parameters).over(&[(Shard, 4), (Expert, 2)]),
+        staged(gpt(&[(Pipe, 2)], ZeroStage::None), ScheduleKind::OneFOneB, 1),
+        staged(gpt(&pipes, ZeroStage::Gradients), ScheduleKind::OneFOneB, 1),
         // The first and the last stage, with both copies of the table, on one rank.
-        (ScheduleKind::Zbv, 2, 2, 2, How::Gathered),
+        staged(gpt(&pipes, ZeroStage::Parameters), ScheduleKind::Zbv, 2).gathered(),
     ];
-    for (kind, p, v, replicas, how) in cuts {
+    for mut way in ways {
+        way.gpt.tied_head = way.stages.is_some();
         let scratch = Scratch::new("background");
-        let run = ranks_of(p * replicas, |comm| {
-            let (model, checked) = (Model::Gpt, how.checked(kind, p, v, 4).expect("a schedule"));
-            let staged = model.staged(&comm, &checked, 4);
-            macro_rules! save {
-                ($step:expr) => {
-                    save_beside(&comm, &scratch.0, &mut $step, |step, k| {
-                        steps(&comm, model, step, k..k + 1, |_| Ok(())).map(|_| ())
-                    })
-                };
-            }
-            match how.zero() {
-                None => save!(pipelined(&comm, staged, config())?),
-                Some(zero) => {
-                    let mut step = sharded_pipeline(&comm, staged, config(), zero)?;
-                    save_beside(&comm, &scratch.0, &mut step, |step, k| {
-                        steps(&comm, model, step, k..k + 1, |step| step.gather_full_params()).map(|_| ())
-                    })
-                }
-            }
+        way.each(|training| {
+            let comm = training.mesh.world().clone();
+            save_beside(
+                &comm,
+                &scratch.0,
+                training,
+                |training| &mut training.step,
+                |training, k| training.take(k).map(drop),
+            )
         });
-        run.unwrap_or_else(|error| panic!("{kind:?} {how:?}: {error}"));
-        compare(&format!("{kind:?} {how:?}"), &scratch);
+        compare(&format!("{way:?}"), &scratch);
     }
 }
 
 #[test]
 fn local_updates_are_saved_beside_a_step_as_at_once() {
     let scratch = Scratch::new("background");
-    let run = ranks_of(3, |comm| {
+    let run = Ranks::new(3).run(cpu, |comm| {
         let (rt, options) = (comm.runtime(), LocalUpdates { every: Some(2), ..LocalUpdates::default() });
         let model = Mlp::new(&Init::new(rt, 3))?;
         let inner = TrainStep::builder(&NoOpCommunicator::new(rt), &model).optimizer(adamw()).build()?;
         let mut step = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), options)?;
-        save_beside(&comm, &scratch.0, &mut step, |step, k| step.step(|_| model.loss(rt, k, &own(&comm))).map(|_| ()))
+        save_beside(
+            &comm,
+            &scratch.0,
+            &mut step,
+            |step| step,
+            |step, k| step.step(|_| model.loss(rt, k, &own(&comm))).map(drop),
+        )
     });
     run.unwrap();
     compare("local updates", &scratch);

@@ -1,5 +1,4 @@
 //! What the tests of checkpoints share: a folder, and every way to train.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use std::fs;
 
@@ -35,38 +34,31 @@ impl Drop for Scratch {
     }
 }
 
-/// Ways to train.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum How {
-    Buckets,
-    Zero(ZeroStage),
-}
-
-pub const HOWS: [How; 4] =
-    [How::Buckets, How::Zero(ZeroStage::Optimizer), How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters)];
+/// What may be in shards.
+pub const STAGES: [ZeroStage; 4] = [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 
 /// A step of any strategy, with what tests of checkpoints do.
 pub struct Any(pub TrainStep<Cpu>);
 
 impl Any {
-    pub fn new<M: Task>(comm: &Comm<Cpu>, model: &M, how: How, config: TrainingConfig) -> Result<Self> {
+    pub fn new<M: Task>(comm: &Comm<Cpu>, model: &M, how: ZeroStage, config: TrainingConfig) -> Result<Self> {
         Self::over(comm, model, how, config)
     }
 
-    pub fn over(comm: &Comm<Cpu>, model: &impl Module<Cpu>, how: How, config: TrainingConfig) -> Result<Self> {
+    pub fn over(comm: &Comm<Cpu>, model: &impl Module<Cpu>, how: ZeroStage, config: TrainingConfig) -> Result<Self> {
         Self::unused(comm, model, how, config, Unused::default())
     }
 
     pub fn unused(
         comm: &Comm<Cpu>,
         model: &impl Module<Cpu>,
-        how: How,
+        how: ZeroStage,
         config: TrainingConfig,
         unused: Unused,
     ) -> Result<Self> {
         Ok(Any(match how {
-            How::Buckets => bucketed(comm, model, config, BucketOptions { unused, ..Default::default() })?,
-            How::Zero(stage) => {
+            ZeroStage::None => bucketed(comm, model, config, BucketOptions { unused, ..Default::default() })?,
+            stage => {
                 let options = ZeroOptions { stage, units: UnitOf::children(), unused, ..Default::default() };
                 sharded(comm, model, config, options)?
             }
@@ -122,7 +114,7 @@ impl Any {
 /// Trains from step `from` to `to`; loads before if `from` is not 0, saves at the end if `save`.
 pub fn run<M: Task>(
     comm: &Comm<Cpu>,
-    how: How,
+    how: ZeroStage,
     dtype: DType,
     folder: &Folder,
     from: usize,

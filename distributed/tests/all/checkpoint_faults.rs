@@ -8,7 +8,7 @@ use crate::{checkpoint_common::*, prelude::*};
 fn spoiled(name: &str, spoil: impl Fn(&Path)) -> Vec<Error> {
     let scratch = Scratch::new(name);
     let folder = scratch.folder();
-    let how = How::Zero(ZeroStage::Gradients);
+    let how = ZeroStage::Gradients;
     Ranks::new(4).run(cpu, |c| run::<Mlp<Cpu>>(&c, how, DType::F32, &folder, 0, 1, true)).unwrap();
     spoil(&folder.step(1));
     let outcomes = Ranks::new(3).outcomes(cpu, |comm| {
@@ -74,7 +74,7 @@ fn spoiled_files_are_named_on_every_rank() {
 fn what_no_manifest_names_is_not_read() {
     let scratch = Scratch::new("extra");
     let folder = scratch.folder();
-    let how = How::Zero(ZeroStage::Gradients);
+    let how = ZeroStage::Gradients;
     let run = |from, to| {
         Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, how, DType::F32, &folder, from, to, from == 0)).unwrap()
     };
@@ -95,19 +95,16 @@ fn a_save_does_not_meet_a_load() {
     let folder = scratch.folder();
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
         if comm.rank() == 0 { trainer.save(&folder) } else { trainer.load(&folder).map(|_| ()) }
     });
-    for outcome in outcomes.unwrap() {
-        let e = outcome.unwrap_err().to_string();
-        assert!(e.contains("writer.rs") && e.contains("reader.rs"), "{e}");
-    }
+    refused(outcomes.unwrap(), &["writer.rs", "reader.rs"]);
 }
 
 #[test]
 fn ranks_load_what_rank_0_has_once_they_see_it() {
     let [first, second] = ["seen-first", "seen-later"].map(Scratch::new);
-    Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, How::Buckets, DType::F32, &first.folder(), 0, 1, true)).unwrap();
+    Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, ZeroStage::None, DType::F32, &first.folder(), 0, 1, true)).unwrap();
     let copy = |step: u64, to: &Path| {
         fs::create_dir_all(to).unwrap();
         for file in fs::read_dir(first.folder().step(step)).unwrap() {
@@ -142,7 +139,7 @@ fn ranks_load_what_rank_0_has_once_they_see_it() {
 fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
     let scratch = Scratch::new("strict");
     let folder = scratch.folder();
-    let how = How::Buckets;
+    let how = ZeroStage::None;
     Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, how, DType::F32, &folder, 0, 1, true)).unwrap();
     let other = |dtype, how| {
         let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
@@ -156,10 +153,7 @@ fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
         let model = Mlp::new(&Init::new(comm.runtime(), 5).dtype(DType::F64))?;
         Any::new(&comm, &model, how, config())?.load(&folder).map(|_| ())
     });
-    for e in outcomes.unwrap() {
-        let e = e.unwrap_err().to_string();
-        assert!(e.contains("parameter/a.weight") && e.contains("f64 [9, 5] here and f32 [9, 5] there"), "{e}");
-    }
+    refused(outcomes.unwrap(), &["parameter/a.weight", "f64 [9, 5] here and f32 [9, 5] there"]);
     // SGD without momentum keeps no state: what AdamW saved would be dropped.
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
@@ -168,10 +162,7 @@ fn tensors_that_are_missing_unexpected_or_of_another_shape_are_named() {
             TrainStep::builder(&comm, &model).optimizer(sgd).config(config()).zero(ZeroOptions::default()).build()?;
         trainer.load(&folder).map(|_| ())
     });
-    for e in outcomes.unwrap() {
-        let e = e.unwrap_err().to_string();
-        assert!(e.contains("state/exp_avg/a.weight") && e.contains("nothing here takes it"), "{e}");
-    }
+    refused(outcomes.unwrap(), &["state/exp_avg/a.weight", "nothing here takes it"]);
 }
 
 #[test]
@@ -180,7 +171,7 @@ fn a_save_that_fails_leaves_the_last_one() {
     let folder = scratch.folder();
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
         trainer.step(&model, &comm, 0)?;
         trainer.save(&folder)?;
         trainer.step(&model, &comm, 1)?;
@@ -196,10 +187,7 @@ fn a_save_that_fails_leaves_the_last_one() {
         }
         trainer.save(&folder)
     });
-    for outcome in outcomes.unwrap() {
-        let e = outcome.unwrap_err().to_string();
-        assert!(e.contains("unfinished-0000000003"), "{e}");
-    }
+    refused(outcomes.unwrap(), &["unfinished-0000000003"]);
     assert_eq!((folder.steps().unwrap(), folder.latest().unwrap()), (vec![1, 2], Some(2)));
     folder.prune(1).unwrap();
     assert_eq!(folder.steps().unwrap(), [2]);
@@ -221,7 +209,7 @@ fn a_rank_that_wakes_late_changes_no_later_checkpoint() {
     let save = |folder: &Folder, seed: u64| {
         Ranks::new(1).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), seed))?;
-            let trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            let trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
             trainer.save(folder)?;
             trainer.weights(&model)
         })
@@ -260,7 +248,7 @@ fn a_rank_that_wakes_late_changes_no_later_checkpoint() {
     });
     let loaded = Ranks::new(1).run(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 9))?;
-        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
         trainer.load(&scratch.folder())?;
         trainer.weights(&model)
     });
@@ -302,7 +290,7 @@ fn saves_until_it_is_killed() {
     let folder = Folder::new(folder);
     let program = |comm: Comm<Cpu>| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::Parameters, config())?;
         trainer.load(&folder)?;
         loop {
             let done = trainer.step(&model, &comm, 0)?.global_step();
@@ -344,7 +332,7 @@ fn a_killed_save_leaves_a_checkpoint_that_loads() {
         let step = folder.latest().unwrap().expect("a save was complete");
         let loaded = Ranks::new(3).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 9))?;
-            let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
             trainer.load(&folder)?;
             weights(&model)
         });
@@ -355,7 +343,7 @@ fn a_killed_save_leaves_a_checkpoint_that_loads() {
     // A run goes on to the bit, so after any number of kills it is where one without them is.
     let uninterrupted = Ranks::new(2).run(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-        let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::Parameters, config())?;
         let mut all = vec![trainer.weights(&model)?];
         for _ in 0..last {
             trainer.step(&model, &comm, 0)?;

@@ -1,9 +1,6 @@
 //! Loading that cannot be: an error on every rank, before anything has changed on any, or nobody goes on.
 
-use crate::{
-    checkpoint_common::{HOWS, How},
-    prelude::*,
-};
+use crate::prelude::*;
 
 /// What rank 0 holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,7 +23,7 @@ fn hold(model: &Mlp<Cpu>, trainer: &Any, what: Held) -> Result<Holder> {
     Ok((None, states))
 }
 
-fn saved(comm: &Comm<Cpu>, how: How, folder: &Folder) -> Result<()> {
+fn saved(comm: &Comm<Cpu>, how: ZeroStage, folder: &Folder) -> Result<()> {
     let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
     let mut trainer = Any::new(comm, &model, how, config())?;
     trainer.step(&model, comm, 0)?;
@@ -35,9 +32,9 @@ fn saved(comm: &Comm<Cpu>, how: How, folder: &Folder) -> Result<()> {
 
 #[test]
 fn nothing_changes_on_any_rank() {
-    for (how, what) in HOWS.into_iter().flat_map(|how| [(how, Held::Value), (how, Held::State)]) {
+    for (how, what) in STAGES.into_iter().flat_map(|how| [(how, Held::Value), (how, Held::State)]) {
         // A value that was gathered for a reader is not what is written.
-        if how == How::Zero(ZeroStage::Parameters) && what == Held::Value {
+        if how == ZeroStage::Parameters && what == Held::Value {
             continue;
         }
         let scratch = Scratch::new("held");
@@ -122,7 +119,7 @@ fn what_fails_after_all_checks_ends_the_communicator() {
     let folder = scratch.folder();
     let began = Instant::now();
     let told = Ranks::new(2).outcomes(cpu, |comm| {
-        saved(&comm, How::Buckets, &folder)?;
+        saved(&comm, ZeroStage::None, &folder)?;
         let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
         let mut trainer = bucketed(&comm, &model, config(), BucketOptions::default())?;
         let mut breaks = Breaks(&mut trainer, comm.rank() == 1);

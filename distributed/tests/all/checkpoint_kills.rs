@@ -36,7 +36,7 @@ fn notes(said: &str) -> CheckpointNotes {
 /// The saves of the table.
 fn saves(comm: &Comm<Cpu>, folder: &Folder) -> Result<Vec<Vec<f64>>> {
     let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-    let mut trainer = Any::new(comm, &model, How::Zero(ZeroStage::Parameters), config())?;
+    let mut trainer = Any::new(comm, &model, ZeroStage::Parameters, config())?;
     trainer.step(&model, comm, 0)?;
     trainer.save_with(folder, notes("first"))?;
     trainer.save_with(folder, notes("again"))?;
@@ -53,7 +53,7 @@ fn saves(comm: &Comm<Cpu>, folder: &Folder) -> Result<Vec<Vec<f64>>> {
 fn loaded(folder: &Folder) -> (String, Vec<f64>) {
     let loaded = Ranks::new(1).run(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 9))?;
-        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
         let said = trainer.load(folder)?.map_or(String::new(), |m| m.notes()["said"].clone());
         let weights = trainer.weights(&model)?;
         for _ in 0..2 {
@@ -125,7 +125,7 @@ fn what_a_run_went_back_from_is_not_the_last_one() {
         let ended = Ranks::new(2).outcomes(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
             let run = |saves: &[(&Folder, &str)]| {
-                let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+                let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
                 saves.iter().try_for_each(|(folder, said)| {
                     trainer.step(&model, &comm, 0)?;
                     trainer.save_with(folder, notes(said))
@@ -162,7 +162,7 @@ fn what_was_replaced_does_not_come_back() {
         });
         let saved = Ranks::new(1).outcomes(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
             trainer.step(&model, &comm, 0)?;
             trainer.save_with(&folder, notes("old"))?;
             trainer.save_with(&ended, notes("new"))
@@ -170,7 +170,7 @@ fn what_was_replaced_does_not_come_back() {
         assert!(saved.unwrap().swap_remove(0).is_err());
         let later = Ranks::new(1).run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+            let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
             assert_eq!(trainer.load(&folder)?.map(|m| m.notes()["said"].clone()), Some("new".into()));
             trainer.step(&model, &comm, 1)?;
             trainer.save_with(&folder, notes("later"))

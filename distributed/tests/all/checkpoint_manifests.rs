@@ -21,7 +21,7 @@ fn write(at: &Path, mut manifest: Value) {
 fn saved(name: &str) -> (Scratch, Folder) {
     let scratch = Scratch::new(name);
     let folder = scratch.folder();
-    let how = How::Zero(ZeroStage::Gradients);
+    let how = ZeroStage::Gradients;
     Ranks::new(2).run(cpu, |c| run::<Mlp<Cpu>>(&c, how, DType::F32, &folder, 0, 1, true)).unwrap();
     (scratch, folder)
 }
@@ -34,7 +34,7 @@ fn loads(folder: &Folder) -> Result<()> {
     let read: Result<Vec<_>> = names.iter().map(|name| reader.tensor(&rt, name)).collect();
     let loaded = Ranks::new(1).run(cpu, |comm| {
         let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
-        let mut trainer = Any::new(&comm, &model, How::Buckets, config())?;
+        let mut trainer = Any::new(&comm, &model, ZeroStage::None, config())?;
         let before = weights(&model)?;
         let loaded = trainer.load(folder).map(|_| ());
         Ok((loaded, weights(&model)? == before))
@@ -151,7 +151,7 @@ fn numbers_that_nobody_takes_are_refused_as_tensors_are() {
         for n in [1, 3] {
             let outcomes = Ranks::new(n).outcomes(cpu, |comm| {
                 let model = Mlp::new(&Init::new(comm.runtime(), 5))?;
-                let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Optimizer), config())?;
+                let mut trainer = Any::new(&comm, &model, ZeroStage::Optimizer, config())?;
                 let before = trainer.weights(&model)?;
                 let loaded = trainer.load(&folder).map(|_| ());
                 assert_eq!(trainer.weights(&model)? == before, loaded.is_err());

@@ -11,7 +11,7 @@ fn model(rt: &Cpu, layers: usize) -> Result<Sequential<Cpu>> {
 }
 
 /// Bytes that each rank sends when `n` ranks save and when they load, and the length of the manifest.
-fn traffic(n: usize, layers: usize, how: How) -> (Vec<[u64; 2]>, u64) {
+fn traffic(n: usize, layers: usize, how: ZeroStage) -> (Vec<[u64; 2]>, u64) {
     let scratch = Scratch::new(&format!("traffic-{n}-{layers}-{how:?}").replace(['(', ')'], "-"));
     let folder = scratch.folder();
     let sent = Ranks::new(n).run(cpu, |comm| {
@@ -34,7 +34,7 @@ fn traffic(n: usize, layers: usize, how: How) -> (Vec<[u64; 2]>, u64) {
 #[test]
 fn tables_go_to_rank_0_alone() {
     for n in [2, 3, 5, 8] {
-        for how in [How::Buckets, HOWS[2]] {
+        for how in [ZeroStage::None, STAGES[2]] {
             let (few, short) = traffic(n, 2, how);
             let (many, long) = traffic(n, 40, how);
             let sum = |all: &[[u64; 2]], k: usize| all.iter().map(|of| of[k]).sum::<u64>();
@@ -53,8 +53,8 @@ fn tables_go_to_rank_0_alone() {
 #[test]
 fn loading_exchanges_a_digest_and_a_flag_for_each_name() {
     for n in [2, 3, 5, 8] {
-        let (few, _) = traffic(n, 2, How::Buckets);
-        let (many, long) = traffic(n, 40, How::Buckets);
+        let (few, _) = traffic(n, 2, ZeroStage::None);
+        let (many, long) = traffic(n, 40, ZeroStage::None);
         for (few, many) in few.iter().zip(&many) {
             // A weight and a bias a layer, each with two states and a count: an all-reduce of one byte for each name.
             let names = 38 * 2 * 4;

@@ -1,5 +1,4 @@
 //! Models and data that every strategy trains, and the single rank they are compared with.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use distributed::strategy::StrategySet;
 
@@ -17,7 +16,6 @@ pub fn cpu(_: usize) -> Result<Cpu> {
 
 /// A model that knows its data.
 pub trait Task: Module<Cpu> + Sized {
-    const NAME: &'static str;
     fn new(init: &Init<Cpu>) -> Result<Self>;
     /// The loss of some examples of batch `step`.
     fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>>;
@@ -52,8 +50,6 @@ impl Mlp<Cpu> {
 }
 
 impl Task for Mlp<Cpu> {
-    const NAME: &'static str = "mlp";
-
     fn new(init: &Init<Cpu>) -> Result<Self> {
         Ok(Mlp { a: Linear::new(init, 5, 9)?, b: Linear::new(init, 9, 7)?, c: Linear::new(init, 7, 3)? })
     }
@@ -66,8 +62,6 @@ impl Task for Mlp<Cpu> {
 }
 
 impl Task for Gpt<Cpu> {
-    const NAME: &'static str = "gpt";
-
     fn new(init: &Init<Cpu>) -> Result<Self> {
         let config =
             GptConfig { vocab: 11, context: 6, layers: 2, heads: 2, width: 8, tied_head: true, ..Default::default() };
@@ -216,6 +210,14 @@ pub fn all_cases() -> bool {
 pub fn half<A: Copy, B: Copy>(a: &[A], b: &[B]) -> Vec<(A, B)> {
     let all = a.iter().enumerate().flat_map(|(i, &a)| b.iter().enumerate().map(move |(j, &b)| (i + j, (a, b))));
     all.filter(|(place, _)| place % 2 == 0).map(|(_, pair)| pair).collect()
+}
+
+/// Requires that every rank was told an error with all of these words.
+pub fn refused<T>(outcomes: impl IntoIterator<Item = Result<T>>, words: &[&str]) {
+    for (rank, outcome) in outcomes.into_iter().enumerate() {
+        let error = outcome.map(drop).expect_err("an error").to_string();
+        assert!(words.iter().all(|word| error.contains(word)), "rank {rank}, {words:?}: {error}");
+    }
 }
 
 /// The strategy of a step without ZeRO.

@@ -1,16 +1,12 @@
 //! Context parallelism: losses of one's own, random values after a checkpoint, mixed precision, and what ranks must have alike.
 
-use crate::{
-    job,
-    prelude::*,
-    tensor_common::{SEQUENCES, TensorCase},
-};
+use crate::{job, prelude::*};
 
 const EXCHANGES: [ContextExchange; 3] = [ContextExchange::AllGather, ContextExchange::Ring, ContextExchange::Ulysses];
 
-fn case(c: usize) -> TensorCase {
-    let mut case = TensorCase::new(2 * c);
-    case.model.context = 4 * c;
+fn case(c: usize) -> Way {
+    let mut case = Way::gpt(2 * c);
+    case.gpt.context = 4 * c;
     case
 }
 
@@ -21,9 +17,9 @@ fn over(comm: &Comm<Cpu>, axes: &[(Axis, usize)]) -> Result<Mesh<Cpu>> {
 /// Losses, norms and weights of steps with a loss of one's own, a penalty on logits, and one on a parameter that every rank has.
 fn own_losses(mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
     let case = case(2);
-    let model = case.build(mesh)?;
+    let model = case.gpt_on(mesh)?;
     let mut step = TrainStep::builder(mesh, &model).optimizer(SgdConfig::default()).max_norm(0.05).build()?;
-    let own = shard_batches(SEQUENCES, mesh.batch().rank(), mesh.batch().size());
+    let own = shard_batches(6, mesh.batch().rank(), mesh.batch().size());
     let mut seen = Vec::new();
     for k in 0..3 {
         let metrics = step.step(|_| {
@@ -33,7 +29,7 @@ fn own_losses(mesh: &Mesh<Cpu>) -> Result<Vec<f64>> {
             let rows = logits.cross_entropy_with(&model.context.take(&y, 1)?, None, options)?;
             let penalty = logits.square()?.sum(&[], false)?.mul(1e-2)?;
             let sum = model.context.of_whole(&rows.sum(&[], false)?.add(&penalty)?)?;
-            let tokens = (own.len() * case.model.context) as f64;
+            let tokens = (own.len() * case.gpt.context) as f64;
             let decay = model.end()?.norm.weight.var().square()?.sum(&[], false)?.mul(1e-2 * tokens)?;
             Loss::sum(sum.add(&decay)?, tokens)
         })?;
@@ -60,7 +56,7 @@ fn ranks_that_read_one_share_draw_alike_after_a_checkpoint() {
     let case = case(2);
     let step_over = |comm: &Comm<Cpu>, axes: &[(Axis, usize)]| {
         let mesh = over(comm, axes)?;
-        let model = case.build(&mesh)?;
+        let model = case.gpt_on(&mesh)?;
         TrainStep::builder(&mesh, &model).optimizer(adamw()).build()
     };
     let saved = Ranks::new(4).run(cpu, |comm| {
@@ -87,16 +83,16 @@ fn ranks_that_read_one_share_draw_alike_after_a_checkpoint() {
 fn mixed_precision_casts_attention_as_on_one_rank() {
     for (dtype, close) in [(DType::F64, 1e-12), (DType::F32, 0.03)] {
         let losses = |mesh: &Mesh<Cpu>, exchange: ContextExchange| {
-            let case = TensorCase { dtype, exchange, ..case(2) };
-            let model = case.build(mesh)?;
+            let case = Way { dtype, exchange, ..case(2) };
+            let model = case.gpt_on(mesh)?;
             let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).build()?;
-            let own: Vec<usize> = (0..SEQUENCES).collect();
+            let own: Vec<usize> = (0..6).collect();
             let mut seen = Vec::new();
             for k in 0..2 {
                 let metrics = step.step(|_| {
                     let (x, y) = case.batch(mesh.world().runtime(), k, &own)?;
                     let sum = autocast(DType::BF16, || model.next_token_loss(&x, &y, &case.loss))?;
-                    Loss::sum(sum, (own.len() * case.model.context) as f64)
+                    Loss::sum(sum, (own.len() * case.gpt.context) as f64)
                 })?;
                 seen.extend([metrics.loss()?, metrics.grad_norm()?.unwrap_or(0.0)]);
             }
@@ -116,14 +112,11 @@ fn mixed_precision_casts_attention_as_on_one_rank() {
 fn ranks_that_read_different_examples_are_told() {
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let case = case(2);
-        let model = case.build(&over(&comm, &[(Axis::Context, 2)])?)?;
-        let (x, _) = case.batch(comm.runtime(), 0, &shard_batches(SEQUENCES, comm.rank(), comm.size()))?;
+        let model = case.gpt_on(&over(&comm, &[(Axis::Context, 2)])?)?;
+        let (x, _) = case.batch(comm.runtime(), 0, &shard_batches(6, comm.rank(), comm.size()))?;
         model.forward(&x).map(drop)
     });
-    for outcome in outcomes.unwrap() {
-        let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("the batch of tokens") && error.contains("Mesh::batch"), "{error}");
-    }
+    refused(outcomes.unwrap(), &["the batch of tokens", "Mesh::batch"]);
 }
 
 /// Two models that are trained as one.
@@ -138,18 +131,15 @@ struct Pair<R: Runtime> {
 fn a_model_that_is_cut_in_part_is_refused_by_name() {
     let outcomes = Ranks::new(2).outcomes(cpu, |comm| {
         let (mesh, case) = (over(&comm, &[(Axis::Context, 2)])?, case(2));
-        let whole = case.build(&NoOpCommunicator::new(comm.runtime()).as_mesh())?;
-        let pair = Pair { first: case.build(&mesh)?, second: whole };
+        let whole = case.gpt_on(&NoOpCommunicator::new(comm.runtime()).as_mesh())?;
+        let pair = Pair { first: case.gpt_on(&mesh)?, second: whole };
         TrainStep::builder(&mesh, &pair).optimizer(adamw()).build().map(drop)
     });
-    for outcome in outcomes.unwrap() {
-        let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("second.blocks.0") && error.contains("not cut") && error.contains("2 ranks"), "{error}");
-    }
+    refused(outcomes.unwrap(), &["second.blocks.0", "not cut", "2 ranks"]);
     let replaced = Ranks::new(2).run(cpu, |comm| {
         let (mesh, case) = (over(&comm, &[(Axis::Context, 2)])?, case(2));
-        let mut model = case.build(&mesh)?;
-        let other = case.build(&NoOpCommunicator::new(comm.runtime()).as_mesh())?;
+        let mut model = case.gpt_on(&mesh)?;
+        let other = case.gpt_on(&NoOpCommunicator::new(comm.runtime()).as_mesh())?;
         model.blocks[1] = other.blocks.into_iter().next().unwrap_or_else(|| panic!("a model has blocks"));
         TrainStep::builder(&mesh, &model).optimizer(adamw()).build().map(drop)
     });

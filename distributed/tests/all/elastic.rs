@@ -7,10 +7,7 @@ use distributed::{
     elastic::Restored,
 };
 
-use crate::{
-    checkpoint_common::{HOWS, How},
-    prelude::*,
-};
+use crate::prelude::*;
 
 const LENGTH: u64 = 8;
 /// Commits are made after every second step.
@@ -37,7 +34,7 @@ impl Story {
     fn train(
         &self,
         world: &mut ElasticWorld<Cpu>,
-        how: How,
+        how: ZeroStage,
         befalls: &dyn Fn(&ElasticWorld<Cpu>, u64) -> Result<()>,
     ) -> Result<Vec<f64>> {
         let comm = world.comm()?;
@@ -63,7 +60,7 @@ impl Story {
     }
 
     /// The weights of fresh runs that begin where the worlds began, from checkpoints.
-    fn replayed(&self, how: How) -> Vec<f64> {
+    fn replayed(&self, how: ZeroStage) -> Vec<f64> {
         let mut began = self.began.lock().unwrap().clone();
         began.sort_by_key(|began| began.generation);
         let scratch = Scratch::new("elastic");
@@ -113,7 +110,7 @@ fn meeting(ranks: usize, quorum: Quorum) -> (ThreadRendezvous<Cpu>, Vec<ThreadSe
 /// Runs on so many ranks that lose those which `befalls` makes fail: the story, and every rank's outcome.
 fn run(
     ranks: usize,
-    how: How,
+    how: ZeroStage,
     copies: usize,
     befalls: impl Fn(&ElasticWorld<Cpu>, u64) -> Result<()> + Sync,
 ) -> (Story, Vec<Result<Vec<f64>>>) {
@@ -128,7 +125,7 @@ fn gone() -> Error {
 }
 
 /// Requires that so many ranks came to the end, all with the weights of the fresh runs.
-fn require_replay(story: &Story, outcomes: &[Result<Vec<f64>>], how: How, left: usize, what: &str) {
+fn require_replay(story: &Story, outcomes: &[Result<Vec<f64>>], how: ZeroStage, left: usize, what: &str) {
     let done: Vec<&Vec<f64>> = outcomes.iter().flatten().collect();
     let began = story.began.lock().unwrap().clone();
     let errors: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).collect();
@@ -139,7 +136,7 @@ fn require_replay(story: &Story, outcomes: &[Result<Vec<f64>>], how: How, left: 
 
 #[test]
 fn survivors_go_on_as_a_fresh_run_of_their_size() {
-    for how in HOWS {
+    for how in STAGES {
         for (ranks, lost) in [(2, 1), (3, 0), (5, 2)] {
             let at = 1 + (lost as u64 + ranks as u64) % (LENGTH - 1);
             let befalls = |world: &ElasticWorld<Cpu>, step: u64| match world.comm()?.rank() {
@@ -160,7 +157,7 @@ fn survivors_go_on_as_a_fresh_run_of_their_size() {
 
 #[test]
 fn as_many_neighbours_are_lost_at_once_as_there_are_copies() {
-    let how = How::Zero(ZeroStage::Parameters);
+    let how = ZeroStage::Parameters;
     let lost = |first: usize, second: usize| {
         // Otherwise one could hear of the other's end first, and go on.
         let both = Barrier::new(2);
@@ -203,7 +200,7 @@ fn as_many_neighbours_are_lost_at_once_as_there_are_copies() {
 
 #[test]
 fn worlds_shrink_again_and_again_down_to_one() {
-    for how in [How::Buckets, How::Zero(ZeroStage::Gradients)] {
+    for how in [ZeroStage::None, ZeroStage::Gradients] {
         let befalls = |world: &ElasticWorld<Cpu>, step: u64| {
             let last = world.comm()?.rank() + 1 == world.comm()?.size();
             // Worlds 0, 1 and 2 lose a rank each, the second before its first commit after the restore.
@@ -222,7 +219,7 @@ fn worlds_shrink_again_and_again_down_to_one() {
 
 /// Runs two ranks, which one more joins when they are at step 3; newcomers run `program`, whose first argument is the story.
 fn joined(
-    how: How,
+    how: ZeroStage,
     faults: impl Fn(usize) -> Vec<(u64, u64, Fault)>,
     newcomer: impl Fn(&Story, &mut ElasticWorld<Cpu>) -> Result<Vec<f64>> + Sync,
 ) -> (Story, Vec<Result<Vec<f64>>>) {
@@ -256,7 +253,7 @@ fn joined(
 
 #[test]
 fn a_newcomer_is_taken_in_after_a_commit() {
-    for how in HOWS {
+    for how in STAGES {
         let (story, outcomes) = joined(how, |_| Vec::new(), |story, world| story.train(world, how, &|_, _| Ok(())));
         require_replay(&story, &outcomes, how, 3, &format!("{how:?}"));
         let began = story.began.lock().unwrap();
@@ -267,7 +264,7 @@ fn a_newcomer_is_taken_in_after_a_commit() {
 
 #[test]
 fn a_newcomer_that_does_not_fit_is_left_behind() {
-    let how = How::Buckets;
+    let how = ZeroStage::None;
     let (story, outcomes) = joined(
         how,
         |_| Vec::new(),
@@ -287,7 +284,8 @@ fn a_newcomer_that_does_not_fit_is_left_behind() {
 fn a_world_of_newcomers_alone_does_not_begin_anew() {
     // Both ranks of the first world fail in the first call of the second, before the newcomer has anything.
     let faults = |_| vec![(1, 0, Fault::Error)];
-    let (_, outcomes) = joined(How::Buckets, faults, |story, world| story.train(world, How::Buckets, &|_, _| Ok(())));
+    let (_, outcomes) =
+        joined(ZeroStage::None, faults, |story, world| story.train(world, ZeroStage::None, &|_, _| Ok(())));
     let told = outcomes[2].as_ref().unwrap_err().to_string();
     assert!(told.contains("nobody in this world has a commit of the run"), "{told}");
     assert!(outcomes.iter().all(Result::is_err));
@@ -306,7 +304,7 @@ fn too_few_ranks_are_no_world() {
             _ => Ok(()),
         };
         let outcomes =
-            Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, How::Buckets, &befalls));
+            Elastic::on_threads(seats, |elastic| elastic, |world| story.train(world, ZeroStage::None, &befalls));
         let told = outcomes[0].as_ref().unwrap_err().to_string();
         assert!(told.contains(expected), "{told}");
     }
@@ -314,7 +312,7 @@ fn too_few_ranks_are_no_world() {
 
 #[test]
 fn what_is_held_of_the_last_commit_is_saved_where_too_few_are_left() {
-    let how = How::Zero(ZeroStage::Gradients);
+    let how = ZeroStage::Gradients;
     let (scratch, quorum) = (
         Scratch::new("stranded-commit"),
         Quorum { min_ranks: 3, join_timeout: Duration::from_millis(50), ..Quorum::default() },
@@ -354,13 +352,10 @@ fn nothing_is_committed_before_the_world_has_taken_up_what_there_was() {
         |world| {
             let comm = world.comm()?;
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            commit(world, &Any::new(&comm, &model, How::Buckets, config())?, 0)
+            commit(world, &Any::new(&comm, &model, ZeroStage::None, config())?, 0)
         },
     );
-    for outcome in outcomes {
-        let told = outcome.unwrap_err().to_string();
-        assert!(told.contains("call `restore` in each world"), "{told}");
-    }
+    refused(outcomes, &["call `restore` in each world"]);
 }
 
 #[test]

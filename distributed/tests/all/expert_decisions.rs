@@ -1,9 +1,6 @@
 //! What ranks with different experts decide together, and what is refused.
 
-use crate::{
-    expert_common::{ExpertCase, MoeGpt},
-    prelude::*,
-};
+use crate::{mixture::Mixture, prelude::*};
 
 /// Runs on ranks of which groups of `experts` have all experts together.
 fn on<T: Send>(ranks: usize, experts: usize, run: impl Fn(&Mesh<Cpu>) -> Result<T> + Sync) -> Result<Vec<T>> {
@@ -15,18 +12,24 @@ fn refused(run: impl Fn(&Mesh<Cpu>) -> Result<()> + Sync) -> String {
     on(4, 2, run).unwrap_err().to_string()
 }
 
+/// The loss of some examples of a step.
+fn loss(case: &Way, model: &Mixture, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
+    let (x, y) = case.batch(rt, step, examples)?;
+    model.loss()(&model.forward_values(&[x])?, &[y])
+}
+
 #[test]
 fn an_overflow_in_an_expert_is_skipped_by_all() {
     for zero in [None, Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
-        let case = ExpertCase { frozen: &[], ..ExpertCase::new(4) };
+        let case = Way::mixture(4);
         let outcomes = on(4, 2, |mesh| {
-            let model = case.build(mesh)?;
+            let model = case.mixture_on(mesh)?;
             let builder =
                 TrainStep::builder(mesh, &model).optimizer(adamw()).loss_scaling(LossScaler::starting_at(4.0)?);
             // At rank 3 the root of a zero, which has no finite gradient, is added: to its experts, which rank 1 has too.
             let loss = |step: usize| {
-                let (loss, _) = case.loss(&model, mesh.world().runtime(), step, &[mesh.world().rank()])?;
-                let piece = model.blocks[0].mlp.experts.down_proj.var();
+                let loss = loss(&case, &model, mesh.world().runtime(), step, &[mesh.world().rank()])?;
+                let piece = model.blocks()[0].mlp.experts.down_proj.var();
                 let root = piece.sub(&piece.detach())?.sqrt()?.sum(&[], false)?;
                 let overflows = step == 1 && mesh.world().rank() == 3;
                 Loss::sum(if overflows { loss.total().add(&root)? } else { loss.total().clone() }, loss.weight())
@@ -42,34 +45,34 @@ fn an_overflow_in_an_expert_is_skipped_by_all() {
 #[test]
 fn ranks_that_run_out_of_examples_still_compute_those_of_others() {
     for unused in [Unused::Error, Unused::Allow] {
-        let case = ExpertCase::new(4);
+        let case = Way::mixture(4);
         let steps = on(4, 2, |mesh| {
-            let model = case.build(mesh)?;
+            let model = case.mixture_on(mesh)?;
             let options = BucketOptions { unused, ..Default::default() };
             let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(options).experts().build()?;
             let (rank, mut losses) = (mesh.world().rank(), Vec::new());
-            let loss = |batch: &usize| Ok(case.loss(&model, mesh.world().runtime(), *batch, &[rank])?.0);
+            let loss = |batch: &usize| loss(&case, &model, mesh.world().runtime(), *batch, &[rank]);
             step.run(0..=rank, loss, |metrics| {
                 losses.push((metrics.loss()?, metrics.weight()?));
                 Ok(())
             })?;
             Ok(losses)
         });
-        let (steps, case) = (steps.unwrap(), ExpertCase::new(4));
+        let (steps, case) = (steps.unwrap(), Way::mixture(4));
         assert!(steps.iter().all(|losses| *losses == steps[0] && losses.len() == 4));
         // One rank with the examples of those that are not done: experts of the others have their tokens.
         let rt = cpu(0).unwrap();
-        let model = case.build(&NoOpCommunicator::new(&rt).as_mesh()).unwrap();
+        let model = case.mixture_on(&NoOpCommunicator::new(&rt).as_mesh()).unwrap();
         let mut one = TrainStep::builder(&NoOpCommunicator::new(&rt), &model).optimizer(adamw()).build().unwrap();
-        for (step, (loss, _)) in steps[0].iter().enumerate() {
+        for (step, (told, _)) in steps[0].iter().enumerate() {
             let left: Vec<usize> = (step..4).collect();
-            let metrics = one.step(|_| Ok(case.loss(&model, &rt, step, &left)?.0)).unwrap();
-            assert!((metrics.loss().unwrap() - loss).abs() < 1e-12, "{unused:?}, step {step}");
+            let metrics = one.step(|_| loss(&case, &model, &rt, step, &left)).unwrap();
+            assert!((metrics.loss().unwrap() - told).abs() < 1e-12, "{unused:?}, step {step}");
         }
         assert_eq!(steps[0].iter().map(|(_, weight)| *weight).collect::<Vec<_>>(), [16.0, 12.0, 8.0, 4.0]);
     }
     let why = refused(|mesh| {
-        let model = ExpertCase::new(4).build(mesh)?;
+        let model = Way::mixture(4).mixture_on(mesh)?;
         let options = BucketOptions { unused: Unused::Allow, ..Default::default() };
         let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(options).experts().build()?;
         step.idle().map(drop)
@@ -83,31 +86,25 @@ fn ranks_that_run_out_of_examples_still_compute_those_of_others() {
 fn rows_that_fill_a_batch_up_are_no_tokens() {
     let by = |drop| Some(Capacity { factor: 0.7, drop });
     for capacity in [None, by(DropBy::Position), by(DropBy::Weight)] {
-        let mut case = ExpertCase { router: [0.3, 0.1], ..ExpertCase::new(4) };
-        case.model.capacity = capacity;
+        let case = Way { router: [0.3, 0.1], ..Way::mixture(4).config(|moe| moe.capacity = capacity) };
         // The last rank has no example, and each has a row too many.
-        let loss = |model: &MoeGpt<Cpu>, rt: &Cpu, step: usize, own: &[usize]| {
-            let [x, y] = ExpertCase::batch(rt, step, &[own, &[8]].concat())?;
+        let loss = |model: &Mixture, rt: &Cpu, step: usize, own: &[usize]| {
+            let (x, y) = case.batch(rt, step, &[own, &[8]].concat())?;
             let count = own.len();
             set_counted_rows(Some(CountedRows { count, rows: count + 1 }));
-            let routed = model.forward(&x);
+            let routed = model.routed(&[x]).and_then(|(outputs, routings)| {
+                Ok((outputs, routings.iter().map(|routing| routing.loads()).collect::<Result<Vec<_>>>()?.concat()))
+            });
             set_counted_rows(None);
-            let (logits, routings) = routed?;
-            let mut sum = Var::constant(Tensor::zeros(rt, [], DType::F64)?);
-            let mut loads = Vec::new();
-            for routing in routings {
-                let [balance, z] = [routing.balance_loss()?.mul(0.3)?, routing.z_loss()?.mul(0.1)?];
-                sum = sum.add(&balance)?.add(&z)?;
-                loads.extend(routing.loads()?);
-            }
-            let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
+            let (mut outputs, loads) = routed?;
             let of = |x: &Var<Cpu>| x.narrow(0, 0, count.max(1));
-            sum = sum.add(&of(&logits)?.cross_entropy_with(&of(&y)?, None, options)?)?;
-            let loss = Loss::sum(sum, (4 * count) as f64)?;
+            outputs[0] = of(&outputs[0])?;
+            let loss = model.loss()(&outputs, &[of(&y)?])?;
+            let loss = Loss::sum(loss.total().clone(), (4 * count) as f64)?;
             Ok::<_, Error>((if count == 0 { loss.weightless()? } else { loss }, loads))
         };
         let trained = on(4, 2, |mesh| {
-            let model = case.build(mesh)?;
+            let model = case.mixture_on(mesh)?;
             let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build()?;
             let (rank, mut told) = (mesh.world().rank(), Vec::new());
             for k in 0..3 {
@@ -122,11 +119,13 @@ fn rows_that_fill_a_batch_up_are_no_tokens() {
             Ok(told)
         });
         let rt = cpu(0).unwrap();
-        let model = case.build(&NoOpCommunicator::new(&rt).as_mesh()).unwrap();
+        let model = case.mixture_on(&NoOpCommunicator::new(&rt).as_mesh()).unwrap();
         let mut one = TrainStep::builder(&NoOpCommunicator::new(&rt), &model).optimizer(adamw()).build().unwrap();
         let trained = trained.unwrap();
         for (k, (told, loads)) in trained[0].iter().enumerate() {
-            let (own, routings) = case.loss(&model, &rt, k, &[0, 1, 2]).unwrap();
+            let (x, y) = case.batch(&rt, k, &[0, 1, 2]).unwrap();
+            let (outputs, routings) = model.routed(&[x]).unwrap();
+            let own = model.loss()(&outputs, &[y]).unwrap();
             let alone: Vec<u64> = routings.iter().flat_map(|routing| routing.loads().unwrap()).collect();
             let mut own = Some(own);
             let metrics = one.step(|_| Ok(own.take().expect("one micro-batch"))).unwrap();
@@ -141,7 +140,7 @@ fn rows_that_fill_a_batch_up_are_no_tokens() {
 #[test]
 fn ranks_draw_the_masks_of_their_own_examples() {
     let streams = on(4, 2, |mesh| {
-        let model = ExpertCase::new(4).build(mesh)?;
+        let model = Way::mixture(4).mixture_on(mesh)?;
         let _step = TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build()?;
         Ok(autograd::random_state().stream)
     });
@@ -152,19 +151,19 @@ fn ranks_draw_the_masks_of_their_own_examples() {
 #[test]
 fn means_of_halves_weigh_what_all_ranks_do() {
     let run = |compression: GradCompression, reads: &'static [usize]| {
-        let case = ExpertCase::new(4);
+        let case = Way::mixture(4);
         let losses = on(2, 2, |mesh| {
-            let model = case.build(mesh)?;
+            let model = case.mixture_on(mesh)?;
             let options = BucketOptions { compression, ..Default::default() };
             let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(options).experts().build()?;
             let rank = mesh.world().rank();
             for k in 0..4 {
                 step.step(|_| {
-                    let (loss, _) = case.loss(&model, mesh.world().runtime(), k, &[rank])?;
+                    let loss = loss(&case, &model, mesh.world().runtime(), k, &[rank])?;
                     if k < reads[rank] { Ok(loss) } else { loss.weightless() }
                 })?;
             }
-            let last = case.loss(&model, mesh.world().runtime(), 9, &[0])?.0;
+            let last = loss(&case, &model, mesh.world().runtime(), 9, &[0])?;
             last.total().item()
         });
         losses.unwrap()
@@ -182,20 +181,20 @@ fn means_of_halves_weigh_what_all_ranks_do() {
 fn copies_of_experts_along_tensor_begin_alike() {
     let mesh =
         |comm: &Comm<Cpu>| Mesh::new(comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Tensor, 2), (Axis::Expert, 2)])?);
-    let case = ExpertCase::new(4);
+    let case = Way::mixture(4);
     let values = Ranks::new(4).run(cpu, |comm| {
         let mesh = mesh(&comm)?;
-        let model = MoeGpt::new(&Init::new(comm.runtime(), 7 + comm.rank() as u64).dtype(DType::F64), &case.model)?;
-        mesh.parallelize(&model, &MoeGpt::plan())?;
+        let model = case.whole_mixture(&Init::new(comm.runtime(), 7 + comm.rank() as u64).dtype(DType::F64))?;
+        mesh.parallelize(&model, &Mixture::plan())?;
         let _step = TrainStep::builder(&mesh, &model).optimizer(adamw()).experts().build()?;
-        model.blocks[1].mlp.experts.down_proj.value()?.to_vec::<f64>()
+        model.blocks()[1].mlp.experts.down_proj.value()?.to_vec::<f64>()
     });
     let values = values.unwrap();
     assert!(values[0] == values[1] && values[2] == values[3] && values[0] != values[2]);
     let frozen = Ranks::new(4).run(cpu, |comm| {
         let mesh = mesh(&comm)?;
-        let model = case.build(&mesh)?;
-        model.blocks[1].mlp.experts.down_proj.set_requires_grad(mesh.axis(Axis::Tensor).rank() == 0);
+        let model = case.mixture_on(&mesh)?;
+        model.blocks()[1].mlp.experts.down_proj.set_requires_grad(mesh.axis(Axis::Tensor).rank() == 0);
         TrainStep::builder(&mesh, &model).optimizer(adamw()).experts().build().map(drop)
     });
     let frozen = frozen.unwrap_err().to_string();
@@ -204,16 +203,15 @@ fn copies_of_experts_along_tensor_begin_alike() {
 
 #[test]
 fn a_mixture_whose_tokens_compete_must_know_the_ranks() {
-    let capacity = Some(nn::moe::Capacity { factor: 1.0, drop: nn::moe::DropBy::Weight });
-    for model in [
-        MoeConfig { capacity, ..ExpertCase::new(4).model },
-        MoeConfig { balance_bias: true, ..ExpertCase::new(4).model },
-    ] {
+    type Set = fn(&mut MoeConfig);
+    let competing: Set = |moe| moe.capacity = Some(Capacity { factor: 1.0, drop: DropBy::Weight });
+    let balanced: Set = |moe| moe.balance_bias = true;
+    for case in [competing, balanced].map(|set| Way::mixture(4).config(set)) {
         let build = |known: bool| {
             on(2, 1, |mesh| {
-                let model = MoeGpt::new(&Init::new(mesh.world().runtime(), 7), &model)?;
+                let model = case.whole_mixture(&Init::new(mesh.world().runtime(), 7))?;
                 if known {
-                    mesh.parallelize(&model, &MoeGpt::plan())?;
+                    mesh.parallelize(&model, &Mixture::plan())?;
                 }
                 TrainStep::builder(mesh, &model).optimizer(adamw()).build().map(drop)
             })
@@ -228,10 +226,10 @@ fn a_mixture_whose_tokens_compete_must_know_the_ranks() {
 fn both_tensors_of_experts_are_shared_out_or_none() {
     for named in ["gate_up_proj", "down_proj"] {
         let why = refused(|mesh| {
-            let model =
-                MoeGpt::new(&Init::new(mesh.world().runtime(), 7).dtype(DType::F64), &ExpertCase::new(4).model)?;
+            let case = Way::mixture(4);
+            let model = case.whole_mixture(&Init::new(mesh.world().runtime(), 7).dtype(DType::F64))?;
             mesh.parallelize(&model, &TensorPlan::new().experts(format!("blocks.*.mlp.experts.{named}")))?;
-            ExpertCase::new(4).loss(&model, mesh.world().runtime(), 0, &[0]).map(drop)
+            loss(&case, &model, mesh.world().runtime(), 0, &[0]).map(drop)
         });
         assert!(why.contains("name both in the plan"), "{why}");
     }
@@ -260,14 +258,14 @@ fn pipelines_lay_experts_over_the_replicas_of_a_stage() {
 
 #[test]
 fn words_of_refusals_name_the_expert_axis() {
-    let case = ExpertCase::new(4);
+    let case = Way::mixture(4);
     let whole = refused(|mesh| {
-        let model = case.build(mesh)?;
+        let model = case.mixture_on(mesh)?;
         TrainStep::builder(mesh, &model).optimizer(optim::AdafactorConfig::default()).experts().build().map(drop)
     });
     assert!(whole.contains("experts over ranks"), "{whole}");
     let other = refused(|mesh| {
-        let model = case.build(mesh)?;
+        let model = case.mixture_on(mesh)?;
         let wider = ParallelPlan::of([(Axis::Data, 4), (Axis::Expert, 4)])?;
         TrainStep::builder(&Mesh::new(mesh.world(), wider)?, &model).optimizer(adamw()).experts().build().map(drop)
     });
@@ -277,13 +275,13 @@ fn words_of_refusals_name_the_expert_axis() {
 #[test]
 fn a_rank_that_fails_ends_the_step_of_all() {
     let outcomes = on(4, 2, |mesh| {
-        let case = ExpertCase::new(4);
-        let model = case.build(mesh)?;
+        let case = Way::mixture(4);
+        let model = case.mixture_on(mesh)?;
         let mut step = TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build()?;
         let rank = mesh.world().rank();
         let outcome = step.step(|_| match rank {
             2 => Err(Error::state("a loss", "fails on purpose")),
-            _ => Ok(case.loss(&model, mesh.world().runtime(), 0, &[rank])?.0),
+            _ => Ok(loss(&case, &model, mesh.world().runtime(), 0, &[rank])?),
         });
         Ok(outcome.map(drop).unwrap_err().to_string())
     });
@@ -294,10 +292,10 @@ fn a_rank_that_fails_ends_the_step_of_all() {
 
 #[test]
 fn a_step_must_be_told_of_experts_and_a_model_have_them() {
-    let case = ExpertCase::new(4);
+    let case = Way::mixture(4);
     let untold = |zero: bool| {
         refused(|mesh| {
-            let model = case.build(mesh)?;
+            let model = case.mixture_on(mesh)?;
             let builder = TrainStep::builder(mesh, &model).optimizer(adamw());
             if zero { builder.zero(ZeroStage::Optimizer).build().map(drop) } else { builder.build().map(drop) }
         })
@@ -306,7 +304,7 @@ fn a_step_must_be_told_of_experts_and_a_model_have_them() {
         assert!(why.contains("blocks.0.mlp.experts") && why.contains("say `experts()`"), "{why}");
     }
     let whole = refused(|mesh| {
-        let model = MoeGpt::new(&Init::new(mesh.world().runtime(), 7), &case.model)?;
+        let model = case.whole_mixture(&Init::new(mesh.world().runtime(), 7))?;
         TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build().map(drop)
     });
     assert!(whole.contains("2 ranks along expert") && whole.contains("Mesh::parallelize"), "{whole}");
@@ -314,16 +312,16 @@ fn a_step_must_be_told_of_experts_and_a_model_have_them() {
 
 #[test]
 fn what_does_not_know_of_experts_is_refused() {
-    let case = ExpertCase::new(4);
+    let case = Way::mixture(4);
     let canonical = refused(|mesh| {
-        let model = case.build(mesh)?;
+        let model = case.mixture_on(mesh)?;
         let options = BucketOptions { canonical: true, ..Default::default() };
         TrainStep::builder(mesh, &model).optimizer(adamw()).buckets(options).experts().build().map(drop)
     });
     assert!(canonical.contains("leave `canonical` out"), "{canonical}");
     let frozen = refused(|mesh| {
-        let model = case.build(mesh)?;
-        model.blocks[1].mlp.experts.down_proj.set_requires_grad(mesh.world().rank() != 1);
+        let model = case.mixture_on(mesh)?;
+        model.blocks()[1].mlp.experts.down_proj.set_requires_grad(mesh.world().rank() != 1);
         TrainStep::builder(mesh, &model).optimizer(adamw()).experts().build().map(drop)
     });
     assert!(frozen.contains("blocks.1.mlp.experts.down_proj") && frozen.contains("frozen"), "{frozen}");
@@ -359,43 +357,26 @@ fn experts_that_cannot_be_shared_out_are_refused_with_the_numbers() {
 #[test]
 fn ranks_that_have_an_expert_alone_sum_nothing_of_it() {
     // Sizes of which every parameter fills its 256 bytes.
-    let model = MoeConfig { hidden: 8, ..ExpertCase::new(4).model };
     let experts = 2 * 4 * (2 * 8 * 8 + 8 * 8) * 8;
-    let sent = |expert_ranks: usize, zero: Option<ZeroStage>| {
-        let case = ExpertCase { model: model.clone(), zero, dtype: DType::F64, ..ExpertCase::new(4) };
+    let sent = |expert_ranks: usize, stage: ZeroStage| {
+        let axes = [(Axis::Data, 4), (Axis::Expert, expert_ranks)];
+        let case = Way::mixture(4).config(|moe| moe.hidden = 8).zero(stage);
         let sent = Ranks::new(4).run(cpu, |comm| {
             let counting = Arc::new(CountingCommunicator::new(comm));
-            let comm: Comm<Cpu> = counting.clone();
-            let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 4), (Axis::Expert, expert_ranks)])?)?;
-            let model = case.build(&mesh)?;
-            fn step(
-                case: &ExpertCase,
-                model: &MoeGpt<Cpu>,
-                mesh: &Mesh<Cpu>,
-                counting: &CountingCommunicator<Cpu>,
-                mut step: TrainStep<Cpu>,
-            ) -> Result<u64> {
-                case.step(&mut step, model, mesh.batch(), 0)?;
-                counting.reset();
-                case.step(&mut step, model, mesh.batch(), 1)?;
-                let of_gradients = |name: &str| name.contains("bucket") || name.contains("unit");
-                let traffic = counting.by_name().into_iter();
-                Ok(traffic.filter(|(name, _)| name.as_deref().is_some_and(of_gradients)).map(|(_, t)| t.sent).sum())
-            }
-            let builder = TrainStep::builder(&mesh, &model).optimizer(adamw());
-            match zero {
-                None => step(&case, &model, &mesh, &counting, builder.experts().build()?),
-                Some(stage) => {
-                    let options = ZeroOptions { stage, ..Default::default() };
-                    step(&case, &model, &mesh, &counting, builder.zero(options).experts().build()?)
-                }
-            }
+            let mesh = Mesh::new(&(counting.clone() as Comm<Cpu>), ParallelPlan::of(axes)?)?;
+            let mut training = Training::new(&case, &mesh)?;
+            training.take(0)?;
+            counting.reset();
+            training.take(1)?;
+            let of_gradients = |name: &str| name.contains("bucket") || name.contains("unit");
+            let traffic = counting.by_name().into_iter();
+            Ok(traffic.filter(|(name, _)| name.as_deref().is_some_and(of_gradients)).map(|(_, t)| t.sent).sum::<u64>())
         });
         sent.unwrap().iter().sum::<u64>()
     };
     // Values of the last block are still there when its backward pass begins: they are gathered once.
     for (zero, of_blocks) in
-        [(None, [2, 2]), (Some(ZeroStage::Gradients), [2, 2]), (Some(ZeroStage::Parameters), [3, 2])]
+        [(ZeroStage::None, [2, 2]), (ZeroStage::Gradients, [2, 2]), (ZeroStage::Parameters, [3, 2])]
     {
         let exchanged = of_blocks.iter().sum::<u64>() * experts / 2;
         let [whole, halves, alone] = [1, 2, 4].map(|expert_ranks| sent(expert_ranks, zero));
@@ -404,4 +385,33 @@ fn ranks_that_have_an_expert_alone_sum_nothing_of_it() {
         // Two groups of two ranks, each with a half of the experts.
         assert_eq!(halves - alone, 2 * exchanged / 2, "{zero:?}");
     }
+}
+
+#[test]
+fn capacities_of_parts_of_sequences_are_refused() {
+    let capacity = Some(Capacity { factor: 1.0, drop: DropBy::Position });
+    let case = Way::mixture(4).config(|moe| moe.capacity = capacity).over(&[(Axis::Context, 2)]);
+    let error = case.ranks(|mesh| case.mixture_on(mesh).map(drop)).unwrap_err().to_string();
+    assert!(error.contains("blocks.0.mlp") && error.contains("all tokens of a sequence"), "{error}");
+}
+
+#[test]
+fn stages_say_what_they_lack() {
+    let axes = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Expert, 2)];
+    let way = Way::mixture(4).staged(ScheduleKind::OneFOneB, 1).over(&axes);
+    let unasked = way.ranks(|mesh| {
+        let (model, _) = way.stages_on(mesh)?;
+        TrainStep::builder(mesh, model).optimizer(adamw()).build().map(drop)
+    });
+    let unasked = unasked.unwrap_err().to_string();
+    assert!(unasked.contains("mlp.experts") && unasked.contains("say `experts()`"), "{unasked}");
+    let whole = way.ranks(|mesh| {
+        let stages = way.whole_mixture(&Init::new(mesh.world().runtime(), 7))?.split(2);
+        let loss = stages[1].loss();
+        let model = PipelineModel::on(mesh.axis(Axis::Pipe).rank(), way.checked(2).unwrap(), stages).loss(loss);
+        let model = model.parallelize(mesh, &TensorPlan::new().vocabulary("wte"))?;
+        TrainStep::builder(mesh, model).optimizer(adamw()).experts().build().map(drop)
+    });
+    let none = whole.unwrap_err().to_string();
+    assert!(none.contains("2 ranks along expert") && none.contains("PipelineModel::parallelize"), "{none}");
 }

@@ -14,7 +14,7 @@ type Joined = Vec<(String, Vec<f64>)>;
 #[derive(Clone, Debug)]
 struct LayerCase {
     config: MoeConfig,
-    /// How many tokens each rank has.
+    /// ZeroStage many tokens each rank has.
     tokens: Vec<usize>,
     /// What every expert's score is moved by when experts are picked.
     bias: Vec<f32>,

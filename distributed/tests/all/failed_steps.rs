@@ -2,7 +2,7 @@
 
 use crate::prelude::*;
 
-/// How a step of two micro-batches fails.
+/// ZeroStage a step of two micro-batches fails.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fault {
     /// The first micro-batch cannot be computed.

@@ -1,12 +1,6 @@
 //! Hyper-parameters in checkpoints: saved by any strategy at any cut, and taken over by any other where that is asked for.
 
-use crate::{
-    pipeline_common::TIMEOUT,
-    pipeline_staged::How,
-    prelude::*,
-    tensor_common::{TensorCase, TensorTrace, apart, assembled, pieces},
-    tensor_pipeline_common::StagedCase,
-};
+use crate::prelude::*;
 
 /// What the run that saves is configured with.
 fn saving() -> ParamGroups<AdamWConfig> {
@@ -22,129 +16,54 @@ fn going_on() -> ParamGroups<AdamWConfig> {
         .group(|_, _| false, |c| c.lr = 7.0)
 }
 
-/// An arrangement of ranks: in stages or whole, sharded or not.
-#[derive(Clone, Copy, Debug)]
-struct Cut {
-    axes: &'static [(Axis, usize)],
-    staged: bool,
-    zero: Option<ZeroStage>,
-}
-
-const fn cut(axes: &'static [(Axis, usize)], staged: bool, zero: Option<ZeroStage>) -> Cut {
-    Cut { axes, staged, zero }
-}
-
-const CUTS: [Cut; 6] = [
-    cut(&[(Axis::Data, 2)], false, None),
-    cut(&[(Axis::Data, 2), (Axis::Shard, 2)], false, Some(ZeroStage::Parameters)),
-    cut(&[(Axis::Shard, 3)], false, Some(ZeroStage::Optimizer)),
-    cut(&[(Axis::Pipe, 2), (Axis::Tensor, 2)], true, None),
-    cut(&[(Axis::Pipe, 2), (Axis::Data, 2)], true, Some(ZeroStage::Gradients)),
-    cut(&[(Axis::Tensor, 2)], false, None),
-];
-
-fn staged_case(how: How) -> StagedCase {
-    let mut case = StagedCase::new(2, ScheduleKind::OneFOneB, 1, how);
-    case.case.model.tied_head = true;
-    case
-}
-
-fn case() -> TensorCase {
-    staged_case(How::Replicas).case
+/// Arrangements of ranks: in stages or whole, sharded or not.
+fn cuts() -> [Way; 6] {
+    use Axis::{Data, Pipe, Shard, Tensor};
+    let way = |axes: &[(Axis, usize)], stage: ZeroStage| {
+        let mut way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1).zero(stage).over(axes);
+        way.gpt.tied_head = true;
+        if way.size(Pipe) == 1 { Way { stages: None, ..way } } else { way }
+    };
+    [
+        way(&[(Data, 2)], ZeroStage::None),
+        way(&[(Data, 2), (Shard, 2)], ZeroStage::Parameters),
+        way(&[(Shard, 3)], ZeroStage::Optimizer),
+        way(&[(Pipe, 2), (Tensor, 2)], ZeroStage::None),
+        way(&[(Pipe, 2), (Data, 2)], ZeroStage::Gradients),
+        way(&[(Tensor, 2)], ZeroStage::None),
+    ]
 }
 
 /// Loads what comes before these steps, trains them, and saves.
 fn steps(
-    cut: Cut,
+    way: &Way,
     optimizer: ParamGroups<AdamWConfig>,
     what: HyperParameters,
     steps: Range<usize>,
     folder: &Folder,
-) -> TensorTrace {
-    let plan = ParallelPlan::of(cut.axes.to_vec()).unwrap();
-    let traces = Ranks::new(plan.world()).timeout(TIMEOUT).run(cpu, |comm| {
-        manual_seed(3);
-        let mesh = Mesh::new(&comm, plan.clone())?;
-        let (case, mut trace) = (case(), TensorTrace::default());
-        let config = TrainingConfig { max_norm: Some(0.5), hyper_parameters: what, ..Default::default() };
-        macro_rules! train {
-            ($step:expr, $take:expr) => {{
-                let mut step = $step;
-                assert_eq!(step.load(folder)?.is_some(), steps.start > 0);
-                for k in steps.clone() {
-                    let metrics = $take(&mut step, k)?;
-                    trace.losses.push(metrics.loss()?);
-                    trace.norms.extend(metrics.grad_norm()?);
-                }
-                step.save(folder, &BTreeMap::new())?;
-                step
-            }};
-        }
-        macro_rules! staged {
-            ($step:expr, $case:expr) => {{ train!($step, |step: &mut _, k| $case.step(step, &mesh, k)) }};
-        }
-        match (cut.staged, cut.zero) {
-            (true, None) => {
-                let staged = staged_case(How::Replicas);
-                let builder =
-                    TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(optimizer.clone()).config(config);
-                let step = staged!(builder.build()?, staged);
-                for stage in step.pipeline().expect("stages").stages().values() {
-                    trace.pieces.extend(pieces(&**stage)?);
-                }
-            }
-            (true, Some(stage)) => {
-                let staged = staged_case(How::Zero(stage));
-                let builder =
-                    TrainStep::builder(&mesh, staged.model(&mesh)?).optimizer(optimizer.clone()).config(config);
-                let step = staged!(builder.zero(ZeroOptions { stage, ..Default::default() }).build()?, staged);
-                let _all = step.gather_full_params()?;
-                for stage in step.pipeline().expect("stages").stages().values() {
-                    trace.pieces.extend(pieces(&**stage)?);
-                }
-            }
-            (false, zero) => {
-                let model = case.build(&mesh)?;
-                let builder = TrainStep::builder(&mesh, &model).optimizer(optimizer.clone()).config(config);
-                match zero {
-                    None => {
-                        train!(builder.build()?, |step: &mut _, k| case.step(step, &model, mesh.batch(), k));
-                        trace.pieces = pieces(&model)?;
-                    }
-                    Some(stage) => {
-                        let step = train!(builder.zero(stage).build()?, |step: &mut _, k| case.step(
-                            step,
-                            &model,
-                            mesh.batch(),
-                            k
-                        ));
-                        let _all = step.gather_full_params()?;
-                        trace.pieces = pieces(&model)?;
-                    }
-                }
-            }
-        }
-        Ok(trace)
+) -> Told {
+    let from = (steps.start > 0).then_some(folder);
+    let told = way.ranks(|mesh| {
+        Training::with(way, mesh, |builder| builder.optimizer(optimizer.clone()).hyper_parameters(what))?.go_on(
+            from,
+            steps.clone(),
+            Some(folder),
+        )
     });
-    let mut trace = assembled(traces.unwrap_or_else(|error| panic!("{cut:?}: {error}")));
-    // A copy of a tied table is the table.
-    trace.pieces.retain(|(name, ..)| !name.starts_with("head"));
-    trace
+    assembled(told.unwrap_or_else(|error| panic!("{way:?}: {error}")))
 }
-
-const ONE: Cut = cut(&[(Axis::Data, 1)], false, None);
 
 #[test]
 fn any_strategy_takes_over_what_any_other_has_saved() {
-    let whole = Scratch::new("hyper-whole");
-    let mut expected = steps(ONE, saving(), HyperParameters::Configured, 0..4, &whole.folder());
+    let (whole, cuts) = (Scratch::new("hyper-whole"), cuts());
+    let mut expected = steps(&cuts[0].reference(), saving(), HyperParameters::Configured, 0..4, &whole.folder());
     expected.losses.drain(..2);
     expected.norms.drain(..2);
-    for (k, from) in CUTS.into_iter().enumerate() {
+    for (k, from) in cuts.iter().enumerate() {
         let saved = Scratch::new("hyper-saved");
         steps(from, saving(), HyperParameters::Saved, 0..2, &saved.folder());
         // From each, to every other one in the course of all.
-        for to in [CUTS[(k + 1) % CUTS.len()], CUTS[(k + 3) % CUTS.len()]] {
+        for to in [&cuts[(k + 1) % cuts.len()], &cuts[(k + 3) % cuts.len()]] {
             let copy = Scratch::new("hyper-copy");
             copy_tree(&saved.0, &copy.0);
             let got = steps(to, going_on(), HyperParameters::Restored, 2..4, &copy.folder());
@@ -169,12 +88,12 @@ fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
 #[test]
 fn the_configuration_wins_unless_asked() {
     let whole = Scratch::new("hyper-configured");
-    steps(ONE, saving(), HyperParameters::Saved, 0..2, &whole.folder());
+    steps(&Way::gpt(2), saving(), HyperParameters::Saved, 0..2, &whole.folder());
     let copies = [HyperParameters::Configured, HyperParameters::Saved, HyperParameters::Restored].map(|what| {
         let copy = Scratch::new("hyper-configured-copy");
         copy_tree(&whole.0, &copy.0);
-        let sharded = cut(&[(Axis::Shard, 2)], false, Some(ZeroStage::Parameters));
-        steps(sharded, going_on(), what, 2..3, &copy.folder())
+        let sharded = Way::gpt(2).zero(ZeroStage::Parameters).over(&[(Axis::Shard, 2)]);
+        steps(&sharded, going_on(), what, 2..3, &copy.folder())
     });
     assert_eq!(apart(&copies[0], &copies[1]), 0.0, "hyper-parameters that are saved are not taken over");
     assert!(apart(&copies[0], &copies[2]) > 0.1, "those that are asked for are");
@@ -260,4 +179,28 @@ fn a_schedule_starts_from_the_rate_that_was_saved() {
     alone(&folder, optimizer(&model, 0.125), &model, HyperParameters::Saved, false).unwrap();
     let lrs = alone(&folder, optimizer(&model, 9.0), &model, HyperParameters::Restored, true).unwrap();
     assert_eq!(lrs, [0.25, 0.125 / 3.0]);
+}
+
+#[test]
+fn those_that_are_restored_are_those_of_experts_too() {
+    for stage in [ZeroStage::None, ZeroStage::Optimizer] {
+        let (scratch, way) = (Scratch::new("hyper-experts"), Way::mixture(4).zero(stage));
+        let way = way.over(&[(Axis::Data, 2), (Axis::Expert, 2)]);
+        let groups = |lr: f64, what| {
+            let ranks = way.ranks(|mesh| {
+                let adamw = AdamWConfig { lr, ..Default::default() };
+                let mut training =
+                    Training::with(&way, mesh, |builder| builder.optimizer(adamw).hyper_parameters(what))?;
+                match what {
+                    HyperParameters::Restored => assert!(training.step.load(&scratch.folder())?.is_some()),
+                    _ => training.step.save(&scratch.folder(), &BTreeMap::new())?,
+                }
+                training.step.strategy().hyper_parameters()
+            });
+            ranks.unwrap()
+        };
+        let first = groups(0.5, HyperParameters::Saved);
+        assert!(first[0].len() == 2 && first[0][1].parameters.iter().all(|name| name.contains("experts")));
+        assert!(groups(7.0, HyperParameters::Restored) == first, "{stage:?}");
+    }
 }

@@ -7,3 +7,8 @@ pub fn id() -> u32 {
 
 /// Returns when all of them have come here.
 pub fn meet() {}
+
+/// What a rank's program may give out.
+pub trait Answer: Send {}
+
+impl<T: Send> Answer for T {}

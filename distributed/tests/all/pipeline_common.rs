@@ -1,5 +1,4 @@
 //! What the tests of the runner share: schedules, a model of layers, a world of threads.
-#![allow(dead_code, reason = "every test file uses its own part of it")]
 
 use distributed::{
     comm::engine::Portable,
@@ -24,20 +23,6 @@ pub fn kinds(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind
         assert!(made.is_some() || refused().contains(&format!("{kind} needs ")), "{}", refused());
         Some((kind, made?))
     })
-}
-
-/// As [`kinds`], but those that take any number of stages per rank with two alone: with one they are schedules of other names.
-pub fn kinds_once(p: usize, v: usize, m: usize) -> impl Iterator<Item = (ScheduleKind, Checked)> {
-    kinds(p, v, m).filter(move |(kind, _)| v > 1 || kind.generate(shape(p, 2, m)).is_err())
-}
-
-/// Whether every kind ran at every number of ranks.
-pub fn require_every_kind(ran: &[(ScheduleKind, usize)]) {
-    for &kind in ScheduleKind::ALL {
-        for p in crate::common::WORLDS {
-            assert!(ran.contains(&(kind, p)), "{kind} did not run on {p} ranks");
-        }
-    }
 }
 
 pub fn checked(kind: ScheduleKind, p: usize, v: usize, m: usize) -> Option<Checked> {

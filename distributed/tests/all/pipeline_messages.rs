@@ -128,7 +128,7 @@ impl Communicator<Cpu> for Rendezvous {
     }
 }
 
-/// How transfers run.
+/// ZeroStage transfers run.
 #[derive(Clone, Copy)]
 enum Transfers {
     Independent,

@@ -66,9 +66,12 @@ pub use optim::{
 pub use runtime_cpu::Cpu;
 
 pub use crate::{
-    checkpoint_common::{Any, Scratch},
+    checkpoint_common::{Any, STAGES, Scratch},
     common::{
-        EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, all_cases, bucketed, config, cpu, data_parallel,
-        difference, everywhere, half, own, pipelined, set, sharded, sharded_pipeline, shards, simple, single, weights,
+        EXAMPLES, Mlp, STEPS, Task, Trace, Turns, WORLDS, adamw, bucketed, config, cpu, data_parallel, difference,
+        everywhere, half, own, pipelined, refused, set, sharded, sharded_pipeline, shards, simple, single, weights,
     },
+    told::{Pieces, Told, apart, assembled, contents, pieces},
+    training::Training,
+    way::{CLOSE, Kind, Stages, Way},
 };

@@ -7,18 +7,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use crate::{
-    balance,
-    expert_common::ExpertCase,
-    local_updates,
-    pipeline_staged::{HOWS, How},
-    powersgd::compressed,
-    prelude::*,
-    tensor_checkpoints::{Axes, contents, go_on},
-    tensor_common::{TensorCase, TensorTrace},
-    tensor_pipeline_common::StagedCase,
-    zero_stages::options,
-};
+use crate::{balance, local_updates, powersgd::compressed, prelude::*, zero_stages::options};
 
 /// Whether digests are wanted: they take a minute, and say nothing by themselves.
 fn is_asked() -> bool {
@@ -40,8 +29,8 @@ fn trace(name: &str, trace: &Trace) {
     floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.weights.iter().flatten()));
 }
 
-fn pieces(name: &str, trace: &TensorTrace) {
-    floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.pieces.iter().flat_map(|(_, _, values)| values)));
+fn pieces(name: &str, trace: &Told) {
+    floats(name, trace.losses.iter().chain(&trace.norms).chain(trace.pieces.iter().flat_map(|(.., values)| values)));
 }
 
 /// The steps of a trainer on this rank's examples, in two micro-batches.
@@ -105,34 +94,37 @@ fn axes() {
         return;
     }
     use Axis::{Context, Data, Expert, Shard, Tensor};
-    let cases: [(Axes, Option<ZeroStage>); 6] = [
-        (&[(Data, 2), (Tensor, 2)], None),
-        (&[(Shard, 3), (Tensor, 2)], Some(ZeroStage::Optimizer)),
-        (&[(Data, 2), (Shard, 2), (Tensor, 2)], Some(ZeroStage::Parameters)),
-        (&[(Data, 2), (Context, 2)], None),
-        (&[(Shard, 2), (Context, 2), (Tensor, 2)], Some(ZeroStage::Gradients)),
-        (&[(Data, 5)], None),
+    let cases: [(&[(Axis, usize)], ZeroStage); 6] = [
+        (&[(Data, 2), (Tensor, 2)], ZeroStage::None),
+        (&[(Shard, 3), (Tensor, 2)], ZeroStage::Optimizer),
+        (&[(Data, 2), (Shard, 2), (Tensor, 2)], ZeroStage::Parameters),
+        (&[(Data, 2), (Context, 2)], ZeroStage::None),
+        (&[(Shard, 2), (Context, 2), (Tensor, 2)], ZeroStage::Gradients),
+        (&[(Data, 5)], ZeroStage::None),
     ];
-    for (axes, zero) in cases {
+    let named = |stage: ZeroStage| (stage != ZeroStage::None).then_some(stage);
+    for (axes, stage) in cases {
+        let zero = named(stage);
         for sequence in [false, true] {
-            let case = TensorCase { zero, sequence, accumulation: 3, frozen: &["blocks.0.ln1"], ..TensorCase::new(2) };
-            pieces(&format!("{axes:?} {zero:?} sequence {sequence}"), &case.on(axes));
+            let way =
+                Way { sequence, accumulation: 3, frozen: &["blocks.0.ln1"], ..Way::gpt(2).zero(stage).over(axes) };
+            pieces(&format!("{axes:?} {zero:?} sequence {sequence}"), &Way { steps: 3, ..way }.told());
         }
-        let (case, folder) = (TensorCase { zero, dtype: DType::F32, ..TensorCase::new(8) }, Scratch::new("recorded"));
-        go_on(&case, axes, None, &folder.0);
-        for (name, bytes) in contents(&folder.0) {
+        let (way, scratch) = (Way { dtype: DType::F32, ..Way::gpt(8).zero(stage) }, Scratch::new("recorded"));
+        way.over(axes).go_on(None, 0..2, Some(&scratch.folder()));
+        for (name, bytes) in contents(&scratch.folder()) {
             told(&format!("saved {axes:?} {zero:?} {name}"), bytes.into_iter().map(u64::from));
         }
     }
-    let experts: [(Axes, Option<ZeroStage>); 4] = [
-        (&[(Data, 2), (Expert, 2)], None),
-        (&[(Shard, 4), (Expert, 2)], Some(ZeroStage::Parameters)),
-        (&[(Data, 2), (Shard, 2), (Expert, 4)], Some(ZeroStage::Gradients)),
-        (&[(Data, 2), (Tensor, 2), (Expert, 2)], None),
+    let experts: [(&[(Axis, usize)], ZeroStage); 4] = [
+        (&[(Data, 2), (Expert, 2)], ZeroStage::None),
+        (&[(Shard, 4), (Expert, 2)], ZeroStage::Parameters),
+        (&[(Data, 2), (Shard, 2), (Expert, 4)], ZeroStage::Gradients),
+        (&[(Data, 2), (Tensor, 2), (Expert, 2)], ZeroStage::None),
     ];
-    for (axes, zero) in experts {
-        let case = ExpertCase { zero, router: [0.3, 0.1], ..ExpertCase::new(4) };
-        pieces(&format!("experts {axes:?} {zero:?}"), &case.on(axes));
+    for (axes, stage) in experts {
+        let way = Way { router: [0.3, 0.1], steps: 3, ..Way::mixture(4).zero(stage).over(axes) };
+        pieces(&format!("experts {axes:?} {:?}", named(stage)), &way.told());
     }
 }
 
@@ -143,17 +135,20 @@ fn pipelines() {
     }
     use Axis::{Data, Pipe, Tensor};
     for &kind in ScheduleKind::ALL {
-        for (v, how) in [1, 2].into_iter().flat_map(|v| HOWS.map(|how| (v, how))) {
-            if how.checked(kind, 2, v, 4).is_none() {
-                continue;
+        for v in [1, 2] {
+            let way = Way::gpt(2).staged(kind, v).over(&[(Pipe, 2), (Data, 2)]);
+            let zero = |stage: ZeroStage| (format!("Zero({stage:?})"), way.clone().zero(stage));
+            let hows = ZeroStage::ALL.into_iter().map(zero);
+            let hows = hows.chain([("Replicas".into(), way.clone()), ("Gathered".into(), way.clone().gathered())]);
+            for (how, mut way) in hows.filter(|(_, way)| way.checked(2).is_some()) {
+                (way.gpt.tied_head, way.steps) = (true, 3);
+                pieces(&format!("{kind} {v} {how}"), &way.told());
             }
-            let mut case = StagedCase::new(2, kind, v, how);
-            (case.case.model.tied_head, case.case.accumulation, case.micros) = (true, 1, 4);
-            pieces(&format!("{kind} {v} {how:?}"), &case.on(&[(Pipe, 2), (Data, 2)]));
         }
     }
-    let cut = StagedCase::new(2, ScheduleKind::Zbv, 2, How::Zero(ZeroStage::Parameters));
-    pieces("pipeline, data, tensor", &cut.on(&[(Pipe, 2), (Data, 2), (Tensor, 2)]));
+    let cut = Way::gpt(2).staged(ScheduleKind::Zbv, 2).zero(ZeroStage::Parameters);
+    let cut = Way { steps: 3, ..cut.over(&[(Pipe, 2), (Data, 2), (Tensor, 2)]) };
+    pieces("pipeline, data, tensor", &cut.told());
 }
 
 #[test]

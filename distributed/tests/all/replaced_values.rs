@@ -1,9 +1,6 @@
 //! Values that are put into parameters after a trainer was made are those it trains from, whatever the strategy.
 
-use crate::{
-    checkpoint_common::{HOWS, How},
-    prelude::*,
-};
+use crate::prelude::*;
 
 /// What is put into the model, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -47,7 +44,7 @@ fn alone(dtype: DType, what: Put, before: usize) -> Trace {
     trace
 }
 
-fn many(comm: &Comm<Cpu>, how: How, dtype: DType, what: Put, before: usize, scoped: bool) -> Result<Trace> {
+fn many(comm: &Comm<Cpu>, how: ZeroStage, dtype: DType, what: Put, before: usize, scoped: bool) -> Result<Trace> {
     let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
     let mut trainer = Any::new(comm, &model, how, config())?;
     let mut trace = Trace::default();
@@ -71,7 +68,7 @@ fn training_goes_on_from_them_under_every_strategy() {
         for (what, before) in PUTS.into_iter().flat_map(|what| [(what, 0), (what, 2)]) {
             let one = alone(dtype, what, before);
             for n in [1, 2, 3] {
-                let hows = HOWS.into_iter().flat_map(|how| [(how, false), (how, true)]);
+                let hows = STAGES.into_iter().flat_map(|how| [(how, false), (how, true)]);
                 for (how, scoped) in hows.filter(|_| turns.come()) {
                     let got = everywhere(n, |comm| many(&comm, how, dtype, what, before, scoped));
                     let off = difference(&got, &one);
@@ -88,7 +85,7 @@ fn training_goes_on_from_them_under_every_strategy() {
 #[test]
 fn a_value_put_there_while_the_next_is_on_its_way_wins() {
     // After an update of stages 1 and 2 gathers are in flight; one parameter is replaced before any was read.
-    for how in HOWS {
+    for how in STAGES {
         everywhere(3, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0).dtype(DType::F64))?;
             let mut trainer = Any::new(&comm, &model, how, config())?;
@@ -107,7 +104,7 @@ fn a_value_put_there_while_the_next_is_on_its_way_wins() {
 /// What a program takes out of a leaf, its trainer still has.
 #[test]
 fn a_value_that_was_taken_out_can_be_read_and_trained() {
-    for how in HOWS {
+    for how in STAGES {
         let (tell, told) = std::sync::mpsc::channel();
         let program = move || {
             let done = Ranks::new(2).run(cpu, |comm| {
@@ -117,9 +114,9 @@ fn a_value_that_was_taken_out_can_be_read_and_trained() {
                 let scope = trainer.full()?;
                 let leaf = model.c.weight.leaf();
                 let seen = leaf.value()?.to_vec::<f64>()?;
-                let taken = leaf.take().filter(|_| how == How::Buckets);
+                let taken = leaf.take().filter(|_| how == ZeroStage::None);
                 // Buckets have no other place that a value could come from.
-                if how == How::Buckets {
+                if how == ZeroStage::None {
                     assert!(leaf.value().is_err());
                     leaf.put(taken.expect("it was there"))?;
                 }
@@ -146,7 +143,7 @@ fn a_value_that_was_taken_out_can_be_read_and_trained() {
 
 #[test]
 fn checkpoints_have_them() {
-    for how in HOWS {
+    for how in STAGES {
         let scratch = Scratch::new(&format!("replaced-{how:?}"));
         let folder = scratch.folder();
         let saved = everywhere(2, |comm| {
@@ -174,7 +171,7 @@ fn no_rank_keeps_them_whole_where_parameters_are_sharded() {
     Ranks::new(2)
         .run(cpu, |comm| {
             let model = Mlp::new(&Init::new(comm.runtime(), 0))?;
-            let mut trainer = Any::new(&comm, &model, How::Zero(ZeroStage::Parameters), TrainingConfig::default())?;
+            let mut trainer = Any::new(&comm, &model, ZeroStage::Parameters, TrainingConfig::default())?;
             put(&model, comm.runtime(), Put::All)?;
             trainer.step_with(|_| model.loss(comm.runtime(), 0, &SEEN))?;
             let here = model.named_parameters();

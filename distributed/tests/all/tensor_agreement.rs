@@ -2,17 +2,12 @@
 
 use nn::{TokenEmbedding, under};
 
-use crate::{
-    pipeline_staged::How,
-    prelude::*,
-    tensor_common::{SEQUENCES, TensorCase},
-    tensor_pipeline_common::StagedCase,
-};
+use crate::prelude::*;
 
 /// A GPT of a seed, cut over two ranks along data and two along tensor.
 fn cut(comm: &Comm<Cpu>, seed: u64) -> Result<(Mesh<Cpu>, Gpt<Cpu>)> {
     let mesh = Mesh::new(comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Tensor, 2)])?)?;
-    let model = Gpt::new(&Init::new(comm.runtime(), seed).dtype(DType::F64), TensorCase::new(2).model)?;
+    let model = Gpt::new(&Init::new(comm.runtime(), seed).dtype(DType::F64), Way::gpt(2).gpt)?;
     mesh.parallelize(&model, &Gpt::<Cpu>::tensor_plan())?;
     Ok((mesh, model))
 }
@@ -100,13 +95,13 @@ impl Module<Cpu> for Only<'_> {
 #[test]
 fn partial_gradients_of_what_nobody_updates_are_left_alone() {
     let outcome = Ranks::new(2).run(cpu, |comm| {
-        let case = TensorCase { sequence: true, ..TensorCase::new(2) };
+        let case = Way { sequence: true, ..Way::gpt(2) };
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
-        let model = case.build(&mesh)?;
+        let model = case.gpt_on(&mesh)?;
         let before = model.end()?.norm.weight.value()?.to_vec::<f64>()?;
         let optimizer = AdamW::new(&Only(&model), AdamWConfig::default())?;
         let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).build()?;
-        let (x, y) = case.batch(comm.runtime(), 0, &(0..SEQUENCES).collect::<Vec<_>>())?;
+        let (x, y) = case.batch(comm.runtime(), 0, &(0..case.examples).collect::<Vec<_>>())?;
         step.step(|_| Loss::sum(model.next_token_loss(&x, &y, &case.loss)?, 1.0))?;
         Ok(before == model.end()?.norm.weight.value()?.to_vec::<f64>()?)
     });
@@ -120,13 +115,12 @@ fn a_stage_that_differs_is_named_on_every_rank() {
         let outcomes = Ranks::new(8).timeout(Duration::from_secs(5)).outcomes(cpu, |comm| {
             let axes = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)];
             let mesh = Mesh::new(&comm, ParallelPlan::of(axes)?)?;
-            let mut staged = StagedCase::new(2, ScheduleKind::OneFOneB, 1, How::Replicas);
+            let mut way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1);
             if comm.rank() == differs {
-                staged.case.model.context += 1;
-                staged.case.model.bias = !staged.case.model.bias;
+                (way.gpt.context, way.gpt.bias) = (way.gpt.context + 1, !way.gpt.bias);
             }
             // The other replica may be done with its own by then, and learns of it in its next call. A program that went on would not end the others.
-            let made = staged.model(&mesh).and_then(|_| comm.agree("what comes next", &[]));
+            let made = way.stages_on(&mesh).and_then(|_| comm.agree("what comes next", &[]));
             Ok(made.map_err(|error| error.to_string()))
         });
         for (rank, outcome) in outcomes.unwrap().into_iter().enumerate() {

@@ -1,9 +1,6 @@
 //! What ranks along tensor decide together, and models whose ranks share heads of keys.
 
-use crate::{
-    prelude::*,
-    tensor_common::{SEQUENCES, TensorCase, TensorTrace, apart, assembled, pieces},
-};
+use crate::prelude::*;
 
 /// A block with two heads of keys for four of queries, normalized by head.
 #[derive(Module)]
@@ -51,10 +48,10 @@ impl Grouped<Cpu> {
     }
 
     fn loss(&self, rt: &Cpu, step: usize, examples: &[usize]) -> Result<Loss<Cpu>> {
-        let text: Vec<i64> = (0..SEQUENCES * 7).map(|i| ((i * 5 + i / 4 + step * 3) % 16) as i64).collect();
+        let text: Vec<i64> = (0..6 * 7).map(|i| ((i * 5 + i / 4 + step * 3) % 16) as i64).collect();
         let index: Vec<i64> = examples.iter().map(|&i| i as i64).collect();
-        let text = Tensor::from_slice(rt, [SEQUENCES, 7], &text)?
-            .index_select(0, &Tensor::from_slice(rt, [index.len()], &index)?)?;
+        let text =
+            Tensor::from_slice(rt, [6, 7], &text)?.index_select(0, &Tensor::from_slice(rt, [index.len()], &index)?)?;
         let [x, y] = [0, 1].map(|at| text.narrow(1, at, 6).and_then(|t| t.contiguous()).map(Var::new));
         let x = self.table.forward(&x?)?;
         let x = self.attention.attend(self.attention.project(&self.norm.forward(&x)?, None)?, None, &x)?;
@@ -68,10 +65,10 @@ impl Grouped<Cpu> {
         Loss::sum(self.head.forward(&x)?.cross_entropy_with(&y?, None, options)?, (6 * examples.len()) as f64)
     }
 
-    fn steps(&self, mut trainer: TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<(TrainStep<Cpu>, TensorTrace)> {
-        let (comm, mut trace) = (mesh.batch(), TensorTrace::default());
+    fn steps(&self, mut trainer: TrainStep<Cpu>, mesh: &Mesh<Cpu>) -> Result<(TrainStep<Cpu>, Told)> {
+        let (comm, mut trace) = (mesh.batch(), Told::default());
         for step in 0..3 {
-            let own = shard_batches(SEQUENCES, comm.rank(), comm.size());
+            let own = shard_batches(6, comm.rank(), comm.size());
             let metrics = trainer.step(|_| self.loss(comm.runtime(), step, &own))?;
             trace.losses.push(metrics.loss()?);
             trace.norms.extend(metrics.grad_norm()?);
@@ -79,23 +76,17 @@ impl Grouped<Cpu> {
         Ok((trainer, trace))
     }
 
-    fn train(mesh: &Mesh<Cpu>, zero: Option<ZeroStage>) -> Result<TensorTrace> {
+    fn train(mesh: &Mesh<Cpu>, zero: Option<ZeroStage>) -> Result<Told> {
         let model = Self::new(&Init::new(mesh.world().runtime(), 2).dtype(DType::F64).lazily())?;
         mesh.parallelize(&model, &Self::plan())?;
         let builder = TrainStep::builder(mesh, &model).optimizer(adamw()).max_norm(0.1);
-        match zero {
-            None => {
-                let buckets = BucketOptions { unused: Unused::Allow, ..Default::default() };
-                let (_kept, trace) = model.steps(builder.buckets(buckets).build()?, mesh)?;
-                Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
-            }
-            Some(stage) => {
-                let (trainer, trace) =
-                    model.steps(builder.zero(ZeroOptions { unused: Unused::Allow, ..stage.into() }).build()?, mesh)?;
-                let _all = trainer.gather_full_params()?;
-                Ok(TensorTrace { pieces: pieces(&model)?, ..trace })
-            }
-        }
+        let builder = match zero {
+            None => builder.buckets(BucketOptions { unused: Unused::Allow, ..Default::default() }),
+            Some(stage) => builder.zero(ZeroOptions { unused: Unused::Allow, ..stage.into() }),
+        };
+        let (trainer, told) = model.steps(builder.build()?, mesh)?;
+        let _all = trainer.gather_full_params()?;
+        Ok(Told { pieces: pieces(&model)?, ..told })
     }
 }
 
@@ -127,16 +118,16 @@ fn a_star_stands_for_a_whole_part_of_a_name() {
 #[test]
 fn an_overflow_on_one_rank_is_skipped_by_all() {
     for zero in [None, Some(ZeroStage::Gradients)] {
-        let case = TensorCase::new(2);
+        let case = Way::gpt(2);
         let outcomes = Ranks::new(4).run(cpu, |comm| {
             let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Data, 2), (Axis::Tensor, 2)])?)?;
-            let model = case.build(&mesh)?;
+            let model = case.gpt_on(&mesh)?;
             let builder =
                 TrainStep::builder(&mesh, &model).optimizer(adamw()).loss_scaling(LossScaler::starting_at(4.0)?);
             // At rank 3 the root of a zero, which has no finite gradient, is added: to what no other rank has.
             let overflows = |step: usize| step == 1 && comm.rank() == 3;
             let loss = |step: usize| {
-                let own = shard_batches(SEQUENCES, mesh.batch().rank(), mesh.batch().size());
+                let own = shard_batches(6, mesh.batch().rank(), mesh.batch().size());
                 let (x, y) = case.batch(comm.runtime(), step, &own)?;
                 let loss = model.next_token_loss(&x, &y, &case.loss)?;
                 let piece = model.blocks[0].fc1.weight.var();
@@ -156,7 +147,7 @@ fn values_are_not_put_into_parts_that_other_ranks_have_too() {
     for axes in [[(Axis::Shard, 2), (Axis::Tensor, 2)], [(Axis::Data, 2), (Axis::Shard, 2)]] {
         let put = Ranks::new(4).run(cpu, |comm| {
             let mesh = Mesh::new(&comm, ParallelPlan::of(axes)?)?;
-            let model = TensorCase::new(2).build(&mesh)?;
+            let model = Way::gpt(2).gpt_on(&mesh)?;
             let mut step = TrainStep::builder(&mesh, &model).optimizer(adamw()).zero(ZeroStage::Gradients).build()?;
             let rows = step.parameter_parts()?.into_iter().map(|part| part.row.on(comm.runtime()));
             let rows = rows.collect::<Result<Vec<_>>>()?;
@@ -170,8 +161,8 @@ fn values_are_not_put_into_parts_that_other_ranks_have_too() {
 fn a_file_has_whole_parameters() {
     let outcome = Ranks::new(2).run(cpu, |comm| {
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
-        let case = TensorCase::new(2);
-        let model = Gpt::new(&Init::new(comm.runtime(), 1).dtype(case.dtype), case.model)?;
+        let case = Way::gpt(2);
+        let model = Gpt::new(&Init::new(comm.runtime(), 1).dtype(case.dtype), case.gpt)?;
         let values = model
             .state_dict()?
             .into_iter()
@@ -185,4 +176,18 @@ fn a_file_has_whole_parameters() {
         model.save_safetensors(std::env::temp_dir().join("weftgrad-never-written.safetensors"))
     });
     assert!(outcome.unwrap_err().to_string().contains("is cut over ranks"));
+}
+
+#[test]
+fn parameters_alone_are_loaded_into_pieces() {
+    let scratch = Scratch::new("parameters");
+    let saved = scratch.folder();
+    let whole = Way::gpt(2).go_on(None, 0..2, Some(&saved));
+    let way = Way::gpt(2).over(&[(Axis::Tensor, 2)]);
+    let ranks = way.ranks(|mesh| {
+        let model = way.gpt_on(mesh)?;
+        CheckpointReader::open(saved.step(2))?.load_parameters(&model, |name| Some(name.into()))?;
+        Ok(Told { pieces: pieces(&model)?, ..Default::default() })
+    });
+    assert!(assembled(ranks.unwrap()).pieces == whole.pieces);
 }

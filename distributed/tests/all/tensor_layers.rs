@@ -1,6 +1,6 @@
 //! Layers that are cut over ranks, one by one: outputs and all gradients are those of the whole layer.
 
-use crate::{prelude::*, tensor_common::TensorCase};
+use crate::prelude::*;
 
 /// An output, and the gradient of every parameter under its name, whole.
 type Gradients = BTreeMap<String, Vec<f64>>;
@@ -229,12 +229,12 @@ fn targets_outside_the_vocabulary_are_refused_on_every_cut() {
 #[test]
 fn logits_of_a_cut_model_are_all_of_them_on_every_rank() {
     for sequence in [false, true] {
-        let case = TensorCase { sequence, ..TensorCase::new(2) };
+        let case = Way { sequence, ..Way::gpt(2) };
         let logits = |n: usize| {
             let outcomes = Ranks::new(n).run(cpu, |comm| {
                 let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, n)])?)?;
                 let (x, _) = case.batch(comm.runtime(), 0, &[0, 1])?;
-                case.build(&mesh)?.forward(&x)?.value()?.to_vec::<f64>()
+                case.gpt_on(&mesh)?.forward(&x)?.value()?.to_vec::<f64>()
             });
             outcomes.unwrap()
         };
@@ -250,10 +250,10 @@ fn layers_that_are_not_cut_compute_on_parts_of_the_sequence() {
     let uncut = |plan: TensorPlan| {
         plan.without("blocks.*.fc1").without("blocks.*.fc2").sequence("blocks.*.fc1").sequence("blocks.*.fc2")
     };
-    let case = TensorCase::new(2);
+    let case = Way::gpt(2);
     for sequence in [false, true] {
         let plan = uncut(Gpt::<Cpu>::tensor_plan()).sequence_parallel(sequence);
-        let make = |init: &Init<Cpu>| Gpt::new(init, case.model);
+        let make = |init: &Init<Cpu>| Gpt::new(init, case.gpt);
         same(2, &plan, make, |model, rt| model.forward(&case.batch(rt, 0, &[0, 1])?.0));
     }
 }
@@ -284,20 +284,20 @@ fn bytes_are_those_of_the_formulas() {
     // lookup and the head's input; and the rows of the loss: a maximum, then two sums.
     for t in [2, 4] {
         for sequence in [false, true] {
-            let case = TensorCase { sequence, ..TensorCase::new(t) };
+            let case = Way { sequence, ..Way::gpt(t) };
             let sent = Ranks::new(t).run(cpu, |comm| {
                 let counting = Arc::new(CountingCommunicator::new(comm));
                 let comm: Comm<Cpu> = counting.clone();
                 let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, t)])?)?;
-                let model = case.build(&mesh)?;
+                let model = case.gpt_on(&mesh)?;
                 let (x, y) = case.batch(comm.runtime(), 0, &[0, 1, 2])?;
                 counting.reset();
                 backward(&model.next_token_loss(&x, &y, &case.loss)?)?;
                 Ok(counting.total().sent)
             });
-            let (rows, layers) = (3 * case.model.context as u64, case.model.layers as u64);
+            let (rows, layers) = (3 * case.gpt.context as u64, case.gpt.layers as u64);
             let part = |bytes: u64| bytes * (t as u64 - 1) / t as u64;
-            let values = part(rows * case.model.width as u64 * 8);
+            let values = part(rows * case.gpt.width as u64 * 8);
             let scalars = 2 * part(rows * 8) + 2 * part(2 * rows * 8);
             let sum = 2 * values;
             let expected = match sequence {

@@ -5,7 +5,7 @@ use std::panic::Location;
 use autograd::{LeafGrad, backward_with_hooks};
 use distributed::comm::Call;
 
-use crate::{prelude::*, tensor_common::TensorCase};
+use crate::prelude::*;
 
 type Events = Arc<Mutex<Vec<String>>>;
 
@@ -66,12 +66,12 @@ impl BackwardHook<Cpu> for Ready {
 
 /// What happens in a backward pass of a GPT, by rank.
 fn events(sequence: bool) -> Vec<Vec<String>> {
-    let case = TensorCase { sequence, ..TensorCase::new(2) };
+    let case = Way { sequence, ..Way::gpt(2) };
     let ranks = Ranks::new(2).run(cpu, |comm| {
         let events = Events::default();
         let comm: Comm<Cpu> = Arc::new(Noting { inner: comm, events: events.clone() });
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
-        let model = case.build(&mesh)?;
+        let model = case.gpt_on(&mesh)?;
         let (x, y) = case.batch(comm.runtime(), 0, &[0, 1, 2])?;
         let loss = model.next_token_loss(&x, &y, &case.loss)?;
         events.lock().unwrap().clear();

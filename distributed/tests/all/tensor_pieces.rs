@@ -1,45 +1,6 @@
 //! What layers exchange of a sequence in pieces, beside their products: the values and the bytes of exchanges at once.
 
-use crate::{
-    pipeline_staged::How,
-    prelude::*,
-    tensor_common::{TensorCase, TensorTrace, apart},
-    tensor_pipeline_common::StagedCase,
-};
-
-fn equal(a: &TensorTrace, b: &TensorTrace) -> bool {
-    (&a.losses, &a.norms, &a.pieces) == (&b.losses, &b.norms, &b.pieces)
-}
-
-#[test]
-fn pieces_have_the_bits_of_the_whole() {
-    let mut turns = Turns::one_of(3);
-    for (t, dtype) in [(2, DType::F64), (4, DType::F32), (2, DType::BF16)] {
-        let mut case = TensorCase { sequence: true, dtype, frozen: &["blocks.1.fc1.weight"], ..TensorCase::new(t) };
-        case.model.context = 12 * t;
-        let axes = [(Axis::Data, 2), (Axis::Tensor, t)];
-        let whole = case.on(&axes);
-        for pieces in [2, 3, 5, 100].into_iter().filter(|_| turns.come()) {
-            let got = TensorCase { pieces, ..case.clone() }.on(&axes);
-            assert!(equal(&got, &whole), "{t} {dtype}, {pieces} pieces: {:e}", apart(&got, &whole));
-        }
-    }
-}
-
-#[test]
-fn any_strategy_and_stages_of_a_pipeline_train_so() {
-    let case = TensorCase { sequence: true, pieces: 2, zero: Some(ZeroStage::Parameters), ..TensorCase::new(2) };
-    let off = apart(&case.on(&[(Axis::Shard, 2), (Axis::Tensor, 2)]), &case.alone());
-    assert!(off <= 1e-11, "{off:e}");
-    for (kind, v) in [(ScheduleKind::ZbH1, 1), (ScheduleKind::Zbv, 2)] {
-        let mut case = StagedCase::new(2, kind, v, How::Replicas);
-        (case.case.sequence, case.case.steps) = (true, 2);
-        let axes = [(Axis::Pipe, 2), (Axis::Tensor, 2)];
-        let whole = case.on(&axes);
-        case.case.pieces = 3;
-        assert!(equal(&case.on(&axes), &whole), "{kind:?}");
-    }
-}
+use crate::prelude::*;
 
 /// A column and a row, on parts of a sequence.
 #[derive(Module)]

@@ -2,7 +2,7 @@
 
 use optim::AdafactorConfig;
 
-use crate::{prelude::*, tensor_common::TensorCase};
+use crate::prelude::*;
 
 /// The error of cutting a GPT over ranks, which every rank reports.
 fn refused(t: usize, config: GptConfig, plan: TensorPlan) -> String {
@@ -67,10 +67,10 @@ fn where_the_sequence_is_cut_every_layer_needs_a_line_that_fits() {
 #[test]
 fn sequences_that_cannot_be_shared_out_are_refused() {
     let outcome = Ranks::new(2).run(cpu, |comm| {
-        let case = TensorCase { sequence: true, ..TensorCase::new(2) };
+        let case = Way { sequence: true, ..Way::gpt(2) };
         let mesh = Mesh::new(&comm, ParallelPlan::of([(Axis::Tensor, 2)])?)?;
         let (tokens, _) = case.batch(comm.runtime(), 0, &[0])?;
-        case.build(&mesh)?.forward(&tokens.narrow(1, 0, 3)?).map(drop)
+        case.gpt_on(&mesh)?.forward(&tokens.narrow(1, 0, 3)?).map(drop)
     });
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("3 tokens") && error.contains("pad them to 4"), "{error}");

@@ -135,10 +135,7 @@ fn parts_and_transfers_that_do_not_fit_are_told_with_ranks_of_the_world() {
         group.all_to_all_parts(&x, &send, out, &recv)?.wait()?;
         comm.barrier()
     });
-    for outcome in outcomes.unwrap() {
-        let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("rank 1 sends 3 elements to rank 3, which expects 2"), "{text}");
-    }
+    refused(outcomes.unwrap(), &["rank 1 sends 3 elements to rank 3, which expects 2"]);
     let outcomes = Ranks::new(4).timeout(TIMEOUT).outcomes(cpu, |comm| {
         let group = group(&comm, comm.rank() % 2, 0)?;
         let numel = if comm.rank() == 3 { 4 } else { 3 };
@@ -148,10 +145,7 @@ fn parts_and_transfers_that_do_not_fit_are_told_with_ranks_of_the_world() {
         }
         comm.barrier()
     });
-    for outcome in outcomes.unwrap() {
-        let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("send(to 3) f32[3]") && text.contains("recv(from 1) f32[4]"), "{text}");
-    }
+    refused(outcomes.unwrap(), &["send(to 3) f32[3]", "recv(from 1) f32[4]"]);
 }
 
 #[test]

@@ -159,10 +159,7 @@ fn stages_that_share_a_parameter_do_not_meet() {
         let inner = TrainStep::builder(&machine, tied).optimizer(SgdConfig::default()).build()?;
         LocalSteps::new(&alike, &Vec::<Linear<Cpu>>::new(), inner, LocalSgd, LocalUpdates::default()).map(drop)
     });
-    for outcome in outcomes.unwrap() {
-        let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("local updates and parameters that stages share exclude each other"), "{error}");
-    }
+    refused(outcomes.unwrap(), &["local updates and parameters that stages share exclude each other"]);
 }
 
 /// A replica without a micro-batch gives one that weighs nothing: its stages compute.
@@ -172,8 +169,5 @@ fn pipelines_are_not_idle() {
         let mut step = step(&comm, ZeroStage::None)?;
         step.step_uneven(0, 2, |_| batch(&comm, 0)).map(drop)
     });
-    for outcome in outcomes.unwrap() {
-        let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("a pipeline exclude each other") && error.contains("`weightless`"), "{error}");
-    }
+    refused(outcomes.unwrap(), &["a pipeline exclude each other", "`weightless`"]);
 }

@@ -1,9 +1,7 @@
 //! ZeRO with parameters and gradients in host memory: the same bits, nothing on the device between uses, and checkpoints that go either way.
 
 use crate::{
-    pipeline_staged::How,
     prelude::*,
-    tensor_pipeline_common::StagedCase,
     zero_memory::{layers, loss},
 };
 
@@ -113,42 +111,19 @@ fn the_device_keeps_nothing_between_uses() {
     }
 }
 
-/// Trains from a step to another, from what is in the folder, and saves there.
-fn go_on(comm: &Comm<Cpu>, host: bool, folder: &Folder, from: usize, to: usize) -> Result<Vec<f64>> {
-    let model = Gpt::<Cpu>::new(&Init::new(comm.runtime(), from as u64).dtype(DType::BF16), gpt())?;
-    let options = options(ZeroStage::Parameters, |_| (), host);
-    let mut trainer = sharded(comm, &model, TrainingConfig::default(), options)?;
-    assert_eq!(trainer.load(folder)?.is_some(), from > 0);
-    for step in from..to {
-        trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
-    }
-    if to < STEPS {
-        trainer.save(folder, &CheckpointNotes::new())?;
-        // Values that someone else puts there are kept there.
-        let rows = trainer.gather_full_params().and_then(|_scope| weights(&model))?;
-        assert!(!rows.is_empty());
-    }
-    let _scope = trainer.gather_full_params()?;
-    weights(&model)
-}
-
-fn gpt() -> nn::GptConfig {
-    nn::GptConfig { vocab: 11, context: 6, layers: 2, heads: 2, width: 8, tied_head: true, ..Default::default() }
-}
-
 #[test]
 fn checkpoints_go_either_way() {
+    let way = |n, host| {
+        let zero = options(ZeroStage::Parameters, |_| (), host);
+        Way { dtype: DType::BF16, ..Way::gpt(2).zero(zero).over(&[(Axis::Shard, n)]) }
+    };
     for n in [1, 3] {
-        let ranks = Ranks::new(n);
-        let whole = {
-            let scratch = Scratch::new("host-whole");
-            ranks.run(cpu, |c| go_on(&c, false, &scratch.folder(), 0, STEPS)).unwrap()
-        };
+        let whole = way(n, false).go_on(None, 0..4, None);
         for (saves, loads) in [(false, true), (true, false), (true, true)] {
             let scratch = Scratch::new("host");
-            ranks.run(cpu, |c| go_on(&c, saves, &scratch.folder(), 0, 2)).unwrap();
-            let resumed = ranks.run(cpu, |c| go_on(&c, loads, &scratch.folder(), 2, STEPS)).unwrap();
-            assert!(resumed == whole, "{saves} to {loads} on {n}");
+            way(n, saves).go_on(None, 0..2, Some(&scratch.folder()));
+            let resumed = way(n, loads).go_on(Some(&scratch.folder()), 2..4, None);
+            assert!(resumed.pieces == whole.pieces, "{saves} to {loads} on {n}");
         }
     }
 }
@@ -176,13 +151,16 @@ fn values_that_are_put_into_a_model_go_there() {
 
 #[test]
 fn stages_of_a_pipeline_cut_along_tensor_may_keep_them_there() {
-    for how in [How::Zero(ZeroStage::Gradients), How::Zero(ZeroStage::Parameters), How::Gathered] {
-        let mut case = StagedCase::new(2, ScheduleKind::OneFOneB, 1, how);
-        (case.case.sequence, case.case.model.tied_head, case.case.steps) = (true, true, 2);
-        let axes = [(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)];
-        let device = case.on(&axes);
-        let host = StagedCase { adjust: hosted, ..case }.on(&axes);
-        assert!(device.losses == host.losses && device.norms == host.norms && device.pieces == host.pieces, "{how:?}");
+    for gathered in [false, true] {
+        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
+            let way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1);
+            let way = if gathered { way.gathered() } else { way.zero(stage) };
+            let mut way = way.over(&[(Axis::Pipe, 2), (Axis::Data, 2), (Axis::Tensor, 2)]);
+            (way.sequence, way.gpt.tied_head, way.steps) = (true, true, 2);
+            let device = way.told();
+            hosted(&mut way.zero);
+            assert!(way.told() == device, "{way:?}");
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! ZeRO with optimizer state in host memory: the same bits, no state on the device, and checkpoints that go either way.
 
 use crate::{
-    pipeline_staged::{self as staged, How, Model},
     prelude::*,
     zero_memory::{layers, loss},
 };
@@ -10,26 +9,13 @@ fn options(stage: ZeroStage, state: StatePlace) -> ZeroOptions {
     ZeroOptions { stage, units: UnitOf::children(), state, ..Default::default() }
 }
 
-fn train<M: Task>(comm: &Comm<Cpu>, dtype: DType, options: ZeroOptions) -> Result<Trace> {
-    let model = M::new(&Init::new(comm.runtime(), 0).dtype(dtype))?;
-    let mut trainer = sharded(comm, &model, config(), options)?;
-    let mut trace = Trace::default();
-    for step in 0..STEPS {
-        let metrics = trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
-        trace.losses.push(metrics.loss()?);
-        trace.norms.extend(metrics.grad_norm()?);
-        let _scope = trainer.gather_full_params()?;
-        trace.weights.push(weights(&model)?);
-    }
-    Ok(trace)
-}
-
 #[test]
 fn where_state_lies_changes_no_bit() {
     for (k, (n, stage)) in half(&WORLDS, &ZeroStage::ALL).into_iter().enumerate() {
-        let dtype = [DType::F32, DType::BF16][k % 2];
-        let with = |state| everywhere(n, |comm| train::<Gpt<Cpu>>(&comm, dtype, options(stage, state)));
-        assert!(with(StatePlace::Host) == with(StatePlace::Device), "{stage:?} {dtype} on {n}");
+        let way =
+            Way { dtype: [DType::F32, DType::BF16][k % 2], examples: 13, ..Way::gpt(2).over(&[(Axis::Shard, n)]) };
+        let with = |state| way.clone().zero(options(stage, state)).told();
+        assert!(with(StatePlace::Host) == with(StatePlace::Device), "{way:?}");
     }
 }
 
@@ -89,48 +75,32 @@ fn the_device_holds_one_units_state_and_none_between_steps() {
 #[test]
 fn checkpoints_go_either_way() {
     use StatePlace::{Device, Host};
-    let run = |comm: &Comm<Cpu>, state, folder: &distributed::checkpoint::Folder, from: usize, to: usize| {
-        let model = Mlp::new(&Init::new(comm.runtime(), from as u64).dtype(DType::BF16))?;
-        let mut trainer = sharded(comm, &model, config(), options(ZeroStage::Gradients, state))?;
-        assert_eq!(trainer.load(folder)?.is_some(), from > 0);
-        for step in from..to {
-            trainer.step(|_| model.loss(comm.runtime(), step, &own(comm)))?;
-        }
-        if to < STEPS {
-            trainer.save(folder, &CheckpointNotes::new())?;
-        }
-        let _scope = trainer.gather_full_params()?;
-        weights(&model)
+    let way = |n, state| {
+        let way = Way { dtype: DType::BF16, ..Way::gpt(2).zero(options(ZeroStage::Gradients, state)) };
+        way.over(&[(Axis::Shard, n)])
     };
     for n in [1, 3] {
-        let ranks = Ranks::new(n);
-        let whole = {
-            let scratch = Scratch::new("offload-whole");
-            ranks.run(cpu, |c| run(&c, Device, &scratch.folder(), 0, STEPS)).unwrap()
-        };
+        let whole = way(n, Device).go_on(None, 0..4, None);
         for (saves, loads) in [(Device, Host), (Host, Device), (Host, Host)] {
             let scratch = Scratch::new("offload");
-            ranks.run(cpu, |c| run(&c, saves, &scratch.folder(), 0, 2)).unwrap();
-            let resumed = ranks.run(cpu, |c| run(&c, loads, &scratch.folder(), 2, STEPS)).unwrap();
-            assert!(resumed == whole, "{saves:?} to {loads:?} on {n}");
+            way(n, saves).go_on(None, 0..2, Some(&scratch.folder()));
+            let resumed = way(n, loads).go_on(Some(&scratch.folder()), 2..4, None);
+            assert!(resumed.pieces == whole.pieces, "{saves:?} to {loads:?} on {n}");
         }
     }
 }
 
 #[test]
 fn stages_of_a_pipeline_may_keep_their_state_on_the_host() {
-    let checked = How::Replicas.checked(ScheduleKind::OneFOneB, 2, 1, 4).unwrap();
     for stage in ZeroStage::ALL {
         let with = |state| {
-            let ranks = staged::ranks_of(4, |comm| {
-                let (model, zero) = (Model::Gpt.staged(&comm, &checked, 2), options(stage, state));
-                let mut trainer = sharded_pipeline(&comm, model, config(), zero)?;
-                let told = staged::steps(&comm, Model::Gpt, &mut trainer, 0..2, |t| t.gather_full_params())?;
-                let left = comm.runtime().memory().of(MemoryCategory::Optimizer).live;
+            let way = Way::gpt(2).staged(ScheduleKind::OneFOneB, 1).zero(options(stage, state));
+            way.over(&[(Axis::Pipe, 2), (Axis::Data, 2)]).each(|training| {
+                let told = training.steps(0..2)?;
+                let left = training.mesh.world().runtime().memory().of(MemoryCategory::Optimizer).live;
                 assert_eq!(left == 0, state == StatePlace::Host);
                 Ok(told)
-            });
-            ranks.unwrap()
+            })
         };
         assert!(with(StatePlace::Host) == with(StatePlace::Device), "{stage:?}");
     }

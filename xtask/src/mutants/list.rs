@@ -32,13 +32,24 @@ const PROCESS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--lib", "--
 const JOBS: &[&str] = &["test", "-p", "weftgrad-engine-process", "--test", "jobs"];
 const BALANCE: &[&str] = &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "balance"];
 const AGREEMENTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "agreements"];
-const EXPERTS: &[&str] =
-    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "expert_decisions", "expert_pipelines"];
+const EXPERTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "expert_decisions", "ways"];
 const FROZEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "frozen_parameters"];
 const LOCAL_LOOP: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "local_updates"];
 const PUSHED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "pushed"];
-const SETS: &[&str] =
-    &["test", "-p", "weftgrad-distributed", "--lib", "--test", "all", "--", "pipeline", "expert", "hyper", "sending"];
+const SETS: &[&str] = &[
+    "test",
+    "-p",
+    "weftgrad-distributed",
+    "--lib",
+    "--test",
+    "all",
+    "--",
+    "pipeline",
+    "expert",
+    "hyper",
+    "sending",
+    "ways",
+];
 const COMBINED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "combinations"];
 const WRAPPED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "wrapped"];
 const PIPED: &[&str] =
@@ -54,7 +65,7 @@ const POLICIES: &[&str] =
     &["test", "-p", "weftgrad-train", "--test", "all", "--", "remembered", "policies", "failures", "evaluation"];
 const STAGES: &[&str] = &["test", "-p", "weftgrad-models", "--test", "all", "--", "stages"];
 const FOLDED: &[&str] =
-    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "every_strategy_trains_parts_of_sequences"];
+    &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "what_follows", "ways::every_schedule"];
 const MODELS: &[&str] = &[
     "test",
     "-p",

@@ -1,0 +1,149 @@
+//! A rank's training by some way: steps, checkpoints, and what it has of the weights.
+
+use distributed::train::StepInput;
+
+use crate::{
+    mixture::{Loads, Mixture},
+    pipeline_common::squares,
+    prelude::*,
+};
+
+/// The model of a rank.
+enum Model {
+    Gpt(Gpt<Cpu>),
+    Mixture(Mixture),
+    Layers(Sequential<Cpu>),
+    Staged,
+}
+
+/// A rank's training by some way.
+pub struct Training<'w> {
+    pub way: &'w Way,
+    pub mesh: Mesh<Cpu>,
+    pub step: TrainStep<Cpu>,
+    model: Model,
+    loads: Vec<Loads>,
+}
+
+impl<'w> Training<'w> {
+    pub fn new(way: &'w Way, mesh: &Mesh<Cpu>) -> Result<Self> {
+        Self::with(way, mesh, |builder| builder)
+    }
+
+    /// With what else is asked of the step.
+    pub fn with(
+        way: &'w Way,
+        mesh: &Mesh<Cpu>,
+        ask: impl FnOnce(TrainStepBuilder<'_, Cpu>) -> TrainStepBuilder<'_, Cpu>,
+    ) -> Result<Self> {
+        manual_seed(3);
+        let finish = |builder: TrainStepBuilder<'_, Cpu>| {
+            let (max_norm, accumulation) = (way.max_norm, way.accumulation);
+            let config = TrainingConfig { max_norm, accumulation, ..Default::default() };
+            let builder = builder.optimizer(adamw()).config(config);
+            let builder = match way.zero.stage {
+                ZeroStage::None => builder.buckets(way.buckets.clone()),
+                _ => builder.zero(way.zero.clone()),
+            };
+            ask(if way.is_mixture() { builder.experts() } else { builder }).build()
+        };
+        let (step, model, loads) = match way.kind {
+            _ if way.stages.is_some() => {
+                let (model, loads) = way.stages_on(mesh)?;
+                (finish(TrainStep::builder(mesh, model))?, Model::Staged, loads)
+            }
+            Kind::Gpt => {
+                let model = way.gpt_on(mesh)?;
+                (finish(TrainStep::builder(mesh, &model))?, Model::Gpt(model), Vec::new())
+            }
+            Kind::Mixture(_) => {
+                let model = way.mixture_on(mesh)?;
+                let loads = vec![model.loads.clone()];
+                (finish(TrainStep::builder(mesh, &model))?, Model::Mixture(model), loads)
+            }
+            Kind::Layers(layers) => {
+                let model = way.layers_of(&way.init(mesh), layers)?;
+                way.freeze(&model);
+                (finish(TrainStep::builder(mesh, &model))?, Model::Layers(model), Vec::new())
+            }
+        };
+        Ok(Training { way, mesh: mesh.clone(), step, model, loads })
+    }
+
+    /// Takes a step.
+    pub fn take(&mut self, number: usize) -> Result<TrainingMetrics<Cpu>> {
+        let Self { way, mesh, model, step, .. } = self;
+        let metrics = step.step(|run| input(way, mesh, model, number, run))?;
+        self.loads
+            .iter()
+            .filter(|_| self.way.bias_rate > 0.0)
+            .try_for_each(|loads| loads.update(self.way.bias_rate))?;
+        Ok(metrics)
+    }
+
+    /// Takes steps, and tells of them.
+    pub fn steps(&mut self, steps: Range<usize>) -> Result<Told> {
+        let mut told = Told::default();
+        for step in steps {
+            let metrics = self.take(step)?;
+            told.losses.push(metrics.loss()?);
+            told.norms.extend(metrics.grad_norm()?);
+        }
+        Ok(Told { pieces: self.pieces()?, ..told })
+    }
+
+    pub fn run(&mut self) -> Result<Told> {
+        self.steps(0..self.way.steps)
+    }
+
+    pub fn go_on(&mut self, from: Option<&Folder>, steps: Range<usize>, to: Option<&Folder>) -> Result<Told> {
+        if let Some(from) = from {
+            assert!(self.step.load(from)?.is_some());
+        }
+        let told = self.steps(steps)?;
+        to.map_or(Ok(()), |to| self.step.save(to, &CheckpointNotes::new()))?;
+        Ok(told)
+    }
+
+    /// What layers make of rows.
+    pub fn output(&self, x: &Var<Cpu>) -> Result<Var<Cpu>> {
+        let Model::Layers(layers) = &self.model else { panic!("{:?} has no layers", self.way) };
+        layers.forward(x)
+    }
+
+    /// What this rank has of the weights.
+    pub fn pieces(&self) -> Result<Pieces> {
+        let _all = self.step.gather_full_params()?;
+        match &self.model {
+            Model::Gpt(model) => pieces(model),
+            Model::Mixture(model) => pieces(model),
+            Model::Layers(model) => pieces(model),
+            Model::Staged => {
+                let stages = self.step.pipeline().expect("stages").stages();
+                Ok(stages.values().map(|stage| pieces(&**stage)).collect::<Result<Vec<_>>>()?.concat())
+            }
+        }
+    }
+}
+
+/// What a rank computes in one run of a step.
+fn input(way: &Way, mesh: &Mesh<Cpu>, model: &Model, number: usize, run: usize) -> Result<StepInput<Cpu>> {
+    let comm = mesh.batch();
+    let (replica, replicas) = if way.first_has_all { (0, 1) } else { (comm.rank(), comm.size()) };
+    let own = way.share(run, replica, replicas);
+    let (x, y) = way.batch(comm.runtime(), number, &own)?;
+    Ok(match model {
+        Model::Gpt(model) => {
+            Loss::sum(model.next_token_loss(&x, &y, &way.loss)?, (own.len() * way.tokens()) as f64)?.into()
+        }
+        Model::Mixture(model) => model.loss()(&model.forward_values(&[x])?, &[y])?.into(),
+        Model::Layers(model) => squares(&[model.forward(&x)?], &[y])?.into(),
+        Model::Staged => {
+            let weightless = way.first_has_all && comm.rank() > 0;
+            // What does not count may be infinite.
+            let y = if weightless && y.dtype().is_float() { y.value()?.mul(f64::INFINITY)? } else { y.value()? };
+            let batch = MicroBatches::split(&[x.value()?], &[y], way.stages.expect("stages").micros)?;
+            MicroBatches { weightless, ..batch }.into()
+        }
+    })
+}
