@@ -1,4 +1,4 @@
-//! Buffers that every rank changes by itself, made equal.
+//! Synchronization of buffers that every rank changes by itself.
 
 use numcore::{
     DType, Result, Runtime, Tensor,
@@ -10,21 +10,22 @@ use crate::{
     comm::{Collectives, Comm, Communicator, ReduceOp, memory},
 };
 
-/// What becomes of a model's buffers after each step. All ranks begin with those of rank 0; what a rank's own examples
-/// move, as they move [`BatchNorm`](nn::BatchNorm)'s running statistics, differs between ranks from the first step on.
-/// (Statistics of all ranks' examples are [`SyncBatchNorm`](crate::SyncBatchNorm)'s.) In a pipeline the ranks are those
-/// that have the same stage.
+/// The treatment of a model's buffers after each step. All ranks begin with the buffers of rank 0.
+///
+/// Buffers that follow a rank's own examples, such as the running statistics of [`BatchNorm`](nn::BatchNorm), differ
+/// between ranks from the first step on. [`SyncBatchNorm`](crate::SyncBatchNorm) has statistics of all ranks' examples
+/// instead. In a pipeline the ranks are the replicas of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BufferSync {
-    /// Every rank keeps its own: models give other results in evaluation on each rank, and checkpoints have those of
-    /// rank 0.
+    /// Every rank keeps its own buffers. Models give other results in evaluation on each rank, and checkpoints have the
+    /// buffers of rank 0.
     #[default]
     Own,
-    /// Every rank takes those of rank 0, as PyTorch's `DistributedDataParallel` does with `broadcast_buffers`: there
-    /// before each forward pass of training, here after each step, so that an evaluation between steps is the same on
-    /// all ranks too.
+    /// Every rank takes the buffers of rank 0. PyTorch's `DistributedDataParallel` does so with `broadcast_buffers`
+    /// before each forward pass of training. weftgrad does it after each step, so that an evaluation between steps is
+    /// equal on all ranks too.
     Broadcast,
-    /// Every rank takes the mean over ranks of what is floating, and what else there is (counts) of rank 0.
+    /// Every rank takes the mean over ranks of floating-point buffers, and rank 0's value of all others (counts).
     Average,
 }
 

@@ -1,17 +1,17 @@
-//! Hyper-parameters of several strategies as one.
+//! Hyper-parameters of several strategies as one list.
 
 use numcore::{Error, Result, Runtime};
 use optim::HyperParams;
 
 use super::Strategy;
 
-/// The error of a strategy without hyper-parameters.
+/// The error of a strategy that does not report hyper-parameters.
 pub(super) fn untold<T>() -> Result<T> {
     let why = "does not tell its optimizer's hyper-parameters, so no checkpoint can have them: leave them to the configuration";
     Err(Error::config("Strategy", "hyper_parameters", why))
 }
 
-/// Hands each of several strategies the groups that are its own.
+/// Hands each of several strategies its own consecutive groups of `groups`.
 pub(super) fn share_groups<'s, R: Runtime>(
     parts: impl Iterator<Item = &'s mut dyn Strategy<R>>,
     groups: &[HyperParams],

@@ -15,12 +15,12 @@ impl<R: Runtime> GradLoan<R> {
         GradLoan { pieces, own }
     }
 
-    /// The piece.
+    /// Takes the lent piece out.
     pub(crate) fn take(&mut self) -> TensorMut<R> {
         self.pieces.remove(self.own)
     }
 
-    /// The piece comes back.
+    /// Puts the lent piece back in its place.
     pub(crate) fn give(&mut self, piece: TensorMut<R>) {
         self.pieces.insert(self.own, piece);
     }
@@ -36,27 +36,27 @@ pub(crate) fn not_of<R: Runtime>(leaf: &Leaf<R>) -> Error {
     Error::state(leaf.name().to_string(), "is tied, but no parameter of its stage's optimizer")
 }
 
-/// Ends a scope in which parameters were gathered.
+/// A call that ends a scope in which parameters were gathered.
 type Release = Box<dyn FnOnce() -> Result<()> + Send>;
 
-/// A scope in which all parameters are on every rank; it ends when this is dropped.
+/// A scope in which all parameters are unsharded on every rank. Dropping it ends the scope.
 #[derive(Default)]
 #[must_use = "parameters are let go when this is dropped"]
 pub struct FullParameters(Vec<Release>);
 
 impl FullParameters {
-    /// A scope that ends with a call.
+    /// Makes a scope that ends with a call of `release`.
     pub fn until(release: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         FullParameters(vec![Box::new(release)])
     }
 
-    /// Both scopes as one.
+    /// Joins two scopes into one, which ends both.
     pub fn and(mut self, mut other: Self) -> Self {
         self.0.append(&mut other.0);
         self
     }
 
-    /// Ends the scope as a drop does, and reports what failed.
+    /// Ends the scope as a drop does, and reports errors, which a drop ignores.
     #[doc(alias("release_params"))]
     pub fn release(mut self) -> Result<()> {
         self.end()
@@ -70,7 +70,7 @@ impl FullParameters {
 
 impl Drop for FullParameters {
     fn drop(&mut self) {
-        // What could fail here is waiting for a gather that was started; the next use reports it.
+        // Only the wait for a gather that was started can fail. The next use reports it.
         let _ = self.end();
     }
 }

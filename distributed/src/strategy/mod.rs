@@ -1,9 +1,8 @@
 //! Strategies: ways of spreading training over ranks.
 //!
-//! A [`Strategy`] knows where gradients go while a backward pass goes on, sums them, measures what was summed and
-//! updates parameters. Everything else of a training step is written once over it, in [`train`](crate::train).
-//! [`StrategySet`] is several strategies of one model as one: of experts and of the rest, or of the stages of a
-//! pipeline that a rank has.
+//! A [`Strategy`] places gradients during a backward pass, sums them over ranks, measures the sums and updates
+//! parameters. Everything else of a training step is written once over it, in [`train`](crate::train). [`StrategySet`]
+//! combines several strategies of one model: of experts and of the rest, or of the pipeline stages of a rank.
 
 mod buffers;
 mod hyper;
@@ -33,15 +32,14 @@ pub(crate) use tensor_axis::{TensorAxis, described};
 pub use tied::Tie;
 pub(crate) use tied::Tied;
 
-/// Which parameters a sum is over.
+/// A predicate that selects parameters, for example those of a norm.
 pub type LeafFilter<'a, R> = dyn Fn(&Arc<Leaf<R>>) -> bool + 'a;
 
-/// Spreads training over ranks: says where gradients go while the backward pass goes on, sums them, and updates
-/// parameters.
+/// Spreads training over ranks: places gradients during the backward pass, sums them, and updates parameters.
 ///
-/// A step calls [`prepare`](Strategy::prepare); for each backward pass [`begin`](Strategy::begin), the hook's methods
-/// and [`end`](Strategy::end); after the last one [`finish`](Strategy::finish), and [`update`](Strategy::update). All
-/// ranks make the same calls in the same order, whatever their data.
+/// A step calls [`prepare`](Strategy::prepare). For each backward pass it calls [`begin`](Strategy::begin), the methods
+/// of the hook and [`end`](Strategy::end). After the last pass it calls [`finish`](Strategy::finish) and
+/// [`update`](Strategy::update). All ranks make the same calls in the same order, whatever their data.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send + Sync {
     /// The ranks that train together.
     fn ranks(&self) -> &StepRanks<R>;
@@ -51,54 +49,58 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
         Features::default()
     }
 
-    /// Forgets the last step's gradients, before a step in which all ranks compute something, or some: those that do
-    /// not make the same collective calls all the same.
+    /// Discards the gradients of the last step and prepares for the next one. `who` tells whether all ranks compute
+    /// something in it, or only some. Ranks without examples make the same collective calls.
     fn prepare(&mut self, who: Computing) -> Result<()>;
 
-    /// Begins a backward pass through a stage of the model, 0 where it is whole. In the last pass gradients become
-    /// final one by one: they may be sent in it, or in [`finish`](Strategy::finish).
+    /// Begins a backward pass through a stage of the model; a model without stages is stage 0. In the last pass
+    /// gradients become final one by one. They may be sent during it, or in [`finish`](Strategy::finish).
     fn begin(&mut self, stage: usize, pass: BackwardPass) -> Result<()>;
 
-    /// Ends a backward pass. Where this rank had nothing to sweep, [`begin`](Strategy::begin) and this are called all
-    /// the same. A pipeline, whose passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
+    /// Ends a backward pass. A rank that had nothing to sweep calls [`begin`](Strategy::begin) and this method too. A
+    /// pipeline, whose passes follow one another in any order, calls [`begin`](Strategy::begin) alone.
     fn end(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Waits, after the last backward pass, until every gradient is the sum over all ranks and micro-batches, as far as
-    /// this rank keeps it.
+    /// Waits, after the last backward pass, until every gradient is the sum over all ranks and micro-batches. This
+    /// holds for the part of each gradient that the rank keeps.
     #[doc(alias("wait_and_unflatten"))]
     fn finish(&mut self) -> Result<()>;
 
-    /// The square of the L2 norm of the summed gradients of the parameters for which `counts` is true: a scalar on the
-    /// device, the same on every rank. Where gradients are cut, parts are summed over ranks here. It does not depend on buckets or units that gradients lie in, as far as these do not cut parameters.
+    /// The squared L2 norm of the summed gradients of the parameters for which `counts` is true: a scalar on the
+    /// device, equal on every rank. Sharded gradients are summed over ranks. The bits do not depend on buckets or
+    /// units, as far as these do not cut parameters.
     fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>>;
 
-    /// Tells whether all gradients are finite, on all ranks; waits for the device.
+    /// Tells whether all gradients are finite, on all ranks. Waits for the device.
     fn is_finite(&self) -> Result<bool>;
 
-    /// An error if [`update`](Strategy::update) could not begin: because memory that it writes has another holder, or a
-    /// learning rate is no number. Nothing is changed.
+    /// Checks that [`update`](Strategy::update) can begin. Changes nothing.
+    ///
+    /// # Errors
+    /// Fails if memory that the update writes has another holder, or if a learning rate is no number.
     fn check_update(&mut self) -> Result<()>;
 
     /// Updates the parameters from the gradients times a scalar on the device.
     fn update(&mut self, scale: &Tensor<R>) -> Result<()>;
 
-    /// Makes the ranks' buffers equal after an update, on every rank.
+    /// Makes the buffers of all ranks equal after an update. Every rank calls it.
     fn sync_buffers(&self, how: BufferSync) -> Result<()>;
 
     /// The learning rate of the next update (of the first group); none if there are no parameters.
     fn learning_rate(&self) -> Option<f64>;
 
-    /// The hyper-parameters of each group of the optimizer, with the parameters of which there is state in checkpoints.
+    /// The hyper-parameters of each group of the optimizer, with the names of the parameters of which checkpoints have
+    /// state.
     ///
     /// # Errors
-    /// For a strategy or an optimizer that does not tell them.
+    /// Fails if the strategy or its optimizer does not report them.
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
         untold()
     }
 
-    /// An error if [`set_hyper_parameters`](Strategy::set_hyper_parameters) would refuse these. Nothing is changed.
+    /// Checks that [`set_hyper_parameters`](Strategy::set_hyper_parameters) would accept these groups. Changes nothing.
     fn check_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
         untold()
@@ -110,25 +112,25 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
         untold()
     }
 
-    /// Takes out what this rank keeps of a trained parameter's summed gradient, to be added to that of its copies in
-    /// other stages: ranks of one number among the replicas of each stage keep the same elements.
+    /// Takes out this rank's part of the summed gradient of a trained parameter, to be added to the gradients of its
+    /// copies in other stages. Ranks of equal number among the replicas of each stage keep the same elements.
     fn lend_grad(&mut self, leaf: &Arc<Leaf<R>>) -> Result<GradLoan<R>> {
         Err(not_of(leaf))
     }
 
-    /// Takes back what [`lend_grad`](Strategy::lend_grad) gave.
+    /// Takes back the gradient that [`lend_grad`](Strategy::lend_grad) gave.
     fn restore_grad(&mut self, leaf: &Arc<Leaf<R>>, sum: GradLoan<R>) -> Result<()> {
         let _ = sum;
         Err(not_of(leaf))
     }
 
-    /// Prefetches what is sharded of a stage's parameters: the stage is about to be used.
+    /// Prefetches the sharded parameters of a stage that is about to be used.
     fn unshard(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())
     }
 
-    /// Lets go what [`unshard`](Strategy::unshard) has gathered: the stage is not used for a while.
+    /// Frees the parameters that [`unshard`](Strategy::unshard) gathered, of a stage that is not used for a while.
     fn reshard(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())
@@ -141,7 +143,7 @@ pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send +
     }
 }
 
-/// Ranks that compute something in a step.
+/// The ranks that compute something in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Computing {
     /// All ranks.
@@ -150,18 +152,18 @@ pub enum Computing {
     Some,
 }
 
-/// A backward pass through a stage among those of a step.
+/// The position of a backward pass through a stage among those of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BackwardPass {
     /// A pass that others follow.
     Earlier,
-    /// The last pass; of a whole model, with the weight of this rank's losses of the step, for strategies that send
-    /// anything but sums.
+    /// The last pass. For an unstaged model it has the weight of this rank's losses of the step, for strategies that
+    /// send anything but sums.
     Last(Option<LossWeight>),
 }
 
 impl BackwardPass {
-    /// Tells whether it is the stage's last of the step.
+    /// Tells whether this is the stage's last backward pass of the step.
     pub fn is_last(self) -> bool {
         self != BackwardPass::Earlier
     }
@@ -170,21 +172,21 @@ impl BackwardPass {
 /// The weight of this rank's losses of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossWeight {
-    /// The sum of what they weigh.
+    /// The sum of the weights of the losses.
     pub weight: f64,
-    /// The factor of the losses: the loss scale, 1 without one.
+    /// The factor of the losses: the loss scale, or 1 without one.
     pub scale: f64,
-    /// True if the step may be left out once its gradients are known.
+    /// True if the step may be skipped once its gradients are known.
     pub skippable: bool,
 }
 
 impl<R: Runtime> dyn Strategy<R> {
-    /// The strategy, if it is an `S`.
+    /// The strategy as an `S`; none if it has another type.
     pub fn downcast_ref<S: Strategy<R>>(&self) -> Option<&S> {
         (self as &dyn Any).downcast_ref()
     }
 
-    /// The strategy, to be changed, if it is an `S`.
+    /// The strategy as a mutable `S`; none if it has another type.
     pub fn downcast_mut<S: Strategy<R>>(&mut self) -> Option<&mut S> {
         (self as &mut dyn Any).downcast_mut()
     }

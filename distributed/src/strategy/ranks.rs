@@ -4,32 +4,32 @@ use numcore::Runtime;
 
 use crate::comm::Comm;
 
-/// The ranks that train together.
+/// The groups of ranks that train together, and this rank's place in them.
 #[derive(Clone, Debug)]
 pub struct StepRanks<R: Runtime> {
     /// The ranks that take a step together, and decide alike.
     pub everyone: Comm<R>,
-    /// The ranks over which gradients and losses are summed: those that examples are shared out among, and those that
-    /// have parts of the same sequences.
+    /// The ranks over which gradients and losses are summed: those along data, shard and context.
     pub losses: Comm<R>,
-    /// This rank's share of a batch: ranks that have parts of the same sequences, or pieces of the same layers, read
-    /// the same.
+    /// This rank's share of a batch. Ranks that have parts of the same sequences, or pieces of the same layers, read
+    /// the same share.
     pub share: BatchShare,
-    /// True on the first rank along tensor, whose measurements of examples count: the others read the same ones.
+    /// True on the first rank along tensor, whose measurements of examples count: the other ranks read the same
+    /// examples.
     pub counts_examples: bool,
-    /// The number of ranks along context, which all tell the weight of the same sequences: sums of weights over
-    /// [`losses`](StepRanks::losses) are divided by it.
+    /// The number of ranks along context. Each of them reports the weight of the whole sequences, so sums of weights
+    /// over [`losses`](StepRanks::losses) are divided by this number.
     pub alike: usize,
-    /// The number of the random stream that checkpoints keep of this rank: ranks that draw the same values have the
-    /// same one.
+    /// The number of the random stream that checkpoints keep for this rank. Ranks that draw the same values have the
+    /// same number.
     pub draws_as: usize,
 }
 
-/// A share of each batch.
+/// A share of each batch: part `index` of `of` parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchShare {
-    /// The number of the share.
+    /// The number of the share, from 0.
     pub index: usize,
-    /// How many shares there are.
+    /// The number of shares.
     pub of: usize,
 }

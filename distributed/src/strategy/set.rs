@@ -17,15 +17,14 @@ use crate::{
     sums::wide,
 };
 
-/// Several strategies as one, each of which trains parameters of its own: of experts and of all the rest, or of the
-/// stages of a pipeline that this rank has.
+/// Several strategies as one, each of which trains parameters of its own: of experts and of all the rest, or of this
+/// rank's pipeline stages.
 ///
-/// What belongs to a parameter goes to the strategy that has it. Norms are summed over the strategies in order and, in
-/// a pipeline, over the ranks that have other stages; parameters of which several stages have a copy are summed over
-/// the copies last.
+/// Calls that concern a parameter go to its strategy. Norms are summed over the strategies in order and, in a pipeline,
+/// over the ranks that have other stages. Gradients of tied parameters are summed over their copies last.
 pub struct StrategySet<R: Runtime> {
     pub(super) parts: Vec<StrategyPart<R>>,
-    /// The part of a leaf, by its identity; others are the first part's.
+    /// The index of a leaf's part, by the identity of the leaf. Other leaves belong to part 0.
     of: HashMap<usize, usize>,
     kind: SetKind<R>,
     ranks: StepRanks<R>,
@@ -35,16 +34,17 @@ pub struct StrategySet<R: Runtime> {
 /// A strategy of a [`StrategySet`].
 pub(crate) struct StrategyPart<R: Runtime> {
     pub(crate) strategy: Box<dyn Strategy<R>>,
-    /// True if this rank saves its part of checkpoints: of ranks that have the same one the first does.
+    /// True if this rank saves its part of checkpoints: the first of the ranks that have the same part does.
     pub(crate) saves: bool,
-    /// The ranks whose losses reach these parameters too, if the strategy must know what all of them weigh.
+    /// All ranks whose losses reach these parameters, if the strategy must know the total weight of these losses.
     pub(crate) weighed_over: Option<Comm<R>>,
-    /// True if the parameters compute something for other ranks, so that none may be idle.
+    /// True if the parameters compute something for other ranks, so that no rank may be idle.
     pub(crate) serves_others: bool,
 }
 
 impl<R: Runtime> StrategyPart<R> {
-    /// A pass as the part begins it: examples of ranks with other parameters reach it, and weigh what all of those do.
+    /// The pass as the part begins it. Examples of ranks with other parameters reach the part too, so the weight is
+    /// that of all their losses.
     fn weighed(&self, pass: BackwardPass) -> Result<BackwardPass> {
         let (Some(ranks), BackwardPass::Last(Some(losses))) = (&self.weighed_over, pass) else { return Ok(pass) };
         let all = ranks.exchange_equal(losses.weight.to_le_bytes())?;
@@ -53,11 +53,11 @@ impl<R: Runtime> StrategyPart<R> {
     }
 }
 
-/// Kind of a [`StrategySet`]: how its parts are one model.
+/// The relation of the parts of a [`StrategySet`] to the model.
 pub(crate) enum SetKind<R: Runtime> {
-    /// Passes go through all of them.
+    /// Every pass goes through all parts.
     Whole,
-    /// Passes go through one stage after another.
+    /// Every part is a stage: a pass goes through one stage after another.
     Stages {
         /// The number of each part's stage.
         numbers: Vec<usize>,
@@ -75,8 +75,8 @@ impl<R: Runtime> StrategyPart<R> {
 }
 
 impl<R: Runtime> StrategySet<R> {
-    /// The set of some parts, with the module that each trains, and features that all ranks know of the model as a
-    /// whole.
+    /// Makes a set of parts, each with the module that it trains. `features` are those of the whole model, which all
+    /// ranks know.
     pub(crate) fn new(
         parts: Vec<(StrategyPart<R>, &dyn Module<R>)>,
         kind: SetKind<R>,
@@ -95,7 +95,7 @@ impl<R: Runtime> StrategySet<R> {
         self.parts.iter().map(|part| &*part.strategy)
     }
 
-    /// The strategies, to be changed.
+    /// The strategies as mutable references, in the order of [`parts`](StrategySet::parts).
     pub fn parts_mut(&mut self) -> impl ExactSizeIterator<Item = &mut dyn Strategy<R>> {
         self.parts.iter_mut().map(|part| &mut *part.strategy)
     }
@@ -124,7 +124,7 @@ impl<R: Runtime> StrategySet<R> {
         }
     }
 
-    /// The number of a part's stage.
+    /// The number of a part's stage; 0 if the model has no stages.
     pub(super) fn stage(&self, part: usize) -> usize {
         match &self.kind {
             SetKind::Whole => 0,
@@ -195,7 +195,7 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
 
     fn is_finite(&self) -> Result<bool> {
         let mut own = true;
-        // All of them: they may ask other ranks.
+        // All parts are asked, even after a false: they may exchange with other ranks.
         for part in self.parts() {
             own &= part.is_finite()?;
         }
@@ -211,7 +211,7 @@ impl<R: Runtime> Strategy<R> for StrategySet<R> {
 
     fn update(&mut self, scale: &Tensor<R>) -> Result<()> {
         if self.parts.len() > 1 {
-            // All of them, before the first is updated.
+            // All parts are checked before the first is updated.
             self.check_update()?;
         }
         self.parts_mut().try_for_each(|part| part.update(scale))

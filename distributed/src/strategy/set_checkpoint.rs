@@ -1,5 +1,5 @@
-//! Checkpoints of several strategies: under the names of the whole model, so that any other cut, number of replicas or
-//! strategy goes on from them.
+//! Checkpoints of several strategies. Entries have the names of the unstaged model, so any other cut, number of
+//! replicas or strategy resumes from them.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::{Strategy, StrategySet};
 use crate::checkpoint::{CheckpointPart, Checkpointed, Wanted, names};
 
 impl<R: Runtime> StrategySet<R> {
-    /// The parts of all, once: what belongs to a copy of a parameter its first stage has.
+    /// The checkpoint parts of all strategies, each once: a tied parameter is saved by its first stage alone.
     fn parts_by(
         &self,
         of: impl Fn(&dyn Strategy<R>) -> Result<Vec<CheckpointPart<R>>>,
@@ -24,7 +24,7 @@ impl<R: Runtime> StrategySet<R> {
         Ok(parts)
     }
 
-    /// A group of a part's hyper-parameters, in which copies have the names of their parameters.
+    /// A group of a part's hyper-parameters, in which each copy is renamed to its tied parameter.
     pub(super) fn under_own_names(&self, part: usize, mut group: HyperParams) -> HyperParams {
         let copies = Copies::of(self, part);
         for name in &mut group.parameters {
@@ -88,7 +88,7 @@ impl<R: Runtime> Checkpointed<R> for StrategySet<R> {
     }
 }
 
-/// The copies of tied parameters that a part has, and another stage has before it.
+/// The copies of tied parameters in a part whose first copy is in an earlier stage.
 struct Copies(Vec<NamedCopy>);
 
 struct NamedCopy {
@@ -113,12 +113,12 @@ impl Copies {
         self.0.iter().find(|copy| copy.called == leaf).map(|copy| (copy, kind))
     }
 
-    /// Tells whether this belongs to a copy.
+    /// Tells whether a checkpoint entry of this name belongs to a copy.
     fn has(&self, name: &str) -> bool {
         self.copy(name).is_some()
     }
 
-    /// The numbers of a checkpoint, with those of parameters for their copies.
+    /// The numbers of a checkpoint, to which those of each parameter are added under the names of its copies.
     fn with_numbers(&self, numbers: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
         let mut all = numbers.clone();
         for (name, &number) in numbers {
@@ -129,7 +129,7 @@ impl Copies {
         all
     }
 
-    /// What belongs to a copy is read from the parameter's own.
+    /// Redirects a read of a copy's entry to the entry of its parameter.
     fn resolved(&self, wanted: Wanted) -> Wanted {
         match self.copy(&wanted.name) {
             Some((copy, kind)) => Wanted { name: format!("{kind}{}", copy.name), ..wanted },

@@ -1,4 +1,4 @@
-//! What a training step does along the tensor axis.
+//! The work of a training step along the tensor axis.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,19 +27,22 @@ pub(crate) struct TensorAxis<R: Runtime> {
     ranks: Option<Comm<R>>,
     /// The ranks that take a training step together.
     everyone: Comm<R>,
-    /// What is here of each parameter, by its leaf's identity.
+    /// This rank's piece of each parameter, by the identity of its leaf.
     placed: HashMap<usize, Arc<Placed<R>>>,
-    /// Ranks that have the same piece, by how many they are, where there are several.
+    /// The ranks that have the same piece, by their number, which is more than 1.
     replicas: BTreeMap<usize, Comm<R>>,
-    /// What tells this trainer's calls apart from those of others on the same ranks.
+    /// The label that separates this trainer's calls from those of others on the same ranks.
     label: Label,
     /// True if the axis is that of experts, along which ranks read different examples.
     of_experts: bool,
 }
 
 impl<R: Runtime> TensorAxis<R> {
-    /// The axis of `mesh`. An error unless the model is cut over exactly its ranks, and these have the same one,
-    /// trained in the same parts, and draw the same random values.
+    /// Makes the tensor axis of `mesh`.
+    ///
+    /// # Errors
+    /// Unless the model is cut over exactly the ranks along the axis. The ranks must also have the same model, train
+    /// the same parameters, and draw the same random values.
     #[track_caller]
     pub(crate) fn new(mesh: &Mesh<R>, label: &Label, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         check_context(mesh, model)?;
@@ -74,7 +77,7 @@ impl<R: Runtime> TensorAxis<R> {
         for count in placed.values().map(|p| p.replicas()).filter(|&count| count > 1) {
             replicas.insert(count, ranks.clone());
         }
-        // In ascending order, so on all ranks alike.
+        // In ascending order, so that all ranks split alike.
         for (&count, comm) in replicas.iter_mut().filter(|(count, _)| **count < size) {
             let none = || Error::internal("a training step", "the communicator gave no group");
             *comm = ranks.split(Some(ranks.rank() / count), ranks.rank())?.ok_or_else(none)?;
@@ -84,8 +87,8 @@ impl<R: Runtime> TensorAxis<R> {
         Ok(axis)
     }
 
-    /// An error unless the ranks along the axis have the same model and random state: they compute the same values
-    /// between the layers.
+    /// Checks that the ranks along the axis have the same model and random state: they compute the same values between
+    /// the layers. Ranks along the expert axis may have different random states.
     fn agree_on_model(&self, model: &(impl Module<R> + ?Sized)) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
@@ -101,8 +104,8 @@ impl<R: Runtime> TensorAxis<R> {
         self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.agree(what, text.as_bytes()))
     }
 
-    /// Gives ranks that have the same piece of a parameter the value of the first of them, and all ranks along the axis
-    /// its buffers.
+    /// Broadcasts each parameter from the first of the ranks that have the same piece of it, and each buffer from the
+    /// first rank along the axis.
     pub(crate) fn sync(&self, leaves: &[Arc<Leaf<R>>], buffers: &[(String, Buffer<R>)]) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         for leaf in leaves {
@@ -113,7 +116,7 @@ impl<R: Runtime> TensorAxis<R> {
         buffers.iter().try_for_each(|(name, buffer)| buffer.set(self.first_of(ranks, name, &buffer.value())?))
     }
 
-    /// The value that the first of some ranks has.
+    /// The value of the first rank of `comm`.
     fn first_of(&self, comm: &Comm<R>, name: &str, own: &Tensor<R>) -> Result<Tensor<R>> {
         let comm = self.label.named(comm, &format!("the first value of `{name}`"));
         comm.broadcast(memory(own)?, 0)?.wait()?.freeze()
@@ -149,24 +152,24 @@ impl<R: Runtime> TensorAxis<R> {
         self.ranks.is_some()
     }
 
-    /// This rank's place along the axis.
+    /// This rank's place along the axis; 0 if nothing is cut.
     pub(crate) fn rank(&self) -> usize {
         self.ranks.as_ref().map_or(0, |ranks| ranks.rank())
     }
 
-    /// Tells whether this rank's piece of a parameter counts in norms, and is saved, and not that of another rank that has
-    /// the same one.
+    /// Tells whether this rank's piece of a parameter counts in norms and is saved. Of the ranks that have the same
+    /// piece, only the first does.
     pub(crate) fn counts(&self, leaf: &Arc<Leaf<R>>) -> bool {
         self.placed.get(&leaf.id()).is_none_or(|placed| placed.is_first_replica())
     }
 
-    /// What is here of a parameter.
+    /// The piece of a parameter on this rank.
     pub(crate) fn placement(&self, leaf: &Arc<Leaf<R>>) -> TensorPlacement {
         let whole = || TensorPlacement::whole(leaf.spec().shape);
         self.placed.get(&leaf.id()).map_or_else(whole, |placed| placed.placement().clone())
     }
 
-    /// The ranks that each have a part of a parameter's gradient; none where gradients here are complete.
+    /// The ranks that each have a part of a parameter's gradient; none where the gradients of a rank are complete.
     pub(crate) fn summed_over(&self, leaf: &Arc<Leaf<R>>) -> Option<&Comm<R>> {
         let placed = self.placed.get(&leaf.id()).filter(|p| p.has_partial_gradient() && leaf.requires_grad())?;
         self.replicas.get(&placed.replicas())
@@ -180,12 +183,13 @@ impl<R: Runtime> TensorAxis<R> {
         leaf: &Arc<Leaf<R>>,
         own: TensorMut<R>,
     ) -> Result<Work<TensorMut<R>>> {
-        // By name: ranks that freeze different parameters disagree, instead of adding up gradients of different ones.
+        // The call has the parameter's name: ranks that freeze different parameters get an error, instead of the sum of
+        // different gradients.
         let comm = self.label.named(comm, &format!("the partial gradient of `{}`", leaf.name()));
         comm.all_reduce(own, ReduceOp::Sum)
     }
 
-    /// A sum of which each rank along the axis has its part.
+    /// The sum of the partial scalars of all ranks along the axis.
     pub(crate) fn sum(&self, own: Tensor<R>) -> Result<Tensor<R>> {
         match &self.ranks {
             Some(ranks) => Partial::new(own).combine(ranks, ReduceOp::Sum),
@@ -193,8 +197,8 @@ impl<R: Runtime> TensorAxis<R> {
         }
     }
 
-    /// Which parameters any rank along the axis used: `own` has those this one did, in the same order on all. On one
-    /// rank they are one parameter.
+    /// The parameters that any rank along the axis used, one `bool` for each. `own` has those that this rank used, in
+    /// the same order on all ranks. On one rank the pieces are one parameter.
     pub(crate) fn used_anywhere(&self, own: &[bool]) -> Result<Vec<bool>> {
         self.ranks.as_ref().map_or_else(|| Ok(own.to_vec()), |ranks| used_anywhere(ranks, own.iter().copied()))
     }
@@ -208,7 +212,7 @@ impl<R: Runtime> TensorAxis<R> {
     }
 }
 
-/// A model in a few words for each parameter and buffer: what ranks must agree on.
+/// A description of a model, a line for each parameter and buffer, on which ranks must agree.
 pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffers: &[(String, Buffer<R>)]) -> String {
     let parameter = |(name, leaf): &(String, Arc<Leaf<R>>)| {
         let (spec, trained) = (leaf.spec(), leaf.requires_grad());
@@ -225,7 +229,7 @@ pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffe
 #[track_caller]
 fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
     let (ranks, places) = (mesh.axis(Axis::Context), context_ranks(model));
-    // A stage may have no place: layers that look at no other token.
+    // A stage may have no place to cut, if its layers look at no other token.
     let staged = mesh.plan().size(Axis::Pipe) > 1;
     let nowhere = || (places.is_empty() && ranks.size() > 1 && !staged).then(|| ("the model".to_string(), 1));
     if let Some((name, over)) = places.iter().find(|(_, over)| *over != ranks.size()).cloned().or_else(nowhere) {
@@ -251,8 +255,8 @@ fn axis_name(of_experts: bool) -> &'static str {
     if of_experts { Axis::Expert.name() } else { Axis::Tensor.name() }
 }
 
-/// An error if the tokens of several ranks would compete for a mixture's experts, or move its bias, each rank's by
-/// themselves.
+/// An error if ranks would each choose a mixture's expert assignment, or move its balance bias, by their own tokens
+/// alone.
 fn require_known_ranks<R: Runtime>(mesh: &Mesh<R>, name: &str, parameter: &Param<R>) -> Result<()> {
     let knows = parameter.placed().is_some_and(|placed| placed.examples().is_some());
     if mesh.gradients().size() == 1 || knows || parameter.cuts() != (Cuts::Experts { compete: true }) {

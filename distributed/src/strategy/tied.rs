@@ -1,4 +1,4 @@
-//! One parameter in several stages: copies that are trained as one.
+//! Tied parameters: one parameter in several stages, whose copies are trained as one.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,19 +17,19 @@ use super::{GradLoan, Strategy};
 use crate::comm::{Collectives, Comm, ReduceOp, Work, memory};
 
 /// A parameter of which several stages have a copy, such as a token table that is also the head. Its gradient is the
-/// sum of the copies' gradients; the copies start equal and stay equal, bit for bit.
+/// sum of the copies' gradients. The copies start equal and stay equal, bit for bit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tie(Vec<String>);
 
 impl Tie {
-    /// Every stage's parameter of one of these names, at most one in each stage. The value to start from is the
-    /// earliest stage's.
+    /// Ties every stage's parameter of one of these names, at most one in each stage. The initial value is that of the
+    /// earliest stage.
     pub fn new<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         Tie(names.into_iter().map(Into::into).collect())
     }
 
-    /// The ties of parameters that are duplicates of one another in these stages, which are all there are; in their
-    /// order.
+    /// The ties of parameters that are duplicates of one another in `stages`, in the order of the stages. `stages` must
+    /// be all stages of the model.
     pub(crate) fn of_duplicates<R: Runtime>(stages: &[impl Module<R>]) -> Vec<Tie> {
         let (mut places, mut copies) = (HashMap::new(), Vec::<BTreeMap<usize, String>>::new());
         for (stage, module) in stages.iter().enumerate() {
@@ -51,28 +51,28 @@ impl Tie {
 pub(crate) struct Tied<R: Runtime> {
     /// The ranks of this replica with a copy.
     comm: Comm<R>,
-    /// By stage.
+    /// The copies, by stage.
     pub(super) copies: Vec<TiedCopy<R>>,
-    /// The earliest stage with a copy, on any rank: it is the one that counts where each parameter counts once.
+    /// The earliest stage with a copy, on any rank. This copy counts where each parameter counts once.
     pub(super) first: usize,
-    /// The name there, which is the parameter's in checkpoints.
+    /// The name of the first copy, which is the parameter's in checkpoints.
     pub(super) name: String,
 }
 
 /// A copy: its stage and leaf.
 type TiedCopy<R> = (usize, Arc<Leaf<R>>);
 
-/// What ranks tell each other of a copy.
+/// The description of a copy that ranks exchange.
 struct CopyRecord {
     rank: usize,
     tie: usize,
     stage: usize,
     name: String,
-    /// Dtype, shape, whether it is trained.
+    /// The dtype, the shape, and "trained" or "frozen".
     what: String,
 }
 
-/// A tie's gradients while they are summed: lent by the copies' strategies, the first one's in flight.
+/// The gradients of a tie while they are summed. The copies' strategies lend them; the first copy's is in flight.
 struct Summing<R: Runtime> {
     lent: Vec<GradLoan<R>>,
     others: Vec<TensorMut<R>>,
@@ -80,7 +80,8 @@ struct Summing<R: Runtime> {
 }
 
 impl<R: Runtime> Tied<R> {
-    /// The ties of which this rank has copies in its stages, made equal within the replica. Blocks.
+    /// Finds the ties of which this rank has copies in its stages, and makes the copies equal within the replica.
+    /// Blocks.
     pub(crate) fn all(pipe: &Comm<R>, ties: &[Tie], stages: &[(usize, &dyn Module<R>)]) -> Result<Vec<Self>> {
         let own: Vec<_> = ties.iter().map(|tie| copies(tie, stages)).collect();
         let table = exchanged(pipe, &own)?;
@@ -115,7 +116,8 @@ impl<R: Runtime> Tied<R> {
         })
     }
 
-    /// Starts the sum: of the copies here, by stage, then of all ranks. Nothing to do where it is frozen.
+    /// Starts the sum: first over this rank's copies by stage, then over ranks. Returns none if the parameter is
+    /// frozen.
     fn start(&self, strategies: &mut dyn Strategy<R>) -> Result<Option<Summing<R>>> {
         let trained = self.copies.iter().filter(|(_, leaf)| leaf.requires_grad());
         let mut lent = trained.map(|(_, leaf)| strategies.lend_grad(leaf)).collect::<Result<Vec<_>>>()?;
@@ -130,7 +132,7 @@ impl<R: Runtime> Tied<R> {
         Ok(Some(Summing { lent, others, work }))
     }
 
-    /// Gives every copy here the sum.
+    /// Writes the sum to every copy of this rank.
     fn finish(&self, summing: Summing<R>, strategies: &mut dyn Strategy<R>) -> Result<()> {
         let Summing { lent, mut others, work } = summing;
         let sum = work.wait()?;
@@ -147,7 +149,7 @@ impl<R: Runtime> Tied<R> {
     }
 }
 
-/// A tie's copies among these stages.
+/// The copies of a tie among `stages`.
 fn copies<R: Runtime>(tie: &Tie, stages: &[(usize, &dyn Module<R>)]) -> Vec<TiedCopy<R>> {
     let of = |stage: usize, module: &dyn Module<R>| {
         let named = module.named_parameters().into_iter().filter(|(name, _)| tie.0.contains(name));
@@ -156,7 +158,7 @@ fn copies<R: Runtime>(tie: &Tie, stages: &[(usize, &dyn Module<R>)]) -> Vec<Tied
     stages.iter().flat_map(|&(stage, module)| of(stage, module)).collect()
 }
 
-/// Every rank's copies.
+/// The copies of every rank.
 fn exchanged<R: Runtime>(pipe: &Comm<R>, own: &[Vec<TiedCopy<R>>]) -> Result<Vec<CopyRecord>> {
     let line = |tie: usize, (stage, leaf): &TiedCopy<R>| {
         let (spec, trained) = (leaf.spec(), if leaf.requires_grad() { "trained" } else { "frozen" });
@@ -176,7 +178,7 @@ fn parsed(rank: usize, line: &str) -> Option<CopyRecord> {
     Some(CopyRecord { rank, tie, stage, name: words.next()?.into(), what: words.next()?.into() })
 }
 
-/// Every rank sees the same lines, so all of them find the same fault.
+/// Checks the copies of a tie. Every rank sees the same lines, so all find the same fault.
 fn check(tie: &Tie, lines: &[&CopyRecord]) -> Result<()> {
     let refuse = |why: String| Err(Error::argument("pipeline tie", format!("{:?}: {why}", tie.0)));
     let Some(first) = lines.first() else {
