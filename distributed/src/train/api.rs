@@ -1,4 +1,4 @@
-//! A training step of any kind.
+//! The trait of training steps, and their sums.
 
 use nn::Module;
 use numcore::{Result, Runtime};
@@ -12,46 +12,46 @@ pub trait Step<R: Runtime>: Checkpointed<R> {
     /// The ranks that take the step together.
     fn ranks(&self) -> &StepRanks<R>;
 
-    /// Micro-batches in a step.
+    /// The number of micro-batches in a step.
     fn accumulation(&self) -> usize;
 
-    /// Updates so far.
+    /// The number of updates so far.
     fn global_step(&self) -> u64;
 
-    /// The learning rate of the next update (of the first group).
+    /// The learning rate of the next update (of the first group); 0 if there are no parameters.
     fn learning_rate(&self) -> f64;
 
-    /// One step. An error on one rank is an error on all, and ends the communicator.
+    /// Runs one step. An error on one rank is an error on all, and ends the communicator.
     fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>>;
 
-    /// The losses of an input on this rank, without gradients.
+    /// The sum of the losses of an input on this rank, without gradients.
     fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum>;
 
-    /// What the step can be combined with, as it is now.
+    /// Properties that decide what the step can be combined with, as of now.
     fn combines(&self) -> Combines;
 
-    /// The modules that the step has in itself, as a pipeline has its stages.
+    /// The modules that the step holds itself, as a pipeline holds its stages.
     fn modules(&self) -> Vec<&dyn Module<R>> {
         Vec::new()
     }
 }
 
-/// A sum and the weight of what it is over.
+/// A sum of losses, and its weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WeightedSum {
     /// The sum.
     pub sum: f64,
-    /// How many examples, or tokens, it is over.
+    /// The number of examples or tokens in the sum.
     pub weight: f64,
 }
 
-/// What a training step is, for those who combine it with something else.
+/// Properties of a training step that decide what it can be combined with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Combines {
     /// Features of the step.
     pub features: Features,
-    /// Whole batches that all ranks together take in the next step, each read by one of them in turn; none where each
-    /// rank reads its share of every batch.
+    /// The number of whole batches that all ranks together take in the next step, each read by one of them in turn;
+    /// none if each rank reads its share of every batch.
     pub in_turn: Option<usize>,
 }
 

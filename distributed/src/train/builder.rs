@@ -23,7 +23,7 @@ use crate::{
     zero::{Sharded, UnitOf, ZeroOptions, ZeroStage},
 };
 
-/// What a training step is made of: see [`TrainStep::builder`].
+/// The builder of a training step: see [`TrainStep::builder`].
 #[must_use = "`build` makes the step"]
 pub struct TrainStepBuilder<'m, R: Runtime> {
     mesh: Mesh<R>,
@@ -40,9 +40,9 @@ pub struct TrainStepBuilder<'m, R: Runtime> {
 
 /// The model of a training step: `&model`, or a [`PipelineModel`].
 pub enum StepModel<'m, R: Runtime> {
-    /// One that is whole on every rank, but for layers that are cut.
+    /// A model without stages: every rank has all layers, or its pieces of them.
     Whole(Box<dyn Module<R> + 'm>),
-    /// The stages of a rank.
+    /// The pipeline stages of a rank.
     Stages(PipelineModel<R>),
 }
 
@@ -58,7 +58,7 @@ impl<R: Runtime> From<PipelineModel<R>> for StepModel<'_, R> {
     }
 }
 
-/// A model of its caller's.
+/// A model that its caller keeps.
 struct Borrowed<'m, M: ?Sized>(&'m M);
 
 impl<R: Runtime, M: Module<R> + ?Sized> Module<R> for Borrowed<'_, M> {
@@ -68,9 +68,10 @@ impl<R: Runtime, M: Module<R> + ?Sized> Module<R> for Borrowed<'_, M> {
 }
 
 impl<R: Runtime> TrainStep<R> {
-    /// The builder of a training step, beginning with the ranks and the model: a [`Mesh`], a communicator, which is a
-    /// mesh of one axis, or a runtime, which is one of one rank; `&model`, or a [`PipelineModel`]. Whatever is chosen,
-    /// the step's type is this.
+    /// The builder of a training step over `mesh`, for `model`.
+    ///
+    /// `mesh` is a [`Mesh`], a communicator (a mesh of one axis) or a runtime (a mesh of one rank). `model` is `&model`
+    /// or a [`PipelineModel`]. The step's type is [`TrainStep`] for every choice.
     ///
     /// ```
     /// # use distributed::{train::TrainStep, zero::ZeroStage};
@@ -111,14 +112,15 @@ impl<R: Runtime> TrainStep<R> {
 }
 
 impl<R: Runtime> TrainStepBuilder<'_, R> {
-    /// The optimizer: a configuration, which gets all parameters that are trained, [`ParamGroups`](optim::ParamGroups) of them, or, where
-    /// nothing is sharded and the model is whole, an optimizer that was made already.
+    /// The optimizer: a configuration, which gets all trained parameters, or [`ParamGroups`](optim::ParamGroups) of
+    /// them. An unsharded model without stages may also have an optimizer that was made already.
     pub fn optimizer(self, optimizer: impl IntoOptimizer<R>) -> Self {
         Self { optimizer: Some(optimizer.into_source()), ..self }
     }
 
-    /// A function that makes the optimizer of the parameters that are trained: of all; in a pipeline, of one stage's after another's; with
-    /// [`experts`](TrainStepBuilder::experts), of those of the experts, then of the rest.
+    /// A function that makes the optimizer of the trained parameters it is given. It is called once with all of them.
+    /// In a pipeline it is called once a stage; with [`experts`](TrainStepBuilder::experts), for the experts first,
+    /// then for the rest.
     pub fn optimizer_with(
         self,
         make: impl FnMut(Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>> + 'static,
@@ -126,20 +128,20 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self.optimizer(OptimizerFn(make))
     }
 
-    /// A learning-rate schedule, in place of the optimizer's own.
+    /// A learning-rate schedule that replaces the optimizer's own.
     pub fn schedule(mut self, schedule: impl LrSchedule + 'static) -> Self {
         self.schedule = Some(Arc::new(schedule));
         self
     }
 
-    /// Micro-batches in a step: see [`TrainingConfig::accumulation`]. Of a pipeline, runs, each of as many
-    /// micro-batches as the schedule has.
+    /// The number of micro-batches in a step: see [`TrainingConfig::accumulation`]. In a pipeline it is the number of
+    /// runs, each of as many micro-batches as the schedule has.
     pub fn accumulation(mut self, micro_batches: usize) -> Self {
         self.config.accumulation = micro_batches;
         self
     }
 
-    /// The largest norm of all gradients together: see [`TrainingConfig::max_norm`].
+    /// The largest global norm of gradients: see [`TrainingConfig::max_norm`].
     #[doc(alias("max_grad_norm"))]
     #[doc(alias("clip_grad_norm"))]
     pub fn max_norm(mut self, norm: f64) -> Self {
@@ -154,35 +156,38 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self
     }
 
-    /// Leaves out updates whose gradients are not finite: see [`TrainingConfig::skip_non_finite`].
+    /// Skips updates whose gradients are not finite: see [`TrainingConfig::skip_non_finite`].
     pub fn skip_non_finite(mut self) -> Self {
         self.config.skip_non_finite = true;
         self
     }
 
-    /// What becomes of buffers that every rank changes by itself.
+    /// The synchronization of buffers that every rank changes by itself.
     pub fn buffers(mut self, sync: BufferSync) -> Self {
         self.config.buffers = sync;
         self
     }
 
-    /// What becomes of the optimizer's hyper-parameters in checkpoints: they are the configuration's alone, unless this asks for something else.
+    /// The treatment of the optimizer's hyper-parameters in checkpoints. By default they are the configuration's alone.
     #[doc(alias("param_groups"))]
     pub fn hyper_parameters(mut self, what: HyperParameters) -> Self {
         self.config.hyper_parameters = what;
         self
     }
 
-    /// The whole configuration at once, in place of what was said of it before.
+    /// Replaces the whole configuration, including options set before.
     pub fn config(mut self, config: TrainingConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Looks at each parameter's gradient the moment it is final in a backward pass of this rank: before it is summed over ranks, with
-    /// what earlier micro-batches of the step have left in its memory, and times the loss scale if there is one. With main gradients
-    /// ([`ZeroOptions::main_gradients`], [`BucketOptions::main_gradients`]) a half-precision parameter's is that of this micro-batch alone, in
-    /// the parameter's type. Of a parameter that is cut over a tensor axis it is the gradient of this rank's piece. An error ends the step.
+    /// Calls `look` with the name and the gradient of each parameter, the moment the gradient is final in a backward
+    /// pass of this rank.
+    ///
+    /// The gradient is not yet summed over ranks. It includes the sums of earlier micro-batches in its memory, and the
+    /// loss scale if there is one. With main gradients ([`ZeroOptions::main_gradients`],
+    /// [`BucketOptions::main_gradients`]) a half-precision parameter's is of this micro-batch alone, in the parameter's
+    /// type. For a parameter that is cut along tensor it is the gradient of this rank's piece. An error ends the step.
     ///
     /// Costs a copy of every gradient.
     #[doc(alias("register_hook"))]
@@ -191,12 +196,14 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         self
     }
 
-    /// How gradients are exchanged where nothing is sharded. Those of a pipeline's stages travel as they are, in buckets of any limits.
+    /// The exchange of gradients where nothing is sharded. Buckets of a pipeline's stages may have any limits, but
+    /// their gradients are not compressed.
     pub fn buckets(self, options: BucketOptions) -> Self {
         Self { buckets: Some(options), ..self }
     }
 
-    /// Sums buckets of gradients by a reducer of one's own, made over the ranks, in place of what [`BucketOptions`] ask for.
+    /// Sums buckets of gradients by a custom reducer, made over the ranks, in place of the one that [`BucketOptions`]
+    /// name.
     #[doc(alias("register_comm_hook"))]
     pub fn reducer<B: BucketReducer<R> + 'static>(
         mut self,
@@ -207,33 +214,36 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     }
 
     /// Shards state, gradients and parameters: a [`ZeroStage`], or all [`ZeroOptions`]. They are cut along the mesh's
-    /// shard axis, with replicas along its data axis; a mesh without a shard axis, such as a communicator, is sharded
+    /// shard axis, with replicas along its data axis. A mesh without a shard axis, such as a communicator, is sharded
     /// along data.
     ///
-    /// Stages of a pipeline are sharded over their replicas. Stage 2 then exchanges gradients after every micro-batch,
-    /// or once a step with [`reduce_once`](ZeroOptions::reduce_once); stage 3 gathers parameters in every pass, or,
-    /// with a schedule that was [lowered for it](crate::pipeline::Lowering::sharded), once for all passes of a stage
-    /// that follow one another.
+    /// Stages of a pipeline are sharded over their replicas. ZeRO stage 2 then exchanges gradients after every
+    /// micro-batch, or once a step with [`reduce_once`](ZeroOptions::reduce_once). ZeRO stage 3 gathers parameters in
+    /// every pass. With a schedule that was [lowered for it](crate::pipeline::Lowering::sharded) it gathers them once
+    /// for consecutive passes of a stage.
     #[doc(alias("FullyShardedDataParallel"))]
     pub fn zero(self, options: impl Into<ZeroOptions>) -> Self {
         Self { zero: options.into(), ..self }
     }
 
     /// Trains experts that a plan has shared out along the mesh's expert axis
-    /// ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)): their gradients are summed over the ranks that
-    /// have the same ones, and [`zero`](TrainStepBuilder::zero) shards them over those. Of a pipeline the plan is of
-    /// its stages ([`PipelineModel::parallelize`]).
+    /// ([`TensorPlan::experts`](nn::parallel::TensorPlan::experts)). Their gradients are summed over the ranks that
+    /// have the same experts, and [`zero`](TrainStepBuilder::zero) shards them over these ranks. In a pipeline the plan
+    /// is that of its stages ([`PipelineModel::parallelize`]).
     #[doc(alias("MoE"))]
     pub fn experts(self) -> Self {
         Self { experts: true, ..self }
     }
 
-    /// The step. Every rank calls it.
+    /// Makes the step. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank: unless all have the same model, optimizer and options; if two of the features
-    /// [exclude](crate::combinations::COMBINATIONS) each other; if experts are not shared out over the mesh; of a
-    /// pipeline, unless the ranks are as many as the schedule's, or a multiple.
+    /// On every rank:
+    ///
+    /// - unless all ranks have the same model, optimizer and options;
+    /// - if two of the features [exclude](crate::combinations::COMBINATIONS) each other;
+    /// - if experts are not shared out over the mesh;
+    /// - in a pipeline, unless the number of ranks is that of the schedule, or a multiple.
     #[track_caller]
     pub fn build(self) -> Result<TrainStep<R>> {
         let (world, is_pipeline) = (self.mesh.world().clone(), matches!(self.model, StepModel::Stages(_)));
@@ -242,12 +252,12 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
         if is_pipeline { abort_on_err(&world, built) } else { built }
     }
 
-    /// The features that were asked for: two that exclude each other are refused before anything is made.
+    /// The requested features: two that exclude each other are refused before anything is made.
     fn features(&self) -> Features {
         let whole = self.optimizer.as_ref().is_some_and(|optimizer| optimizer.shards().is_none());
         let mut buckets = self.buckets.clone().unwrap_or_default();
         if self.mesh.plan().size(Axis::Expert) == 1 && self.experts {
-            // Each rank has all experts, whose matrices are whole.
+            // Each rank has all experts, whose matrices are unsharded.
             buckets.compression = GradCompression::Own;
         }
         Features::default()
@@ -329,7 +339,7 @@ impl<R: Runtime> StrategyMaker<R> {
     }
 }
 
-/// The step of a pipeline: one or more replicas of it, as [`PipelineGroups`] has them.
+/// The step of a pipeline with one or more replicas, as [`PipelineGroups`] arranges them.
 fn of_stages<R: Runtime>(
     mesh: &Mesh<R>,
     model: PipelineModel<R>,
@@ -378,7 +388,7 @@ fn ranks_of<R: Runtime>(groups: &PipelineGroups<R>) -> StepRanks<R> {
     }
 }
 
-/// Units of which each tied parameter is one: only so it is cut alike in all stages.
+/// Makes each tied parameter a unit of its own, so that it is cut alike in all stages.
 fn with_own_units(ties: &[Tie], units: UnitOf) -> UnitOf {
     let tied: Vec<String> = ties.iter().flat_map(Tie::names).cloned().collect();
     UnitOf::new(move |name| if tied.iter().any(|own| own == name) { name.into() } else { units.of(name) })

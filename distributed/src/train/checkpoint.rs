@@ -12,24 +12,26 @@ use crate::{
     strategy::Strategy,
 };
 
-/// Notes of the caller: where its data goes on (`Loader::note`), a description.
+/// Notes of the caller in a checkpoint: the position of its data (`Loader::note`), a description.
 pub type CheckpointNotes = BTreeMap<String, String>;
 
 impl<R: Runtime> TrainStep<R> {
-    /// Saves everything that going on needs, under the number of updates so far. Every rank calls it, in the thread that trains.
+    /// Saves everything that resuming needs, under the number of updates so far. Every rank calls it, in the thread
+    /// that trains.
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(&self.strategy.ranks().everyone, self.global_step(), self, notes)
     }
 
-    /// A writer for [`save_in_background`](TrainStep::save_in_background); every rank makes one, and keeps it.
+    /// A writer for [`save_in_background`](TrainStep::save_in_background). Every rank makes one, and keeps it.
     pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
         SnapshotWriter::new(&self.strategy.ranks().everyone)
     }
 
-    /// Saves as [`save`](TrainStep::save) does, while training goes on: returns when a copy is made, which a thread writes. Every rank calls it.
+    /// Saves as [`save`](TrainStep::save) does, while training goes on. Returns once a copy is made, which a thread
+    /// writes. Every rank calls it.
     ///
     /// # Errors
-    /// Those of [`SnapshotWriter::save`].
+    /// The errors of [`SnapshotWriter::save`].
     pub fn save_in_background(
         &self,
         writer: &mut SnapshotWriter<R>,
@@ -39,8 +41,9 @@ impl<R: Runtime> TrainStep<R> {
         writer.save(folder, self.global_step(), self, notes)
     }
 
-    /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks with any strategy; gives its manifest, or
-    /// none if there is none. With as many ranks as saved it, what follows is what would have followed, bit for bit.
+    /// Resumes from the last complete checkpoint in a folder, saved by any number of ranks with any strategy. Returns
+    /// its manifest, or none if there is no checkpoint. With as many ranks as saved it, training continues as if it had
+    /// never stopped, bit for bit.
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
         let comm = self.strategy.ranks().everyone.clone();
         folder.load_latest(&comm, self)
@@ -48,7 +51,7 @@ impl<R: Runtime> TrainStep<R> {
 }
 
 impl Updates {
-    /// What is saved; `share` is whose random values the rank draws.
+    /// The numbers that are saved. `share` is the number of the random stream that the rank draws from.
     pub(crate) fn numbers(&self, share: usize) -> BTreeMap<String, u64> {
         let mut numbers = BTreeMap::from([("trainer/steps".into(), self.steps)]);
         if let Some(scaler) = &self.scaler {
@@ -61,7 +64,7 @@ impl Updates {
         numbers
     }
 
-    /// An error if an update failed while it changed weights: they are those of no step.
+    /// An error if an update failed while it changed weights, which then belong to no step.
     pub(crate) fn check_whole(&self) -> Result<()> {
         if !self.is_torn {
             return Ok(());
@@ -78,16 +81,16 @@ impl Updates {
         self.resumed(numbers).map(|_| ())
     }
 
-    /// What is saved of hyper-parameters, if they are.
+    /// The hyper-parameters to save; empty if the configuration does not save them.
     pub(crate) fn hyper_numbers<R: Runtime>(&self, strategy: &dyn Strategy<R>) -> BTreeMap<String, u64> {
         match self.config.hyper_parameters {
             HyperParameters::Configured => BTreeMap::new(),
-            // A strategy that does not tell them was refused when the step was made.
+            // A strategy that does not report them was refused when the step was made.
             _ => strategy.hyper_parameters().map_or_else(|_| BTreeMap::new(), |groups| hyper::numbers(&groups)),
         }
     }
 
-    /// An error unless hyper-parameters can be saved, if they are to be.
+    /// An error if hyper-parameters are to be saved, and the strategy does not report them.
     pub(crate) fn check_hyper<R: Runtime>(&self, strategy: &dyn Strategy<R>) -> Result<()> {
         match self.config.hyper_parameters {
             HyperParameters::Configured => Ok(()),
@@ -95,7 +98,7 @@ impl Updates {
         }
     }
 
-    /// The groups of a strategy with the hyper-parameters of a checkpoint, if these are taken over.
+    /// The groups of a strategy with the hyper-parameters of a checkpoint; none unless these are restored.
     fn restored_groups<R: Runtime>(
         &self,
         strategy: &dyn Strategy<R>,
@@ -115,7 +118,7 @@ impl Updates {
         groups.map_or(Ok(()), |groups| strategy.check_hyper_parameters(&groups))
     }
 
-    /// Takes over the hyper-parameters of a checkpoint, if that is asked for.
+    /// Takes over the hyper-parameters of a checkpoint, if the configuration restores them.
     pub(crate) fn restore_hyper<R: Runtime>(
         &self,
         strategy: &mut dyn Strategy<R>,
@@ -125,7 +128,7 @@ impl Updates {
         groups.map_or(Ok(()), |groups| strategy.set_hyper_parameters(&groups))
     }
 
-    /// The scaler as it goes on from these numbers.
+    /// The loss scaler as it continues from these numbers.
     fn resumed(&self, numbers: &BTreeMap<String, u64>) -> Result<Option<LossScaler>> {
         let mut scaler = self.scaler.clone();
         if let (Some(scaler), Some(&factor), Some(&good)) =
@@ -140,7 +143,8 @@ impl Updates {
         self.scaler = self.resumed(numbers)?;
         let number = |name: &str| numbers.get(name).copied();
         (self.steps, self.is_torn) = (number("trainer/steps").unwrap_or(0), false);
-        // The stream is that of the share it is now. A share that was not there before goes on from where the first one was.
+        // The stream is that of the current share. A share that the checkpoint lacks continues from the state of share
+        // 0.
         let random = |share| Some((number(&names::own(share, "seed"))?, number(&names::own(share, "drawn"))?));
         if let Some((seed, drawn)) = random(share).or_else(|| random(0)) {
             set_random_state(RandomState { seed, drawn, ..random_state() });

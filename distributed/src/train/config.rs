@@ -1,48 +1,49 @@
-//! What a step does.
+//! Options of a training step.
 
 use numcore::{Error, Result};
 use optim::LossScaler;
 
 use super::BufferSync;
 
-/// What becomes of an optimizer's hyper-parameters (learning rate, betas, weight decay …) in checkpoints, where they are saved for each
-/// parameter by its name: any strategy, in any groups and at any cut, takes them over from any other.
+/// The treatment of an optimizer's hyper-parameters (learning rate, betas, weight decay …) in checkpoints. They are
+/// saved for each parameter by its name, so any strategy restores them from any other, in any groups and at any cut.
 ///
-/// The learning rate among them is the base rate. A schedule that is active goes on setting the rate of each step from the base rate there is: one
-/// that scales it scales what was restored, and one with rates of its own is not changed.
+/// The learning rate among them is the base rate. An active schedule continues to set the rate of each step from the
+/// base rate. A schedule that scales the base rate scales the restored one; a schedule with absolute rates is not
+/// changed.
 #[doc(alias("param_groups"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HyperParameters {
-    /// They are the configuration's: neither saved nor taken over.
+    /// They are the configuration's: neither saved nor restored.
     #[default]
     Configured,
-    /// They are saved, and those of the configuration stay when a checkpoint is loaded.
+    /// They are saved. Loading a checkpoint keeps those of the configuration.
     Saved,
-    /// They are saved, and taken over from the checkpoint that is loaded, as PyTorch's `load_state_dict` does. A checkpoint without them is an
-    /// error then, and so is one that has different ones for parameters of one group here.
+    /// They are saved, and restored from the loaded checkpoint, as PyTorch's `load_state_dict` does. A checkpoint
+    /// without them is an error. So is one with different values for parameters that are in one group now.
     Restored,
 }
 
-/// What a training step does beside the update, which is the optimizer's.
+/// Options of a training step beside the update, which is the optimizer's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainingConfig {
-    /// Micro-batches in a step: their gradients add up before anything is exchanged.
+    /// The number of micro-batches in a step. Their gradients add up before anything is exchanged.
     pub accumulation: usize,
-    /// The largest norm of all gradients together; larger ones are scaled down to it.
+    /// The largest global norm of gradients; larger ones are scaled down to it. Without one there is no clipping.
     pub max_norm: Option<f64>,
     /// Dynamic loss scaling, for `f16`: all ranks skip a step together.
     pub loss_scaling: Option<LossScaler>,
-    /// Leaves the update out, on all ranks together, where a gradient of a step is not finite: looks at every gradient of every step, and
-    /// waits for the device. (With loss scaling this is done in any case.)
+    /// True if all ranks skip an update together when a gradient of the step is not finite. Reads every gradient of
+    /// every step, and waits for the device. With loss scaling updates are skipped in any case.
     pub skip_non_finite: bool,
-    /// What becomes of buffers, running statistics for one, which every rank changes by itself.
+    /// The synchronization of buffers that every rank changes by itself, such as running statistics.
     pub buffers: BufferSync,
-    /// What becomes of the optimizer's hyper-parameters in checkpoints.
+    /// The treatment of the optimizer's hyper-parameters in checkpoints.
     pub hyper_parameters: HyperParameters,
 }
 
 impl Default for TrainingConfig {
-    /// One micro-batch, neither clipping nor scaling, buffers that are each rank's own, hyper-parameters that no checkpoint has.
+    /// One micro-batch, neither clipping nor scaling, buffers of each rank's own, no hyper-parameters in checkpoints.
     fn default() -> Self {
         TrainingConfig {
             accumulation: 1,

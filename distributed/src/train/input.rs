@@ -1,21 +1,20 @@
-//! What a training step is given of each micro-batch.
+//! The input and the work of a training step.
 
 use numcore::{Error, Result, Runtime};
 
 use super::Loss;
 use crate::pipeline::MicroBatches;
 
-/// The input of one backward pass of a step: the loss of a micro-batch, or, of a pipeline, the micro-batches of one
-/// run.
+/// The input of one backward pass of a step: the loss of a micro-batch or, in a pipeline, the micro-batches of one run.
 pub enum StepInput<R: Runtime> {
-    /// The loss of a model that is whole.
+    /// The loss of a model without stages.
     Loss(Loss<R>),
     /// The tensors of a model in stages.
     Run(MicroBatches<R>),
 }
 
 impl<R: Runtime> StepInput<R> {
-    /// The input for a rank that has no example of its own: it weighs nothing.
+    /// This input with weight 0, for a rank that has no example of its own.
     pub fn weightless(self) -> Result<Self> {
         Ok(match self {
             StepInput::Loss(loss) => StepInput::Loss(loss.weightless()?),
@@ -26,7 +25,7 @@ impl<R: Runtime> StepInput<R> {
     /// The input that counts as much as any other micro-batch's: see [`Loss::into_mean`].
     ///
     /// # Errors
-    /// Of a pipeline, whose loss belongs to its model.
+    /// For the input of a pipeline, whose loss belongs to its model.
     pub fn into_mean(self) -> Result<Self> {
         match self {
             StepInput::Loss(loss) => Ok(StepInput::Loss(loss.into_mean()?)),
@@ -37,7 +36,7 @@ impl<R: Runtime> StepInput<R> {
         }
     }
 
-    /// The loss.
+    /// The loss; an error if this is the input of a pipeline.
     pub(super) fn loss(self) -> Result<Loss<R>> {
         match self {
             StepInput::Loss(loss) => Ok(loss),
@@ -48,7 +47,7 @@ impl<R: Runtime> StepInput<R> {
         }
     }
 
-    /// The tensors.
+    /// The tensors of a pipeline's run; an error if this is a loss.
     pub(super) fn run(self) -> Result<MicroBatches<R>> {
         match self {
             StepInput::Run(run) => Ok(run),
@@ -77,25 +76,25 @@ impl<R: Runtime> From<MicroBatches<R>> for StepInput<R> {
 pub struct StepWork<'a, R: Runtime> {
     pub(crate) own: usize,
     pub(crate) most: usize,
-    /// True if ranks have different numbers of them.
+    /// True if ranks have different numbers of micro-batches.
     pub(crate) uneven: bool,
     pub(crate) input: &'a mut dyn FnMut(usize) -> Result<StepInput<R>>,
     pub(crate) empty: Empty,
-    /// Called when the last backward pass is over.
+    /// A function that is called after the last backward pass.
     pub(crate) computed: Option<&'a mut dyn FnMut() -> Result<()>>,
 }
 
-/// What becomes of a step whose losses weigh nothing on all of its ranks.
+/// The treatment of a step whose losses weigh 0 on all of its ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Empty {
-    /// It is an error.
+    /// An error.
     IsError,
-    /// It is left out: others train on.
+    /// Skips the update, while other ranks train on.
     IsLeftOut,
 }
 
 impl<'a, R: Runtime> StepWork<'a, R> {
-    /// Work of so many micro-batches, as many on all ranks; `input` computes the `k`-th, from 0.
+    /// Work of `micro_batches` micro-batches, the same number on all ranks. `input(k)` computes the `k`-th, from 0.
     pub fn new(micro_batches: usize, input: &'a mut dyn FnMut(usize) -> Result<StepInput<R>>) -> Self {
         StepWork {
             own: micro_batches,
@@ -107,7 +106,7 @@ impl<'a, R: Runtime> StepWork<'a, R> {
         }
     }
 
-    /// Says that ranks have different numbers of micro-batches, and none more than so many, which all ranks say alike.
+    /// Allows ranks to have different numbers of micro-batches, at most `most`, which must be equal on all ranks.
     pub fn of(self, most: usize) -> Self {
         StepWork { most, uneven: true, ..self }
     }
@@ -117,12 +116,12 @@ impl<'a, R: Runtime> StepWork<'a, R> {
         (self.input)(k)
     }
 
-    /// How many micro-batches this rank has.
+    /// The number of this rank's micro-batches.
     pub fn own(&self) -> usize {
         self.own
     }
 
-    /// How many micro-batches the rank has that has most.
+    /// The largest number of micro-batches of any rank.
     pub fn most(&self) -> usize {
         self.most
     }

@@ -1,8 +1,8 @@
-//! What a step tells.
+//! Measurements of a training step.
 
 use numcore::{DType, Result, Runtime, Tensor};
 
-/// What a step did. Its numbers stay on the device until they are asked for.
+/// The measurements of one step. They stay on the device until they are read.
 #[derive(Clone, Debug)]
 pub struct TrainingMetrics<R: Runtime> {
     pub(crate) loss: Tensor<R>,
@@ -10,7 +10,8 @@ pub struct TrainingMetrics<R: Runtime> {
     pub(crate) own: Tensor<R>,
     pub(crate) own_weight: f64,
     pub(crate) weight: Tensor<R>,
-    /// How many ranks have parts of the same sequences, of which each says what they weigh.
+    /// The number of ranks that have parts of the same sequences; each of them reports the weight of the whole
+    /// sequences.
     pub(crate) alike: usize,
     pub(crate) grad_norm: Option<Tensor<R>>,
     pub(crate) stepped: bool,
@@ -19,24 +20,25 @@ pub struct TrainingMetrics<R: Runtime> {
     pub(crate) meeting: Option<Meeting>,
 }
 
-/// How far ranks had gone apart when they brought their weights together.
+/// The divergence of ranks when they synchronized their weights after local updates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Meeting {
-    /// The number of the meeting, from 1.
+    /// The number of the synchronization, from 1.
     pub number: u64,
-    /// The fragment that met, or the first of those that did.
+    /// The fragment that was synchronized, or the first of several.
     pub fragment: usize,
-    /// The largest distance of a rank's weights from the new global ones, over the norm of these.
+    /// The largest distance of a rank's weights from the new global weights, over the norm of the global weights.
     pub divergence: f64,
 }
 
 impl<R: Runtime> TrainingMetrics<R> {
-    /// The mean loss over everything all ranks contributed; waits for the device.
+    /// The mean loss over all micro-batches of all ranks. Waits for the device.
     pub fn loss(&self) -> Result<f64> {
         self.loss.item()
     }
 
-    /// The mean loss over this rank's micro-batches, before anything is summed over ranks; none where they weigh nothing. Waits for the device.
+    /// The mean loss over this rank's micro-batches, before anything is summed over ranks; none if they weigh 0. Waits
+    /// for the device.
     #[doc(alias("local_loss"))]
     pub fn own_loss(&self) -> Result<Option<f64>> {
         let own: Vec<f64> = match self.own.dtype() {
@@ -48,7 +50,8 @@ impl<R: Runtime> TrainingMetrics<R> {
         Ok((weight != 0.0).then(|| sums.iter().sum::<f64>() / weight))
     }
 
-    /// What the losses of all ranks and micro-batches weighed together: tokens, where each was a sum over tokens; waits for the device.
+    /// The total weight of the losses of all ranks and micro-batches: tokens, where each loss is a sum over tokens.
+    /// Waits for the device.
     pub fn weight(&self) -> Result<f64> {
         Ok(self.weight.item()? / self.alike as f64)
     }
@@ -58,32 +61,33 @@ impl<R: Runtime> TrainingMetrics<R> {
         self.own_weight
     }
 
-    /// The meeting of ranks that this step ended with, where they [train by themselves](crate::local_updates) in
-    /// between.
+    /// The synchronization of weights that this step ended with, where ranks make [local
+    /// updates](crate::local_updates).
     pub fn meeting(&self) -> Option<Meeting> {
         self.meeting
     }
 
-    /// The norm of all gradients before clipping, where there is clipping; waits for the device. Squares are added up for each parameter by
-    /// itself, then in the model's order: it depends on the gradients alone, not on buckets. Where gradients are sharded, each piece of a
-    /// parameter is added up by itself: on one rank that is the same, to the bit; on more, the last bits depend on where the number of
-    /// ranks and the units cut parameters.
+    /// The norm of all gradients before clipping; none without clipping. Waits for the device.
+    ///
+    /// Squares are added up for each parameter separately, then in the model's order. The result depends on the
+    /// gradients alone, not on buckets. Sharded gradients are added up for each piece of a parameter separately. On one
+    /// rank that gives the same bits; on more, the last bits depend on the places at which parameters are cut.
     pub fn grad_norm(&self) -> Result<Option<f64>> {
         self.grad_norm.as_ref().map(Tensor::item).transpose()
     }
 
-    /// False if the step was left out because a gradient was not finite somewhere: a scaled one, or any where such steps are
-    /// [left out](super::TrainingConfig::skip_non_finite).
+    /// False if the update was skipped because a gradient was not finite on some rank. Steps are skipped with loss
+    /// scaling, or where the configuration [skips them](super::TrainingConfig::skip_non_finite).
     pub fn stepped(&self) -> bool {
         self.stepped
     }
 
-    /// The learning rate it was taken with (of the first group).
+    /// The learning rate of the step (of the first group).
     pub fn learning_rate(&self) -> f64 {
         self.learning_rate
     }
 
-    /// Updates so far, this one included.
+    /// The number of updates so far, this one included.
     pub fn global_step(&self) -> u64 {
         self.global_step
     }

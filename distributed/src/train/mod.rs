@@ -1,6 +1,6 @@
-//! Training steps: forward and backward passes of some micro-batches, and the update, on however many ranks.
+//! Training steps: forward and backward passes of some micro-batches, and the update, on any number of ranks.
 //!
-//! [`TrainStep::builder`] makes them; [`Step`] is what loops and wrappers take.
+//! [`TrainStep::builder`] makes them; [`Step`] is the trait that loops and wrappers take.
 
 mod api;
 mod builder;

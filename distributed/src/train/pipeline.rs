@@ -24,7 +24,7 @@ impl<R: Runtime> Stages<R> {
         Stages { pipeline, last: None }
     }
 
-    /// So many runs of the pipeline: their losses on the rank of the last stage.
+    /// Runs the pipeline `runs` times. Returns the losses on the rank of the last stage.
     pub(super) fn run(
         &mut self,
         strategy: &mut dyn Strategy<R>,
@@ -47,7 +47,7 @@ impl<R: Runtime> Stages<R> {
         Ok(losses)
     }
 
-    /// Forwards alone, with stages that are gathered where they are sharded.
+    /// Runs forwards alone. Sharded stages are gathered for them.
     pub(super) fn evaluate(
         &mut self,
         strategy: &mut dyn Strategy<R>,
@@ -63,7 +63,7 @@ impl<R: Runtime> Stages<R> {
 }
 
 /// The strategy of a rank's stages, as the hooks of a run. It sums over the replicas of a stage during the stage's last
-/// backward pass or, where gradients are sharded, during each: REDUCE_GRAD finds the sums in flight.
+/// backward pass or, where gradients are sharded, during each. REDUCE_GRAD finds the sums in flight.
 struct StrategyHooks<'a, R: Runtime> {
     strategy: &'a mut dyn Strategy<R>,
     observer: Option<&'a mut GradientObserver<R>>,

@@ -1,4 +1,4 @@
-//! A training step that is given what its caller has computed: losses one by one, or gradients.
+//! A training step from losses or gradients that its caller has computed.
 
 use std::panic::Location;
 
@@ -9,9 +9,10 @@ use super::{Empty, Loss, TrainStep, TrainingMetrics, at_call};
 use crate::{comm::Comm, strategy::Computing};
 
 impl<R: Runtime> TrainStep<R> {
-    /// The backward pass of one micro-batch, whose loss is in hand, and the update after the last of the step's
-    /// [`accumulation`](TrainStep::accumulation): its metrics, or none while micro-batches are missing. Steps are those of
-    /// [`step`](TrainStep::step), to the bit; every rank calls it equally often.
+    /// Runs the backward pass of one micro-batch from its loss, and the update after the last of
+    /// [`accumulation`](TrainStep::accumulation) micro-batches. Returns the metrics of the step, or none while
+    /// micro-batches are missing. Steps are those of [`step`](TrainStep::step), to the bit. Every rank calls it equally
+    /// often.
     ///
     /// ```
     /// # use autograd::Var;
@@ -33,7 +34,7 @@ impl<R: Runtime> TrainStep<R> {
     /// ```
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step). The micro-batches of the step so far are discarded then.
+    /// Fails as [`step`](TrainStep::step). An error discards the micro-batches of the step so far.
     #[track_caller]
     pub fn backward_and_step(&mut self, loss: Loss<R>) -> Result<Option<TrainingMetrics<R>>> {
         let line = Location::caller();
@@ -44,12 +45,13 @@ impl<R: Runtime> TrainStep<R> {
         self.all(done).map_err(|error| at_call(error, line))
     }
 
-    /// Forgets the micro-batches of a step that [`backward_and_step`](TrainStep::backward_and_step) has begun. Every rank calls it alike.
+    /// Discards the micro-batches of a step that [`backward_and_step`](TrainStep::backward_and_step) has begun. Every
+    /// rank calls it alike.
     pub fn discard_pushed(&mut self) {
         (self.pushed, self.prepared) = (Vec::new(), false);
     }
 
-    /// An error of a step whose stages compute losses themselves.
+    /// An error if the model is in stages, which compute losses themselves.
     fn require_whole(&self, op: &'static str) -> Result<()> {
         let why = "the model is in stages, which compute losses and gradients themselves: give micro-batches to `step`";
         if self.stages.is_none() { Ok(()) } else { Err(Error::argument(op, why)) }
@@ -78,11 +80,12 @@ impl<R: Runtime> TrainStep<R> {
         Ok(Some(metrics))
     }
 
-    /// A step of gradients that the caller has computed, in place of backward passes: those of the sum that `loss` is, of this rank's examples.
-    /// They are summed over ranks, divided by the total weight, clipped and applied as those of [`step`](TrainStep::step) are.
+    /// Makes a step from gradients that the caller has computed, in place of backward passes. They are gradients of the
+    /// sum in `loss`, over this rank's examples. They are summed over ranks, divided by the total weight, clipped and
+    /// applied as in [`step`](TrainStep::step).
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step). A trained parameter without a gradient is an error, or left alone where
+    /// Fails as [`step`](TrainStep::step). A trained parameter without a gradient is an error, or keeps its value where
     /// [unused parameters](crate::buckets::Unused) are allowed.
     #[track_caller]
     pub fn step_from(&mut self, gradients: &Gradients<R>, loss: Loss<R>) -> Result<TrainingMetrics<R>> {
@@ -104,7 +107,7 @@ impl<R: Runtime> TrainStep<R> {
         self.update(&[loss.told()?], Empty::IsError)
     }
 
-    /// Before a step that is given its work as a whole: an error while another is made of losses in hand.
+    /// Prepares a step that gets its micro-batches in one call. An error if `backward_and_step` has begun another step.
     pub(super) fn prepare_whole(&mut self, who: Computing) -> Result<()> {
         self.prepared = false;
         if self.pushed.is_empty() {
@@ -124,10 +127,10 @@ impl<R: Runtime> TrainStep<R> {
         &self.strategy.ranks().losses
     }
 
-    /// Sets the base learning rate of all parameter groups; a schedule goes on from there.
+    /// Sets the base learning rate of all parameter groups, from which a schedule continues.
     ///
     /// # Errors
-    /// If the rate is no number of 0 or more; and for an optimizer that does not tell its hyper-parameters.
+    /// Fails if the rate is no number of 0 or more, or the optimizer does not report its hyper-parameters.
     pub fn set_lr(&mut self, lr: f64) -> Result<()> {
         let mut groups = self.strategy.hyper_parameters()?;
         for (name, value) in groups.iter_mut().flat_map(|group| &mut group.values) {

@@ -13,23 +13,22 @@ use crate::{
 };
 
 impl<R: Runtime> TrainStep<R> {
-    /// Tells whether any rank has examples left; this one has if `own`. Blocks.
+    /// Tells whether any rank has examples left; `own` is true if this rank has. Blocks.
     pub fn any_left(&self, own: bool) -> Result<bool> {
         Ok(all_gather_bool(&self.strategy.ranks().losses, own)?.contains(&true))
     }
 
-    /// Steps through this rank's batches until every rank has run out of its own. A step takes
-    /// [`accumulation`](super::TrainingConfig::accumulation) of them, one for each micro-batch; the last step of a rank
-    /// takes what is left. The mean of a step is over the batches that all ranks took. In the micro-batches for which
-    /// it has none a rank computes its last batch again, which then weighs nothing; a rank that never had a batch takes
-    /// part as [`idle`](TrainStep::idle) does.
+    /// Steps through this rank's batches until every rank has run out of batches. `see` gets the metrics of every step.
     ///
-    /// `see` is given the metrics of every step.
+    /// A step takes [`accumulation`](super::TrainingConfig::accumulation) batches, one for each micro-batch; the last
+    /// step of a rank takes those that are left. The mean of a step is over the batches that all ranks took. For each
+    /// missing micro-batch a rank computes its last batch again, with weight 0. A rank that never had a batch takes
+    /// part as in [`idle`](TrainStep::idle).
     ///
     /// # Errors
     /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has
-    /// experts that compute others' tokens, or stages that compute others' micro-batches. On every rank as well what
-    /// `loss` or `see` returns on one.
+    /// experts that compute others' tokens, or stages that compute others' micro-batches. An error of `loss` or `see`
+    /// on one rank is an error on all.
     #[track_caller]
     pub fn run<B, I: Into<StepInput<R>>>(
         &mut self,
@@ -74,7 +73,8 @@ impl<R: Runtime> TrainStep<R> {
         }
     }
 
-    /// Tells whether ranks have batches, all or some of them. An error on every rank if one can never sweep, and must.
+    /// Tells whether all ranks have batches, or some of them. An error on every rank if a rank without a batch cannot
+    /// idle.
     fn who_computes(&self, own: bool) -> Result<Computing> {
         let ranks = self.strategy.ranks();
         let have = all_gather_bool(&ranks.losses, own)?;

@@ -1,5 +1,5 @@
-//! When strategies send the gradients of a stage: where its row says REDUCE_GRAD they are in flight, and not before its
-//! last backward pass.
+//! Tests of the time at which strategies send the gradients of a stage: in its last backward pass, before its row has
+//! REDUCE_GRAD.
 
 use std::{slice::from_ref, sync::Arc};
 
@@ -26,23 +26,23 @@ use crate::{
 const WIDTH: usize = 4;
 const MICROS: usize = 4;
 
-/// What a run asks of a stage, in the order of the row.
+/// A request of a run to a stage's hooks, in the order of the row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asked {
-    /// A backward pass, and whether it is the stage's last of the run.
+    /// A backward pass; true if it is the stage's last of the run.
     Sweep(Compute, bool),
     ReduceGrad(usize),
-    /// The end of the run, and that of the step.
+    /// The end of the run, or of the step.
     Nothing,
 }
 
-/// What was asked, and how many sums were started before anything else was.
+/// The requests, and for each the number of sums that were started before the next request.
 type Sent = Vec<(Asked, u64)>;
 
-/// Strategies, and how many of their sums had been started when they were asked for something.
+/// Strategies that record the requests of a run, and the number of sums started before each.
 struct Watched {
     strategy: StrategySet<Cpu>,
-    /// True if the run that goes on is the step's last.
+    /// True if the current run is the step's last.
     is_last: bool,
     replicas: Arc<CountingCommunicator<Cpu>>,
     asked: Vec<(Asked, u64)>,
@@ -54,7 +54,7 @@ impl Watched {
         self.asked.push((asked, sums.iter().sum()));
     }
 
-    /// Forgets what it tells.
+    /// Takes the record out.
     fn sent(&mut self) -> Sent {
         let asked = std::mem::take(&mut self.asked);
         asked.windows(2).map(|pair| (pair[0].0, pair[1].1 - pair[0].1)).collect()
@@ -82,7 +82,7 @@ impl StageHooks<Cpu> for Watched {
     }
 }
 
-/// Trains two runs of a step on two replicas of two ranks; what was sent when in each run, by rank.
+/// Trains two runs of a step on two replicas of two ranks. Returns the requests and sums of each run, by rank.
 fn two_runs(
     checked: &Checked,
     strategy: impl Fn(&dyn Stage<Cpu>, &Comm<Cpu>) -> Result<Box<dyn Strategy<Cpu>>> + Sync,
@@ -153,8 +153,8 @@ fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
     }
 }
 
-/// All of a stage's sums are started in the last backward pass of the step that makes weight gradients; REDUCE_GRAD is
-/// what comes next.
+/// Checks that all sums of a stage are started in the step's last backward pass of it that makes weight gradients, and
+/// that REDUCE_GRAD comes next.
 fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
     for (rank, [first, second]) in ranks.into_iter().enumerate() {
         assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");
@@ -184,7 +184,7 @@ fn buckets_leave_in_the_sweep_before_reduce_grad() {
             let optimizer = Box::new(Sgd::over(SgdConfig::default(), leaves)?);
             Ok(Box::new(DataParallel::new(replicas, stage, optimizer, options)?))
         });
-        // Two layers a stage, of a weight and a bias each: a bucket for each.
+        // A stage has two layers, of a weight and a bias each: a bucket for each.
         in_the_last_sweep(kind, checked, ranks, 4);
     });
 }

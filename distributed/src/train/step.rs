@@ -1,4 +1,4 @@
-//! One training step, on however many ranks.
+//! One training step, on any number of ranks.
 
 use std::{collections::HashSet, panic::Location};
 
@@ -20,9 +20,11 @@ use crate::{
     strategy::{BackwardPass, Computing, FullParameters, LossWeight, StepRanks, Strategy},
 };
 
-/// Trains a model: forward and backward of some micro-batches, clipping, the update. How it is spread over ranks is the strategy's;
-/// the result is that of one rank with all examples of all ranks. [`TrainStep::builder`] makes one, of a model or of a
-/// [`PipelineModel`](crate::pipeline::PipelineModel): whatever is chosen, its type is this.
+/// Trains a model: forward and backward passes of some micro-batches, clipping, and the update.
+///
+/// The strategy spreads the step over ranks. The result is that of one rank with all examples of all ranks.
+/// [`TrainStep::builder`] makes a step from a model or a [`PipelineModel`](crate::pipeline::PipelineModel); its type is
+/// always this.
 ///
 /// ```
 /// use distributed::train::{Loss, TrainStep};
@@ -45,31 +47,31 @@ use crate::{
 pub struct TrainStep<R: Runtime> {
     pub(super) updates: Updates,
     pub(super) strategy: Box<dyn Strategy<R>>,
-    /// The stages that micro-batches go through; none of a model that is whole, whose losses a step is given.
+    /// The stages that micro-batches go through; none for a model without stages, whose losses are the step's input.
     pub(super) stages: Option<Box<Stages<R>>>,
     pub(super) observer: Option<GradientObserver<R>>,
-    /// The losses of the micro-batches that [`backward_and_step`](TrainStep::backward_and_step) was given since the last update.
+    /// The losses given to [`backward_and_step`](TrainStep::backward_and_step) since the last update.
     pub(super) pushed: Vec<Loss<R>>,
-    /// True if the strategy is prepared for the next of them.
+    /// True if the strategy is prepared for the next of these losses.
     pub(super) prepared: bool,
     /// Leaves, by identity, of experts that compute for other ranks.
     pub(super) shared: HashSet<usize>,
 }
 
-/// An error within a step says at which line of the caller's the step was, unless it knows a line of the caller's own closure: collectives
-/// and updates within are the library's. An error of the caller's own comes out as it went in.
+/// Adds the caller's line to an error, unless the error already has a line of the caller's closure. Collectives and
+/// updates within a step are the library's. An error of the caller's own type is not changed.
 pub(crate) fn at_call(error: Error, line: &'static Location<'static>) -> Error {
     if matches!(error.kind(), ErrorKind::Other { .. }) { error } else { error.at(line) }
 }
 
 impl<R: Runtime> TrainStep<R> {
-    /// A step with a strategy of one's own; [`TrainStep::builder`] makes those with the strategies there are.
+    /// Makes a step from a custom strategy. [`TrainStep::builder`] makes steps from the strategies of this crate.
     #[track_caller]
     pub fn new(strategy: impl Strategy<R>, config: TrainingConfig) -> Result<Self> {
         Self::of(Box::new(strategy), config)
     }
 
-    /// Makes a step like [`new`](TrainStep::new), of a strategy of any kind.
+    /// Makes a step like [`new`](TrainStep::new), from a boxed strategy.
     #[track_caller]
     pub(super) fn of(strategy: Box<dyn Strategy<R>>, config: TrainingConfig) -> Result<Self> {
         config.check()?;
@@ -80,12 +82,13 @@ impl<R: Runtime> TrainStep<R> {
         Ok(TrainStep { updates, strategy, stages: None, observer: None, pushed, prepared: false, shared })
     }
 
-    /// One step: `micro_batch(k)` computes the loss of the `k`-th of this rank's
-    /// [`accumulation`](TrainingConfig::accumulation) micro-batches; of a pipeline it gives the
+    /// Runs one step. `micro_batch(k)` computes the loss of the `k`-th of this rank's
+    /// [`accumulation`](TrainingConfig::accumulation) micro-batches. In a pipeline it returns the
     /// [`MicroBatches`](crate::pipeline::MicroBatches) of this replica's `k`-th run.
     ///
-    /// An error on one rank is an error on all, and ends the communicator. On one rank nothing has changed then: the next step is what it
-    /// would have been.
+    /// # Errors
+    /// An error on one rank is an error on all, and ends the communicator. In a world of one rank nothing has changed
+    /// then: the next step is what it would have been.
     #[track_caller]
     pub fn step<I: Into<StepInput<R>>>(
         &mut self,
@@ -96,11 +99,11 @@ impl<R: Runtime> TrainStep<R> {
         self.take(StepWork::new(count, &mut |k| micro_batch(k).map(Into::into))).map_err(|error| at_call(error, line))
     }
 
-    /// One step of `micro_batches` micro-batches, as many on all ranks, in place of the [configured](TrainingConfig::accumulation) number: the
-    /// last step of an epoch, which takes what is left.
+    /// Runs one step of `micro_batches` micro-batches, the same number on all ranks, in place of the
+    /// [configured](TrainingConfig::accumulation) number. The last step of an epoch takes the rest this way.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and if the number is 0, or more than configured.
+    /// Fails as [`step`](TrainStep::step), and if the number is 0, or more than configured.
     #[track_caller]
     pub fn step_with<I: Into<StepInput<R>>>(
         &mut self,
@@ -112,12 +115,13 @@ impl<R: Runtime> TrainStep<R> {
             .map_err(|error| at_call(error, line))
     }
 
-    /// One step of `own` micro-batches on this rank, where no rank has more than `most`, which all ranks say alike: a fast rank takes more than a slow
-    /// one, and one that has nothing takes none. The step is that of one rank with the micro-batches of all.
+    /// Runs one step of `own` micro-batches on this rank. No rank has more than `most`, which must be equal on all
+    /// ranks. A fast rank takes more than a slow one, and a rank that has nothing takes none. The step is that of one
+    /// rank with the micro-batches of all.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and if `most` is 0 or less than `own`, or the strategy exchanges something
-    /// in every pass.
+    /// Fails as [`step`](TrainStep::step), and if `most` is 0 or less than `own`, or the strategy exchanges something in
+    /// every pass.
     #[track_caller]
     pub fn step_uneven<I: Into<StepInput<R>>>(
         &mut self,
@@ -130,24 +134,25 @@ impl<R: Runtime> TrainStep<R> {
         self.step_of(StepWork::new(own, &mut input).of(most)).map_err(|error| at_call(error, line))
     }
 
-    /// Micro-batches in a step.
+    /// The number of micro-batches in a step.
     pub fn accumulation(&self) -> usize {
         self.updates.config.accumulation
     }
 
-    /// Takes part in a step of the others when this rank has no examples. Its model is not run: layers whose forward or backward exchanges something with other
-    /// ranks need a [weightless](Loss::weightless) loss of any batch in its place.
+    /// Takes part in a step of the other ranks without an example of its own. This rank's model does not run. Layers
+    /// that exchange with other ranks in forward or backward need a [weightless](Loss::weightless) loss of any batch
+    /// instead.
     ///
     /// # Errors
-    /// As [`step`](TrainStep::step); and where the strategy needs a backward pass on every rank: experts over ranks,
-    /// pipelines, and ZeRO stage 3 unless unused parameters are allowed.
+    /// Fails as [`step`](TrainStep::step), and if the strategy needs a backward pass on every rank. Experts over ranks,
+    /// pipelines, and ZeRO stage 3 unless unused parameters are allowed, need one.
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let most = self.updates.config.accumulation;
         self.step_of(StepWork { own: 0, ..StepWork::new(most, &mut nothing) }).at_caller()
     }
 
-    /// Updates so far.
+    /// The number of updates so far.
     #[doc(alias("timestep"))]
     pub fn global_step(&self) -> u64 {
         self.updates.steps
@@ -163,39 +168,38 @@ impl<R: Runtime> TrainStep<R> {
         &*self.strategy
     }
 
-    /// The strategy, for schedules and checkpoints.
+    /// The strategy as a mutable reference, for schedules and checkpoints.
     pub fn strategy_mut(&mut self) -> &mut dyn Strategy<R> {
         &mut *self.strategy
     }
 
-    /// The number of buckets that gradients are exchanged in; none where they are sharded, or of several models.
+    /// The number of buckets in which gradients are exchanged; none for sharded gradients, and for sets of strategies.
     pub fn num_buckets(&self) -> Option<usize> {
         self.strategy.downcast_ref().map(DataParallel::num_buckets)
     }
 
-    /// The pipeline that the step runs, if its model is in stages.
+    /// The pipeline that the step runs; none for a model without stages.
     pub fn pipeline(&self) -> Option<&Pipeline<R>> {
         self.stages.as_ref().map(|stages| &stages.pipeline)
     }
 
-    /// What the last run of the pipeline left on this rank: losses, and measurements for a
+    /// The output of the pipeline's last run on this rank: losses, and measurements for a
     /// [timeline](Pipeline::timeline).
     pub fn last_run(&self) -> Option<&PipelineOutput<R>> {
         self.stages.as_ref()?.last.as_ref()
     }
 
-    /// Forwards alone through the stages of a pipeline: see [`Pipeline::evaluate`]. Each replica evaluates its own
-    /// micro-batches; where parameters are sharded, replicas must evaluate together.
+    /// Runs forwards alone through the stages of a pipeline: see [`Pipeline::evaluate`]. Each replica evaluates its own
+    /// micro-batches. Replicas of sharded parameters must evaluate together.
     ///
     /// # Errors
-    /// As [`Pipeline::evaluate`], and if the model is whole.
+    /// Fails as [`Pipeline::evaluate`], and if the model has no stages.
     pub fn evaluate_stages(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
         let no_stages = || Error::argument("TrainStep::evaluate_stages", "the model is whole: call it");
         self.stages.as_mut().ok_or_else(no_stages)?.evaluate(&mut *self.strategy, batch)
     }
 
-    /// All parameters on every rank, for evaluation and export: they are gathered now, where they are sharded, and
-    /// released when the scope ends.
+    /// Gathers all parameters on every rank, for evaluation and export. They are released when the scope ends.
     pub fn gather_full_params(&self) -> Result<FullParameters> {
         self.strategy.gather_full_params()
     }
@@ -205,7 +209,8 @@ impl<R: Runtime> TrainStep<R> {
         self.updates.scaler.as_mut()
     }
 
-    /// A step of at most the configured number of micro-batches; of other numbers, where ranks have different ones.
+    /// Runs a step of at most the configured number of micro-batches. The number may be larger if ranks have different
+    /// ones.
     pub(super) fn step_of(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>> {
         let fits = self.fits(&work);
         self.all(fits)?;
@@ -236,12 +241,13 @@ impl<R: Runtime> TrainStep<R> {
         self.all(done)
     }
 
-    /// An error of this rank is one of all.
+    /// Makes an error of this rank an error of all.
     pub(super) fn all<T>(&self, own: Result<T>) -> Result<T> {
         abort_on_err(&self.strategy.ranks().everyone, own)
     }
 
-    /// All passes of a step, and the update. The exchange is in the last pass: a rank that has fewer takes them last.
+    /// Runs all passes of a step, and the update. Gradients are exchanged in the last pass, so a rank with fewer
+    /// micro-batches takes them last.
     pub(super) fn pass_all(&mut self, work: StepWork<'_, R>, who: Computing) -> Result<TrainingMetrics<R>> {
         let StepWork { own, most, input, empty, computed, .. } = work;
         let idle = most - own;
@@ -254,7 +260,8 @@ impl<R: Runtime> TrainStep<R> {
         traced("update", || self.update(&losses, empty))
     }
 
-    /// Runs the micro-batches. Collective calls are equal whether this rank has one or not: other ranks may.
+    /// Runs the micro-batches. Collective calls do not depend on this rank having a micro-batch: other ranks may have
+    /// one.
     fn accumulate(
         &mut self,
         runs: usize,
@@ -272,7 +279,7 @@ impl<R: Runtime> TrainStep<R> {
         Ok(losses)
     }
 
-    /// Before a backward pass, after its forward: the last pass of a step says what all of this rank's losses weigh.
+    /// Begins a backward pass, after its forward. The last pass of a step has the total weight of this rank's losses.
     pub(super) fn begin_pass(&mut self, before: &[Loss<R>], loss: Option<&Loss<R>>, last: bool) -> Result<()> {
         let losses = || LossWeight {
             weight: before.iter().chain(loss).map(|loss| loss.weight).sum(),
@@ -283,7 +290,7 @@ impl<R: Runtime> TrainStep<R> {
         self.strategy.begin(0, pass)
     }
 
-    /// The backward pass of a loss, which is left without its graph.
+    /// Runs the backward pass of a loss. Returns the loss without its graph.
     pub(super) fn sweep(&mut self, loss: Loss<R>) -> Result<Loss<R>> {
         let scaled = self.updates.scaler.as_ref().map(|s| s.scale(&loss.sum)).transpose()?;
         let mut hook = self.hook(loss.counts);
@@ -291,7 +298,7 @@ impl<R: Runtime> TrainStep<R> {
         loss.told()
     }
 
-    /// The hook of a backward pass whose gradients count, or do not.
+    /// The hook of a backward pass; `counts` is true if its gradients count.
     pub(super) fn hook(&mut self, counts: bool) -> CountedHook<'_, R> {
         let TrainStep { strategy, observer, shared, .. } = self;
         let waits = !strategy.features().allow(Feature::Idle);
@@ -306,15 +313,15 @@ impl<R: Runtime> TrainStep<R> {
     }
 }
 
-/// The input of a rank that has none.
+/// The input of a rank that has none: an error.
 pub(super) fn nothing<R: Runtime>(_: usize) -> Result<StepInput<R>> {
     Err(Error::internal("a training step", "a rank without a micro-batch was asked for one"))
 }
 
-/// Of a batch that is computed for other ranks alone no row counts.
+/// The row count of a batch that is computed for other ranks alone: no row counts.
 pub(crate) const NO_ROW: Option<CountedRows> = Some(CountedRows { count: 0, rows: 1 });
 
-/// A part of a step, as recordings show it.
+/// Runs a part of a step as a span of recordings.
 fn traced<T>(phase: &'static str, f: impl FnOnce() -> T) -> T {
     let _span = trace::span(SpanKind::Phase, phase);
     f()

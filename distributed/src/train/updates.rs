@@ -1,4 +1,4 @@
-//! What every step does with gradients that are summed.
+//! The part of every step that follows the backward passes.
 
 use std::sync::LazyLock;
 
@@ -17,16 +17,17 @@ use crate::{
     sums::wide,
 };
 
-/// What a trainer does after the last backward pass of a step, and what it remembers from step to step.
+/// The state of updates: clipping and loss scaling after the last backward pass of a step, and what lasts between
+/// steps.
 pub(crate) struct Updates {
     pub(crate) config: TrainingConfig,
     pub(crate) scaler: Option<LossScaler>,
     pub(crate) steps: u64,
-    /// True if an update has begun, and not come to its end.
+    /// True if an update has begun, and has not ended.
     pub(crate) is_torn: bool,
 }
 
-/// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as `clip_grad_norm` has it, for a positive factor `s` that the gradients still
+/// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as in `clip_grad_norm`. The positive factor `s` is one that the gradients still
 /// have to be multiplied by.
 static CLIPPED: LazyLock<Program> =
     LazyLock::new(|| Program::new("clipped", |[norm, scale], [max]| [(max / (norm * scale + 1e-6)).min(1.0) * scale]));
@@ -36,17 +37,17 @@ impl Updates {
         Updates { scaler: config.loss_scaling.clone(), config, steps: 0, is_torn: false }
     }
 
-    /// What the gradient of every loss is multiplied by.
+    /// The factor of the gradient of every loss.
     pub(crate) fn loss_scale(&self) -> f64 {
         self.scaler.as_ref().map_or(1.0, LossScaler::factor)
     }
 
-    /// Tells whether a step is left out if its gradients are not finite.
+    /// Tells whether a step with non-finite gradients is skipped.
     pub(crate) fn may_skip(&self) -> bool {
         self.scaler.is_some() || self.config.skip_non_finite
     }
 
-    /// Mean, clipping, update. `losses` are this rank's; all ranks come to the same decisions.
+    /// Divides by the total weight, clips, and updates. `losses` are this rank's; all ranks make the same decisions.
     pub(crate) fn apply<R: Runtime>(
         &mut self,
         strategy: &mut dyn Strategy<R>,
@@ -59,7 +60,7 @@ impl Updates {
         let own = rows(comm.runtime(), losses, count)?;
         let own_weight = losses.iter().map(|loss| loss.weight).sum();
         let totals = if canonical { totals_in_order(comm, &own, count)? } else { totals(comm, &own)? };
-        // What the step tells is equal on all ranks, so that loops decide by it.
+        // The metrics of a step are equal on all ranks, so that loops decide by them.
         let totals = equal(everyone, totals)?;
         let (sum, weight) = (totals.narrow(0, 0, 1)?.reshape([])?, totals.narrow(0, 1, 1)?.reshape([])?);
         let mut metrics = TrainingMetrics {
@@ -75,7 +76,7 @@ impl Updates {
             meeting: None,
         };
         let weight = metrics.weight.clone();
-        // Who has added to the total need not wait for the device to know that it is not 0.
+        // A rank that has added to the total need not wait for the device to know that it is not 0.
         if losses.iter().all(|loss| loss.weight == 0.0) && weight.item()? == 0.0 {
             if empty == Empty::IsLeftOut {
                 return Ok(TrainingMetrics { loss: weight, ..metrics });
@@ -93,7 +94,7 @@ impl Updates {
         }
         let scale = equal(everyone, scale)?;
         if metrics.stepped {
-            // The one place at which an error that came late, here or on another rank, still prevents the update.
+            // The last place at which a late error, of this rank or another, still prevents the update.
             everyone.poll()?;
             strategy.check_update()?;
             self.is_torn = true;
@@ -114,7 +115,7 @@ fn differ<R: Runtime>(comm: &Comm<R>) -> bool {
     comm.size() > 1 && !comm.guarantees().equal_on_all_ranks
 }
 
-/// What all ranks decide by: rank 0's word, where theirs may differ.
+/// The decision of all ranks: rank 0's, where theirs may differ.
 fn decided<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<bool> {
     if differ(comm) { Ok(all_gather_bool(comm, own)?[0]) } else { Ok(own) }
 }
@@ -124,7 +125,7 @@ fn equal<R: Runtime>(comm: &Comm<R>, own: Tensor<R>) -> Result<Tensor<R>> {
     if differ(comm) { comm.broadcast(memory(&own)?, 0)?.wait()?.freeze() } else { Ok(own) }
 }
 
-/// Sum and weight of the losses of all ranks, on the device, from this rank's.
+/// The sum and the weight of the losses of all ranks, on the device, from this rank's.
 fn totals<R: Runtime>(comm: &Comm<R>, own: &Tensor<R>) -> Result<Tensor<R>> {
     let own = own.sum(&[1], false)?;
     comm.all_reduce(memory(&own)?, ReduceOp::Sum)?.wait()?.freeze()
@@ -138,7 +139,7 @@ fn totals_in_order<R: Runtime>(comm: &Comm<R>, own: &Tensor<R>, micro_batches: u
     all.permute(&[1, 2, 0])?.reshape([2, micro_batches * n])?.contiguous()?.sum(&[1], false)
 }
 
-/// Sums and weights of this rank's losses: `[2, count]`, those that are missing 0.
+/// Sums and weights of this rank's losses: `[2, count]`, padded with 0.
 fn rows<R: Runtime>(rt: &R, losses: &[Loss<R>], count: usize) -> Result<Tensor<R>> {
     let dtype = wide(rt);
     let mut sums = losses.iter().map(|l| l.sum.value()?.to_dtype(dtype)?.reshape([1])).collect::<Result<Vec<_>>>()?;
