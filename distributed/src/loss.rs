@@ -1,4 +1,4 @@
-//! A loss that knows what it is the sum of.
+//! A loss with its weight.
 
 use autograd::Var;
 use numcore::{
@@ -6,18 +6,22 @@ use numcore::{
     ops::{Apply, PointwiseOps},
 };
 
-/// The sum of the losses of some examples, or tokens, and how many they were. The step divides once, by what all
-/// micro-batches of all ranks weigh together: a mean of means would count a token of a short batch for more than one of
-/// a long batch.
+/// The sum of the losses of some examples or tokens, and their number as its weight.
+///
+/// A step divides once, by the total weight of all micro-batches of all ranks. A mean of means would count a token of a
+/// short batch for more than one of a long batch.
 pub struct Loss<R: Runtime> {
     pub(crate) sum: Var<R>,
     pub(crate) weight: f64,
-    /// Whether its gradients count.
+    /// True if its gradients count.
     pub(crate) counts: bool,
 }
 
 impl<R: Runtime> Loss<R> {
-    /// A sum over `weight` examples or tokens.
+    /// Makes a loss from a sum over `weight` examples or tokens.
+    ///
+    /// # Errors
+    /// Fails if the weight is negative or not finite.
     pub fn sum(sum: Var<R>, weight: f64) -> Result<Self> {
         if !(weight >= 0.0 && weight.is_finite()) {
             return Err(Error::argument("Loss::sum", format!("a weight cannot be {weight}")));
@@ -25,20 +29,19 @@ impl<R: Runtime> Loss<R> {
         Ok(Loss { sum, weight, counts: true })
     }
 
-    /// A mean that counts as much as any other micro-batch's.
+    /// Makes a loss from a mean. It weighs 1, as much as any other micro-batch's mean.
     pub fn mean(mean: Var<R>) -> Self {
         Loss { sum: mean, weight: 1.0, counts: true }
     }
 
-    /// This loss for a rank that has no example of its own in a step of the others: its backward pass, which other
-    /// ranks may wait for, adds nothing, and it weighs nothing, whether or not it is finite.
+    /// This loss with weight 0, for a rank that has no example of its own in a step of the others. Its backward pass,
+    /// which other ranks may wait for, adds nothing, even if the loss is not finite.
     pub fn weightless(self) -> Result<Self> {
         Ok(Loss { sum: self.sum.mul(0.0)?, weight: 0.0, counts: false })
     }
 
-    /// The mean of this loss, which counts as much as any other micro-batch's: the gradient of a step is then a mean of
-    /// means, whatever each rank's share weighs. A loss that weighs nothing, as of tokens that are all masked, is the
-    /// mean of nothing, and [weightless](Loss::weightless).
+    /// The mean of this loss, with weight 1. The gradient of a step is then a mean of means, whatever the weight of
+    /// each rank's share. A loss of weight 0, as of tokens that are all masked, becomes [weightless](Loss::weightless).
     pub fn into_mean(self) -> Result<Self> {
         if self.weight > 0.0 {
             return Ok(Loss { sum: self.sum.div(self.weight)?, weight: 1.0, counts: self.counts });
@@ -46,7 +49,7 @@ impl<R: Runtime> Loss<R> {
         self.weightless()
     }
 
-    /// The numbers alone, without what they were computed from. What does not count is 0, whatever it is.
+    /// This loss without its graph. A loss that does not count becomes 0, even if it is not finite.
     pub(crate) fn told(&self) -> Result<Self> {
         let Loss { sum, weight, counts } = self;
         let sum = match counts {
@@ -61,7 +64,7 @@ impl<R: Runtime> Loss<R> {
         &self.sum
     }
 
-    /// How many examples or tokens it is the sum over.
+    /// The number of examples or tokens in the sum.
     pub fn weight(&self) -> f64 {
         self.weight
     }

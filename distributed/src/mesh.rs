@@ -16,7 +16,7 @@ use crate::{
     tensor_parallel::TensorRanks,
 };
 
-/// A plan with its communicators, seen from one rank.
+/// A parallel plan with its communicators, seen from one rank.
 #[derive(Clone, Debug)]
 #[doc(alias("DeviceMesh"))]
 pub struct Mesh<R: Runtime> {
@@ -25,15 +25,18 @@ pub struct Mesh<R: Runtime> {
     axes: Vec<Comm<R>>,
     batch: Comm<R>,
     gradients: Comm<R>,
-    /// Groups along several axes, made when they are first asked for.
+    /// Groups along several axes. Each is made at the first request.
     products: Arc<Mutex<BTreeMap<Vec<Axis>, Comm<R>>>>,
     is_communicator: bool,
-    /// Whether it is of experts, of which ranks that read different data have different ones along tensor.
+    /// True for the mesh of experts, in which ranks along tensor read different data and have different experts.
     of_experts: bool,
 }
 
 impl<R: Runtime> Mesh<R> {
-    /// The groups of `plan`. Every rank of `world` calls this.
+    /// Makes the groups of `plan`. Every rank of `world` calls this.
+    ///
+    /// # Errors
+    /// Unless the plan has as many ranks as `world`, and is equal on all of them.
     #[track_caller]
     pub fn new(world: &Comm<R>, plan: ParallelPlan) -> Result<Self> {
         if plan.world() != world.size() {
@@ -55,19 +58,19 @@ impl<R: Runtime> Mesh<R> {
         Ok(Mesh { plan, world, axes, batch, gradients, products, is_communicator: false, of_experts: false })
     }
 
-    /// The ranks of [`gradients`](Mesh::gradients) as they have the experts: copies of one along data and shard, different ones along tensor. Every
-    /// rank calls this.
+    /// The ranks of [`gradients`](Mesh::gradients), arranged for experts: copies of an expert along data and shard,
+    /// different experts along tensor. Every rank calls this.
     #[track_caller]
     pub(crate) fn of_experts(&self) -> Result<Self> {
         Ok(Mesh { of_experts: true, ..Mesh::new(&self.gradients, self.plan.of_experts())? })
     }
 
-    /// Whether it is [of experts](Mesh::of_experts).
+    /// Tells whether this is a mesh [of experts](Mesh::of_experts).
     pub(crate) fn is_of_experts(&self) -> bool {
         self.of_experts
     }
 
-    /// A communicator as a mesh of one axis, [`Axis::Data`]. Nothing is exchanged.
+    /// Makes a mesh of one axis, [`Axis::Data`], from a communicator. Nothing is exchanged.
     pub fn of(comm: &Comm<R>) -> Self {
         let alone: Comm<R> = Arc::new(NoOpCommunicator::new(comm.runtime()));
         let axes = Axis::ALL.into_iter().chain([Axis::Expert]);
@@ -77,7 +80,7 @@ impl<R: Runtime> Mesh<R> {
         Mesh { plan, world, axes, batch, gradients, products, is_communicator: true, of_experts: false }
     }
 
-    /// The arrangement.
+    /// The sizes of the axes.
     pub fn plan(&self) -> &ParallelPlan {
         &self.plan
     }
@@ -92,8 +95,11 @@ impl<R: Runtime> Mesh<R> {
         &self.axes[axis as usize]
     }
 
-    /// The ranks along several axes together. A group is made when it is first asked for: all ranks ask for it at the same point of the
-    /// program then.
+    /// The ranks along several axes together. The group is made at the first request, so all ranks must make that
+    /// request at the same point of the program.
+    ///
+    /// # Errors
+    /// Fails if `Axis::Expert` is combined with another axis of several ranks.
     #[track_caller]
     pub fn group(&self, axes: &[Axis]) -> Result<Comm<R>> {
         let key = self.several(axes);
@@ -119,7 +125,7 @@ impl<R: Runtime> Mesh<R> {
         Ok(made)
     }
 
-    /// The axes with several ranks among these, each once, in order.
+    /// The axes of several ranks among `axes`, each once, in order.
     fn several(&self, axes: &[Axis]) -> Vec<Axis> {
         let mut key: Vec<Axis> = axes.iter().copied().filter(|&axis| self.plan.size(axis) > 1).collect();
         key.sort_unstable();
@@ -127,16 +133,19 @@ impl<R: Runtime> Mesh<R> {
         key
     }
 
-    /// Cuts layers over the ranks along the tensor axis, and shares out experts among those along the expert axis, as a plan says: each rank keeps
-    /// its pieces of the parameters, and layers exchange what they need. Values are those of the whole model. Every rank calls it, before
-    /// optimizers and trainers are made.
+    /// Cuts layers over the ranks along the tensor axis, and shares out experts among those along the expert axis, by a
+    /// plan. Each rank keeps its pieces of the parameters, and layers exchange the values they need. Results are those
+    /// of the unsharded model. Every rank calls it, before optimizers and training steps are made.
     ///
-    /// Of a pipeline each rank gives its stages: [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
+    /// In a pipeline each rank gives its stages:
+    /// [`PipelineModel::parallelize`](crate::pipeline::PipelineModel::parallelize).
     ///
-    /// A model that no rank is to hold in full is made of [`Init::lazily`](nn::Init::lazily): each rank then draws its pieces alone.
+    /// A model that no rank is to hold in full is made with [`Init::lazily`](nn::Init::lazily): each rank then draws
+    /// its pieces alone.
     ///
     /// # Errors
-    /// On every rank, here or in its next call, unless all along these axes have the same model and plan; and as [`TensorPlan::apply`] says.
+    /// On every rank, in this call or its next, unless all ranks along these axes have the same model and plan. Errors
+    /// of [`TensorPlan::apply`] as well.
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<()> {
@@ -152,7 +161,8 @@ impl<R: Runtime> Mesh<R> {
             comm.agree("the model and its tensor-parallel plan", format!("{plan:?}\n{model}").as_bytes())?;
         }
         let found = self.found_along_pipe(model, plan)?;
-        // Ranks of their own: what a recomputed mixture exchanges does not come between gradients, whose order is another on each rank.
+        // Ranks of their own: the exchanges of a recomputed mixture do not come between gradients, whose order is
+        // another on each rank.
         let examples = match plan.has_experts() && self.gradients.size() > 1 {
             true => split(&self.world, &self.plan, &Axis::GRADIENTS)?,
             false => self.gradients.clone(),
@@ -165,7 +175,8 @@ impl<R: Runtime> Mesh<R> {
         }
     }
 
-    /// Which patterns of a plan name something in a model, of which each rank along pipe has its part.
+    /// One `bool` for each pattern of a plan: true if it names something in a model of which each rank along pipe has
+    /// its part.
     fn found_along_pipe(&self, model: &(impl Module<R> + ?Sized), plan: &TensorPlan) -> Result<Vec<bool>> {
         let (own, pipe) = (plan.found_in(model), self.axis(Axis::Pipe));
         if pipe.size() == 1 {
@@ -176,15 +187,16 @@ impl<R: Runtime> Mesh<R> {
         Ok((0..own.len()).map(|k| all.iter().any(|part| part.get(k) == Some(&1))).collect())
     }
 
-    /// Cuts the sequences of a model over the ranks along the context axis: each computes on its part of the tokens, with all of the
-    /// parameters, and attention sees the keys of all ranks by `exchange`. The model is given whole sequences, as on one rank, and its loss
-    /// stands for them. Every rank calls it.
+    /// Cuts the sequences of a model over the ranks along the context axis. Each rank computes its part of the tokens
+    /// with all parameters, and attention sees the keys of all ranks by `exchange`. The model's input is whole
+    /// sequences, as on one rank, and its loss stands for them. Every rank calls it.
     ///
-    /// Of a pipeline each rank gives its stages:
+    /// In a pipeline each rank gives its stages:
     /// [`PipelineModel::context_parallel`](crate::pipeline::PipelineModel::context_parallel).
     ///
     /// # Errors
-    /// On every rank along the axis, unless all have the same model and exchange; and as [`cut_sequences`](nn::parallel::cut_sequences) says.
+    /// On every rank along the axis, unless all have the same model and exchange. Errors of
+    /// [`cut_sequences`](nn::parallel::cut_sequences) as well.
     #[track_caller]
     pub fn context_parallel(&self, model: &(impl Module<R> + ?Sized), exchange: ContextExchange) -> Result<()> {
         let comm = self.axis(Axis::Context);
@@ -200,7 +212,7 @@ impl<R: Runtime> Mesh<R> {
         }
     }
 
-    /// The roles of places in a model, of which each rank along pipe has its part.
+    /// The roles of places in a model of which each rank along pipe has its part.
     fn roles_along_pipe(&self, own: ContextRoles, exchange: ContextExchange) -> Result<ContextRoles> {
         let pipe = self.axis(Axis::Pipe);
         pipe.agree("the context exchange", format!("{exchange:?}").as_bytes())?;
@@ -219,13 +231,13 @@ impl<R: Runtime> Mesh<R> {
         &self.gradients
     }
 
-    /// Whether nobody has planned it: it is a communicator, so a pipeline may lay its replicas over it.
+    /// Tells whether the mesh was made from a communicator, without a plan. A pipeline may lay its replicas over it.
     pub(crate) fn is_communicator(&self) -> bool {
         self.is_communicator
     }
 }
 
-/// A model in a line for each parameter.
+/// A description of a model, a line for each parameter.
 fn described_parameters<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> String {
     let line = |(name, p): (String, nn::Param<R>)| format!("{name} {} {}\n", p.dtype(), p.shape());
     model.named_parameters().into_iter().map(line).collect()
@@ -237,8 +249,7 @@ fn split<R: Runtime>(world: &Comm<R>, plan: &ParallelPlan, axes: &[Axis]) -> Res
     group.ok_or_else(|| Error::internal("Mesh", "the communicator gave no group"))
 }
 
-/// Whatever ranks can train over: a [`Mesh`], a communicator, which is a mesh of one axis, or a runtime, which is one
-/// of one rank.
+/// The ranks of a training: a [`Mesh`], a communicator (a mesh of one axis), or a runtime (a mesh of one rank).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no mesh of ranks",
     label = "give a `Mesh`, a `Comm`, or the runtime to train on one rank"

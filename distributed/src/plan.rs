@@ -1,4 +1,4 @@
-//! Rank arithmetic: how ranks are arranged along axes. Pure; built once, passed on explicitly.
+//! Arithmetic of ranks along axes, without communication. A plan is built once, and passed on explicitly.
 
 use std::fmt;
 
@@ -17,8 +17,10 @@ pub enum Axis {
     Context,
     /// Parts of each layer: ranks that hold different pieces of the parameters and read the same data.
     Tensor,
-    /// Experts of each mixture: ranks that hold different experts and read different tokens. It is no factor of the world: it is laid over the
-    /// ranks along [`GRADIENTS`](Axis::GRADIENTS), consecutive ones of which have all experts together.
+    /// Experts of each mixture: ranks that hold different experts and read different tokens.
+    ///
+    /// This axis is no factor of the world. It is laid over the ranks along [`GRADIENTS`](Axis::GRADIENTS): consecutive
+    /// ones have all experts together.
     Expert,
 }
 
@@ -32,7 +34,7 @@ impl Axis {
     /// The axes over which gradients and losses are summed: along these, ranks read different tokens.
     pub const GRADIENTS: [Axis; 3] = [Axis::Data, Axis::Shard, Axis::Context];
 
-    /// The axes along which ranks take a step of one model, or of one stage of it, together: they decide alike.
+    /// The axes along which ranks take a step of one model, or of one stage, together: they decide alike.
     pub(crate) const STEP: &[Axis] = Axis::ALL.split_at(1).1;
 
     /// The name of the axis in tables and messages.
@@ -41,7 +43,7 @@ impl Axis {
     }
 }
 
-/// How many ranks there are along each axis.
+/// The number of ranks along each axis.
 ///
 /// ```
 /// use distributed::plan::{Axis, ParallelPlan};
@@ -57,13 +59,16 @@ impl Axis {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ParallelPlan {
     sizes: [usize; Axis::ALL.len()],
-    /// Ranks that have all experts together, among those along [`Axis::GRADIENTS`].
+    /// The number of ranks along [`Axis::GRADIENTS`] that have all experts together.
     experts: usize,
 }
 
 impl ParallelPlan {
-    /// An arrangement of `world` ranks; axes that are not named have size 1. The product of all sizes but that of [`Axis::Expert`] must be the
-    /// world; that one divides the number of ranks that read different tokens.
+    /// An arrangement of `world` ranks. Axes that are not named have size 1.
+    ///
+    /// # Errors
+    /// Fails if the product of all sizes but that of [`Axis::Expert`] is not `world`, or if the size of [`Axis::Expert`]
+    /// does not divide the number of ranks that read different tokens. An axis of size 0 or named twice is an error too.
     pub fn new(world: usize, axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self> {
         let (mut sizes, mut experts) = ([1; Axis::ALL.len()], 1);
         let mut named = [false; Axis::ALL.len() + 1];
@@ -91,23 +96,23 @@ impl ParallelPlan {
         Ok(plan)
     }
 
-    /// An arrangement of as many ranks as the product of all sizes.
+    /// An arrangement of as many ranks as the product of all sizes but that of [`Axis::Expert`].
     pub fn of(axes: impl IntoIterator<Item = (Axis, usize)> + Clone) -> Result<Self> {
         let factors = axes.clone().into_iter().filter(|(axis, _)| *axis != Axis::Expert);
         let world = factors.into_iter().try_fold(1usize, |world, (_, size)| world.checked_mul(size));
         ParallelPlan::new(world.unwrap_or(usize::MAX), axes)
     }
 
-    /// All ranks along one axis.
+    /// An arrangement of all ranks along one axis.
     pub(crate) fn along(axis: Axis, ranks: usize) -> Self {
         let mut sizes = [1; Axis::ALL.len()];
         sizes[axis as usize] = ranks;
         ParallelPlan { sizes, experts: 1 }
     }
 
-    /// The ranks that read different tokens from one another, of those that take a step together, arranged for the experts, of which ranks have
-    /// different ones along tensor. Copies of an expert lie along shard as far as there are such ranks along shard and context, and along data
-    /// else.
+    /// The ranks of one step that read different tokens, arranged for experts: ranks along tensor have different
+    /// experts. Copies of an expert lie along shard if the expert axis divides the ranks along shard and context.
+    /// Copies beyond those lie along data.
     pub(crate) fn of_experts(&self) -> Self {
         let (shard, experts) = (self.size(Axis::Shard) * self.size(Axis::Context), self.experts);
         let shards = if shard.is_multiple_of(experts) { shard / experts } else { 1 };
@@ -117,27 +122,27 @@ impl ParallelPlan {
         plan
     }
 
-    /// How many ranks read different tokens.
+    /// The number of ranks that read different tokens.
     fn readers(&self) -> usize {
         Axis::GRADIENTS.iter().map(|&axis| self.size(axis)).product()
     }
 
-    /// A rank's place among those that read different tokens.
+    /// The place of a rank among those that read different tokens.
     fn reader(&self, rank: usize) -> usize {
         Axis::GRADIENTS.iter().fold(0, |place, &axis| place * self.size(axis) + self.coordinate(axis, rank))
     }
 
-    /// All ranks.
+    /// The number of all ranks.
     pub fn world(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// Ranks along an axis.
+    /// The number of ranks along an axis.
     pub fn size(&self, axis: Axis) -> usize {
         self.sizes.get(axis as usize).copied().unwrap_or(self.experts)
     }
 
-    /// Where a rank stands along an axis.
+    /// The position of a rank along an axis.
     pub fn coordinate(&self, axis: Axis, rank: usize) -> usize {
         if axis == Axis::Expert {
             return self.reader(rank) % self.experts;
@@ -155,7 +160,8 @@ impl ParallelPlan {
         (0..self.size(axis)).map(|k| first + k * self.stride(axis)).collect()
     }
 
-    /// A number that the ranks of one group, and no others, share. [`Axis::Expert`] beside other axes stands for those that it is laid over.
+    /// A number that is shared by the ranks of one group, and no others. [`Axis::Expert`] beside other axes stands for
+    /// the axes that it is laid over.
     pub fn color(&self, axes: &[Axis], rank: usize) -> usize {
         if axes == [Axis::Expert] {
             let groups = self.readers() / self.experts;
@@ -166,7 +172,7 @@ impl ParallelPlan {
         others.fold(0, |color, axis| color * self.size(axis) + self.coordinate(axis, rank))
     }
 
-    /// Coordinates of every rank, a line each.
+    /// Coordinates of every rank, a line for each.
     pub fn table(&self) -> String {
         let cells = |of: &dyn Fn(Axis) -> String| self.shown().map(|a| format!("{:>9}", of(a))).collect::<String>();
         let header = format!("{:>5}{}\n", "rank", cells(&|a| a.name().into()));
@@ -174,12 +180,12 @@ impl ParallelPlan {
         header + &(0..self.world()).map(line).collect::<String>()
     }
 
-    /// The axes that people see: inner ones of size 1 are left out.
+    /// The axes that tables show: inner ones of size 1 are left out.
     fn shown(&self) -> impl Iterator<Item = Axis> + '_ {
         Axis::ALL.into_iter().chain([Axis::Expert]).filter(|&axis| axis <= Axis::Shard || self.size(axis) > 1)
     }
 
-    /// How far apart ranks are that are next to each other along an axis which the world is a product of.
+    /// The difference of the numbers of neighboring ranks along an axis of `Axis::ALL`.
     fn stride(&self, axis: Axis) -> usize {
         self.sizes[axis as usize + 1..].iter().product()
     }

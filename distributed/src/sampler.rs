@@ -1,6 +1,7 @@
-//! Which rank reads which examples, in a loop without a loader: `data::Loader` is PyTorch's `DataLoader` and `DistributedSampler`.
+//! The examples of each rank, for a loop without a loader. `data::Loader` is PyTorch's `DataLoader` and
+//! `DistributedSampler`.
 
-/// The examples of rank `rank` of `n`, of `len` in all: every `n`-th.
+/// The indices of the examples of rank `rank` of `n`: every `n`-th of `len`.
 ///
 /// ```
 /// assert_eq!(distributed::sampler::shard_batches(7, 0, 3), [0, 3, 6]);

@@ -6,7 +6,7 @@ use numcore::{
 };
 use optim::norms;
 
-/// The type that totals are added up in.
+/// The dtype of totals: f64 where the runtime computes it, else f32.
 pub(crate) fn wide<R: Runtime>(rt: &R) -> DType {
     if rt.capabilities().compute.contains(&DType::F64) { DType::F64 } else { DType::F32 }
 }
@@ -21,8 +21,8 @@ pub(crate) fn zero_if_finite<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
     norms::zero_if_finite(x)?.reshape([1])
 }
 
-/// The sum of these numbers, a scalar of the widest type of the runtime: the order of additions depends on how many
-/// they are alone.
+/// The sum of `numbers`, a scalar of the widest floating type of the runtime. The order of additions depends on their
+/// count alone.
 pub(crate) fn total<R: Runtime>(rt: &R, numbers: &[Tensor<R>]) -> Result<Tensor<R>> {
     let wide = wide(rt);
     match numbers {

@@ -12,19 +12,22 @@ use numcore::{
 
 use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
 
-/// [`BatchNorm`] of `[N, C]`, `[N, C, L]` or `[N, C, H, W]` whose statistics in training are those of the examples of all ranks, as PyTorch's
-/// `SyncBatchNorm`: `n` ranks train as one with all examples does. `N` may differ between ranks, and be 0 on some; the other sizes are the
-/// same on all. Rows that only [fill a batch up](nn::set_counted_rows) are no part of them.
+/// [`BatchNorm`] of `x: [N, C]`, `[N, C, L]` or `[N, C, H, W]` with training statistics of the examples of all ranks,
+/// as PyTorch's `SyncBatchNorm`.
 ///
-/// Ranks exchange a mean, a sum of squared deviations and a count for each channel: one all-gather of `2C + 1` numbers in forward, and one
-/// reduce-scatter of as many for each rank in backward. They are combined by Chan, Golub and LeVeque's formula (*Updating Formulae and a
-/// Pairwise Algorithm for Computing Sample Variances*, 1979). Gradients are exact, of any order. Halves are computed in `f32`. In evaluation,
-/// and on one rank, it is [`BatchNorm`]; so are its parameters, buffers and their names, so state dicts and checkpoints are those of a model
-/// with [`BatchNorm`].
+/// `n` ranks train as one rank with all examples does. `N` may differ between ranks, and be 0 on some; the other sizes
+/// are equal on all ranks. Rows that only [fill a batch up](nn::set_counted_rows) are no part of the statistics.
 ///
-/// Every rank must apply it as often as the others in a step, and what it gives must reach the loss on every rank, because its backward is
-/// a collective: a rank whose examples should not count multiplies its loss by 0 (as `TrainStep::run` does) and does not leave the layer out.
-/// A rank that does not take part ([`TrainStep::idle`](crate::train::TrainStep::idle)) is an error on all ranks.
+/// Ranks exchange a mean, a sum of squared deviations and a count for each channel. Forward has one all-gather of `2C +
+/// 1` numbers, and backward one reduce-scatter of as many for each rank. They are combined by the formula of Chan,
+/// Golub and LeVeque (*Updating Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979). Gradients are
+/// exact, of any order. Half precision is computed in `f32`. In evaluation, and on one rank, the layer is
+/// [`BatchNorm`]. It has the same parameters, buffers and names, so state dicts and checkpoints are interchangeable.
+///
+/// Every rank must apply the layer equally often in a step, and its output must reach the loss on every rank, because
+/// its backward is a collective. A rank whose examples should not count multiplies its loss by 0, as `TrainStep::run`
+/// does, and does not leave the layer out. A rank that does not take part
+/// ([`TrainStep::idle`](crate::train::TrainStep::idle)) is an error on all ranks.
 ///
 /// A model takes it in place of [`BatchNorm`]: [`SyncBatchNorm::over`] converts a layer.
 pub struct SyncBatchNorm<R: Runtime> {
@@ -33,22 +36,23 @@ pub struct SyncBatchNorm<R: Runtime> {
 }
 
 impl<R: Runtime> SyncBatchNorm<R> {
-    /// Parameters and buffers as [`BatchNorm::new`] makes them: weight 1, bias 0, running mean 0 and variance 1, `[channels]` each. Statistics are those of `comm`'s ranks.
+    /// Makes a layer with parameters and buffers as in [`BatchNorm::new`]: weight 1, bias 0, running mean 0 and
+    /// variance 1, each `[channels]`. Statistics are those of the ranks of `comm`.
     pub fn new(init: &Init<R>, channels: usize, comm: &Comm<R>) -> Result<Self> {
         Ok(Self::over(BatchNorm::new(init, channels)?, comm))
     }
 
-    /// A layer with these parameters, buffers and options.
+    /// Converts a layer, with its parameters, buffers and options.
     pub fn over(norm: BatchNorm<R>, comm: &Comm<R>) -> Self {
         SyncBatchNorm { norm, comm: Named::over(comm, "batch norm") }
     }
 
-    /// The layer on one rank.
+    /// The layer of this rank.
     pub fn norm(&self) -> &BatchNorm<R> {
         &self.norm
     }
 
-    /// Mean, biased variance and number of values of each channel over all ranks: `[C]`, `[C]` and `[1]`.
+    /// The mean, the biased variance and the number of values of each channel over all ranks: `[C]`, `[C]` and `[1]`.
     fn statistics(&self, x: &Var<R>) -> Result<[Var<R>; 3]> {
         let (shape, dtype, rt) = (x.spec().shape, x.spec().dtype, x.runtime().clone());
         let channels = shape[1];
@@ -101,7 +105,7 @@ impl<R: Runtime> Forward<R> for SyncBatchNorm<R> {
 }
 
 impl<R: Runtime> SyncBatchNorm<R> {
-    /// The output by the statistics of these rows of all ranks.
+    /// The output for the rows `x`, normalized by the statistics of the rows of all ranks.
     fn of_all_ranks(&self, x: &Var<R>) -> Result<Var<R>> {
         let (norm, dtype) = (&self.norm, x.spec().dtype);
         let wide = |x: &Var<R>| if dtype.is_half() { x.to_dtype(DType::F32) } else { Ok(x.clone()) };
@@ -119,7 +123,7 @@ impl<R: Runtime> SyncBatchNorm<R> {
     }
 }
 
-/// What ranks do with a row; each is the other's derivative.
+/// An exchange of a row between ranks. Each kind is the derivative of the other.
 #[derive(Clone, Copy)]
 enum Exchange {
     /// Every rank's `[K]` becomes `[n, K]` on every rank.

@@ -95,7 +95,7 @@ impl<R: Runtime> StrategySet<R> {
         self.parts.iter().map(|part| &*part.strategy)
     }
 
-    /// The strategies as mutable references, in the order of [`parts`](StrategySet::parts).
+    /// The strategies as mutable references, in the order of `parts`.
     pub fn parts_mut(&mut self) -> impl ExactSizeIterator<Item = &mut dyn Strategy<R>> {
         self.parts.iter_mut().map(|part| &mut *part.strategy)
     }

@@ -120,8 +120,8 @@ impl<R: Runtime> TrainStep<R> {
     /// rank with the micro-batches of all.
     ///
     /// # Errors
-    /// Fails as [`step`](TrainStep::step), and if `most` is 0 or less than `own`, or the strategy exchanges something in
-    /// every pass.
+    /// Fails as [`step`](TrainStep::step), and if `most` is 0 or less than `own`, or the strategy exchanges something
+    /// in every pass.
     #[track_caller]
     pub fn step_uneven<I: Into<StepInput<R>>>(
         &mut self,
