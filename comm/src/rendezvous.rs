@@ -13,7 +13,7 @@ pub trait Rendezvous<R: Runtime>: Send {
     /// Blocks until a world is made that this rank is in. Every rank that can go on calls it, each for itself.
     ///
     /// # Errors
-    /// If no world can be made of those who came: fewer than a [`Quorum`] asks for. All of them get the error.
+    /// An error if no world can be made of those who came: fewer than a [`Quorum`] asks for. All of them get the error.
     fn meet(&mut self) -> Result<Membership<R>>;
 
     /// How many ranks wait that are in no world yet. Ranks see different numbers, at different times.

@@ -11,49 +11,52 @@ use numcore::{Result, Runtime};
 
 use crate::{Run, StopReason};
 
-/// Something that happens in a run. Callbacks of all ranks receive all events, in one order.
+/// An event of a run. Callbacks of all ranks receive all events, in one order.
 #[non_exhaustive]
 pub enum Event<'a, R: Runtime> {
-    /// The run is about to begin, or to go on from a checkpoint. What is requested of [`Run::control`] now is done before the first step.
+    /// The run is about to begin, or to go on from a checkpoint. Requests to [`Run::control`] now are done before the
+    /// first step.
     Begin,
     /// The first batch of an epoch is about to be read.
     EpochBegin,
     /// A step is about to begin.
     StepBegin,
-    /// A step was taken. What is requested of [`Run::control`] now is done before the next one.
+    /// A step was taken. Requests to [`Run::control`] now are done before the next one.
     StepEnd(&'a TrainingMetrics<R>),
-    /// The run is about to end after this step. Evaluations and a checkpoint that are requested now are made before.
+    /// The run is about to end after this step. Evaluations and a checkpoint that are requested now are made before the
+    /// end.
     Ending(&'a StopReason),
     /// Evaluations are about to run.
     BeforeEvaluate,
-    /// Evaluations are to run: all, or those whose interval has passed.
+    /// Evaluations are to run: all, or the due ones.
     Evaluate {
-        /// Whether all are to run.
+        /// True if all are to run; false for those whose interval has passed.
         all: bool,
     },
-    /// Evaluations have run. What they measured, reduced over ranks, is in their order.
+    /// Evaluations have run. Their values, reduced over ranks, are in their order.
     Evaluated(&'a [(String, f64)]),
-    /// The last step of an epoch is done, and its evaluations have run; what is requested now is done before the next step. The [progress](Run::progress) is at the start of the next epoch.
+    /// The last step of an epoch is done, and its evaluations have run. Requests now are done before the next step. The
+    /// [progress](Run::progress) is at the start of the next epoch.
     EpochEnd,
     /// A checkpoint is to be saved.
     Save {
-        /// What is saved.
+        /// The state that is saved.
         snapshot: &'a Arc<RunSnapshot>,
-        /// Whether every callback that saves is to save it, or those that requested it.
+        /// True if every callback that saves is to save it; false for the callbacks that requested it.
         all: bool,
     },
-    /// Batches were left out. An interval [is due](Run::is_due) now if these batches have completed it.
+    /// Batches were skipped. An interval [is due](Run::is_due) now if these batches have completed it.
     Skipped,
-    /// The run went back to a checkpoint; everything has the state of that one, but the place in the data.
+    /// The run went back to a checkpoint: all state but the place in the data is that of the checkpoint.
     WentBack,
     /// The run is over. Nothing can be requested any more.
     End(&'a StopReason),
 }
 
-/// Everything that going on needs, as this rank has it, in host memory.
+/// This rank's state of a run, complete for resuming it, in host memory.
 #[derive(Clone, Debug)]
 pub struct RunSnapshot {
-    /// Updates so far.
+    /// The number of updates so far.
     pub step: u64,
     /// The tensors, and the numbers beside them.
     pub state: Snapshot,
@@ -61,12 +64,13 @@ pub struct RunSnapshot {
     pub notes: CheckpointNotes,
 }
 
-/// What a callback keeps in checkpoints: names and values as text. It must be equal on all ranks, as all it may depend on is.
+/// The state that a callback keeps in checkpoints: names and values as text. It must be equal on all ranks, so it may
+/// depend only on values that are.
 pub type CallbackState = BTreeMap<String, String>;
 
-/// Receives the events of a run, and may change what happens next.
+/// Receives the events of a run, and may change the course of the run.
 ///
-/// An error of it on one rank ends the run on all ranks, with its words.
+/// An error of a callback on one rank ends the run with that error on all ranks.
 ///
 /// ```
 /// use numcore::{Result, Runtime};
@@ -87,7 +91,8 @@ pub type CallbackState = BTreeMap<String, String>;
 /// }
 /// ```
 pub trait Callback<R: Runtime, M, B> {
-    /// Looks at the training step before anything is loaded: what it is to keep of it in checkpoints must be known then.
+    /// Prepares the callback before anything is loaded: it must know by then which tensors of the training step its
+    /// checkpoints hold.
     fn attach(&mut self, step: &mut dyn Checkpointed<R>, comm: &Comm<R>) -> Result<()> {
         let _ = (step, comm);
         Ok(())
@@ -96,24 +101,25 @@ pub trait Callback<R: Runtime, M, B> {
     /// Receives an event.
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()>;
 
-    /// A name for what it keeps in checkpoints: empty if it keeps nothing there. It says of what, such as of which value, as state goes to a callback of the same
-    /// name; several of one name are told apart by their order.
+    /// The name of the callback's state in checkpoints; empty without state there. State is restored to the callback of
+    /// the same name, so the name should say which value it watches, for example. Callbacks of one name are numbered by
+    /// their order.
     fn name(&self) -> &str {
         ""
     }
 
-    /// What it keeps in checkpoints.
+    /// The state to keep in checkpoints.
     fn state(&self) -> CallbackState {
         CallbackState::new()
     }
 
-    /// Takes over what [`state`](Callback::state) gave when a checkpoint was saved.
+    /// Restores the state that [`state`](Callback::state) returned when a checkpoint was saved.
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
         let _ = state;
         Ok(())
     }
 
-    /// Tensors it keeps in checkpoints, and takes over from them.
+    /// The callback's own tensors, which are saved in checkpoints and restored from them.
     fn tensors(&mut self) -> Option<&mut dyn Checkpointed<R>> {
         None
     }
@@ -123,8 +129,8 @@ pub trait Callback<R: Runtime, M, B> {
         None
     }
 
-    /// Saves what can be saved of a run that has failed, here or on another rank: what there was before the step, if it was a step that failed. The communicator is
-    /// aborted.
+    /// Saves a run that has failed, on this rank or on another. After a failed step the snapshot holds the state before
+    /// that step; otherwise there is none. The communicator is aborted.
     fn rescue(&mut self, snapshot: Option<&RunSnapshot>) -> Result<()> {
         let _ = snapshot;
         Ok(())
@@ -135,17 +141,18 @@ pub trait Callback<R: Runtime, M, B> {
         Ok(())
     }
 
-    /// Waits for what is being saved, but no longer than this: the run has failed on this rank, and other ranks may be waiting for it.
+    /// Waits at most `most` for a save in progress: the run has failed on this rank, and other ranks may be waiting for
+    /// it.
     fn wait_for_saves(&mut self, most: Duration) {
         let _ = most;
     }
 
-    /// Whether it reads how many tokens there were after every step, which waits for the device each time.
+    /// Tells whether the callback reads the number of tokens after every step, which waits for the device each time.
     fn counts_tokens(&self) -> bool {
         false
     }
 
-    /// An error if its options make no sense.
+    /// Checks the callback's options.
     fn check(&self) -> Result<()> {
         Ok(())
     }

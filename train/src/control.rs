@@ -1,23 +1,23 @@
-//! What callbacks request of a run, and how the ranks agree on it.
+//! Requests of callbacks to a run, and the exchange by which ranks agree on them.
 
 use std::time::Duration;
 
 use distributed::comm::{Collectives, Comm, Communicator};
 use numcore::{Result, Runtime};
 
-/// Why a run ended.
+/// The reason for which a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
-    /// It has the length it was to have.
+    /// The run has reached its length.
     Finished,
-    /// A callback stopped it, and says why.
+    /// A callback stopped the run, for the reason in the text.
     Asked(String),
     /// The process received a signal: SIGTERM, or SIGINT (Ctrl-C).
     Interrupted,
 }
 
-/// What callbacks of this rank request. What one rank requests, all ranks do, at the end of the same step.
+/// The requests of this rank's callbacks. A request of one rank is done by all ranks, at the end of the same step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Control {
     stop: Option<String>,
@@ -28,7 +28,7 @@ pub struct Control {
     skip: u64,
 }
 
-/// Which evaluations run at the end of a step, and which callbacks save.
+/// The evaluations that run at the end of a step, or the callbacks that save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Which {
     /// Only those whose interval has passed, or that have another reason of their own.
@@ -42,7 +42,8 @@ impl Control {
         self.stop.get_or_insert_with(|| why.into());
     }
 
-    /// Ends the run after this step as a signal does: checkpoints are saved before evaluations, which run when the run is resumed.
+    /// Ends the run after this step as a signal does: checkpoints are saved before evaluations, which run when the run
+    /// is resumed.
     pub fn interrupt(&mut self) {
         self.interrupted = true;
     }
@@ -56,7 +57,7 @@ impl Control {
         self.save = self.save.max(Some(Which::Due));
     }
 
-    /// Evaluates after this step, on all data to be evaluated on.
+    /// Runs all evaluations after this step.
     pub fn evaluate(&mut self) {
         self.evaluate = Some(Which::All);
     }
@@ -65,34 +66,35 @@ impl Control {
         self.evaluate = self.evaluate.max(Some(Which::Due));
     }
 
-    /// Leaves out the next batches; where ranks ask for different numbers, the largest counts.
+    /// Skips the next batches; where ranks request different numbers, the largest counts.
     pub fn skip_batches(&mut self, batches: u64) {
         self.skip = self.skip.max(batches);
     }
 
-    /// Leaves out the rest of the epoch.
+    /// Skips the rest of the epoch.
     pub fn skip_epoch(&mut self) {
         self.skip = u64::MAX;
     }
 
-    /// Goes back to the last checkpoint and on from there with the data that comes next, so what led here is left out.
+    /// Goes back to the last checkpoint, and on from there with the next batches: the batches since the checkpoint are
+    /// left out.
     pub fn go_back(&mut self) {
         self.go_back = true;
     }
 }
 
-/// What all ranks do after a step.
+/// The requests that all ranks do after a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Agreed {
     pub stop: Option<StopReason>,
     pub save: Option<Which>,
     pub evaluate: Option<Which>,
     pub go_back: bool,
-    /// Batches to leave out; `u64::MAX` is the rest of the epoch.
+    /// The number of batches to skip; `u64::MAX` is the rest of the epoch.
     pub skip: u64,
-    /// Whether a rank has recorded scalars.
+    /// True if a rank has recorded scalars.
     pub recorded: bool,
-    /// By the clock of rank 0.
+    /// The duration of the run by the clock of rank 0.
     pub elapsed: Duration,
 }
 
@@ -105,7 +107,7 @@ const GO_BACK: u8 = 32;
 const RECORDED: u8 = 64;
 const SAVE_DUE: u8 = 128;
 
-/// Flags, batches to skip, and a clock.
+/// A rank's requests: flags, batches to skip, and a clock.
 type Word = [u8; 17];
 
 impl Control {
@@ -125,8 +127,8 @@ impl Control {
         word
     }
 
-    /// Agrees with the other ranks, in one exchange of a few bytes, and in one more where a callback stops the run; on one rank in
-    /// none. No request is left afterwards.
+    /// Combines the requests of all ranks, in one exchange of a few bytes, and in one more where a callback stops the
+    /// run; one rank exchanges nothing. No request is left afterwards.
     pub(crate) fn agree<R: Runtime>(&mut self, comm: &Comm<R>, recorded: bool, elapsed: Duration) -> Result<Agreed> {
         let asked = std::mem::take(self);
         if comm.size() == 1 {
@@ -148,10 +150,10 @@ fn first_reason<R: Runtime>(comm: &Comm<R>, own: Option<&str>) -> Result<Option<
 }
 
 impl Agreed {
-    /// What was agreed on before, and what was agreed on since then.
+    /// Combines the earlier agreement with a later one.
     pub fn and(self, later: Agreed) -> Agreed {
         Agreed {
-            // A signal counts more than a reason that was agreed on before: who ends a process may kill it soon.
+            // A signal replaces an earlier reason: its sender may kill the process soon.
             stop: if later.stop == Some(StopReason::Interrupted) { later.stop } else { self.stop.or(later.stop) },
             save: self.save.max(later.save),
             evaluate: self.evaluate.max(later.evaluate),

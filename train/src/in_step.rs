@@ -1,9 +1,9 @@
-//! The model of a loop whose training step has the model in itself.
+//! The model of a loop whose training step owns the model.
 
 use nn::{Module, Visitor};
 use numcore::Runtime;
 
-/// The model of a loop whose step has the model in itself, as a pipeline has its stages: `Trainer::new(&InStep,
+/// The model of a loop whose training step owns the model, as a pipeline owns its stages: `Trainer::new(&InStep,
 /// pipeline, loader)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InStep;

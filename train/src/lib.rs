@@ -1,9 +1,9 @@
-//! The layer above the training step: a loop with evaluation, checkpoints and exact resuming, and what people look at while it
-//! runs.
+//! The layer above the training step: a loop with evaluation, checkpoints and exact resuming, and displays of its
+//! progress.
 //!
-//! [`Trainer`] loops over any training step. What happens in it is an [`Event`], which [callbacks](Callback) receive; the usual ones are here:
-//! [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. What they request is agreed on by all ranks once a step ([`Control`]). What is measured goes to
-//! [sinks](sink).
+//! [`Trainer`] loops over any training step. It sends [events](Event) to [callbacks](Callback); the usual callbacks are
+//! in this crate: [`Evaluate`], [`Checkpoints`], [`EarlyStop`]. All ranks agree on the callbacks' requests once a step
+//! ([`Control`]). Measurements go to [sinks](sink).
 #![forbid(unsafe_code)]
 
 mod callback;

@@ -1,13 +1,13 @@
-//! Training and evaluation modes of a model's parts, and putting them back.
+//! Training and evaluation modes of a model's parts, and restoring them.
 
 use nn::{Mode, Module, ModuleEntry, walk};
 use numcore::Runtime;
 
-/// Which modules were in training mode.
+/// The modes of modules, true for training mode, in the order of visits.
 pub(crate) struct Modes(Vec<bool>);
 
 impl Modes {
-    /// Puts a model into evaluation mode; gives what its parts were in before.
+    /// Puts a model into evaluation mode; returns the modes from before.
     pub fn evaluating<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Modes {
         // All are read before one is changed: a part that is shared is visited more than once.
         let mut were = Vec::new();
@@ -16,7 +16,7 @@ impl Modes {
         Modes(were)
     }
 
-    /// Puts a model into the modes it was in.
+    /// Puts a model back into the modes it was in.
     pub fn restore<R: Runtime>(self, model: &(impl Module<R> + ?Sized)) {
         let mut were = self.0.into_iter();
         each_mode(model, |mode| mode.set_training(were.next().unwrap_or(true)));

@@ -1,4 +1,4 @@
-//! [`Profile`]: recordings of some steps of a run, as files.
+//! Recordings of some steps of a run, as files: [`Profile`].
 
 use std::{
     fs,
@@ -19,11 +19,11 @@ use watch::recorder::{RunTimeline, UsageSampler};
 
 use crate::{Callback, Event, Run};
 
-/// Records windows of steps, each after some steps that are not recorded, and writes what came of them: `trace.rank<r>.<n>.json` for
-/// Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
+/// Records windows of steps, each after some steps that are not recorded, and writes them as files:
+/// `trace.rank<r>.<n>.json` for Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
 ///
-/// One per process in a loop of one's own. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, of every rank's: ranks that are threads of
-/// one process are in the recording of the one that comes first.
+/// A loop of one's own has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank:
+/// if ranks are threads of one process, the first to begin records all of them.
 ///
 /// ```no_run
 /// use train::recorder::Profile;
@@ -48,14 +48,14 @@ pub struct Profile {
     wait: u64,
     active: u64,
     repeat: u64,
-    /// Steps begun so far.
+    /// The number of steps that have begun.
     begun: u64,
     windows: u64,
     recording: Option<(Recording, UsageSampler)>,
 }
 
 impl Profile {
-    /// One window of 3 steps, after 10 that are not recorded.
+    /// Records one window of 3 steps, after 10 that are not recorded.
     pub fn in_folder(folder: impl AsRef<Path>) -> Self {
         Profile {
             folder: folder.as_ref().into(),
@@ -72,46 +72,48 @@ impl Profile {
         }
     }
 
-    /// Steps before each window. The first ones of a run are no measure: kernels are compiled, pools filled.
+    /// Sets the number of steps before each window. The first ones of a run are no measure: kernels are compiled, pools
+    /// filled.
     pub fn wait(mut self, steps: u64) -> Self {
         self.wait = steps;
         self
     }
 
-    /// Steps of a window, at least one.
+    /// Sets the number of steps of a window, at least one.
     pub fn active(mut self, steps: u64) -> Self {
         self.active = steps.max(1);
         self
     }
 
-    /// How many windows are recorded.
+    /// Sets the number of windows.
     pub fn repeat(mut self, windows: u64) -> Self {
         self.repeat = windows;
         self
     }
 
-    /// The rank of this process among others, for the names of files and for what compares them.
+    /// Sets the rank of this process and the number of ranks, for file names and for tools that compare ranks.
     pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
         (self.rank, self.ranks) = (rank, ranks);
         self
     }
 
-    /// The clock of the recordings, in place of that in the options; a [`Trainer`](crate::Trainer) gives [that of its runtime](Runtime::clock), if nothing was said here.
+    /// Sets the clock of the recordings, in place of the options' clock. Without a call, a [`Trainer`](crate::Trainer)
+    /// sets [the clock of its runtime](Runtime::clock).
     pub fn clock(mut self, clock: ClockSource) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// What is recorded.
+    /// Sets the kinds of spans that are recorded.
     pub fn options(mut self, options: RecordingOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// A step begins.
+    /// Marks the beginning of a step.
     ///
     /// # Errors
-    /// If something else is recorded, or a file cannot be written.
+    /// An error if another recording is in progress, or a file cannot be written.
     pub fn step(&mut self) -> Result<()> {
         if self.advance()? {
             self.record(self.start()?)?;
@@ -119,7 +121,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Counts a step that begins, and ends the window that is over; whether another begins.
+    /// Counts a step that begins, and ends the window that is over; true if another window begins.
     fn advance(&mut self) -> Result<bool> {
         let within = self.begun % (self.wait + self.active);
         if self.ends_window() {
@@ -131,7 +133,7 @@ impl Profile {
         Ok(begins)
     }
 
-    /// Whether the step that begins is the first after a window.
+    /// Tells whether the step that begins is the first after a window.
     fn ends_window(&self) -> bool {
         self.begun.is_multiple_of(self.wait + self.active)
     }
@@ -145,11 +147,11 @@ impl Profile {
         Ok(())
     }
 
-    /// Ends the window in progress, if there is one, and writes its files. Of kernels that a device has not run yet there is no span: in a
-    /// loop of one's own, call [`Runtime::synchronize`] before.
+    /// Ends the window in progress, if there is one, and writes its files. Kernels that a device has not run yet have
+    /// no span: in a loop of one's own, call [`Runtime::synchronize`] before.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// An error if a file cannot be written.
     pub fn finish(&mut self) -> Result<()> {
         let Some((recording, usage)) = self.recording.take() else { return Ok(()) };
         drop(usage);
@@ -191,7 +193,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
         match event {
             Event::StepBegin => {
                 if self.advance()?
-                    // Another rank of this process may record already, and this one with it.
+                    // Another rank of this process may record already, and its recording has this rank's spans too.
                     && let Ok(recording) = self.start()
                 {
                     self.record(recording)?;
@@ -206,7 +208,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Profile {
 
 impl Drop for Profile {
     fn drop(&mut self) {
-        // Who wants to know calls `finish`.
+        // Errors are returned only by a call of `finish`.
         let _ = self.finish();
     }
 }

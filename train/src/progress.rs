@@ -1,54 +1,55 @@
-//! How far a run is, how long it is to be, and when something is due.
+//! Progress of a run, its length, and intervals of actions.
 
 use std::time::Duration;
 
 use numcore::{Error, Result};
 
-/// How far a run has come: equal on all ranks.
+/// The progress of a run: equal on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// Updates so far, over the whole run.
+    /// The number of updates so far, over the whole run.
     pub step: u64,
     /// The epoch of the next batch, from 0.
     pub epoch: u64,
-    /// Positions of this epoch that all ranks together have read.
+    /// The positions of this epoch that all ranks together have read.
     pub position: u64,
-    /// Positions in an epoch.
+    /// The number of positions in an epoch.
     pub epoch_len: u64,
-    /// What the losses weighed so far: tokens, where losses are sums over tokens, and examples, where they are sums over examples.
+    /// The sum of loss weights so far: tokens, where losses are sums over tokens, and examples, where they are sums
+    /// over examples.
     pub tokens: f64,
-    /// How long the run has trained by the clock of rank 0, resumed parts included. It is read once a step, at the step's end, so within the
-    /// callbacks of a step it is the time at which the step before was done.
+    /// The time that the run has trained by the clock of rank 0, resumed parts included. It is read once a step, at the
+    /// step's end, so within the callbacks of a step it is the end time of the previous step.
     pub elapsed: Duration,
 }
 
 impl Progress {
-    /// Epochs so far, with the part of this one that was read.
+    /// The number of epochs so far, with the fraction of the current one.
     pub fn epochs(&self) -> f64 {
         self.epoch as f64 + self.position as f64 / self.epoch_len.max(1) as f64
     }
 }
 
-/// How long a run is.
+/// The length of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Length {
-    /// So many updates.
+    /// A number of updates.
     Steps(u64),
-    /// So many times through the data; a fraction ends within an epoch.
+    /// A number of passes through the data; a fraction ends within an epoch.
     Epochs(f64),
-    /// Until the losses have weighed so much: tokens, where losses are sums over tokens.
+    /// A sum of loss weights: tokens, where losses are sums over tokens.
     Tokens(u64),
-    /// So many seconds of training, resumed parts included, by the clock of rank 0.
+    /// A time of training in seconds, resumed parts included, by the clock of rank 0.
     Seconds(f64),
 }
 
 impl Length {
-    /// Whether a run that has come so far is at its end.
+    /// Tells whether a run with this progress is at its end.
     pub fn is_reached(&self, at: &Progress) -> bool {
         self.fraction(at) >= 1.0
     }
 
-    /// Which part of the run is done: from 0, and 1 or more at its end.
+    /// The fraction of the run that is done: from 0, and 1 or more at its end.
     pub fn fraction(&self, at: &Progress) -> f64 {
         let of = |done: f64, all: f64| if all > 0.0 { done / all } else { 1.0 };
         match *self {
@@ -73,28 +74,28 @@ impl Length {
     }
 }
 
-/// How often something happens. It is due at the end of the first step at which another whole interval has passed since the run began, so
-/// when it is due depends on the run alone, not on where it was resumed.
+/// The interval of an action. It is due at the end of the first step at which another whole interval has passed since
+/// the run began. Due steps thus depend on the run alone, not on the step at which it was resumed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Interval {
-    /// Every so many updates.
+    /// A number of updates.
     Steps(u64),
-    /// Every so many times through the data: `Epochs(0.25)` is four times in each.
+    /// A number of passes through the data: `Epochs(0.25)` is four times in each.
     Epochs(f64),
-    /// Whenever the losses have weighed so much more: tokens, where losses are sums over tokens.
+    /// A sum of loss weights: tokens, where losses are sums over tokens.
     Tokens(u64),
-    /// Whenever this part of the run's length is done: `Fraction(0.1)` is ten times in a run.
+    /// A fraction of the run's length: `Fraction(0.1)` is ten times in a run.
     Fraction(f64),
-    /// Every so many seconds of training, by the clock of rank 0.
+    /// A time of training in seconds, by the clock of rank 0.
     Seconds(f64),
-    /// Never.
+    /// No interval: the action is never due.
     Never,
 }
 
 impl Interval {
-    /// Whether a step that led from one point to another has completed an interval.
+    /// Tells whether a step that led from one point to another has completed an interval.
     pub fn is_due(&self, from: &Progress, to: &Progress, length: &Length) -> bool {
-        // A quotient such as 0.3 / 0.1, which is rounded to just below 3, is a whole one.
+        // A quotient such as 0.3 / 0.1, which is rounded to just below 3, counts as a whole one.
         let whole = |at: f64, each: f64| (at / each + 1e-9).floor();
         let passed = |a: f64, b: f64, each: f64| each > 0.0 && whole(b, each) > whole(a, each);
         match *self {

@@ -1,4 +1,4 @@
-//! Going on from a checkpoint: what is kept beside the training step, and how it is taken over.
+//! Resuming from a checkpoint: the notes that are saved beside the training step, and their restoration.
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
@@ -10,21 +10,22 @@ use numcore::{Error, Result, Runtime, Tensor};
 
 use crate::{Callback, CallbackState, control::Which, run::RunState};
 
-/// From where a run goes on.
+/// The checkpoint from which a run goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// It starts from scratch.
+    /// No checkpoint: the run starts from scratch.
     #[default]
     No,
-    /// It goes on from the last checkpoint in the folders of all callbacks that save some, the one of the latest step, if there is one.
+    /// The checkpoint of the latest step in the folders of all callbacks that save, if there is one.
     IfThere,
-    /// The run goes on as with [`IfThere`](Resume::IfThere), and it is an error if there is no checkpoint.
+    /// The checkpoint of [`IfThere`](Resume::IfThere); it is an error if there is none.
     Required,
-    /// It goes on from the last checkpoint in another folder, an error if there is none, and saves where it would have saved.
+    /// The last checkpoint in this folder, an error if there is none. The run saves in the folders of its own
+    /// callbacks.
     From(PathBuf),
 }
 
-/// What the loop keeps in the notes of a checkpoint.
+/// Keys of the loop in the notes of a checkpoint.
 const DATA: &str = "trainer/data";
 const TOKENS: &str = "trainer/tokens";
 const ELAPSED: &str = "trainer/elapsed";
@@ -37,7 +38,7 @@ const CALLBACK: &str = "callback/";
 /// The callbacks of a run.
 pub(crate) type Callbacks<'a, R, M, B> = Vec<Box<dyn Callback<R, M, B> + 'a>>;
 
-/// What goes into the notes.
+/// Makes the notes of a checkpoint: the state of loop and callbacks.
 pub(crate) fn notes<R: Runtime, M, B>(
     state: &RunState,
     data: String,
@@ -63,12 +64,12 @@ pub(crate) fn notes<R: Runtime, M, B>(
     notes
 }
 
-/// What the notes say, read before anything is changed.
+/// The parsed notes of a checkpoint, read before anything is changed.
 pub(crate) struct ResumedNotes {
     pub data: String,
     tokens: f64,
     pub elapsed: Duration,
-    /// Up to when intervals of time were looked at.
+    /// The time up to which intervals of time were checked.
     pub checked: Duration,
     pub owes_evaluation: bool,
     pub owes_save: Option<Which>,
@@ -102,7 +103,7 @@ impl ResumedNotes {
         })
     }
 
-    /// Gives the loop and the callbacks what is theirs. A callback that was not there when the checkpoint was saved has its first state.
+    /// Restores loop and callbacks. A callback that was not there when the checkpoint was saved keeps its first state.
     pub fn restore<R: Runtime, M, B>(self, state: &mut RunState, callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
         state.progress.tokens = self.tokens;
         state.progress.elapsed = self.elapsed;
@@ -110,7 +111,7 @@ impl ResumedNotes {
         for (prefix, callback) in prefixes(callbacks).into_iter().zip(callbacks) {
             let own = self.notes.iter().filter_map(|(k, v)| Some((k.strip_prefix(&prefix)?.to_string(), v.clone())));
             let mut own: CallbackState = own.collect();
-            // A callback that was there and kept nothing has the name alone.
+            // A callback that was there without state has only its name in the notes.
             let was_there = own.remove("").is_some() || !own.is_empty();
             if was_there {
                 callback.restore(&own)?;
@@ -120,24 +121,24 @@ impl ResumedNotes {
     }
 }
 
-/// What the names of each callback's notes begin with: several of one name are numbered.
+/// The prefixes of each callback's keys in the notes: callbacks of one name are numbered.
 fn prefixes<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> Vec<String> {
     let names: Vec<&str> = callbacks.iter().map(|callback| callback.name()).collect();
     let nth = |i: usize| names[..i].iter().filter(|name| **name == names[i]).count();
-    // Only what follows a name has a slash: no prefix begins with another.
+    // Slashes within names are replaced, so no prefix begins with another.
     (0..names.len()).map(|i| format!("{CALLBACK}{}/{}/", names[i].replace('/', "."), nth(i))).collect()
 }
 
-/// A value that a callback wrote with `to_string`.
+/// Parses a value that a callback wrote with `to_string`.
 ///
 /// # Errors
-/// If it is missing, or cannot be read.
+/// An error if it is missing, or cannot be parsed.
 pub fn parsed<T: std::str::FromStr>(state: &CallbackState, key: &str) -> Result<T> {
     let text = state.get(key).ok_or_else(|| Error::state(key, "is missing in the checkpoint's notes"))?;
     text.parse().map_err(|_| Error::state(key, format!("cannot be `{text}`")))
 }
 
-/// Several things that are saved in one checkpoint.
+/// Several states that are saved in one checkpoint; the first is the training step.
 pub(crate) struct Together<'c, R: Runtime>(pub Vec<&'c mut dyn Checkpointed<R>>);
 
 impl<R: Runtime> Checkpointed<R> for Together<'_, R> {

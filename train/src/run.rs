@@ -16,49 +16,49 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{BestValue, Control, Interval, Length, Progress, callbacks::interrupt, control::Which, sink::Value};
 
-/// A run as its callbacks see it: how far it is, what was measured, and what they can request.
+/// A run as its callbacks see it: its progress, its measurements, and their requests.
 pub struct Run<'r, R: Runtime, M, B> {
     pub(crate) model: &'r M,
     pub(crate) engine: &'r mut dyn RunEngine<R, M, B>,
     pub(crate) state: &'r mut RunState,
 }
 
-/// What a run remembers from step to step.
+/// The state of a run that stays from step to step.
 #[derive(Clone, Debug)]
 pub(crate) struct RunState {
     pub progress: Progress,
-    /// Where the step began that was taken last.
+    /// The progress before the last step.
     pub before: Progress,
     pub length: Length,
     pub control: Control,
-    /// What the next record is given, in the order of recording.
+    /// The measurements for the next record, in the order of recording.
     pub measured: Vec<(String, Value)>,
     /// The last values of evaluations, by name.
     pub evaluated: BTreeMap<String, f64>,
-    /// Evaluations that have not run yet, with the names that they are known to give.
+    /// Evaluations that have not run yet, with the names of values that they declared.
     pub to_come: BTreeMap<String, Vec<String>>,
-    /// Names that evaluations are known to give.
+    /// All names of values that evaluations declared.
     pub declared: BTreeSet<String>,
-    /// When the run is over: the best values of what decisions looked at.
+    /// The best monitored values; filled when the run is over.
     pub best: BTreeMap<String, BestValue>,
     /// Names of values that decisions need.
     pub monitored: BTreeSet<String>,
-    /// Whether ranks may leave and join.
+    /// True if ranks may leave and join.
     pub is_elastic: bool,
-    /// Whether the folders of callbacks must be empty: the run does not go on from one of them.
+    /// True if the folders of callbacks must be empty: the run does not go on from one of them.
     pub from_scratch: bool,
     /// Values of the evaluations that run now.
     pub fresh: Vec<(String, f64)>,
     pub is_record_due: bool,
     pub fast_dev_run: bool,
     pub resumed: Option<u64>,
-    /// Whether all evaluations were requested in the step in which a signal came: they run when the run is resumed.
+    /// True if all evaluations were requested in the step in which a signal came: they run when the run is resumed.
     pub owes_evaluation: bool,
-    /// Which callbacks were to save in the step of a commit.
+    /// The callbacks that were to save in the step of a commit.
     pub owes_save: Option<Which>,
     /// The clock that intervals are checked against: it stands still within a step.
     pub checked: Duration,
-    /// Time spent waiting for data, in seconds.
+    /// The time spent waiting for data in the last step, in seconds.
     pub data_wait: f64,
 }
 
@@ -71,37 +71,40 @@ pub(crate) trait RunEngine<R: Runtime, M, B> {
 }
 
 impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
-    /// The model.
+    /// The model that the trainer was given.
     pub fn model(&self) -> &'r M {
         self.model
     }
 
-    /// The ranks that take part.
+    /// The communicator of all ranks that train.
     pub fn comm(&self) -> &Comm<R> {
         &self.engine.ranks().everyone
     }
 
-    /// How far the run is.
+    /// The progress of the run.
     pub fn progress(&self) -> &Progress {
         &self.state.progress
     }
 
-    /// Whether the step that has ended counts as one: on all ranks alike.
+    /// Tells whether the last step made an update, on all ranks alike.
     pub(crate) fn has_stepped(&self) -> bool {
         self.state.progress.step > self.state.before.step
     }
 
-    /// How long it is to be.
+    /// The length of the run.
     pub fn length(&self) -> &Length {
         &self.state.length
     }
 
-    /// Makes the run of another length, from the end of this step on; in [`Ending`](crate::Event::Ending), a longer one goes on. All ranks call it at the same point, with the
-    /// same length, so what decides it must be equal on all of them: the [progress](Run::progress) is. Checkpoints do not keep the length; a callback that has chosen one keeps it, and sets it again in
+    /// Sets another length of the run, from the end of this step on; a longer one set in
+    /// [`Ending`](crate::Event::Ending) lets the run go on. All ranks call it at the same point with the same length,
+    /// so it may depend only on values that are equal on all of them, as the [progress](Run::progress) is. Checkpoints
+    /// do not keep the length; a callback that has chosen one keeps it, and sets it again in
     /// [`Begin`](crate::Event::Begin).
     ///
     /// # Errors
-    /// If no run can have this length, ranks give different ones, or the length is in tokens and nothing has counted them so far.
+    /// An error if no run can have this length, if lengths differ between ranks, or if the length is in tokens and the
+    /// old one is not.
     pub fn set_length(&mut self, length: Length) -> Result<()> {
         length.check()?;
         self.comm().agree("the length of the run", format!("{length:?}").as_bytes())?;
@@ -118,33 +121,34 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.resumed
     }
 
-    /// Whether this run only tries whether everything works.
+    /// Tells whether this is a dry run ([`Trainer::fast_dev_run`](crate::Trainer::fast_dev_run)).
     pub fn is_fast_dev_run(&self) -> bool {
         self.state.fast_dev_run
     }
 
-    /// Whether the step that was taken last has completed an interval; in [`Skipped`](crate::Event::Skipped), whether the batches that were left out have.
+    /// Tells whether the last step has completed an interval; in [`Skipped`](crate::Event::Skipped), whether the
+    /// skipped batches have.
     pub fn is_due(&self, interval: &Interval) -> bool {
         self.state.is_due(interval)
     }
 
-    /// Whether the measurements of the step that was taken last are given to sinks: what costs time to measure is measured then.
+    /// Tells whether the last step's measurements go to sinks: values that cost time are measured then.
     pub fn is_record_due(&self) -> bool {
         self.state.is_record_due
     }
 
-    /// What this rank requests: to stop, to save, to evaluate, to skip. All ranks do what one requests.
+    /// The requests of this rank: to stop, to save, to evaluate, to skip. A request of one rank is done by all.
     pub fn control(&mut self) -> &mut Control {
         &mut self.state.control
     }
 
-    /// Measures something: sinks are given it with what else this step measured. A name that was used in this step already gets the new value.
-    /// What rank 0 measures is written.
+    /// Records a number, which sinks receive with the other measurements of this step. A name that was used in this
+    /// step already gets the new value. Sinks are on rank 0, so other ranks' records are dropped.
     pub fn record(&mut self, name: &str, value: f64) {
         self.record_value(name, Value::Scalar(value));
     }
 
-    /// Records text: a sample that the model wrote.
+    /// Records text, such as a sample that the model wrote.
     pub fn record_text(&mut self, name: &str, text: impl Into<String>) {
         self.record_value(name, Value::Text(text.into()));
     }
@@ -158,42 +162,43 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
         self.state.evaluated.get(name).copied()
     }
 
-    /// Says in [`Begin`](crate::Event::Begin) that an evaluation will run, and the names of what it will give, as far as they are known: a
-    /// [`Monitor`](crate::Monitor) whose name none of them gives is an error once all have run.
+    /// Declares in [`Begin`](crate::Event::Begin) that an evaluation will run, and the known names of its values. A
+    /// [`Monitor`](crate::Monitor) of a name that no evaluation gives is an error once all have run.
     pub fn declare_evaluation(&mut self, evaluation: &str, names: impl IntoIterator<Item = String>) {
         let names: Vec<String> = names.into_iter().collect();
         self.state.declared.extend(names.iter().cloned());
         self.state.to_come.insert(evaluation.into(), names);
     }
 
-    /// Says that a declared evaluation has run.
+    /// Marks a declared evaluation as run.
     pub fn evaluation_ran(&mut self, evaluation: &str) {
         self.state.to_come.remove(evaluation);
     }
 
-    /// Whether an evaluation gives a value of this name, or may do so when it runs for the first time.
+    /// Tells whether an evaluation gives a value of this name, or may do so when it runs for the first time.
     pub(crate) fn may_be_evaluated(&self, name: &str) -> bool {
         let RunState { evaluated, declared, to_come, .. } = &*self.state;
         evaluated.contains_key(name) || declared.contains(name) || !to_come.is_empty()
     }
 
-    /// Whether a signal came on any rank; the run looks for it at the end of each step, and this is for what takes long within one. All ranks call it at the same point.
+    /// Tells whether a signal came on any rank. The run checks this at the end of each step; long work within a step
+    /// calls it too, on all ranks at the same point.
     pub(crate) fn is_interrupted(&self) -> Result<bool> {
         let all = self.comm().exchange_equal([u8::from(interrupt::is_asked())])?;
         Ok(all.iter().any(|[asked]| *asked != 0))
     }
 
-    /// How long the step that was taken last waited for data, in seconds.
+    /// The time that the last step waited for data, in seconds.
     pub fn data_wait(&self) -> f64 {
         self.state.data_wait
     }
 
-    /// Everything the training step keeps in checkpoints.
+    /// The training step's state, as checkpoints hold it.
     pub fn step_state(&mut self) -> &mut dyn Checkpointed<R> {
         self.engine.state()
     }
 
-    /// Gives a value of an evaluation, which must be equal on all ranks: reduced over them.
+    /// Records a value of an evaluation, which must be reduced over ranks and thus equal on all.
     pub fn evaluation_value(&mut self, name: &str, value: f64) {
         self.state.evaluated.insert(name.into(), value);
         match self.state.fresh.iter_mut().find(|(known, _)| known == name) {
@@ -205,7 +210,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
 }
 
 impl RunState {
-    /// A run at its beginning.
+    /// The state of a run at its beginning.
     pub fn new(length: Length, epoch_len: u64, fast_dev_run: bool) -> Self {
         let progress = Progress { epoch_len, ..Progress::default() };
         RunState {
@@ -232,7 +237,7 @@ impl RunState {
         }
     }
 
-    /// An error if decisions need a value, and no callback has said that it evaluates.
+    /// Checks that a callback evaluates, if decisions need a value.
     pub fn check_evaluations(&self) -> Result<()> {
         let Some(name) = self.monitored.first().filter(|_| self.to_come.is_empty()) else { return Ok(()) };
         let why = format!(
@@ -241,7 +246,7 @@ impl RunState {
         Err(Error::config("Monitor", "name", why))
     }
 
-    /// An error if decisions needed a value, and the run has come to its end without the evaluation that gives it.
+    /// Checks at the end that the evaluations of all values that decisions needed have run.
     pub fn check_evaluated(&self) -> Result<()> {
         let is_to_come = |name: &String| match self.to_come.values().flatten().any(|given| given == name) {
             true => true,
@@ -255,7 +260,7 @@ impl RunState {
         Err(Error::config("Monitor", "name", why))
     }
 
-    /// Whether an interval was completed since `before`.
+    /// Tells whether an interval was completed since `before`.
     pub fn is_due(&self, interval: &Interval) -> bool {
         let now = Progress { elapsed: self.checked, ..self.progress };
         interval.is_due(&self.before, &now, &self.length)

@@ -1,15 +1,15 @@
-//! Numbers recorded from anywhere in a step.
+//! Scalars recorded from anywhere in a step.
 
 use std::cell::RefCell;
 
 use distributed::comm::{Collectives, Comm, Communicator};
 use numcore::{Error, Result, Runtime};
 
-/// Means in the making: names, and for each the weighted sum and the weight.
+/// Weighted sums of recorded scalars by name, from which means are made.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct RecordedScalars {
     entries: Vec<ScalarEntry>,
-    /// What a value recorded now weighs.
+    /// The weight of a value recorded now.
     weight: f64,
 }
 
@@ -42,7 +42,7 @@ impl RecordedScalars {
         self.entries.iter().all(|entry| entry.weight == 0.0)
     }
 
-    /// Forgets the values. Names stay, so that a steady state allocates nothing.
+    /// Clears the values. Names stay, so that a steady state allocates nothing.
     pub(crate) fn clear(&mut self) {
         self.entries.iter_mut().for_each(|entry| (entry.sum, entry.weight) = (0.0, 0.0));
     }
@@ -52,9 +52,9 @@ thread_local! {
     static SCALARS: RefCell<RecordedScalars> = const { RefCell::new(RecordedScalars::new()) };
 }
 
-/// Records a number from anywhere in a step, in the thread that trains: in the loss function, deep in a model. What sinks are given is the mean
-/// over micro-batches and ranks since the last record, weighted by the examples of each micro-batch. Within an evaluation it is the mean over
-/// that evaluation, under the evaluation's name.
+/// Records a number from anywhere in a step, in the thread that trains: in the loss function, deep in a model. Sinks
+/// receive the mean over micro-batches and ranks since the last record, weighted by the examples of each micro-batch.
+/// Within an evaluation it is the mean over that evaluation, under the evaluation's name.
 ///
 /// ```
 /// train::record_scalar("attention/entropy", 1.25);
@@ -66,22 +66,22 @@ pub fn record_scalar(name: &str, value: f64) {
     });
 }
 
-/// From now on a recorded value weighs so much.
+/// Sets the weight of values recorded from now on.
 pub(crate) fn set_weight(weight: f64) {
     SCALARS.with_borrow_mut(|scalars| scalars.weight = weight);
 }
 
-/// Whether something was recorded on this rank since the last record.
+/// Tells whether a scalar was recorded on this rank since the last record.
 pub(crate) fn any_recorded() -> bool {
     SCALARS.with_borrow(|scalars| !scalars.is_empty())
 }
 
-/// Forgets what was recorded.
+/// Clears the recorded scalars.
 pub(crate) fn clear() {
     SCALARS.with_borrow_mut(RecordedScalars::clear);
 }
 
-/// What `f` records, kept apart from what was recorded before.
+/// Runs `f`; returns its result with the scalars that it recorded, which are kept separate from earlier ones.
 pub(crate) fn apart<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, RecordedScalars)> {
     let before = SCALARS.replace(RecordedScalars::new());
     let result = f();
@@ -89,7 +89,7 @@ pub(crate) fn apart<T>(f: impl FnOnce() -> Result<T>) -> Result<(T, RecordedScal
     Ok((result?, within))
 }
 
-/// The means over all ranks of what was recorded since the last time, in the order of ranks and of recording.
+/// The means over all ranks of scalars recorded since the last call, in the order of ranks and of recording.
 pub(crate) fn take_means<R: Runtime>(comm: &Comm<R>) -> Result<Vec<(String, f64)>> {
     SCALARS.with_borrow_mut(|scalars| {
         let means = scalars.means(comm);

@@ -10,7 +10,7 @@ use numcore::{Error, Result, Runtime};
 use super::weight_averaging;
 use crate::Run;
 
-/// An error where the training step has the model, as a pipeline has its stages: nothing could be restored.
+/// Returns an error where the training step owns the model, as a pipeline owns its stages: nothing could be restored.
 pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Result<()> {
     if !run.model().parameters().is_empty() {
         return Ok(());
@@ -19,7 +19,7 @@ pub(super) fn check<R: Runtime, M: Module<R>, B>(run: &Run<'_, R, M, B>) -> Resu
     Err(Error::config("Checkpoints", "restore_best", why))
 }
 
-/// Puts what was evaluated at a step into the model: its weights, or the averages of them.
+/// Loads the evaluated values of a step into the model: its weights, or the averages of them.
 pub(super) fn put<R: Runtime, M: Module<R>, B>(folder: &Folder, best: u64, run: &Run<'_, R, M, B>) -> Result<()> {
     let comm = run.comm();
     all_ok_after(comm, "Checkpoints", || {

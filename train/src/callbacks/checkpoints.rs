@@ -1,4 +1,4 @@
-//! When checkpoints are saved, and which of them stay.
+//! The policy of saving checkpoints and of removing old ones.
 
 mod begin;
 
@@ -18,14 +18,15 @@ use super::{
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which};
 
-/// Saves checkpoints: every so often, when a value is the best so far, at the end of the run, and on a signal (SIGTERM, Ctrl-C), which
-/// ends the run. The training step is held up by a copy to host memory; a thread writes that.
+/// Saves checkpoints: at an interval, when a value is the best so far, at the end of the run, and on a signal (SIGTERM,
+/// Ctrl-C), which ends the run. The training step waits for a copy to host memory; a thread writes the copy.
 ///
-/// A checkpoint is there whole or not at all, and an old one is removed only after a new one is in place. A save that fails ends the run with its
-/// error, unless [`report_failures`](Checkpoints::report_failures) says otherwise; the last good checkpoint stays.
+/// A checkpoint is complete or absent, and an old one is removed only after a new one is in place. A save that fails
+/// ends the run with its error, unless [`report_failures`](Checkpoints::report_failures) is set; the last good
+/// checkpoint stays.
 pub struct Checkpoints<R: Runtime> {
     folder: Folder,
-    /// Says of which value it remembers the best.
+    /// The name of the state in checkpoints, with the monitored value's name.
     name: String,
     every: Interval,
     keep: Option<usize>,
@@ -39,29 +40,31 @@ pub struct Checkpoints<R: Runtime> {
     restore_best: bool,
     /// The best value, at the step of which there is a checkpoint.
     best_value: Option<BestValue>,
-    /// The best one before, until the checkpoint of the best one is in place.
+    /// The previous best value, until the checkpoint of the new one is in place.
     best_before: Option<Option<BestValue>>,
-    /// The step that is in place, as the last one.
+    /// The step of the last checkpoint that is in place.
     saved: Option<u64>,
-    /// What is being written, until it is known to be in place.
+    /// The snapshot that is being written, until it is known to be in place.
     writing: Option<Arc<RunSnapshot>>,
-    /// What failed, until it is recorded.
+    /// The error of a save, until it is recorded.
     failure: Option<String>,
-    /// Whether the next save is its own, too.
+    /// True if this callback requested the next save.
     is_due: bool,
     listening: Option<Listening>,
     writer: Option<SnapshotWriter<R>>,
-    /// This rank, of how many, and a name of this run.
+    /// This rank, the number of ranks, and a name of this run.
     here: (usize, usize, String),
 }
 
 impl<R: Runtime> Checkpoints<R> {
-    /// Checkpoints in a folder, which all ranks must see: at the end of the run, and on a signal. All of them stay.
+    /// Saves checkpoints in a folder, which all ranks must see: at the end of the run, and on a signal. All of them
+    /// stay.
     pub fn in_folder(path: impl Into<PathBuf>) -> Self {
         Checkpoints::at(Folder::new(path))
     }
 
-    /// Checkpoints as [`in_folder`](Checkpoints::in_folder), in a folder that may be [watched](Folder::watched).
+    /// Saves checkpoints as [`in_folder`](Checkpoints::in_folder) does, in a folder that may be
+    /// [watched](Folder::watched).
     pub fn at(folder: Folder) -> Self {
         Checkpoints {
             folder,
@@ -88,20 +91,20 @@ impl<R: Runtime> Checkpoints<R> {
         }
     }
 
-    /// How often one is saved.
+    /// Sets the interval of checkpoints.
     pub fn every(mut self, interval: Interval) -> Self {
         self.every = interval;
         self
     }
 
-    /// How many of the last ones stay; the best one stays beside them.
+    /// Sets the number of last checkpoints that stay; the best one stays beside them.
     pub fn keep(mut self, last: usize) -> Self {
         self.keep = Some(last);
         self
     }
 
-    /// Saves one whenever a value of an evaluation is the best so far: `.best("validation/loss")`, `.best(Monitor::max("validation/accuracy"))`. In
-    /// the folder it is [marked](Folder::marked) `best`.
+    /// Saves a checkpoint whenever a value of an evaluation is the best so far: `.best("validation/loss")`,
+    /// `.best(Monitor::max("validation/accuracy"))`. In the folder it is [marked](Folder::marked) `best`.
     pub fn best(mut self, monitor: impl Into<Monitor>) -> Self {
         let monitor = monitor.into();
         self.name = format!("checkpoints {}", monitor.note());
@@ -109,44 +112,47 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Whether one is saved at the end of the run; at first it is.
+    /// Switches the checkpoint at the end of the run; at first on.
     pub fn at_end(mut self, yes: bool) -> Self {
         self.at_end = yes;
         self
     }
 
-    /// Whether one is saved, and the run ended, on SIGTERM and Ctrl-C; at first it is.
+    /// Switches the checkpoint, and the end of the run, on SIGTERM and Ctrl-C; at first on.
     pub fn on_signal(mut self, yes: bool) -> Self {
         self.on_signal = yes;
         self
     }
 
-    /// Whether one is saved when a step ends by an error or a panic, on any rank: of what there was before that step, so that the run goes on there once the reason is
-    /// gone. At first it is. The communicator is aborted then, so rank 0 waits some seconds for the files of the others.
+    /// Switches the checkpoint of a failed run; at first on. After a step that ends by an error or a panic on any rank,
+    /// the state before that step is saved, from which the run can be resumed. The communicator is aborted then, so
+    /// rank 0 waits some seconds for the files of the others.
     pub fn on_failure(mut self, yes: bool) -> Self {
         self.on_failure = yes;
         self
     }
 
-    /// Whether a thread writes them while training goes on; at first it does. Otherwise, and over an engine whose transfers are not independent, the step waits until
-    /// everything is in place.
+    /// Switches writing in a thread while training goes on; at first on. Otherwise, and over an engine whose transfers
+    /// are not independent, the step waits until the checkpoint is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;
         self
     }
 
-    /// Whether a run that starts from nothing removes the checkpoints of an earlier run from the folder; at first it does not, and a folder that has some is an error.
+    /// Switches the removal of an earlier run's checkpoints from the folder, for a run that starts from scratch. At
+    /// first it is off, and a folder that has some is an error.
     #[doc(alias("overwrite_output_dir"))]
     pub fn overwrite(mut self, yes: bool) -> Self {
         self.overwrite = yes;
         self
     }
 
-    /// Whether the model has the weights of the [best](Checkpoints::best) checkpoint when the run is over, after early stopping or at its full length; at first it has the
-    /// last ones. A run that was interrupted keeps the last ones; so does one that has no
-    /// best checkpoint, as each value was NaN, which it records as the text `checkpoint/best`. Buffers are restored with the parameters; the optimizer is not: the last
-    /// checkpoint, from which a run can go on, stays the last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model has the best
-    /// averages.
+    /// Switches whether the model gets the weights of the [best](Checkpoints::best) checkpoint when the run is over,
+    /// after early stopping or at its full length; at first off. An interrupted run keeps the last weights. So does a
+    /// run without a best checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are
+    /// restored with the parameters. The optimizer is not: the last checkpoint, from which a run can go on, stays the
+    /// last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model has the
+    /// best averages.
     #[doc(alias("load_best_model_at_end"))]
     #[doc(alias("restore_best_weights"))]
     pub fn restore_best(mut self, yes: bool) -> Self {
@@ -154,13 +160,13 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Lets the run go on when a save fails: what failed is recorded as the text `checkpoint/failure`.
+    /// Lets the run go on when a save fails: the error is recorded as the text `checkpoint/failure`.
     pub fn report_failures(mut self) -> Self {
         self.report_failures = true;
         self
     }
 
-    /// Whether a value makes this step the best one; it is kept if so.
+    /// Tells whether a value makes this step the best one, and stores it if so.
     fn is_best(&mut self, fresh: &[(String, f64)], run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
         let Some(monitor) = &self.best else { return Ok(false) };
         let value = monitor.value(fresh, run)?;
@@ -171,7 +177,7 @@ impl<R: Runtime> Checkpoints<R> {
         Ok(true)
     }
 
-    /// Asks for a checkpoint in this folder alone.
+    /// Requests a checkpoint in this folder alone.
     fn ask(&mut self, run: &mut Run<'_, R, impl Sized, impl Sized>) {
         self.is_due = true;
         run.control().save_due();
@@ -191,13 +197,14 @@ impl<R: Runtime> Checkpoints<R> {
         self.judge(written)
     }
 
-    /// Waits for what is being written. All ranks do so at one point of the run, and know the same of it afterwards.
+    /// Waits for the checkpoint that is being written. All ranks do so at one point of the run, and have the same
+    /// result afterwards.
     fn finish(&mut self) -> Result<()> {
         let written = self.writer.as_mut().map_or(Ok(()), SnapshotWriter::finish);
         self.judge(written)
     }
 
-    /// Takes note of what became of a save: what failed is an error, or is kept to be recorded.
+    /// Stores the result of a save: an error is returned, or kept to be recorded.
     fn judge(&mut self, written: Result<()>) -> Result<()> {
         let Some(snapshot) = self.writing.take() else { return written };
         match written {
@@ -205,7 +212,7 @@ impl<R: Runtime> Checkpoints<R> {
                 self.saved = Some(snapshot.step);
                 self.best_before = None;
             }
-            // A checkpoint that is not there is not the best one.
+            // A checkpoint that is not in place is not the best one.
             Err(_) => {
                 if let Some(before) = self.best_before.take() {
                     self.best_value = before;
@@ -248,12 +255,12 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 if run.state.from_scratch {
                     self.check_folder(run.comm())?;
                 }
-                // Where transfers wait for each other, those of a thread could wait for those of the step, and the other way round.
+                // Where transfers wait for each other, the thread's could wait for the step's, and the other way round.
                 self.in_thread &= run.comm().guarantees().independent_transfers;
                 self.writer = Some(SnapshotWriter::new(run.comm())?);
                 self.here = (run.comm().rank(), run.comm().size(), name_of_run(run.comm())?);
                 self.saved = self.resumed_here(run)?;
-                // What it was to save when another rank was lost, it saves now.
+                // A save that was due when another rank was lost is requested again.
                 self.is_due &= run.state.owes_save == Some(Which::Due);
                 if self.is_due || self.is_best_missing(run)? {
                     self.ask(run);
@@ -264,7 +271,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 Ok(())
             }
             Event::StepEnd(_) => {
-                // Ranks learn of a failure at different steps. One that ends the run may do so at any; one that is reported waits for the next save.
+                // Ranks find a failure at different steps. One that ends the run may do so at any; one that is reported
+                // waits for the next save.
                 if let (false, Some(writer)) = (self.report_failures, &mut self.writer) {
                     writer.poll().inspect_err(|_| self.writing = None)?;
                 }
@@ -306,7 +314,8 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
                 saved
             }
             Event::WentBack => {
-                // Where the checkpoint is that the run went back to, it is saved again, with the new place in the data.
+                // The folder that has the checkpoint to which the run went back saves it again, with the new place in
+                // the data.
                 (self.is_due, self.best_before) = (self.saved == Some(step), None);
                 self.record_failure(run);
                 Ok(())
@@ -350,7 +359,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for Checkpoints<R> {
     }
 
     fn rescue(&mut self, snapshot: Option<&RunSnapshot>) -> Result<()> {
-        // What was being written either is in place by now, or will be written again.
+        // The snapshot that was being written is in place by now, or will be written again.
         let unfinished = self.writing.clone();
         let _ = self.finish();
         let Some(snapshot) = snapshot.or(unfinished.as_deref()) else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! Looking at how far ranks go apart between meetings.
+//! Monitoring of the differences between ranks' weights at synchronizations of local updates.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,24 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
-/// Records how far ranks that [train by themselves](distributed::local_updates) had gone apart at each meeting, as `divergence`: the largest
-/// distance of a rank's weights from the new ones, over the norm of these. Where that of a fragment has risen three meetings in a row, and is above a threshold, the run ends:
-/// ranks should meet more often, or learn more slowly.
+/// Records, at each synchronization, the differences between ranks that [train by
+/// themselves](distributed::local_updates), as `divergence`. It is the largest distance of a rank's weights from the
+/// new ones, over the norm of the new ones. If a fragment's divergence has risen in three synchronizations in a row and
+/// is above a threshold, the run ends: ranks should synchronize more often, or learn more slowly.
 ///
-/// Ranks that never meet in full ([`ElasticAveraging`](distributed::local_updates::ElasticAveraging)) are farther apart: 0.3 is a threshold there.
+/// Ranks that never synchronize in full ([`ElasticAveraging`](distributed::local_updates::ElasticAveraging)) differ
+/// more: 0.3 is a threshold for them.
 #[derive(Clone, Debug)]
 pub struct DivergenceGuard {
     threshold: f64,
     ends: bool,
-    /// The number of the last meeting that was looked at.
+    /// The number of the last synchronization that was checked.
     seen: u64,
-    /// Of each fragment, the last divergence, and how many meetings in a row were further apart than the one before.
+    /// The last divergence of each fragment, and the number of synchronizations in a row in which it rose.
     fragments: BTreeMap<usize, (f64, u64)>,
 }
 
-/// Meetings in a row that are too many to rise in.
+/// The number of rises in a row that ends the run.
 const RISING: u64 = 3;
 
 impl DivergenceGuard {
@@ -31,12 +33,12 @@ impl DivergenceGuard {
         DivergenceGuard { threshold, ends: true, seen: 0, fragments: BTreeMap::new() }
     }
 
-    /// Records alone.
+    /// Records the divergence, and never ends the run.
     pub fn recording() -> Self {
         DivergenceGuard { ends: false, ..DivergenceGuard::above(f64::INFINITY) }
     }
 
-    /// Why the run is to end after a meeting, if it is.
+    /// The reason to end the run after a synchronization, if there is one.
     fn judge(&mut self, meeting: Meeting) -> Option<String> {
         let Meeting { number, fragment, divergence } = meeting;
         self.seen = number;
@@ -107,7 +109,7 @@ mod tests {
             number += 1;
             guard.judge(Meeting { number, fragment, divergence })
         };
-        // Each is farther apart than the one before it, and none than itself.
+        // Each is larger than the one before it, but every fragment stays as it was.
         for _ in 0..3 {
             for (fragment, divergence) in [0.1, 0.2, 0.3, 0.4].into_iter().enumerate() {
                 assert!(judge(fragment, divergence).is_none());

@@ -1,13 +1,13 @@
-//! Stopping when nothing gets better.
+//! Stopping a run when a value does not get better.
 
 use numcore::{Result, Runtime};
 
 use super::{BestValue, Monitor};
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
-/// Ends a run when a value of an evaluation has not become better for some evaluations. What counts is evaluations of that value, not steps.
-/// A run that it has stopped, and that goes on from its last checkpoint, stops again before its first step, unless the patience is longer now; on another
-/// value, or the other way round, it begins anew.
+/// Ends a run when a value of an evaluation has not become better for some evaluations. Evaluations of that value
+/// count, not steps. A stopped run that is resumed from its last checkpoint stops again before its first step, unless
+/// the patience is longer now. With another monitored value or direction the count begins anew.
 ///
 /// ```
 /// use train::{EarlyStop, Monitor};
@@ -18,7 +18,7 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 /// ```
 #[derive(Clone, Debug)]
 pub struct EarlyStop {
-    /// Says of which value it remembers the best.
+    /// The name of the state in checkpoints, with the monitored value's name.
     name: String,
     monitor: Monitor,
     patience: u64,
@@ -35,7 +35,7 @@ impl EarlyStop {
         EarlyStop { name, monitor, patience: 3, stop_at: None, best: None, waited: 0 }
     }
 
-    /// How many evaluations that are no better are waited for.
+    /// Sets the number of evaluations without a better value after which the run ends.
     pub fn patience(mut self, evaluations: u64) -> Self {
         self.patience = evaluations;
         self
@@ -47,7 +47,7 @@ impl EarlyStop {
         self
     }
 
-    /// Why the run is to end after this value of a step, if it is.
+    /// The reason to end the run after this value of a step, if there is one.
     fn judge(&mut self, value: f64, step: u64) -> Option<String> {
         let name = self.monitor.name();
         if self.stop_at.is_some_and(|bound| self.monitor.clone().min_delta(0.0).is_better(value, Some(bound))) {
@@ -61,7 +61,7 @@ impl EarlyStop {
         self.why_waited()
     }
 
-    /// Why the run is to end, if it has waited as long as it may.
+    /// The reason to end the run, if the patience is used up.
     fn why_waited(&self) -> Option<String> {
         let name = self.monitor.name();
         let best = self.best.map_or("never a number".into(), |best| format!("not better than {}", best.value));
@@ -73,7 +73,7 @@ impl EarlyStop {
 impl<R: Runtime, M, B> Callback<R, M, B> for EarlyStop {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let why = match event {
-            // A run that was stopped, and is started again as it was, has nothing to wait for.
+            // A stopped run that is started again with equal options ends at once.
             Event::Begin => {
                 self.monitor.watch(run);
                 self.why_waited()

@@ -1,4 +1,4 @@
-//! Whether all ranks still have the same model.
+//! Comparison of the model between ranks.
 
 use distributed::comm::{Collectives, Communicator};
 use nn::{Module, ModuleExt};
@@ -6,11 +6,12 @@ use numcore::{Error, ErrorKind, Result, Runtime, Tensor};
 
 use crate::{Callback, Event, Interval, Run};
 
-/// Compares the model of all ranks every so often, to the bit: one pass over memory, and an exchange of a few bytes for each parameter. Where it
-/// differs, the run ends with an error that names the first parameter, or buffer if they are looked at, and the ranks.
+/// Compares the model of all ranks at an interval, to the bit: one pass over memory, and an exchange of a few bytes for
+/// each parameter. A difference ends the run with an error that names the first parameter, or buffer if buffers are
+/// compared, and the ranks.
 ///
-/// Ranks are compared that have the same piece of a parameter: all of them, unless the model is cut over a tensor axis. With ZeRO whose stage shards
-/// parameters each comparison gathers them.
+/// Ranks are compared that have the same piece of a parameter: all of them, unless the model is cut over a tensor axis.
+/// With ZeRO whose stage shards parameters each comparison gathers them.
 #[derive(Clone, Debug)]
 pub struct EqualWeights {
     every: Interval,
@@ -29,7 +30,7 @@ impl EqualWeights {
         self
     }
 
-    /// What is here of the model, in its order.
+    /// The hashes of this rank's parameters and buffers, in the model's order.
     fn hashes<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Result<Vec<HashedValue>> {
         let parameters = model.named_parameters().into_iter().map(|(name, p)| {
             let placed = p.placed().filter(|placed| !placed.placement().is_whole());
@@ -46,7 +47,7 @@ impl EqualWeights {
     }
 }
 
-/// A parameter or buffer in two hashes: which piece of it is here, 0 for all of it, and the value.
+/// A parameter or buffer in two hashes: this rank's piece of it, 0 for all of it, and the value.
 struct HashedValue {
     name: String,
     piece: u64,
@@ -99,13 +100,13 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for EqualWeights {
     }
 }
 
-/// What a rank sent: for each value which piece it is, and its hash.
+/// Reads a rank's message: piece and hash of each value.
 fn read(bytes: &[u8]) -> Vec<[u64; 2]> {
     let words: Vec<u64> = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
     words.as_chunks().0.to_vec()
 }
 
-/// The ranks whose `k`-th value is not that of the first rank with the same piece, each after that one.
+/// Pairs of the first rank with a piece and a rank whose `k`-th value of that piece differs.
 fn differing(all: &[Vec<[u64; 2]>], k: usize) -> Vec<(usize, usize)> {
     let of = |rank: usize| all[rank].get(k).copied();
     let piece = |rank: usize| of(rank).map(|[piece, _]| piece);

@@ -15,20 +15,22 @@ use numcore::{Error, Result, Runtime};
 use self::counted_metric::{CountedMetric, MetricWithUpdate};
 use crate::{Callback, CallbackState, Event, Interval, Run, StopReason, metrics::Metric, modes::Modes, scalars};
 
-/// What a batch gives that is measured.
+/// The function that computes a batch's outputs.
 type Predict<'e, M, B, O> = Box<dyn FnMut(&M, &Batch<B>) -> Result<O> + 'e>;
-/// Sum and weight of what the outputs of a batch measure.
+/// The function that returns sum and weight of a measurement of a batch's outputs.
 type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e>;
 
-/// Evaluates the model on other data: the mean of the training loss over it, and whatever else is measured. Sums and weights are added up in `f64` over
-/// batches and ranks, and divided once: with [`Loss::sum`](distributed::train::Loss::sum) every example counts once, whatever the number of ranks. A
-/// [`Loss::mean`](distributed::train::Loss::mean) weighs 1, however many examples it is the mean of, so its value is the mean of the means of batches and shares.
+/// Evaluates the model on other data: the mean of the training loss over it, and other measurements. Sums and weights
+/// are added up in `f64` over batches and ranks, and divided once: with [`Loss::sum`](distributed::train::Loss::sum)
+/// every example counts once, whatever the number of ranks. A [`Loss::mean`](distributed::train::Loss::mean) weighs 1,
+/// however many examples it is the mean of, so its value is the mean of the means of batches and shares.
 ///
-/// The model is in evaluation mode, nothing is recorded for gradients, and training goes on with the random values it would have had. Values are
-/// called after the evaluation: `validation/loss`.
+/// The model is in evaluation mode, no gradients are recorded, and training goes on with the random values it would
+/// have had. Names of values begin with the evaluation's name: `validation/loss`.
 ///
-/// The model runs once in each batch for the loss, and once for everything else: [`predict`](Evaluate::predict) gives outputs, which metrics count. Every row of a batch
-/// that they are given counts: rows that only fill a batch up are not read, and what a rank predicts that has no example is dropped.
+/// The model runs once in each batch for the loss, and once for everything else: [`predict`](Evaluate::predict)
+/// computes the outputs for metrics. Metrics count every row of their batches: padding rows are not read, and the
+/// prediction of a rank without an example is dropped.
 ///
 /// ```
 /// use train::{Evaluate, metrics::Accuracy};
@@ -55,9 +57,9 @@ type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e
 /// ```
 pub struct Evaluate<'e, M, B, O = ()> {
     loader: Loader<B>,
-    /// What its values are called after.
+    /// The prefix of the names of its values.
     prefix: String,
-    /// What it is called in checkpoints.
+    /// The name of its state in checkpoints.
     name: String,
     every: Interval,
     at_start: bool,
@@ -67,7 +69,7 @@ pub struct Evaluate<'e, M, B, O = ()> {
     predict: Predict<'e, M, B, O>,
     measures: Vec<(String, Measure<'e, B, O>)>,
     metrics: Vec<(String, Box<dyn CountedMetric<B, O> + 'e>)>,
-    /// Whether something was to be measured of outputs that there were before others.
+    /// True if measurements were added before `predict`, which would lose them.
     is_misplaced: bool,
     is_due: bool,
     /// The step after which it ran last.
@@ -75,7 +77,8 @@ pub struct Evaluate<'e, M, B, O = ()> {
 }
 
 impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
-    /// An evaluation on the batches of epoch 0 of a loader, called `validation`, at the end of every epoch and at the end of the run.
+    /// Evaluates on the batches of epoch 0 of a loader, under the name `validation`, at the end of every epoch and at
+    /// the end of the run.
     pub fn on(loader: Loader<B>) -> Self {
         Evaluate {
             loader,
@@ -97,7 +100,8 @@ impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
 }
 
 impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
-    /// Computes outputs of each batch, once, which everything that is added from here on is given. Every rank runs it as often as the others.
+    /// Sets the function that computes each batch's outputs, once, for all measurements that are added after this call.
+    /// Every rank calls it equally often.
     pub fn predict<P>(self, predict: impl FnMut(&M, &Batch<B>) -> Result<P> + 'e) -> Evaluate<'e, M, B, P> {
         let is_misplaced = self.measures_more();
         let Evaluate { loader, prefix, name, every, at_start, at_end, batches, loss, is_due, ran_at, .. } = self;
@@ -120,43 +124,44 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         }
     }
 
-    /// Whether anything but the loss is measured.
+    /// Tells whether anything but the loss is measured.
     fn measures_more(&self) -> bool {
         !(self.measures.is_empty() && self.metrics.is_empty())
     }
 
-    /// What its values are called after.
+    /// Sets the prefix of the names of its values.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.prefix = name.into();
         self.name = format!("evaluate {}", self.prefix);
         self
     }
 
-    /// How often it runs.
+    /// Sets the interval of evaluations.
     pub fn every(mut self, interval: Interval) -> Self {
         self.every = interval;
         self
     }
 
-    /// Whether it runs before the first step, too; at first it does not.
+    /// Switches the evaluation before the first step; at first off.
     pub fn at_start(mut self, yes: bool) -> Self {
         self.at_start = yes;
         self
     }
 
-    /// Whether it runs when the run ends, unless it has just run; at first it does.
+    /// Switches the evaluation when the run ends, unless it has just run; at first on.
     pub fn at_end(mut self, yes: bool) -> Self {
         self.at_end = yes;
         self
     }
 
-    /// No more than so many batches.
+    /// Sets the largest number of batches.
     pub fn limit_batches(mut self, batches: u64) -> Self {
         self.batches = Some(batches);
         self
     }
 
-    /// Measures something of the [outputs](Evaluate::predict) of each batch: a sum, and the weight it is the sum over.
+    /// Adds a measurement of the [outputs](Evaluate::predict) of each batch, which returns a sum and the weight it is
+    /// the sum over.
     pub fn measure(
         mut self,
         name: impl Into<String>,
@@ -166,7 +171,8 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self
     }
 
-    /// Counts a [metric](crate::metrics) of the [outputs](Evaluate::predict) over all batches and ranks: accuracy, F1, the area under a curve. One that has no value is left out.
+    /// Adds a [metric](crate::metrics) of the [outputs](Evaluate::predict) over all batches and ranks: accuracy, F1,
+    /// the area under a curve. A metric without a value is left out.
     pub fn metric<X: Metric + Clone + 'e>(
         mut self,
         name: impl Into<String>,
@@ -177,19 +183,19 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self
     }
 
-    /// Leaves the training loss out: for data of which the loss function knows nothing.
+    /// Leaves the training loss out: for data that does not fit the loss function.
     pub fn without_loss(mut self) -> Self {
         self.loss = false;
         self
     }
 
-    /// Asks for itself alone.
+    /// Requests this evaluation alone.
     fn ask<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) {
         self.is_due = true;
         run.control().evaluate_due();
     }
 
-    /// What must be alike on all ranks.
+    /// The description of the data, which must be equal on all ranks.
     fn data(&self) -> Result<String> {
         Ok(format!("{} {} {:?}", self.loader.note(State::default()), self.loader.steps()?, self.batches))
     }
@@ -225,7 +231,7 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         }
         let recorded = recorded.means(run.comm())?;
         let names = self.loss.then_some("loss").into_iter().chain(self.measures.iter().map(|(name, _)| &**name));
-        // What weighs nothing has no mean, and is left out.
+        // A measurement of weight 0 has no mean, and is left out.
         let means = names
             .zip(all)
             .filter(|(_, (_, weight))| *weight != 0.0)
@@ -242,15 +248,15 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         Ok(())
     }
 
-    /// Names of what it gives, but for what is recorded while it runs.
+    /// The names of its values, except recorded scalars.
     fn names(&self) -> Vec<String> {
         let metrics = self.metrics.iter().map(|(name, _)| &**name);
         let measures = self.measures.iter().map(|(name, _)| &**name).chain(metrics);
         self.loss.then_some("loss").into_iter().chain(measures).map(|name| format!("{}/{name}", self.prefix)).collect()
     }
 
-    /// This rank's sums and weights: of the loss, if it is wanted, and of what is measured; and the number of examples. None where a signal came before
-    /// the last batch.
+    /// This rank's sums and weights: of the loss, unless it is left out, and of the measurements; and the number of
+    /// examples. None if a signal came before the last batch.
     fn sums<R: Runtime>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<Option<Vec<(f64, f64)>>> {
         let BatchShare { index, of } = run.engine.ranks().share;
         let most = if run.is_fast_dev_run() { Some(1) } else { self.batches };
@@ -282,8 +288,8 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         Ok(Some(sums))
     }
 
-    /// Runs the model on a batch, for everything that is measured but the loss; `add` is given sums and weights. A share without examples is predicted, too: sharded
-    /// parameters need this rank's forward pass.
+    /// Runs the model on a batch, for all measurements but the loss; `add` receives sums and weights. A share without
+    /// examples is predicted, too: sharded parameters need this rank's forward pass.
     fn look_at(&mut self, model: &M, batch: &Batch<B>, add: &mut dyn FnMut((f64, f64))) -> Result<()> {
         let outputs = (self.predict)(model, batch)?;
         if batch.count == 0 {
@@ -323,7 +329,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static, O> Callback<R, M, B> for Evalu
                 }
                 run.declare_evaluation(&self.prefix, self.names());
                 run.comm().agree(&format!("the data of `{}`", self.prefix), self.data()?.as_bytes())?;
-                // It is due, too, where the run that goes on was interrupted before it ran.
+                // It is due, too, in a resumed run that was interrupted before it ran.
                 if self.is_due || self.at_start && run.resumed().is_none() {
                     self.ask(run);
                 }
@@ -338,7 +344,7 @@ impl<R: Runtime, M: Module<R>, B: Send + 'static, O> Callback<R, M, B> for Evalu
                 self.ask(run);
                 Ok(())
             }
-            // The run will go on with no step left, so what it owes at its end is noted: it runs before anything else then.
+            // The resumed run will have no step left, so the evaluation at its end is noted: it runs first then.
             Event::Ending(StopReason::Interrupted) if self.at_end && !ran => {
                 self.is_due |= run.length().is_reached(run.progress());
                 Ok(())

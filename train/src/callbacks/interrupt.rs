@@ -1,4 +1,4 @@
-//! SIGTERM and Ctrl-C, as a flag that is looked at once a step.
+//! SIGTERM and Ctrl-C, as a flag that is read once a step.
 
 use std::{
     sync::{
@@ -10,24 +10,25 @@ use std::{
 
 use numcore::{Error, Result};
 
-/// What comes sooner after the first signal is that signal once more: a launcher forwards what its processes were sent already.
+/// The time after the first signal within which another one counts as a repetition: a launcher forwards signals that
+/// its processes have received already.
 const AGAIN: Duration = Duration::from_secs(1);
-/// The numbers of the signals in the status of a process that one of them ended: 128 and the number.
+/// Numbers of the signals: a process that one of them ended has the status 128 plus the number.
 const SIGINT: i32 = 2;
 #[cfg(unix)]
 const SIGTERM: i32 = 15;
 
-/// What all runs of this process share, as a process has one handler of signals.
+/// The state that all runs of this process share, as a process has one handler of signals.
 #[derive(Debug, Default)]
 struct Signals {
-    /// Callbacks of runs that are not over.
+    /// The number of callbacks of runs that are not over.
     listeners: usize,
-    /// When the first signal came.
+    /// The time of the first signal.
     first: Option<Instant>,
 }
 
 static SIGNALS: Mutex<Signals> = Mutex::new(Signals { listeners: 0, first: None });
-/// Whether a signal came, for whoever looks at it in every step.
+/// True once a signal came; every step reads it.
 static ASKED: AtomicBool = AtomicBool::new(false);
 static HANDLER: OnceLock<Result<(), String>> = OnceLock::new();
 
@@ -35,8 +36,9 @@ fn signals() -> MutexGuard<'static, Signals> {
     SIGNALS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// While it lives, SIGTERM and SIGINT (on other systems than Unix: Ctrl-C) are noted; another one that comes at least a second later ends the process at once. When
-/// the last one is gone, the signal is forgotten, and the next one ends the process again.
+/// A listener: while it lives, SIGTERM and SIGINT (on other systems than Unix: Ctrl-C) are noted. Another signal that
+/// comes at least a second later ends the process at once. When the last listener is gone, the signal is cleared, and
+/// the next one ends the process again.
 #[derive(Debug)]
 pub(crate) struct Listening(());
 
@@ -54,7 +56,7 @@ impl Listening {
     }
 }
 
-/// Whether a run of this process listens.
+/// Tells whether a run of this process listens.
 pub(crate) fn is_listening() -> bool {
     signals().listeners > 0
 }
@@ -70,7 +72,8 @@ impl Drop for Listening {
     }
 }
 
-/// Hands signals to [`received`], in a thread of their own. SIGHUP stays what it is: who starts a program with `nohup` wants it to be ignored.
+/// Passes signals to [`received`], in a thread of their own. SIGHUP keeps its handler: `nohup` starts programs that are
+/// to ignore it.
 #[cfg(unix)]
 fn install() -> Result<(), String> {
     let mut each = signal_hook::iterator::Signals::new([SIGINT, SIGTERM]).map_err(|e| e.to_string())?;
@@ -83,7 +86,7 @@ fn install() -> Result<(), String> {
     ctrlc::set_handler(|| received(SIGINT)).map_err(|e| e.to_string())
 }
 
-/// Takes note of a signal, or ends the process.
+/// Stores a signal, or ends the process.
 fn received(signal: i32) {
     let mut signals = signals();
     let again = signals.first.is_some_and(|first| first.elapsed() >= AGAIN);
@@ -94,7 +97,7 @@ fn received(signal: i32) {
     ASKED.store(true, Ordering::SeqCst);
 }
 
-/// Whether a signal came.
+/// Tells whether a signal came.
 pub(crate) fn is_asked() -> bool {
     ASKED.load(Ordering::Relaxed)
 }

@@ -1,4 +1,4 @@
-//! The callbacks there are.
+//! The callbacks of this crate.
 
 mod best_weights;
 mod checkpoints;

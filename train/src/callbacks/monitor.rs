@@ -1,10 +1,11 @@
-//! A measurement that decides: which is better, and by how much.
+//! A monitored value: its direction, and the smallest improvement.
 
 use numcore::{Error, Result, Runtime};
 
 use crate::{CallbackState, Run, parsed};
 
-/// A value of an evaluation that a decision looks at, and which way it gets better. It is the value reduced over all ranks.
+/// A value of an evaluation that a decision depends on, and the direction in which it gets better. It is the value
+/// reduced over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Monitor {
     name: String,
@@ -13,17 +14,17 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// A value such as `validation/loss`, of which less is better.
+    /// Monitors a value such as `validation/loss`, of which less is better.
     pub fn min(name: impl Into<String>) -> Self {
         Monitor { name: name.into(), maximize: false, min_delta: 0.0 }
     }
 
-    /// A value such as `validation/accuracy`, of which more is better.
+    /// Monitors a value such as `validation/accuracy`, of which more is better.
     pub fn max(name: impl Into<String>) -> Self {
         Monitor { maximize: true, ..Monitor::min(name) }
     }
 
-    /// What is better by no more than this is no better.
+    /// Sets the difference that an improvement must exceed to count.
     pub fn min_delta(mut self, delta: f64) -> Self {
         self.min_delta = delta;
         self
@@ -34,16 +35,16 @@ impl Monitor {
         &self.name
     }
 
-    /// Whether a value is better than the best so far. NaN is never better, and anything else is better than it.
+    /// Tells whether a value is better than the best so far. NaN is never better, and any number is better than NaN.
     pub fn is_better(&self, value: f64, best: Option<f64>) -> bool {
         let Some(best) = best.filter(|best| !best.is_nan()) else { return !value.is_nan() };
         if self.maximize { value > best + self.min_delta } else { value < best - self.min_delta }
     }
 
-    /// The value among those that evaluations gave just now. None if an evaluation that has it did not run now.
+    /// The value among the fresh ones of evaluations; none if no evaluation that has it ran now.
     ///
     /// # Errors
-    /// If every evaluation of the run has run, and none has given it: the name is wrong.
+    /// An error if every evaluation of the run has run, and none has given it: the name is wrong.
     pub fn value<R: Runtime, M, B>(&self, fresh: &[(String, f64)], run: &Run<'_, R, M, B>) -> Result<Option<f64>> {
         self.value_among(fresh, run.may_be_evaluated(&self.name))
     }
@@ -58,12 +59,13 @@ impl Monitor {
         Err(Error::config("Monitor", "name", why))
     }
 
-    /// Which way which value gets better, for what is remembered of it in checkpoints: `min validation/loss`.
+    /// The direction and name of the value, which name its state in checkpoints: `min validation/loss`.
     pub(crate) fn note(&self) -> String {
         format!("{} {}", if self.maximize { "max" } else { "min" }, self.name)
     }
 
-    /// Says in [`Begin`](crate::Event::Begin) that a decision needs the value, so that a run in which nothing can give it is an error.
+    /// Declares in [`Begin`](crate::Event::Begin) that a decision needs the value: a run in which nothing can give it
+    /// is then an error.
     pub(crate) fn watch<R: Runtime, M, B>(&self, run: &mut Run<'_, R, M, B>) {
         run.state.monitored.insert(self.name.clone());
     }
@@ -78,7 +80,7 @@ impl Monitor {
 }
 
 impl From<&str> for Monitor {
-    /// A value of which less is better.
+    /// Monitors a value of which less is better.
     fn from(name: &str) -> Self {
         Monitor::min(name)
     }
@@ -87,14 +89,14 @@ impl From<&str> for Monitor {
 /// The best value of a [`Monitor`] in a run so far, and the step at which it was measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BestValue {
-    /// The step.
+    /// The step of the measurement.
     pub step: u64,
     /// The value.
     pub value: f64,
 }
 
 impl BestValue {
-    /// What is kept in checkpoints of the best so far, if there is one.
+    /// The state of the best value in checkpoints; empty if there is none.
     pub(crate) fn to_state(best: Option<Self>) -> CallbackState {
         let numbers = best
             .map(|best| [("best_value".into(), best.value.to_string()), ("best_step".into(), best.step.to_string())]);

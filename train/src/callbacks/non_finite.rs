@@ -1,17 +1,20 @@
-//! What happens when a step is not finite.
+//! Handling of steps that are not finite.
 
 use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, CallbackState, Event, Run, parsed};
 
-/// What to do when the loss of a step, or its gradient's norm where that is known, is not finite. Looking at it waits for the device in every step.
+/// Stops a run or goes back when a step's loss, or its gradient norm where that is known, is not finite. The check
+/// waits for the device in every step.
 ///
-/// To leave out single updates, let the training step do so: [`skip_non_finite`](distributed::train::TrainStepBuilder::skip_non_finite) decides before
-/// the update is made. This callback looks after it.
+/// To leave out single updates, use the training step's
+/// [`skip_non_finite`](distributed::train::TrainStepBuilder::skip_non_finite), which decides before the update is made.
+/// This callback checks after it.
 ///
-/// A loss shows what the update before it did. With [`max_norm`](distributed::train::TrainStepBuilder::max_norm) the norm of the gradients is known, and an update that is not
-/// finite is found at its own step, before it is saved. Without it, gradients that are not finite after a loss that is can be saved, and found one step later:
-/// give `max_norm` where a run is to go back.
+/// A loss shows the result of the previous update. With [`max_norm`](distributed::train::TrainStepBuilder::max_norm)
+/// the norm of the gradients is known, and an update that is not finite is found at its own step, before it is saved.
+/// Without it, non-finite gradients of a finite loss can be saved, and are found one step later: give `max_norm` where
+/// a run is to go back.
 ///
 /// ```
 /// use train::NonFinite;
@@ -27,13 +30,13 @@ pub struct NonFinite {
 }
 
 impl NonFinite {
-    /// Ends the run with an error that says at which step it was. The last checkpoint, from before it, is there.
+    /// Ends the run with an error that names the step. The last checkpoint, from before it, stays.
     pub fn stop() -> Self {
         NonFinite { go_back: 0, went: 0 }
     }
 
-    /// Goes back to the last checkpoint, and on from there with the batches that come next, so that what led here is left out; ends the run with an error
-    /// when that has happened so many times, resumed parts of the run included.
+    /// Goes back to the last checkpoint, and on from there with the next batches, so that the batches since it are left
+    /// out. The run ends with an error after going back `times` times, resumed parts of the run included.
     pub fn go_back(times: u64) -> Self {
         NonFinite { go_back: times, went: 0 }
     }
@@ -73,7 +76,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for NonFinite {
         CallbackState::from([("went".into(), self.went.to_string())])
     }
 
-    /// The checkpoint that a run goes back to knows of fewer times than the run does.
+    /// Keeps the larger count: the checkpoint that a run goes back to has fewer times than the run.
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
         self.went = self.went.max(parsed(state, "went")?);
         Ok(())

@@ -5,11 +5,12 @@ use numcore::{Result, Runtime};
 use super::interrupt::{self, Listening};
 use crate::{Callback, Event, Run};
 
-/// Ends a run after the step it is in on SIGTERM or SIGINT (Ctrl-C): for runs that save nothing.
+/// Ends a run after its current step on SIGTERM or SIGINT (Ctrl-C): for runs that save nothing.
 /// [`Checkpoints`](crate::Checkpoints) do so by themselves, and save.
 ///
-/// The run ends with [`StopReason::Interrupted`](crate::StopReason::Interrupted), on all ranks at one step. A second signal, a second later or more, ends the process at once, with status
-/// 130 (SIGINT) or 143 (SIGTERM). SIGHUP is left alone: it ends a process, or is ignored under `nohup`.
+/// The run ends with [`StopReason::Interrupted`](crate::StopReason::Interrupted), on all ranks at one step. A second
+/// signal, a second later or more, ends the process at once, with status 130 (SIGINT) or 143 (SIGTERM). SIGHUP is left
+/// alone: it ends a process, or is ignored under `nohup`.
 ///
 /// ```
 /// # use data::{Array, Loader, Rows};

@@ -1,4 +1,4 @@
-//! How fast a run is, and what it waits for.
+//! Speed of a run, and its waiting times.
 
 use std::time::{Duration, Instant};
 
@@ -8,26 +8,27 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{Callback, Event, Run};
 
-/// Measures how fast a run is, over the steps since the last record; what evaluations and saves take is not counted.
+/// Measures the speed of a run, over the steps since the last record; time in evaluations and saves is not counted.
 ///
 /// | recorded as | |
 /// |---|---|
-/// | `throughput/tokens_per_second` | what the losses of all ranks weighed, over the time of the steps: tokens, where losses are sums over tokens |
+/// | `throughput/tokens_per_second` | loss weights of all ranks per second: tokens, where losses are sums over tokens |
 /// | `throughput/steps_per_second` | |
-/// | `throughput/mfu` | model FLOPs utilisation, if [`peak_flops`](Throughput::peak_flops) was given |
-/// | `throughput/data_wait` | the part of the time that this rank waited for batches |
-/// | `throughput/exchange_wait` | the part that it waited in collectives, if [`exchange`](Throughput::exchange) was given |
-/// | `memory/peak_bytes` | the most memory there was in use on this rank, since the runtime was made |
+/// | `throughput/mfu` | model FLOPs utilization, if [`peak_flops`](Throughput::peak_flops) was given |
+/// | `throughput/data_wait` | the fraction of the time that this rank waited for batches |
+/// | `throughput/exchange_wait` | the fraction in collectives, if [`exchange`](Throughput::exchange) was given |
+/// | `memory/peak_bytes` | the peak of memory in use on this rank, since the runtime was made |
 ///
-/// MFU = (tokens per second × FLOPs per token) / (peak FLOP/s of a rank × ranks). FLOPs per token are 6 times the number of the model's parameters (two for each
-/// weight in the forward pass, four in the backward pass), unless they are [given](Throughput::flops_per_token): with attention, `6·N + 12·layers·width·context`. What
-/// is recomputed is not counted, so that recomputing does not look like work.
+/// MFU = (tokens per second × FLOPs per token) / (peak FLOP/s of a rank × ranks). FLOPs per token are 6 times the
+/// number of the model's parameters (two for each weight in the forward pass, four in the backward pass), unless they
+/// are [given](Throughput::flops_per_token): with attention, `6·N + 12·layers·width·context`. Recomputed FLOPs are not
+/// counted, so that recomputing does not look like work.
 pub struct Throughput<'t> {
     peak_flops: Option<f64>,
     flops_per_token: Option<f64>,
     exchange: Option<Box<dyn FnMut() -> Duration + 't>>,
     waited: Duration,
-    /// Of the steps since the last record.
+    /// Sums over the steps since the last record.
     sums: StepSums,
     begun: Option<Instant>,
 }
@@ -37,7 +38,7 @@ struct StepSums {
     steps: u64,
     seconds: f64,
     data_wait: f64,
-    /// The count at the last record.
+    /// The token count at the last record.
     tokens: f64,
 }
 
@@ -60,20 +61,21 @@ impl<'t> Throughput<'t> {
         }
     }
 
-    /// What one rank's device could do at best, in FLOP/s of the type that it computes in: from this and the model follows the utilisation.
+    /// Sets the peak of one rank's device, in FLOP/s of the type that it computes in, from which the utilization
+    /// follows.
     pub fn peak_flops(mut self, of_a_rank: f64) -> Self {
         self.peak_flops = Some(of_a_rank);
         self
     }
 
-    /// FLOPs of a forward and a backward pass for one token.
+    /// Sets the FLOPs of a forward and a backward pass for one token.
     pub fn flops_per_token(mut self, flops: f64) -> Self {
         self.flops_per_token = Some(flops);
         self
     }
 
-    /// How long this rank has waited in collectives so far: `|| counting.total().exposed` of a
-    /// [`CountingCommunicator`](distributed::comm::CountingCommunicator).
+    /// Sets the function that returns this rank's total time waiting in collectives so far: `||
+    /// counting.total().exposed` of a [`CountingCommunicator`](distributed::comm::CountingCommunicator).
     pub fn exchange(mut self, waited: impl FnMut() -> Duration + 't) -> Self {
         self.exchange = Some(Box::new(waited));
         self

@@ -1,4 +1,4 @@
-//! An exponential moving average of the weights, which evaluations look at.
+//! An exponential moving average of the weights, which evaluations use.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -16,19 +16,22 @@ use numcore::{
 
 use crate::{Callback, Event, Run};
 
-/// `average + (weight − average)·take`, in the average's type.
+/// The program `average + (weight − average)·take`, in the average's type.
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
 
-/// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update, and evaluates the averages in place of the weights. They are in
-/// checkpoints, under `ema/`.
+/// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update, and evaluates the
+/// averages in place of the weights. Checkpoints hold them under `ema/`.
 ///
-/// Every rank keeps the averages of a part of the parameters, so over all ranks there is one average, whatever the strategy: with four ranks a
-/// quarter on each. For an evaluation they take the place of the weights: with ZeRO in the shards, so that no rank has more of the parameters than it keeps; elsewhere the ranks
-/// send each other their parts. Halves are averaged in `f32`. The stages of a pipeline are evaluated with their weights, and the averages are in its checkpoints.
+/// Every rank keeps the averages of a part of the parameters, so over all ranks there is one average, whatever the
+/// strategy: with four ranks a quarter on each. For an evaluation they take the place of the weights. With ZeRO they
+/// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
+/// parts. Averages of halves are `f32`. The stages of a pipeline are evaluated with their weights, and the averages are
+/// in its checkpoints.
 ///
-/// A limit: where parameters are sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor axis, each rank has all that it computes with in memory
-/// during an evaluation, and putting weights of half precision back rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
+/// A limit: parameters may be sharded (ZeRO stage 3) over a part of the ranks, with replicas of the shards or a tensor
+/// axis. An evaluation then holds all parameters that a rank computes with in its memory, and putting weights of half
+/// precision back rounds their `f32` masters. Leave [`evaluate`](WeightAveraging::evaluate) off there.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct WeightAveraging<R: Runtime> {
@@ -36,11 +39,11 @@ pub struct WeightAveraging<R: Runtime> {
     warmup: bool,
     evaluate: bool,
     use_at_end: bool,
-    /// What becomes of a checkpoint that is not of a run with averages.
+    /// The handling of a checkpoint whose run had no averages, or had some where this run has none.
     otherwise: Otherwise,
-    /// Whether the checkpoint that is being loaded has averages.
+    /// True if the checkpoint that is being loaded has averages; none if no checkpoint is being loaded.
     there: Option<bool>,
-    /// Whether averages begin with the weights that were loaded.
+    /// True if averages begin with the weights that were loaded.
     begins: bool,
     updates: u64,
     parts: Vec<AveragedPart<R>>,
@@ -48,14 +51,14 @@ pub struct WeightAveraging<R: Runtime> {
     own: Option<Vec<Tensor<R>>>,
 }
 
-/// What averaging makes of a checkpoint whose run had it otherwise.
+/// The handling of a checkpoint whose run differs in having averages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Otherwise {
-    /// One without averages is an error.
+    /// A checkpoint without averages is an error.
     Refused,
-    /// Averages begin with the weights of one that has none.
+    /// Averages begin with the weights of a checkpoint that has none.
     Begins,
-    /// There is no averaging: the averages of one that has some are dropped.
+    /// No averaging: the averages of a checkpoint that has some are dropped.
     Dropped,
 }
 
@@ -66,19 +69,19 @@ struct AveragedPart<R: Runtime> {
     placement: TensorPlacement,
     start: usize,
     len: usize,
-    /// Of the parameter.
+    /// The dtype of the parameter; the average's may be wider.
     dtype: DType,
     average: Tensor<R>,
 }
 
-/// How checkpoints call parameters, and averages.
+/// Prefixes of parameters and averages in checkpoints.
 const PARAMETER: &str = "parameter/";
 const AVERAGE: &str = "ema/";
 const UPDATES: &str = "ema/updates";
-/// Whether evaluations looked at the averages.
+/// The number that is 1 if evaluations used the averages.
 const EVALUATED: &str = "ema/evaluated";
 
-/// An error of a checkpoint that differs in having averages says what to do.
+/// Adds a hint to the error of a checkpoint that differs in having averages.
 pub(crate) fn with_hint(error: Error) -> Error {
     let ErrorKind::State { name, why } = error.kind() else { return error };
     let is_average = |name: &str| name.split(", ").any(|name| name.starts_with(AVERAGE));
@@ -91,18 +94,18 @@ pub(crate) fn with_hint(error: Error) -> Error {
     if let Some(rank) = error.rank() { told.on_rank(rank) } else { told }
 }
 
-/// What the average of a parameter is called in checkpoints.
+/// The name of a parameter's average in checkpoints.
 pub(super) fn in_checkpoint(parameter: &str) -> String {
     format!("{AVERAGE}{parameter}")
 }
 
-/// Whether the values of the evaluations before a checkpoint are those of averages, by the numbers in it.
+/// Tells from a checkpoint's numbers whether evaluations before it used the averages.
 pub(super) fn were_evaluated(numbers: &BTreeMap<String, u64>) -> bool {
     numbers.get(EVALUATED).is_some_and(|yes| *yes != 0)
 }
 
 impl<R: Runtime> WeightAveraging<R> {
-    /// Averages with a decay δ in `[0, 1)`, which begin with the weights as they are.
+    /// Averages with a decay δ in `[0, 1)`, beginning with the current weights.
     pub fn new(decay: f64) -> Self {
         WeightAveraging {
             decay,
@@ -118,12 +121,14 @@ impl<R: Runtime> WeightAveraging<R> {
         }
     }
 
-    /// Averages nothing, and drops the averages of a checkpoint that has some: for a run that goes on without averaging.
+    /// Averages nothing, and drops the averages of a checkpoint that has some: for a run that goes on without
+    /// averaging.
     pub fn dropped() -> Self {
         WeightAveraging { otherwise: Otherwise::Dropped, ..WeightAveraging::new(0.0).evaluate(false) }
     }
 
-    /// Begins with the weights of a checkpoint that has no averages, where otherwise going on from it is an error.
+    /// Lets averages begin with the weights of a checkpoint that has none, where otherwise going on from it is an
+    /// error.
     pub fn begin_anew(mut self) -> Self {
         self.otherwise = Otherwise::Begins;
         self
@@ -133,24 +138,25 @@ impl<R: Runtime> WeightAveraging<R> {
         self.otherwise == Otherwise::Dropped
     }
 
-    /// Whether it takes the averages of the checkpoint that is being loaded.
+    /// Tells whether it takes the averages of the checkpoint that is being loaded.
     fn takes(&self) -> bool {
         self.otherwise == Otherwise::Refused || self.there.unwrap_or(true)
     }
 
-    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are soon forgotten.
+    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights soon
+    /// count little.
     pub fn warmup(mut self) -> Self {
         self.warmup = true;
         self
     }
 
-    /// Whether evaluations look at the averages; at first they do.
+    /// Switches evaluations with the averages; at first on.
     pub fn evaluate(mut self, yes: bool) -> Self {
         self.evaluate = yes;
         self
     }
 
-    /// Whether the averages are the model's weights when the run is over; at first they are not.
+    /// Switches whether the averages become the model's weights when the run is over; at first off.
     pub fn use_at_end(mut self, yes: bool) -> Self {
         self.use_at_end = yes;
         self
@@ -170,7 +176,7 @@ impl<R: Runtime> WeightAveraging<R> {
         Ok(())
     }
 
-    /// Begins with the weights as they are.
+    /// Sets the averages to the current weights.
     fn begin(&mut self, step: &dyn Checkpointed<R>) -> Result<()> {
         for (part, weight) in self.parts.iter_mut().zip(weights(step)?) {
             part.average = weight.row.on(part.average.runtime())?.to_dtype(part.average.dtype())?.copy()?;
@@ -181,7 +187,7 @@ impl<R: Runtime> WeightAveraging<R> {
     /// Puts the averages into the model.
     fn swap_in<M: Module<R>, B>(&mut self, run: &mut Run<'_, R, M, B>) -> Result<()> {
         let own = weights(run.step_state())?;
-        // Not the memory that takes the averages.
+        // A copy, as the averages overwrite the weights' memory.
         let copy = |part: CheckpointPart<R>| part.row.on(run.comm().runtime())?.copy();
         self.own = Some(own.into_iter().map(copy).collect::<Result<_>>()?);
         let averages = self.parts.iter().map(|part| part.average.clone()).collect();
@@ -193,14 +199,14 @@ impl<R: Runtime> WeightAveraging<R> {
         self.own.take().map_or(Ok(()), |own| self.put(run, own))
     }
 
-    /// Puts rows in place of the weights' parts: in shards as they are, or whole on every rank.
+    /// Puts rows in place of the weights' parts: in shards as they are, or unsharded on every rank.
     fn put<M: Module<R>, B>(&self, run: &mut Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
         let of_type = |(row, part): (&Tensor<R>, &AveragedPart<R>)| row.to_dtype(part.dtype);
         let in_type = rows.iter().zip(&self.parts).map(of_type).collect::<Result<Vec<_>>>()?;
         if run.step_state().put_parameter_parts(&in_type)? { Ok(()) } else { self.put_whole(run, in_type) }
     }
 
-    /// Gives every rank the parts of all ranks, parameter by parameter, as the model's values.
+    /// Broadcasts the parts of all ranks, parameter by parameter, and sets them as the model's values.
     fn put_whole<M: Module<R>, B>(&self, run: &Run<'_, R, M, B>, rows: Vec<Tensor<R>>) -> Result<()> {
         let (comm, table) = (run.comm(), self.table(run.comm())?);
         for parameter in run.model().parameters() {
@@ -208,7 +214,8 @@ impl<R: Runtime> WeightAveraging<R> {
             let spec = leaf.spec();
             let here = parameter.placed().map_or_else(String::new, |placed| placed.placement().to_string());
             let Some(placements) = table.get(&*leaf.name()) else { continue };
-            // Ranks along tensor have other pieces of one parameter: all ranks send all, and each takes its own.
+            // Ranks along the tensor axis have other pieces of one parameter: all ranks broadcast all, and each takes
+            // its own.
             for (placement, pieces) in placements {
                 let mut values = Vec::with_capacity(pieces.len());
                 for &AveragedPiece { owner, index, len, .. } in pieces {
@@ -223,7 +230,7 @@ impl<R: Runtime> WeightAveraging<R> {
         Ok(())
     }
 
-    /// Which rank has which pieces of each parameter, in the order of their elements.
+    /// The owners of each parameter's pieces, in the order of their elements.
     fn table(&self, comm: &Comm<R>) -> Result<AveragedPieces> {
         let line = |(i, part): (usize, &AveragedPart<R>)| {
             format!("{} {} {i} {}\t{}\n", part.start, part.len, part.name, part.placement)
@@ -252,7 +259,7 @@ impl<R: Runtime> WeightAveraging<R> {
     }
 }
 
-/// The pieces of each parameter, by what of it they are of where it is cut over ranks.
+/// The pieces of each parameter by its name, then by the placement of its tensor shard.
 type AveragedPieces = BTreeMap<String, BTreeMap<String, Vec<AveragedPiece>>>;
 
 /// A piece of a parameter, and the rank that has it as its part `index`.
@@ -293,7 +300,7 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
             let wide = if row.dtype().is_half() { DType::F32 } else { row.dtype() };
             let (len, dtype) = (row.shape().numel(), row.dtype());
             let kept = if self.is_dropped() { row.narrow(0, 0, 0)? } else { row };
-            // Not the memory that updates write.
+            // A copy, as updates overwrite the weights' memory.
             let average = kept.to_dtype(wide)?.copy()?;
             let CheckpointPart { name, placement, start, .. } = weight;
             self.parts.push(AveragedPart { name, placement, start, len, dtype, average });
@@ -308,12 +315,13 @@ impl<R: Runtime, M: Module<R>, B> Callback<R, M, B> for WeightAveraging<R> {
                 Err(Error::config("WeightAveraging", "use_at_end", why))
             }
             Event::Begin | Event::WentBack if std::mem::take(&mut self.begins) => self.begin(run.step_state()),
-            // Not by what this rank did: the loop counts a step that it alone left out.
+            // The loop's count decides, which is equal on all ranks: this rank may have left out a step that others
+            // took.
             Event::StepEnd(_) if run.has_stepped() && !self.is_dropped() => self.update(run.step_state()),
             Event::BeforeEvaluate if self.evaluate => self.swap_in(run),
             Event::Evaluated(_) => self.swap_out(run),
             Event::End(_) if self.use_at_end => {
-                // The optimizer is to learn of it, too, so they are put into the leaves.
+                // The averages are put into the leaves, from which the optimizer adopts them, too.
                 let averages = self.parts.iter().map(|part| part.average.to_dtype(part.dtype));
                 let averages = averages.collect::<Result<Vec<_>>>()?;
                 self.put_whole(run, averages)
@@ -351,7 +359,7 @@ impl<R: Runtime> Checkpointed<R> for WeightAveraging<R> {
     }
 
     fn numbers(&self) -> BTreeMap<String, u64> {
-        // Of a run without averages none are saved, and those that are there are taken.
+        // A run without averages saves no numbers, but takes the numbers of a checkpoint that has some.
         if !self.takes() || (self.is_dropped() && self.there.is_none()) {
             return BTreeMap::new();
         }

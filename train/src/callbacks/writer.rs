@@ -1,4 +1,4 @@
-//! What is written of a run's checkpoint, and what stays of those before.
+//! Writing of a run's checkpoint, and removal of earlier ones.
 
 use std::{
     sync::Arc,
@@ -13,15 +13,15 @@ use numcore::{Result, Runtime};
 
 use crate::callback::RunSnapshot;
 
-/// How long rank 0 waits for the other ranks of a world that has failed.
+/// The time that rank 0 waits for the other ranks of a world that has failed.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What is written, and what stays.
+/// A checkpoint to write, and the checkpoints that stay.
 #[derive(Clone, Debug)]
 pub(super) struct WriteJob {
     pub folder: Folder,
     pub snapshot: Arc<RunSnapshot>,
-    /// How many of the last checkpoints stay, if not all, and which others.
+    /// The number of last checkpoints that stay, and further steps that stay; none to keep all.
     pub keep: Option<(usize, Vec<u64>)>,
     /// A name for a step.
     pub mark: Option<(&'static str, u64)>,
@@ -31,11 +31,11 @@ impl WriteJob {
     pub fn run<R: Runtime>(&self, comm: &Comm<R>) -> Result<()> {
         let RunSnapshot { step, state, notes } = &*self.snapshot;
         self.folder.save_snapshot(comm, *step, state, notes)?;
-        // What fails on rank 0 alone fails on all, which must know the same of what is in place.
+        // A failure on rank 0 alone is one on all ranks, which must have the same result of a save.
         all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.tidy() } else { Ok(()) })
     }
 
-    /// Gives the best one its mark, and removes what does not stay.
+    /// Marks the best checkpoint, and removes the ones that do not stay.
     fn tidy(&self) -> Result<()> {
         if let Some((name, step)) = self.mark {
             self.folder.mark(name, step)?;

@@ -1,11 +1,11 @@
-//! What a step that comes to nothing must leave as it was.
+//! State that a step without an update must leave as it was.
 
 use autograd::{RandomState, random_state};
 use nn::Buffer;
 use numcore::{Result, Runtime, Tensor};
 
-/// The random state and the values of buffers before a step. Weights need no note: a step changes them last, and says so
-/// if it failed while it did.
+/// The random state and the values of buffers before a step. Weights need no copy: a step changes them last, and its
+/// error names the case in which it failed while it did.
 pub(super) struct BeforeStep<R: Runtime> {
     pub random: RandomState,
     buffers: Vec<Tensor<R>>,
@@ -16,7 +16,8 @@ impl<R: Runtime> BeforeStep<R> {
         BeforeStep { random: random_state(), buffers: buffers.iter().map(Buffer::value).collect() }
     }
 
-    /// Gives buffers the values they had: forward passes have moved the running statistics of normalisations.
+    /// Restores the buffers' values from before the step: forward passes have moved the running statistics of
+    /// normalizations.
     pub fn restore_buffers(self, buffers: &[Buffer<R>]) -> Result<()> {
         buffers.iter().zip(self.buffers).try_for_each(|(buffer, value)| buffer.set(value))
     }

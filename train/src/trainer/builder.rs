@@ -1,4 +1,4 @@
-//! Functions in, a trained model out: [`Trainer::builder`].
+//! A training run built from functions, which gives a trained model: [`Trainer::builder`].
 
 use std::{
     marker::PhantomData,
@@ -21,7 +21,7 @@ use optim::IntoOptimizer;
 use super::{TrainConfig, Trainer};
 use crate::{Callback, Event, Progress, Run, StopReason};
 
-/// What a run is made of, as functions that every rank calls for itself: [`Trainer::builder`] makes it.
+/// The functions of a run, which every rank calls for itself; [`Trainer::builder`] makes it.
 #[must_use = "`run` trains"]
 pub struct TrainerBuilder<R, M, B, FM, FO, FL, FD = (), FT = ()> {
     model: FM,
@@ -34,8 +34,8 @@ pub struct TrainerBuilder<R, M, B, FM, FO, FL, FD = (), FT = ()> {
 }
 
 impl Trainer<'_, NullRuntime, (), (), ()> {
-    /// A run by functions: one makes the model on a device, one the optimizer, and one computes the loss of a batch. Every rank calls them for itself, so the text is
-    /// the same for one device and for many.
+    /// Builds a run from three functions: one makes the model on a device, one the optimizer, and one computes the loss
+    /// of a batch. Every rank calls them for itself, so the code is equal for one device and for many.
     ///
     /// ```
     /// use data::{Array, Batch, Loader, Rows};
@@ -81,14 +81,14 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     }
 }
 
-/// What the functions make, which no field holds.
+/// The types that the functions make, as a marker: no field holds a value of them.
 type OfTypes<R, M, B> = PhantomData<fn() -> (R, M, B)>;
 
-/// Changes nothing.
+/// The type of the function that returns the trainer unchanged, which is the default.
 type Unchanged<R, M, B> = for<'t> fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>;
 
 impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
-    /// The function that makes the loader of batches, of which each rank reads its share.
+    /// Sets the function that makes the loader of batches, of which each rank reads its share.
     #[allow(clippy::type_complexity, reason = "the builder has a type parameter for each function")]
     pub fn loader<FD>(self, loader: FD) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, Unchanged<R, M, B>>
     where
@@ -100,13 +100,13 @@ impl<R: Runtime, M, B, FM, FO, FL> TrainerBuilder<R, M, B, FM, FO, FL> {
 }
 
 impl<R: Runtime, M, B, FM, FO, FL, FD, FT> TrainerBuilder<R, M, B, FM, FO, FL, FD, FT> {
-    /// How ranks train together.
+    /// Sets the configuration of the training step, of the ranks and of gradient weights.
     pub fn config(mut self, config: TrainConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Everything else that a [`Trainer`] can be given: its length, callbacks, sinks, from where it goes on.
+    /// Sets everything else that a [`Trainer`] takes: its length, callbacks, sinks, and the checkpoint to resume from.
     pub fn trainer<F>(self, change: F) -> TrainerBuilder<R, M, B, FM, FO, FL, FD, F>
     where
         F: for<'t> Fn(Trainer<'t, R, M, TrainStep<R>, B>) -> Trainer<'t, R, M, TrainStep<R>, B>,
@@ -131,7 +131,7 @@ where
     /// Trains on this rank, in the caller's thread, over a communicator of any engine. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank what fails on one.
+    /// An error on any rank ends the run with that error on all ranks.
     pub fn run_on(&self, comm: &Comm<R>) -> Result<Trained> {
         self.run_until(comm, &AtomicBool::new(false))
     }
@@ -148,10 +148,10 @@ where
         Ok(Trained { state: state.collect::<Result<_>>()?, reason: report.reason, progress: report.progress })
     }
 
-    /// Trains on so many ranks, threads of this process with a runtime each, and returns at once.
+    /// Starts training on `ranks` ranks, threads of this process with a runtime each, and returns at once.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// An error if no thread can be started.
     pub fn run(self, ranks: usize, runtime: impl Fn(usize) -> Result<R> + Send + 'static) -> Result<TrainHandle>
     where
         Self: Send + Sync + 'static,
@@ -172,27 +172,27 @@ where
     }
 }
 
-/// A run in threads of its own.
+/// A run in background threads of this process.
 pub struct TrainHandle {
     thread: JoinHandle<Result<Trained>>,
     stop: Arc<AtomicBool>,
 }
 
 impl TrainHandle {
-    /// Ends the run after the step it is in.
+    /// Ends the run after its current step.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
     }
 
-    /// Whether it is over.
+    /// Tells whether the run is over.
     pub fn is_finished(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Waits for the end of the run: what rank 0 has then.
+    /// Waits for the end of the run and returns rank 0's trained model.
     ///
     /// # Errors
-    /// What ended the run.
+    /// The error that ended the run, or an error if its thread panicked.
     pub fn join(self) -> Result<Trained> {
         self.thread.join().unwrap_or_else(|panic| {
             let why = format!("the thread that trains {}", panic_message(&*panic));
@@ -201,21 +201,21 @@ impl TrainHandle {
     }
 }
 
-/// What a run has trained, in host memory.
+/// The result of a run, in host memory.
 #[derive(Clone, Debug)]
 pub struct Trained {
     /// Parameters and buffers by name, in the model's order.
     pub state: Vec<TrainedTensor>,
-    /// Why the run ended.
+    /// The reason for which the run ended.
     pub reason: StopReason,
-    /// How far it came.
+    /// The progress of the run at its end.
     pub progress: Progress,
 }
 
-/// A parameter or a buffer.
+/// A trained parameter or buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrainedTensor {
-    /// What the model calls it.
+    /// The name in the model's state dict.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
@@ -226,10 +226,10 @@ pub struct TrainedTensor {
 }
 
 impl Trained {
-    /// Puts everything into a model, on any device.
+    /// Loads all parameters and buffers into a model, on any device.
     ///
     /// # Errors
-    /// If names or shapes are not the model's.
+    /// An error if names or shapes are not the model's.
     pub fn load_into<R: Runtime>(&self, model: &impl Module<R>) -> Result<()> {
         let Some(rt) = model.parameters().first().map(|p| p.leaf().runtime().clone()) else { return Ok(()) };
         let tensor = |t: &TrainedTensor| Ok((t.name.clone(), Tensor::from_bytes(&rt, t.shape, t.dtype, &t.bytes)?));
@@ -238,7 +238,7 @@ impl Trained {
     }
 }
 
-/// Ends a run when its handle says so.
+/// Ends a run when its handle requests it.
 struct StopFlag<'f>(&'f AtomicBool);
 
 impl<R: Runtime, M, B> Callback<R, M, B> for StopFlag<'_> {

@@ -1,4 +1,4 @@
-//! The loop itself.
+//! The training loop itself.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -26,10 +26,10 @@ use crate::{
     sink::Value,
 };
 
-/// Steps in a row that are left out, their gradients not being finite, before the run ends with an error: a loss scale has found its place long
-/// before.
+/// The number of consecutive steps with non-finite gradients after which the run ends with an error: a loss scale has
+/// settled long before.
 const LEFT_OUT: u32 = 100;
-/// Steps whose weights may be read from the device later.
+/// The largest number of steps whose loss weights have not been read from the device yet.
 const PENDING: usize = 32;
 
 /// A run in progress.
@@ -39,7 +39,7 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     pub(super) loader: Loader<B>,
     pub(super) batches: Batches<B>,
     pub(super) callbacks: Callbacks<'a, R, M, B>,
-    /// Of the folders that callbacks save in, until these are dropped.
+    /// Locks of the folders that callbacks save in, held until the run is over.
     pub(super) _locks: Vec<Option<FolderLock>>,
     pub(super) sinks: Vec<Box<dyn Sink + 'a>>,
     pub(super) state: RunState,
@@ -48,22 +48,22 @@ pub(super) struct Cycle<'a, R: Runtime, M, S, B, F> {
     /// Steps whose weights are not counted yet.
     pub(super) pending: Vec<TrainingMetrics<R>>,
     pub(super) counts_tokens: bool,
-    /// The last step, and its loss when the run is over.
+    /// The last step; `last_loss` takes its loss when the run is over.
     pub(super) last: Option<TrainingMetrics<R>>,
     pub(super) last_loss: Option<f64>,
     pub(super) left_out: u32,
-    /// Why callbacks were told last that the run is about to end.
+    /// The reason in the last `Event::Ending` that callbacks received.
     pub(super) is_ending: Option<StopReason>,
-    /// While a step is taken: what there was before it.
+    /// The state before the step that is being taken; none between steps.
     pub(super) before_step: Option<BeforeStep<R>>,
-    /// Of the model, and of what it keeps in the training step.
+    /// Buffers of the model, and of the modules in the training step.
     pub(super) buffers: Vec<Buffer<R>>,
     pub(super) elastic: Option<Commits<'a, R>>,
-    /// The devices of several ranks, until the first record says them.
+    /// The devices of several ranks, until the first record has them.
     pub(super) devices: Option<RankDevices>,
 }
 
-/// How long the run has lasted, with what it was resumed from.
+/// The duration of the run, including the part before it was resumed.
 pub(super) struct Clock {
     begun: Instant,
     before: Duration,
@@ -91,7 +91,7 @@ where
         let comm = self.engine.step.ranks().everyone.clone();
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
-            // All ranks are here with the same, and meet again.
+            // All ranks return this error, and synchronize again with other members.
             Ok(Err(error)) if self.is_changing() => {
                 self.flush_sinks()?;
                 return Err(error);
@@ -129,19 +129,19 @@ where
         self.end(reason)
     }
 
-    /// What callbacks request before the first step; the reason, if one stops the run.
+    /// Does the requests that callbacks make before the first step; returns the reason if one stops the run.
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.commit()?;
         self.fire(&Event::Begin)?;
         self.state.check_evaluations()?;
         if let Some(commits) = self.elastic.as_mut().filter(|_| interrupt::is_listening()) {
-            // A signal that comes while the ranks meet again ends the run in order, in the next world.
+            // A signal during a change of ranks ends the run in order, in the next world.
             commits.world.keep(Listening::start()?);
         }
         if std::mem::take(&mut self.state.owes_evaluation) {
             self.state.control.evaluate();
         }
-        // Those of which some were due have asked again, by themselves.
+        // After a save of due callbacks only, the callbacks that still owe one have requested it again by themselves.
         if self.state.owes_save.take() == Some(Which::All) {
             self.state.control.save();
         }
@@ -167,7 +167,7 @@ where
         Ok(reason)
     }
 
-    /// Tells all callbacks, in order.
+    /// Sends an event to all callbacks, in order.
     pub(super) fn fire(&mut self, event: &Event<'_, R>) -> Result<()> {
         let mut run = Run { model: self.model, engine: &mut self.engine, state: &mut self.state };
         self.callbacks.iter_mut().try_for_each(|callback| callback.on(event, &mut run))?;
@@ -179,7 +179,7 @@ where
         Ok(())
     }
 
-    /// A step, and what follows from it; the reason if it was the last.
+    /// Takes a step and does its follow-ups; returns the reason if it was the last.
     fn one_step(&mut self) -> Result<Option<StopReason>> {
         self.begin_step()?;
         let epoch = self.state.progress.epoch;
@@ -187,7 +187,7 @@ where
         let micro_batches = self.engine.step.accumulation().min(left);
         self.before_step = Some(BeforeStep::note(&self.buffers));
         let (metrics, waited) = self.engine.take(self.model, &mut self.batches, micro_batches)?;
-        // A step that was left out, its gradients not being finite, may have made statistics that are not finite either.
+        // A step that was left out for its non-finite gradients may have made non-finite statistics too.
         if let Some(before) = self.before_step.take().filter(|_| !metrics.stepped()) {
             before.restore_buffers(&self.buffers)?;
         }
@@ -213,7 +213,7 @@ where
         self.fire(&Event::StepBegin)
     }
 
-    /// Takes note of a step that was taken.
+    /// Updates the progress after a step.
     fn advance(&mut self, metrics: &TrainingMetrics<R>, waited: f64) -> Result<()> {
         self.take_position();
         self.state.progress.step = self.engine.step.global_step();
@@ -228,7 +228,7 @@ where
             );
             return Err(Error::argument("Trainer::run", why));
         }
-        // A record reads the device anyway; whoever measures tokens by the second looks at them then.
+        // A record reads the device anyway; a callback that measures tokens per second reads them then.
         if self.counts_tokens || self.pending.len() == PENDING || self.is_record_due() {
             self.count_tokens()?;
         }
@@ -240,7 +240,7 @@ where
         self.state.is_due(&self.record_every) || self.state.length.is_reached(&self.state.progress)
     }
 
-    /// Where the next batch is read.
+    /// Sets epoch and position to those of the next batch.
     pub(super) fn take_position(&mut self) {
         let at = self.batches.state();
         (self.state.progress.epoch, self.state.progress.position) = (at.epoch, at.position);
@@ -253,7 +253,7 @@ where
         Ok(())
     }
 
-    /// Agrees with the other ranks on what is to be done now, and on the time.
+    /// Synchronizes the ranks' requests and the time.
     pub(super) fn agree(&mut self) -> Result<Agreed> {
         let (comm, elapsed) = (self.engine.step.ranks().everyone.clone(), self.clock.elapsed());
         let agreed = self.state.control.agree(&comm, scalars::any_recorded(), elapsed)?;
@@ -261,7 +261,7 @@ where
         Ok(agreed)
     }
 
-    /// Gives sinks what was measured, where that is due: once in a step.
+    /// Sends the step's measurements to sinks where a record is due: once in a step.
     pub(super) fn record(&mut self, metrics: &TrainingMetrics<R>, agreed: &Agreed) -> Result<()> {
         if std::mem::take(&mut self.state.is_record_due) {
             let comm = self.engine.step.ranks().everyone.clone();
@@ -286,7 +286,7 @@ where
         self.write_measured()
     }
 
-    /// Gives sinks what was measured; on a rank without sinks it is forgotten.
+    /// Sends the measurements to sinks; a rank without sinks drops them.
     pub(super) fn write_measured(&mut self) -> Result<()> {
         if self.sinks.is_empty() || self.state.measured.is_empty() {
             self.state.measured.clear();

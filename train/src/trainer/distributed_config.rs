@@ -1,11 +1,12 @@
-//! Ranks by configuration: how many there are, which this process is, and which engine joins them.
+//! Ranks by configuration: their number, the rank of this process, and the engine that joins them.
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use numcore::{Error, Result};
 
-/// Who this process is among those that train together, for programs that are configured with world size, rank, role and address. Which engine that is,
-/// [`engine`](DistributedTrainConfig::engine) says; `weftgrad::Launcher::from_config` makes the ranks.
+/// The position of this process among the ranks, for programs that are configured with world size, rank, role and
+/// address. [`engine`](DistributedTrainConfig::engine) returns the kind of engine; `weftgrad::Launcher::from_config`
+/// makes the ranks.
 ///
 /// ```
 /// use train::{DistributedTrainConfig, EngineKind};
@@ -17,33 +18,35 @@ use numcore::{Error, Result};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DistributedTrainConfig {
-    /// How many ranks train.
+    /// The number of ranks that train.
     pub world_size: usize,
     /// The rank of this process; 0 where all ranks are threads of it.
     pub rank: usize,
-    /// The rank among those on this machine: which of its devices it takes.
+    /// The rank among the ranks on this machine, which selects the device.
     pub local_rank: usize,
-    /// What is expected of this rank beside training.
+    /// The role of this rank beside training.
     pub role: DistributedRole,
-    /// Where the processes are to meet. Under a launcher it is not used, as the launcher has joined them; without one it is an error, which says how to start the processes.
+    /// The address at which the processes would join. Under a launcher it is not used, as the launcher has joined them.
+    /// Without one it is an error, whose message tells how to start the processes.
     pub coordinator_addr: Option<SocketAddr>,
-    /// A folder that all processes share, in which they meet: no launcher needs to join them. Without one a launcher does, or ranks are threads.
+    /// A folder shared by all processes, through which they join without a launcher. Without a folder, a launcher joins
+    /// the processes, or ranks are threads.
     pub shared_folder: Option<PathBuf>,
-    /// What ranks compute on.
+    /// The kind of device that ranks compute on.
     pub backend: DistributedBackend,
 }
 
-/// What a rank does beside training: every rank trains on its share, and gradients are exchanged by all with all.
+/// The role of a rank beside training: every rank trains on its share, and gradients are exchanged by all with all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DistributedRole {
-    /// Rank 0: its clock counts, and it gives sinks what was measured.
+    /// Rank 0: its clock counts, and it sends measurements to sinks.
     #[default]
     Coordinator,
     /// Any other rank.
     Worker,
 }
 
-/// What ranks compute on.
+/// The kind of device that ranks compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DistributedBackend {
     /// GPUs where the program was built with them and the machine has some, and otherwise the CPU.
@@ -57,32 +60,32 @@ pub enum DistributedBackend {
     Wgpu,
 }
 
-/// What joins the ranks.
+/// The engine that joins the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
-    /// Nothing: there is one rank.
+    /// No engine: there is one rank.
     NoOp,
-    /// This process, of which each rank is a thread.
+    /// Threads: each rank is a thread of this process.
     Threads,
-    /// MPI, of which each rank is a process.
+    /// MPI: each rank is a process.
     Mpi,
-    /// A folder in which processes meet.
+    /// A shared folder, through which processes join.
     SharedFolder,
 }
 
-/// What a launcher such as `mpirun` says of this process.
+/// The process's place in the world, as a launcher such as `mpirun` gives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchedProcess {
     /// The rank of the process.
     pub rank: usize,
-    /// How many processes there are.
+    /// The number of processes.
     pub world_size: usize,
     /// The rank among the processes of this machine.
     pub local_rank: usize,
 }
 
 impl Default for DistributedTrainConfig {
-    /// One rank, on whatever the machine has.
+    /// A world of one rank, on a GPU if there is one.
     fn default() -> Self {
         DistributedTrainConfig {
             world_size: 1,
@@ -104,11 +107,11 @@ impl DistributedTrainConfig {
         DistributedTrainConfig { world_size, rank, local_rank, role, ..Default::default() }
     }
 
-    /// What joins the ranks, given what a launcher says of this process, if one has started it.
+    /// The engine that joins the ranks, given the launcher's data of this process, if one has started it.
     ///
     /// # Errors
-    /// If the numbers or the role contradict each other or the launcher, or if ranks would have to be processes and no launcher has started them; the error says what to write
-    /// or how to start the program.
+    /// An error if the numbers or the role contradict each other or the launcher. Also if ranks would have to be
+    /// processes and no launcher has started them. The error tells which field to set or how to start the program.
     pub fn engine(&self, process: Option<LaunchedProcess>) -> Result<EngineKind> {
         self.check()?;
         let &DistributedTrainConfig { world_size, rank, coordinator_addr, .. } = self;
@@ -139,7 +142,7 @@ impl DistributedTrainConfig {
         Ok(EngineKind::Threads)
     }
 
-    /// An error if the ranks of a communicator are not as many as are configured.
+    /// Checks that a communicator has as many ranks as are configured.
     pub(crate) fn check_world(&self, ranks: usize) -> Result<()> {
         self.check()?;
         if ranks == self.world_size {
@@ -217,7 +220,7 @@ mod tests {
             let process = LaunchedProcess { rank, world_size: 4, local_rank: rank % 2 };
             let config = DistributedTrainConfig::launched(process);
             assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Mpi);
-            // An address that a launcher makes needless does no harm.
+            // An address beside a launcher does no harm.
             let address = Some("10.0.0.1:9000".parse().unwrap());
             let config = DistributedTrainConfig { coordinator_addr: address, ..config };
             assert_eq!(config.engine(Some(process)).unwrap(), EngineKind::Mpi);

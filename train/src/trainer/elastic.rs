@@ -14,16 +14,16 @@ use crate::{
     resume::{ResumedNotes, notes},
 };
 
-/// Where a run commits, and how often.
+/// The world in which a run commits, and the interval of its commits.
 pub(super) struct Commits<'a, R: Runtime> {
     pub world: &'a mut ElasticWorld<R>,
     pub every: Interval,
-    /// Whether a commit was due after a step with which it would have lost something.
+    /// True if a commit was due but put off, as going on with another number of ranks would then have lost state.
     pub owed: bool,
 }
 
 impl<R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'_, R, M, S, B> {
-    /// Takes up what the world has committed, if it has.
+    /// Restores the state that the world has committed, if there is one.
     pub(super) fn take_up(&mut self) -> Result<Option<ResumedNotes>> {
         let Trainer { elastic, loader, step, callbacks, .. } = self;
         let Some(Commits { world, .. }) = elastic else { return Ok(None) };
@@ -41,7 +41,8 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
-    /// Commits after a step if that is due. What ends the run is not committed: if a rank is lost before the end, the step that ended it is taken again.
+    /// Commits after a step if that is due. A step that ends the run is not committed: if a rank is lost before the
+    /// end, that step is taken again.
     pub(super) fn commit_if_due(&mut self, follow: &FollowUp<'_, R>) -> Result<()> {
         let saves = follow.agreed.save.is_some();
         let due = |commits: &Commits<'_, R>| commits.owed || saves || self.state.is_due(&commits.every);
@@ -49,14 +50,15 @@ where
         if !is_due || self.reason_to_end(follow).is_some() {
             return Ok(());
         }
-        // A rank that is lost while it saves leaves no checkpoint: those that go on save it.
+        // A rank that is lost while it saves leaves no checkpoint: the remaining ranks save it.
         self.state.owes_save = follow.agreed.save;
         self.commit()?;
         self.state.owes_save = None;
         Ok(())
     }
 
-    /// Commits what there is, if ranks may leave and join; or after the next step after which nothing would be lost at another size, all ranks alike.
+    /// Commits the state, if ranks may leave and join. While another number of ranks would lose some of it, the commit
+    /// waits for a later step, on all ranks alike.
     pub(super) fn commit(&mut self) -> Result<()> {
         let Some(commits) = &mut self.elastic else { return Ok(()) };
         commits.owed = together(&mut self.engine.step, &mut self.callbacks).lost_at_another_size().is_some();
@@ -71,7 +73,7 @@ where
         world.commit(self.state.progress.step, &state, &notes)
     }
 
-    /// Whether all ranks are about to meet again, with others.
+    /// Tells whether all ranks are about to synchronize again, with other members.
     pub(super) fn is_changing(&self) -> bool {
         self.elastic.as_ref().is_some_and(|commits| commits.world.is_changing())
     }

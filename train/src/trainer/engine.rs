@@ -13,7 +13,7 @@ use numcore::{Error, Result, Runtime};
 use super::Weighting;
 use crate::{modes::Modes, run::RunEngine, scalars};
 
-/// A step, and what it computes of a batch.
+/// A training step, its loss function, and the weighting of losses.
 pub(super) struct StepWithLoss<S, F> {
     pub step: S,
     pub loss: F,
@@ -21,7 +21,7 @@ pub(super) struct StepWithLoss<S, F> {
 }
 
 impl<S, F> StepWithLoss<S, F> {
-    /// A step of the next batches; gives how long it waited for them, in seconds, too.
+    /// Takes a step over the next batches; returns also the time spent waiting for them, in seconds.
     pub fn take<R, M, B>(
         &mut self,
         model: &M,
@@ -46,8 +46,8 @@ impl<S, F> StepWithLoss<S, F> {
             waited += batches.last_wait().as_secs_f64();
             let batch = batch?;
             scalars::set_weight(batch.count as f64);
-            // A rank that only takes part in a balanced step was told so by the step: another rank reads the batch too,
-            // and records what it finds.
+            // A rank that only takes part in a balanced step has a counted row count of 0, set by the step. Another
+            // rank reads the batch too, and records its scalars.
             if whole.is_some() && counted_rows(1) == 0 {
                 return Ok(scalars::apart(|| loss(model, &batch))?.0);
             }
@@ -69,7 +69,7 @@ impl<S, F> StepWithLoss<S, F> {
     }
 }
 
-/// What layers are told of the rows of a batch, if some only fill it up.
+/// The counted and all rows of a batch, for layers, if some rows are only padding.
 pub(super) fn counted<B>(batch: &Batch<B>) -> Option<CountedRows> {
     let Batch { count, rows, .. } = *batch;
     (count < rows).then_some(CountedRows { count, rows })

@@ -1,4 +1,4 @@
-//! What follows from a step: what callbacks request, in one order, until there are no more requests.
+//! Follow-ups of a step: the requests of callbacks, in one order, until there are no more.
 
 use data::{Batch, State};
 use distributed::train::{Step, StepInput, TrainingMetrics};
@@ -10,10 +10,11 @@ use crate::{
     control::{Agreed, Which},
 };
 
-/// How often callbacks may request more after one step: one that requests an evaluation after each evaluation would never end.
+/// The number of times that callbacks may request more after one step: one that requests an evaluation after each
+/// evaluation would never end.
 const ROUNDS: usize = 1000;
 
-/// What is to be done after a step, or before the first one.
+/// The work that is left after a step, or before the first one.
 pub(super) struct FollowUp<'m, R: Runtime> {
     pub agreed: Agreed,
     /// The epoch of the step.
@@ -35,7 +36,8 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
-    /// Does what was agreed on, and what callbacks request because of it. Records and saves come afterwards.
+    /// Does the agreed requests, and the requests that callbacks make because of them. Records and saves come
+    /// afterwards.
     pub(super) fn follow_up(&mut self, follow: &mut FollowUp<'_, R>) -> Result<()> {
         for _ in 0..ROUNDS {
             if !self.follow_up_once(follow)? {
@@ -50,13 +52,13 @@ where
         Err(Error::argument("Run::control", why))
     }
 
-    /// Does the first thing that is to be done. False if there is none.
+    /// Does the first request that is left; false if there is none.
     ///
-    /// Going back comes first: nothing may look at weights that are not finite. Batches are left out before the run may end, which that can bring about. An
-    /// epoch is over when its evaluations have run.
+    /// Going back comes first: nothing may look at weights that are not finite. Skipping batches comes before the end
+    /// of the run, as it can reach that end. An epoch is over when its evaluations have run.
     fn follow_up_once(&mut self, follow: &mut FollowUp<'_, R>) -> Result<bool> {
         let agreed = &mut follow.agreed;
-        // Who ends a process does not wait for evaluations: those that are due run when it goes on.
+        // An interrupted process does not wait for evaluations: the requested ones run when the run is resumed.
         if agreed.stop == Some(StopReason::Interrupted) {
             self.state.owes_evaluation |= agreed.evaluate.take() == Some(Which::All);
         }
@@ -83,13 +85,14 @@ where
         Ok(true)
     }
 
-    /// Why the run ends after this step, if it does and callbacks were not told of this reason yet.
+    /// The reason for which the run ends after this step; none if it goes on or callbacks have already received this
+    /// reason.
     fn about_to_end(&self, follow: &FollowUp<'_, R>) -> Option<StopReason> {
         self.reason_to_end(follow).filter(|reason| self.is_ending.as_ref() != Some(reason))
     }
 
-    /// Why the run ends after this step, if it does. The first reason stays, unless a signal comes: what an evaluation at the end of a run requests changes nothing of
-    /// why it ends.
+    /// The reason for which the run ends after this step; none if it goes on. The first reason stays, unless a signal
+    /// comes: requests of an evaluation at the end of a run do not replace it.
     pub(super) fn reason_to_end(&self, follow: &FollowUp<'_, R>) -> Option<StopReason> {
         // A run that had its length before it began takes no step, so there is nothing to evaluate or to save.
         let is_finished = follow.metrics.is_some() && self.state.length.is_reached(&self.state.progress);
@@ -100,7 +103,7 @@ where
         }
     }
 
-    /// Leaves out batches; `u64::MAX` is the rest of the epoch.
+    /// Skips batches; `u64::MAX` is the rest of the epoch.
     fn skip(&mut self, batches: u64) -> Result<()> {
         let at = self.batches.state();
         let to = match batches {
@@ -111,7 +114,7 @@ where
             })?,
         };
         self.batches = self.loader.endless(to)?;
-        // What callbacks find due now is what these batches would have completed.
+        // Intervals that are due now are the ones that the skipped batches would have completed.
         let here = Progress { elapsed: self.state.checked, ..self.state.progress };
         let start = std::mem::replace(&mut self.state.before, here);
         self.take_position();

@@ -33,10 +33,10 @@ use crate::{
     BestValue, Callback, Interval, Length, Progress, Resume, Sink, StopReason, resume::Callbacks, trainer::cycle::Cycle,
 };
 
-/// Loops over the steps of a training run: reads batches, takes steps, calls [callbacks](Callback) at every event, agrees with the other ranks
-/// on what they request, and gives [sinks](Sink) what was measured.
+/// Loops over the steps of a training run. It reads batches, takes steps, calls [callbacks](Callback) at every event,
+/// synchronizes their requests over ranks, and sends measurements to [sinks](Sink).
 ///
-/// One **step** is one update. Whatever the number of ranks, a run is this text; with one rank nothing is exchanged.
+/// One **step** is one update. The code of a run is equal for any number of ranks; with one rank nothing is exchanged.
 ///
 /// ```
 /// use data::{Array, Loader, Rows};
@@ -81,26 +81,27 @@ pub struct Trainer<'a, R: Runtime, M, S, B> {
     elastic: Option<Commits<'a, R>>,
 }
 
-/// What a step's gradient is the mean over.
+/// The set over which a step's gradient is the mean.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weighting {
-    /// Over everything that losses are sums over, on all ranks together: an example, or a token, counts as much as any other, whatever rank
-    /// and micro-batch it is in.
+    /// The mean over everything that losses are sums over, on all ranks together. An example, or a token, counts as
+    /// much as any other, in any rank and micro-batch.
     #[default]
     ByWeight,
-    /// Over ranks and micro-batches: each counts as much as any other, however many examples it has. The mean of the workers' means. What losses weigh is
-    /// then no number of tokens or examples, so no length and no interval can be in tokens.
+    /// The mean over ranks and micro-batches, each of which counts as much as any other, however many examples it has:
+    /// the mean of the workers' means. Weights of losses are then no numbers of tokens or examples, so no length and no
+    /// interval can be in tokens.
     ByWorker,
 }
 
-/// What a run came to.
+/// The result of a run on this rank.
 #[non_exhaustive]
 pub struct RunReport<S> {
     /// The training step, with optimizer and gradients.
     pub step: S,
-    /// Why it ended.
+    /// The reason for which the run ended.
     pub reason: StopReason,
-    /// How far it came.
+    /// The progress of the run at its end.
     pub progress: Progress,
     /// The step it was resumed at, if it was.
     pub resumed: Option<u64>,
@@ -108,8 +109,8 @@ pub struct RunReport<S> {
     pub loss: Option<f64>,
     /// The last values of evaluations, by name.
     pub evaluated: BTreeMap<String, f64>,
-    /// Of each value that [`Checkpoints`](crate::Checkpoints) or [`EarlyStop`](crate::EarlyStop) looked at the best one, by name: that of the weights that
-    /// [`restore_best`](crate::Checkpoints::restore_best) puts back.
+    /// The best values that [`Checkpoints`](crate::Checkpoints) or [`EarlyStop`](crate::EarlyStop) monitored, by name.
+    /// They are values of the weights that [`restore_best`](crate::Checkpoints::restore_best) puts back.
     pub best: BTreeMap<String, BestValue>,
 }
 
@@ -120,8 +121,8 @@ impl<S> fmt::Debug for RunReport<S> {
 }
 
 impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
-    /// A loop over the steps of a model with the batches of a loader: once through them, unless [`until`](Trainer::until) says otherwise. Of each
-    /// batch a rank reads its share; the loader's own [rank](Loader::rank) is replaced.
+    /// Makes a loop over the steps of a model with the batches of a loader: one epoch, unless [`until`](Trainer::until)
+    /// sets another length. Each rank reads its share of each batch; the loader's own [rank](Loader::rank) is replaced.
     pub fn new(model: &'a M, step: S, loader: Loader<B>) -> Self {
         Trainer {
             model,
@@ -138,58 +139,65 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
         }
     }
 
-    /// How long the run is.
+    /// Sets the length of the run.
     pub fn until(mut self, length: Length) -> Self {
         self.length = length;
         self
     }
 
-    /// Adds a callback: an evaluation, a policy of checkpoints, one of your own. They are called in the order in which they were added.
+    /// Adds a callback: an evaluation, a checkpoint policy, one of your own. Callbacks run in the order in which they
+    /// were added.
     pub fn with(mut self, callback: impl Callback<R, M, B> + 'a) -> Self {
         self.callbacks.push(Box::new(callback));
         self
     }
 
-    /// Gives what is measured to a sink, on rank 0.
+    /// Sends the measurements to a sink, on rank 0.
     pub fn sink(mut self, sink: impl Sink + 'a) -> Self {
         self.sinks.push(Box::new(sink));
         self
     }
 
-    /// How often loss, learning rate and recorded scalars go to sinks; at first every 10 steps. What evaluations measure is given at once.
+    /// Sets the interval at which loss, learning rate and recorded scalars go to sinks; at first every 10 steps.
+    /// Evaluations send their values at once.
     pub fn record_every(mut self, interval: Interval) -> Self {
         self.record_every = interval;
         self
     }
 
-    /// From where the run goes on.
+    /// Sets the checkpoint from which the run goes on.
     pub fn resume(mut self, resume: Resume) -> Self {
         self.resume = resume;
         self
     }
 
-    /// What a step's gradient is the mean over; at first [by weight](Weighting::ByWeight).
+    /// Sets the set over which a step's gradient is the mean; at first [by weight](Weighting::ByWeight).
     pub fn weighting(mut self, weighting: Weighting) -> Self {
         self.weighting = weighting;
         self
     }
 
-    /// Lets ranks leave and join: the run goes on from what the world has [committed](ElasticWorld::commit), and commits every so often, right before each checkpoint, and at
-    /// its beginning. Comes within the program of [`Elastic::run`](distributed::elastic::Elastic::run), to which every error goes: one that names another rank, and
-    /// the one that says that ranks wait to be taken in, make all ranks meet again.
+    /// Lets ranks leave and join. The run goes on from the world's last [commit](ElasticWorld::commit). It commits at
+    /// its beginning, at the interval `every`, and right before each checkpoint.
     ///
-    /// Ranks that train by themselves commit where they meet, all of their parameters at once: what is due before that waits for the next meeting.
+    /// The run belongs within the program of [`Elastic::run`](distributed::elastic::Elastic::run), to which every error
+    /// goes. Two errors make all ranks synchronize again: one that names another rank, and the one that announces
+    /// waiting ranks.
     ///
-    /// A checkpoint that is saved again when the run [goes back](crate::Control::go_back) has no commit of its own: if a rank is lost before the next commit, the steps that
-    /// led there are taken again. A commit waits until the checkpoint before is in place. After a failure nothing but what was committed, and the checkpoints that were in
-    /// place, is used.
+    /// Ranks that train by themselves commit where they synchronize, all of their parameters at once: a commit that is
+    /// due before that waits for the next synchronization.
+    ///
+    /// A checkpoint that is saved again when the run [goes back](crate::Control::go_back) has no commit of its own: if
+    /// a rank is lost before the next commit, the steps that led there are taken again. A commit waits until the
+    /// checkpoint before is in place. After a failure only the commit, and the checkpoints that were in place, are
+    /// used.
     pub fn elastic(mut self, world: &'a mut ElasticWorld<R>, every: Interval) -> Self {
         self.elastic = Some(Commits { world, every, owed: false });
         self
     }
 
-    /// Tries whether everything works: so many steps, one batch in each evaluation, which runs at the end; nothing is saved, nothing is given to sinks, and no
-    /// checkpoint is looked for.
+    /// Sets a dry run of `steps` steps that checks that everything works. Each evaluation has one batch and runs at the
+    /// end. Nothing is saved, nothing goes to sinks, and no checkpoint is looked for.
     pub fn fast_dev_run(mut self, steps: u64) -> Self {
         self.fast_dev_run = Some(steps.max(1));
         self
@@ -203,25 +211,25 @@ where
     S: Step<R>,
     B: Send + 'static,
 {
-    /// Ends every epoch after so many batches.
+    /// Ends every epoch after `batches` batches.
     pub fn limit_batches(mut self, batches: u64) -> Self {
         self.loader = self.loader.limit(batches);
         self
     }
 
-    /// Trains on the first batches alone, so many, the same in every epoch: a model that learns at all learns them by heart.
+    /// Trains on the first `batches` batches alone, equal in every epoch: a model that can learn at all memorizes them.
     pub fn overfit_batches(mut self, batches: u64) -> Self {
         self.loader = self.loader.overfit(batches);
         self
     }
 
-    /// Trains: `loss` computes what a micro-batch becomes, a [`Loss`](distributed::train::Loss), or a pipeline's
+    /// Trains: `loss` computes the loss of a micro-batch, a [`Loss`](distributed::train::Loss), or a pipeline's
     /// [`MicroBatches`](distributed::pipeline::MicroBatches). Every rank calls it.
     ///
-    /// A rank whose share of a batch is empty is given one row that does not count: what `loss` makes of it weighs nothing.
+    /// A rank whose share of a batch is empty gets one row that does not count: the `loss` of that row has weight 0.
     ///
     /// # Errors
-    /// On every rank what fails on one, with its words. The last checkpoint is there.
+    /// An error on any rank ends the run with that error on all ranks. The last checkpoint stays.
     pub fn run<I: Into<StepInput<R>>>(self, mut loss: impl FnMut(&M, &Batch<B>) -> Result<I>) -> Result<RunReport<S>> {
         let mut buffers: Vec<_> = self.model.named_buffers().into_iter().map(|(_, buffer)| buffer).collect();
         let in_step = self.step.modules().into_iter().flat_map(|module| module.named_buffers());

@@ -33,13 +33,13 @@ where
         agreed.save.map_or(Ok(()), |which| self.save(which))
     }
 
-    /// Copies everything to the host, and gives it to whoever saves.
+    /// Copies the state to the host, and sends it to the callbacks that save.
     fn save(&mut self, which: Which) -> Result<()> {
         if self.state.fast_dev_run || self.callbacks.iter().all(|callback| callback.folder().is_none()) {
             return Ok(());
         }
         self.count_tokens()?;
-        // What became of the save before is known, to all ranks, before callbacks say what they keep.
+        // All ranks know the result of the previous save before callbacks give their state.
         self.finish_saves()?;
         let notes = notes(&self.state, self.loader.note(self.batches.state()), &self.callbacks);
         let state = Snapshot::of(&together(&mut self.engine.step, &mut self.callbacks))?;
@@ -52,18 +52,19 @@ where
         self.callbacks.iter_mut().try_for_each(|callback| callback.finish_saves())
     }
 
-    /// Before this rank aborts the communicator: what is being written is written to its end, as other ranks wait for this one and write their parts
-    /// meanwhile. They wait no longer than the communicator's timeout, and are to be told why this rank failed, so half of that is enough. Where another rank has failed,
-    /// there is no waiting.
+    /// Waits for pending writes before this rank aborts the communicator, as other ranks wait for this one and write
+    /// their parts meanwhile. The wait is at most half the communicator's timeout, so that the others still receive
+    /// this rank's error. Where another rank has failed, there is no waiting.
     pub(super) fn wait_for_saves(&mut self) {
         let most = self.engine.step.ranks().everyone.timeout() / 2;
         self.callbacks.iter_mut().for_each(|callback| callback.wait_for_saves(most));
     }
 
-    /// After a failure, on this rank or on another: saves what there was before a step that failed, or what was being saved when something else failed, if anybody saves.
-    /// What fails here is recorded as the text `checkpoint/failure`, and changes nothing: the last checkpoint is there.
+    /// Saves after a failure on any rank, if a callback saves. The checkpoint is the state before the failed step, or a
+    /// save that another failure cut short. An error of it is recorded as the text `checkpoint/failure`, and changes
+    /// nothing: the last checkpoint stays.
     pub(super) fn rescue(&mut self) {
-        // The others go on without this rank, from what was committed.
+        // The other ranks go on without this one, from the last commit.
         if self.elastic.is_some() {
             let _ = self.flush_sinks();
             return;
@@ -81,9 +82,9 @@ where
         let _ = self.write_measured().and_then(|()| self.flush_sinks());
     }
 
-    /// What there was before a step that failed. A step that failed before its update has changed no weights, and the
-    /// others are refused by the training step; buffers, the random state and the place in the data are put back to what they were
-    /// before.
+    /// The state before a step that failed. A step that failed before its update has changed no weights; the training
+    /// step refuses to save after any other failure. Buffers, the random state and the place in the data are restored
+    /// to their values before the step.
     fn snapshot_before(&mut self, before: BeforeStep<R>) -> Option<RunSnapshot> {
         set_random_state(before.random);
         before.restore_buffers(&self.buffers).ok()?;
@@ -96,11 +97,13 @@ where
         Some(RunSnapshot { step, state, notes })
     }
 
-    /// Goes back to the last checkpoint; the place in the data stays. The checkpoint is saved again with that place, and with what callbacks know now: a run that
-    /// is killed before the next save goes on from here too, and not with the batches that led here.
+    /// Goes back to the last checkpoint; the place in the data stays. The checkpoint is saved again with that place and
+    /// the callbacks' current state. A run that is killed before the next save thus goes on without the batches that
+    /// led to going back.
     pub(super) fn go_back(&mut self) -> Result<()> {
         self.finish_saves()?;
-        // Everything in it is of this run: one that starts from scratch starts with an empty folder. A dry run has none.
+        // All checkpoints in the folders are of this run: one that starts from scratch starts with an empty folder. A
+        // dry run has none.
         let folders = if self.state.fast_dev_run { Vec::new() } else { saved_in(&self.callbacks) };
         let went = load(&folders, &mut self.engine.step, &mut self.callbacks, |_| Ok(()))?;
         let Some((_, resumed)) = went else {
@@ -118,7 +121,7 @@ where
     }
 }
 
-/// The step and the tensors of callbacks, as one.
+/// The training step and the callbacks' tensors as one checkpointed state.
 pub(super) fn together<'c, R: Runtime, M, B, S: Checkpointed<R>>(
     step: &'c mut S,
     callbacks: &'c mut Callbacks<'_, R, M, B>,
@@ -133,8 +136,9 @@ pub(super) fn saved_in<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> 
     callbacks.iter().filter_map(|callback| callback.folder()).cloned().collect()
 }
 
-/// Loads the last checkpoint of some folders, if there is one, and gives the folder that has it: of the last one in each the one of the latest step, which nothing that the run
-/// has left is. Notes are read, and checked on all ranks, before anything is changed.
+/// Loads the checkpoint of the latest step in all folders, if there is one, and returns its folder and notes. Folders
+/// hold no checkpoints of steps after the point to which the run went back. Notes are read, and checked on all ranks,
+/// before anything is changed.
 pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
     folders: &[Folder],
     step: &mut S,

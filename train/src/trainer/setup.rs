@@ -1,4 +1,4 @@
-//! One line per step in a loop of one's own: [`Trainer::setup`].
+//! Training by a loop of one's own, with one line per step: [`Trainer::setup`].
 
 use data::{Batch, Batches, Loader, State};
 use distributed::{
@@ -13,16 +13,16 @@ use optim::IntoOptimizer;
 
 use super::{DistributedTrainConfig, Trainer, Weighting, engine::counted};
 
-/// How ranks train together, beside what the model and the optimizer are.
+/// The configuration of training, beside model and optimizer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TrainConfig {
-    /// Micro-batches, clipping, loss scaling, buffers.
+    /// The options of the training step: micro-batches, clipping, loss scaling, buffers.
     pub step: TrainingConfig,
-    /// What a step's gradient is the mean over.
+    /// The set over which a step's gradient is the mean.
     pub weighting: Weighting,
-    /// How many ranks there are to be; none for as many as the communicator has.
+    /// The expected ranks; none for as many as the communicator has.
     pub distributed: Option<DistributedTrainConfig>,
-    /// After how many steps [`reached_max_steps`](TrainSetup::reached_max_steps) says so; none for never.
+    /// The number of steps after which [`reached_max_steps`](TrainSetup::reached_max_steps) is true; none for never.
     pub max_steps: Option<u64>,
 }
 
@@ -36,8 +36,8 @@ pub struct TrainSetup<'m, R: Runtime, M: ?Sized> {
 }
 
 impl Trainer<'_, NullRuntime, (), (), ()> {
-    /// The shortest way to a loop of one's own that trains on any number of ranks: the model becomes that of rank 0 on all of them, is put into training mode, and
-    /// [`step`](TrainSetup::step) is a line.
+    /// Sets up a loop of one's own that trains on any number of ranks. Rank 0's weights are copied to all ranks, the
+    /// model is put into training mode, and [`step`](TrainSetup::step) is a line.
     ///
     /// ```
     /// use data::{Array, Loader, Rows};
@@ -67,7 +67,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// ```
     ///
     /// # Errors
-    /// On every rank, unless all have the same model and optimizer.
+    /// On every rank, if models or optimizers differ between ranks.
     #[track_caller]
     pub fn setup<'m, R: Runtime, M: Module<R> + ?Sized>(
         comm: &Comm<R>,
@@ -80,7 +80,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// Sets up training as [`setup`](Trainer::setup) does, with a configuration.
     ///
     /// # Errors
-    /// As [`setup`](Trainer::setup), and if the configuration makes no sense.
+    /// The errors of [`setup`](Trainer::setup), and if the configuration contradicts itself or the communicator.
     #[track_caller]
     pub fn setup_with<'m, R: Runtime, M: Module<R> + ?Sized>(
         comm: &Comm<R>,
@@ -94,11 +94,11 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
         Ok(TrainSetup { model, step, config, devices: RankDevices::of(comm)? })
     }
 
-    /// Sets up training of a model around another: a head with its loss and its way to predict, which owns what it is a head of. As everything that owns modules is
-    /// a [`Module`], this is [`setup`](Trainer::setup) by another name.
+    /// Sets up training of a head: a model around another, with a loss and a way to predict, which owns the inner
+    /// model. As everything that owns modules is a [`Module`], this is [`setup`](Trainer::setup) by another name.
     ///
     /// # Errors
-    /// As [`setup`](Trainer::setup).
+    /// The errors of [`setup`](Trainer::setup).
     #[doc(alias("HeadReplica"))]
     #[track_caller]
     pub fn head<'m, R: Runtime, M: Module<R> + ?Sized>(
@@ -111,19 +111,20 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
 }
 
 impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
-    /// This rank's share of the batches of an epoch.
+    /// The batches of an epoch, of which this rank reads its share.
     ///
     /// # Errors
-    /// If the loader's numbers make no sense.
+    /// An error if the loader's options are invalid.
     pub fn epoch<B: Send + 'static>(&self, loader: &Loader<B>, epoch: u64) -> Result<Batches<B>> {
         let BatchShare { index, of } = self.step.ranks().share;
         loader.clone().rank(index, of).resume(State { epoch, position: 0 })
     }
 
-    /// A step of one batch, on all ranks together.
+    /// Takes a step over one batch, on all ranks together.
     ///
     /// # Errors
-    /// On every rank what fails on one; and if the configuration has more than one micro-batch in a step.
+    /// An error on any rank is an error on all ranks; also if the configuration has more than one micro-batch in a
+    /// step.
     #[doc(alias("train_batch"))]
     #[track_caller]
     pub fn step<B>(
@@ -149,12 +150,12 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
         metrics
     }
 
-    /// The ranks.
+    /// The communicator of all ranks.
     pub fn comm(&self) -> &Comm<R> {
         &self.step.ranks().everyone
     }
 
-    /// Whether this is the rank that says what is said once.
+    /// Tells whether this rank is rank 0, which prints for all.
     #[doc(alias("is_coordinator"))]
     pub fn leads(&self) -> bool {
         self.comm().rank() == 0
@@ -162,17 +163,17 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 
     /// The devices of all ranks: [printed](std::fmt::Display), a summary for the start of a run. Where they
     /// [differ](RankDevices::is_heterogeneous), ranks wait for the slowest in every step, unless a
-    /// [`Balanced`](distributed::balance::Balanced) gives the others more to do.
+    /// [`Balanced`](distributed::balance::Balanced) gives the faster ranks more to do.
     pub fn devices(&self) -> &RankDevices {
         &self.devices
     }
 
-    /// The ranks as they were configured; none where nothing was said of them.
+    /// The configuration of the ranks; none where none was given.
     pub fn dist_config(&self) -> Option<&DistributedTrainConfig> {
         self.config.distributed.as_ref()
     }
 
-    /// Whether as many steps were taken as [`max_steps`](TrainConfig::max_steps) says: a loop ends then, on all ranks at once.
+    /// Tells whether [`max_steps`](TrainConfig::max_steps) steps were taken: a loop ends then, on all ranks at once.
     pub fn reached_max_steps(&self) -> bool {
         self.config.max_steps.is_some_and(|most| self.step.global_step() >= most)
     }
@@ -184,7 +185,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 }
 
 impl<'m, R: Runtime, M> TrainSetup<'m, R, M> {
-    /// The loop with everything that a [`Trainer`] has, in place of one's own.
+    /// Makes a [`Trainer`], the loop with callbacks and sinks, in place of a loop of one's own.
     pub fn with_loader<B>(self, loader: Loader<B>) -> Trainer<'m, R, M, TrainStep<R>, B> {
         Trainer::new(self.model, self.step, loader).weighting(self.config.weighting)
     }

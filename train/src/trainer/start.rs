@@ -1,4 +1,4 @@
-//! How a run begins: its options are checked, ranks agree on them, and a checkpoint is loaded.
+//! The start of a run: its options are checked, ranks agree on them, and a checkpoint is loaded.
 
 use std::{
     collections::BTreeSet,
@@ -56,13 +56,13 @@ where
             trainer.resume = Resume::No;
             trainer.sinks.clear();
         }
-        // Rank 0 of a world that others have left may be another process than that of the first one.
+        // After ranks have left an elastic world, rank 0 may be another process than the first world's rank 0.
         let leads = if trainer.elastic.is_some() { comm.rank() == 0 } else { comm.world_rank() == 0 };
         if !leads {
             trainer.sinks.clear();
         }
         trainer.loader = match trainer.step.combines().in_turn {
-            // Batches that others read are not made.
+            // Batches that other ranks read are not made.
             Some(_) => trainer.loader.rank(0, 1).workers(0),
             None => {
                 let BatchShare { index, of } = trainer.step.ranks().share;
@@ -77,7 +77,7 @@ where
     }
 }
 
-/// An error on all ranks, with both sizes, where ranks were given batches of different sizes.
+/// Checks that all ranks have batches of one size; the error on all ranks has both sizes.
 fn agree_on_batch<R: Runtime>(comm: &Comm<R>, own: usize) -> Result<()> {
     let all = comm.exchange_equal((own as u64).to_le_bytes())?.into_iter().map(u64::from_le_bytes).collect::<Vec<_>>();
     let Some(other) = all.iter().position(|size| *size != all[0]) else { return Ok(()) };
@@ -106,7 +106,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         check_folders(&saved_in(&self.callbacks))
     }
 
-    /// Whether anything looks at the number of tokens after every step.
+    /// Tells whether anything reads the number of tokens after every step.
     fn counts_tokens(&self) -> bool {
         self.length.counts_tokens()
             || self.record_every.counts_tokens()
@@ -114,7 +114,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             || self.callbacks.iter().any(|callback| callback.counts_tokens())
     }
 
-    /// The run at its beginning, or as it goes on.
+    /// Makes the run at its beginning, or resumes it.
     fn resumed<F>(mut self, loss: F) -> Result<Cycle<'a, R, M, S, B, F>> {
         let comm = self.step.ranks().everyone.clone();
         let mut state = RunState::new(self.length, self.loader.positions(), self.fast_dev_run.is_some());
@@ -149,7 +149,8 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
             }
         }
         let batches = self.loader.endless(at)?;
-        // Not of the checkpoint: what it left of an epoch can be no batch of a loader whose batches are larger.
+        // The checkpoint's position is not used: the rest of its epoch may be too short for a loader with larger
+        // batches.
         let at = batches.state();
         let progress = &mut state.progress;
         (progress.step, progress.epoch, progress.position) = (self.step.global_step(), at.epoch, at.position);
@@ -183,14 +184,14 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         })
     }
 
-    /// Keeps other runs out of the folders that this one saves in, before it looks into them: another that has failed may still save there. But not those that go on
-    /// without a rank that may be alive, and still have them.
+    /// Locks the folders that this run saves in, before it looks into them: another run that has failed may still save
+    /// there. Elastic runs take no locks, as a lost rank's process may be alive and still hold them.
     fn lock_folders(&self, comm: &Comm<R>, state: &RunState) -> Result<Vec<Option<FolderLock>>> {
         let folders = if state.is_elastic || state.fast_dev_run { Vec::new() } else { saved_in(&self.callbacks) };
         folders.iter().map(|folder| folder.lock_of_all(comm)).collect()
     }
 
-    /// Gives the loop and the callbacks what the notes say; where in the data the run goes on.
+    /// Restores loop and callbacks from the notes; returns the place in the data.
     fn goes_on(&mut self, notes: ResumedNotes, state: &mut RunState) -> Result<State> {
         let at = self.loader.state_of(&notes.data)?;
         (state.owes_evaluation, state.owes_save, state.checked) =
@@ -200,7 +201,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
         Ok(at)
     }
 
-    /// The folders to resume from, and whether there must be a checkpoint in one of them.
+    /// The folders to resume from, and true if one of them must have a checkpoint.
     fn resume_folders(&self) -> Result<Option<(Vec<Folder>, bool)>> {
         let own = saved_in(&self.callbacks);
         match &self.resume {
@@ -216,7 +217,7 @@ impl<'a, R: Runtime, M, S: Step<R>, B: Send + 'static> Trainer<'a, R, M, S, B> {
     }
 }
 
-/// An error where two callbacks would save in one folder: each removes what the other keeps.
+/// Checks that no two callbacks save in one folder, as each would remove the other's checkpoints.
 fn check_folders(folders: &[Folder]) -> Result<()> {
     let again = (1..folders.len()).find(|&k| folders[..k].iter().any(|before| is_same(before, &folders[k])));
     let Some(again) = again else { return Ok(()) };
@@ -228,7 +229,7 @@ fn check_folders(folders: &[Folder]) -> Result<()> {
     Err(Error::config("Checkpoints", "in_folder", why))
 }
 
-/// Whether two folders are one, whichever way they are named; neither need be there yet.
+/// Tells whether two paths name one folder, which need not exist yet.
 fn is_same(a: &Folder, b: &Folder) -> bool {
     let whole = |path: &Path| -> PathBuf {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
@@ -243,7 +244,7 @@ fn is_same(a: &Folder, b: &Folder) -> bool {
     whole(a.path()) == whole(b.path())
 }
 
-/// An error where two callbacks would keep something of one name in a checkpoint.
+/// Checks that no two callbacks keep tensors or numbers of one name in a checkpoint.
 fn check_tensors<R: Runtime, M, B>(callbacks: &mut Callbacks<'_, R, M, B>) -> Result<()> {
     let mut all = BTreeSet::new();
     for tensors in callbacks.iter_mut().filter_map(|callback| callback.tensors()) {

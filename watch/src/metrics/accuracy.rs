@@ -33,7 +33,8 @@ impl Accuracy {
     /// Counts rows of `scores`, one for each class, against the right classes; rows of the target [`IGNORED`](super::IGNORED) do not count.
     ///
     /// # Errors
-    /// If there are not as many scores as rows times classes, or a target is no class; nothing is counted then.
+    /// An error if there are not as many scores as rows times classes, or a target is no class; nothing is counted
+    /// then.
     pub fn update(&mut self, scores: &[f32], classes: usize, targets: &[i64]) -> Result<()> {
         for (row, target) in scores::rows("Accuracy::update", scores, classes, targets)? {
             self.rows += 1;
@@ -45,7 +46,7 @@ impl Accuracy {
     /// Counts scores `[.., C]` against classes `[..]` (`i64`), both read back to the host.
     ///
     /// # Errors
-    /// As [`update`](Accuracy::update); if a tensor cannot be read.
+    /// The errors of [`update`](Accuracy::update); if a tensor cannot be read.
     pub fn update_tensors<R: Runtime>(&mut self, scores: &Tensor<R>, targets: &Tensor<R>) -> Result<()> {
         let classes = scores.dims().last().copied().unwrap_or(0);
         self.update(&host_scores(scores)?, classes, &targets.to_vec::<i64>()?)

@@ -23,7 +23,7 @@ impl Auroc {
     /// Keeps scores of examples of class 0 or 1; those of the target [`IGNORED`] do not count.
     ///
     /// # Errors
-    /// If there are not as many of both, a score is NaN, or a target is neither 0 nor 1; nothing is kept then.
+    /// An error if there are not as many of both, a score is NaN, or a target is neither 0 nor 1; nothing is kept then.
     pub fn update(&mut self, scores: &[f64], targets: &[i64]) -> Result<()> {
         let wrong = |why: String| Err(Error::argument("Auroc::update", why));
         if scores.len() != targets.len() {

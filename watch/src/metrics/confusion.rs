@@ -16,7 +16,7 @@ impl ConfusionMatrix {
     /// Of so many classes.
     ///
     /// # Errors
-    /// If the matrix would have more elements than there are addresses.
+    /// An error if the matrix would have more elements than there are addresses.
     pub fn new(classes: usize) -> Result<Self> {
         let cells = classes.checked_mul(classes).filter(|n| n.checked_mul(8).is_some_and(|b| b <= isize::MAX as usize));
         let cells = cells.ok_or_else(|| {
@@ -31,7 +31,7 @@ impl ConfusionMatrix {
     /// Counts classes that were given against the right ones; rows of the target [`IGNORED`] do not count.
     ///
     /// # Errors
-    /// If there are not as many of both, or one of them is no class; nothing is counted then.
+    /// An error if there are not as many of both, or one of them is no class; nothing is counted then.
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         const OP: &str = "ConfusionMatrix::update";
         if given.len() != targets.len() {
@@ -50,7 +50,7 @@ impl ConfusionMatrix {
     /// Counts the classes of the highest scores `[.., C]` against classes `[..]` (`i64`), both read back to the host.
     ///
     /// # Errors
-    /// If the sizes do not fit, a target is no class, or a tensor cannot be read.
+    /// An error if the sizes do not fit, a target is no class, or a tensor cannot be read.
     pub fn update_tensors<R: Runtime>(&mut self, scores: &Tensor<R>, targets: &Tensor<R>) -> Result<()> {
         let (values, targets) = (host_scores(scores)?, targets.to_vec::<i64>()?);
         if Some(values.len()) != targets.len().checked_mul(self.classes) {
@@ -89,7 +89,7 @@ impl ConfusionMatrix {
     /// A picture of the matrix, for a [sink](crate::sink::Value::Image): a cell is as bright as its share of the rows of its right class.
     ///
     /// # Errors
-    /// If there is no class.
+    /// An error if there is no class.
     pub fn to_image(&self) -> Result<Picture> {
         /// Pixels of a side of a cell.
         const CELL: usize = 16;

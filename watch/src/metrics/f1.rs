@@ -31,7 +31,7 @@ impl F1 {
     /// Of so many classes.
     ///
     /// # Errors
-    /// If no memory holds their matrix, or the class to be told from all others is none of them.
+    /// An error if no memory holds their matrix, or the class to be told from all others is none of them.
     pub fn new(classes: usize, average: Average) -> Result<Self> {
         if let Average::Of(class) = average
             && class >= classes
@@ -45,7 +45,7 @@ impl F1 {
     /// Counts classes that were given against the right ones, as [`ConfusionMatrix::update`] does.
     ///
     /// # Errors
-    /// If there are not as many of both, or one of them is no class; nothing is counted then.
+    /// An error if there are not as many of both, or one of them is no class; nothing is counted then.
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         self.matrix.update(given, targets)
     }

@@ -45,7 +45,7 @@ pub trait Metric {
     /// Adds what a metric of the same kind counted elsewhere.
     ///
     /// # Errors
-    /// If the bytes are not what such a metric counted.
+    /// An error if the bytes are not what such a metric counted.
     fn absorb(&mut self, counted: &[u8]) -> Result<()>;
 
     /// Forgets what was counted.
@@ -58,7 +58,7 @@ pub trait Metric {
 /// The metric of all ranks' examples, on every rank. Blocks; all ranks call it.
 ///
 /// # Errors
-/// If the communicator fails, or a rank counts something else.
+/// An error if the communicator fails, or a rank counts something else.
 #[track_caller]
 pub fn over_ranks<M: Metric + Clone, R: Runtime>(metric: &M, comm: &(impl Communicator<R> + ?Sized)) -> Result<M> {
     let all = comm.exchange(&metric.counted())?;

@@ -24,7 +24,7 @@ impl UsageSampler {
     /// Looks every `interval`, which is at least 20 ms: the kernel counts in hundredths of seconds.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// An error if no thread can be started.
     pub fn start(interval: Duration) -> Result<Self> {
         let interval = interval.max(Duration::from_millis(20));
         let (stop, stopped) = channel::<()>();

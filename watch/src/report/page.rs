@@ -88,7 +88,7 @@ impl Report {
     /// Writes the page to a file, which is replaced once the new one is complete.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// An error if the file cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         replace(path.as_ref(), &self.to_html())
     }

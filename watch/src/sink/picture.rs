@@ -15,7 +15,7 @@ impl Picture {
     /// A picture of 1 channel (grey), 3 (RGB) or 4 (RGBA), whose channels of a pixel are adjacent.
     ///
     /// # Errors
-    /// If there are other channels, a side is 0, or the number of bytes is not width × height × channels.
+    /// An error if there are other channels, a side is 0, or the number of bytes is not width × height × channels.
     pub fn new(width: u32, height: u32, channels: u8, pixels: Vec<u8>) -> Result<Self> {
         let bytes = u64::from(width).checked_mul(u64::from(height)).and_then(|n| n.checked_mul(u64::from(channels)));
         let wrong = |why: String| Err(Error::argument("Picture::new", why));
@@ -31,7 +31,7 @@ impl Picture {
     /// A picture of numbers, 0 black and 1 white; others are clamped, and NaN is black.
     ///
     /// # Errors
-    /// If it would be no picture, as in [`new`](Picture::new).
+    /// An error if it would be no picture, as in [`new`](Picture::new).
     pub fn of_numbers(width: u32, height: u32, channels: u8, numbers: &[f32]) -> Result<Self> {
         // A cast of a NaN is 0.
         let pixels = numbers.iter().map(|x| (x.clamp(0.0, 1.0) * 255.0).round() as u8).collect();

@@ -1,4 +1,4 @@
-//! What is looked at in a folder when a run begins.
+//! Checks of a checkpoint folder when a run begins.
 
 use distributed::comm::{Collectives, Comm, Communicator, all_ok, all_ok_after};
 use numcore::{Error, Result, Runtime};
@@ -7,7 +7,7 @@ use super::Checkpoints;
 use crate::{BestValue, Run};
 
 impl<R: Runtime> Checkpoints<R> {
-    /// The folder, for what is remembered of a save in it.
+    /// The folder's path, which identifies a save that is due in it.
     pub(super) fn where_due(&self) -> String {
         self.folder.path().display().to_string()
     }
@@ -18,8 +18,9 @@ impl<R: Runtime> Checkpoints<R> {
         Ok(last.filter(|last| !run.state.from_scratch && Some(*last) == run.resumed()))
     }
 
-    /// Whether the checkpoint that was the best, by what the run remembers, is not in this folder, and is to be saved: the run goes on from that very step. A best
-    /// one of another folder, or that is gone, is forgotten, so that the next value is the best here.
+    /// Tells whether the best checkpoint is missing in this folder and must be saved: the run goes on from that very
+    /// step. The best value of another folder, or of a checkpoint that is gone, is dropped, so that the next value is
+    /// the best.
     pub(super) fn is_best_missing(&mut self, run: &Run<'_, R, impl Sized, impl Sized>) -> Result<bool> {
         let Some(BestValue { step: best, .. }) = self.best_value else { return Ok(false) };
         let own = if run.comm().rank() == 0 { self.folder.steps() } else { Ok(Vec::new()) };
@@ -33,7 +34,8 @@ impl<R: Runtime> Checkpoints<R> {
         Ok(is_to_save)
     }
 
-    /// A run that starts from scratch needs an empty folder: otherwise it would go back to weights of another run, and count its checkpoints among those that stay.
+    /// Checks that the folder of a run that starts from scratch is empty. Otherwise the run would go back to weights of
+    /// another run, and count its checkpoints among the ones that stay.
     pub(super) fn check_folder(&self, comm: &Comm<R>) -> Result<()> {
         if self.overwrite {
             return all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.folder.clear() } else { Ok(()) });

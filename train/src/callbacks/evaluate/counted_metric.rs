@@ -10,11 +10,11 @@ pub(super) trait CountedMetric<B, O> {
     fn reset(&mut self);
     fn update(&mut self, outputs: &O, batch: &Batch<B>) -> Result<()>;
     fn counted(&self) -> Vec<u8>;
-    /// The value of what all ranks have counted.
+    /// The value of the metric from the counts of all ranks.
     fn value_of(&self, all: &[Vec<u8>]) -> Result<Option<f64>>;
 }
 
-/// A metric with what it counts of a batch.
+/// A metric with the function that counts a batch.
 pub(super) struct MetricWithUpdate<X, F> {
     pub metric: X,
     pub update: F,

@@ -44,7 +44,7 @@ impl Jsonl {
     /// that is there, so a run that cannot begin removes nothing.
     ///
     /// # Errors
-    /// If the folder cannot be made, or the file cannot be written.
+    /// An error if the folder cannot be made, or the file cannot be written.
     pub fn replacing(folder: impl AsRef<Path>) -> Result<Self> {
         let (file, path, summary_path) = open(folder.as_ref())?;
         Ok(Jsonl { file, path, summary: Summary::default(), summary_path, replaces: true })
@@ -53,7 +53,8 @@ impl Jsonl {
     /// Writes into a folder, which is made if it is not there.
     ///
     /// # Errors
-    /// If the folder cannot be made, the file cannot be written, or what an earlier run left in it is malformed.
+    /// An error if the folder cannot be made, the file cannot be written, or what an earlier run left in it is
+    /// malformed.
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let (mut file, path, summary_path) = open(folder.as_ref())?;
         cut_torn_line(&mut file).map_err(|e| Error::io(&path, e))?;

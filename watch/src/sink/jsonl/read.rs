@@ -19,7 +19,7 @@ use crate::{
 /// written, are left out. Where a run went back to a checkpoint, the lines before it that were measured again are left out too.
 ///
 /// # Errors
-/// If the file cannot be read, or a line of it is malformed.
+/// An error if the file cannot be read, or a line of it is malformed.
 pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     let path = path.as_ref();
     let file = File::open(path).map_err(|e| Error::io(path, e))?;

@@ -40,7 +40,7 @@ impl TensorBoard {
     /// Begins a file in a folder, which is made if it is not there.
     ///
     /// # Errors
-    /// If the folder cannot be made, or the file cannot be written.
+    /// An error if the folder cannot be made, or the file cannot be written.
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
