@@ -1,4 +1,4 @@
-//! Buckets that are summed by an all-reduce, as they are or narrowed.
+//! Gradient buckets summed by an all-reduce, in their own dtype or a narrower one.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -16,7 +16,8 @@ use crate::{
 
 static BF16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::BF16)]));
 static WIDEN: LazyLock<Program> = LazyLock::new(|| Program::new("widen", |[x, own], [n]| [x.cast_like(own) * n]));
-/// A step that weighs nothing is an error after its gradients were sent; until then the gaps between them stay zero.
+/// Guards against a step weight of 0, which is an error only after gradients were sent; until then gaps in the row stay
+/// zero.
 static MEAN: LazyLock<Program> = LazyLock::new(|| {
     Program::new("narrow_mean", |[x, weight], [n]| {
         let weight = weight.cast_like(x);
@@ -27,23 +28,24 @@ static SUM: LazyLock<Program> = LazyLock::new(|| {
     Program::new("widen_sum", |[mean, own, weight], []| [mean.cast_like(own) * weight.cast_like(own)])
 });
 
-/// Sums each bucket by an all-reduce of its gradients, in their own dtype or a narrower one.
+/// A reducer that sums each bucket by an all-reduce of its gradients, in their own dtype or a narrower one.
 pub struct AllReduce<R: Runtime> {
     compression: GradCompression,
-    /// What the step weighs, where means are sent.
+    /// The total weight of the step's losses, used if means are sent.
     weight: TotalWeight<R>,
     ranks: usize,
     sent: BTreeMap<usize, Work<TensorMut<R>>>,
 }
 
 impl<R: Runtime> AllReduce<R> {
-    /// Over the ranks of `comm`. [`GradCompression::PowerSgd`] is another reducer's: here gradients then travel as they are.
+    /// Makes the reducer for the ranks of `comm`. It sends gradients in their own dtype under
+    /// [`GradCompression::PowerSgd`], which has a reducer of its own.
     pub fn new(comm: &Comm<R>, compression: GradCompression) -> Self {
         let (weight, ranks) = (TotalWeight::new(comm), comm.size());
         AllReduce { compression, weight, ranks, sent: BTreeMap::new() }
     }
 
-    /// Sums a row over all ranks in place.
+    /// Starts to sum a bucket's row over all ranks in place.
     fn start(&mut self, comm: &Comm<R>, row: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
         let dtype = match self.compression {
             GradCompression::Own | GradCompression::PowerSgd(_) => row.dtype(),
@@ -61,7 +63,7 @@ impl<R: Runtime> AllReduce<R> {
     }
 }
 
-/// Sends a row as `bf16`, whose range is that of `f32`.
+/// Sends a row as `bf16`, whose range is that of `f32`: averaged over ranks, then multiplied by their number.
 fn send_sum<R: Runtime>(comm: &Comm<R>, row: TensorMut<R>, mut narrow: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
     let (rt, n) = (comm.runtime().clone(), comm.size() as f64);
     compute(&rt, &BF16, &[Input::Memory(&row)], &[], &mut [&mut narrow])?;

@@ -1,4 +1,4 @@
-//! Gradients added in one order, whatever the number of ranks.
+//! Gradients summed in one order, whatever the number of ranks.
 
 use std::{array, collections::BTreeMap, sync::LazyLock};
 
@@ -11,15 +11,16 @@ use numcore::{
 use super::{BucketReducer, FullBucket};
 use crate::comm::{Collectives, Comm, Communicator, Work};
 
-/// Operands of one launch.
+/// The most operands of one kernel launch.
 const AT_ONCE: usize = 7;
 
-/// Sums buckets in the order of chunks, so that the result does not depend on the number of ranks: every rank gathers the gradients of all,
-/// and adds them first rank first. See [`BucketOptions::canonical`](super::BucketOptions::canonical).
+/// A reducer that sums chunks of the batch in a fixed order, so that the result does not depend on the number of ranks.
+/// Every rank gathers the gradients of all ranks, and adds them from rank 0 on. See
+/// [`BucketOptions::canonical`](super::BucketOptions::canonical).
 pub struct Canonical<R: Runtime> {
-    /// By bucket.
+    /// The buckets in flight, by number.
     sent: BTreeMap<usize, SentChunks<R>>,
-    /// The sums of the step so far, by bucket.
+    /// The sums of the step so far, by bucket number.
     sums: BTreeMap<usize, TensorMut<R>>,
 }
 
@@ -67,7 +68,7 @@ impl<R: Runtime> BucketReducer<R> for Canonical<R> {
     }
 }
 
-/// Sends a chunk's gradients: every rank gets those of all ranks, one after another.
+/// Gathers a bucket's gradients: every rank gets those of all ranks, `[n·len]`, in the order of ranks.
 fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<Work<TensorMut<R>>> {
     let (n, len, dtype) = (comm.size(), own.shape().numel(), own.dtype());
     let all = TensorMut::alloc_for(own.runtime(), MemoryCategory::Communication, Shape::new(&[n * len])?, dtype)?;
@@ -76,7 +77,8 @@ fn gather<R: Runtime>(comm: &Comm<R>, own: &TensorMut<R>) -> Result<Work<TensorM
     comm.all_gather_in_place(TensorMut::join(parts)?)
 }
 
-/// Adds the chunks in `gathered` to a row of sums, first rank first, rounding after each: so it does not matter how many came at once.
+/// Adds the chunks in `gathered` to the row `sum`, from rank 0 on. Rounds after each addition, so the number of chunks
+/// per launch does not matter.
 fn add<R: Runtime>(sum: &mut TensorMut<R>, gathered: &Tensor<R>, ranks: usize) -> Result<()> {
     let len = sum.shape().numel();
     let chunks = (0..ranks).map(|rank| gathered.narrow(0, rank * len, len)).collect::<Result<Vec<_>>>()?;
@@ -88,7 +90,8 @@ fn add<R: Runtime>(sum: &mut TensorMut<R>, gathered: &Tensor<R>, ranks: usize) -
     Ok(())
 }
 
-/// `((x0 + x1) + x2) + …` of `n` values, rounded after each addition.
+/// A program for `((x0 + x1) + x2) + …` of `n` values, rounded to `dtype` after each addition; halves are added in
+/// `f32`.
 fn fold(n: usize, dtype: DType) -> &'static Program {
     static FULL: LazyLock<Folds> = LazyLock::new(|| folds(|a, b| a + b));
     static HALF: LazyLock<Folds> =
@@ -96,7 +99,7 @@ fn fold(n: usize, dtype: DType) -> &'static Program {
     if dtype.is_half() { &HALF[n - 1] } else { &FULL[n - 1] }
 }
 
-/// Folds of 1, 2, … values: those of a launch, and the sums so far.
+/// Programs that fold 1, 2, … values: the operands of a launch and the sum so far.
 type Folds = [Program; AT_ONCE + 1];
 
 fn folds(two: impl for<'b> Fn(Expr<'b>, Expr<'b>) -> Expr<'b>) -> Folds {

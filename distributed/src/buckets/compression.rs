@@ -1,26 +1,27 @@
-//! What gradients travel as.
+//! Formats in which gradients travel between ranks.
 
 use super::PowerSgd;
 
-/// What gradients are sent as. They are summed in `f32` either way.
+/// The format in which gradients travel between ranks. Values in half precision are summed in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum GradCompression {
-    /// As they are.
+    /// The gradient's own dtype, uncompressed.
     #[default]
     Own,
-    /// Sent as `bf16`: half the bytes of `f32`, its range, three digits.
+    /// `bf16`: half the bytes of `f32`, its range, three digits.
     Bf16,
-    /// Sent as `f16`: half the bytes, four digits. Sums over examples or tokens would leave its range (65504), so what is sent is the gradient
-    /// of the mean loss, times the loss scale where there is one: a rank's sum times `n / weight`, averaged over the `n` ranks, where
-    /// `weight` is what all losses of the step weigh. It is known to all after one more exchange of one number, with which the last
-    /// backward pass of a step begins.
+    /// `f16`: half the bytes of `f32`, four digits. Sums over examples or tokens would leave its range (65504). So the
+    /// gradient of the mean loss is sent, times the loss scale if there is one: a rank's sum times `n / weight`,
+    /// averaged over the `n` ranks. `weight` is the sum of the weights of all losses of the step. Ranks learn it by one
+    /// more all-reduce, of one number, at the start of the step's last backward pass.
     F16,
-    /// As products of thin matrices, with what is lost sent later; what is not compressed travels as it is. Not in canonical order.
+    /// Products of thin matrices (PowerSGD), with the residual sent in later steps. Parameters that are not compressed
+    /// travel in their own dtype. Excludes canonical order.
     PowerSgd(PowerSgd),
 }
 
 impl GradCompression {
-    /// Whether it needs to know what the losses of a step weigh.
+    /// Tells whether the reducer needs the total weight of the step's losses.
     pub(crate) fn sends_means(self) -> bool {
         self == GradCompression::F16
     }

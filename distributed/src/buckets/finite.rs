@@ -1,4 +1,4 @@
-//! Whether a gradient that may be written still is finite.
+//! A check of gradients that are still writable for infinities and NaNs.
 
 use numcore::{
     DType, Result, Runtime, TensorMut,
@@ -6,7 +6,8 @@ use numcore::{
     pointwise::standard::ZERO_IF_FINITE,
 };
 
-/// Whether every element is; waits for the device. Half precision is upcast, all others are looked at as they are.
+/// Tells whether every element is finite; waits for the device. Half precision is checked in `f32`, other types as they
+/// are.
 pub(crate) fn is_finite<R: Runtime>(x: &TensorMut<R>) -> Result<bool> {
     let dtype = if x.dtype().is_half() { DType::F32 } else { x.dtype() };
     let mut zeros = TensorMut::alloc(x.runtime(), *x.shape(), dtype)?;

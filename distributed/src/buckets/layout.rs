@@ -1,4 +1,4 @@
-//! Where gradients are: in which buffer of the optimizer, and in which bucket.
+//! The place of each gradient: its buffer in the optimizer, and its bucket.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,14 +16,14 @@ use crate::comm::{Comm, Label};
 pub(crate) struct BucketLayout<R: Runtime> {
     pub(crate) gradients: FlatGradients<R>,
     pub(crate) params: Vec<BucketParam<R>>,
-    /// The number of a parameter, by its identity.
+    /// The numbers of parameters, by leaf id.
     numbers: HashMap<usize, usize>,
-    /// In the order they are sent in.
+    /// The buckets, in the order in which they are sent.
     pub(crate) buckets: Vec<Bucket<R>>,
 }
 
 impl<R: Runtime> BucketLayout<R> {
-    /// Parameters of `optimizer`, which it reorders by `key`.
+    /// Cuts the gradients of `optimizer`, which reorders its parameters by ascending `key`.
     pub(crate) fn new(
         comm: &Comm<R>,
         label: &Label,
@@ -65,12 +65,13 @@ impl<R: Runtime> BucketLayout<R> {
         Ok(BucketLayout { gradients, params, numbers, buckets })
     }
 
-    /// The number of a parameter.
+    /// The number of a parameter; none if the optimizer does not have it.
     pub(crate) fn number_of(&self, leaf: &Arc<Leaf<R>>) -> Option<usize> {
         self.numbers.get(&leaf.id()).copied()
     }
 
-    /// Before a backward pass: what each bucket waits for. A bucket's calls say which of its parameters are frozen.
+    /// Resets, before a backward pass, the number of gradients that each bucket waits for. Relabels the calls of
+    /// buckets whose frozen parameters changed.
     pub(crate) fn begin_pass(&mut self, comm: &Comm<R>, label: &Label) {
         let params = &mut self.params;
         for p in params.iter_mut() {
@@ -86,7 +87,7 @@ impl<R: Runtime> BucketLayout<R> {
         }
     }
 
-    /// A parameter's gradient is final; false if it was before.
+    /// Marks a parameter's gradient as final; false if it was before.
     pub(crate) fn mark_ready(&mut self, i: usize) -> bool {
         let first = !std::mem::replace(&mut self.params[i].ready, true);
         if first {
@@ -95,13 +96,14 @@ impl<R: Runtime> BucketLayout<R> {
         first
     }
 
-    /// Which parameters have a gradient on this rank. A frozen one has none, though its range was zeroed to be sent.
+    /// True for each parameter with a gradient on this rank. A frozen one has none, though its range was zeroed to be
+    /// sent.
     pub(crate) fn used(&self) -> Vec<bool> {
         let written = |p: &BucketParam<R>| self.gradients.flats()[p.buffer].is_written(p.range);
         self.params.iter().map(|p| p.leaf.requires_grad() && written(p)).collect()
     }
 
-    /// A parameter has no gradient in this step, whatever is in its range.
+    /// Marks a parameter as without a gradient in this step, whatever its range holds.
     pub(crate) fn forget(&mut self, i: usize) -> Result<()> {
         let BucketParam { buffer, range, .. } = self.params[i];
         let flat = &mut self.gradients.flats_mut()[buffer];
@@ -110,12 +112,12 @@ impl<R: Runtime> BucketLayout<R> {
         flat.restore(slot)
     }
 
-    /// The buffer of a bucket's gradients.
+    /// The flat buffer of a bucket's gradients.
     pub(crate) fn flat(&mut self, bucket: usize) -> &mut Flat<R> {
         &mut self.gradients.flats_mut()[self.buckets[bucket].buffer]
     }
 
-    /// The row of a bucket; what nobody has written is zero.
+    /// Lends the row of a bucket, with zeros in ranges that nothing was written to.
     pub(crate) fn lend(&mut self, bucket: usize) -> Result<TensorMut<R>> {
         let ranges = self.buckets[bucket].ranges.clone();
         let flat = self.flat(bucket);
@@ -148,7 +150,7 @@ fn params<R: Runtime>(optimizer: &dyn Optimizer<R>, key: &dyn Fn(&Arc<Leaf<R>>) 
     params
 }
 
-/// Parameters where they are in the row of their bucket.
+/// The parameters of a bucket with their element ranges in its row.
 fn members<R: Runtime>(
     flat: &Flat<R>,
     ranges: std::ops::Range<usize>,

@@ -1,4 +1,4 @@
-//! Gradient buckets: gradients are exchanged while the backward pass goes on, a bucket at a time.
+//! Gradient buckets: gradients are summed over ranks a bucket at a time, while the backward pass goes on.
 
 mod all_reduce;
 mod bucket;

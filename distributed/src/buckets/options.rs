@@ -1,29 +1,32 @@
-//! How gradients are exchanged.
+//! Options of the exchange of gradients.
 
 use super::{BucketLimits, GradCompression, Unused};
 use crate::combinations::{Feature, Features};
 
-/// How gradients are exchanged.
+/// Options of the exchange of gradients between replicas.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub struct BucketOptions {
-    /// Sizes of the buckets; if there are none, [`BucketLimits::of`] all parameters.
+    /// The sizes of buckets; without them, [`BucketLimits::of`] all parameters.
     pub limits: Option<BucketLimits>,
-    /// Parameters without a gradient.
+    /// The treatment of parameters without a gradient in a step.
     pub unused: Unused,
-    /// What gradients are sent as.
+    /// The format in which gradients travel.
     pub compression: GradCompression,
-    /// Looks, before a bucket is sent, whether every gradient in it is finite; the error names rank, bucket and parameter. Waits for the
-    /// device at every bucket: to find out where a NaN comes from.
+    /// Checks, before a bucket is sent, that every gradient in it is finite; the error names rank, bucket and
+    /// parameter. Waits for the device at every bucket: a tool to find the origin of a NaN.
     pub check_finite: bool,
-    /// Adds the gradients of micro-batches one after another, whatever the number of ranks: with a batch cut into `C` chunks, of which
-    /// rank `r` of `n` computes `r, n + r, 2n + r …` as its micro-batches, the result is the same to the bit at every `n` that
-    /// divides `C`; losses and what they weigh are added in the same order. Costs an exchange in every micro-batch, of `(n − 1)·Ψ`
-    /// bytes sent in place of `2·(n − 1)/n·Ψ`, a second buffer of gradients, and `n` times the memory of a bucket in flight.
-    /// Gradients travel as they are.
+    /// Sums the gradients of micro-batches in one fixed order, whatever the number of ranks `n`. The batch is cut into
+    /// `C` chunks; rank `r` computes chunks `r, n + r, 2n + r …` as its micro-batches. Results are bitwise equal at
+    /// every `n` that divides `C`; losses and their weights are summed in the same order.
+    ///
+    /// Costs an exchange in every micro-batch, which sends `(n − 1)·Ψ` bytes in place of `2·(n − 1)/n·Ψ` (`Ψ`: bytes of
+    /// the gradients). Also costs a second buffer of gradients, and `n` times the memory of a bucket in flight.
+    /// Gradients travel in their own dtype.
     pub canonical: bool,
-    /// Adds gradients of half-precision parameters up in `f32`, over micro-batches and over ranks (Megatron's main gradients, DeepSpeed's
-    /// `grad_accum_dtype`): a backward pass computes each in the parameter's type, and it is freed as soon as it was added. They travel in
-    /// `f32` then, unless [`compression`](BucketOptions::compression) narrows them. Costs 4 bytes a parameter in place of 2.
+    /// Accumulates gradients of half-precision parameters in `f32`, over micro-batches and over ranks (Megatron's main
+    /// gradients, DeepSpeed's `grad_accum_dtype`). A backward pass computes each gradient in the parameter's type, and
+    /// frees it once it was added. Gradients then travel in `f32`, unless [`compression`](BucketOptions::compression)
+    /// narrows them. Costs 4 bytes a parameter in place of 2.
     #[doc(alias("main_grad"))]
     #[doc(alias("grad_accum_dtype"))]
     #[doc(alias("accumulate_allreduce_grads_in_fp32"))]
@@ -31,7 +34,7 @@ pub struct BucketOptions {
 }
 
 impl BucketOptions {
-    /// The features of a step that exchanges gradients so.
+    /// The features that these options give a training step.
     pub fn features(&self) -> Features {
         let narrowed = matches!(self.compression, GradCompression::Bf16 | GradCompression::F16);
         Features::default()

@@ -1,23 +1,24 @@
-//! Which gradients share a bucket. Pure arithmetic.
+//! The cut of gradients into buckets, as pure arithmetic.
 
 use numcore::DType;
 
-/// How large buckets get. A parameter is added, then the bucket is closed if it has reached its limit, so it may overshoot.
+/// The size limits of buckets. A bucket is closed by the parameter that reaches its limit, so it may overshoot.
 ///
-/// Buckets must be large enough for the network and small enough to start early (Li et al., *PyTorch Distributed*, 2020); the last one, which
-/// no computing is left to hide, small enough to be waited for.
+/// Buckets must be large enough for the network and small enough to start early (Li et al., *PyTorch Distributed*,
+/// 2020). The last one, which no computation is left to hide, must be small enough to be waited for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketLimits {
-    /// Bytes of the first bucket of each kind: small, so that the exchange starts early.
+    /// The limit of the first bucket of each kind, in bytes: small, so that the exchange starts early.
     pub first: usize,
-    /// Bytes of the others.
+    /// The limit of the other buckets, in bytes.
     pub others: usize,
 }
 
 impl BucketLimits {
-    /// 1 MiB, then a sixteenth of all these parameters, from 1 to 25 MiB: what is waited for at the end is at most about a sixteenth of what
-    /// is exchanged, and large models have the buckets they have elsewhere. (25 MiB for every model: with 42 MiB of gradients, two ranks
-    /// over 1 gigabit Ethernet reach 0.89 of one rank's speed in place of 0.97.)
+    /// The default limits: 1 MiB for the first bucket, then a sixteenth of all parameters' bytes, from 1 to 25 MiB. The
+    /// wait at the end is then for at most about a sixteenth of all bytes, and large models get PyTorch's 25 MiB. (With
+    /// 25 MiB for every model and 42 MiB of gradients, two ranks over 1 gigabit Ethernet reach 0.89 of one rank's speed
+    /// in place of 0.97.)
     pub fn of(parameters: &[BucketSpec]) -> Self {
         let (first, most) = (1 << 20, 25 << 20);
         let all: usize = parameters.iter().map(BucketSpec::bytes).sum();
@@ -25,14 +26,14 @@ impl BucketLimits {
     }
 }
 
-/// What a plan knows of a parameter.
+/// A parameter as the planner sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BucketSpec {
-    /// Elements.
+    /// The number of elements.
     pub numel: usize,
-    /// Element type of its gradient.
+    /// The element type of its gradient.
     pub dtype: DType,
-    /// Which of several buffers the gradient lies in: buckets never mix them.
+    /// The number of the buffer that holds the gradient; a bucket never mixes buffers.
     pub buffer: usize,
 }
 
@@ -42,13 +43,13 @@ impl BucketSpec {
     }
 }
 
-/// Buckets of parameters, in the order they are sent in.
+/// Buckets of parameters, in the order in which they are sent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BucketPlan(Vec<Vec<usize>>);
 
 impl BucketPlan {
-    /// Fills buckets with parameters in the given order; each kind (element type and buffer) has buckets of its own. They are sent in the
-    /// order in which they become full: that of their last parameter.
+    /// Fills buckets with parameters in the given order; each kind (element type and buffer) has buckets of its own.
+    /// Buckets are sent in the order in which they become full: that of their last parameter.
     ///
     /// ```
     /// use distributed::buckets::{BucketLimits, BucketPlan, BucketSpec};
@@ -79,7 +80,7 @@ impl BucketPlan {
         BucketPlan(buckets)
     }
 
-    /// The parameters of each bucket.
+    /// The parameters of each bucket, as indices into the list given to [`new`](BucketPlan::new).
     pub fn buckets(&self) -> &[Vec<usize>] {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! How buckets are summed over ranks.
+//! Reducers: ways of summing buckets of gradients over ranks.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -20,76 +20,79 @@ pub struct BucketMember<R: Runtime> {
     pub at: Range<usize>,
 }
 
-/// A bucket whose gradients are final on this rank. Buckets are full in the same order on all ranks.
+/// A bucket whose gradients are final on this rank. Buckets are sent in the same order on all ranks.
 pub struct FullBucket<'a, R: Runtime> {
     /// The number of the bucket, from 0, in the order in which buckets are sent.
     pub number: usize,
-    /// The ranks. Calls over it have the bucket's name.
+    /// The ranks to sum over. Errors of calls on this communicator name the bucket.
     pub comm: &'a Comm<R>,
-    /// The parameters of the bucket, in the order of the row. Between them there may be gaps, of zeros.
+    /// The parameters of the bucket, in the order of the row. Gaps between them hold zeros.
     pub members: &'a [BucketMember<R>],
 }
 
-/// Sums buckets of gradients over ranks: [`AllReduce`], [`Canonical`] order, [`PowerSgd`](super::PowerSgd), or one of your own
-/// ([`TrainStepBuilder::reducer`](crate::train::TrainStepBuilder::reducer)).
+/// A way of summing buckets of gradients over ranks: [`AllReduce`], [`Canonical`] order, [`PowerSgd`](super::PowerSgd),
+/// or a custom one ([`TrainStepBuilder::reducer`](crate::train::TrainStepBuilder::reducer)). PyTorch's DDP
+/// communication hooks do this.
 ///
-/// In a step, [`begin_step`](BucketReducer::begin_step) comes first; then every bucket is sent, in order, in the last backward pass or, where
-/// that is asked for, in every one, and waited for when the pass is over; then [`end_step`](BucketReducer::end_step), and
-/// [`step_taken`](BucketReducer::step_taken) after the update. All ranks make the same calls in the same order.
+/// A step calls [`begin_step`](BucketReducer::begin_step) first. In the last backward pass it sends every bucket, in
+/// order, and waits for all of them when the pass is over; reducers that [ask for
+/// it](BucketReducer::reduces_every_pass) get this in every pass. Then it calls [`end_step`](BucketReducer::end_step)
+/// and, after the update, [`step_taken`](BucketReducer::step_taken). All ranks make the same calls in the same order.
 pub trait BucketReducer<R: Runtime>: Send + Sync {
-    /// Starts to sum a bucket. Its row is this rank's gradients of the step so far, or of the last backward pass where buckets are sent in
-    /// [every one](BucketReducer::reduces_every_pass).
+    /// Starts to sum a bucket. The row holds this rank's gradients of the step so far, or of the last backward pass
+    /// alone if buckets are sent in [every one](BucketReducer::reduces_every_pass).
     fn send(&mut self, bucket: FullBucket<'_, R>, row: TensorMut<R>) -> Result<()>;
 
-    /// Waits for a bucket that was sent, and gives its row back: the sums over all ranks of the step so far.
+    /// Waits for a bucket that was sent, and returns its row: the sums over all ranks of the step so far.
     fn wait(&mut self, number: usize) -> Result<TensorMut<R>>;
 
-    /// Whether buckets are sent in every backward pass of a step, and not in the last alone.
+    /// Tells whether buckets are sent in every backward pass of a step, and not in the last alone.
     fn reduces_every_pass(&self) -> bool {
         false
     }
 
-    /// Before a step: whatever a step that failed has left in flight is dropped.
+    /// Prepares a step: drops everything that a failed step has left in flight.
     fn begin_step(&mut self) {}
 
-    /// Learns the weight of this rank's losses, before the last backward pass of a step.
+    /// Takes the weight of this rank's losses, before the last backward pass of a step.
     fn set_loss_weight(&mut self, losses: LossWeight) -> Result<()> {
         let _ = losses;
         Ok(())
     }
 
-    /// After the last bucket of a step; no rank used these parameters.
+    /// Ends the exchange of a step, after its last bucket; no rank used the parameters in `unused`.
     fn end_step(&mut self, unused: &[&Arc<Leaf<R>>]) {
         let _ = unused;
     }
 
-    /// After the update. It is not called after a step that was left out.
+    /// Confirms the update of the parameters. Not called after a skipped step.
     fn step_taken(&mut self) {}
 
-    /// What of a parameter's mean gradient this rank could not send yet: a row.
+    /// The part of a parameter's mean gradient that this rank has not sent yet, as a row `[numel]`; none without error
+    /// feedback.
     fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         let _ = leaf;
         Ok(None)
     }
 
-    /// What checkpoints have of it on this rank.
+    /// The parts of the reducer's state that this rank saves in checkpoints.
     fn parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
         let _ = leaves;
         Ok(Vec::new())
     }
 
-    /// What checkpoints have of it as numbers.
+    /// The numbers of the reducer's state in checkpoints, by logical name.
     fn numbers(&self) -> BTreeMap<String, u64> {
         BTreeMap::new()
     }
 
-    /// What it reads from a checkpoint, if it is there.
+    /// The tensors that the reducer reads from a checkpoint, if they are there.
     fn wanted(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Wanted>> {
         let _ = leaves;
         Ok(Vec::new())
     }
 
-    /// Goes on from a checkpoint. On an error everything is as it was.
+    /// Restores the reducer's state from a checkpoint. On an error nothing is changed.
     fn restore(
         &mut self,
         leaves: &[Arc<Leaf<R>>],
@@ -101,7 +104,7 @@ pub trait BucketReducer<R: Runtime>: Send + Sync {
     }
 }
 
-/// The reducer that options ask for.
+/// The reducer that the options require.
 pub(crate) fn reducer<R: Runtime>(comm: &Comm<R>, options: &BucketOptions) -> Result<Box<dyn BucketReducer<R>>> {
     Ok(match options.compression {
         GradCompression::PowerSgd(power) => Box::new(Compressor::new(comm, power, options)?),

@@ -1,4 +1,4 @@
-//! What a step weighs on all ranks, for wires that send means.
+//! The total weight of a step's losses on all ranks, for formats that send means.
 
 use numcore::{DType, Result, Runtime, Tensor};
 
@@ -8,7 +8,7 @@ use crate::{
 };
 use numcore::TensorMut;
 
-/// The sum over all ranks of what their losses of a step weigh.
+/// The sum over all ranks of the weights of their losses in a step.
 pub(super) struct TotalWeight<R: Runtime> {
     comm: Comm<R>,
     work: Option<Work<TensorMut<R>>>,
@@ -20,7 +20,7 @@ impl<R: Runtime> TotalWeight<R> {
         TotalWeight { comm: comm.clone(), work: None, total: None }
     }
 
-    /// Starts the sum; `own` is this rank's part.
+    /// Starts the sum over ranks; `own` is this rank's part.
     pub(super) fn begin(&mut self, own: f64) -> Result<()> {
         let rt = self.comm.runtime();
         let own = Tensor::full(rt, [1], wide(rt), own)?;
@@ -28,7 +28,7 @@ impl<R: Runtime> TotalWeight<R> {
         Ok(())
     }
 
-    /// The sum, of one element; waits until it is there. Where nobody has said what losses weigh, `otherwise`.
+    /// The sum, `[1]`; waits until it has arrived. Without a `begin` in this step, `otherwise`.
     pub(super) fn get(&mut self, otherwise: f64) -> Result<Tensor<R>> {
         if let Some(work) = self.work.take() {
             self.total = Some(work.wait()?.freeze()?);
@@ -39,7 +39,7 @@ impl<R: Runtime> TotalWeight<R> {
         }
     }
 
-    /// Forgets the last step's.
+    /// Discards the sum of the last step.
     pub(super) fn clear(&mut self) {
         (self.work, self.total) = (None, None);
     }

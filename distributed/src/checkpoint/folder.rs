@@ -1,4 +1,4 @@
-//! The folder checkpoints lie in.
+//! The folder of checkpoints, and its steps, names and renames.
 
 use std::{
     ffi::OsStr,
@@ -10,19 +10,21 @@ use std::{
 
 use numcore::{Error, Result, safetensors};
 
-/// The file that is written last.
+/// The name of the file that is written last.
 pub(super) const MANIFEST: &str = "manifest.json";
-/// The file that names the last checkpoint: a line with the step that is about to be moved into place, and one with what was the last before.
+/// The name of the file that names the last checkpoint. It has a line with the step that is about to be moved into
+/// place, and one with its predecessor.
 const LATEST: &str = "latest";
-/// How the names of folders begin: of whole ones, of one that is about to be replaced by a whole one, of one that is being written, of one that is being removed.
+/// The prefixes of folder names: of complete checkpoints, of one about to be replaced, of one being written, of one
+/// being removed.
 const WHOLE: &str = "step-";
 const REPLACED: &str = "replaced-";
 const UNFINISHED: &str = "unfinished-";
 const REMOVED: &str = "removed-";
-/// And of those that ranks write who cannot tell each other anything.
+/// The prefix of folders written by ranks of a failed world, which can no longer communicate.
 const STRANDED: &str = "stranded-";
 
-/// Told of a change in the file system before it is made.
+/// A callback that is called before each change in the file system.
 type Watch = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
 
 /// A folder of checkpoints.
@@ -30,18 +32,19 @@ type Watch = Arc<dyn Fn(&'static str) -> Result<()> + Send + Sync>;
 pub struct Folder {
     path: PathBuf,
     watch: Option<Watch>,
-    /// How long a run waits until another one has left the folder, if that was said.
+    /// The time for which a run waits until another one has left the folder, if it was set.
     pub(super) lock_wait: Option<Duration>,
 }
 
 impl Folder {
-    /// The folder at a path; it is made by the first save.
+    /// The folder at a path; the first save creates it.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Folder { path: path.into(), watch: None, lock_wait: None }
     }
 
-    /// This folder, watched: before each change that a save or [`prune`](Folder::prune) makes in the file system, `watch` is told which, on the
-    /// rank that makes it. An error of it ends the save there: for tests of what is left then.
+    /// Watches this folder, to test the state that an interrupted save leaves. Before each change that a save or
+    /// [`prune`](Folder::prune) makes in the file system, the rank that makes it calls `watch` with its description. An
+    /// error of `watch` ends the save there.
     pub fn watched(self, watch: impl Fn(&'static str) -> Result<()> + Send + Sync + 'static) -> Self {
         Folder { watch: Some(Arc::new(watch)), ..self }
     }
@@ -51,7 +54,7 @@ impl Folder {
         &self.path
     }
 
-    /// Steps of the complete checkpoints, in ascending order.
+    /// The steps of the complete checkpoints, in ascending order.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let entries = match fs::read_dir(&self.path) {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -69,9 +72,9 @@ impl Folder {
         Ok(steps)
     }
 
-    /// The step of the checkpoint that was completed last, if there is one: not the highest, if a run went back and saves on from there.
-    /// It is the new one as soon as that is in its place, whether or not its save returned. A `latest` that was lost, or names what is
-    /// not there, does no harm: the highest step is taken.
+    /// The step of the checkpoint that was completed last, if there is one. It is not the highest if a run went back
+    /// and saves on from there. A new checkpoint counts as soon as it is in its place, whether or not its save
+    /// returned. If `latest` is lost, or names a missing checkpoint, the highest step is taken.
     pub fn latest(&self) -> Result<Option<u64>> {
         let steps = self.steps()?;
         let text = fs::read_to_string(self.path.join(LATEST)).unwrap_or_default();
@@ -83,13 +86,13 @@ impl Folder {
         Ok(last.filter(|s| steps.contains(s)).or(steps.last().copied()))
     }
 
-    /// Gives a step a name, in a file of this name in the folder, in place of the step that had it: `best`.
+    /// Gives a step a name such as `best`, in a file of this name in the folder. Replaces the step that had the name.
     pub fn mark(&self, name: &'static str, step: u64) -> Result<()> {
         self.will("mark a checkpoint")?;
         safetensors::replace_file(self.path.join(name), step.to_string().as_bytes())
     }
 
-    /// The step that was [given](Folder::mark) a name, if there is a checkpoint of it.
+    /// The step that [was given](Folder::mark) a name, if there is a checkpoint of it.
     pub fn marked(&self, name: &'static str) -> Result<Option<u64>> {
         let path = self.path.join(name);
         let text = match fs::read_to_string(&path) {
@@ -100,15 +103,16 @@ impl Folder {
         Ok(self.steps()?.contains(&step).then_some(step))
     }
 
-    /// Where the checkpoint of a step lies.
+    /// The path of the checkpoint of a step.
     pub fn step(&self, step: u64) -> PathBuf {
         let [whole, replaced] = [WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
-        // Between two renames of a save that replaces a step, the old one is what there is.
+        // Between the two renames of a save that replaces a step, only the old one exists.
         if !whole.exists() && replaced.exists() { replaced } else { whole }
     }
 
-    /// Makes the folder `at`, in which a checkpoint of `step` is written. What earlier saves of this step have left is removed; not what a later one writes, if this is that
-    /// of ranks which were given up. Gives the latest step at that time.
+    /// Creates the folder `at`, in which a checkpoint of `step` is written, and returns the latest step at that time.
+    /// Removes leftovers of earlier saves of this step, but not the folder of a later save: these ranks may have been
+    /// given up as lost.
     pub(super) fn begin(&self, step: u64, at: &Path) -> Result<Option<u64>> {
         let (of_step, own) = (format!("{UNFINISHED}{step:010}"), at.file_name().unwrap_or_default());
         self.remove_left(|name| name.to_string_lossy().starts_with(&of_step) && name < own)?;
@@ -117,7 +121,8 @@ impl Folder {
         self.latest()
     }
 
-    /// An error if another save has published what is the latest meanwhile: ranks that were given up as lost, stopped within a save, may wake when the others have gone on.
+    /// An error unless the latest step is still `before`. Ranks that were given up as lost, stopped within a save, may
+    /// wake when the others have gone on and published another checkpoint.
     pub(super) fn check_latest(&self, step: u64, before: Option<u64>) -> Result<()> {
         match self.latest()? {
             now if now == before => Ok(()),
@@ -132,13 +137,13 @@ impl Folder {
         }
     }
 
-    /// Where ranks that cannot tell each other anything write one.
+    /// The folder in which ranks of a failed world, which can no longer communicate, write a checkpoint.
     pub(super) fn stranded(&self, step: u64, run: &str) -> PathBuf {
         self.path.join(format!("{STRANDED}{step:010}-{run}"))
     }
 
-    /// Removes what ranks of failed worlds, and saves that were cut short, have left: what was not published, or
-    /// not removed to its end, when they ended. No save may be under way.
+    /// Removes leftovers of failed worlds and interrupted saves: folders that were not published, or not removed to the
+    /// end. No save may be under way.
     pub fn remove_stranded(&self) -> Result<()> {
         self.remove_left(|name| {
             [STRANDED, UNFINISHED, REMOVED].iter().any(|prefix| name.to_string_lossy().starts_with(prefix))
@@ -156,18 +161,19 @@ impl Folder {
         Ok(())
     }
 
-    /// Where a save writes a checkpoint; `save` is a name that its ranks share, and that is greater than those of earlier saves: a rank that was given up, and wakes later,
-    /// writes nothing into the folder of those that went on.
+    /// The folder in which a save writes a checkpoint. `save` is a name that its ranks share, greater than those of
+    /// earlier saves. So a rank that was given up, and wakes later, writes nothing into the folder of the ranks that
+    /// went on.
     pub(super) fn unfinished(&self, step: u64, save: &str) -> PathBuf {
         self.path.join(format!("{UNFINISHED}{step:010}-{save}"))
     }
 
-    /// A change is about to be made.
+    /// Announces a change to the watcher.
     pub(super) fn will(&self, change: &'static str) -> Result<()> {
         self.watch.as_ref().map_or(Ok(()), |watch| watch(change))
     }
 
-    /// Makes the checkpoint that was written in the folder `from` visible, all at once, and the last one with that.
+    /// Makes the checkpoint that was written in the folder `from` visible, atomically, as the latest one.
     pub(super) fn publish(&self, step: u64, from: &Path) -> Result<()> {
         let last = self.latest()?;
         let [to, old] = [WHOLE, REPLACED].map(|prefix| self.at(prefix, step));
@@ -175,7 +181,7 @@ impl Folder {
             if old.exists() {
                 self.remove("remove the old one", &old)?;
             }
-            // What `latest` says of this step as the next one must not be read once its folder is away.
+            // `latest` must not name this step as the next one while its folder is moved away.
             self.name(&[last])?;
             self.rename("move the old one away", &to, &old)?;
         }
@@ -188,12 +194,13 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes all but the last `keep` complete checkpoints.
+    /// Removes complete checkpoints except the `keep` highest steps (at least one) and the [`latest`](Folder::latest).
     pub fn prune(&self, keep: usize) -> Result<()> {
         self.prune_except(keep, &[])
     }
 
-    /// Removes all but the last `keep` complete checkpoints and those of the steps `also`: the best one, for example.
+    /// Removes complete checkpoints as [`prune`](Folder::prune) does, but keeps the steps in `also`: the best one, for
+    /// example.
     pub fn prune_except(&self, keep: usize, also: &[u64]) -> Result<()> {
         let (steps, latest) = (self.steps()?, self.latest()?);
         let old = steps.len().saturating_sub(keep.max(1));
@@ -203,19 +210,19 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes all checkpoints.
+    /// Removes all complete checkpoints.
     pub fn clear(&self) -> Result<()> {
         self.steps()?.into_iter().try_for_each(|step| self.remove_step(step))
     }
 
     fn remove_step(&self, step: u64) -> Result<()> {
-        // What a save replaced, and could not remove, would be the checkpoint of this step again if the new one went before it.
+        // The replaced folder first: if it outlived the new one, it would count as the checkpoint of this step again.
         let (there, removed) = ([REPLACED, WHOLE].map(|prefix| self.at(prefix, step)), self.at(REMOVED, step));
         for path in there.iter().filter(|path| path.is_dir()) {
             if removed.exists() {
                 self.remove("remove what was left over", &removed)?;
             }
-            // First, so that what is left of an interrupted removal is no checkpoint, and is known to be left over.
+            // Renamed first, so that an interrupted removal leaves no checkpoint, and its leftovers are known as such.
             self.rename("take a checkpoint away", path, &removed)?;
             self.remove("remove a checkpoint", &removed)?;
         }
@@ -249,7 +256,7 @@ impl fmt::Debug for Folder {
     }
 }
 
-/// Makes a folder and its parents, so that they last through a loss of power; gives the folders in which something is new.
+/// Creates a folder and its parents so that they survive a loss of power; returns the folders that got a new entry.
 pub(super) fn create_all(path: &Path) -> Result<Vec<PathBuf>> {
     let parent = |path: &Path| path.parent().map(|p| if p.as_os_str().is_empty() { Path::new(".") } else { p }.into());
     let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
@@ -259,7 +266,7 @@ pub(super) fn create_all(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(changed)
 }
 
-/// Makes renames in a folder last through a loss of power. Where folders cannot be opened there is nothing to do.
+/// Makes renames in a folder survive a loss of power. Does nothing on systems that cannot open folders.
 #[cfg(unix)]
 fn sync(folder: &Path) -> Result<()> {
     fs::File::open(folder).and_then(|f| f.sync_all()).map_err(|e| Error::io(folder, e))

@@ -19,15 +19,15 @@ use super::{
     writer::{file, joined, lines_of, table_of},
 };
 
-/// What one rank has saved, in memory of that rank or of another.
+/// The part of a checkpoint that one rank has saved, in memory of that rank or of another.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldPiece {
-    /// By key.
+    /// The byte range of each region, by key.
     regions: BTreeMap<String, Range<usize>>,
     bytes: Vec<u8>,
 }
 
-/// A region of a checkpoint: the rank that saved it, its key, and its bytes' number.
+/// A region of a checkpoint: the rank that saved it, its key, and its size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RegionId {
     pub(crate) piece: usize,
@@ -36,7 +36,7 @@ pub(crate) struct RegionId {
 }
 
 impl Snapshot {
-    /// What it holds, as text, and the bytes of all parts, one after another.
+    /// The snapshot's table of contents as text, and the bytes of all parts, concatenated.
     pub(crate) fn packed(&self) -> (Vec<u8>, Vec<u8>) {
         let checksums: Vec<u32> = self.parts.iter().map(|part| crc32fast::hash(&part.bytes)).collect();
         let entries: Vec<_> = self.parts.iter().map(|part| part.entry()).collect();
@@ -47,7 +47,7 @@ impl Snapshot {
 }
 
 impl HeldPiece {
-    /// What rank `rank` has [packed](Snapshot::packed).
+    /// Unpacks the table and bytes that rank `rank` has [packed](Snapshot::packed).
     pub(crate) fn new(table: &[u8], rank: usize, bytes: Vec<u8>) -> Result<Self> {
         let (mut regions, mut at) = (BTreeMap::new(), 0);
         for (_, _, dtype, region) in lines_of(table, rank)? {
@@ -62,15 +62,16 @@ impl HeldPiece {
         Ok(HeldPiece { regions, bytes })
     }
 
-    /// The bytes of a region.
+    /// The bytes of a region, by key.
     pub(crate) fn region(&self, key: &str) -> Option<&[u8]> {
         self.bytes.get(self.regions.get(key)?.clone())
     }
 }
 
 impl Folder {
-    /// Writes the pieces of a checkpoint that this rank holds, one of those that are left of a world whose ranks cannot go on: when all pieces are there, one of
-    /// them publishes it. `holder` tells those apart. Whether all are there, if they are within some time.
+    /// Writes the pieces of a checkpoint that this rank holds, as a survivor of a world that cannot go on. Once all
+    /// pieces are there, one of the survivors publishes it; `holder` is the survivor's number. Returns true if all
+    /// pieces came within `patience`, or the folder has this step or a later one already.
     pub(crate) fn save_held(
         &self,
         holder: usize,
@@ -90,7 +91,7 @@ impl Folder {
         for (&rank, piece) in pieces {
             self.will("write a rank's file")?;
             piece.write(manifest, rank, &file(&own, rank))?;
-            // Another may have written the same.
+            // Another survivor may have written the same piece.
             fs::rename(file(&own, rank), file(&at, rank)).map_err(|e| Error::io(&at, e))?;
         }
         let _ = fs::remove_dir(&own);
@@ -101,7 +102,7 @@ impl Folder {
             }
             sleep(Duration::from_millis(5));
         }
-        // One of those that have come so far.
+        // The first survivor to create this file publishes.
         if fs::OpenOptions::new().write(true).create_new(true).open(at.join("publisher")).is_ok() {
             self.finish(step, &at, manifest)?;
         }
@@ -110,7 +111,7 @@ impl Folder {
 }
 
 impl HeldPiece {
-    /// Writes it as the rank that saved it would have.
+    /// Writes the piece as the rank that saved it would have.
     fn write(&self, manifest: &Manifest, rank: usize, path: &Path) -> Result<()> {
         let regions =
             manifest.entries.values().flat_map(|entry| entry.regions.iter().map(|region| (entry.dtype, region)));
@@ -125,12 +126,12 @@ impl HeldPiece {
 }
 
 impl Manifest {
-    /// The contents of a checkpoint, of the tables of all ranks.
+    /// Joins the tables of contents of all ranks into one manifest.
     pub(crate) fn of_tables(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Self> {
         joined(tables, notes)
     }
 
-    /// What [`from_text`](Manifest::from_text) reads.
+    /// The text that [`from_text`](Manifest::from_text) reads.
     pub(crate) fn to_text(&self) -> String {
         self.to_json()
     }
@@ -140,11 +141,11 @@ impl Manifest {
     }
 }
 
-/// What messages call a checkpoint in memory.
+/// The name of a checkpoint in memory, in errors.
 const COMMIT: &str = "a commit in memory";
 
 impl CheckpointReader {
-    /// A checkpoint of which nothing is there yet but its contents.
+    /// A reader of a checkpoint whose manifest is known, and whose regions are not in memory yet.
     pub(crate) fn in_memory(manifest: Manifest) -> Self {
         let source = RegionSource::Memory(BTreeMap::new());
         CheckpointReader { folder: PathBuf::from(COMMIT), manifest, source }
@@ -164,12 +165,12 @@ impl CheckpointReader {
         wanted.iter().filter_map(of).flatten().collect()
     }
 
-    /// Takes regions into memory.
+    /// Gives the reader the bytes of regions, by rank and key.
     pub(crate) fn hold(&mut self, regions: BTreeMap<(usize, String), Vec<u8>>) {
         self.source = RegionSource::Memory(regions);
     }
 
-    /// An error unless the needed regions are what was saved.
+    /// An error unless the needed regions are present and their checksums match.
     pub(crate) fn check_needed(&mut self, needed: &BTreeSet<RegionId>) -> Result<()> {
         let mut block = vec![0; BLOCK];
         for (name, entry) in &self.manifest.entries {

@@ -1,4 +1,4 @@
-//! Hyper-parameters of optimizers in checkpoints: by the names of parameters, since groups are each strategy's own.
+//! Hyper-parameters of optimizers in checkpoints, by names of parameters, since groups differ between strategies.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -7,10 +7,10 @@ use optim::{HyperNumbers, HyperParams};
 
 use super::names;
 
-/// The index of a hyper-parameter that is off, and saved as no scalars.
+/// The index that marks a hyper-parameter as switched off, which is saved without scalars.
 const OFF: &str = "off";
 
-/// What is saved of hyper-parameters: the bits of their scalars, for each parameter.
+/// The numbers that checkpoints save of hyper-parameters: the bits of their scalars, for each parameter.
 pub(crate) fn numbers(groups: &[HyperParams]) -> BTreeMap<String, u64> {
     let mut numbers = BTreeMap::new();
     for group in groups {
@@ -32,13 +32,15 @@ pub(crate) fn numbers(groups: &[HyperParams]) -> BTreeMap<String, u64> {
     numbers
 }
 
-/// By name, the scalars of a parameter's hyper-parameters.
+/// The scalars of a parameter's hyper-parameters, by name.
 type Values = BTreeMap<String, HyperNumbers>;
 
-/// Groups with the hyper-parameters that a checkpoint's numbers have for their parameters. A group without parameters keeps its own.
+/// Replaces the hyper-parameters of groups by those that a checkpoint's numbers have for their parameters. A group
+/// without parameters keeps its own.
 ///
 /// # Errors
-/// If the checkpoint has none, or none of some parameter, or different ones for parameters that are one group here.
+/// Fails if the checkpoint has no hyper-parameters, or none of some parameter, or different ones for parameters of one
+/// group.
 pub(crate) fn restored(numbers: &BTreeMap<String, u64>, groups: Vec<HyperParams>) -> Result<Vec<HyperParams>> {
     let saved = by_parameter(numbers);
     let any = groups.iter().any(|group| !group.parameters.is_empty());

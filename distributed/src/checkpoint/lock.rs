@@ -1,4 +1,4 @@
-//! One run at a time in a folder.
+//! Locks on checkpoint folders: one run at a time in each.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -13,14 +13,15 @@ use numcore::{Error, Result, Runtime};
 use super::{Folder, folder::create_all};
 use crate::comm::{Collectives, Comm, Communicator, all_ok};
 
-/// The file that is locked. It stays: who waits for one that was removed would hold another than who comes later.
+/// The name of the locked file. It is never removed: a run waiting for a removed file would lock another file than
+/// later runs.
 const LOCK: &str = "lock";
-/// The time for which one rank alone waits for a folder by default.
+/// The time for which a run of one rank waits for a folder by default.
 const ALONE: Duration = Duration::from_secs(5);
 /// The interval at which a taken folder is tried again.
 const POLL: Duration = Duration::from_millis(50);
 
-/// A folder that is taken, until this is dropped, or the process has ended in whatever way.
+/// A lock on a folder, held until this is dropped or the process ends in any way.
 #[derive(Debug)]
 pub struct FolderLock {
     _file: File,
@@ -28,30 +29,32 @@ pub struct FolderLock {
 
 impl Folder {
     /// Sets the time for which a run waits until another one has [left](Folder::lock) the folder. By default several
-    /// ranks wait twice as long as their calls may take, since a rank of a job that has failed may wait so long for the
-    /// others before it ends; one rank waits 5 seconds. A file server may keep the lock of a host that died for its
-    /// lease: 90 seconds are usual.
+    /// ranks wait twice their communicator's timeout, since a rank of a failed job may wait that long for the others
+    /// before it ends; one rank waits 5 seconds. A file server may keep the lock of a dead host for its lease, usually
+    /// 90 seconds.
     pub fn lock_wait(mut self, most: Duration) -> Self {
         self.lock_wait = Some(most);
         self
     }
 
-    /// Takes the folder for one run: two that save in one would remove what the other writes. The lock is the operating system's, so none is left of a process that was
-    /// killed, and on a shared file system it keeps processes of other hosts out; of a host that died, the server may keep it for its lease. Where a file system has
-    /// no locks, nobody is kept out.
+    /// Locks the folder for one run: two runs that save in one folder would remove each other's files. The lock is the
+    /// operating system's, so a killed process leaves none. On a shared file system it excludes processes of other
+    /// hosts too; the server may keep the lock of a dead host for its lease. On a file system without locks, nothing is
+    /// excluded.
     ///
     /// # Errors
-    /// If another run has taken it, with its process and host, and does not leave it [in time](Folder::lock_wait); or no file can be made there.
+    /// Names process and host of another run that has the lock and does not leave [in time](Folder::lock_wait). Fails
+    /// too if no file can be made in the folder.
     pub fn lock(&self) -> Result<FolderLock> {
         let most = self.lock_wait.unwrap_or(ALONE);
         self.try_lock(most)?.ok_or_else(|| self.is_taken(most))
     }
 
-    /// Takes the folder for a run of several ranks: the first [locks](Folder::lock) it. All ranks call it, and wait
-    /// together.
+    /// Locks the folder for a run of several ranks: rank 0 takes the [lock](Folder::lock), and gets it returned.
+    /// Collective: all ranks call it, and wait together.
     ///
     /// # Errors
-    /// Those of [`lock`](Folder::lock), on all ranks.
+    /// The errors of [`lock`](Folder::lock), on all ranks.
     pub fn lock_of_all<R: Runtime>(&self, comm: &Comm<R>) -> Result<Option<FolderLock>> {
         let is_mine = comm.rank() == 0;
         if comm.size() == 1 {
@@ -60,7 +63,7 @@ impl Folder {
         let most = self.lock_wait.unwrap_or_else(|| comm.timeout().saturating_mul(2));
         let begun = Instant::now();
         loop {
-            // Others wait in a call meanwhile.
+            // The other ranks wait in a collective call meanwhile, which must not time out.
             let part = most.saturating_sub(begun.elapsed()).min(comm.timeout() / 4);
             let tried = if is_mine { self.try_lock(part) } else { Ok(None) };
             let waits = is_mine && matches!(tried, Ok(None)) && begun.elapsed() < most;
@@ -79,7 +82,7 @@ impl Folder {
         self.path().join(LOCK)
     }
 
-    /// Takes the folder; none if another run still has it after so long.
+    /// Takes the lock; none if another run still has it after `most`.
     fn try_lock(&self, most: Duration) -> Result<Option<FolderLock>> {
         create_all(self.path())?;
         let (path, begun) = (self.lock_path(), Instant::now());

@@ -1,4 +1,4 @@
-//! What lies where in a checkpoint.
+//! The manifest of a checkpoint: which elements lie in which file.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -9,25 +9,25 @@ use std::{
 use numcore::{DType, Error, Result, Shape, placement::TensorPlacement};
 use serde_json::{Map, Value, json};
 
-/// Of the format, not of the program. The second one has pieces of tensors; what has none is written as the first.
+/// The versions of the format. Version 2 adds pieces of tensors; a manifest without pieces is written as version 1.
 const VERSIONS: [u64; 2] = [1, 2];
 /// The key of a manifest's own checksum.
 const CHECKSUM: &str = "checksum";
 
-/// Elements of a tensor in a rank's file.
+/// A region: consecutive elements of a tensor in a rank's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// The rank that wrote the file.
     pub rank: usize,
-    /// The tensor in that file.
+    /// The name of the region in that file.
     pub key: String,
-    /// The piece of the tensor that its elements are of; none where that is the whole.
+    /// The piece of the tensor that the elements belong to; none for the whole tensor.
     pub piece: Option<TensorPlacement>,
-    /// The first element, in row-major order of the piece.
+    /// The first element, as an index into the piece in row-major order.
     pub start: usize,
-    /// How many elements.
+    /// The number of elements.
     pub len: usize,
-    /// CRC-32 of their bytes.
+    /// The CRC-32 of the elements' bytes.
     pub checksum: u32,
 }
 
@@ -49,27 +49,28 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// How many ranks wrote it.
+    /// The number of ranks that wrote the checkpoint.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// Logical names of its tensors.
+    /// The logical names of the checkpoint's tensors.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// What is saved beside the tensors: counts of steps and updates, by logical name.
+    /// The numbers saved beside the tensors, by logical name: counts of steps and updates, hyper-parameters, state of
+    /// ranks.
     pub fn numbers(&self) -> &BTreeMap<String, u64> {
         &self.numbers
     }
 
-    /// What the caller saved with it: where its data goes on, a description.
+    /// The notes that the caller saved with the checkpoint: the position in its data, a description.
     pub fn notes(&self) -> &BTreeMap<String, String> {
         &self.notes
     }
 
-    /// Adds regions of one rank; the same tensor must be described alike by all.
+    /// Adds a region of a tensor. An error unless all ranks report the same shape and dtype for the tensor.
     pub(super) fn add(&mut self, name: &str, shape: Shape, dtype: DType, region: Region) -> Result<()> {
         let fresh = || TensorEntry { shape, dtype, regions: Vec::new() };
         let entry = self.entries.entry(name.into()).or_insert_with(fresh);
@@ -81,7 +82,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// An error unless every element of every tensor is there exactly once.
+    /// An error unless every element of every tensor exists exactly once.
     pub(super) fn check_complete(&mut self) -> Result<()> {
         self.entries.iter_mut().try_for_each(|(name, entry)| entry.check_complete(name))
     }
@@ -102,7 +103,8 @@ impl Manifest {
         json.to_string()
     }
 
-    /// A digest, equal for equal contents in one build of the program: ranks compare it in place of the whole.
+    /// A digest, equal for equal contents within one build of the program: ranks compare it in place of the whole
+    /// manifest.
     pub(super) fn digest(&self) -> [u8; 8] {
         let mut hasher = DefaultHasher::new();
         hasher.write(self.to_json().as_bytes());
@@ -118,7 +120,7 @@ impl Manifest {
             None => return Err(wrong("not a manifest of a checkpoint: it has no version")),
         }
         let Value::Object(all) = json else { return Err(wrong("not a table")) };
-        // In the order they were written in: a program may have told serde_json to keep it.
+        // In the order of the text: other crates may have made serde_json keep it.
         let (sum, rest): (Map<_, _>, Map<_, _>) = all.into_iter().partition(|(key, _)| key == CHECKSUM);
         let json = Value::Object(rest);
         if sum.get(CHECKSUM) != Some(&checksum(&json)) {
@@ -144,7 +146,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// An error if two regions are one tensor of a file: together they would be more than the file holds.
+    /// An error if two regions are the same tensor of a file: together they would exceed the file's contents.
     fn check_files(&self) -> Result<()> {
         let mut seen = HashSet::new();
         for (name, entry) in &self.entries {
@@ -156,7 +158,7 @@ impl Manifest {
     }
 }
 
-/// CRC-32 of all else in a manifest.
+/// The CRC-32 of the rest of a manifest.
 fn checksum(rest: &Value) -> Value {
     json!(crc32fast::hash(rest.to_string().as_bytes()))
 }
@@ -184,7 +186,7 @@ impl Region {
     }
 }
 
-/// A piece of a tensor as the ranges along each of its dimensions; `null` if it is the whole.
+/// A piece of a tensor as JSON: the ranges along each of its dimensions; `null` if it is the whole tensor.
 pub(super) fn piece_to_json(piece: &TensorPlacement) -> Value {
     if piece.is_whole() {
         return Value::Null;
@@ -193,7 +195,8 @@ pub(super) fn piece_to_json(piece: &TensorPlacement) -> Value {
     json!((0..piece.logical().rank()).map(pairs).collect::<Vec<_>>())
 }
 
-/// The piece that was written so; none inside if it is the whole.
+/// Parses the output of `piece_to_json`. The inner option is none for the whole tensor; the outer one, for invalid
+/// JSON.
 pub(super) fn piece_of_json(shape: Shape, json: &Value) -> Option<Option<TensorPlacement>> {
     if json.is_null() {
         return Some(None);

@@ -1,15 +1,17 @@
 //! Sharded checkpoints: every rank writes its part; any number of ranks reads them back.
 //!
-//! A checkpoint is a folder `step-N` with a file of tensors from each rank and, written last, `manifest.json`: which tensor's elements
-//! lie where, under logical names and with global extents, each with a checksum, and one of its own. Files that it does not name are no
-//! part of the checkpoint. Elements are consecutive ones of a tensor, or, of one that is cut over ranks, of a piece of it.
+//! A checkpoint is a folder `step-N` with one file of tensors from each rank and, written last, `manifest.json`. The
+//! manifest maps logical tensor names and global shapes to regions of the files, each with a checksum, and has a
+//! checksum of its own. Files that it does not name are no part of the checkpoint. A region is consecutive elements of
+//! a tensor or, if the tensor is cut over ranks, of a piece of it.
 //!
-//! A folder becomes visible by being renamed when it is whole. `latest` names it just before, with what was the last until then, which
-//! counts as long as the new one is not in its place: that rename is the moment at which a save is done. Whatever happens before and after
-//! it, the checkpoint that was completed last is there and is the one that loads.
+//! A finished folder becomes visible by a rename. The file `latest` names the new checkpoint just before, together with
+//! its predecessor, which counts until the new one is in its place: the rename completes the save. Whatever fails
+//! before or after it, the checkpoint that was completed last exists and is the one that loads.
 //!
-//! **Invariant**: what one rank finds wrong, all ranks report; nothing is changed before everything that will be read, and what it goes to,
-//! was checked. If a rank still fails after that, the communicator ends: ranks have different states then.
+//! **Invariant**: an error that one rank finds is reported by all. Nothing is changed before all data to be read, and
+//! the state that takes it, was checked. If a rank still fails after that, the communicator ends: ranks have different
+//! states then.
 
 mod folder;
 mod held;
@@ -38,25 +40,25 @@ pub use reader::CheckpointReader;
 pub use snapshot::Snapshot;
 pub use snapshot_writer::SnapshotWriter;
 
-/// Elements of a named tensor that this rank saves.
+/// A part of a checkpoint that this rank saves: consecutive elements of a named tensor.
 pub struct CheckpointPart<R: Runtime> {
     /// The tensor's logical name, the same at every world size.
     pub name: String,
-    /// The piece of the tensor that this rank has: of one that is cut over ranks; all of it otherwise.
+    /// The piece of the tensor that this rank has; the whole tensor unless it is cut over ranks.
     pub placement: TensorPlacement,
-    /// The first element of the piece that this rank saves, in row-major order.
+    /// The first element that this rank saves, as an index into the piece in row-major order.
     pub start: usize,
-    /// The elements from there on.
+    /// The saved elements, as a row.
     pub row: StateRow<R>,
 }
 
 impl<R: Runtime> CheckpointPart<R> {
-    /// A whole tensor.
+    /// A part that is a whole tensor.
     pub fn whole(name: String, value: &Tensor<R>) -> Result<Self> {
         Self::piece(name, TensorPlacement::whole(*value.shape()), value)
     }
 
-    /// All of a piece of a tensor.
+    /// A part that is all of a piece of a tensor.
     pub fn piece(name: String, placement: TensorPlacement, value: &Tensor<R>) -> Result<Self> {
         use numcore::ops::ViewOps;
         let row = value.contiguous()?.reshape([value.shape().numel()])?.into();
@@ -64,39 +66,43 @@ impl<R: Runtime> CheckpointPart<R> {
     }
 }
 
-/// What a strategy saves and takes back.
+/// State that checkpoints save and restore: a strategy, or a whole training step.
 pub trait Checkpointed<R: Runtime> {
-    /// The parts this rank saves; together the ranks save everything, once.
+    /// The parts that this rank saves. Together, the ranks save every element once.
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>>;
-    /// Parts of parameters alone, which together the ranks have once: for what follows weights from step to step. They need not be cut as
-    /// [`parts`](Checkpointed::parts) are, and are cut in the same way every time.
+    /// The parts of parameters alone, for observers that follow weights from step to step. Together, the ranks have
+    /// every element once. Their cut may differ from that of [`parts`](Checkpointed::parts), and is the same at every
+    /// call.
     fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         Ok(self.parts()?.into_iter().filter(|part| names::is_parameter(&part.name)).collect())
     }
-    /// Puts other values in place of this rank's [`parameter_parts`](Checkpointed::parameter_parts), for a while, as the optimizer does not learn
-    /// of it. Ranks that keep whole parameters get each other's. False, on all ranks, where the strategy cannot: nothing is changed then.
+    /// Replaces the values of this rank's [`parameter_parts`](Checkpointed::parameter_parts) temporarily: the optimizer
+    /// does not learn of it. Ranks that keep whole parameters get each other's values. Returns false, on all ranks and
+    /// with nothing changed, if the strategy cannot do it.
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         let _ = rows;
         Ok(false)
     }
-    /// What is not a tensor, by logical name; of all ranks together. Names that begin with `rank/`, of tensors too, are one rank's own:
-    /// they need not be there when another number of ranks loads, where such a tensor reads as zeros.
+    /// The numbers to save beside tensors, by logical name; the manifest merges those of all ranks. A name that begins
+    /// with `rank/`, of a tensor too, belongs to one rank and may be missing if another number of ranks loads. Such a
+    /// tensor then reads as zeros, unless it is named `rank/N/local/…`, which must exist.
     fn numbers(&self) -> BTreeMap<String, u64>;
-    /// Is told the numbers of a checkpoint before it is asked what it [wants](Checkpointed::wanted) of it, where that depends on who saved it.
+    /// Announces the numbers of a checkpoint before [`wanted`](Checkpointed::wanted) is called, for state that depends
+    /// on its saver.
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
         let _ = numbers;
     }
-    /// What would be lost if another number of ranks took this over as it is now; none where nothing would. Ranks that leave and join
-    /// [commit](crate::elastic::ElasticWorld::commit) nothing then.
+    /// A description of state that would be lost if another number of ranks took over now; none if nothing would be.
+    /// Ranks that leave and join [commit](crate::elastic::ElasticWorld::commit) nothing while there is such state.
     fn lost_at_another_size(&self) -> Option<&'static str> {
         None
     }
-    /// Which elements this rank needs.
+    /// The elements that this rank needs from a checkpoint.
     fn wanted(&self) -> Result<Vec<Wanted>>;
-    /// An error if [`restore`](Checkpointed::restore) could not take everything over, as far as this can be known before it is read: because
-    /// someone holds memory that is to be written, or a number is out of range. Nothing is changed.
+    /// Checks, before tensors are read, that [`restore`](Checkpointed::restore) can succeed. An error if memory to be
+    /// written has another holder, or a number is out of range. Nothing is changed.
     fn check_restore(&mut self, numbers: &BTreeMap<String, u64>) -> Result<()>;
-    /// Takes everything over; `read` gives the elements of [`wanted`](Checkpointed::wanted) as rows.
+    /// Restores the whole state; `read` returns the elements of an item of [`wanted`](Checkpointed::wanted) as a row.
     fn restore(
         &mut self,
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
@@ -104,7 +110,7 @@ pub trait Checkpointed<R: Runtime> {
     ) -> Result<()>;
 }
 
-/// Implements [`Checkpointed`] by something that is: a field, or what is in a box.
+/// Implements the methods of [`Checkpointed`] by delegation, to a field or the contents of a box.
 macro_rules! checkpointed_by {
     ($this:ident => $inner:expr, $inner_mut:expr) => {
         fn parts(&$this) -> numcore::Result<Vec<$crate::checkpoint::CheckpointPart<R>>> {
@@ -159,22 +165,22 @@ impl<R: Runtime, C: Checkpointed<R> + ?Sized> Checkpointed<R> for Box<C> {
 pub struct Wanted {
     /// The tensor's logical name.
     pub name: String,
-    /// The piece of the tensor that this rank has: of one that is cut over ranks; all of it otherwise.
+    /// The piece of the tensor that this rank has; the whole tensor unless it is cut over ranks.
     pub placement: TensorPlacement,
     /// The element type of the tensor.
     pub dtype: DType,
-    /// Which elements of the piece, in row-major order.
+    /// The range of elements to read, in row-major order of the piece.
     pub elements: Range<usize>,
 }
 
 impl Wanted {
-    /// All of a piece of a tensor.
+    /// A request for all of a piece of a tensor.
     pub fn piece(name: String, placement: TensorPlacement, dtype: DType) -> Self {
         let elements = 0..placement.local().numel();
         Wanted { name, placement, dtype, elements }
     }
 
-    /// A whole tensor.
+    /// A request for a whole tensor.
     pub fn whole(name: String, shape: Shape, dtype: DType) -> Self {
         Self::piece(name, TensorPlacement::whole(shape), dtype)
     }

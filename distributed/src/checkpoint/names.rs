@@ -1,64 +1,65 @@
-//! Logical names: the same whichever strategy saves or loads.
+//! Logical names in checkpoints: the same for all strategies that save or load.
 
 use nn::Buffer;
 use numcore::{Result, Runtime, Tensor, ops::ViewOps};
 
 use super::{CheckpointPart, Wanted};
 
-/// Updates so far.
+/// The name of the number of updates so far.
 pub(crate) const STEPS: &str = "steps";
 
-/// A parameter's value.
+/// The logical name of a parameter's value.
 pub(crate) fn parameter(name: &str) -> String {
     format!("parameter/{name}")
 }
 
-/// Whether a tensor is a parameter's value.
+/// Tells whether a tensor is a parameter's value.
 pub(crate) fn is_parameter(name: &str) -> bool {
     name.starts_with("parameter/")
 }
 
-/// A buffer's value.
+/// The logical name of a buffer's value.
 pub(crate) fn buffer(name: &str) -> String {
     format!("buffer/{name}")
 }
 
-/// Whether a tensor is a buffer's value.
+/// Tells whether a tensor is a buffer's value.
 pub(crate) fn is_buffer(name: &str) -> bool {
     name.starts_with("buffer/")
 }
 
-/// A tensor the optimizer keeps for a parameter.
+/// The logical name of a state tensor that the optimizer keeps for a parameter.
 pub(crate) fn state(state: &str, name: &str) -> String {
     format!("state/{state}/{name}")
 }
 
-/// How many updates a parameter has had.
+/// The logical name of the number of updates that a parameter has had.
 pub(crate) fn updates(name: &str) -> String {
     format!("updates/{name}")
 }
 
-/// Whether a number counts updates: optimizers keep such a count as an `i64`.
+/// Tells whether a number counts updates: optimizers keep such a count as an `i64`.
 pub(crate) fn is_count(name: &str) -> bool {
     name == STEPS || name.starts_with("updates/")
 }
 
-/// A scalar of a hyper-parameter of what updates a parameter.
+/// The logical name of a scalar of a hyper-parameter, saved for each parameter.
 pub(crate) fn hyper(setting: &str, name: &str) -> String {
     format!("hyper/{setting}/{name}")
 }
 
-/// The hyper-parameter and the parameter of such a name; none for all else.
+/// Splits the name of such a scalar into hyper-parameter and parameter; none for other names.
 pub(crate) fn hyper_parted(name: &str) -> Option<(&str, &str)> {
     name.strip_prefix("hyper/")?.split_once('/')
 }
 
-/// Whether a number is a scalar of a hyper-parameter, which are taken over on request alone.
+/// Tells whether a number is a scalar of a hyper-parameter; these are restored only on request.
 pub(crate) fn is_hyper(name: &str) -> bool {
     hyper_parted(name).is_some()
 }
 
-/// What belongs to a parameter as what it is of it, up to the last `/`, and the parameter's name; none for all else.
+/// Splits a logical name that belongs to a parameter into its prefix, with the final `/`, and the parameter; none for
+/// others.
 pub(crate) fn parted(name: &str) -> Option<(&str, &str)> {
     let kind = match name.split_once('/')? {
         ("parameter" | "updates", _) => name.find('/')?,
@@ -68,26 +69,27 @@ pub(crate) fn parted(name: &str) -> Option<(&str, &str)> {
     Some(name.split_at(kind + 1))
 }
 
-/// A number that is one rank's own.
+/// The logical name of a number or tensor that belongs to one rank.
 pub(crate) fn own(rank: usize, name: &str) -> String {
     format!("rank/{rank}/{name}")
 }
 
-/// Whether a number or a tensor may be missing, or left over: ranks come and go.
+/// Tells whether a number or a tensor belongs to one rank: it may be missing, or left over, because ranks come and go.
 pub(crate) fn is_own(name: &str) -> bool {
     name.starts_with("rank/")
 }
 
-/// Whether a tensor is one rank's own that must be there all the same: what its inner step needs to go on by itself.
+/// Tells whether a tensor belongs to one rank and must exist all the same: state of local updates that a rank needs to
+/// go on.
 pub(crate) fn is_local(name: &str) -> bool {
     is_own(name) && name.split('/').nth(2) == Some("local")
 }
 
-/// A model's buffers: rank 0 saves them, every rank reads them.
+/// The buffers of a model: rank 0 saves them, every rank reads them.
 pub(crate) struct Buffers<R: Runtime>(pub(crate) Vec<(String, Buffer<R>)>);
 
 impl<R: Runtime> Buffers<R> {
-    /// What a rank saves of them if it is the first.
+    /// The parts of the buffers if this rank is the first, which saves them; otherwise none.
     pub(crate) fn parts(&self, is_first: bool) -> Result<Vec<CheckpointPart<R>>> {
         let own = if is_first { &self.0[..] } else { &[] };
         own.iter().map(|(name, value)| CheckpointPart::whole(buffer(name), &value.value())).collect()

@@ -1,4 +1,4 @@
-//! Pieces of a tensor: whether they are all of it, once, and what two of them have in common.
+//! Pieces of a tensor: their completeness, and the overlap of two of them.
 
 use std::ops::Range;
 
@@ -10,13 +10,14 @@ use numcore::{
 use super::manifest::{Region, TensorEntry};
 
 impl TensorEntry {
-    /// The piece that a region's elements are of.
+    /// The piece of the tensor that a region's elements belong to.
     pub(super) fn piece_of(&self, region: &Region) -> TensorPlacement {
         region.piece.clone().unwrap_or_else(|| TensorPlacement::whole(self.shape))
     }
 
-    /// Sorts regions by piece and place. An error unless every element of the tensor is there exactly once: the regions of a piece follow one
-    /// another through it, no two pieces overlap, and together they have as many elements as the tensor.
+    /// Sorts regions by piece and place. An error unless every element of the tensor exists exactly once. The regions
+    /// of a piece must follow one another, no two pieces may overlap, and together they must have as many elements as
+    /// the tensor.
     pub(super) fn check_complete(&mut self, name: &str) -> Result<()> {
         let first = |region: &Region| region.piece.as_ref().map(|piece| piece.boxes().next());
         self.regions.sort_by_cached_key(|r| (first(r).map(key), r.start, r.len));
@@ -46,29 +47,29 @@ impl TensorEntry {
     }
 }
 
-/// What pieces are sorted by: where they begin.
+/// The sort key of a piece: its first box.
 fn key(first: Option<Vec<Range<usize>>>) -> Vec<(usize, usize)> {
     first.into_iter().flatten().map(|range| (range.start, range.end)).collect()
 }
 
-/// Whether two pieces of a tensor have an element in common: only if they have a place in common along every dimension.
+/// Tells whether two pieces of a tensor have an element in common: true if their ranges overlap along every dimension.
 fn overlap(a: &TensorPlacement, b: &TensorPlacement) -> bool {
     let touch = |x: &Range<usize>, y: &Range<usize>| x.start < y.end && y.start < x.end;
     let along = |dim| a.ranges(dim).iter().any(|x| b.ranges(dim).iter().any(|y| touch(x, y)));
     (0..a.logical().rank()).all(along)
 }
 
-/// Elements that a saved and a wanted piece have in common, consecutive in both.
+/// A run of elements that a saved and a wanted piece have in common, consecutive in both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shared {
-    /// The first one's place in the saved piece.
+    /// The run's start in the saved piece.
     pub(super) saved: usize,
-    /// The first one's place in the wanted piece.
+    /// The run's start in the wanted piece.
     pub(super) wanted: usize,
     pub(super) len: usize,
 }
 
-/// What elements of two pieces of one tensor have in common, in order.
+/// The runs that two element ranges, of two pieces of one tensor, have in common, in order.
 pub(super) fn shared(
     (saved, from): (&TensorPlacement, Range<usize>),
     (wanted, to): (&TensorPlacement, Range<usize>),
@@ -77,7 +78,7 @@ pub(super) fn shared(
     if !overlap(saved, wanted) {
         return all;
     }
-    // Both ascend in the whole tensor, so one pass over both finds everything.
+    // Both ascend in the whole tensor, so one pass over both finds every run.
     let (mut theirs, mut ours) = (saved.runs(from).peekable(), wanted.runs(to).peekable());
     while let (Some(&a), Some(&b)) = (theirs.peek(), ours.peek()) {
         let (start, end) = (a.logical.max(b.logical), ends(a).min(ends(b)));

@@ -1,4 +1,4 @@
-//! The parameters of a checkpoint alone, for a model that is not trained as the one that was saved.
+//! Loading of parameters alone, for a model that is trained otherwise than the saved one, or not at all.
 
 use autograd::Leaf;
 use nn::{Module, ModuleExt};
@@ -11,12 +11,12 @@ use numcore::{
 use super::{CheckpointReader, Wanted, names};
 
 impl CheckpointReader {
-    /// Puts parameters and buffers into a model, by the names that `rename` gives for the model's own; none leaves one as it is. Optimizer state is
-    /// left out, so it does not matter what trained the model or on how many ranks; element types are converted. Each rank reads for itself:
-    /// load before a trainer is made.
+    /// Loads parameters and buffers into a model, each from the saved name that `rename` returns for the model's own;
+    /// `None` leaves it unchanged. Ignores optimizer state, so any strategy and number of ranks may have saved it;
+    /// element types are converted. Each rank reads for itself. Call it before making a trainer.
     ///
     /// # Errors
-    /// One error lists all that is missing or of another shape; nothing is changed then.
+    /// One error lists all tensors that are missing or of another shape; nothing is changed then.
     pub fn load_parameters<R: Runtime>(
         &mut self,
         model: &(impl Module<R> + ?Sized),
@@ -25,11 +25,12 @@ impl CheckpointReader {
         self.load(model, &|name| Some(names::parameter(&rename(name)?)), &|name| Some(names::buffer(&rename(name)?)))
     }
 
-    /// Puts other tensors in place of the parameters of a model, by the whole names that `tensor` gives for the model's own: averages of parameters, say. Buffers are those of
-    /// the checkpoint; all else is as with [`load_parameters`](CheckpointReader::load_parameters).
+    /// Loads other tensors into the parameters of a model, averages of parameters for example. `tensor` returns the
+    /// full logical name of the tensor for each of the model's names. Buffers are those of the checkpoint; otherwise as
+    /// [`load_parameters`](CheckpointReader::load_parameters).
     ///
     /// # Errors
-    /// One error lists all that is missing or of another shape; nothing is changed then.
+    /// One error lists all tensors that are missing or of another shape; nothing is changed then.
     pub fn load_tensors<R: Runtime>(
         &mut self,
         model: &(impl Module<R> + ?Sized),
@@ -79,7 +80,7 @@ impl CheckpointReader {
         Ok(())
     }
 
-    /// A piece of a tensor that is there, in another type.
+    /// Reads a piece of a saved tensor, converted to `dtype`.
     fn converted<R: Runtime>(
         &mut self,
         rt: &R,

@@ -1,4 +1,4 @@
-//! Loading, at any world size.
+//! Loading of checkpoints, at any world size.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -20,11 +20,11 @@ use super::{
 };
 use crate::comm::{Collectives, Comm, Communicator, Partial, ReduceOp, abort_on_err, all_ok, all_ok_after};
 
-/// How often a folder is looked at until it has a checkpoint.
+/// The interval at which a folder is checked for a checkpoint.
 const POLL: Duration = Duration::from_millis(20);
 
 impl Folder {
-    /// Loads the last complete checkpoint, as [`load`](Folder::load) does; none if there is none.
+    /// Loads the last complete checkpoint, as [`load`](Folder::load) does; returns none if there is no checkpoint.
     pub fn load_latest<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -34,11 +34,11 @@ impl Folder {
         latest.map(|step| self.load(comm, step, state)).transpose()
     }
 
-    /// The [latest](Folder::latest) step as rank 0 sees it, once all ranks see that checkpoint: ranks on several hosts see a change in a shared folder at different
-    /// times. Every rank calls it.
+    /// The [latest](Folder::latest) step on rank 0, once all ranks see that checkpoint: ranks on several hosts see a
+    /// change in a shared folder at different times. Collective: every rank calls it.
     pub fn latest_of_all<R: Runtime>(&self, comm: &Comm<R>) -> Result<Option<u64>> {
         let own = all_ok(comm, "load", if comm.rank() == 0 { self.latest() } else { Ok(None) })?;
-        // Without a checkpoint it is 0, which reads as such between ranks of a runtime without values too.
+        // The step is 0 without a checkpoint, so that ranks of a runtime without values read none as well.
         let [there, step] = [u64::from(own.is_some()), own.unwrap_or_default()];
         let told = comm.exchange_equal((u128::from(there) << 64 | u128::from(step)).to_le_bytes())?;
         let told = told.first().map_or(0, |first| u128::from_le_bytes(*first));
@@ -47,10 +47,11 @@ impl Folder {
         Ok(Some(step))
     }
 
-    /// Waits until this rank sees the checkpoint of a step, which another rank has published: shared file systems show it later to some.
+    /// Waits until this rank sees the checkpoint of a step that another rank has published: shared file systems show it
+    /// to ranks at different times.
     ///
     /// # Errors
-    /// If it is not there in time.
+    /// Fails if the checkpoint is not visible within `patience`.
     pub fn await_step(&self, step: u64, patience: Duration) -> Result<()> {
         let begun = Instant::now();
         while !self.step(step).join(MANIFEST).is_file() {
@@ -66,10 +67,13 @@ impl Folder {
         Ok(())
     }
 
-    /// Loads the checkpoint of a step on all ranks, however many wrote it, and gives its manifest. What is missing, unexpected, of another
-    /// shape or dtype, truncated or corrupted is found on every rank before anything is changed: ranks share out the bytes there are, and
-    /// each checks its share; then each reads the elements it needs. So is who holds memory that is to be written. What fails after that, as
-    /// a file that is changed meanwhile, ends the communicator: ranks then have different states.
+    /// Loads the checkpoint of a step on all ranks, whatever number of ranks wrote it, and returns its manifest. Ranks
+    /// share the checksums out: each checks a share of all bytes, then reads the elements it needs.
+    ///
+    /// # Errors
+    /// Every rank fails, with nothing changed, if data is missing, unexpected, of another shape or dtype, truncated or
+    /// corrupted, or if memory to be written has another holder. A later failure, such as a file that is changed
+    /// meanwhile, ends the communicator: ranks then have different states.
     pub fn load<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -94,7 +98,7 @@ pub struct CheckpointReader {
 }
 
 impl CheckpointReader {
-    /// Opens the checkpoint in a folder: reads its manifest.
+    /// Opens the checkpoint in a folder and reads its manifest, whose checksum must match.
     pub fn open(folder: impl Into<PathBuf>) -> Result<Self> {
         let folder = folder.into();
         let path = folder.join(MANIFEST);
@@ -104,12 +108,12 @@ impl CheckpointReader {
         Ok(CheckpointReader { folder, manifest, source })
     }
 
-    /// What is in it.
+    /// The table of contents.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
-    /// A whole tensor by its logical name, for export.
+    /// Reads a whole tensor by its logical name, for export.
     pub fn tensor<R: Runtime>(&mut self, rt: &R, name: &str) -> Result<Tensor<R>> {
         use numcore::ops::ViewOps;
         let Some(entry) = self.manifest.entries.get(name) else {
@@ -119,7 +123,8 @@ impl CheckpointReader {
         self.read(rt, &Wanted::whole(name.into(), shape, dtype))?.reshape(shape)
     }
 
-    /// What this rank needs, once all ranks know that everything is there as they need it, and that nothing else is.
+    /// The elements that this rank needs. An error on all ranks unless the checkpoint has all that they need, and
+    /// nothing else.
     pub(crate) fn wanted_by<R: Runtime>(
         &mut self,
         comm: &Comm<R>,
@@ -136,7 +141,7 @@ impl CheckpointReader {
         Ok(wanted)
     }
 
-    /// Gives the ranks what they need, if on all of them the elements were `checked` and their state can take it.
+    /// Restores `state` on all ranks, if `checked` is no error and the state accepts the numbers, on every rank.
     pub(crate) fn restore<R: Runtime>(
         &mut self,
         comm: &Comm<R>,
@@ -147,14 +152,15 @@ impl CheckpointReader {
         all_ok(comm, "load", checked.and_then(|()| state.check_restore(&saved)))?;
         let rt = comm.runtime().clone();
         let mut restore = || abort_on_err(comm, state.restore(&mut |wanted| self.read(&rt, wanted), &saved));
-        // Nobody trains on before all have everything, which takes as long as reading takes. A state may make calls of its own meanwhile.
+        // No rank trains on before all are restored, which takes as long as reading does. The state may make calls of
+        // its own meanwhile.
         match comm.split(Some(0), comm.rank())? {
             Some(beside) => all_ok_after(&beside, "load", restore),
             None => restore(),
         }
     }
 
-    /// An error unless everything that a rank needs is there as it needs it.
+    /// An error unless the tensors and numbers that this rank needs exist, with the needed shapes and dtypes.
     fn check_wanted(&self, wanted: &[Wanted], numbers: &BTreeMap<String, u64>) -> Result<()> {
         let tensors = wanted.iter().map(|w| &w.name);
         let must_be = |name: &str| !names::is_own(name) || names::is_local(name);
@@ -174,7 +180,8 @@ impl CheckpointReader {
         wanted.iter().try_for_each(known)
     }
 
-    /// An error unless some rank takes every tensor and every number that is no rank's own. Ranks meet once, with a flag for each name.
+    /// An error unless every tensor and number, except ranks' own, is taken by some rank. Costs one all-reduce of a
+    /// flag a name.
     fn check_all_taken<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -195,8 +202,8 @@ impl CheckpointReader {
         Err(error.on_rank(comm.world_rank()))
     }
 
-    /// An error unless rank `rank`'s share of all bytes is what was saved: each of `n` ranks reads about as many, once, and together they
-    /// read all.
+    /// An error unless rank `rank`'s share of the bytes matches its checksums. Each of `n` ranks reads about as many
+    /// bytes, once; together they read all.
     fn check_share(&mut self, rank: usize, n: usize) -> Result<()> {
         let size = |entry: &TensorEntry| entry.shape.numel() as u128 * entry.dtype.size() as u128;
         let total = self.manifest.entries.values().map(size).sum::<u128>().max(1);
@@ -219,7 +226,8 @@ impl CheckpointReader {
         Tensor::from_bytes(rt, Shape::new(&[wanted.elements.len()])?, wanted.dtype, &bytes)
     }
 
-    /// The wanted elements, and nothing else of the files. Memory is allocated only after the files were found to hold that much.
+    /// Reads the bytes of the wanted elements alone. Allocates memory only after the files were found to hold that
+    /// much.
     fn bytes(&mut self, wanted: &Wanted) -> Result<Vec<u8>> {
         let Some(entry) = self.manifest.entries.get(&wanted.name) else {
             if names::is_own(&wanted.name) {
@@ -245,7 +253,7 @@ impl CheckpointReader {
                     return Err(self.source.corrupted(name, region));
                 }
             }
-            // All of a region, though not in one piece.
+            // All elements of a region were read, though not in one run.
             if count == region.len && read.len() > 1 {
                 self.source.check_bytes(name, entry, region, &mut vec![0; BLOCK])?;
             }
@@ -255,7 +263,7 @@ impl CheckpointReader {
 }
 
 impl TensorEntry {
-    /// The regions that have some of the wanted elements, and which these are.
+    /// The regions that have any of the wanted elements, with the runs of these.
     pub(super) fn shared_with(&self, wanted: &Wanted) -> impl Iterator<Item = (&Region, Vec<Shared>)> {
         let read = move |region: &Region| {
             let saved = (&self.piece_of(region), region.start..region.start + region.len);
@@ -265,10 +273,10 @@ impl TensorEntry {
     }
 }
 
-/// Bytes that are checked at a time.
+/// The number of bytes that are checked at a time.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// An error unless a tensor is of the shape and type that is wanted.
+/// An error unless the saved tensor has the wanted shape and dtype.
 fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
     let shape = wanted.placement.logical();
     if (entry.shape, entry.dtype) != (shape, wanted.dtype) {
@@ -283,7 +291,7 @@ fn check_kind(wanted: &Wanted, entry: &TensorEntry) -> Result<()> {
     Ok(())
 }
 
-/// Memory of the host, or an error where there is not enough.
+/// Zeros in host memory; an error if there is not enough.
 fn zeros(len: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let none = |_| Error::argument("load", format!("the host has no memory for {len} bytes"));

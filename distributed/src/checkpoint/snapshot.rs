@@ -1,4 +1,4 @@
-//! What a rank saves, copied to the host, so that a thread can write it while training goes on.
+//! Snapshots: copies of a rank's part in host memory, which a thread can write while training goes on.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use numcore::{DType, Result, Runtime, placement::TensorPlacement};
 
 use super::{CheckpointPart, Checkpointed, writer::PartEntry};
 
-/// This rank's part of a checkpoint in host memory: nothing that training does afterwards changes it.
+/// This rank's part of a checkpoint in host memory, which later training steps do not change.
 /// [`Folder::save_snapshot`](super::Folder::save_snapshot) writes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
@@ -25,15 +25,15 @@ pub(super) struct HostPart {
 }
 
 impl Snapshot {
-    /// Copies what this rank saves; waits for the device. To be called in the thread that trains.
+    /// Copies this rank's part to host memory; waits for the device. Call it in the thread that trains.
     pub fn of<R: Runtime>(state: &(impl Checkpointed<R> + ?Sized)) -> Result<Self> {
         let mut snapshot = Snapshot::default();
         snapshot.copy(state)?;
         Ok(snapshot)
     }
 
-    /// Copies what this rank saves, in place of what was here, into the memory of that; waits for the device. To be called in the thread that trains. After an error
-    /// it holds parts of both, and is not to be saved.
+    /// Copies this rank's part over the last copy, whose memory it reuses; waits for the device. Call it in the thread
+    /// that trains. After an error the snapshot mixes both copies, and must not be saved.
     pub fn copy<R: Runtime>(&mut self, state: &(impl Checkpointed<R> + ?Sized)) -> Result<()> {
         let mut spare = std::mem::take(&mut self.parts).into_iter().map(|part| part.bytes);
         for part in state.parts()? {
@@ -46,7 +46,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// How many bytes of tensors it holds.
+    /// The number of bytes of tensors in the snapshot.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(|part| part.bytes.len()).sum()
     }

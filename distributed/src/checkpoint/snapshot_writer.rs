@@ -1,4 +1,4 @@
-//! Saving while training goes on: a copy on the host, and a thread that writes it.
+//! Background saving: a copy on the host, and a thread that writes it while training goes on.
 
 use std::{
     collections::BTreeMap,
@@ -11,18 +11,20 @@ use numcore::{Error, Result, Runtime, trace};
 use super::{Checkpointed, Folder, Snapshot};
 use crate::comm::{Collectives, Comm, Communicator, all_ok, panic_message};
 
-/// How often a thread is looked at that is waited for, but not for long.
+/// The interval at which a thread is polled during a bounded wait.
 const POLL: Duration = Duration::from_millis(5);
 
-/// What a thread gives back: what became of its work, and the memory that it read.
+/// The result of a thread's work, and the memory that it read.
 type Written = (Result<()>, Option<Snapshot>);
 
-/// Saves checkpoints one after another while training goes on (PyTorch's `async_save`). The ranks are held up by a copy of their parts to host memory; a thread of
-/// each writes its copy, and that of rank 0 publishes the checkpoint. Nothing that training does meanwhile changes what is saved.
+/// Saves checkpoints one after another while training goes on (PyTorch's `async_save`). Ranks pause only for a copy of
+/// their parts to host memory. A thread on each rank writes its copy, and that of rank 0 publishes the checkpoint.
+/// Training changes nothing that is being saved.
 ///
-/// A rank needs memory on the host for one copy of what it saves: the next save waits until the last one is in place, and reuses its memory. What fails in
-/// the thread is the error of the next call of [`save`](SnapshotWriter::save) or [`finish`](SnapshotWriter::finish), on all ranks; the last good checkpoint stays.
-/// Over an engine whose transfers are [not independent](crate::comm::Guarantees::independent_transfers) everything is written before `save` returns.
+/// A rank needs host memory for one copy of its part: the next save waits until the last one is in place, and reuses
+/// its memory. An error in the thread is returned by the next call of [`save`](SnapshotWriter::save) or
+/// [`finish`](SnapshotWriter::finish), on all ranks; the last good checkpoint stays. With an engine whose transfers are
+/// [not independent](crate::comm::Guarantees::independent_transfers), `save` returns only after everything is written.
 ///
 /// ```no_run
 /// # use distributed::{checkpoint::{Folder, SnapshotWriter}, train::{CheckpointNotes, Loss, TrainStep}};
@@ -40,7 +42,7 @@ type Written = (Result<()>, Option<Snapshot>);
 /// # }
 /// ```
 pub struct SnapshotWriter<R: Runtime> {
-    /// The ranks, over calls that training makes none of.
+    /// A communicator of its own, on which training makes no calls.
     comm: Comm<R>,
     running: Option<JoinHandle<Written>>,
     /// The memory of the last copy.
@@ -48,18 +50,18 @@ pub struct SnapshotWriter<R: Runtime> {
 }
 
 impl<R: Runtime> SnapshotWriter<R> {
-    /// For all ranks of a communicator, which all call it: those that save together.
+    /// Makes a writer for the ranks of a communicator that save together. Collective: all of them call it.
     pub fn new(comm: &Comm<R>) -> Result<Self> {
         let own = if comm.size() == 1 { Some(comm.clone()) } else { comm.split(Some(0), comm.rank())? };
         let comm = own.ok_or_else(|| Error::internal("SnapshotWriter", "the ranks split into no group"))?;
         Ok(SnapshotWriter { comm, running: None, spare: Snapshot::default() })
     }
 
-    /// Saves what a training step, or anything else that is [`Checkpointed`], has now, as [`Folder::save`] does: every rank calls it, in the thread that trains. It
-    /// returns when the copy is made.
+    /// Saves the present state of a training step, or of any other [`Checkpointed`], as [`Folder::save`] does. Every
+    /// rank calls it, in the thread that trains. It returns when the copy is made.
     ///
     /// # Errors
-    /// On all ranks, if the save before failed, or a rank cannot copy its part: nothing is saved then.
+    /// On all ranks, if the previous save failed, or a rank cannot copy its part: nothing is saved then.
     pub fn save(
         &mut self,
         folder: &Folder,
@@ -69,17 +71,18 @@ impl<R: Runtime> SnapshotWriter<R> {
     ) -> Result<()> {
         self.finish()?;
         let mut snapshot = std::mem::take(&mut self.spare);
-        // Nothing is under way, so the ranks may meet here.
+        // Nothing is under way, so a collective call is allowed.
         all_ok(&self.comm, "save", snapshot.copy(state))?;
         let (folder, notes) = (folder.clone(), notes.clone());
         self.spawn(move |comm| (folder.save_snapshot(comm, step, &snapshot, &notes), Some(snapshot)))?;
         if self.comm.guarantees().independent_transfers { Ok(()) } else { self.finish() }
     }
 
-    /// Starts other work in the thread, once what was started before is done: it may call what it is given, which all ranks do alike.
+    /// Starts other work in the thread, after the previous work has ended. The closure may make collective calls on the
+    /// communicator it gets, the same ones on all ranks.
     ///
     /// # Errors
-    /// Those of the work before.
+    /// The errors of the previous work.
     pub fn start(&mut self, work: impl FnOnce(&Comm<R>) -> Result<()> + Send + 'static) -> Result<()> {
         self.finish()?;
         self.spawn(|comm| (work(comm), None))
@@ -97,22 +100,24 @@ impl<R: Runtime> SnapshotWriter<R> {
         Ok(())
     }
 
-    /// The ranks that save together, over calls of their own: not to be called on while something is written.
+    /// The communicator of the ranks that save together. Make no calls on it during a save.
     pub fn comm(&self) -> &Comm<R> {
         &self.comm
     }
 
-    /// Whether this rank still writes.
+    /// Tells whether this rank's thread still writes.
     pub fn is_writing(&self) -> bool {
         self.running.as_ref().is_some_and(|running| !running.is_finished())
     }
 
-    /// What became of what was written, if that is known by now. Ranks learn of it at different times.
+    /// Returns the result of the background work if it has ended, and `Ok` while it goes on. Ranks see the end at
+    /// different times.
     pub fn poll(&mut self) -> Result<()> {
         if self.is_writing() { Ok(()) } else { self.finish() }
     }
 
-    /// Waits for what is being written, but no longer than this; the next [`finish`](SnapshotWriter::finish) returns its error, if it failed.
+    /// Waits for the background work, at most for `most`. If it failed, the next [`finish`](SnapshotWriter::finish)
+    /// returns its error.
     pub fn wait_at_most(&self, most: Duration) {
         let begun = Instant::now();
         while self.is_writing() && begun.elapsed() < most {
@@ -120,10 +125,10 @@ impl<R: Runtime> SnapshotWriter<R> {
         }
     }
 
-    /// Waits until what was saved is in place.
+    /// Waits until the background save is in place.
     ///
     /// # Errors
-    /// What failed in the thread, on all ranks. It is returned once.
+    /// The error of the thread, on all ranks. It is returned once.
     pub fn finish(&mut self) -> Result<()> {
         let Some(running) = self.running.take() else { return Ok(()) };
         let (written, spare) = running.join().unwrap_or_else(|panic| {
@@ -135,7 +140,7 @@ impl<R: Runtime> SnapshotWriter<R> {
     }
 }
 
-/// A save is written to its end, whatever ends the run; its error is lost then.
+/// Writes a running save to its end, whatever ends the run; its error is lost then.
 impl<R: Runtime> Drop for SnapshotWriter<R> {
     fn drop(&mut self) {
         let _ = self.finish();

@@ -1,4 +1,4 @@
-//! Where the elements of a checkpoint's regions are read from.
+//! The sources of a checkpoint's bytes: files or memory.
 
 use std::{
     collections::{BTreeMap, btree_map},
@@ -9,14 +9,14 @@ use numcore::{Error, Result, safetensors};
 
 use super::{Region, manifest::TensorEntry, writer::file};
 
-/// The files of a folder, or memory of this process.
+/// The source of regions: the files of a folder, or memory of this process.
 pub(crate) enum RegionSource {
     Files {
         folder: PathBuf,
-        /// By the rank that wrote it.
+        /// The open files, by the rank that wrote them.
         open: BTreeMap<usize, safetensors::Reader>,
     },
-    /// Bytes by rank and key.
+    /// The bytes of regions, by rank and key.
     Memory(BTreeMap<(usize, String), Vec<u8>>),
 }
 
@@ -39,7 +39,7 @@ impl RegionSource {
         }
     }
 
-    /// An error unless what the manifest says of a region is there; looks at no elements.
+    /// An error unless the region has the dtype and length of the manifest. Reads no elements.
     pub(super) fn check_slot(&mut self, name: &str, entry: &TensorEntry, region: &Region) -> Result<()> {
         let (dtype, numel, place) = match self {
             RegionSource::Files { folder, open } => {
@@ -60,7 +60,7 @@ impl RegionSource {
         Err(Error::state(name, why))
     }
 
-    /// An error unless the bytes of a region are those that were saved; reads them through `block`.
+    /// An error unless the checksum of a region's bytes matches; reads them through `block`.
     pub(super) fn check_bytes(
         &mut self,
         name: &str,
@@ -87,7 +87,7 @@ impl RegionSource {
     }
 }
 
-/// What messages call memory.
+/// The name of memory in errors.
 const MEMORY: &str = "the memory of a commit";
 
 fn region_id(region: &Region) -> (usize, String) {

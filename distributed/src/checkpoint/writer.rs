@@ -1,4 +1,4 @@
-//! Saving.
+//! Saving of checkpoints.
 
 use std::{
     collections::BTreeMap,
@@ -18,8 +18,8 @@ use super::{
 use crate::comm::{Collectives, Comm, Communicator, all_ok, all_ok_after, gather_bytes};
 
 impl Folder {
-    /// Saves a checkpoint of `step` from all ranks; `notes` are rank 0's. All ranks must see the same folder. An error on one rank is an
-    /// error on all, and leaves the checkpoints that were there.
+    /// Saves a checkpoint of `step` from all ranks, with the `notes` of rank 0. All ranks must see the same folder. An
+    /// error on one rank is an error on all, and leaves the existing checkpoints as they were.
     pub fn save<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -35,8 +35,9 @@ impl Folder {
         })
     }
 
-    /// Saves what [`Snapshot::of`] has copied on every rank, as [`save`](Folder::save) does, in any thread: while it is written the ranks train on.
-    /// `comm` is one that nothing else is called on meanwhile: a [split](crate::comm::Collectives::split) of the ranks'.
+    /// Saves the [snapshots](Snapshot::of) of all ranks, as [`save`](Folder::save) does, in any thread: the ranks train
+    /// on while it is written. `comm` must have no other calls meanwhile: use a
+    /// [split](crate::comm::Collectives::split) of the ranks' communicator.
     pub fn save_snapshot<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -51,11 +52,12 @@ impl Folder {
         })
     }
 
-    /// Saves what [`Snapshot::of`] has copied on each rank of a world that has failed, whose ranks cannot tell each other anything any more: each writes its file, and
-    /// rank 0 publishes the checkpoint if the files of all are there in time. `run` is a name that the ranks of this run share, and no other run has.
+    /// Saves the [snapshots](Snapshot::of) of a failed world, whose ranks can no longer communicate. Each rank writes
+    /// its file, and rank 0 publishes the checkpoint if all files are there within `patience`. `run` is a name that the
+    /// ranks of this run share, and no other run has.
     ///
     /// # Errors
-    /// On rank 0, if a rank did not come: it has failed in another step, or is gone.
+    /// On rank 0, if a rank wrote nothing in time: it has failed in another step, or is gone.
     pub fn save_stranded(
         &self,
         (rank, ranks): (usize, usize),
@@ -93,7 +95,7 @@ impl Folder {
         self.finish(step, &at, &joined(&tables, notes)?)
     }
 
-    /// Saves what `written` writes into a folder on every rank, with its table of contents.
+    /// Saves the files that `written` writes into a folder on every rank; it returns its rank's table of contents.
     fn save_written<R: Runtime>(
         &self,
         comm: &Comm<R>,
@@ -102,7 +104,7 @@ impl Folder {
         written: impl FnOnce(&Path) -> Result<String>,
     ) -> Result<()> {
         let at = self.unfinished(step, &name_of_save(comm)?);
-        // A rank's part, and what rank 0 removes, take as long as the file system does.
+        // A rank's part, and removals by rank 0, take as long as the file system does.
         let latest = all_ok_after(comm, "save", || if comm.rank() == 0 { self.begin(step, &at) } else { Ok(None) })?;
         let own = all_ok_after(comm, "save", || written(&at))?;
         let tables = gather_bytes(comm, 0, own.as_bytes())?;
@@ -113,7 +115,7 @@ impl Folder {
         })
     }
 
-    /// Writes the manifest, the last thing in the folder `at`; then that is what there is.
+    /// Writes the manifest, the last file in the folder `at`, and publishes the folder.
     pub(super) fn finish(&self, step: u64, at: &Path, manifest: &Manifest) -> Result<()> {
         self.will("write the manifest")?;
         safetensors::replace_file(at.join(MANIFEST), manifest.to_json().as_bytes())?;
@@ -121,7 +123,8 @@ impl Folder {
     }
 }
 
-/// A name that the ranks of a save share, and no other save has: when it began on rank 0, and in which process.
+/// A name that the ranks of a save share, and no other save has: the time of its start on rank 0, and the process
+/// there.
 fn name_of_save<R: Runtime>(comm: &Comm<R>) -> Result<String> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     let own = format!("{since:020x}-{:x}", std::process::id());
@@ -129,17 +132,17 @@ fn name_of_save<R: Runtime>(comm: &Comm<R>) -> Result<String> {
     Ok(String::from_utf8_lossy(&first).into_owned())
 }
 
-/// What a rank of a failed world says of its file.
+/// The path of the table of contents that a rank of a failed world writes.
 fn table(folder: &Path, rank: usize) -> std::path::PathBuf {
     folder.join(format!("rank-{rank:05}.table"))
 }
 
-/// The file of a rank.
+/// The path of a rank's file of tensors.
 pub(super) fn file(folder: &Path, rank: usize) -> std::path::PathBuf {
     folder.join(format!("rank-{rank:05}.safetensors"))
 }
 
-/// What a table of contents says of a part.
+/// An entry of a table of contents: a part without its bytes.
 pub(super) struct PartEntry<'a> {
     pub(super) name: &'a str,
     pub(super) placement: &'a TensorPlacement,
@@ -154,13 +157,13 @@ impl<'a> PartEntry<'a> {
         PartEntry { name: &part.name, placement: &part.placement, start: part.start, dtype, len }
     }
 
-    /// What a rank's file calls it.
+    /// The name of the part in a rank's file.
     fn key(&self) -> String {
         format!("{}#{}", self.name, self.start)
     }
 }
 
-/// Writes a rank's file of what `bytes` gives for each part; gives its table of contents as text.
+/// Writes a rank's file, with the bytes that `bytes` returns for each part; returns its table of contents as text.
 fn write<B: AsRef<[u8]>>(
     at: &Path,
     rank: usize,
@@ -191,7 +194,7 @@ pub(super) fn table_of(parts: &[PartEntry<'_>], checksums: &[u32], numbers: &BTr
     json!([table, numbers]).to_string()
 }
 
-/// The tables of all ranks as one.
+/// Joins the tables of all ranks into one manifest.
 pub(super) fn joined(tables: &[Vec<u8>], notes: &BTreeMap<String, String>) -> Result<Manifest> {
     let mut manifest = Manifest { ranks: tables.len(), notes: notes.clone(), ..Default::default() };
     for (rank, table) in tables.iter().enumerate() {
@@ -226,7 +229,7 @@ pub(super) fn lines_of(table: &[u8], rank: usize) -> Result<Vec<TableLine>> {
     lines(&json_of(table, rank)?, rank)
 }
 
-/// A part: of which tensor, of what shape and type, and which elements.
+/// A part of a table: the tensor's name, shape and dtype, and the region of its elements.
 pub(super) type TableLine = (String, Shape, DType, Region);
 
 fn line_of(line: &Value, rank: usize) -> Option<TableLine> {

@@ -1,4 +1,4 @@
-//! Data parallelism by hand, for loops that no trainer fits: adversarial, reinforcement, progressive.
+//! Data parallelism for hand-written training loops that no trainer fits: adversarial, reinforcement, progressive.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
     unused::used_anywhere,
 };
 
-/// A model of which every rank has a copy.
+/// A data-parallel model, of which every rank has a copy: synchronizes parameters and buffers, and averages gradients.
 pub struct Ddp<R: Runtime> {
     comm: Comm<R>,
     parameters: Vec<(String, Arc<Leaf<R>>)>,
@@ -21,13 +21,15 @@ pub struct Ddp<R: Runtime> {
 }
 
 impl<R: Runtime> Ddp<R> {
-    /// The model on this rank. An error unless all ranks have the same one: names, shapes, dtypes, what is trained, and their order.
+    /// Wraps this rank's copy of the model, which must be the same on all ranks: names, shapes, dtypes, trained
+    /// parameters, and their order.
     ///
-    /// Puts this thread into the [random stream](set_random_stream) of its rank: ranks draw different dropout masks for their different data,
-    /// from one seed.
+    /// Sets this thread's [random stream](set_random_stream) to the rank's number: from one seed, ranks draw different
+    /// dropout masks for their different data.
     ///
     /// # Errors
-    /// On every rank, as said; and if the model is cut over a tensor axis: a [training step](crate::train::TrainStep) sums its partial gradients.
+    /// On every rank, if the ranks' models differ. Also if the model is cut over a tensor, expert or context axis: only
+    /// a [training step](crate::train::TrainStep) sums its partial gradients.
     #[track_caller]
     pub fn new(comm: &Comm<R>, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         if context_ranks(model).iter().any(|(_, over)| *over > 1) {
@@ -43,7 +45,8 @@ impl<R: Runtime> Ddp<R> {
         Ddp::of(comm, model, comm.rank())
     }
 
-    /// The model on this rank, which may be cut over a tensor or a context axis; `share` is which share of a batch the rank reads.
+    /// Wraps a model that may be cut over a tensor or a context axis; `share` is the index of the batch share this rank
+    /// reads.
     #[track_caller]
     pub(crate) fn of(comm: &Comm<R>, model: &(impl Module<R> + ?Sized), share: usize) -> Result<Self> {
         let parameters: Vec<_> = model.named_parameters().into_iter().map(|(name, p)| (name, p.leaf())).collect();
@@ -53,19 +56,19 @@ impl<R: Runtime> Ddp<R> {
         Ok(Ddp { comm: comm.clone(), parameters, buffers })
     }
 
-    /// Gives every rank the parameters and buffers of rank 0.
+    /// Broadcasts the parameters and buffers of rank 0 to every rank.
     #[doc(alias("broadcast_params"))]
     pub fn sync_params(&self) -> Result<()> {
         self.sync_values()?;
         self.sync_buffers()
     }
 
-    /// How many ranks have a copy.
+    /// The number of ranks that have a copy of the model.
     pub fn world_size(&self) -> usize {
         self.comm.size()
     }
 
-    /// The devices of all ranks. Every rank calls it.
+    /// The devices of all ranks. Collective: every rank calls it.
     pub fn devices(&self) -> Result<RankDevices> {
         RankDevices::of(&self.comm)
     }
@@ -77,30 +80,32 @@ impl<R: Runtime> Ddp<R> {
         Ok(())
     }
 
-    /// Gives every rank the buffers of rank 0.
+    /// Broadcasts the buffers of rank 0 to every rank.
     pub fn sync_buffers(&self) -> Result<()> {
         self.buffers.iter().try_for_each(|(_, buffer)| buffer.set(self.broadcast(&buffer.value())?))
     }
 
-    /// Replaces every parameter's gradient by the mean over all ranks; a rank without one contributes zero, and where no rank has one none
-    /// is made.
+    /// Replaces every parameter's gradient by the unweighted mean over all ranks. A rank without a gradient contributes
+    /// zero; a parameter without a gradient on any rank gets none.
     pub fn all_reduce_gradients(&self, gradients: &mut Gradients<R>) -> Result<()> {
         self.weighted_all_reduce_gradients(gradients, &vec![1; self.comm.size()])
     }
 
-    /// Replaces every parameter's gradient by the mean over all ranks, weighted by what each contributed: `counts` has a number of
-    /// examples, or tokens, for each rank. A rank without a gradient contributes zero, and where no rank has one none is made: an optimizer
-    /// leaves such a parameter alone.
+    /// Replaces every parameter's gradient by the weighted mean over all ranks: `counts[r]` is the number of examples,
+    /// or tokens, of rank `r`. A rank without a gradient contributes zero. A parameter without a gradient on any rank
+    /// gets none, so an optimizer leaves it alone.
     ///
     /// # Errors
-    /// On every rank, if `counts` are not the same on all, have not a number for each rank, or add up to 0.
+    /// On every rank, if `counts` differ between ranks, do not have one number for each rank, add up to 0 or overflow
+    /// `u64`.
     #[doc(alias("apply_ddp_gradients"))]
     pub fn weighted_all_reduce_gradients(&self, gradients: &mut Gradients<R>, counts: &[u64]) -> Result<()> {
         let total = self.total(counts)?;
         abort_on_err(&self.comm, self.reduce(gradients, counts[self.comm.rank()] as f64 / total as f64))
     }
 
-    /// What all ranks contributed. Every rank sees the counts of all, so that an error is one on every rank, and nobody waits for another.
+    /// The sum of `counts`. Exchanges the counts, so that a mismatch is an error on every rank and no rank hangs in a
+    /// collective.
     fn total(&self, counts: &[u64]) -> Result<u64> {
         let bytes: Vec<u8> = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
         let all = self.comm.exchange(&bytes)?;
@@ -118,7 +123,7 @@ impl<R: Runtime> Ddp<R> {
         let used = used_anywhere(&self.comm, trained.iter().map(|leaf| gradients.get(leaf).is_some()))?;
         let used: Vec<_> = trained.into_iter().zip(used).filter(|(_, used)| *used).map(|(leaf, _)| leaf).collect();
         let mut sums = Vec::new();
-        // In the model's order: that of the gradients is not the same on all ranks.
+        // In the model's order: the order of the gradients differs between ranks.
         for leaf in &used {
             let spec = leaf.spec();
             let own = match gradients.get(leaf) {
@@ -138,7 +143,7 @@ impl<R: Runtime> Ddp<R> {
     }
 }
 
-/// Tells whether several ranks have a parameter together, or parts of its gradient.
+/// Tells whether a parameter, or its gradient, is spread over several ranks.
 fn is_cut<R: Runtime>(parameter: &Param<R>) -> bool {
     parameter.placed().is_some_and(|placed| placed.group().size() > 1)
 }

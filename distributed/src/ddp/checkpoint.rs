@@ -1,4 +1,4 @@
-//! Checkpoints of data parallelism: every rank has everything, and saves its share.
+//! Checkpoints of data parallelism: every rank has the unsharded state, and saves a share of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -15,7 +15,8 @@ use crate::{
     comm::Communicator,
 };
 
-/// How a state dict of an optimizer names what belongs to a parameter, and what does not.
+/// An entry of an optimizer's state dict: a state tensor or update count of a parameter, the number of steps, or a
+/// setting.
 enum StateDictEntry<'a> {
     State {
         state: &'a str,
@@ -25,12 +26,12 @@ enum StateDictEntry<'a> {
         parameter: &'a str,
     },
     Steps,
-    /// Hyper-parameters are the program's own.
+    /// A hyper-parameter, which the program sets and tensors of checkpoints leave out.
     Setting,
 }
 
-/// Optimizers that are combined begin their names with their number. A parameter belongs to one of them, so checkpoints leave it out: they
-/// do not depend on how optimizers are combined.
+/// Parses a name of an optimizer's state dict. Combined optimizers prefix names by their number. A parameter belongs to
+/// one optimizer, so the prefix is dropped: checkpoints do not depend on how optimizers are combined.
 fn entry(name: &str) -> StateDictEntry<'_> {
     match name.split_once('.') {
         Some((number, rest)) if number.bytes().all(|b| b.is_ascii_digit()) => entry(rest),
@@ -42,7 +43,8 @@ fn entry(name: &str) -> StateDictEntry<'_> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Parameters of which there is something in checkpoints: those without elements would be in no part of a sharded one.
+    /// The parameters in checkpoints: all but those without elements, which would be in no part of a sharded
+    /// checkpoint.
     fn saved(&self) -> impl Iterator<Item = &Arc<Leaf<R>>> {
         self.leaves.iter().filter(|l| l.spec().shape.numel() > 0)
     }
@@ -51,7 +53,7 @@ impl<R: Runtime> DataParallel<R> {
         self.leaves.iter().map(|leaf| (leaf.name(), leaf)).collect()
     }
 
-    /// The piece that a state of a parameter is: the parameter's, if it has its shape.
+    /// The placement of an optimizer state: its parameter's if the shapes are equal, otherwise unsharded.
     fn placement_of_state(&self, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> TensorPlacement {
         match leaf.filter(|leaf| leaf.spec().shape == shape) {
             Some(leaf) => self.tensor.placement(leaf),
@@ -59,7 +61,7 @@ impl<R: Runtime> DataParallel<R> {
         }
     }
 
-    /// The piece that a state of a parameter is, where this rank saves it.
+    /// The placement of an optimizer state if this rank saves it, else none.
     fn saved_state(&self, leaf: Option<&Arc<Leaf<R>>>, shape: Shape) -> Option<TensorPlacement> {
         let placement = self.placement_of_state(leaf, shape);
         let counts = leaf.is_none_or(|leaf| self.tensor.counts(leaf));
@@ -67,15 +69,15 @@ impl<R: Runtime> DataParallel<R> {
         saves.then_some(placement)
     }
 
-    /// Parameters of which no more than the value is in checkpoints: whether their optimizer has state for those that are frozen is not the
-    /// checkpoint's affair, and those without elements are not in it at all.
+    /// The names of parameters whose optimizer state is not in checkpoints. They are frozen parameters, for which
+    /// optimizers may or may not keep state, and parameters without elements, which checkpoints leave out altogether.
     pub(super) fn without_state(&self) -> BTreeSet<String> {
         let without = |l: &&Arc<Leaf<R>>| !l.requires_grad() || l.spec().shape.numel() == 0;
         self.leaves.iter().filter(without).map(|l| l.name().to_string()).collect()
     }
 }
 
-/// Every rank has everything; each saves its share.
+/// Shares the saving out: each part is saved by the rank with the fewest bytes so far.
 impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut all = Vec::new();
@@ -98,7 +100,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         let mut parts = self.buffers.parts(rank == 0 && self.tensor.rank() == 0)?;
         parts.extend(self.reducer.parts(&self.leaves)?);
         for part in all {
-            // To the rank with the least so far; the same choice on all.
+            // To the rank with the fewest bytes so far; all ranks make the same choice.
             let to = (0..n).min_by_key(|&r| bytes[r]).unwrap_or(0);
             bytes[to] += part.row.numel() * part.row.dtype().size();
             if to == rank {
@@ -108,7 +110,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         Ok(parts)
     }
 
-    /// Each parameter is one rank's: that with the fewest elements so far.
+    /// Assigns each parameter to one rank: the rank with the fewest elements so far.
     fn parameter_parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let (n, rank) = (self.comm().size(), self.comm().rank());
         let (mut elements, mut parts) = (vec![0; n], Vec::new());
@@ -125,7 +127,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
 
     fn numbers(&self) -> BTreeMap<String, u64> {
         let (mut numbers, without) = (BTreeMap::new(), self.without_state());
-        // A state that cannot be read is reported by `parts`.
+        // An unreadable state is reported by `parts`.
         for (name, value) in self.optimizer.state_dict().unwrap_or_default() {
             if let StateDictEntry::Updates { parameter } = entry(&name)
                 && !without.contains(parameter)
@@ -138,7 +140,8 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         numbers
     }
 
-    // A checkpoint has the state of what is trained by now. What cannot be trained is an error of the next step.
+    // A checkpoint has state of the parameters trained at its save, so parameters unfrozen since then join the
+    // optimizer first. An error of that is returned by the next step.
     fn expect(&mut self, _: &BTreeMap<String, u64>) {
         let _ = self.thaw();
     }
@@ -165,7 +168,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
         self.optimizer.check_sole()
     }
 
-    /// Nothing is changed before everything was read and the optimizer would take its state.
+    /// Nothing is changed before all values were read and the optimizer has accepted its state dict.
     fn restore(
         &mut self,
         read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>,
@@ -190,7 +193,7 @@ impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// A state of the optimizer: what is its own, and what `take` and `numbers` have.
+    /// The state dict for the optimizer: values from `take` and `numbers`, and its own entries that checkpoints lack.
     fn state_from(
         &self,
         take: &mut dyn FnMut(String) -> Result<Tensor<R>>,
@@ -200,7 +203,7 @@ impl<R: Runtime> DataParallel<R> {
         let (rt, without, mut state) = (self.comm().runtime(), self.without_state(), Vec::new());
         for (name, old) in self.optimizer.state_dict()? {
             let value = match entry(&name) {
-                // Not the optimizer's own memory: it cannot write what someone else holds.
+                // A copy: the optimizer cannot write memory that has another holder.
                 StateDictEntry::State { parameter, .. } if without.contains(parameter) => old.copy()?,
                 StateDictEntry::State { state, parameter } => take(names::state(state, parameter))?,
                 StateDictEntry::Updates { parameter } if without.contains(parameter) => old,
@@ -215,7 +218,8 @@ impl<R: Runtime> DataParallel<R> {
         Ok(state)
     }
 
-    /// Where a checkpoint has no state of parameters, their own as it is once their new values are there: master copies follow those.
+    /// Replaces states that checkpoints lack, in `state`, by the optimizer's own after it has adopted the restored
+    /// parameter values: master copies follow those.
     fn follow(&mut self, state: &mut [(String, Tensor<R>)]) -> Result<()> {
         let without = self.without_state();
         self.optimizer.params_mut().into_iter().try_for_each(FlatParams::adopt)?;

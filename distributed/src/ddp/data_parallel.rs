@@ -1,4 +1,4 @@
-//! Data-parallel training: every rank has the whole model, and gradients are summed while the backward pass goes on.
+//! Data-parallel training: every rank has the whole model, and gradients are summed during the backward pass.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,18 +21,20 @@ use crate::{
     sums,
 };
 
-/// Makes a reducer of buckets over some ranks.
+/// Makes a bucket reducer over the ranks of a communicator.
 pub(crate) type MakeReducer<R> = Box<dyn FnOnce(&Comm<R>) -> Result<Box<dyn BucketReducer<R>>>>;
 
-/// The strategy of a model of which every rank has a copy, PyTorch's `DistributedDataParallel` with its optimizer:
-/// consecutive pieces of the optimizer's own gradient memory are buckets, which are summed over all ranks, in place, as
-/// soon as they are full in the backward pass.
+/// A strategy that gives every rank a copy of the model: PyTorch's `DistributedDataParallel` with its optimizer.
+/// Buckets are consecutive pieces of the optimizer's own gradient memory. Each is summed over all ranks, in place, as
+/// soon as it is full in the backward pass.
 ///
-/// Buckets are sent in the order of the plan, whatever order gradients become final in: all ranks make the same calls.
-/// The sums do not depend on how parameters are cut into buckets. Parameters and buffers are those of rank 0 from the
-/// start. Before the second step buckets are rebuilt, once, in the order in which gradients became final on rank 0.
-/// Parameters that are frozen when it is made have neither gradients nor state, and nothing of them is sent, until a
-/// step begins in which they are not: those then begin, on all ranks alike, as they would have at the first step.
+/// All ranks send buckets in the order of the plan, whatever order gradients become final in, so collective calls
+/// match. The sums do not depend on the cut of parameters into buckets. Parameters and buffers start equal to those of
+/// rank 0. Before the second step, buckets are rebuilt once, in the order in which gradients became final on rank 0.
+///
+/// Parameters that are frozen at construction, and are not in the optimizer, have neither gradients nor state, and are
+/// not sent. They join, on all ranks alike, at the first step that finds them unfrozen, as if that were their first
+/// step.
 #[doc(alias("DistributedDataParallel"))]
 #[doc(alias("BucketedTrainer"))]
 pub struct DataParallel<R: Runtime> {
@@ -45,28 +47,33 @@ pub struct DataParallel<R: Runtime> {
     pub(super) layout: BucketLayout<R>,
     /// The number of the bucket to send next.
     pub(super) next: usize,
-    /// True if buckets are sent in the backward pass that goes on.
+    /// True if the current backward pass sends its buckets.
     pub(super) sync: bool,
     /// True if a backward pass of this step was begun.
     pub(super) has_passed: bool,
-    /// The losses of this rank weigh nothing in this step.
+    /// True if the losses of this rank weigh nothing in this step.
     pub(super) weighs_nothing: bool,
-    /// Numbers of parameters in the order in which their gradients became final.
+    /// The numbers of parameters in the order in which their gradients became final.
     pub(super) ready: Vec<usize>,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
-    /// Parameters that were frozen from the start, and are still, which the optimizer does not have.
+    /// The parameters that were frozen from the start and still are; the optimizer does not have them.
     pub(super) frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
     pub(super) tensor: TensorAxis<R>,
-    /// How many steps were begun, until buckets were rebuilt.
+    /// The number of steps begun since the start, or since parameters were unfrozen; at 2, buckets are rebuilt.
     pub(super) begun: u8,
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Gives every rank the parameters and buffers of rank 0. An error unless all ranks have the same model and options. On a mesh the
-    /// ranks are those that gradients are summed over.
+    /// Makes the strategy on every rank of a communicator or mesh, and broadcasts rank 0's parameters and buffers. On a
+    /// mesh, gradients are summed over its gradient ranks.
     ///
-    /// Frozen parameters are best left out of the optimizer: those in it have memory for gradients and state, and are sent as zeros.
+    /// Best leave frozen parameters out of the optimizer: those in it take memory for gradients and state, and are sent
+    /// as zeros.
+    ///
+    /// # Errors
+    /// Fails if the ranks differ in model, optimizer or options, if the optimizer has a parameter that is not the
+    /// model's, or if options [exclude](crate::combinations) each other.
     #[track_caller]
     pub fn new(
         mesh: &impl AsMesh<R>,
@@ -77,7 +84,7 @@ impl<R: Runtime> DataParallel<R> {
         Self::reduced_by(mesh, model, optimizer, options, None)
     }
 
-    /// Makes the strategy like [`new`](DataParallel::new), with a reducer of one's own.
+    /// Makes the strategy as [`new`](DataParallel::new) does, with a custom reducer if `make` is given.
     #[track_caller]
     pub(crate) fn reduced_by(
         mesh: &impl AsMesh<R>,
@@ -136,33 +143,33 @@ impl<R: Runtime> DataParallel<R> {
         })
     }
 
-    /// The optimizer.
+    /// The optimizer, which owns the memory of gradients and parameters.
     pub fn optimizer(&self) -> &dyn Optimizer<R> {
         &*self.optimizer
     }
 
-    /// The optimizer, for schedules and checkpoints.
+    /// The optimizer, mutably: for schedules and checkpoints.
     pub fn optimizer_mut(&mut self) -> &mut dyn Optimizer<R> {
         &mut *self.optimizer
     }
 
-    /// The gradients. During a backward pass parts of them are in flight.
+    /// The summed gradients. During a backward pass, parts of them are in flight.
     pub fn gradients(&self) -> &FlatGradients<R> {
         &self.layout.gradients
     }
 
-    /// The number of buckets that gradients are exchanged in. It may change before the second step, which puts
-    /// gradients into the order in which they became final.
+    /// The number of gradient buckets. It may change before the second step, when buckets are rebuilt in the order in
+    /// which gradients became final.
     pub fn num_buckets(&self) -> usize {
         self.layout.buckets.len()
     }
 
-    /// Names of the parameters in bucket `k`.
+    /// The names of the parameters in bucket `k`.
     pub fn names_in_bucket(&self, k: usize) -> Vec<String> {
         self.layout.buckets[k].members.iter().map(|member| member.leaf.name().to_string()).collect()
     }
 
-    /// Parameters by name, in the order in which their gradients became final in the last backward pass that was
+    /// The names of parameters, in the order in which their gradients became final in the last backward pass that was
     /// exchanged.
     pub fn ready_order(&self) -> Vec<String> {
         self.ready_leaves().map(|leaf| leaf.name().to_string()).collect()
@@ -172,8 +179,8 @@ impl<R: Runtime> DataParallel<R> {
         self.ready.iter().map(|&i| &self.layout.params[i].leaf)
     }
 
-    /// What of a parameter's mean gradient this rank could not send yet, where gradients are compressed with error
-    /// feedback: a row.
+    /// The error-feedback residual of a parameter: the part of its mean gradient that this rank has not sent yet, as a
+    /// row `[numel]`. None unless the reducer compresses this parameter.
     pub fn residual(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         self.reducer.residual(leaf)
     }
@@ -182,27 +189,27 @@ impl<R: Runtime> DataParallel<R> {
         &self.ranks.losses
     }
 
-    /// Cuts buckets anew, between steps, in another order. The reducer keeps what it has from step to step.
+    /// Cuts new buckets in another parameter order, between steps. The reducer keeps its state across steps.
     pub(super) fn cut_buckets(&mut self, order: &HashMap<usize, usize>) -> Result<()> {
         let key = |leaf: &Arc<Leaf<R>>| place(order, leaf);
         self.layout = BucketLayout::new(&self.ranks.losses, &self.label, &mut *self.optimizer, &key, &self.options)?;
         Ok(())
     }
 
-    /// Before the second step: buckets in the order in which gradients became final on rank 0.
+    /// Rebuilds the buckets before the second step, in the order in which gradients became final on rank 0.
     fn rebuild(&mut self) -> Result<()> {
         self.begun = self.begun.saturating_add(1);
         if self.begun != 2 || self.comm().size() == 1 {
             return Ok(());
         }
-        // By position in the model, which is the same on all ranks: names are for people.
+        // By position in the model, which is equal on all ranks; names are for display.
         let position: HashMap<usize, usize> = self.leaves.iter().enumerate().map(|(at, l)| (l.id(), at)).collect();
         let ready = self.ready_leaves().filter_map(|leaf| position.get(&leaf.id()));
         let seen: Vec<u8> = ready.flat_map(|at| at.to_le_bytes()).collect();
         let first = self.comm().exchange(if self.comm().rank() == 0 { &seen } else { &[] })?.swap_remove(0);
         let first = first.as_chunks().0.iter().map(|at| usize::from_le_bytes(*at));
         let ready: HashMap<usize, usize> = first.enumerate().map(|(k, at)| (at, k)).collect();
-        // What rank 0 did not use comes last, from the last layer to the first.
+        // Parameters that rank 0 did not use come last, from the last layer to the first.
         let rest = |at: usize| ready.len() + self.leaves.len() - at;
         let key = |(at, l): (usize, &Arc<Leaf<R>>)| (l.id(), ready.get(&at).copied().unwrap_or_else(|| rest(at)));
         let keys: HashMap<usize, usize> = self.leaves.iter().enumerate().map(key).collect();
@@ -231,8 +238,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.begin_pass(pass.is_last())?;
         let BackwardPass::Last(Some(losses)) = pass else { return Ok(()) };
         self.weighs_nothing = losses.weight == 0.0;
-        // What is sent compressed, or as `f16`, are means: what one step could not send counts for no more and no less
-        // in the next, and no sum leaves the range.
+        // Compressed gradients and `f16` travel as means: an unsent residual then weighs the same in the next step, and
+        // no sum leaves the range.
         self.reducer.set_loss_weight(losses)
     }
 
@@ -242,8 +249,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
         self.sum_partial_gradients()
     }
 
-    // Ranks see the same sums, so they come to the same norm and decision without asking. Squares are added up for each parameter by
-    // itself, then in the model's order: buckets, and when they are rebuilt, do not change a bit.
+    // Ranks hold the same sums, so they reach the same norm and decision without communication. Squares are summed for
+    // each parameter, then in the model's order: neither the cut of buckets nor their rebuilding changes a bit.
     fn squared_norm(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
         self.tensor.sum(self.squares(counts)?)
     }
@@ -300,8 +307,8 @@ impl<R: Runtime> Strategy<R> for DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// The sum of the squares of the gradients of the parameters that count. One that is cut along tensor counts wherever a piece is, one
-    /// that is not once.
+    /// The sum of squares of the gradients of the parameters that `counts` selects. A parameter cut along the tensor
+    /// axis counts on every rank with a piece of it, an uncut one once.
     pub(super) fn squares(&self, counts: &LeafFilter<'_, R>) -> Result<Tensor<R>> {
         let (mut squares, gradients) = (Vec::new(), self.gradients());
         for leaf in self.leaves.iter().filter(|leaf| counts(leaf) && self.tensor.counts(leaf)) {
@@ -312,7 +319,8 @@ impl<R: Runtime> DataParallel<R> {
 }
 
 impl<R: Runtime> DataParallel<R> {
-    /// Sums gradients of which ranks along tensor have their parts, all at once. What no rank used keeps having none.
+    /// Sums partial gradients over the tensor axis, all in flight at once. A parameter that no rank used stays without
+    /// a gradient.
     fn sum_partial_gradients(&mut self) -> Result<()> {
         let mut works = Vec::new();
         for leaf in self.used_along_tensor()? {
@@ -327,7 +335,8 @@ impl<R: Runtime> DataParallel<R> {
         Ok(())
     }
 
-    /// The parameters that this step updates, those that any rank along tensor used: with zeros where this rank did not.
+    /// The parameters that this step updates: those used by any rank of the tensor axis. Zeros their gradients where
+    /// this rank did not use them.
     fn used_along_tensor(&mut self) -> Result<Vec<Arc<Leaf<R>>>> {
         if !self.tensor.is_cut() {
             return Ok(Vec::new());
@@ -347,7 +356,7 @@ impl<R: Runtime> DataParallel<R> {
         Ok(all.into_iter().map(|((leaf, _), _)| leaf).collect())
     }
 
-    /// Where a parameter has its gradient: buffer and range.
+    /// The buffer of a parameter's gradient, and its range there. An error if the parameter is not in the optimizer.
     pub(super) fn place_of(&self, leaf: &Arc<Leaf<R>>) -> Result<(usize, usize)> {
         let range = |leaves: &[Arc<Leaf<R>>]| leaves.iter().position(|own| Arc::ptr_eq(own, leaf));
         let params = self.optimizer.params();
@@ -356,12 +365,12 @@ impl<R: Runtime> DataParallel<R> {
     }
 }
 
-/// The places of parameters in the order in which gradients usually become final: from the last layer to the first.
+/// The position of each parameter, by leaf id, in the order in which gradients usually become final: last layer first.
 pub(super) fn from_last<R: Runtime>(leaves: &[Arc<Leaf<R>>]) -> HashMap<usize, usize> {
     leaves.iter().rev().enumerate().map(|(k, leaf)| (leaf.id(), k)).collect()
 }
 
-/// An error if an optimizer has a parameter that is not the model's: it would not be made equal on all ranks.
+/// An error if the optimizer has a parameter that is not the model's: it would not be made equal on all ranks.
 fn require_own<R: Runtime>(optimizer: &dyn Optimizer<R>, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
     let own: HashSet<usize> = leaves.iter().map(Leaf::id).collect();
     let params = optimizer.params();
@@ -371,7 +380,7 @@ fn require_own<R: Runtime>(optimizer: &dyn Optimizer<R>, leaves: &[Arc<Leaf<R>>]
     }
 }
 
-/// The parameters of a model, in its own order.
+/// The parameters of a model, in the model's order.
 pub(crate) fn leaves<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<Arc<Leaf<R>>> {
     model.parameters().iter().map(|p| p.leaf()).collect()
 }

@@ -1,4 +1,4 @@
-//! Buckets: filled in the backward pass, sent when they are full, waited for after it.
+//! Exchange of gradient buckets: filled and sent during the backward pass, waited for after it.
 
 use std::{mem, sync::Arc};
 
@@ -13,15 +13,14 @@ use crate::{
 };
 
 impl<R: Runtime> DataParallel<R> {
-    /// Waits for buckets of a step that was given up, or has failed: they hold ranges of the gradients while they are
-    /// in flight.
+    /// Waits for the buckets of a step that was abandoned or has failed: in flight, they hold ranges of the gradients.
     pub(super) fn wait_for_given_up(&mut self) {
         if self.reducer.reduces_every_pass() {
             let _ = self.wait_for_sent();
         }
     }
 
-    /// Forgets all gradients: the next backward pass overwrites them.
+    /// Discards all gradients: the next backward pass overwrites them.
     pub(super) fn zero(&mut self) {
         self.reducer.begin_step();
         self.layout.buckets.iter_mut().for_each(|bucket| bucket.sent = false);
@@ -30,8 +29,8 @@ impl<R: Runtime> DataParallel<R> {
         self.layout.params.iter_mut().for_each(|p| p.used = false);
     }
 
-    /// Begins a backward pass; `sync` tells whether its gradients are to be exchanged, or only added up. In canonical
-    /// order they always are.
+    /// Begins a backward pass. With `sync`, its gradients are exchanged; without, only accumulated. A reducer that
+    /// reduces every pass, as canonical order does, exchanges them always.
     pub(super) fn begin_pass(&mut self, sync: bool) -> Result<()> {
         if self.reducer.reduces_every_pass() && mem::replace(&mut self.has_passed, true) {
             let settled = self.flush();
@@ -44,18 +43,19 @@ impl<R: Runtime> DataParallel<R> {
         Ok(())
     }
 
-    /// Sends what is left after the last backward pass, and waits until every gradient is the sum over all ranks.
+    /// Sends the remaining buckets after the last backward pass, and waits until every gradient is the sum over all
+    /// ranks.
     pub(super) fn complete(&mut self) -> Result<()> {
         self.flush()?;
         if self.reducer.reduces_every_pass() {
-            // Any pass counts.
+            // A parameter that any pass has used counts as used.
             self.require_used()?;
         }
-        // After the last bucket: how many were sent before depends on the rank.
+        // After the last bucket, since the number of buckets sent during the pass differs between ranks.
         let params = self.layout.params.iter();
         let anywhere = match self.options.unused {
             Unused::Allow => used_anywhere(self.comm(), params.map(|p| p.used))?,
-            // Other ranks have used them all.
+            // The other ranks have used every trained parameter, or the step has failed there.
             Unused::Error if self.idles() => params.map(|p| p.leaf.requires_grad()).collect(),
             Unused::Error => params.map(|p| p.used).collect(),
         };
@@ -71,7 +71,7 @@ impl<R: Runtime> DataParallel<R> {
         idles(self.weighs_nothing, self.layout.params.iter().map(|p| p.used))
     }
 
-    /// An error that names the parameters without a gradient, where there may be none.
+    /// An error that names the trained parameters without a gradient, unless these are allowed or the rank idles.
     fn require_used(&self) -> Result<()> {
         if self.options.unused == Unused::Allow || self.idles() {
             return Ok(());
@@ -79,7 +79,7 @@ impl<R: Runtime> DataParallel<R> {
         require_all(self.layout.params.iter().map(|p| (&p.leaf, p.used)))
     }
 
-    /// Sends what the backward pass has left, and waits for all of it.
+    /// Sends the buckets that the backward pass has left, and waits for all.
     fn flush(&mut self) -> Result<()> {
         let (used, every_pass) = (self.layout.used(), self.reducer.reduces_every_pass());
         for (p, used) in self.layout.params.iter_mut().zip(used) {
@@ -119,7 +119,7 @@ impl<R: Runtime> DataParallel<R> {
         for at in 0..self.layout.buckets[k].params.len() {
             let p = &self.layout.params[self.layout.buckets[k].params[at]];
             let flat = &mut self.layout.gradients.flats_mut()[p.buffer];
-            // A range that is lent can be read while its neighbours are in flight.
+            // A lent range can be read while its neighbours are in flight.
             if flat.is_written(p.range) {
                 let grad = flat.lend(p.range)?;
                 let finite = is_finite(&grad);

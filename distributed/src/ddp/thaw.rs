@@ -1,15 +1,16 @@
-//! Training parameters from a later step on than the first.
+//! Unfreezing: training parameters from a later step than the first.
 
 use numcore::{Result, Runtime};
 
 use super::{DataParallel, data_parallel::from_last};
 use crate::comm::Collectives;
 
-/// The parameters that ranks agree on when they are unfrozen.
+/// The name, in errors, of the parameters that ranks must unfreeze alike.
 pub(crate) const THAWED: &str = "the parameters that were frozen, and are trained from now on,";
 
 impl<R: Runtime> DataParallel<R> {
-    /// Trains parameters that were frozen from the start, and no longer are.
+    /// Adds parameters that were frozen from the start, and no longer are, to the optimizer and the buckets. An error
+    /// unless all ranks unfreeze the same ones.
     pub(super) fn thaw(&mut self) -> Result<()> {
         let thawed: Vec<_> = self.frozen.iter().filter(|leaf| leaf.requires_grad()).cloned().collect();
         if thawed.is_empty() {
@@ -20,7 +21,7 @@ impl<R: Runtime> DataParallel<R> {
         self.optimizer.add_params(&thawed)?;
         self.frozen.retain(|leaf| !leaf.requires_grad());
         self.cut_buckets(&from_last(&self.leaves))?;
-        // In the order in which gradients become final once that is known of all of them.
+        // Has buckets rebuilt once a step has shown the order in which all gradients become final.
         self.begun = 0;
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Errors in checkpoints.
+//! Checkpoints of PowerSGD's error-feedback residuals.
 //!
-//! They are the ranks' own: another number of ranks shares out those that are there, so that their sum stays; where none are there they
-//! begin at zero.
+//! Residuals belong to ranks. Another number of ranks shares out those of the checkpoint, so that their sum stays;
+//! without saved ones they begin at zero.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,20 +14,20 @@ use crate::{
     comm::Communicator,
 };
 
-/// How many steps were exchanged: that a rank has errors.
+/// The number of exchanged steps; its presence for a rank shows that the rank saved residuals.
 const STEPS: &str = "powersgd";
 
 fn error(rank: usize, name: &str) -> String {
     names::own(rank, &format!("error/{name}"))
 }
 
-/// The name of a basis, which is equal on all ranks: the first saves it.
+/// The name of the basis `Q` of a parameter, which is equal on all ranks: rank 0 saves it.
 fn basis(name: &str) -> String {
     names::own(0, &format!("basis/{name}"))
 }
 
 impl<R: Runtime> Compressor<R> {
-    /// This rank's errors, and on the first rank every `Q`.
+    /// The residuals of this rank, and on rank 0 every `Q`.
     pub(super) fn saved_parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<CheckpointPart<R>>> {
         let (rank, mut parts) = (self.comm.rank(), Vec::new());
         for leaf in leaves {
@@ -45,7 +45,8 @@ impl<R: Runtime> Compressor<R> {
         BTreeMap::from([(names::own(self.comm.rank(), STEPS), self.steps)])
     }
 
-    /// This rank's errors and every `Q`, which must fit if they are there.
+    /// The residuals of this rank and every `Q`: optional in checkpoints, but of these shapes and dtypes if they are
+    /// there.
     pub(super) fn wanted_parts(&self, leaves: &[Arc<Leaf<R>>]) -> Result<Vec<Wanted>> {
         let mut all = Vec::new();
         for leaf in leaves {
@@ -57,7 +58,7 @@ impl<R: Runtime> Compressor<R> {
         Ok(all)
     }
 
-    /// On an error, everything is as it was.
+    /// Restores residuals, `Q` and the number of steps. On an error nothing is changed.
     pub(super) fn resume(
         &mut self,
         leaves: &[Arc<Leaf<R>>],

@@ -1,4 +1,4 @@
-//! Buckets that are sent compressed.
+//! The reducer that sends buckets compressed by PowerSGD.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,22 +20,22 @@ use crate::{
     unused::Unused,
 };
 
-/// Sends buckets in two rounds: what travels as it is together with `P`, then `Q`. Knows parameters, not buckets, so that these may be cut
-/// anew.
+/// A reducer that sends each bucket in two rounds: uncompressed gradients together with `P`, then `Q`. Its state is by
+/// parameter, not by bucket, so buckets may be cut anew.
 pub(crate) struct Compressor<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) options: PowerSgd,
-    /// By parameter, made when it is first sent compressed.
+    /// The state of compressed parameters by leaf id, made at a parameter's first compressed send.
     pub(super) matrices: HashMap<usize, LowRankGrad<R>>,
-    /// Steps that were exchanged.
+    /// The number of steps that were exchanged.
     pub(super) steps: u64,
     sent: BTreeMap<usize, InFlightBucket<R>>,
     weight: TotalWeight<R>,
-    /// Whether the step may be left out after it was exchanged.
+    /// True if the step may be skipped after its exchange.
     skippable: bool,
-    /// Whether parameters may turn out to be used by no rank.
+    /// True if parameters may turn out to be used by no rank.
     unused: bool,
-    /// On one rank a step that failed is no end: what it has changed is undone.
+    /// True on a single rank, where a failed step does not end the run: the changes of that step are undone.
     alone: bool,
 }
 
@@ -44,7 +44,7 @@ struct InFlightBucket<R: Runtime> {
     comm: Comm<R>,
     /// The row of the bucket in pieces, gaps included; parameters are the odd ones.
     pieces: Vec<TensorMut<R>>,
-    /// By parameter: its id if it is compressed.
+    /// The leaf id of each parameter that is compressed, none for others.
     ids: Vec<Option<usize>>,
     plain: Option<Work<TensorMut<R>>>,
     p: Option<Work<TensorMut<R>>>,
@@ -53,8 +53,8 @@ struct InFlightBucket<R: Runtime> {
 }
 
 impl<R: Runtime> Compressor<R> {
-    /// Every step that is not taken is undone before the next, on one rank. On more, a step that failed ends the
-    /// communicator, and no memory is spent on it.
+    /// Makes the reducer. On one rank, a step that is not taken is undone before the next. On more, a failed step ends
+    /// the communicator, and no memory is spent on undoing it.
     pub(crate) fn new(comm: &Comm<R>, options: PowerSgd, buckets: &BucketOptions) -> Result<Self> {
         options.check(buckets.canonical)?;
         Ok(Compressor {
@@ -70,7 +70,7 @@ impl<R: Runtime> Compressor<R> {
         })
     }
 
-    /// The id of a parameter that is sent compressed in this step.
+    /// The id of a parameter if this step sends it compressed.
     fn compressed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<usize>> {
         if self.steps < self.options.start_iter || self.options.of(&leaf.spec().shape).is_none() {
             return Ok(None);
@@ -79,7 +79,7 @@ impl<R: Runtime> Compressor<R> {
         Ok(Some(leaf.id()))
     }
 
-    /// The state of a parameter that is compressed.
+    /// The state of a parameter, made if needed; none if its shape is not compressed.
     pub(super) fn matrix(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<&mut LowRankGrad<R>>> {
         let spec = leaf.spec();
         let Some(sizes) = self.options.of(&spec.shape) else { return Ok(None) };
@@ -90,7 +90,7 @@ impl<R: Runtime> Compressor<R> {
         Ok(self.matrices.get_mut(&leaf.id()))
     }
 
-    /// Sends what is not compressed, in one row.
+    /// Sends the gradients that are not compressed, in one row.
     fn send_plain(
         &self,
         comm: &Comm<R>,
@@ -146,7 +146,7 @@ impl<R: Runtime> Compressor<R> {
         Ok(())
     }
 
-    /// A row with a part for each compressed parameter; none if there is none.
+    /// Allocates a row with a part for each compressed parameter; none if there is no such parameter.
     fn cut(&self, ids: &[Option<usize>], len: impl Fn(&LowRankGrad<R>) -> usize) -> Result<Option<Vec<TensorMut<R>>>> {
         let matrices: Vec<&LowRankGrad<R>> = ids.iter().flatten().filter_map(|id| self.matrices.get(id)).collect();
         let Some(first) = matrices.first() else { return Ok(None) };
@@ -158,14 +158,14 @@ impl<R: Runtime> Compressor<R> {
         TensorMut::alloc_for(self.comm.runtime(), MemoryCategory::Communication, Shape::new(&[numel])?, dtype)
     }
 
-    /// What the losses of all ranks weigh; 1 where nobody has said it.
+    /// The total weight of all ranks' losses; 1 if no weight was set in this step.
     fn total(&mut self) -> Result<Tensor<R>> {
         self.weight.get(1.0)
     }
 }
 
 impl<R: Runtime> BucketReducer<R> for Compressor<R> {
-    /// Sends a bucket in two rounds, the second of which begins with the next bucket.
+    /// Sends a bucket in two rounds; sending the next bucket starts the second round.
     fn send(&mut self, bucket: FullBucket<'_, R>, row: TensorMut<R>) -> Result<()> {
         let FullBucket { number, comm, members } = bucket;
         let (mut lens, mut end) = (Vec::new(), 0);
@@ -184,7 +184,7 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
     }
 
     fn wait(&mut self, number: usize) -> Result<TensorMut<R>> {
-        // All that were sent: the same calls on every rank, whichever bucket is asked for first.
+        // All sent buckets in order: the same calls on every rank, whichever bucket is waited for first.
         self.sent.keys().copied().collect::<Vec<_>>().into_iter().try_for_each(|k| self.turn(k))?;
         let Some(mut sent) = self.sent.remove(&number) else {
             return Err(Error::internal("PowerSgd", format!("bucket {number} was not sent")));
@@ -203,7 +203,7 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
         TensorMut::join(sent.pieces)
     }
 
-    /// What the last step changed is undone if it was left out.
+    /// Undoes the changes of the last step if it was skipped.
     fn begin_step(&mut self) {
         self.matrices.values_mut().for_each(LowRankGrad::undo);
         self.sent.clear();
@@ -211,13 +211,13 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
         self.skippable = false;
     }
 
-    /// Begins the sum of the weights over ranks.
+    /// Starts the sum of the loss weights over ranks.
     fn set_loss_weight(&mut self, losses: LossWeight) -> Result<()> {
         self.skippable = losses.skippable;
         self.weight.begin(losses.weight * losses.scale)
     }
 
-    /// Parameters that no rank used have sent nothing.
+    /// Undoes the changes to parameters that no rank used: they have sent nothing.
     fn end_step(&mut self, unused: &[&Arc<Leaf<R>>]) {
         for leaf in unused {
             self.matrices.get_mut(&leaf.id()).into_iter().for_each(LowRankGrad::undo);
@@ -259,7 +259,7 @@ impl<R: Runtime> BucketReducer<R> for Compressor<R> {
 }
 
 impl<R: Runtime> InFlightBucket<R> {
-    /// Waits for what travels as it is, and puts it into its slots.
+    /// Waits for the uncompressed gradients, and copies them into their slots.
     fn take_plain(&mut self) -> Result<()> {
         let Some(plain) = self.plain.take() else { return Ok(()) };
         let (plain, mut at) = (plain.wait()?.freeze()?, 0);

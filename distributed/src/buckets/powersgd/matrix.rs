@@ -1,4 +1,4 @@
-//! One parameter's gradient as a matrix, with what is kept of it from step to step.
+//! The PowerSGD state of one parameter: its gradient as a matrix, the residual and `Q`.
 
 use std::sync::LazyLock;
 
@@ -10,19 +10,19 @@ use numcore::{
 
 use super::orthonormal::orthonormal;
 
-/// The error, and the gradient of the mean added to it.
+/// The residual plus the gradient of the mean loss.
 static ABSORB: LazyLock<Program> = LazyLock::new(|| {
     Program::new("absorb", |[error, grad, weight], []| [error + grad.cast_like(error) / weight.cast_like(error)])
 });
-/// A column of `Q` that is zero, or not finite, would stay so for ever: it is drawn anew.
+/// A column of `Q` that is zero, or not finite, would stay so for ever: it is redrawn.
 static ALIVE: LazyLock<Program> =
     LazyLock::new(|| Program::new("alive", |[q, square, drawn], []| [square.gt(0.0).select(q, drawn - 0.5)]));
-/// The sum again, of the slot's type.
+/// The sum over ranks, recovered from the mean, in the slot's dtype.
 static GIVE: LazyLock<Program> = LazyLock::new(|| {
     Program::new("give", |[slot, product, weight], []| [(product * weight.cast_like(product)).cast_like(slot)])
 });
 
-/// The dtype of error, `P` and `Q` of gradients of type `dtype`.
+/// The dtype of residual, `P` and `Q` for gradients of `dtype`: `f32` for halves, otherwise the same.
 pub(super) fn working(dtype: DType) -> DType {
     if dtype.is_half() { DType::F32 } else { dtype }
 }
@@ -33,16 +33,16 @@ pub(super) struct LowRankGrad<R: Runtime> {
     n: usize,
     rank: usize,
     seed: u64,
-    /// A row, while nothing is written to it.
+    /// The residual, a row `[m·n]`; none while it is being written.
     error: Option<Tensor<R>>,
-    /// `[n, r]`, the same on all ranks.
+    /// The basis `[n, r]`, equal on all ranks.
     q: Tensor<R>,
-    /// What both were before the step, where it may be undone.
+    /// The residual and `Q` before the step, if the step may be undone.
     before: Option<(Tensor<R>, Tensor<R>)>,
 }
 
 impl<R: Runtime> LowRankGrad<R> {
-    /// Of gradients of type `dtype`, with no error yet.
+    /// Makes the state for gradients of `dtype`, with a residual of zero.
     pub(super) fn new(rt: &R, (m, n, rank): (usize, usize, usize), dtype: DType, seed: u64) -> Result<Self> {
         let mut error = TensorMut::alloc_for(rt, MemoryCategory::Gradients, Shape::new(&[m * n])?, working(dtype))?;
         error.zero()?;
@@ -50,17 +50,17 @@ impl<R: Runtime> LowRankGrad<R> {
         Ok(LowRankGrad { m, n, rank, seed, error: Some(error.freeze()?), q, before: None })
     }
 
-    /// The dtype of error, `P` and `Q`.
+    /// The dtype of residual, `P` and `Q`.
     pub(super) fn dtype(&self) -> DType {
         self.q.dtype()
     }
 
-    /// Elements of `P` and of `Q`.
+    /// The numbers of elements of `P` and of `Q`.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.m * self.rank, self.n * self.rank)
     }
 
-    /// Adds a gradient, divided by `weight`, to the error: that is `M`. Writes `M·Q` to `p`.
+    /// Adds the gradient, divided by `weight`, to the residual, which gives `M: [m, n]`. Writes `M·Q` to `p`.
     pub(super) fn begin(
         &mut self,
         grad: &TensorMut<R>,
@@ -89,7 +89,8 @@ impl<R: Runtime> LowRankGrad<R> {
         product(p, [self.m, self.rank], &self.matrix()?, &self.q)
     }
 
-    /// Makes the summed `p` orthonormal, writes this rank's `Mᵀ·P̂` to `q` and takes from `M` what that sends of it. Gives `P̂`.
+    /// Makes the summed `p` orthonormal (`P̂`), and writes this rank's `Q = Mᵀ·P̂` to `q`. Subtracts `P̂·Qᵀ`, which is
+    /// sent, from `M`. Returns `P̂`.
     pub(super) fn turn(&mut self, p: &Tensor<R>, q: &mut TensorMut<R>) -> Result<Tensor<R>> {
         let p = orthonormal(&p.reshape([self.m, self.rank])?)?;
         let own = self.matrix()?.t()?.matmul(&p)?;
@@ -113,42 +114,42 @@ impl<R: Runtime> LowRankGrad<R> {
         weight: &Tensor<R>,
         slot: &mut TensorMut<R>,
     ) -> Result<()> {
-        // A tensor of its own: the row that was sent need not stay.
+        // A copy, so that the row that was sent can be freed.
         self.q = q.reshape([self.n, self.rank])?.copy()?;
         let sum = p.matmul(&self.q.t()?)?.reshape([self.m * self.n])?;
         compute(sum.runtime(), &GIVE, &[Input::Own(0), Input::Value(&sum), Input::Value(weight)], &[], &mut [slot])
     }
 
-    /// Forgets what was before the step.
+    /// Discards the state before the step: the step can no longer be undone.
     pub(super) fn keep(&mut self) {
         self.before = None;
     }
 
-    /// Goes back to what was before the step, if that is known.
+    /// Restores the state before the step, if it was kept.
     pub(super) fn undo(&mut self) {
         if let Some((error, q)) = self.before.take() {
             (self.error, self.q) = (Some(error), q);
         }
     }
 
-    /// The error, a row.
+    /// The residual, a row `[m·n]`. An error after a step that failed while writing it.
     pub(super) fn error(&self) -> Result<Tensor<R>> {
         self.error
             .clone()
             .ok_or_else(|| Error::internal("PowerSgd", "the error of a parameter was lost in a step that failed"))
     }
 
-    /// `Q`.
+    /// The basis `Q`, `[n, r]`.
     pub(super) fn q(&self) -> &Tensor<R> {
         &self.q
     }
 
-    /// Error and `Q` after the last step that was taken.
+    /// The residual and `Q` after the last step that was taken.
     pub(super) fn taken(&self) -> Result<(Tensor<R>, Tensor<R>)> {
         self.before.clone().map_or_else(|| Ok((self.error()?, self.q.clone())), Ok)
     }
 
-    /// Takes an error over, if there is one, and `Q`.
+    /// Replaces `Q`, and the residual if there is one.
     pub(super) fn set(&mut self, error: Option<Tensor<R>>, q: &Tensor<R>) -> Result<()> {
         if let Some(error) = error {
             self.error = Some(error.copy_for(MemoryCategory::Gradients)?);
@@ -162,7 +163,7 @@ impl<R: Runtime> LowRankGrad<R> {
     }
 }
 
-/// Adds `a·b` to a row, or overwrites it if nothing was written to it.
+/// Adds `a·b` to a row, or overwrites the row if nothing was written to it.
 fn product<R: Runtime>(row: &mut TensorMut<R>, shape: [usize; 2], a: &Tensor<R>, b: &Tensor<R>) -> Result<()> {
     row.accumulate_view(&[ViewOp::Reshape(Shape::new(&shape)?)], &Op::Matmul(Matmul), &[a, b])
 }

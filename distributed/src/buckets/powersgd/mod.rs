@@ -1,14 +1,17 @@
-//! PowerSGD: gradients travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, *PowerSGD*, 2019, algorithms 1 and 2).
+//! PowerSGD: gradients travel as products of two thin matrices (Vogels, Karimireddy, Jaggi, *PowerSGD*, 2019,
+//! algorithms 1 and 2).
 //!
-//! A gradient `M: [m, n]` becomes `P̂·Qᵀ` with `P = M·Q` of the last step's `Q: [n, r]`, summed over ranks and made orthonormal, and
-//! `Q = Mᵀ·P̂`, summed: `(m + n)·r` elements are sent in place of `m·n`. What a rank could not send, `M − P̂·(Mᵀ·P̂)ᵀ`, is its error, which
-//! it adds to its next gradient. Sums serve as well as the paper's means, because making `P` orthonormal takes any factor out.
+//! A gradient `M: [m, n]` becomes `P̂·Qᵀ`. `P = M·Q`, with the last step's `Q: [n, r]`, is summed over ranks and made
+//! orthonormal (`P̂`); `Q = Mᵀ·P̂` is summed. So `(m + n)·r` elements are sent in place of `m·n`. The residual that a
+//! rank could not send, `M − P̂·(Mᵀ·P̂)ᵀ`, is its error, which it adds to its next gradient. Sums serve as well as the
+//! paper's means, because making `P` orthonormal takes any factor out.
 //!
-//! Errors are of the mean gradient: a step's sums are divided by what its losses weigh on all ranks, loss scale included, before an error
-//! is added. Otherwise what a batch of a thousand tokens left would count a hundred times in one of ten.
+//! Errors are in units of the mean gradient: a step's sums are divided by the total weight of its losses on all ranks,
+//! loss scale included, before an error is added. Otherwise the error of a batch of a thousand tokens would count a
+//! hundredfold in one of ten.
 //!
-//! **Invariant**: what was sent, and all ranks' errors after the step, together are the gradients and the errors before it. A step that
-//! is left out, and a parameter that no rank used, leave errors as they were.
+//! **Invariant**: the sent gradients, plus all ranks' errors after the step, equal the gradients plus the errors before
+//! it. A skipped step leaves errors unchanged, and so does a parameter that no rank used.
 
 mod checkpoint;
 mod compressor;
@@ -19,31 +22,34 @@ use numcore::{Error, Result, Shape};
 
 pub(crate) use compressor::Compressor;
 
-/// Low-rank compression of gradients with error feedback; see [`GradCompression::PowerSgd`](super::GradCompression::PowerSgd).
+/// Low-rank compression of gradients with error feedback; see
+/// [`GradCompression::PowerSgd`](super::GradCompression::PowerSgd).
 ///
-/// Costs an error of the size of the gradient (`f32`, or `f64` for `f64`) and three thin products for each matrix. A parameter of one
-/// axis or none travels as it is; one of more axes is a matrix of its first axis and all others together.
+/// Costs an error buffer of the size of the gradient (`f32`, or `f64` for `f64`) and three thin matrix products a
+/// parameter. Parameters with fewer than two axes travel uncompressed. One of more axes is a matrix `[m, n]`: its first
+/// axis, and all others together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerSgd {
-    /// Columns of `P` and `Q`: 1 to 4 for most models.
+    /// The number of columns of `P` and `Q`: 1 to 4 for most models.
     pub rank: usize,
-    /// Steps at the beginning in which everything travels as it is: gradients change fastest there.
+    /// The number of initial steps in which gradients travel uncompressed: they change fastest there.
     pub start_iter: u64,
-    /// How much smaller a parameter's gradient must become to be compressed; 0 compresses every matrix.
+    /// The least factor by which compression must shrink a gradient to be used; 0 compresses every matrix.
     pub min_rate: f64,
-    /// Of the first `Q`, which is the same on all ranks.
+    /// The seed of the first `Q`, which is the same on all ranks.
     pub seed: u64,
 }
 
 impl Default for PowerSgd {
-    /// Rank 1 from the first step on, for gradients that become half as large or smaller.
+    /// Rank 1 from the first step on, for gradients that shrink to less than half.
     fn default() -> Self {
         PowerSgd { rank: 1, start_iter: 0, min_rate: 2.0, seed: 0 }
     }
 }
 
 impl PowerSgd {
-    /// A parameter's gradient as a matrix `[m, n]`, and the rank it is compressed to; `None` if it travels as it is.
+    /// The shape `[m, n]` of a parameter's gradient as a matrix, and the rank it is compressed to; `None` if it travels
+    /// uncompressed.
     ///
     /// ```
     /// use distributed::buckets::PowerSgd;

@@ -1,4 +1,4 @@
-//! Columns made orthonormal.
+//! Orthonormalization of the columns of a matrix.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use numcore::{
     pointwise::Program,
 };
 
-/// A column shorter than this is zero: squares of smaller numbers leave the range of `f32`.
+/// The length below which a column counts as zero: squares of smaller numbers leave the range of `f32`.
 const EPSILON: f64 = 1e-18;
 
 static UNIT: LazyLock<Program> = LazyLock::new(|| {
@@ -19,8 +19,9 @@ static WITHOUT: LazyLock<Program> =
 
 /// Orthonormal columns that span those of `p: [m, r]`, `r <= m`; a column that is zero stays zero.
 ///
-/// Modified Gram–Schmidt, twice: what one pass leaves of a column that depends on those before it is rounding error, of any direction;
-/// the second makes that orthogonal too (Giraud, Langou, Rozložník 2005), so that no threshold has to tell the two apart.
+/// Modified Gram–Schmidt, twice. One pass leaves, of a column that depends on earlier ones, rounding error in an
+/// arbitrary direction. The second makes that orthogonal too (Giraud, Langou, Rozložník 2005), so no threshold has to
+/// detect such columns.
 pub(super) fn orthonormal<R: Runtime>(p: &Tensor<R>) -> Result<Tensor<R>> {
     gram_schmidt(&gram_schmidt(p)?)
 }
