@@ -1,4 +1,4 @@
-//! A rank that is a process.
+//! The communicator of a rank that is a process.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ use super::{
     world::World,
 };
 
-/// A rank among processes. Made by [`Processes::world`](crate::Processes::world) and by `split`.
+/// The communicator of one rank among processes, made by [`Processes::world`](crate::Processes::world) and by `split`.
 pub struct ProcessCommunicator<R: Runtime> {
     link: Sender<Command>,
     world: Arc<World>,
@@ -42,7 +42,7 @@ pub struct ProcessCommunicator<R: Runtime> {
     numbers: AtomicU64,
 }
 
-/// Calls of the whole group, splits, and transfers to and from each rank, so far.
+/// The numbers of calls of the whole group, of splits, and of transfers to and from each rank, so far.
 #[derive(Default)]
 struct Counts {
     calls: u64,
@@ -72,7 +72,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
         ProcessCommunicator { link, world, of, id, rt, combiner, limits, counts, numbers }
     }
 
-    /// Hands a call to the progress thread, in the order of its number.
+    /// Hands a call to the progress thread; calls are handed over in the order of their numbers.
     fn fly(&self, call: Fingerprint, payload: Vec<u8>, job: Box<dyn Job>) -> Result<()> {
         let (n, rank, op) = (self.size(), self.rank(), call.what.name());
         let mut counts = self.counts.lock();
@@ -111,7 +111,7 @@ impl<R: Runtime> ProcessCommunicator<R> {
 
     fn wake(&self) -> impl Fn() + Send + 'static {
         let link = self.link.clone();
-        // The thread ends after all that was started has.
+        // A failed send is harmless: the thread ends only after all started calls have ended.
         move || drop(link.send(Command::Wake))
     }
 }
@@ -224,7 +224,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
 
     fn abort_for(&self, world_rank: usize, cause: &str) {
         if self.world.fail(Why::Peer { peer: world_rank, cause: cause.into() }) {
-            // The thread ends after all that was started has.
+            // A failed send is harmless: the thread ends only after all started calls have ended.
             drop(self.link.send(Command::Failed(self.world.clone())));
         }
     }
@@ -233,7 +233,7 @@ impl<R: Runtime> Communicator<R> for ProcessCommunicator<R> {
 impl<R: Runtime> Drop for ProcessCommunicator<R> {
     fn drop(&mut self) {
         let (group, members) = (self.id.clone(), self.of.members().clone());
-        // Without the thread nobody can be told.
+        // A failed send is harmless: without the thread, no process can be notified.
         drop(self.link.send(Command::Leave { group, members }));
     }
 }
@@ -244,7 +244,7 @@ impl<R: Runtime> fmt::Debug for ProcessCommunicator<R> {
     }
 }
 
-/// A call that was handed over.
+/// A call handed to the progress thread, whose result the caller can wait for.
 struct Posted<R: Runtime> {
     world: Arc<World>,
     rt: R,

@@ -1,4 +1,4 @@
-//! The end of a process among others.
+//! The end of a process: pending calls, goodbyes and the end of the transport.
 
 use std::{
     thread,
@@ -13,8 +13,8 @@ use super::{
 };
 
 impl Progress {
-    /// Calls whose result nobody waits for are seen through, since others may wait for their part of them: until their deadline, or until the
-    /// processes they need have come to their end.
+    /// Completes the calls whose result no thread of this process waits for, since other ranks may wait for this rank's
+    /// part of them. A call is given up at its deadline, or once a process that it needs has ended.
     fn finish_flights(&mut self) {
         while !self.flights.is_empty() {
             self.turn();
@@ -24,11 +24,12 @@ impl Progress {
             self.flights.retain(|flight| !lost(flight) && flight.since.elapsed() < flight.world.timeout);
             thread::sleep(NAP);
         }
-        // Dropped, calls that were queued behind the end tell their callers.
+        // Dropping a call that was queued behind the end reports the error to its caller.
         while self.commands.try_recv().is_ok() {}
     }
 
-    /// Says goodbye and waits, for so long, until all others have, if the transport needs that; then ends it. Where some have not, all processes are ended.
+    /// Says goodbye to all processes and ends the transport. If the transport requires it, first waits for the goodbyes
+    /// of all others, for at most `timeout`. If some are missing by then, all processes are aborted.
     pub(crate) fn finish(mut self, timeout: Duration) {
         self.finish_flights();
         let all: Vec<usize> = (0..self.transport.size()).collect();
@@ -59,7 +60,7 @@ impl Progress {
         };
         self.streams.close(&mut *self.transport);
         match settled {
-            // `MPI_Finalize` may wait for a process that has died: all that are left have said goodbye, and just end.
+            // `MPI_Finalize` may wait for a dead process. All survivors have said goodbye, so this one just ends.
             true if self.dead.contains(&true) => {}
             true => drop(self.transport.finish()),
             false => self.transport.abort(),

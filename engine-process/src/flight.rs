@@ -1,4 +1,4 @@
-//! A call from its start to its end, on this rank: who has come to it, and until when they must.
+//! A call on this rank from its start to its end: the ranks that have joined it, and the deadline of the others.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -18,28 +18,28 @@ use super::{
 pub(crate) struct Flight {
     pub(crate) world: Arc<World>,
     pub(crate) group: GroupId,
-    /// World ranks of the group, and this rank's place among them.
+    /// The world ranks of the group; `rank` is this rank's index in them.
     pub(crate) members: Arc<[usize]>,
     pub(crate) rank: usize,
     pub(crate) key: Key,
     pub(crate) call: Fingerprint,
     pub(crate) payload: Vec<u8>,
-    /// Ranks of the group that this one meets.
+    /// Ranks of the group that take part in the call beside this one.
     pub(crate) peers: Vec<usize>,
-    /// The ranks that have not come yet.
+    /// Ranks of the group whose header has not arrived yet.
     pub(crate) absent: Vec<usize>,
     pub(crate) met: Met,
-    /// The first of the tags of what is sent to each rank.
+    /// By rank of the group, the first tag of the messages that go there.
     pub(crate) tags: Vec<u32>,
     pub(crate) begun: bool,
     pub(crate) since: Instant,
     pub(crate) moved: Instant,
-    /// Since when a rank that has left is missing.
+    /// The time at which an absent rank was first known to have left the group.
     pub(crate) deserted: Option<Instant>,
     pub(crate) job: Box<dyn Job>,
 }
 
-/// Whether all have come.
+/// The progress of gathering the headers of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
     Waiting,
@@ -52,14 +52,14 @@ impl Flight {
         self.members[self.rank]
     }
 
-    /// The tags of what it sends to a process, if it meets that one.
+    /// The range of tags for this call's messages to a process, if that process takes part.
     pub(crate) fn tags_to(&self, process: usize) -> Option<Range<u32>> {
         let to = self.peers.iter().copied().find(|&to| self.members[to] == process)?;
         let first = self.tags[to];
         Some(first..first + self.job.tags())
     }
 
-    /// Takes up what has arrived; starts the job when all have come.
+    /// Takes the headers that have arrived, compares them with this rank's call, and starts the job once all are there.
     pub(crate) fn meet(&mut self, inbox: &mut Inbox) -> Result<Meeting, Why> {
         if self.begun {
             return Ok(Meeting::Complete);
@@ -96,7 +96,8 @@ impl Flight {
         Ok(())
     }
 
-    /// Whoever has left without this call will never come. Its own words, if it failed, may be in flight.
+    /// Fails the call if an absent rank has left the group, since its header will never arrive. The error waits for
+    /// [`GRACE`], because a failed rank's own error message may still be in flight.
     fn check_deserted(&mut self, inbox: &Inbox) -> Result<(), Why> {
         let lost = self.absent.iter().map(|&r| self.members[r]).find(|&rank| inbox.has_left(&self.group, rank));
         let Some(peer) = lost else { return Ok(()) };
@@ -107,7 +108,8 @@ impl Flight {
         Err(Why::Peer { peer, cause: format!("{LEFT} while rank {} called {call}", self.world_rank()) })
     }
 
-    /// An error once the caller has waited too long: for ranks that have not come, or with which nothing moves.
+    /// Returns an error if the caller has waited longer than the timeout. The error names the ranks whose header is
+    /// absent, or, once the call has begun, the ranks with unfinished transfers.
     pub(crate) fn check_deadline(&self) -> Result<(), Why> {
         let since = if self.begun { self.since.max(self.moved) } else { self.since };
         let waited = since.elapsed();

@@ -1,4 +1,4 @@
-//! A call in flight: what the progress thread knows of it, without its element types.
+//! A call in flight as the progress thread knows it, without its element types.
 
 use std::sync::{
     Arc,
@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{message::Header, transport::Transport};
 
-/// Where a caller finds its result.
+/// The place in which a caller finds the result of its call.
 pub(crate) struct Slot<T> {
     /// The caller's world rank.
     rank: usize,
@@ -30,7 +30,7 @@ impl<T> Slot<T> {
         self.changed.notify_all();
     }
 
-    /// Fills it with an error, if nothing else has: nobody will any more.
+    /// Stores an error if there is no result yet, since none will come any more.
     pub(crate) fn end(&self) {
         let cause = "what joins the processes was ended in this one while the call was in flight".to_string();
         let mut state = self.state.lock();
@@ -48,7 +48,7 @@ impl<T> Slot<T> {
         self.waited.load(Ordering::Relaxed)
     }
 
-    /// Blocks until it is filled, after `wake` has told those who fill it.
+    /// Blocks until there is a result. Calls `wake` first if there is none, so that the progress thread looks at once.
     pub(crate) fn wait(&self, wake: impl FnOnce()) -> Result<T, Failure> {
         self.waited.store(true, Ordering::Relaxed);
         if !self.is_filled() {
@@ -64,16 +64,16 @@ impl<T> Slot<T> {
     }
 }
 
-/// What ranks have told each other before data moves.
+/// The contents of all headers of a call, which ranks exchange before data moves.
 #[derive(Debug, Default)]
 pub(crate) struct Met {
-    /// By rank of the group: the first tag of what goes there, and of what comes from there.
+    /// By rank of the group: the first tag of messages to it, and the first tag of messages from it.
     pub(crate) tags: Vec<(u32, u32)>,
-    /// What came with the headers, by rank of the group.
+    /// The payloads of the headers, by rank of the group.
     pub(crate) payloads: Vec<Vec<u8>>,
 }
 
-/// How far a job has come.
+/// The progress of a job in one turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Advance {
     Waiting,
@@ -81,38 +81,39 @@ pub(crate) enum Advance {
     Done,
 }
 
-/// What ends a job early.
+/// The reason that a job ends early.
 #[derive(Debug)]
 pub(crate) enum Trouble {
     /// A process has died: its rank in the group.
     Dead(usize),
-    /// Anything else, in words.
+    /// Any other reason, in words.
     Other(String),
 }
 
-/// The work of one call.
+/// The work of one call, whose element types are hidden.
 pub(crate) trait Job: Send {
-    /// How many tags what this rank sends to each of the others takes.
+    /// The number of tags that this rank's messages to any one rank take.
     fn tags(&self) -> u32;
-    /// Elements that go to a rank, where every pair has a length of its own.
+    /// The number of elements that go to a rank, for collectives in which every pair of ranks has its own length;
+    /// otherwise 0.
     fn elements_for(&self, rank: usize) -> usize;
-    /// An error if what a rank says it will send is not what is expected of it.
+    /// Returns an error if the elements announced in a rank's header differ from those this rank expects of it.
     fn check(&self, from: usize, header: &Header) -> Option<String>;
-    /// All ranks that take part make the same call.
+    /// Starts the job, after the headers have shown that all participants make the same call.
     fn begin(&mut self, met: Met) -> Result<()>;
-    /// Tests what is under way, and starts what can be.
+    /// Tests the transfers under way, and starts those that have become possible.
     fn advance(&mut self, transport: &mut dyn Transport) -> Result<Advance, Trouble>;
-    /// Ranks of the group with which something is under way.
+    /// Ranks of the group with unfinished transfers.
     fn waits_for(&self) -> Vec<usize>;
-    /// Whether the caller waits.
+    /// Tells whether the caller is blocked on the result.
     fn is_waited_for(&self) -> bool;
-    /// Gives the caller its result.
+    /// Stores the result for the caller.
     fn finish(self: Box<Self>) -> Result<(), Failure>;
-    /// Gives the caller the error. Memory that the transport may still read or write is kept for good.
+    /// Stores the error for the caller. Memory that the transport may still read or write is leaked on purpose.
     fn fail(self: Box<Self>, failure: Failure);
 }
 
-/// Bytes of every rank, which come with the headers: nothing else moves.
+/// An exchange of bytes, which travel in the headers; no other data moves.
 pub(crate) struct Exchange {
     pub(crate) rank: usize,
     pub(crate) own: Vec<u8>,

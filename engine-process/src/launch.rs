@@ -1,17 +1,18 @@
-//! What the launcher says of this process in its environment.
+//! The launcher's description of this process in environment variables.
 
-/// This process among those that were started with it.
+/// The rank of this process and the number of processes that were launched with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Launch {
     /// The rank, from 0.
     pub rank: usize,
-    /// How many processes there are.
+    /// The number of processes.
     pub size: usize,
-    /// The rank among those on the same host: which GPU to take.
+    /// The rank among the processes on the same host, which usually selects the GPU.
     pub local_rank: usize,
 }
 
-/// Names of rank, size and local rank: Open MPI's, torchrun's, Slurm's. Slurm is the one that starts others.
+/// Names of the variables of rank, size and local rank, as set by Open MPI, torchrun and Slurm. Slurm comes last,
+/// because it may start the other two.
 const NAMES: [[&str; 3]; 3] = [
     ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
     ["RANK", "WORLD_SIZE", "LOCAL_RANK"],
@@ -19,12 +20,13 @@ const NAMES: [[&str; 3]; 3] = [
 ];
 
 impl Launch {
-    /// From the environment: of the first launcher that has named all three. None where a program was started by itself.
+    /// Reads the environment: the first launcher that has set all three variables counts. `None` if a program was
+    /// started without a launcher.
     pub fn from_env() -> Option<Launch> {
         Launch::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// What [`from_env`](Launch::from_env) finds, in any source of variables.
+    /// Reads variables as [`from_env`](Launch::from_env) does, from any source.
     pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Option<Launch> {
         let number = |name: &str| get(name)?.parse().ok();
         NAMES.iter().find_map(|[rank, size, local_rank]| {

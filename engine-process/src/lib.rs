@@ -1,12 +1,14 @@
-//! Ranks as processes: a communicator over messages between two of them.
+//! Ranks as processes: a communicator over messages between pairs of processes.
 //!
-//! [`Processes::run`] is for processes what `Ranks::run` is for threads: a program is given a communicator, and nothing above it changes. What
-//! joins the processes is a [`Transport`], of which nothing is asked but messages between two: [`SharedFolder`] needs nothing but files, and
-//! the crate `weftgrad-engine-mpi` has Open MPI. Collectives are made of such messages, so sums are combined in the order of ranks by
-//! the project's own kernels, and are the same bits as those of threads.
+//! [`Processes::run`] does for processes what `Ranks::run` does for threads: it passes a communicator to a program.
+//! Code above the communicator stays the same. The processes are joined by a [`Transport`], which only sends and
+//! receives messages between two of them. [`SharedFolder`] is a transport over files; the crate `weftgrad-engine-mpi`
+//! has one over Open MPI. Collectives are made of such messages. The project's own kernels combine sums in the order of
+//! ranks, so results have the same bits as with threads.
 //!
-//! Ranks compare what they call before any data moves. So each call costs a small message to every rank that takes part; for that, ranks that
-//! diverge, fail, leave or stay away end as an error with the reason on every rank, as with threads. See `README.md` beside.
+//! Ranks compare their calls before any data moves, which costs one small message per call to every other participant.
+//! In return, a rank that diverges, fails, leaves or stays away ends the call with an error on every rank. The error
+//! names the reason, as with threads. `README.md` in this crate describes the design.
 
 mod communicator;
 mod end;

@@ -1,4 +1,4 @@
-//! What others have said of calls, until this rank makes them.
+//! Headers of calls that other ranks have announced and this rank has not made yet.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,12 +9,13 @@ use comm::engine::Failure;
 
 use super::message::{GroupId, Header, Key, world_of};
 
-/// Headers that have arrived, and who has left which group. Processes are told by their ranks.
+/// Headers that have arrived, and the processes that have left each group. Processes are named by their world ranks.
 #[derive(Default)]
 pub(crate) struct Inbox {
     headers: BTreeMap<GroupId, BTreeMap<(Key, usize), Header>>,
     left: BTreeMap<GroupId, BTreeSet<usize>>,
-    /// Groups that this process has left before others did, and these: nothing of them is kept.
+    /// Groups that this process has left, each with the members that have not. Later messages about such a group are
+    /// dropped.
     outlived_by: BTreeMap<GroupId, BTreeSet<usize>>,
     /// Members of the groups that this process is in.
     members: BTreeMap<GroupId, Arc<[usize]>>,
@@ -23,7 +24,7 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// This process is in the group from now on: what has arrived for it before, the first time.
+    /// Registers a group that this process is in. The first time, returns the headers that had arrived before.
     pub(crate) fn enter(&mut self, group: &GroupId, members: &Arc<[usize]>) -> Vec<(usize, &Header)> {
         if self.members.contains_key(group) {
             return Vec::new();
@@ -61,7 +62,8 @@ impl Inbox {
         self.left.get(group).is_some_and(|left| left.contains(&rank))
     }
 
-    /// This process, `own`, has left the group: the others that have not are to tell it, as long as they are there.
+    /// Forgets a group that this process, `own`, has left. Members that have not left are remembered until their leave
+    /// messages arrive, so that their later messages are dropped.
     pub(crate) fn forget(&mut self, group: &GroupId, members: &[usize], own: usize) {
         self.headers.remove(group);
         self.members.remove(group);
@@ -73,7 +75,7 @@ impl Inbox {
         }
     }
 
-    /// Nothing is kept of a world, nor of its groups.
+    /// Forgets a world and all of its groups.
     pub(crate) fn forget_world(&mut self, world: u64) {
         self.headers.retain(|group, _| world_of(group) != world);
         self.left.retain(|group, _| world_of(group) != world);
@@ -82,7 +84,7 @@ impl Inbox {
         self.failures.remove(&world);
     }
 
-    /// How many entries are kept.
+    /// The number of entries in all maps.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.headers.len() + self.left.len() + self.members.len() + self.outlived_by.len() + self.failures.len()

@@ -1,14 +1,14 @@
-//! Memory of calls in flight, as a transport sees it: the host's own, or a copy there of a device's.
+//! Memory of calls in flight, as a transport sees it: host memory itself, or a host copy of device memory.
 
 use comm::engine::{Combiner, TransferMemory};
 use numcore::{DType, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::Input};
 
-/// Memory that is sent from and received into.
+/// Memory that messages are sent from and received into.
 pub(crate) struct Piece<R: Runtime> {
     pub(crate) memory: TensorMut<R>,
     bytes: usize,
     start: *mut u8,
-    /// Where the memory is not the host's.
+    /// The host copy, if the memory is on a device.
     staged: Option<Vec<u8>>,
 }
 
@@ -16,7 +16,7 @@ pub(crate) struct Piece<R: Runtime> {
 unsafe impl<R: Runtime> Send for Piece<R> {}
 
 impl<R: Runtime> Piece<R> {
-    /// Owned memory with what is in it.
+    /// Wraps owned memory and keeps its contents.
     pub(crate) fn new(mut memory: TensorMut<R>) -> Result<Self> {
         let bytes = memory.shape().numel() * memory.dtype().size();
         if let Some(host) = memory.host_bytes_mut() {
@@ -28,17 +28,17 @@ impl<R: Runtime> Piece<R> {
         Ok(Piece { memory, bytes, start: staged.as_mut_ptr(), staged: Some(staged) })
     }
 
-    /// Fresh memory.
+    /// Allocates scratch memory of `numel` elements.
     pub(crate) fn scratch(rt: &R, numel: usize, dtype: DType) -> Result<Self> {
         Piece::new(TensorMut::alloc_for(rt, MemoryCategory::Communication, Shape::new(&[numel])?, dtype)?)
     }
 
-    /// The first byte, and how many there are.
+    /// A pointer to the first byte, and the number of bytes.
     pub(crate) fn span(&mut self) -> (*mut u8, usize) {
         (self.start, self.bytes)
     }
 
-    /// After bytes were received: into the device's memory.
+    /// Copies received bytes to the device, if the memory is there.
     pub(crate) fn store(&mut self, combiner: &mut Combiner<R>) -> Result<()> {
         let Some(staged) = &self.staged else { return Ok(()) };
         let mut fresh = TensorMut::alloc(combiner.runtime(), *self.memory.shape(), self.memory.dtype())?;
@@ -46,14 +46,14 @@ impl<R: Runtime> Piece<R> {
         combiner.copy(Input::Memory(&fresh), &mut [&mut self.memory])
     }
 
-    /// After the memory was computed: to where it is sent from.
+    /// Copies computed values from the device to the host copy that is sent, if the memory is on a device.
     pub(crate) fn load(&mut self) -> Result<()> {
         let Some(staged) = &mut self.staged else { return Ok(()) };
         self.memory.copy_to_host(staged)
     }
 }
 
-/// What is only read.
+/// Memory that is only read.
 pub(crate) struct Source<R: Runtime> {
     row: Tensor<R>,
     staged: Option<Vec<u8>>,
@@ -65,7 +65,7 @@ impl<R: Runtime> Source<R> {
         Ok(Source { row, staged })
     }
 
-    /// The first byte of a range of elements, and how many bytes there are.
+    /// A pointer to the first byte of a range of elements, and the number of bytes.
     pub(crate) fn span(&self, start: usize, len: usize) -> (*const u8, usize) {
         let size = self.row.dtype().size();
         let all = self.staged.as_deref().or(self.row.host_bytes()).unwrap_or_default();
@@ -78,14 +78,14 @@ impl<R: Runtime> Source<R> {
     }
 }
 
-/// All memory of a call.
+/// All memory of one call.
 pub(crate) struct CallMemory<R: Runtime> {
     pub(crate) input: Option<Source<R>>,
     pub(crate) pieces: Vec<Piece<R>>,
 }
 
 impl<R: Runtime> CallMemory<R> {
-    /// Where bytes are sent from.
+    /// A pointer to the bytes that a transfer sends, and their number.
     pub(crate) fn send_span(&mut self, place: &TransferMemory) -> (*const u8, usize) {
         match place {
             TransferMemory::Piece(k) => {
@@ -95,12 +95,12 @@ impl<R: Runtime> CallMemory<R> {
             TransferMemory::Input { start, len } => {
                 self.input.as_ref().map_or((std::ptr::null(), 0), |input| input.span(*start, *len))
             }
-            // Only received into.
+            // Scratch memory is only received into.
             TransferMemory::Scratch(_) => (std::ptr::null(), 0),
         }
     }
 
-    /// Where bytes are received.
+    /// A pointer to the place that a transfer receives into, and its size in bytes.
     pub(crate) fn receive_span(&mut self, place: &TransferMemory, scratch: &mut [Piece<R>]) -> (*mut u8, usize) {
         match place {
             TransferMemory::Piece(k) => self.pieces[*k].span(),
@@ -109,7 +109,7 @@ impl<R: Runtime> CallMemory<R> {
         }
     }
 
-    /// After bytes were received.
+    /// Stores the bytes that a transfer has received.
     pub(crate) fn received(
         &mut self,
         place: &TransferMemory,

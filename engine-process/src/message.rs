@@ -1,4 +1,4 @@
-//! What ranks tell each other beside the data, and its wire form.
+//! Messages that ranks exchange beside the data, and their wire form.
 
 use std::sync::Arc;
 
@@ -8,11 +8,12 @@ use comm::{
 };
 use numcore::{Error, Result};
 
-/// A group: the number of its world among those of the process, then for each split its number and color. The members make it out
-/// for themselves, without a message.
+/// The identity of a group: the number of its world in the process, then the number and color of each split. Every
+/// member derives it by itself, without a message.
 pub(crate) type GroupId = Arc<[u64]>;
 
-/// Which call: the group's calls have one count, those between two ranks another. Ranks are the group's.
+/// The identity of a call in its group. Calls of the whole group share one count; transfers between two ranks have a
+/// count per pair and direction. Ranks are those of the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Key {
     All(u64),
@@ -27,37 +28,39 @@ impl Key {
     }
 }
 
-/// What a rank says of a call before data moves.
+/// The description of a call that a rank sends to every other participant before data moves.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Header {
     pub(crate) group: GroupId,
     pub(crate) key: Key,
-    /// The first of the tags of what the sender of this will send to its receiver.
+    /// The first tag of the messages from the sender of this header to its receiver.
     pub(crate) tag: u32,
     pub(crate) call: Fingerprint,
-    /// Elements that will be sent to the receiver, where every pair of ranks has a length of its own.
+    /// The number of elements that the sender will send to the receiver, for collectives in which every pair has its
+    /// own length.
     pub(crate) elements: usize,
-    /// Bytes that come with it: all there is, for exchanges of bytes.
+    /// Bytes that travel with the header: all the data of an exchange of bytes.
     pub(crate) payload: Vec<u8>,
 }
 
 /// A message between two processes.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Message {
-    /// A call is made.
+    /// The header of a call that the sender makes.
     Call(Header),
-    /// The sender's last handle of a group is gone.
+    /// The sender has dropped its last handle of a group.
     Leave(GroupId),
-    /// A world has failed.
+    /// A world has failed, with the reason.
     Fail(u64, Failure),
-    /// The sender will start nothing any more.
+    /// The sender will start no more calls.
     Goodbye,
-    /// The sender makes a new world of those that are left: how many worlds it has made, and which processes it knows to be dead.
+    /// The sender recovers a world of the survivors. `made` is the number of worlds it has made, `dead` the processes
+    /// it knows to be dead or ended.
     Recover { made: u64, dead: Vec<usize> },
 }
 
 impl Message {
-    /// The world that it is of, if it is of one.
+    /// The number of the world that the message belongs to, if there is one.
     pub(crate) fn world(&self) -> Option<u64> {
         match self {
             Message::Call(header) => Some(world_of(&header.group)),
@@ -125,7 +128,7 @@ fn write_group(w: &mut Writer, group: &GroupId) {
     });
 }
 
-/// The world of a group.
+/// The number of the world of a group.
 pub(crate) fn world_of(group: &GroupId) -> u64 {
     group.first().copied().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! A collective in flight: its plan, run on its memory.
+//! A collective in flight: a transfer plan and the memory it runs on.
 
 use std::{collections::VecDeque, mem, sync::Arc};
 
@@ -16,25 +16,25 @@ use super::{
     transport::{Channel, Request, Test, Transport},
 };
 
-/// Chunks under way at once: one is combined, others arrive.
+/// The number of chunks under way at once: one is combined while others arrive.
 const WINDOW: usize = 3;
 
-/// Sizes of messages.
+/// Limits of the sizes of messages and chunks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Bytes of one message.
+    /// The most bytes in one message.
     pub(crate) message: usize,
-    /// Bytes of a chunk of a reduction.
+    /// The number of bytes of a chunk of a reduction.
     pub(crate) chunk: usize,
 }
 
-/// A result: the memory, and what the caller's queue is ordered after.
+/// A result: the memory, and the event after which the caller's queue may use it.
 pub(crate) struct Done<R: Runtime> {
     pub(crate) memory: Option<TensorMut<R>>,
     pub(crate) after: R::Event,
 }
 
-/// What all calls of a rank share.
+/// State shared by all calls of a rank in one group.
 pub(crate) struct Shared<R: Runtime> {
     pub(crate) combiner: Arc<Mutex<Combiner<R>>>,
     pub(crate) members: Arc<[usize]>,
@@ -42,7 +42,7 @@ pub(crate) struct Shared<R: Runtime> {
     pub(crate) limits: Limits,
 }
 
-/// A call and its memory.
+/// A call with its plan, its memory and its transfers under way.
 pub(crate) struct Moves<R: Runtime> {
     of: Shared<R>,
     what: Collective,
@@ -51,7 +51,7 @@ pub(crate) struct Moves<R: Runtime> {
     send: Vec<usize>,
     recv: Vec<usize>,
     given: (Option<Tensor<R>>, Option<TensorMut<R>>),
-    /// How the output is cut.
+    /// The lengths of the pieces that the output is cut into, in elements.
     pieces: Vec<usize>,
     waiting: VecDeque<TransferChunk>,
     chunks: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Moves<R: Runtime> {
     slot: Arc<Slot<Done<R>>>,
 }
 
-/// A chunk of which some transfers are under way.
+/// A chunk with transfers under way.
 struct Active<R: Runtime> {
     chunk: TransferChunk,
     phase: usize,
@@ -69,16 +69,16 @@ struct Active<R: Runtime> {
     scratch: Vec<Piece<R>>,
 }
 
-/// A message that the transport has not finished with.
+/// A message under way in the transport.
 struct Transfer {
     /// The other rank of the group.
     rank: usize,
     request: Request,
-    /// How many bytes are to arrive, of one that is received.
+    /// The number of bytes due, for a message that is received.
     expected: Option<usize>,
 }
 
-/// How far a chunk has come.
+/// The progress of a chunk.
 #[derive(Clone, Copy, PartialEq)]
 enum ChunkState {
     Waiting,
@@ -125,7 +125,7 @@ impl<R: Runtime> Moves<R> {
             let scratch = chunk.scratch.iter().map(|&len| Piece::scratch(&rt, len, self.dtype));
             let scratch = scratch.collect::<Result<_>>().map_err(other)?;
             let mut active = Active { chunk, phase: 0, requests: Vec::new(), scratch };
-            // Kept before anything else: what was posted may be under way, even if the rest could not be.
+            // The chunk is kept even if posting fails: transfers posted before the failure may be under way.
             let posted = self.post(transport, &mut active);
             self.active.push(active);
             posted?;
@@ -141,8 +141,8 @@ impl<R: Runtime> Moves<R> {
         for (from, place) in receives {
             let (start, bytes) = self.memory.receive_span(place, &mut active.scratch);
             for (at, length) in pieces(bytes, self.of.limits.message) {
-                // SAFETY: the bytes are of a piece that this call owns, of which nothing else uses any until the phase has ended. The
-                // call keeps it for good if it does not (`fail`, `drop`).
+                // SAFETY: the bytes are part of a piece that this call owns, and nothing else uses them until the phase
+                // has ended. If the phase never ends, the call leaks the piece (`fail`, `drop`).
                 let request = unsafe {
                     transport.receive(
                         Channel::Data,
@@ -170,7 +170,7 @@ impl<R: Runtime> Moves<R> {
         Ok(())
     }
 
-    /// Tests the transfers of a chunk; after the last of a phase, does what follows and posts the next phase.
+    /// Tests the transfers of a chunk. After the last of a phase, runs the end of the phase and posts the next one.
     fn advance_chunk(&mut self, transport: &mut dyn Transport, active: &mut Active<R>) -> Result<ChunkState, Trouble> {
         let before = active.requests.len();
         if !drain(transport, &mut active.requests)? {
@@ -185,7 +185,7 @@ impl<R: Runtime> Moves<R> {
         Ok(ChunkState::Moved)
     }
 
-    /// What follows the transfers of a phase.
+    /// Stores the received bytes of a phase and combines them, as the plan says.
     fn end_phase(&mut self, active: &mut Active<R>) -> Result<()> {
         let combiner = self.of.combiner.clone();
         let mut combiner = combiner.lock();
@@ -248,7 +248,7 @@ impl<R: Runtime> Job for Moves<R> {
         let mut moved = self.activate(transport)?;
         let mut trouble = None;
         for mut active in mem::take(&mut self.active) {
-            // After trouble the others stay as they are: the transport may still use their memory.
+            // After trouble, the other chunks stay as they are: the transport may still use their memory.
             let state =
                 if trouble.is_none() { self.advance_chunk(transport, &mut active) } else { Ok(ChunkState::Waiting) };
             moved |= matches!(state, Ok(ChunkState::Moved | ChunkState::Over));
@@ -297,14 +297,14 @@ impl<R: Runtime> Job for Moves<R> {
 
     fn fail(mut self: Box<Self>, failure: Failure) {
         let slot = mem::replace(&mut self.slot, Slot::new(self.of.members[self.of.rank]));
-        // Memory that nothing is under way with is back when the caller hears of it.
+        // Memory without transfers under way is freed before the caller learns of the failure.
         drop(self);
         slot.fill(Err(failure));
     }
 }
 
 impl<R: Runtime> Drop for Moves<R> {
-    /// The transport may still read and write memory of requests that have not ended: it is kept for good.
+    /// Leaks the memory of unfinished transfers, since the transport may still read or write it.
     fn drop(&mut self) {
         if self.active.iter().any(|active| !active.requests.is_empty()) {
             mem::forget(mem::take(&mut self.active));
@@ -315,7 +315,7 @@ impl<R: Runtime> Drop for Moves<R> {
     }
 }
 
-/// Tests all transfers and takes out those that have ended: true if none is left.
+/// Tests all transfers and removes those that have ended. Returns true if none is left.
 fn drain(transport: &mut dyn Transport, requests: &mut Vec<Transfer>) -> Result<bool, Trouble> {
     let mut trouble = None;
     requests.retain_mut(|Transfer { rank, request, expected }| {
@@ -338,7 +338,7 @@ fn drain(transport: &mut dyn Transport, requests: &mut Vec<Transfer>) -> Result<
     trouble.map_or(Ok(requests.is_empty()), Err)
 }
 
-/// Consecutive pieces of at most `limit` bytes: where each starts, and its length.
+/// Consecutive pieces of at most `limit` bytes, as (offset, length).
 fn pieces(bytes: usize, limit: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..bytes.div_ceil(limit)).map(move |k| (k * limit, limit.min(bytes - k * limit)))
 }

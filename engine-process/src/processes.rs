@@ -1,4 +1,4 @@
-//! This process among others.
+//! The handle of this process in a group of processes.
 
 use std::{
     fmt,
@@ -25,26 +25,27 @@ use super::{
 };
 use crate::Launch;
 
-/// Bytes of one message: a multiple of every element's size. A call whose messages keep arriving is not late, so one must pass within a
-/// deadline on the slowest network.
+/// The default limit of bytes in one message, a multiple of every element's size. A call is not late while its messages
+/// keep arriving, so one message must pass within a deadline on the slowest network.
 const MESSAGE: usize = 64 << 20;
-/// The largest such multiple that is a power of two, and a count MPI takes.
+/// The largest message limit: the largest power of two that fits MPI's counts.
 const LARGEST_MESSAGE: usize = 1 << 30;
-/// How long the end of the other processes is waited for.
+/// The default time that a process at its end waits for the others to end.
 const END_TIMEOUT: Duration = Duration::from_secs(60 * 60);
-/// Bytes of a chunk of a reduction: two of them and what they are combined with stay in a core's cache.
+/// The default bytes of a chunk of a reduction. Two chunks and their combination fit a core's cache.
 const CHUNK: usize = 512 << 10;
 
-/// This process among others, from the beginning of what joins them to its end, which comes when this is dropped: all processes must drop theirs.
+/// This process as one of several that a transport joins. Dropping it leaves them; all processes must drop theirs.
 ///
-/// One thread of its own owns the [`Transport`] and moves everything; the thread that made this, and all others, compute meanwhile.
+/// A separate thread owns the [`Transport`] and moves all data. The thread that made this, and all other threads,
+/// compute meanwhile.
 pub struct Processes {
     link: Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     rank: usize,
     size: usize,
     local_rank: usize,
-    /// Why those that are left when a process dies cannot go on, if they cannot.
+    /// The reason that survivors of a death cannot recover, if they cannot.
     pub(crate) no_recovery: Option<String>,
     worlds: AtomicU64,
     failed: AtomicBool,
@@ -54,7 +55,7 @@ pub struct Processes {
     limits: Limits,
 }
 
-/// What the thread that owns a transport says of it first.
+/// Facts about an opened transport, which its thread reports first.
 struct Opened {
     rank: usize,
     size: usize,
@@ -62,10 +63,11 @@ struct Opened {
 }
 
 impl Processes {
-    /// The processes that a transport joins, which a thread of its own opens. Calls may take 60 seconds.
+    /// Joins processes by the transport that `open` makes; a separate thread calls `open`. The timeout of calls is 60
+    /// seconds until [`timeout`](Processes::timeout) sets another.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// Errors of `open`, and an error if the thread cannot be started.
     pub fn over(open: impl FnOnce() -> Result<Box<dyn Transport>> + Send + 'static) -> Result<Processes> {
         const OP: &str = "Processes::over";
         let ((link, commands), (ready, outcome)) = (mpsc::channel(), mpsc::sync_channel(1));
@@ -89,26 +91,28 @@ impl Processes {
         })
     }
 
-    /// How long calls of worlds made from now on may take before every rank gets an error.
+    /// Sets the time that a call may take before every rank gets an error, for worlds made from now on.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How long this process waits at its end for the others to come to theirs, where the transport needs that (MPI): then all are ended. One hour
-    /// unless it is said, since one may save or export what all have trained.
+    /// Sets the time that this process, at its end, waits for the others to end, where the transport needs that (MPI).
+    /// After that time all processes are aborted. The default is one hour, since one rank may save or export the
+    /// trained model while others wait.
     pub fn end_timeout(mut self, timeout: Duration) -> Self {
         self.end_timeout = timeout;
         self
     }
 
-    /// Lets ranks make the same call from different places in the program.
+    /// Lets ranks make the same call from different source locations.
     pub fn any_place(mut self) -> Self {
         self.places = Places::Any;
         self
     }
 
-    /// Bytes of one message at most, at least 1 and at most 2³⁰: what is longer goes in pieces. 64 MiB unless it is said; 4 MiB in a folder.
+    /// Sets the most bytes in one message, clamped to 1 to 2³⁰; longer data goes in pieces. The default is 64 MiB, and
+    /// 4 MiB for a shared folder. All processes must set the same.
     ///
     /// A call is late when none of its messages has passed for the [timeout](Processes::timeout).
     pub fn message_limit(mut self, bytes: usize) -> Self {
@@ -116,46 +120,54 @@ impl Processes {
         self
     }
 
-    /// Bytes of the chunks that reductions go in: one is combined while the next arrives. Half a mebibyte unless it is said.
+    /// Sets the bytes of the chunks of a reduction; one is combined while the next arrives. The default is 512 KiB. All
+    /// processes must set the same.
     pub fn chunk(mut self, bytes: usize) -> Self {
         self.limits.chunk = bytes.max(1);
         self
     }
 
-    /// This process among those on its host, where something else than the environment says it.
+    /// Sets the local rank where the environment does not give it.
     pub(crate) fn local(mut self, rank: usize) -> Self {
         self.local_rank = rank;
         self
     }
 
-    /// This process among all.
+    /// The rank of this process among all.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many processes there are.
+    /// The number of processes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// This process among those on its host, as the launcher says: which GPU to take. 0 where it says nothing.
+    /// The rank of this process on its host as the launcher gives it, which usually selects the GPU; 0 if the launcher
+    /// gives none.
     pub fn local_rank(&self) -> usize {
         self.local_rank
     }
 
-    /// A communicator of all processes. Every process makes its worlds in the same order; a failure ends the one it happened in.
+    /// Makes a communicator of all processes. Every process makes its worlds in the same order. A failure ends only the
+    /// world in which it happened.
     pub fn world<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
         let all: Vec<usize> = (0..self.size).collect();
         let own = self.world_of(&all, rt)?;
         own.ok_or_else(|| Error::argument("Processes::world", "a world of all processes has no place for this one"))
     }
 
-    /// A communicator of these processes, which keep their ranks in messages; none on the others, which call this too.
+    /// Makes a communicator of the processes `ranks`, which keep their ranks in messages. All processes call this;
+    /// those not in `ranks` get `None`.
+    ///
+    /// # Errors
+    /// An error if `ranks` has a rank that does not exist, or one twice.
     pub fn world_of<R: Runtime>(&self, ranks: &[usize], rt: &R) -> Result<Option<Comm<R>>> {
         self.world_with(ranks, rt, self.timeout, self.places)
     }
 
-    /// A world like that of [`world_of`](Processes::world_of), with a deadline and a rule for places of its own.
+    /// Makes a world as [`world_of`](Processes::world_of) does, with its own timeout and its own rule for source
+    /// locations.
     pub fn world_with<R: Runtime>(
         &self,
         ranks: &[usize],
@@ -178,14 +190,14 @@ impl Processes {
         Ok(Some(Arc::new(own)))
     }
 
-    /// A communicator of the processes that are left after others have died, or have come to their end, which keep their ranks in messages. All that are left call
-    /// it; it blocks until they know of the same losses. Over MPI it needs Open MPI 5 and `mpirun --with-ft ulfm`: without it the launcher ends
-    /// all processes when one dies.
+    /// Makes a communicator of the survivors after other processes have died or ended; survivors keep their ranks in
+    /// messages. All survivors call it; it blocks until they know of the same losses. Over MPI it needs Open MPI 5 and
+    /// `mpirun --with-ft ulfm`; otherwise the launcher ends all processes when one dies.
     pub fn recover<R: Runtime>(&self, rt: &R) -> Result<Comm<R>> {
         self.recover_within(rt, self.timeout)
     }
 
-    /// Recovers as [`recover`](Processes::recover) does, with a time of its own.
+    /// Recovers as [`recover`](Processes::recover) does, with its own timeout.
     pub(crate) fn recover_within<R: Runtime>(&self, rt: &R, timeout: Duration) -> Result<Comm<R>> {
         let (outcome, end) = mpsc::sync_channel(1);
         let made = self.worlds.load(Ordering::SeqCst);
@@ -193,25 +205,25 @@ impl Processes {
         let (number, left) = end.recv().map_err(|_| ended("Processes::recover"))??;
         self.worlds.store(number, Ordering::SeqCst);
         let own = self.world_of(&left, rt)?;
-        // From here on this process is as good as one that never failed: at its end it waits for the others.
+        // A recovered process counts as one that never failed: at its end it waits for the others.
         self.failed.store(false, Ordering::SeqCst);
         own.ok_or_else(|| Error::argument("Processes::recover", "the processes that are left do not name this one"))
     }
 
-    /// Runs `program` on this rank of a world of all processes. Whatever ends it early, an error or a panic, reaches the other ranks,
-    /// and comes back as an error: a `main` that returns it exits with a code that is not 0.
+    /// Runs `program` on this rank of a world of all processes. An error or a panic that ends it early reaches the
+    /// other ranks and is returned as an error. A `main` that returns the error exits with a code other than 0.
     pub fn run<R: Runtime, T>(
         &self,
         runtime: impl FnOnce(usize) -> Result<R>,
         program: impl FnOnce(Comm<R>) -> Result<T>,
     ) -> Result<T> {
-        // Spans of this thread, and of those that are started on its behalf, are this rank's.
+        // Spans of this thread, and of threads started on its behalf, are recorded under this rank.
         numcore::trace::set_rank(self.rank);
         let rt = runtime(self.local_rank());
         let outcome = match rt {
             Ok(rt) => guarded(&self.world(&rt)?, program),
             Err(error) => {
-                // The others wait for this rank in a world: they are told why it does not come.
+                // The other ranks wait for this one in a world, so it joins one to report its error.
                 let null = self.world(&numcore::NullRuntime::new())?;
                 null.abort(&error.to_string());
                 Err(error)
@@ -224,12 +236,14 @@ impl Processes {
         outcome
     }
 
-    /// Takes note that ranks could not meet: some may never come to their end, so this process does not wait for them for ever at its own.
+    /// Records that a rendezvous failed. Some processes may then never end, so this one waits for them at most
+    /// [`timeout`](Processes::timeout) at its own end.
     pub(crate) fn note_failure(&self) {
         self.failed.store(true, Ordering::SeqCst);
     }
 
-    /// Ends it, as dropping does: over MPI it blocks until all processes have come to their end. Calls afterwards are errors.
+    /// Leaves the other processes, as dropping does. Over MPI it blocks until all processes have ended. Later calls
+    /// return errors.
     pub fn finish(&self) {
         let Some(thread) = self.thread.lock().take() else { return };
         let most = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
@@ -239,11 +253,12 @@ impl Processes {
         drop(thread.join());
     }
 
-    /// Waits until what the others are told has left: whoever has failed may exit at once.
+    /// Waits until all queued messages have been sent, since a failed process may exit at once. Waits at most the
+    /// timeout.
     fn flush(&self) {
         let (told, flushed) = mpsc::sync_channel(0);
         if self.link.send(Command::Flush(told)).is_ok() {
-            // Ended by the thread dropping its end.
+            // The thread answers by dropping its end of the channel.
             let _ = flushed.recv_timeout(self.timeout);
         }
     }
@@ -257,7 +272,7 @@ fn ended(op: &'static str) -> Error {
     Error::argument(op, "the thread that moves messages has ended")
 }
 
-/// The life of the thread that owns the transport.
+/// The body of the thread that owns the transport.
 fn own(
     open: impl FnOnce() -> Result<Box<dyn Transport>>,
     commands: mpsc::Receiver<Command>,
@@ -266,14 +281,14 @@ fn own(
     let made = open().and_then(|transport| Progress::new(transport, commands));
     let progress = match made {
         Ok(progress) => progress,
-        // Whoever opens it waits for it.
+        // The thread that called `over` waits for this error.
         Err(error) => return drop(ready.send(Err(error))),
     };
     let transport = &progress.transport;
     let (rank, size, no_recovery) = (transport.rank(), transport.size(), transport.reports_deaths().err());
     drop(ready.send(Ok(Opened { rank, size, no_recovery })));
     if catch_unwind(AssertUnwindSafe(|| progress.run())).is_err() {
-        // Nothing that is in flight would ever end: the launcher ends the others, or their deadlines do.
+        // No call in flight would ever end. The launcher ends the other processes, or their deadlines do.
         std::process::abort();
     }
 }

@@ -1,4 +1,5 @@
-//! The thread that owns the transport: it takes commands, meets other ranks, moves data, watches deadlines, and hears of failures.
+//! The thread that owns the transport: it takes commands, matches headers, moves data, and watches deadlines and
+//! failures.
 
 use std::{
     collections::BTreeMap,
@@ -25,37 +26,37 @@ use super::{
     world::World,
 };
 
-/// What communicators ask of the thread.
+/// Commands from communicators to the thread.
 pub(crate) enum Command {
-    /// A world of this process begins.
+    /// Enters a new world of this process.
     Enter(Arc<World>),
-    /// A call was made.
+    /// Starts a call.
     Start(Box<Flight>),
-    /// A world has failed here: the others are told.
+    /// Notifies the other members that a world has failed on this rank.
     Failed(Arc<World>),
-    /// The last handle of a group is gone.
+    /// Leaves a group whose last handle was dropped.
     Leave { group: GroupId, members: Arc<[usize]> },
-    /// Somebody waits.
+    /// Wakes the thread, because a caller waits.
     Wake,
-    /// Somebody waits until all that was said has left: this is dropped then.
+    /// Asks for the end of all queued sends; the thread then drops the sender.
     Flush(SyncSender<()>),
-    /// Messages of a recovery that has begun here: how many worlds were made, and where its outcome goes.
+    /// Begins a recovery: the number of worlds made so far, and the channel of the outcome.
     Recover { made: u64, timeout: Duration, outcome: SyncSender<Result<(u64, Vec<usize>)>> },
-    /// Nothing more will be started.
+    /// Ends the thread; nothing more will be started. The duration is the longest wait for the other processes.
     Finish(Duration),
 }
 
-/// Between looks at the transport while calls are under way and nobody waits.
+/// The pause between polls while calls are under way and the thread does not spin.
 pub(crate) const NAP: Duration = Duration::from_micros(30);
-/// The pause between polls once nothing has moved for [`LULL`]: ranks that wait for others leave them the CPU.
+/// The pause between polls once nothing has moved for [`LULL`], so that waiting ranks leave the CPU to others.
 const LONG_NAP: Duration = Duration::from_micros(200);
 const LULL: Duration = Duration::from_millis(5);
-/// Between looks at the transport while nothing is under way.
+/// The pause between polls while nothing is under way.
 const IDLE: Duration = Duration::from_millis(1);
-/// For so long after anything moved the thread does not sleep while somebody waits.
+/// The time after any progress during which the thread polls without sleeping, if a caller waits.
 const SPIN: Duration = Duration::from_micros(200);
 const OUT_OF_TAGS: &str = "so many calls are under way that the transport has no tags left";
-/// A rank that has left may have failed: for so long its own words are waited for.
+/// The time allowed for the error message of a rank that has left, since it may have failed.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 pub(crate) struct Progress {
@@ -67,7 +68,7 @@ pub(crate) struct Progress {
     pub(crate) flights: Vec<Flight>,
     flushing: Vec<SyncSender<()>>,
     tags: Tags,
-    /// The number of the next world that this process makes.
+    /// The least number that the next world of this process can have.
     next_world: u64,
     pub(crate) dead: Vec<bool>,
     pub(crate) gone: Vec<bool>,
@@ -96,7 +97,7 @@ impl Progress {
         })
     }
 
-    /// Serves until it is told to finish.
+    /// Runs until a command ends the thread.
     pub(crate) fn run(mut self) {
         loop {
             match self.next_command() {
@@ -125,7 +126,7 @@ impl Progress {
         match self.commands.recv_timeout(nap) {
             Ok(command) => Some(command),
             Err(RecvTimeoutError::Timeout) => None,
-            // Every handle is gone without a word: as if told.
+            // All handles are gone without a `Finish`, which counts as one without a wait.
             Err(RecvTimeoutError::Disconnected) => Some(Command::Finish(Duration::ZERO)),
         }
     }
@@ -148,7 +149,7 @@ impl Progress {
         }
     }
 
-    /// Looks at everything once.
+    /// Polls everything once: streams, recovery and calls.
     pub(crate) fn turn(&mut self) {
         let mut events = Vec::new();
         if let Err(error) = self.streams.advance(&mut *self.transport, &mut events) {
@@ -211,12 +212,12 @@ impl Progress {
         self.forget_worlds();
     }
 
-    /// Whether this process had its part in a world, and has left it.
+    /// Tells whether this process has left a world that it was in.
     fn is_over(&self, world: u64) -> bool {
         world < self.next_world && !self.worlds.contains_key(&world)
     }
 
-    /// Forgets the worlds that nobody in this process has a handle of.
+    /// Forgets the worlds of which this process holds no handle any more.
     fn forget_worlds(&mut self) {
         let over = |world: &Arc<World>| Arc::strong_count(world) == 1;
         let over: Vec<u64> = self.worlds.values().filter(|world| over(world)).map(|world| world.number).collect();
@@ -226,7 +227,7 @@ impl Progress {
         }
     }
 
-    /// A group is known from now on; calls that others have made in it already are noted.
+    /// Registers a group, and records the calls that other members have already made in it.
     fn enter_group(&mut self, group: &GroupId, members: &Arc<[usize]>, world: &World) {
         for (from, header) in self.inbox.enter(group, members) {
             world.note(from, members, header.key.number(), header.call.clone());
@@ -264,7 +265,8 @@ impl Progress {
         self.last_move = Instant::now();
     }
 
-    /// The first of `count` tags for messages to a process, which no call under way has.
+    /// The first of `count` tags for messages to a process, none of which a call under way uses. `None` if there are
+    /// not enough.
     fn take_tags(&mut self, to: usize, count: u32) -> Option<u32> {
         let used: Vec<Range<u32>> = self.flights.iter().filter_map(|flight| flight.tags_to(to)).collect();
         self.tags.take(to, count, &used)
@@ -285,7 +287,7 @@ impl Progress {
         }
     }
 
-    /// Whether a flight is over.
+    /// Advances a call; returns true if it is over.
     fn advance_one(&mut self, k: usize) -> Result<bool, (Arc<World>, Why)> {
         let flight = &mut self.flights[k];
         let world = flight.world.clone();
@@ -321,7 +323,7 @@ impl Progress {
         }
     }
 
-    /// Tells the other members that a world has failed, and ends its calls here.
+    /// Notifies the other members that a world has failed, and ends its calls on this rank.
     fn tell(&mut self, world: &Arc<World>) {
         if let Some(failure) = world.failure() {
             self.tell_others(&world.members.clone(), &Message::Fail(world.number, failure));
@@ -358,7 +360,7 @@ impl Progress {
 }
 
 impl Flight {
-    /// What a trouble of its transfers means to the world.
+    /// The reason for the world's failure that a failed transfer gives.
     fn trouble(&self, trouble: Trouble) -> Why {
         match trouble {
             Trouble::Dead(rank) => Why::Peer { peer: self.members[rank], cause: "its process has ended".into() },

@@ -1,8 +1,9 @@
-//! A new world of the processes that are left after some have died.
+//! Recovery: a new world of the processes that survive after others have died.
 //!
-//! Each says whom it knows to be lost, and says it again when it learns of one more. A process has its new world once all that are left have said what it would say itself. Two may
-//! come to that with different losses: whoever has the greater world has a dead process in it, which fails that world, and it comes to the smaller one too. So what others say beyond
-//! what a process has agreed to is kept for when it comes to that.
+//! Each survivor announces the processes it knows to be lost, and announces again when it learns of one more. It has
+//! its new world once all survivors have announced the same list as its own. Two survivors may reach that point with
+//! different losses. The larger world then has a dead process in it and fails, and its members recover into the smaller
+//! one. Announcements beyond those a process has agreed to are therefore kept for its next agreement.
 
 use std::{
     collections::VecDeque,
@@ -14,16 +15,16 @@ use numcore::{Error, ErrorKind, Result};
 
 use super::{message::Message, progress::Progress};
 
-/// What the processes have told each other: how many worlds each has made, and whom it knows to be lost.
+/// The announcements of all processes: the number of worlds each has made, and the processes it knows to be lost.
 pub(crate) struct Recovery {
-    /// By process, in the order in which it was said: what was no part of a world yet.
+    /// By process, in order of arrival: announcements that no world has used yet.
     told: Vec<VecDeque<(u64, Vec<usize>)>>,
     own: Option<Own>,
 }
 
 struct Own {
     made: u64,
-    /// Whom the others were told to be lost.
+    /// The list of lost processes that was announced last.
     said: Option<Vec<usize>>,
     since: Instant,
     timeout: Duration,
@@ -43,7 +44,8 @@ impl Recovery {
         self.told[from].push_back((made, lost));
     }
 
-    /// The number of the next world, of all but the lost, if all the others have said the same as process `me`, which has made so many; those that have not, otherwise.
+    /// The number of the next world, if all survivors have announced the same losses as process `me`, which has made
+    /// `own_made` worlds. Otherwise, the survivors that have not.
     fn agree(&mut self, me: usize, own_made: u64, lost: &[usize]) -> Result<u64, Vec<usize>> {
         let others: Vec<usize> = (0..self.told.len()).filter(|rank| *rank != me && !lost.contains(rank)).collect();
         let said = |rank: usize| self.told[rank].iter().position(|(_, theirs)| theirs == lost);
@@ -54,7 +56,7 @@ impl Recovery {
         let places: Vec<(usize, usize)> = others.iter().filter_map(|rank| Some((*rank, said(*rank)?))).collect();
         let mut number = own_made;
         for (rank, place) in places {
-            // What was said before is of fewer losses.
+            // Earlier announcements are of fewer losses, so they are dropped too.
             number =
                 self.told[rank].drain(..=place).map(|(made, _)| made).next_back().map_or(number, |m| m.max(number));
         }
@@ -73,12 +75,12 @@ impl Progress {
         self.tell_recovery();
     }
 
-    /// Another process has said whom it misses.
+    /// Stores the announcement of another process.
     pub(crate) fn hear_recovery(&mut self, from: usize, made: u64, dead: Vec<usize>) {
         self.recovery.hear(from, made, dead);
     }
 
-    /// One more has died, or come to its end: what was said before no longer counts.
+    /// Announces anew after a process has died or ended: the earlier announcement no longer counts.
     pub(crate) fn recovery_lost(&mut self) {
         if self.recovery.is_under_way() {
             self.tell_recovery();
@@ -87,7 +89,7 @@ impl Progress {
 
     fn tell_recovery(&mut self) {
         let lost = self.known_lost();
-        // Said twice, a word would be left over, and be heard in the next recovery.
+        // An announcement is never repeated: the second one would be left over for the next recovery.
         let Some(own) = self.recovery.own.as_mut().filter(|own| own.said.as_ref() != Some(&lost)) else { return };
         own.said = Some(lost.clone());
         let message = Message::Recover { made: own.made, dead: lost };
@@ -95,12 +97,12 @@ impl Progress {
         self.tell_others(&all, &message);
     }
 
-    /// Processes that have died, and those that will start nothing any more: none of them is in another world.
+    /// Processes that have died, and those that will start no more calls. Neither is in a new world.
     fn known_lost(&self) -> Vec<usize> {
         (0..self.dead.len()).filter(|&rank| self.dead[rank] || self.gone[rank]).collect()
     }
 
-    /// All that are left know of the same losses: they are the new world.
+    /// Ends the recovery once all survivors have announced the same losses; they are the new world.
     pub(crate) fn advance_recovery(&mut self) {
         let (me, lost) = (self.transport.rank(), self.known_lost());
         let Some(own) = &self.recovery.own else { return };
@@ -108,11 +110,11 @@ impl Progress {
         let outcome = match self.recovery.agree(me, made, &lost) {
             Ok(number) => Ok((number, (0..self.dead.len()).filter(|rank| !lost.contains(rank)).collect())),
             Err(absent) if is_late => {
-                // Whoever has said something is there, and did not know yet of the same losses.
+                // A process that has announced anything is alive, but did not know of the same losses yet.
                 let is_silent = |rank: &&usize| self.recovery.told[**rank].is_empty();
                 let silent: Vec<usize> = absent.iter().filter(is_silent).copied().collect();
                 let missing = if silent.is_empty() { absent } else { silent };
-                // Others give up too: what they have said was of this recovery.
+                // Other survivors give up too, so their announcements of this recovery are dropped.
                 self.recovery.told.iter_mut().for_each(VecDeque::clear);
                 let late = ErrorKind::Timeout { op: "recover", waited, missing, called: false, calls: String::new() };
                 Err(Error::from(late).on_rank(me))
@@ -120,7 +122,7 @@ impl Progress {
             Err(_) => return,
         };
         if let Some(own) = self.recovery.own.take() {
-            // Nobody waits any more: nothing to tell.
+            // A failed send is harmless: the caller no longer waits.
             let _ = own.outcome.send(outcome);
         }
     }
@@ -132,21 +134,21 @@ mod tests {
 
     use super::*;
 
-    /// A process, as far as others see it.
+    /// A process, as far as the others can observe it.
     struct Process {
         recovery: Recovery,
         lost: Vec<usize>,
-        /// How many worlds it has made; all begin in one.
+        /// The number of worlds it has made; all processes start in one.
         made: u64,
         /// The last world: its number and members.
         world: (u64, Vec<usize>),
         is_recovering: bool,
-        /// Worlds that have failed, as others say.
+        /// Worlds that have failed, according to messages of others.
         failed: Vec<u64>,
         is_dead: bool,
     }
 
-    /// What travels from one process to another, in order.
+    /// A message from one process to another; messages arrive in order.
     #[derive(Clone)]
     enum Word {
         Recover(u64, Vec<usize>),
@@ -158,7 +160,7 @@ mod tests {
 
     struct Job {
         processes: Vec<Process>,
-        /// By sender and receiver.
+        /// Links by sender and receiver.
         links: Vec<Vec<Link>>,
     }
 
@@ -185,13 +187,13 @@ mod tests {
             self.tell(rank, &word);
         }
 
-        /// All that a process has said arrives, and at last that it is dead.
+        /// Kills a process: its earlier messages arrive, and then its death is seen.
         fn kill(&mut self, rank: usize) {
             self.processes[rank].is_dead = true;
             self.tell(rank, &Word::Dead);
         }
 
-        /// A process's world has failed.
+        /// Fails the current world of a process.
         fn fail(&mut self, rank: usize) {
             if !std::mem::replace(&mut self.processes[rank].is_recovering, true) {
                 let number = self.processes[rank].world.0;
@@ -252,7 +254,7 @@ mod tests {
                     job.kill(rank);
                     deaths -= 1;
                 } else if what == 1 && failures > 0 {
-                    // A world fails though nobody has died: all of its processes meet again.
+                    // A world fails without a death: all of its processes recover.
                     failures -= 1;
                     if !job.processes[rank].is_dead {
                         job.fail(rank);

@@ -1,4 +1,4 @@
-//! The meetings of processes: all of a job at first, and those that are left whenever some are lost.
+//! The rendezvous of processes: all of a job at first, then the survivors after each loss.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -7,22 +7,24 @@ use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::Processes;
 
-/// Where the processes of a job meet. A process is lost when it dies, or drops its [`Processes`]; none can join a job that runs.
+/// A rendezvous of the processes of a job. A process is lost when it dies or drops its [`Processes`]; no process can
+/// join a running job.
 pub struct ProcessRendezvous<R: Runtime> {
     processes: Arc<Processes>,
     rt: R,
     quorum: Quorum,
     run: Run,
-    /// Whether this process was in a world already.
+    /// True if this process has been in a world already.
     has_met: bool,
 }
 
-/// What processes tell each other when they meet. One that has made a world more than others, in which somebody died, knows more than they.
+/// The state of the run that processes compare at a rendezvous. A process that was in one more world, in which another
+/// died, has the more recent state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Run {
     /// The number of the next world.
     generation: u64,
-    /// How many ranks the last world had.
+    /// The number of ranks of the last world.
     before: u64,
     committed: bool,
 }
@@ -41,7 +43,7 @@ impl Run {
         Run { generation: number(0), before: number(8), committed: bytes[16] != 0 }
     }
 
-    /// What the two know together.
+    /// The combined state of two processes.
     fn and(self, other: Run) -> Run {
         Run {
             generation: self.generation.max(other.generation),
@@ -52,12 +54,15 @@ impl Run {
 }
 
 impl Processes {
-    /// This process's side of a rendezvous of all processes, which all make. A process that has failed drops its `Processes` soon, or ends: the others wait for that no longer than
-    /// the [`join_timeout`](Quorum::join_timeout), and one that hangs ends the run, since it could come back. Whoever dies while they meet is left out too: they meet again, until
-    /// the [`join_timeout`](Quorum::join_timeout) has passed.
+    /// Makes this process's side of a rendezvous of all processes; every process makes one. A failed process is
+    /// expected to drop its `Processes`, or to end. The others wait for that at most the
+    /// [`join_timeout`](Quorum::join_timeout). A process that hangs ends the run, since it could come back. A process
+    /// that dies during the rendezvous is left out too: the survivors try again until the
+    /// [`join_timeout`](Quorum::join_timeout) has passed.
     ///
     /// # Errors
-    /// Where the death of a process is not reported to the others, or ends them: over MPI the launcher must be that of Open MPI 5, started with `--with-ft ulfm`.
+    /// An error if the transport does not report deaths to the survivors, or a death ends them. Over MPI the launcher
+    /// must be that of Open MPI 5, started with `--with-ft ulfm`.
     pub fn rendezvous<R: Runtime>(self: &Arc<Self>, rt: R, quorum: Quorum) -> Result<ProcessRendezvous<R>> {
         if let Some(why) = self.no_recovery.as_ref().filter(|_| self.size() > 1) {
             return Err(Error::argument("Processes::rendezvous", why.clone()));
@@ -68,7 +73,7 @@ impl Processes {
 
 impl<R: Runtime> Rendezvous<R> for ProcessRendezvous<R> {
     fn meet(&mut self) -> Result<Membership<R>> {
-        // Whoever did not come, a process that was stopped perhaps, may not come to its end either.
+        // A process that did not come, perhaps because it was stopped, may not end either.
         self.next_world().inspect_err(|_| self.processes.note_failure())
     }
 
@@ -86,14 +91,14 @@ impl<R: Runtime> ProcessRendezvous<R> {
                 true => self.processes.recover_within(&self.rt, most.saturating_sub(begun.elapsed()))?,
             };
             self.has_met = true;
-            // All that are in it have come to this world: or one has died since, and those that are left come to another.
+            // Either all members have entered this world, or one has died since and the survivors enter another.
             let all = match comm.exchange_equal(self.run.to_bytes()) {
                 Ok(all) => all,
                 Err(error) if is_of_another(&comm, &error) && begun.elapsed() < most => continue,
                 Err(error) => return Err(error),
             };
             let run = all.iter().map(Run::from_bytes).fold(self.run, Run::and);
-            // What is missing is missing on all of them.
+            // The quorum is missed on all survivors alike.
             if let Some(why) = self.quorum.missing(comm.size(), comm.size(), run.before as usize) {
                 return Err(Quorum::refused(&why));
             }
@@ -103,7 +108,7 @@ impl<R: Runtime> ProcessRendezvous<R> {
     }
 }
 
-/// Whether those that are left can go on without the process that an error names.
+/// Tells whether the survivors can go on without the process that an error names, because it is not this one.
 fn is_of_another<R: Runtime>(comm: &Comm<R>, error: &Error) -> bool {
     let own = comm.world_rank();
     match error.kind() {

@@ -1,7 +1,7 @@
 //! Ordered streams of messages between all processes, in packets that a transport sends at once.
 //!
-//! One receive per peer is always posted, so a message needs no answer to arrive; where the transport knows of dead processes, that receive ends
-//! with an error when its peer dies, which names it.
+//! One receive per peer is always posted, so a message arrives without an answer. If the transport reports deaths, that
+//! receive ends with [`Test::Dead`] when its peer dies.
 
 use std::collections::VecDeque;
 
@@ -12,21 +12,21 @@ use super::{
     transport::{Channel, Request, Test, Transport},
 };
 
-/// Bytes of a packet: with MPI's own header no more than shared memory takes without a handshake.
+/// Bytes of a packet. With MPI's own header it is the largest that shared memory takes without a handshake.
 const PACKET: usize = 3968;
-/// Packets to a peer under way at once.
+/// The number of packets to one peer under way at once.
 const UNDER_WAY: usize = 16;
 const TAG: u32 = 0;
-/// Bytes of a message at most: a length beyond is none that another process has written.
+/// The most bytes in a message; a longer length cannot have been written by another process.
 pub(crate) const LARGEST: usize = 1 << 30;
 
-/// What came of a peer.
+/// An event from a peer.
 #[derive(Debug)]
 pub(crate) enum Event {
     Message(usize, Message),
     /// The process has died.
     Dead(usize),
-    /// The stream of this rank has broken, in the transport's words.
+    /// The stream of this rank has broken; the string is the transport's reason.
     Broken(usize, String),
 }
 
@@ -36,11 +36,11 @@ pub(crate) struct Streams {
 }
 
 struct Peer {
-    /// A vector: unlike a box, it may be moved while something else has the address of its memory.
+    /// A vector and not a box: it may be moved while the transport holds the address of its memory.
     packet: Vec<u8>,
     receive: Option<Request>,
     arrived: Vec<u8>,
-    /// Bytes to be sent, and packets under way, the oldest first.
+    /// Bytes to be sent; `sends` holds the packets under way, the oldest first.
     queue: VecDeque<u8>,
     sends: VecDeque<(Request, Vec<u8>)>,
 }
@@ -52,7 +52,7 @@ impl Streams {
         Ok(Streams { peers: (0..size).map(&mut peer).collect::<Result<_>>()? })
     }
 
-    /// Queues a message. What is for a process that has died goes nowhere.
+    /// Queues a message. Messages for a dead process are dropped.
     pub(crate) fn send(&mut self, to: usize, message: &Message) {
         let Some(Some(peer)) = self.peers.get_mut(to) else { return };
         if peer.receive.is_none() {
@@ -63,7 +63,7 @@ impl Streams {
         peer.queue.extend(bytes);
     }
 
-    /// Whether everything queued has left.
+    /// Tells whether all queued messages have been sent.
     pub(crate) fn is_flushed(&self) -> bool {
         self.peers
             .iter()
@@ -71,7 +71,10 @@ impl Streams {
             .all(|peer| peer.receive.is_none() || (peer.queue.is_empty() && peer.sends.is_empty()))
     }
 
-    /// Moves packets; what has arrived is added to `events`. An error is the first of several peers: what could not be sent stays queued.
+    /// Moves packets and appends the events that have arrived to `events`.
+    ///
+    /// # Errors
+    /// The first error of several peers. Bytes that could not be sent stay queued.
     pub(crate) fn advance(&mut self, transport: &mut dyn Transport, events: &mut Vec<Event>) -> Result<()> {
         let mut outcome = Ok(());
         for (rank, peer) in self.peers.iter_mut().enumerate() {
@@ -87,7 +90,7 @@ impl Streams {
     pub(crate) fn close(&mut self, transport: &mut dyn Transport) {
         for peer in self.peers.iter_mut().flatten() {
             peer.withdraw(transport);
-            // What has not left belongs to the transport from here on.
+            // Packets that have not been sent belong to the transport from now on, so they are leaked.
             peer.sends.drain(..).for_each(std::mem::forget);
         }
     }
@@ -103,7 +106,7 @@ impl Peer {
     }
 
     fn post(&mut self, transport: &mut dyn Transport, rank: usize) -> Result<()> {
-        // SAFETY: the packet is this peer's, is looked at only when the request has ended, and is forgotten if it never does.
+        // SAFETY: the packet is this peer's. It is read only once the request has ended, and leaked if it never does.
         let request = unsafe { transport.receive(Channel::Control, self.packet.as_mut_ptr(), PACKET, rank, TAG) }?;
         self.receive = Some(request);
         Ok(())
@@ -113,7 +116,7 @@ impl Peer {
     fn withdraw(&mut self, transport: &mut dyn Transport) {
         let Some(request) = self.receive.take() else { return };
         transport.cancel(&request);
-        // A few times: a cancelled receive ends when MPI next looks at it.
+        // Tested repeatedly: a cancelled receive ends only when MPI next looks at it.
         let ended = (0..1000).any(|_| transport.test(&request) != Test::Pending);
         if !ended {
             std::mem::forget(std::mem::take(&mut self.packet));
@@ -124,7 +127,7 @@ impl Peer {
         while let Some((request, _)) = self.sends.front_mut() {
             match transport.test(request) {
                 Test::Pending => break,
-                // The receive from this peer says that it is dead, or broken.
+                // The receive from this peer reports whether it is dead or broken.
                 _ => self.sends.pop_front(),
             };
         }
@@ -164,7 +167,8 @@ impl Peer {
         events.push(event);
     }
 
-    /// The whole messages that have arrived; and why there will be no more, if what follows them is none.
+    /// Parses the whole messages that have arrived. Returns an event if the following bytes cannot be a message, which
+    /// ends the stream.
     fn parse(&mut self, rank: usize, events: &mut Vec<Event>) -> Option<Event> {
         let mut rest = &self.arrived[..];
         while let Some((length, after)) = rest.split_first_chunk::<8>() {

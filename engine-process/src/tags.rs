@@ -1,22 +1,24 @@
-//! Which tags the messages of calls have.
+//! The tags of the messages of calls.
 
 use std::ops::Range;
 
-/// Tags for what is sent to each process, one after another, and from the first on again when there are no more.
+/// Tags of messages to each process: consecutive numbers, which wrap around to 0 at the limit.
 pub(crate) struct Tags {
     next: Vec<u32>,
     limit: u32,
-    /// Tags of calls that ended before their messages: the receiver may wait for them for ever.
+    /// Tags of calls that ended before their messages, for which the receiver may wait forever; they are never used
+    /// again.
     lost: Vec<Vec<Range<u32>>>,
 }
 
 impl Tags {
-    /// Tags below `limit` for so many processes.
+    /// Creates counters of tags below `limit`, one for each of `processes` processes.
     pub(crate) fn new(processes: usize, limit: u32) -> Self {
         Tags { next: vec![0; processes], limit, lost: vec![Vec::new(); processes] }
     }
 
-    /// The first of `count` tags for messages to a process, of which none is in `used`; none if there are not so many in a row.
+    /// The first of `count` consecutive tags for messages to a process, none of them in `used`. `None` if there are not
+    /// enough in a row.
     pub(crate) fn take(&mut self, to: usize, count: u32, used: &[Range<u32>]) -> Option<u32> {
         let (mut begin, mut laps) = (self.next[to], 0);
         loop {
@@ -39,7 +41,7 @@ impl Tags {
         }
     }
 
-    /// A call has ended before its messages: nobody has its tags any more.
+    /// Retires the tags of a call that has ended before its messages.
     pub(crate) fn lose(&mut self, to: usize, range: Range<u32>) {
         if !range.is_empty() {
             self.lost[to].push(range);

@@ -1,4 +1,4 @@
-//! Processes whose transport tells of deaths, as MPI's does: threads, over a folder.
+//! Tests with threads as processes, over a folder transport that reports deaths as MPI's does.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,20 +22,20 @@ use super::{
     world::World,
 };
 
-/// What a test knows of its processes, and does to them.
+/// The state that a test shares with its processes, and their deaths.
 #[derive(Clone, Default)]
 struct Fate {
     dead: Arc<Mutex<BTreeSet<usize>>>,
-    /// Whether a process has ended all.
+    /// True if a process has aborted all.
     aborted: Arc<AtomicBool>,
     ends_together: bool,
 }
 
-/// A folder's transport, which reports deaths.
+/// A folder transport that reports deaths.
 struct Reporting {
     inner: Box<dyn Transport>,
     fate: Fate,
-    /// Receives that are posted, by request, and whom they are from.
+    /// The senders of posted receives, by request.
     posted: BTreeMap<usize, usize>,
 }
 
@@ -111,7 +111,7 @@ fn transport(folder: &Scratch, rank: usize, size: usize, fate: &Fate) -> Result<
     Ok(Box::new(Reporting { inner, fate: fate.clone(), posted: BTreeMap::new() }))
 }
 
-/// Runs a program on each of some processes.
+/// Runs a program on each of `size` processes, which are threads.
 fn processes<T: Send>(
     size: usize,
     fate: &Fate,
@@ -129,7 +129,7 @@ fn processes<T: Send>(
 }
 
 const LONG: Duration = Duration::from_secs(20);
-/// So long that what the others say has arrived.
+/// Long enough for messages of the others to arrive.
 const WHILE: Duration = Duration::from_millis(100);
 
 fn all_well<T>(outcomes: Vec<Result<T>>) -> Vec<T> {

@@ -1,81 +1,89 @@
-//! What is asked of whatever carries messages between processes.
+//! The interface of libraries that carry messages between processes.
 
 use numcore::Result;
 
-/// What an operation works on. Messages of one channel never meet those of another.
+/// The purpose of a message. Messages of one channel never match receives of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// Packets of the message streams.
+    /// Packets of the message streams, which carry headers.
     Control,
-    /// Memory of calls.
+    /// Data of calls.
     Data,
 }
 
-/// An operation under way, by the number that its transport gave it. It must be tested until it ends; dropping it leaves
-/// it to the transport, with the memory it was given.
+/// An operation under way, identified by a number of its transport. It must be tested until it ends. Dropping it leaves
+/// the operation, and the memory it was given, to the transport.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Request(pub usize);
 
-/// Whether an operation has ended, and how.
+/// The state of an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Test {
-    /// It is under way.
+    /// The operation is under way.
     Pending,
-    /// It has ended; how many bytes arrived.
+    /// The operation has ended, with the number of bytes that arrived.
     Done(usize),
     /// The process at the other end has died.
     Dead,
-    /// It failed, in the transport's words.
+    /// The operation failed, with the transport's reason.
     Failed(String),
 }
 
-/// Messages between two processes, with MPI's rules: an operation is started and tested until it has ended; a message goes to the first receive that was started
-/// for its sender, channel and tag, and messages with the same of all three stay in order.
+/// Messages between two processes, by MPI's rules. An operation is started and then tested until it has ended. A
+/// message matches the first receive that was started for its sender, channel and tag. Messages with equal sender,
+/// channel and tag stay in order.
 ///
-/// Nothing else is needed of what joins processes: collectives are made of messages here. It is used on the thread that made it, by no other.
+/// A transport has no collectives: this crate makes them of messages. It is used only on the thread that made it.
 pub trait Transport {
-    /// What errors call it.
+    /// The name of the transport in error messages.
     fn name(&self) -> &'static str;
 
-    /// This process among all that were started.
+    /// The rank of this process among all that were started.
     fn rank(&self) -> usize;
 
-    /// How many processes were started.
+    /// The number of processes that were started.
     fn size(&self) -> usize;
 
-    /// Tags are below this; at least 2¹⁵.
+    /// The exclusive upper bound of tags, at least 2¹⁵.
     fn tags(&self) -> u32;
 
-    /// Why the death of a process is not reported to the others, if it is not: then a world ends at a deadline, and those that are left can make no other.
+    /// Returns `Ok` if the transport reports the death of a process to the others.
+    ///
+    /// # Errors
+    /// The reason that it does not. A world with a dead process then ends at a deadline, and the survivors can make no
+    /// other.
     fn reports_deaths(&self) -> Result<(), String>;
 
-    /// Whether [`finish`](Transport::finish) needs all processes to be at their end.
+    /// Tells whether [`finish`](Transport::finish) needs all processes to be at their end.
     fn ends_together(&self) -> bool;
 
-    /// Starts to send bytes, fewer than 2³¹.
+    /// Starts to send `bytes` bytes, fewer than 2³¹.
     ///
     /// # Safety
-    /// They stay where they are and unchanged until the request has ended; for good if it never does.
+    /// The bytes stay in place and unchanged until the request has ended, and forever if it never does.
     unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request>;
 
-    /// Starts to receive at most so many bytes, fewer than 2³¹.
+    /// Starts to receive at most `bytes` bytes, fewer than 2³¹.
     ///
     /// # Safety
-    /// Nobody reads or writes them until the request has ended; never again if it does not.
+    /// Nothing else reads or writes the bytes until the request has ended, or ever if it does not.
     unsafe fn receive(&mut self, on: Channel, into: *mut u8, bytes: usize, from: usize, tag: u32) -> Result<Request>;
 
-    /// Lets the transport work, and says whether a request has ended. Not to be asked again once it has.
+    /// Lets the transport make progress, and returns the state of a request. Not called again once the request has
+    /// ended.
     fn test(&mut self, request: &Request) -> Test;
 
-    /// Withdraws a receive that nothing will match. It is tested until it has ended.
+    /// Withdraws a receive that no message will match. The caller still tests it until it has ended.
     fn cancel(&mut self, request: &Request);
 
-    /// Whether what is under way moves only while it is [tested](Transport::test): then that is done without a pause.
+    /// Tells whether operations advance only while they are [tested](Transport::test). The caller then tests without
+    /// pausing.
     fn moves_while_tested(&self) -> bool;
 
-    /// Ends all processes that can be ended from here, this one included, with an exit code that is not 0. Where there is no way to, it does nothing.
+    /// Aborts all processes that it can, this one included, with an exit code other than 0. Does nothing if the
+    /// transport cannot abort.
     fn abort(&mut self);
 
-    /// Ends it, after the last message. Not called where a process has died that it would wait for.
+    /// Ends the transport after the last message. Not called once a process has died, since the end might wait for it.
     fn finish(self: Box<Self>) -> Result<()>;
 }

@@ -1,4 +1,4 @@
-//! A world of processes, as all threads of one of them see it.
+//! A world of processes, as all threads of one process see it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,11 +8,11 @@ use comm::{
 };
 use parking_lot::Mutex;
 
-/// What a world's communicators and the progress thread share.
+/// State shared by a world's communicators and the progress thread.
 pub(crate) struct World {
-    /// The number of the world among those of the process: all members make theirs in one order.
+    /// The number of the world in its process. All members make their worlds in the same order.
     pub(crate) number: u64,
-    /// The processes in it.
+    /// The ranks of the processes in it.
     pub(crate) members: Arc<[usize]>,
     pub(crate) timeout: Duration,
     pub(crate) places: Places,
@@ -36,12 +36,12 @@ impl World {
         self.state.lock().failure.clone()
     }
 
-    /// Notes a call of a rank of this process or another.
+    /// Records a call of a rank, of this process or another.
     pub(crate) fn note(&self, rank: usize, group: &Arc<[usize]>, number: u64, call: Fingerprint) {
         self.state.lock().recorder.note(rank, group.clone(), number, call);
     }
 
-    /// The world has failed: the first reason is the one everybody sees. True for the first.
+    /// Fails the world; the first reason is the one that all ranks report. Returns true if this was the first.
     pub(crate) fn fail(&self, why: Why) -> bool {
         let mut state = self.state.lock();
         if state.failure.is_some() {
@@ -52,7 +52,7 @@ impl World {
         true
     }
 
-    /// Fails the world, like [`fail`](World::fail), with what another rank found.
+    /// Fails the world as [`fail`](World::fail) does, with a failure that another rank found.
     pub(crate) fn fail_as(&self, failure: Failure) -> bool {
         let mut state = self.state.lock();
         let first = state.failure.is_none();

@@ -1,10 +1,10 @@
-//! Messages from one process to another, appended to a file by the one and read by the other.
+//! Logs: files to which one process appends messages that another reads.
 //!
-//! A log is created before anyone opens it, and is opened anew at each poll: network file systems show what a writer
-//! has closed to who opens a file after that, but may cache for half a minute that a name does not exist. A long log is
-//! continued in another file; the reader deletes what it has read. A reader may also see that a file has grown before
-//! it sees the bytes, so each message has a checksum. Its log and its job are in it: what was written for another log
-//! is no message here.
+//! A log exists before any process opens it, and is opened anew at each poll. A network file system shows closed writes
+//! to a later open, but may cache for half a minute that a name does not exist. A long log is continued in another
+//! file, and the reader deletes the files it has read. A reader may also see the new length of a file before its bytes,
+//! so each message has a checksum. The checksum covers the names of the log and of the job, so bytes written for
+//! another log are not taken for a message.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -14,12 +14,13 @@ use std::{
 
 use crate::Channel;
 
-/// Bytes after which a log is continued in another file: the folder holds no more for each direction between two processes, and one message.
+/// The bytes after which a log is continued in another file. A file is deleted once read, so a log holds its unread
+/// bytes and at most this and one message of read ones.
 const SEGMENT: u64 = 4 << 20;
-/// Bytes before a message: its length, tag, kind and checksum.
+/// The bytes before a message: length (4), tag (4), kind (1) and checksum (4).
 const HEAD: usize = 13;
 
-/// What a record is.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Message(Channel),
@@ -61,7 +62,7 @@ pub(super) struct LogWriter {
 pub(super) struct LogReader {
     path: PathBuf,
     segment: u64,
-    /// Bytes of the file that were taken in: whole messages.
+    /// The number of bytes of the current file that were read: whole messages.
     taken: u64,
 }
 
@@ -77,7 +78,7 @@ impl LogWriter {
         if self.written < self.limit {
             return Ok(());
         }
-        // There before the reader hears of it.
+        // The next file exists before the reader learns of it.
         File::create(segment(&self.path, self.segment + 1))?;
         self.write(Kind::Next, 0, &[])?;
         (self.segment, self.written) = (self.segment + 1, 0);
@@ -89,7 +90,7 @@ impl LogWriter {
         let mut file = OpenOptions::new().append(true).open(&path)?;
         let whole = file.write_all(&head(&path, kind, tag, bytes)).and_then(|()| file.write_all(bytes));
         if whole.is_err() {
-            // What comes later, why there is no more perhaps, is not to follow half a message.
+            // The half-written message is cut off, so that later messages, perhaps with the reason, do not follow it.
             let _ = file.set_len(self.written);
         }
         whole?;
@@ -99,12 +100,13 @@ impl LogWriter {
 }
 
 impl LogReader {
-    /// Of a log that exists, or will.
+    /// Opens a log that exists or will exist.
     pub(super) fn new(path: PathBuf) -> Self {
         LogReader { path, segment: 0, taken: 0 }
     }
 
-    /// What has arrived since the last poll. What is no whole message yet is read again at the next one: its bytes may be visible before they are valid, and may be truncated.
+    /// The messages that have arrived since the last poll. An incomplete message is read again at the next poll: its
+    /// bytes may be visible before they are valid, and may be truncated.
     pub(super) fn poll(&mut self) -> io::Result<Vec<Arrived>> {
         let path = segment(&self.path, self.segment);
         let mut file = File::open(&path)?;
@@ -120,7 +122,7 @@ impl LogReader {
             match kind {
                 Kind::Message(on) => arrived.push(Arrived { on, tag, bytes: message.to_vec() }),
                 Kind::Next => {
-                    // Nobody else reads it. One that stays is deleted with its folder.
+                    // No other process reads the file. A file that cannot be deleted goes with its folder.
                     let _ = fs::remove_file(&path);
                     (self.segment, self.taken) = (self.segment + 1, 0);
                     return Ok(arrived);
@@ -136,7 +138,7 @@ fn segment(log: &Path, number: u64) -> PathBuf {
     log.with_extension(number.to_string())
 }
 
-/// The head of a record that is written to this file.
+/// The head of a record that is written to `file`.
 fn head(file: &Path, kind: Kind, tag: u32, bytes: &[u8]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..4].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
@@ -147,7 +149,7 @@ fn head(file: &Path, kind: Kind, tag: u32, bytes: &[u8]) -> [u8; HEAD] {
     head
 }
 
-/// The first record of what is read of this file, if all of it is there.
+/// The first record in bytes that were read from `file`, if it is complete and valid.
 fn record<'a>(file: &Path, bytes: &'a [u8]) -> Option<(Kind, u32, &'a [u8])> {
     let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
     let number = |at: usize| u32::from_le_bytes(std::array::from_fn(|k| head[at + k]));
@@ -156,7 +158,7 @@ fn record<'a>(file: &Path, bytes: &'a [u8]) -> Option<(Kind, u32, &'a [u8])> {
     (checksum(file, &head[..9], bytes) == number(9)).then_some((kind, number(4), bytes))
 }
 
-/// The checksum of a record: the names of its file and of that one's folder, which is the job's, are in it.
+/// The checksum of a record. It includes the names of its file and of that file's folder, which is the job's.
 fn checksum(file: &Path, head: &[u8], bytes: &[u8]) -> u32 {
     let mut sum = crc32fast::Hasher::new();
     file.iter().rev().take(2).for_each(|name| sum.update(name.as_encoded_bytes()));

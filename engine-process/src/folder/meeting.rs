@@ -1,8 +1,12 @@
-//! How processes find each other in a folder in which earlier jobs may have left anything.
+//! The rendezvous of processes in a folder in which earlier jobs may have left files.
 //!
-//! Each process draws a number that no other has and writes it to `rank-R`, beside the list that it agrees to. Process 0 writes the list of the numbers it finds to
-//! `job`, and again when one changes. A process whose own number is in there makes its logs and agrees. Once all agree to its list, process 0 writes the list to `start`. What is left of another
-//! job never agrees to a list that has a new number in it, and a list that has a process's own number was written by a process 0 that is there now.
+//! 1. Each process draws a unique number and writes it to `rank-R`, beside the list that it agrees to.
+//! 2. Process 0 writes the list of the numbers it finds to `job`, and again when one changes.
+//! 3. A process that finds its own number in the list makes its logs and agrees.
+//! 4. Once all agree to its list, process 0 writes the list to `start`.
+//!
+//! Files of another job never agree to a list with a new number in it. A list with a process's own number was written
+//! by a process 0 that is running now.
 
 use std::{
     fs,
@@ -18,17 +22,17 @@ use numcore::{Error, ErrorKind, Result};
 
 use super::transport::FolderTransport;
 
-/// Interval between polls of the folder.
+/// The interval between polls of the folder.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// The numbers of all processes, by rank; 0 for those that have written none.
+/// The numbers of all processes, by rank; 0 for a process that has written none.
 type List = Vec<u64>;
 
-/// What a process writes of itself.
+/// The contents of a process's file `rank-R`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sign {
     number: u64,
-    /// The list that it agrees to.
+    /// The list that the process agrees to.
     agrees: List,
 }
 
@@ -99,7 +103,7 @@ impl Meeting<'_> {
         if own == listed { Ok(()) } else { Err(Failure::Told(failed(why()))) }
     }
 
-    /// Process 0's part: the list, and the start once all agree to it.
+    /// Does the part of process 0: writes the list, and the start once all agree to it.
     fn lead(&mut self, size: usize) -> Result<List, Failure> {
         let signs: Vec<Sign> = (0..size).map(|rank| self.sign_of(rank)).collect();
         let list: List = signs.iter().map(|sign| sign.number).collect();
@@ -112,7 +116,10 @@ impl Meeting<'_> {
         Ok(list)
     }
 
-    /// Pauses, if there is something to wait for, and time.
+    /// Pauses before the next poll.
+    ///
+    /// # Errors
+    /// An error if the time is up, or this process's own file was deleted or replaced.
     fn wait(&self, size: usize) -> Result<(), Failure> {
         let (waited, folder) = (self.begun.elapsed(), self.folder.display());
         let told = |why: String| Err(Failure::Told(failed(why)));
@@ -139,7 +146,7 @@ impl Meeting<'_> {
                 "not all processes came to {folder} in {waited:?}; process 0, if it came, names those that are missing"
             ));
         }
-        // Whoever is there agrees to a list in which nobody is missing.
+        // Every process that is there agrees to a list without missing numbers.
         let signs: Vec<Sign> = (1..size).map(|rank| self.sign_of(rank)).collect();
         let is_full = signs.iter().all(|sign| sign.number != 0);
         let list = self.list("job");
@@ -149,13 +156,13 @@ impl Meeting<'_> {
         Err(Failure::Told(ErrorKind::Timeout { op: OP, waited, missing, called: false, calls }.into()))
     }
 
-    /// Process 0 deletes what jobs have left that were killed, or never started.
+    /// Deletes, on process 0, files of jobs that were killed or never started.
     fn clear(&self, own: &Path) {
         let Ok(entries) = fs::read_dir(self.folder) else { return };
         for entry in entries.filter_map(|entry| entry.ok().filter(|_| self.rank == 0)) {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
-            // What cannot be deleted is left to the next job.
+            // Files that cannot be deleted are left to the next job.
             let _ = match (name.starts_with(JOB), name.starts_with(UNWRITTEN)) {
                 (true, _) if path != own => fs::remove_dir_all(path),
                 (_, true) => fs::remove_file(path),
@@ -164,8 +171,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// The folder of the logs of these processes, in which no others write: not one either in whose place one of these
-    /// has come.
+    /// The folder of the logs of exactly these processes. A process that was replaced by another writes elsewhere.
     fn job(&self, list: &List) -> PathBuf {
         let all = list.iter().fold(0u64, |all, number| all.rotate_left(1) ^ number);
         self.folder.join(format!("{JOB}{all:016x}"))
@@ -177,7 +183,7 @@ impl Meeting<'_> {
         self.write(&format!("rank-{}", self.rank), &w.finish())
     }
 
-    /// What a process has written; nothing where it has not, or another program did.
+    /// The contents of a process's file; the default if it has none, or another program wrote it.
     fn sign_of(&self, rank: usize) -> Sign {
         let read = || {
             let bytes = fs::read(self.folder.join(format!("rank-{rank}"))).ok()?;
@@ -191,7 +197,7 @@ impl Meeting<'_> {
         fs::read(self.folder.join(name)).ok().and_then(|bytes| list_of(&bytes)).unwrap_or_default()
     }
 
-    /// Writes a file as a whole.
+    /// Writes a file atomically: under another name, then renamed.
     fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let new = self.folder.join(format!("{UNWRITTEN}{name}-{:016x}", self.own.number));
         fs::write(&new, bytes)?;
@@ -200,7 +206,7 @@ impl Meeting<'_> {
 }
 
 const OP: &str = "SharedFolder::join";
-/// What the names of folders of jobs begin with, and of files that are being written.
+/// Prefixes of the names of job folders, and of files that are being written.
 const JOB: &str = "job-";
 const UNWRITTEN: &str = "new-";
 
@@ -208,7 +214,7 @@ fn failed(why: String) -> Error {
     Error::argument(OP, why)
 }
 
-/// A number that no other process has; never 0.
+/// Draws a number that no other process has; never 0.
 fn draw() -> u64 {
     let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     RandomState::new().hash_one((process::id(), time, thread::current().id())).max(1)
@@ -232,7 +238,7 @@ mod tests {
     use super::*;
     use crate::{Channel, Request, Test, Transport, folder::tests::Scratch};
 
-    /// All processes of a job, as threads, each of which does this with what it has got.
+    /// Runs all processes of a job as threads, each with its transport.
     fn job(folder: &Path, size: usize, each: impl Fn(FolderTransport) + Sync) {
         thread::scope(|scope| {
             for rank in 0..size {
@@ -250,7 +256,7 @@ mod tests {
             .count()
     }
 
-    /// Each tells each its rank.
+    /// Sends the own rank to every process, and receives theirs.
     fn exchange(own: &mut FolderTransport) {
         let (rank, size) = (own.rank(), own.size());
         let mut told = vec![[0u8; 8]; size];
@@ -309,7 +315,7 @@ mod tests {
         assert!(second.to_string().contains("process 0, if it came, names those that are missing"), "{second}");
     }
 
-    /// The errors of processes of these ranks and sizes.
+    /// The errors of processes with these ranks and sizes.
     fn errors(folder: &Path, all: &[(usize, usize)]) -> Vec<Option<String>> {
         thread::scope(|scope| {
             let outcome = |rank, size| meet(folder, rank, size, Duration::from_secs(3)).map(drop).err();

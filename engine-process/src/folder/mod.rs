@@ -1,4 +1,5 @@
-//! Processes that a shared folder joins: nothing is installed, and nothing listens. Each process appends its messages to another to a file.
+//! Processes that a shared folder joins, without an installed library or a listening port. Each process appends its
+//! messages for another to a file.
 
 mod log;
 mod meeting;
@@ -10,17 +11,21 @@ use numcore::{Error, Result};
 
 use crate::{Launch, Processes, Transport};
 
-/// A folder in which the processes of a job meet, and through which they exchange: on one machine, or on several that share a file system.
+/// A folder in which the processes of a job find each other and exchange messages, on one machine or on several with a
+/// shared file system.
 ///
-/// Whoever starts the processes says which is which: Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. It is meant for what is small: it is a
-/// control plane for GPUs that exchange through NCCL, and good for tests; MPI is for gradients on the host.
+/// The launcher gives each process its rank: Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and
+/// `LOCAL_RANK`. A folder suits small messages: as the control plane of GPUs that exchange through NCCL, and for tests.
+/// For gradients in host memory, use MPI.
 ///
-/// One job at a time uses a folder: another one that starts there ends it, and two that start at once may mix. Files that an earlier one has left, because it was killed for example, do no harm and are deleted.
-/// Whoever may write in the folder is trusted.
-/// For each two ranks there are up to 4 MiB of files, and a message.
+/// One job at a time uses a folder. Another job that starts there ends the first, and two that start at once may mix.
+/// Files of an earlier job, for example one that was killed, do no harm and are deleted. Every user who may write in
+/// the folder is trusted. For each direction between two ranks, the folder holds the unread messages, and at most 4 MiB
+/// and one message of read ones.
 ///
-/// A process that dies is noticed by those of its machine within seconds, which tell the others; where a machine has no other, when a call that waits for it is
-/// [late](Processes::timeout). All others then have an error.
+/// A dead process is noticed within seconds by another process on its machine, which notifies the rest. If there is
+/// none, it is noticed when a call that waits for it is [late](Processes::timeout). All other processes then get an
+/// error.
 ///
 /// ```
 /// use engine_process::{Launch, SharedFolder, comm::{Collectives, ReduceOp}};
@@ -50,22 +55,22 @@ pub struct SharedFolder {
     join_timeout: Duration,
 }
 
-/// Bytes of one message: it is read as a whole.
+/// The limit of bytes in one message, which is read as a whole.
 const MESSAGE: usize = 4 << 20;
 
 impl SharedFolder {
-    /// This folder, which is made if it does not exist. All processes name the same.
+    /// Uses a folder, which is created if it does not exist. All processes name the same folder.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         SharedFolder { path: path.into(), launch: None, join_timeout: Duration::from_secs(300) }
     }
 
-    /// Says which of how many processes this is, where the environment does not.
+    /// Sets the rank, size and local rank of this process, where the environment does not.
     pub fn launch(mut self, launch: Launch) -> Self {
         self.launch = Some(launch);
         self
     }
 
-    /// How long [`join`](SharedFolder::join) waits for the other processes: 5 minutes unless it is said.
+    /// Sets the time that [`join`](SharedFolder::join) waits for the other processes. The default is 5 minutes.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
         self.join_timeout = timeout;
         self
@@ -74,7 +79,8 @@ impl SharedFolder {
     /// Blocks until all processes have come to the folder.
     ///
     /// # Errors
-    /// If nothing says which process this is, the folder cannot be written, two processes have one rank, or some do not come in time; the error names them.
+    /// An error if the rank of this process is unknown, the folder cannot be written, two processes have one rank, or
+    /// some do not come in time. The last error names the missing ranks.
     pub fn join(self) -> Result<Processes> {
         const OP: &str = "SharedFolder::join";
         let SharedFolder { path, launch, join_timeout } = self;
@@ -91,7 +97,7 @@ impl SharedFolder {
     }
 }
 
-/// The transport of one of some processes, once all have come.
+/// The transport of one of `size` processes, once all have come.
 #[cfg(test)]
 pub(crate) fn transport_in(path: &std::path::Path, rank: usize, size: usize) -> Result<Box<dyn Transport>> {
     Ok(Box::new(meeting::meet(path, rank, size, Duration::from_secs(60))?))
@@ -107,7 +113,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// A folder that is deleted in the end.
+    /// A folder that is deleted when this is dropped.
     pub(crate) struct Scratch(PathBuf);
 
     impl Scratch {

@@ -1,4 +1,4 @@
-//! Messages between processes, through the logs of a job.
+//! The transport of messages through the logs of a job.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,25 +14,25 @@ use numcore::{Error, Result};
 use super::log::{Arrived, LogReader, LogWriter};
 use crate::{Channel, Request, Test, Transport};
 
-/// The interval after a poll at which nothing had arrived, as a multiple of the time the poll took: polling loads a file server too.
+/// The pause after a poll without arrivals, as a multiple of the time of that poll: polling loads a file server too.
 const PAUSE: u32 = 10;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
-/// How long reads may fail before the log counts as broken: a file server may be unreachable for a while.
+/// The time that reads may fail before the log counts as broken: a file server may be unreachable for a while.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The interval at which a process of which nothing arrives is looked after.
+/// The interval of checks for dead processes while nothing arrives.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The request of a message that was sent: writing it was all.
+/// The request of every sent message: it has ended once the message is written.
 const SENT: usize = 0;
 
-/// Which messages meet which receives: sender, channel, tag.
+/// The key by which messages match receives: sender, channel, tag.
 type Address = (usize, u8, u32);
 
 pub(super) struct FolderTransport {
-    /// Where the logs of the job are; it is deleted by the process that leaves last.
+    /// The folder of the job's logs, which the last process to leave deletes.
     job: PathBuf,
-    /// Whether all processes have come, so that this one's leaving counts.
+    /// True if all processes have come, so that this one has to note when it leaves.
     pub(super) has_started: bool,
     rank: usize,
     peers: Vec<Option<Peer>>,
@@ -42,20 +42,20 @@ pub(super) struct FolderTransport {
     requests: usize,
     next_poll: Instant,
     next_look: Instant,
-    /// A file that is locked as long as this process lives: the system unlocks it.
+    /// A file that is locked while this process lives; at its end, the system unlocks it.
     _alive: Option<File>,
 }
 
 struct Peer {
     to: LogWriter,
     from: LogReader,
-    /// Since when it could not be read.
+    /// The time since which its log could not be read.
     failing: Option<Instant>,
-    /// Why nothing will arrive any more.
+    /// The reason that no more messages will arrive.
     broken: Option<String>,
 }
 
-/// A receive that nothing has arrived for.
+/// A receive without a matching message so far.
 struct Receive {
     request: usize,
     into: *mut u8,
@@ -74,12 +74,12 @@ impl Peer {
 }
 
 impl FolderTransport {
-    /// The log of what one process tells another.
+    /// The path of the log from one process to another.
     fn log(job: &Path, from: usize, to: usize) -> PathBuf {
         job.join(format!("{from}-{to}"))
     }
 
-    /// Makes the logs that this process writes.
+    /// Creates the logs that this process writes.
     pub(super) fn create(job: PathBuf, rank: usize, size: usize) -> io::Result<Self> {
         fs::create_dir_all(&job)?;
         let peer = |other| {
@@ -107,7 +107,7 @@ impl FolderTransport {
         })
     }
 
-    /// Looks for processes of this machine that have ended without leaving. What they wrote before arrives still.
+    /// Finds processes of this machine that have ended without leaving. Their last messages are still delivered.
     fn look(&mut self) {
         for from in 0..self.peers.len() {
             if self.peers[from].as_ref().is_none_or(|peer| peer.broken.is_some()) || !self.has_died(from) {
@@ -120,15 +120,16 @@ impl FolderTransport {
         }
     }
 
-    /// Whether a process of this machine has ended without leaving. Of other machines locks and files may be seen late.
+    /// Tells whether a process of this machine has ended without leaving. Processes of other machines are not checked,
+    /// since their locks and files may be seen late.
     fn has_died(&self, rank: usize) -> bool {
         let path = self.job.join(format!("alive-{rank}"));
         let is_here = fs::read_to_string(&path).is_ok_and(|machine| !machine.is_empty() && machine == this_machine());
-        // In this order: a process that leaves says so before its lock goes.
+        // The order matters: a process that leaves writes its file before it loses its lock.
         is_here && File::open(path).is_ok_and(|file| file.try_lock_shared().is_ok()) && !self.left(rank).exists()
     }
 
-    /// The file by which a process says that it writes nothing more.
+    /// The path of the file by which a process notes that it writes nothing more.
     fn left(&self, rank: usize) -> PathBuf {
         self.job.join(format!("left-{rank}"))
     }
@@ -178,13 +179,13 @@ impl FolderTransport {
             self.ended.insert(request, Test::Failed(why));
             return;
         }
-        // SAFETY: whoever started the receive has promised that these bytes are its own, at least `room`, and that nothing else uses them until it
-        // has ended, which is here. The message was read into memory of its own.
+        // SAFETY: the caller of `receive` has promised at least `room` bytes that nothing else uses until the receive
+        // has ended, which is now. The message was read into separate memory.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
         self.ended.insert(request, Test::Done(bytes.len()));
     }
 
-    /// Nothing is written any more to where a receive was to go.
+    /// Drops a receive: nothing is written to its memory any more.
     fn forget(&mut self, request: &Request) {
         for queue in self.waiting.values_mut() {
             queue.retain(|receive| receive.request != request.0);
@@ -192,12 +193,12 @@ impl FolderTransport {
         self.waiting.retain(|_, queue| !queue.is_empty());
     }
 
-    /// Notes that this process writes nothing more. The last to do so deletes the job.
+    /// Notes that this process writes nothing more. The last process to do so deletes the job.
     fn leave(&self) {
         if !self.has_started {
             return;
         }
-        // What cannot be written or deleted is deleted by the next job in the folder.
+        // Files that cannot be written or deleted are left to the next job in the folder.
         let _ = fs::write(self.left(self.rank), []);
         if (0..self.peers.len()).all(|rank| self.left(rank).exists()) {
             let _ = fs::remove_dir_all(&self.job);
@@ -237,7 +238,7 @@ impl Transport for FolderTransport {
         let Some(Some(peer)) = self.peers.get_mut(to) else {
             return Err(Error::argument("send", format!("there is no other process {to}")));
         };
-        // SAFETY: the caller's promise: the bytes are there and nothing changes them; they are not used after this call.
+        // SAFETY: the caller promises that the bytes exist and do not change; they are not used after this call.
         let message = if bytes == 0 { &[][..] } else { unsafe { slice::from_raw_parts(from, bytes) } };
         let failed = |error| {
             let job = self.job.display();
@@ -307,8 +308,8 @@ impl Drop for FolderTransport {
     }
 }
 
-/// The locked file that says that a process of this machine lives; none where the file system has no locks. It is
-/// locked before it has its name: others that look meanwhile find none.
+/// Creates the locked file that shows that a process of this machine lives; none if the file system has no locks. The
+/// file is locked before it gets its name, so other processes never see it unlocked.
 fn alive(job: &Path, rank: usize) -> io::Result<Option<File>> {
     let unnamed = job.join(format!("alive-{rank}.new"));
     fs::write(&unnamed, this_machine())?;
@@ -320,7 +321,7 @@ fn alive(job: &Path, rank: usize) -> io::Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// The name of this machine's boot, where the system tells it.
+/// The identity of this machine's boot, if the system gives one.
 fn this_machine() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
