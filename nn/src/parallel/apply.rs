@@ -1,4 +1,4 @@
-//! Applying a plan: each rank keeps its pieces of the parameters, and layers learn how they are cut.
+//! The application of a plan: each rank keeps its pieces of the parameters, and layers learn how they are cut.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -12,21 +12,23 @@ use super::{
 use crate::{Module, ModuleEntry, Param, walk};
 
 impl TensorPlan {
-    /// Cuts a model over the ranks of a group. A rank keeps its piece of each parameter, and what is made of an
-    /// [`Init::lazily`](crate::Init::lazily) is never there as a whole, but for one parameter at a time: whenever its piece is read, until a
-    /// training step, or whoever sets it, keeps the piece. Values are those of the whole model.
+    /// Cuts a model over the ranks of a group. Each rank keeps its piece of each parameter; values are those of the
+    /// uncut model. A model made with [`Init::lazily`](crate::Init::lazily) is never complete in memory, only one
+    /// parameter at a time. That parameter is made whenever its piece is read, until a training step or an assignment
+    /// stores the piece.
     ///
-    /// Make optimizers and trainers afterwards: a parameter that is cut gets another leaf. On one rank the plan is checked, and nothing else
-    /// happens.
+    /// Make optimizers and trainers afterwards, since a cut parameter gets another leaf. On a group of one rank the
+    /// plan is only checked.
     ///
     /// # Errors
-    /// If a pattern names no parameter, two patterns name one in different ways, sizes or heads cannot be shared out, or a layer cannot be
-    /// cut as the plan says. The model is as it was then.
+    /// An error if a pattern names no parameter, or two patterns name one in different ways. Also if sizes or heads
+    /// cannot be shared out, or a layer cannot be cut as the plan says. The model is then unchanged.
     pub fn apply<R: Runtime>(&self, model: &(impl Module<R> + ?Sized), group: &Arc<dyn TensorGroup<R>>) -> Result<()> {
         self.apply_to_part(model, group, None, &self.found_in(model))
     }
 
-    /// Which patterns name a parameter of a model, or of a part of one: those of the lines, then those of the regions.
+    /// Tells, for each pattern of the entries and then of the regions, whether it names a parameter of a model or of a
+    /// part of one.
     pub fn found_in<R: Runtime>(&self, model: &(impl Module<R> + ?Sized)) -> Vec<bool> {
         let parameters = NamedParameter::all_of(model);
         let lines = self.entries().iter().map(|entry| parameters.iter().any(|p| p.is_named_by(entry)));
@@ -34,12 +36,12 @@ impl TensorPlan {
         lines.chain(regions).collect()
     }
 
-    /// Cuts a part of a model, a stage of a pipeline for one, as [`apply`](TensorPlan::apply) cuts a whole one, and shares out the experts of its
-    /// mixtures among other ranks; without these, experts are replicated. A pattern may name nothing in the part if it is `found` in another:
-    /// all parts together have what the plan names.
+    /// Cuts a part of a model, such as a pipeline stage, as [`apply`](TensorPlan::apply) cuts a model. Shards the
+    /// experts of its mixtures over the ranks of `experts`; if `None`, experts are replicated. A pattern may name
+    /// nothing in this part if `found` says that another part has it: all parts together have all that the plan names.
     ///
     /// # Errors
-    /// As [`apply`](TensorPlan::apply); and if the experts cannot be shared out.
+    /// Errors of [`apply`](TensorPlan::apply); and an error if the experts cannot be shared out.
     pub fn apply_to_part<R: Runtime>(
         &self,
         part: &(impl Module<R> + ?Sized),
@@ -55,7 +57,7 @@ impl TensorPlan {
         placed.into_iter().try_for_each(|(p, placed)| p.parameter.place(placed))
     }
 
-    /// An error if a pattern names nothing: it is a mistake, and a layer would stay whole.
+    /// Returns an error if a pattern names nothing: such a pattern is a mistake, since its layer would stay unsharded.
     fn check_patterns<R: Runtime>(&self, parameters: &[NamedParameter<R>], found: &[bool]) -> Result<()> {
         if self.is_sequence_parallel() && self.regions().is_empty() {
             let why = "the plan has no region in which values are cut along the sequence (`TensorPlan::sequence_region`), so its model \
@@ -79,7 +81,7 @@ impl TensorPlan {
         }
     }
 
-    /// What this rank has of a parameter; none of one that concerns no other rank.
+    /// The placement of a parameter on this rank; `None` if it concerns no other rank.
     fn placed<R: Runtime>(
         &self,
         of: &NamedParameter<R>,
@@ -113,7 +115,8 @@ impl TensorPlan {
         let partial = match entry.map_or(Partiality::Never, |entry| entry.partial) {
             Partiality::Always => true,
             Partiality::OfSequence => self.is_sequence_parallel(),
-            // Ranks that share a head of keys use it for different heads of queries; a bias that is added to parts of a sequence, for those.
+            // Partial where ranks share a head of keys and use it for different heads of queries, or add a bias to
+            // different parts of a sequence.
             Partiality::Never if style == TensorStyle::Row => self.is_sequence_parallel() && replicas > 1,
             Partiality::Never => style != TensorStyle::Replicated && replicas > 1,
         };
@@ -122,8 +125,8 @@ impl TensorPlan {
         Ok(Some(Placed { name, style, placement, replicas, partial, sequence, pieces, group, examples }))
     }
 
-    /// Why a parameter's line, or that it has none, does not go with values that are cut along the sequence: its gradient would be partial
-    /// where nobody sums it, or be summed where it is whole.
+    /// Checks that a parameter's entry, or the lack of one, fits values that are cut along the sequence. Otherwise its
+    /// gradient would be partial and never summed, or complete and summed.
     fn check_sequence<R: Runtime>(
         &self,
         of: &NamedParameter<R>,
@@ -155,7 +158,7 @@ impl TensorPlan {
         }
     }
 
-    /// The line of the table for a parameter, by any of its names.
+    /// The entry of the table for a parameter, under any of its names.
     fn entry_of<R: Runtime>(&self, of: &NamedParameter<R>) -> Result<Option<&PlanEntry>> {
         let mut found = self.entries().iter().filter(|entry| of.is_named_by(entry));
         let first = found.next();
@@ -169,7 +172,7 @@ impl TensorPlan {
     }
 }
 
-/// A parameter under all of its names: a shared one has several.
+/// A parameter with all of its names; a shared parameter has several.
 struct NamedParameter<R: Runtime> {
     names: Vec<String>,
     parameter: Param<R>,
@@ -189,7 +192,8 @@ impl<R: Runtime> NamedParameter<R> {
         all
     }
 
-    /// Whether a line of a plan names the parameter, or the layer that it is of; that of an adapter is of the layer which has the adapter.
+    /// Tells whether an entry of a plan names the parameter or its layer. A parameter of an adapter belongs to the
+    /// layer that has the adapter.
     fn is_named_by(&self, entry: &PlanEntry) -> bool {
         let of_adapter = self.parameter.cuts().is_low_rank();
         let names = |name: &str| match name.rsplit_once('.') {
@@ -199,13 +203,14 @@ impl<R: Runtime> NamedParameter<R> {
         self.names.iter().any(|name| names(name))
     }
 
-    /// Whether the parameter is in a region of a plan.
+    /// Tells whether the parameter is in a region of a plan.
     fn is_in(&self, region: &str) -> bool {
         self.names.iter().any(|name| is_within(region, name))
     }
 }
 
-/// A piece of a parameter that is drawn, or fetched, whenever it is read: as a whole, unless its residency knows better.
+/// A piece of a parameter that is drawn or fetched at each read. The whole parameter is made for it, unless its
+/// residency can make pieces.
 pub(crate) struct PieceOf<R: Runtime> {
     pub(crate) whole: Arc<Leaf<R>>,
     pub(crate) placement: TensorPlacement,
@@ -213,7 +218,7 @@ pub(crate) struct PieceOf<R: Runtime> {
 
 impl<R: Runtime> Residency<R> for PieceOf<R> {
     fn fetch(&self, _: &Leaf<R>) -> Result<Tensor<R>> {
-        // Of a whole one there is no need of a copy.
+        // An unsharded parameter needs no copy.
         if self.placement.is_whole() { self.whole.value() } else { self.whole.piece(&self.placement) }
     }
 }

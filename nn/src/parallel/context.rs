@@ -1,4 +1,4 @@
-//! Context parallelism: sequences cut over the ranks of a group, of which attention sees the whole.
+//! Context parallelism: sequences cut over the ranks of a group, with attention over the whole sequence.
 
 use std::{
     fmt,
@@ -20,52 +20,63 @@ use parking_lot::RwLock;
 use super::{SequencePart, VocabularyLoss};
 use crate::{Module, ModuleEntry, Visitor, walk};
 
-/// The ranks that sequences are cut over, seen from one of them. All ranks have the same parameters, are given the same examples, and make
-/// the same calls in the same order.
+/// The ranks that sequences are cut over, as one of them sees the group. All ranks have the same parameters, are given
+/// the same examples, and make the same calls in the same order.
 pub trait ContextGroup<R: Runtime>: Send + Sync + fmt::Debug {
-    /// How many ranks there are.
+    /// The number of ranks.
     fn size(&self) -> usize;
-    /// Which of so many tokens are here; an error with the numbers where they cannot be shared out.
+    /// The part of a sequence of `tokens` tokens on this rank.
+    ///
+    /// # Errors
+    /// An error with the numbers if the tokens cannot be shared out among the ranks.
     fn part(&self, tokens: usize) -> Result<SequencePart>;
-    /// The attention of the queries here, `[B, H, T/c, D]`, over the keys and values of all ranks, of which those here are
-    /// `[B, G, T/c, D]`; `of` is the layer that asks, by which calls are told apart. The result is differentiable. An error with the shapes
-    /// for options that are not possible where sequences are cut.
+    /// Attention of this rank's queries, `[B, H, T/c, D]`, over the keys and values of all ranks. This rank's keys and
+    /// values are `[B, G, T/c, D]`; `c` is the number of ranks. `of` names the calling layer, so that its exchanges
+    /// differ from those of other layers. The result is differentiable.
+    ///
+    /// # Errors
+    /// An error with the shapes for options that cut sequences do not support.
     fn attention(&self, qkv: [&Var<R>; 3], options: ContextAttention<'_, R>, of: &str) -> Result<Var<R>>;
-    /// An error on every rank, unless all give the same bytes; `what` is the subject of its sentence.
+    /// Compares bytes of all ranks; `what` is the subject of the error's sentence.
+    ///
+    /// # Errors
+    /// An error on every rank, unless all ranks give the same bytes.
     fn agree(&self, what: &str, own: &[u8]) -> Result<()>;
 }
 
-/// Options of the attention of a sequence that is cut over ranks.
+/// Options of attention over a sequence that is cut over ranks.
 #[derive(Debug)]
 pub struct ContextAttention<'a, R: Runtime> {
-    /// A query sees no key after its own position.
+    /// True if a query sees no key after its own position.
     pub causal: bool,
-    /// How many keys before and after its own position a query sees, if not all.
+    /// The numbers of keys before and after its own position that a query sees; all, if `None`.
     pub window: (Option<usize>, Option<usize>),
-    /// The factor of the scores; `1/√D` if not given.
+    /// The factor of the scores; `1/√D` if `None`.
     pub scale: Option<f64>,
-    /// `c`: scaled scores become `c · tanh(score / c)`.
+    /// The soft cap `c`: scaled scores become `c · tanh(score / c)`.
     pub softcap: Option<f64>,
-    /// Which document of its row each token of the whole sequence is from, `[B, T]` (`i64`): tokens see no other.
+    /// The number of the document that each token of the whole sequence belongs to, `[B, T]` (`i64`). A token sees only
+    /// tokens of its own document.
     pub segments: Option<&'a Var<R>>,
 }
 
-/// What a module does with sequences.
+/// The way that a module handles cut sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ContextRole {
-    /// It is given whole sequences, and takes this rank's part of them.
+    /// The module is given whole sequences, and takes this rank's part of them.
     Cuts,
-    /// It is given parts, and sees the whole through the group.
+    /// The module is given parts, and sees the whole sequence through the group.
     Attends,
-    /// It needs all of the sequence, and cannot have it.
+    /// The module needs the whole sequence, and does not support cut ones.
     Refuses,
 }
 
-/// The place in a module for the ranks that sequences are cut over, empty at first. A clone is the same place.
+/// A place in a module for the group of ranks that sequences are cut over; empty at first. A clone shares the place.
 ///
-/// A model whose sequences can be cut has one made by [`cuts`](ContextSlot::cuts), and takes its part of tokens, positions and targets by it;
-/// a layer in it that looks at other tokens has one made by [`attends`](ContextSlot::attends), or by [`refuses`](ContextSlot::refuses).
-/// Everything else works on each token by itself. [`cut_sequences`] fills all places of a model.
+/// A model whose sequences can be cut has a slot made by [`cuts`](ContextSlot::cuts), with which it takes its part of
+/// tokens, positions and targets. A layer in it that looks at other tokens has one made by
+/// [`attends`](ContextSlot::attends), or by [`refuses`](ContextSlot::refuses). All other layers work on each token by
+/// itself. [`cut_sequences`] fills all slots of a model.
 pub struct ContextSlot<R: Runtime>(Arc<SlotState<R>>);
 
 struct SlotState<R: Runtime> {
@@ -73,11 +84,11 @@ struct SlotState<R: Runtime> {
     place: RwLock<Option<Arc<ContextPlace<R>>>>,
 }
 
-/// The group, and the name of the module that has it.
+/// The group, and the name of the module that holds the slot.
 struct ContextPlace<R: Runtime> {
     group: Arc<dyn ContextGroup<R>>,
     of: Box<str>,
-    /// Whether all ranks were found to be given the same tokens, once.
+    /// True once all ranks were found to have the same tokens.
     agreed: AtomicBool,
 }
 
@@ -86,18 +97,19 @@ impl<R: Runtime> ContextSlot<R> {
         ContextSlot(Arc::new(SlotState { role, place: RwLock::default() }))
     }
 
-    /// The place in a model that is given whole sequences, and takes this rank's part of them. It is a promise about `forward`: every value
-    /// that has tokens is cut, and nothing but modules with places of their own looks at other tokens.
+    /// Creates the slot of a model that is given whole sequences and takes this rank's part of them. It is a promise
+    /// about `forward`: every value with tokens is cut, and only modules with slots of their own look at other tokens.
     pub fn cuts() -> Self {
         Self::new(ContextRole::Cuts)
     }
 
-    /// The place in a layer whose attention is that of [`attention`](ContextSlot::attention).
+    /// Creates the slot of a layer that attends by [`attention`](ContextSlot::attention).
     pub fn attends() -> Self {
         Self::new(ContextRole::Attends)
     }
 
-    /// The place in a layer that needs all of a sequence and computes on what it is given: a model with it cannot be cut.
+    /// Creates the slot of a layer that needs the whole sequence and computes on its input alone. The sequences of a
+    /// model with such a layer cannot be cut.
     pub fn refuses() -> Self {
         Self::new(ContextRole::Refuses)
     }
@@ -106,23 +118,23 @@ impl<R: Runtime> ContextSlot<R> {
         self.0.place.read().clone()
     }
 
-    /// How many ranks sequences are cut over: 1, if they are whole.
+    /// The number of ranks that sequences are cut over; 1 if they are not cut.
     pub fn ranks(&self) -> usize {
         self.place().map_or(1, |place| place.group.size())
     }
 
-    /// Which of so many tokens are here.
+    /// The part of a sequence of `tokens` tokens on this rank.
     ///
     /// # Errors
-    /// If they cannot be shared out among the ranks.
+    /// An error if the tokens cannot be shared out among the ranks.
     pub fn part(&self, tokens: usize) -> Result<SequencePart> {
         self.place().map_or_else(|| Ok(SequencePart::whole(tokens)), |place| place.group.part(tokens))
     }
 
-    /// What is here of a value with all tokens of a sequence along `dim`: targets, for a loss of one's own.
+    /// This rank's part of a value with all tokens of a sequence along `dim`, for example of targets in a custom loss.
     ///
     /// # Errors
-    /// If there is no such dimension, or its tokens cannot be shared out among the ranks.
+    /// An error if there is no dimension `dim`, or its tokens cannot be shared out among the ranks.
     #[track_caller]
     pub fn take<T: Apply>(&self, x: &T, dim: usize) -> Result<T> {
         match (self.place(), x.spec().shape.dims().get(dim)) {
@@ -134,11 +146,12 @@ impl<R: Runtime> ContextSlot<R> {
         }
     }
 
-    /// What is here of the tokens of whole sequences, `[B, T]`, as [`take`](ContextSlot::take) gives it. The first call compares those of all ranks,
-    /// and comes before parameters are read.
+    /// This rank's part of the tokens of whole sequences, `[B, T]`, as [`take`](ContextSlot::take) gives it. The first
+    /// call compares the tokens of all ranks, and comes before parameters are read.
     ///
     /// # Errors
-    /// As [`take`](ContextSlot::take); and on every rank, if ranks along context were given different tokens.
+    /// Errors of [`take`](ContextSlot::take); and an error on every rank if ranks along context were given different
+    /// tokens.
     #[track_caller]
     pub fn take_tokens(&self, tokens: &Var<R>) -> Result<Var<R>> {
         if let Some(place) = self.place().filter(|place| !place.agreed.load(Ordering::Relaxed)) {
@@ -151,10 +164,11 @@ impl<R: Runtime> ContextSlot<R> {
         self.take(tokens, 1)
     }
 
-    /// What a sum over the tokens here is in a loss that stands for whole sequences, as [`loss`](ContextSlot::loss) does: times the number of
-    /// ranks. Every sum over tokens that is added to such a loss goes through it: a loss of one's own, a penalty on activations, the
-    /// [balance loss](crate::moe::Routing::balance_loss) of a mixture of experts. What each rank has the whole of, such as a penalty on
-    /// parameters, does not.
+    /// Scales a sum over this rank's tokens for a loss of whole sequences, as [`loss`](ContextSlot::loss) computes it:
+    /// multiplies it by the number of ranks. Every sum over tokens that is added to such a loss needs this scaling.
+    /// Examples are a custom loss, a penalty on activations, and the [balance loss](crate::moe::Routing::balance_loss)
+    /// of a mixture of experts. Terms that each rank computes in full, such as a penalty on parameters, must not be
+    /// scaled.
     pub fn of_whole(&self, sum: &Var<R>) -> Result<Var<R>> {
         match self.ranks() {
             1 => Ok(sum.clone()),
@@ -162,19 +176,22 @@ impl<R: Runtime> ContextSlot<R> {
         }
     }
 
-    /// Where values between layers lie in the sequence, of which so many tokens are here; none where all of it is here. `within` is which
-    /// part this is, and of how many, of what this rank would have otherwise ([`Placed::sequence_part`](super::Placed::sequence_part)).
+    /// The part of the sequence that values between layers cover, given the number of tokens `here`; `None` if they
+    /// cover all of it. `within` is the index and the number of parts if tensor parallelism cuts the sequence further
+    /// ([`Placed::sequence_part`](super::Placed::sequence_part)).
     pub fn part_of_values(&self, here: usize, within: Option<(usize, usize)>) -> Result<Option<SequencePart>> {
         let (k, n) = within.unwrap_or((0, 1));
         let part = self.part(here * n * self.ranks())?.slice(k, n);
         Ok((!part.is_whole()).then_some(part))
     }
 
-    /// The attention of queries `[B, H, T, D]` over keys and values `[B, G, T, D]`: where sequences are cut, over those of all ranks.
-    /// `segments`, `[B, T]` (`i64`), says of all tokens of the sequence from which document of its row each is: tokens see no other.
+    /// Attention of queries `[B, H, T, D]` over keys and values `[B, G, T, D]`; where sequences are cut, over those of
+    /// all ranks. `segments`, `[B, T]` (`i64`), gives the document of each token of the whole sequence: a token sees
+    /// only its own document.
     ///
     /// # Errors
-    /// If the sequence is cut, and options ask for what is not possible then; or if it is whole, and segments are not of all queries and keys.
+    /// An error if the sequence is cut and options are not supported then, such as a mask. Also if it is not cut, and
+    /// segments do not cover all queries and keys.
     #[track_caller]
     pub fn attention(
         &self,
@@ -199,11 +216,13 @@ impl<R: Runtime> ContextSlot<R> {
         place.group.attention([q, k, v], ContextAttention { causal, window, scale, softcap, segments }, &place.of)
     }
 
-    /// The loss of a language model by the tokens here, of targets of whole sequences, `[B, T]`: `of` computes it from those that are here.
+    /// The loss of a language model from this rank's tokens. `targets`, `[B, T]`, are those of whole sequences; `of`
+    /// computes the loss of this rank's part of them.
     ///
-    /// Ranks along context count as data ranks do, so the loss stands for that of the whole sequences: a sum is multiplied by the number of
-    /// ranks ([`of_whole`](ContextSlot::of_whole)), and a mean is over all targets that count. The mean of the ranks' losses is that of one
-    /// rank, and the weight of a rank's loss is that of whole sequences. Losses of rows are those here.
+    /// Ranks along context count as data ranks do, so the loss stands for that of the whole sequences. A sum is
+    /// multiplied by the number of ranks ([`of_whole`](ContextSlot::of_whole)); a mean is over all targets that count.
+    /// So the mean of the ranks' losses is the loss of one rank, and the weight of a rank's loss is that of whole
+    /// sequences. `Reduction::None` gives the losses of this rank's rows.
     pub fn loss(
         &self,
         targets: &Var<R>,
@@ -232,7 +251,8 @@ impl<R: Runtime> ContextSlot<R> {
     }
 }
 
-/// Whether tokens `[B, T]` and `[B, S]` are of one document: `[B, 1, T, S]`, of `bool`.
+/// Compares the documents of tokens, `[B, T]` and `[B, S]`, both `i64`: a `bool` of `[B, 1, T, S]`, true where they are
+/// equal.
 pub fn same_segment<T: Apply>(queries: &T, keys: &T) -> Result<T> {
     let (q, k) = (queries.spec(), keys.spec());
     match (&q.shape[..], &k.shape[..]) {
@@ -243,7 +263,7 @@ pub fn same_segment<T: Apply>(queries: &T, keys: &T) -> Result<T> {
     }
 }
 
-/// What queries may see by segments and by a mask, `bool` or added to scores.
+/// Combines segments with a mask, which is `bool` or added to scores.
 fn segments_and<R: Runtime>(mask: Option<&Var<R>>, [q, k]: [&Var<R>; 2], segments: &Var<R>) -> Result<Var<R>> {
     let (q, k, of) = (q.spec().shape, k.spec().shape, segments.spec().shape);
     if of.rank() == 2 && q.rank() == 4 && k.rank() == 4 && [q[2], k[2]] != [of[1]; 2] {
@@ -258,29 +278,29 @@ fn segments_and<R: Runtime>(mask: Option<&Var<R>>, [q, k]: [&Var<R>; 2], segment
     }
 }
 
-/// Cuts the sequences of a model over the ranks of a group: each computes on its part, with the parameters of the whole model. Values that are
-/// given to the model are those of whole sequences; what it gives is this rank's part.
+/// Cuts the sequences of a model over the ranks of a group. Each rank computes on its part, with all parameters of the
+/// model. Inputs of the model are whole sequences; its outputs are this rank's part.
 ///
-/// On one rank the model is checked, and nothing else happens.
+/// On a group of one rank the model is only checked.
 ///
 /// # Errors
-/// If nothing in the model cuts sequences, or attends over ranks, a layer needs the whole of them, or they are cut already. The model is as it
-/// was then.
+/// An error if the sequences are cut already, a layer needs them whole, or the model has no slot that cuts or none that
+/// attends. The model is then unchanged.
 pub fn cut_sequences<R: Runtime>(model: &(impl Module<R> + ?Sized), group: &Arc<dyn ContextGroup<R>>) -> Result<()> {
     cut_sequences_of_part(model, group, ContextRoles::of(model))
 }
 
-/// What places for ranks a model has, of which each rank may have a part.
+/// The roles of the slots that a model has; a rank may hold only some of its layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContextRoles {
-    /// Something takes a rank's part of sequences ([`ContextSlot::cuts`]).
+    /// True if a module takes a rank's part of sequences ([`ContextSlot::cuts`]).
     pub cuts: bool,
-    /// Something attends over ranks ([`ContextSlot::attends`]).
+    /// True if a module attends over ranks ([`ContextSlot::attends`]).
     pub attends: bool,
 }
 
 impl ContextRoles {
-    /// The roles of the places in a model, or in a part of one.
+    /// The roles of the slots in a model, or in a part of one.
     pub fn of<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Self {
         let slots = context_slots(model);
         let has = |role| slots.iter().any(|(_, slot)| slot.0.role == role);
@@ -288,10 +308,11 @@ impl ContextRoles {
     }
 }
 
-/// Cuts sequences like [`cut_sequences`], of a part of a model that is spread over ranks; `all` are the roles in all of it.
+/// Cuts sequences as [`cut_sequences`] does, for one part of a model that is spread over ranks. `all` are the roles of
+/// the slots in all parts.
 ///
 /// # Errors
-/// As [`cut_sequences`].
+/// Errors of [`cut_sequences`].
 pub fn cut_sequences_of_part<R: Runtime>(
     model: &(impl Module<R> + ?Sized),
     group: &Arc<dyn ContextGroup<R>>,
@@ -322,12 +343,13 @@ pub fn cut_sequences_of_part<R: Runtime>(
     Ok(())
 }
 
-/// How many ranks the sequences of each place of a model are cut over, by the name of its module: 1, if they are whole.
+/// The number of ranks that sequences are cut over, for each slot of a model, with the name of its module; 1 if they
+/// are not cut.
 pub fn context_ranks<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, usize)> {
     context_slots(model).into_iter().map(|(name, slot)| (name, slot.ranks())).collect()
 }
 
-/// All places of a model, with the names of their modules.
+/// All slots of a model, with the names of their modules.
 fn context_slots<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> Vec<(String, ContextSlot<R>)> {
     let mut slots = Vec::new();
     walk(model, |name, entry| {

@@ -1,27 +1,30 @@
-//! How a parameter can be cut: what its layer says of it.
+//! Allowed cuts of parameters, as their layers declare them.
 
 use numcore::{Result, Shape, placement::TensorPlacement};
 
 use super::TensorStyle;
 
-/// How the rows of a linear layer's weight can be cut: what is computed from them stays together.
+/// The allowed cuts of the rows of a linear layer's weight; rows of one head stay together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowCut {
-    /// How many equal parts were fused into the weight (queries, keys and values: 3). Each is cut by itself.
+    /// The number of equal parts that were fused into the weight (3 for queries, keys and values). Each part is cut by
+    /// itself.
     pub parts: usize,
-    /// How many pieces a part consists of that no cut goes through: attention heads, each of several rows.
+    /// The number of indivisible pieces of a part: attention heads, each of several rows.
     pub heads: usize,
-    /// Whether ranks may share a head, where there are more ranks than heads: those of keys and values that several heads of queries use.
+    /// True if several ranks may share a head where there are more ranks than heads, as with keys and values of grouped
+    /// queries.
     pub shared: bool,
 }
 
 impl RowCut {
-    /// A cut between any two rows, of which there are so many.
+    /// Allows a cut between any two of `rows` rows.
     pub fn anywhere(rows: usize) -> Self {
         RowCut { parts: 1, heads: rows, shared: false }
     }
 
-    /// Which of how many pieces of a part `rank` of `size` ranks has; an error in words where they do not come out even.
+    /// The index of the piece of `rank`, of `size` ranks, and the number of pieces of a part. An error in words if
+    /// heads and ranks do not divide evenly.
     fn piece(self, rank: usize, size: usize) -> std::result::Result<(usize, usize), String> {
         let RowCut { heads, shared, .. } = self;
         if heads.is_multiple_of(size) {
@@ -37,32 +40,34 @@ impl RowCut {
     }
 }
 
-/// What can be cut of a parameter. The layer that makes a parameter says it by [`Param::with_cuts`](crate::Param::with_cuts).
+/// The allowed cuts of a parameter. The layer that makes the parameter declares them with
+/// [`Param::with_cuts`](crate::Param::with_cuts).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cuts {
-    /// Nothing: norms, convolutions, and whatever nobody has spoken of.
+    /// No cut: norms, convolutions, and parameters without a declaration.
     #[default]
     None,
     /// The weight of a linear layer, `[O, I]`, along its outputs or its inputs.
     Weight(RowCut),
-    /// The bias of a linear layer, `[O]`, with the weight's outputs.
+    /// The bias of a linear layer, `[O]`, cut as the weight's outputs are.
     Bias(RowCut),
-    /// A table of rows, `[V, C]`.
+    /// A table of rows, `[V, C]`, along its rows.
     Table,
-    /// The projection down of a low-rank adapter, `[r, I]`: along its inputs, where its layer is.
+    /// The down projection of a low-rank adapter, `[r, I]`, along its inputs, where the weight it adapts is cut so.
     LowRankDown,
-    /// The projection up of a low-rank adapter, `[O, r]`: along its outputs, where its layer is.
+    /// The up projection of a low-rank adapter, `[O, r]`, along its outputs, where the weight it adapts is cut so.
     LowRankUp(RowCut),
-    /// A tensor of all experts of a mixture, `[E, ..]`; whether tokens compete for these, or move a bias, so that those of all ranks count together.
+    /// A tensor of all experts of a mixture, `[E, ..]`.
     Experts {
-        /// Whether they do.
+        /// True if tokens compete for places in these experts, or move their bias, so that tokens of all ranks have to
+        /// be counted together.
         compete: bool,
     },
 }
 
 impl Cuts {
-    /// The piece that `rank` of `size` has of a parameter in a style, and how many ranks have the same one; an error in words where the
-    /// layer cannot be cut so.
+    /// The piece of a parameter that `rank` of `size` ranks has under a style, and the number of ranks with that piece.
+    /// An error in words if the layer cannot be cut so.
     pub(super) fn piece(
         self,
         style: TensorStyle,
@@ -112,7 +117,7 @@ impl Cuts {
         }
     }
 
-    /// Whether what is computed from the rows is in heads, of several rows or parts each.
+    /// Tells whether the rows form heads of several rows, or fused parts.
     pub(super) fn has_heads(self, shape: Shape) -> bool {
         let rows = shape.dims().first().copied().unwrap_or(0);
         match self {
@@ -121,12 +126,12 @@ impl Cuts {
         }
     }
 
-    /// Whether the parameter is of an adapter, which stands within the layer that a plan names.
+    /// Tells whether the parameter belongs to an adapter, which is inside the layer that a plan names.
     pub(super) fn is_low_rank(self) -> bool {
         matches!(self, Cuts::LowRankDown | Cuts::LowRankUp(_))
     }
 
-    /// How the rows of a linear layer's weight or bias can be cut; anywhere, where nobody has spoken of it.
+    /// The allowed cuts of the rows of a linear layer's weight or bias; anywhere, if none were declared.
     pub fn rows(self, rows: usize) -> RowCut {
         match self {
             Cuts::Weight(cut) | Cuts::Bias(cut) | Cuts::LowRankUp(cut) => cut,

@@ -1,11 +1,11 @@
-//! The exchange between the ranks that a model is cut over, or its experts are shared out among.
+//! Exchanges between the ranks that a model is cut over, or that its experts are sharded over.
 
 use std::{fmt::Debug, sync::Arc};
 
 use autograd::Var;
 use numcore::{Result, Runtime, Tensor, ops::MatmulOps};
 
-/// What ranks do with a value, and in backward with its gradient: each is the gradient of another.
+/// An operation of ranks on a value; in backward its adjoint acts on the gradient.
 ///
 /// | forward | backward | the input is | the output is |
 /// |---|---|---|---|
@@ -17,22 +17,22 @@ use numcore::{Result, Runtime, Tensor, ops::MatmulOps};
 /// | `ReduceScatter` | `AllGather` | a part of a sum | this rank's part, along a dimension, of the sum |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exchange {
-    /// The value itself; its gradients are summed.
+    /// The value itself; its gradients are summed over the ranks.
     Copy,
     /// The sum of all ranks' values.
     AllReduce,
     /// This rank's part of the value along a dimension.
     Split(usize),
-    /// The parts of all ranks, one after another along a dimension.
+    /// The parts of all ranks, concatenated along a dimension. All ranks use the result alike.
     Gather(usize),
-    /// The parts of all ranks, like `Gather`, where each rank computes something else with them.
+    /// The parts of all ranks, as with `Gather`, but each rank uses the result differently.
     AllGather(usize),
     /// This rank's part, along a dimension, of the sum of all ranks' values.
     ReduceScatter(usize),
 }
 
 impl Exchange {
-    /// What is done with the gradient.
+    /// The exchange of the gradient.
     pub fn backward(self) -> Self {
         match self {
             Exchange::Copy => Exchange::AllReduce,
@@ -44,7 +44,7 @@ impl Exchange {
         }
     }
 
-    /// What it is called in messages.
+    /// The name of the exchange in messages.
     pub fn name(self) -> &'static str {
         match self {
             Exchange::Copy => "copy",
@@ -56,23 +56,26 @@ impl Exchange {
         }
     }
 
-    /// Whether ranks wait for each other: they do not where each has all that it needs.
+    /// Tells whether ranks wait for each other. They do not where each rank has all inputs already.
     pub fn communicates(self) -> bool {
         !matches!(self, Exchange::Copy | Exchange::Split(_))
     }
 }
 
-/// The ranks that a model's layers are cut over, seen from one of them. All ranks make the same calls in the same order.
+/// The ranks that a model's layers are cut over, as one of them sees the group. All ranks make the same calls in the
+/// same order.
 pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
-    /// This rank's place in the group.
+    /// The index of this rank in the group.
     fn rank(&self) -> usize;
-    /// How many ranks there are.
+    /// The number of ranks.
     fn size(&self) -> usize;
-    /// Does `what` with `x`; `of` is the layer that asks, by which calls are told apart. The result is differentiable, any number of times.
+    /// Applies the exchange `what` to `x`. `of` names the calling layer, so that its exchanges differ from those of
+    /// other layers. The result is differentiable, any number of times.
     fn exchange(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Var<R>>;
-    /// The linear layer `x · Wᵀ + b` with what it exchanges: the product of all ranks' parts of `x` ([`Exchange::AllGather`]), or this rank's part of
-    /// the sum of all ranks' products ([`Exchange::ReduceScatter`], without `b`). A group may exchange so many pieces one after another and compute
-    /// beside them; the values are the same. One after the other, unless a group knows better.
+    /// The linear layer `x · Wᵀ + b` with its exchange. With [`Exchange::AllGather`] it is the product of all ranks'
+    /// parts of `x`; with [`Exchange::ReduceScatter`], this rank's part of the sum of all ranks' products, without `b`.
+    /// A group may exchange `pieces` pieces one after another and compute beside the exchange; values are the same. The
+    /// default exchanges everything at once.
     fn linear_in_pieces(
         &self,
         what: Exchange,
@@ -87,22 +90,22 @@ pub trait TensorGroup<R: Runtime>: Send + Sync + Debug {
             _ => self.exchange(what, &x.linear(weight, bias)?, of),
         }
     }
-    /// The largest of all ranks' values, element by element, without a gradient.
+    /// The element-wise maximum of all ranks' values, without a gradient.
     fn max(&self, x: &Tensor<R>, of: &str) -> Result<Tensor<R>>;
-    /// Sends rank `j` the next `send[j]` rows of `x`, and gives the `recv[i]` rows that each rank `i` sent here, by rank. The result is
-    /// differentiable, any number of times; a part may be empty.
+    /// Sends rank `j` the next `send[j]` rows of `x`, and returns the `recv[i]` rows that each rank `i` sent to this
+    /// one, by rank. The result is differentiable, any number of times; a part may be empty.
     fn all_to_all(&self, x: &Var<R>, send: &[usize], recv: &[usize], of: &str) -> Result<Var<R>>;
-    /// The bytes of every rank, by rank. The host waits.
+    /// The bytes of every rank, by rank. The host waits for them.
     fn exchange_bytes(&self, own: &[u8], of: &str) -> Result<Vec<Vec<u8>>>;
 }
 
-/// The ranks among which the experts of a mixture are shared out, seen from one of them.
+/// The ranks that the experts of a mixture are sharded over, as one of them sees the groups.
 #[derive(Debug)]
 pub struct ExpertGroups<R: Runtime> {
-    /// The ranks that have different experts, which together are all of them.
+    /// The ranks with different experts, which together have all of them.
     pub experts: Arc<dyn TensorGroup<R>>,
-    /// The ranks that read different tokens, of other examples or of other parts of a sequence: as many groups of the first kind as there are
-    /// copies of the experts.
+    /// The ranks with different tokens, of other examples or of other parts of a sequence. They contain one group of
+    /// the kind of `experts` for each copy of the experts.
     pub examples: Arc<dyn TensorGroup<R>>,
 }
 

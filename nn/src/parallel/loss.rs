@@ -1,4 +1,4 @@
-//! Cross-entropy of logits of which each rank has those of its rows of the vocabulary.
+//! The cross-entropy of logits that are sharded along the vocabulary.
 
 use std::sync::LazyLock;
 
@@ -15,14 +15,16 @@ use super::{
     placed::{RowsHere, own_rows},
 };
 
-/// The cross-entropy of a language model, whole or cut along the vocabulary: the options of [`NnOps::cross_entropy_with`], and a z-loss.
+/// The cross-entropy of a language model, unsharded or cut along the vocabulary: the options of
+/// [`NnOps::cross_entropy_with`], and a z-loss.
 ///
 /// [`NnOps::cross_entropy_with`]: numcore::fused::NnOps::cross_entropy_with
 #[derive(Clone, Copy, Debug, Default)]
 pub struct VocabularyLoss {
-    /// Ignored targets, label smoothing, and how the losses of rows are reduced.
+    /// Ignored targets, label smoothing, and the reduction of the losses of rows.
     pub cross_entropy: CrossEntropyOptions,
-    /// The factor of `(ln Σ exp z)²`, which is added to each row that counts and keeps logits from drifting (PaLM: 1e-4).
+    /// The factor of `(ln Σ exp z)²`, which is added to each row that counts and keeps logits from drifting (PaLM:
+    /// 1e-4).
     pub z_loss: f64,
 }
 
@@ -30,9 +32,10 @@ static EXP_SHIFTED: LazyLock<Program> = LazyLock::new(|| Program::new("exp_shift
 static SHIFTED: LazyLock<Program> = LazyLock::new(|| Program::new("shifted", |[z, top], []| [z - top]));
 
 impl VocabularyLoss {
-    /// The loss of logits `[.., V]` with classes `[..]` (`i64`). Where `placed` is of a projection that is cut along the vocabulary, the
-    /// logits are those of its rows here, `[.., V/t]`, and the loss is that of all of them, on every rank, as it is on one: ranks exchange
-    /// the largest logit of each row, then two or three sums of each row, in one call. On one rank, without a z-loss, it is the fused operation. The loss of half-precision logits is `f32`.
+    /// The loss of logits `[.., V]` with classes `[..]` (`i64`). If `placed` is of a projection that is cut along the
+    /// vocabulary, the logits are those of this rank's rows, `[.., V/t]`. The loss is then that of all logits, on every
+    /// rank. Ranks exchange the largest logit of each row, then two or three sums of each row in one call. Without
+    /// `placed` and a z-loss, it is the fused operation. The loss of half-precision logits is `f32`.
     pub fn of<R: Runtime>(&self, logits: &Var<R>, target: &Var<R>, placed: Option<&Placed<R>>) -> Result<Var<R>> {
         let (z, y) = (logits.spec(), target.spec());
         let Some((&here, rows)) = z.shape.dims().split_last().filter(|(_, rows)| **rows == y.shape[..]) else {
@@ -69,7 +72,7 @@ impl VocabularyLoss {
             let to = logits.spec().shape.with(1, 1);
             Var::apply1(Reduce::sum_of(LazyLock::force(program).clone(), ScalarList::new(), to), &[logits, &top])
         };
-        // Targets that do not count are nobody's.
+        // Ignored targets are set to an index of this rank, for a valid look-up.
         let target = target.where_cond(&counts, &number(target, own.first as i64)?)?;
         let (here, place) = own_rows(&target, own)?;
         let picked = logits.gather(1, &place.unsqueeze(1)?)?.sub(&top)?.where_cond(&here.unsqueeze(1)?, 0.0)?;
@@ -105,7 +108,8 @@ impl VocabularyLoss {
     }
 }
 
-/// The largest logit of each row over all ranks, `[N, 1]`; 0 where that is infinite, so that what is subtracted is finite.
+/// The largest logit of each row over all ranks, `[N, 1]`; 0 where it is infinite, so that the subtracted value is
+/// finite.
 fn top_of<R: Runtime>(logits: &Tensor<R>, placed: Option<&Placed<R>>) -> Result<Tensor<R>> {
     static FINITE: LazyLock<Program> =
         LazyLock::new(|| Program::new("finite", |[m], []| [m.abs().eq(f64::INFINITY).select(m.sign() * 0.0, m)]));

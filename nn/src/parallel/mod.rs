@@ -1,28 +1,30 @@
-//! Tensor and context parallelism. Tensor parallelism: a model whose layers are cut over the ranks of a group, with the values and gradients of the whole model.
+//! Tensor and context parallelism: the layers of a model, or its sequences, cut over the ranks of a group.
 //!
-//! A model is written, and made, as on one rank. A [`TensorPlan`] says by the names of its layers which are cut and how;
-//! [`TensorPlan::apply`] leaves each rank with its pieces of the parameters and tells the layers. From then on [`Linear`](crate::Linear),
-//! [`Embedding`](crate::Embedding) and what is made of them exchange what they need through the [`TensorGroup`] that they were given, which
-//! someone else implements: nothing here knows how ranks talk.
+//! Tensor parallelism keeps the values and gradients of the uncut model. A model is written, and constructed, as on one
+//! rank. A [`TensorPlan`] names the layers to cut and the style of each cut. [`TensorPlan::apply`] leaves each rank
+//! with its pieces of the parameters and informs the layers. From then on [`Linear`](crate::Linear),
+//! [`Embedding`](crate::Embedding) and layers made of them exchange data through the [`TensorGroup`] they were given.
+//! The group is implemented elsewhere: this module does not depend on any means of communication.
 //!
 //! | style | weight | forward | backward |
 //! |---|---|---|---|
 //! | [`Column`](TensorStyle::Column) | cut along its outputs | nothing | input gradients are summed |
 //! | [`Row`](TensorStyle::Row) | cut along its inputs | partial outputs are summed; the bias is added after that | nothing |
 //! | [`Vocabulary`](TensorStyle::Vocabulary) | cut along its rows | rows are looked up where they are, and summed; logits are gathered | as for `Column` |
-//! | [`Replicated`](TensorStyle::Replicated) | whole | nothing | nothing |
+//! | [`Replicated`](TensorStyle::Replicated) | unsharded | nothing | nothing |
 //! | [`Experts`](TensorStyle::Experts) | some of the experts | tokens travel to their experts, and back | their gradients do |
 //!
-//! A column-parallel layer followed by a row-parallel one, as in attention and in a feed-forward network, costs one sum forward and one
-//! backward (Shoeybi et al. 2019).
+//! A column-parallel layer followed by a row-parallel one, as in attention and in a feed-forward network, costs one
+//! all-reduce forward and one backward (Shoeybi et al. 2019).
 //!
-//! Experts are shared out among other ranks ([`ExpertGroups`]): those that have different examples.
+//! Experts are sharded over other ranks ([`ExpertGroups`]), which have different examples.
 //!
-//! Context parallelism leaves the layers whole and cuts sequences: a model's [`ContextSlot`]s take a rank's part of tokens and targets, and its
-//! attention sees the keys of all ranks through the [`ContextGroup`] that [`cut_sequences`] gave them.
+//! Context parallelism leaves the layers unsharded and cuts sequences. A model's [`ContextSlot`]s take this rank's part
+//! of tokens and targets. Its attention sees the keys of all ranks through the [`ContextGroup`] that [`cut_sequences`]
+//! gave them.
 //!
-//! **Invariant**: ranks of a group compute with the same inputs, or make the same calls whatever their tokens are, so all of them make the same
-//! exchanges in the same order.
+//! **Invariant**: ranks of a group compute with the same inputs, or make the same calls whatever their tokens are. So
+//! all of them make the same exchanges in the same order.
 
 mod apply;
 mod context;

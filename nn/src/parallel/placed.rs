@@ -1,4 +1,4 @@
-//! What a parameter is told when its model is cut.
+//! The placement of a parameter, which its layer gets when the model is cut.
 
 use std::sync::{Arc, LazyLock};
 
@@ -12,7 +12,7 @@ use numcore::{
 
 use super::{Exchange, TensorGroup, TensorStyle};
 
-/// What this rank has of a parameter, and the group of ranks that it is cut over.
+/// This rank's piece of a parameter, and the group of ranks that the parameter is cut over.
 #[derive(Debug)]
 pub struct Placed<R: Runtime> {
     pub(super) name: Arc<str>,
@@ -21,82 +21,84 @@ pub struct Placed<R: Runtime> {
     pub(super) replicas: usize,
     pub(super) partial: bool,
     pub(super) sequence: bool,
-    /// In how many pieces a layer exchanges parts of the sequence in forward.
+    /// The number of pieces in which a layer exchanges parts of the sequence in forward.
     pub(super) pieces: usize,
     pub(super) group: Arc<dyn TensorGroup<R>>,
     pub(super) examples: Option<Arc<dyn TensorGroup<R>>>,
 }
 
 impl<R: Runtime> Placed<R> {
-    /// How the parameter's layer is cut.
+    /// The style in which the parameter's layer is cut.
     pub fn style(&self) -> TensorStyle {
         self.style
     }
 
-    /// The piece that this rank has.
+    /// The piece of the parameter that this rank has.
     pub fn placement(&self) -> &TensorPlacement {
         &self.placement
     }
 
-    /// How many consecutive ranks of the group have this piece.
+    /// The number of consecutive ranks of the group that have this piece.
     pub fn replicas(&self) -> usize {
         self.replicas
     }
 
-    /// Whether this is the first of the ranks that have this piece: the one that saves it, and whose squares count in a norm.
+    /// Tells whether this rank is the first that has this piece: the one that saves it, and whose squares count in a
+    /// norm.
     pub fn is_first_replica(&self) -> bool {
         self.group.rank().is_multiple_of(self.replicas)
     }
 
-    /// Whether the gradient here is a part of a sum over the ranks that have this piece.
+    /// Tells whether this rank's gradient is a part of a sum over the ranks that have this piece.
     pub fn has_partial_gradient(&self) -> bool {
         self.partial
     }
 
-    /// The ranks.
+    /// The ranks that the parameter is cut over.
     pub fn group(&self) -> &Arc<dyn TensorGroup<R>> {
         &self.group
     }
 
-    /// The ranks that examples are shared out among, of the parameters of experts, where there are several.
+    /// For parameters of experts: the ranks with different tokens, if there are several.
     pub fn examples(&self) -> Option<&Arc<dyn TensorGroup<R>>> {
         self.examples.as_ref()
     }
 
-    /// The name of the parameter, by which the exchanges of its layer are told apart.
+    /// The name of the parameter, which distinguishes its layer's exchanges from others.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// An exchange of the parameter's layer.
+    /// Runs an exchange of the parameter's layer.
     pub fn exchange(&self, what: Exchange, x: &Var<R>) -> Result<Var<R>> {
         self.group.exchange(what, x, &self.name)
     }
 
-    /// A layer's input, for a layer that is cut along its outputs: all of the sequence, and in backward the sum of all ranks' gradients.
+    /// Prepares the input of a layer that is cut along its outputs: gathers the sequence where it is cut. In backward,
+    /// sums the gradients of all ranks.
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
         self.exchange(if self.sequence { Exchange::AllGather(sequence_of(x)?) } else { Exchange::Copy }, x)
     }
 
-    /// The input of one layer alone, which is cut along its outputs, as [`enter`](Placed::enter) has it. Where the sequence is cut, the whole of
-    /// it is gathered again for the gradient of the weight, and only this rank's part is kept until then (Korthikanti et al. 2022). In mixed
-    /// precision it travels in the type in which the layer reads it.
+    /// Prepares an input as [`enter`](Placed::enter) does, for an input that no other layer shares. Where the sequence
+    /// is cut, only this rank's part is kept, and the whole is gathered again for the gradient of the weight
+    /// (Korthikanti et al. 2022). In mixed precision it travels in the dtype in which the layer reads it.
     ///
-    /// That gather comes after the product that is the gradient of the input, and nothing is computed beside it. A split backward pass makes it
-    /// in I, and keeps the whole until W; a checkpointed block gathers a third time.
+    /// The second gather comes after the product for the input gradient, and nothing is computed beside it. A split
+    /// backward pass gathers in I, and keeps the gathered input until W. A checkpointed block gathers a third time.
     pub fn enter_alone(&self, x: &Var<R>) -> Result<Var<R>> {
         if !self.sequence {
             return self.enter(x);
         }
         let (dim, group, name) = (sequence_of(x)?, self.group.clone(), self.name.clone());
-        // Cast here: the cast of a value that is recomputed would be kept, of the whole sequence.
+        // The cast is inside: a cast outside of the recomputed part would keep the whole sequence.
         let gathered = move |x: &[Var<R>]| group.exchange(Exchange::AllGather(dim), &cast_for_product(&x[0])?, &name);
-        // On every runtime: sequences are cut because no rank holds the whole.
+        // Recomputed on every runtime: sequences are cut because no rank can hold the whole.
         with_recomputation(true, || recomputed(&[x], gathered))
     }
 
-    /// The output of one layer alone that is cut along its outputs, where what it gathers is [in pieces](super::TensorPlan::exchange_in_pieces): none
-    /// where it is not.
+    /// The output of a layer that is cut along its outputs and shares its input with no other layer, if its gather goes
+    /// [in pieces](super::TensorPlan::exchange_in_pieces); otherwise `None`.
     pub(crate) fn column_in_pieces(
         &self,
         x: &Var<R>,
@@ -112,8 +114,8 @@ impl<R: Runtime> Placed<R> {
         self.group.linear_in_pieces(what, [&x, &weight], bias.as_ref(), self.pieces, &self.name).map(Some)
     }
 
-    /// The sum of all ranks' products of a layer that is cut along its inputs, as [`leave`](Placed::leave) has it of the product; in pieces, if they are
-    /// asked for.
+    /// The sum of all ranks' products, for a layer that is cut along its inputs; [`leave`](Placed::leave) describes the
+    /// sum. The exchange goes in pieces if the plan asks for it.
     pub fn row_product(&self, x: &Var<R>, weight: &Var<R>) -> Result<Var<R>> {
         if !self.sequence || self.pieces < 2 {
             return self.leave(&x.linear(weight, None)?);
@@ -123,12 +125,17 @@ impl<R: Runtime> Placed<R> {
         self.group.linear_in_pieces(what, [&x, &weight], None, self.pieces, &self.name)
     }
 
-    /// The sum of all ranks' partial outputs, of a layer that is cut along its inputs: this rank's part of the sequence, where that is cut.
+    /// Sums the partial outputs of all ranks, for a layer that is cut along its inputs. Where the sequence is cut,
+    /// returns this rank's part of the sum.
     pub fn leave(&self, x: &Var<R>) -> Result<Var<R>> {
         self.exchange(if self.sequence { Exchange::ReduceScatter(sequence_of(x)?) } else { Exchange::AllReduce }, x)
     }
 
-    /// This rank's part of a value that all ranks have, `[.., T, C]`, where what follows works on parts of the sequence.
+    /// Takes this rank's part of a value that all ranks have, `[.., T, C]`, where the next layers work on parts of the
+    /// sequence.
+    ///
+    /// # Errors
+    /// An error if `T` is not divisible by the number of ranks.
     pub fn enter_sequence(&self, x: &Var<R>) -> Result<Var<R>> {
         if !self.sequence {
             return Ok(x.clone());
@@ -145,23 +152,24 @@ impl<R: Runtime> Placed<R> {
         self.exchange(Exchange::Split(dim), x)
     }
 
-    /// The whole of a value that is cut along the sequence where [`enter_sequence`](Placed::enter_sequence) has cut it; all ranks go on with
+    /// Gathers a value that [`enter_sequence`](Placed::enter_sequence) has cut along the sequence; all ranks then use
     /// it alike.
     pub fn leave_sequence(&self, x: &Var<R>) -> Result<Var<R>> {
         if self.sequence { self.exchange(Exchange::Gather(sequence_of(x)?), x) } else { Ok(x.clone()) }
     }
 
-    /// Which part of the sequence values between layers are, and of how many; none where they are whole.
+    /// The index of this rank's part of the sequence between layers, and the number of parts; `None` if the sequence is
+    /// not cut.
     pub fn sequence_part(&self) -> Option<(usize, usize)> {
         self.sequence.then(|| (self.group.rank(), self.group.size()))
     }
 
-    /// The largest of all ranks' values, element by element.
+    /// The element-wise maximum of all ranks' values.
     pub(crate) fn max(&self, x: &Tensor<R>) -> Result<Tensor<R>> {
         self.group.max(x, &self.name)
     }
 
-    /// Where this rank's rows begin, and how many of how many it has.
+    /// The first row of this rank, the number of its rows, and the number of all rows.
     pub(crate) fn rows(&self) -> RowsHere {
         let of = self.placement.logical()[0];
         let own = self.placement.ranges(0).first().cloned().unwrap_or(0..0);
@@ -169,7 +177,7 @@ impl<R: Runtime> Placed<R> {
     }
 }
 
-/// A value as a matrix product reads it in mixed precision.
+/// Casts a value to the dtype in which a matrix product reads it in mixed precision.
 fn cast_for_product<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     match autocast_dtype().filter(|_| x.dtype() == DType::F32 || x.dtype().is_half()) {
         Some(half) => x.to_dtype(half),
@@ -184,7 +192,7 @@ fn sequence_of<R: Runtime>(x: &Var<R>) -> Result<usize> {
     shape.rank().checked_sub(2).ok_or_else(wrong)
 }
 
-/// Consecutive rows of a vocabulary.
+/// Consecutive rows of a vocabulary on this rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RowsHere {
     pub(crate) first: usize,
@@ -192,8 +200,8 @@ pub(crate) struct RowsHere {
     pub(crate) of: usize,
 }
 
-/// Which of `indices` name rows that are here, and where those lie among them; 0 for others. An index that names no row at all is one
-/// of the nearest rank's, whose look-up refuses it as that of a whole table does.
+/// Finds the `indices` of rows on this rank: a mask, and the position of each among this rank's rows, 0 for other
+/// indices. An index outside of the table counts for the nearest rank, whose look-up rejects it as an uncut table does.
 pub(crate) fn own_rows<R: Runtime>(indices: &Var<R>, own: RowsHere) -> Result<(Var<R>, Var<R>)> {
     let RowsHere { first, count, of } = own;
     let end = first + count;

@@ -1,24 +1,25 @@
-//! Which layers of a model are cut, and how: a table of names.
+//! The plan of tensor parallelism: a table of the names of layers and the style of each cut.
 
-/// How a layer is cut over the ranks of a group.
+/// The way that a layer is cut over the ranks of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorStyle {
-    /// Along its outputs, which stay cut (Hugging Face: `colwise`).
+    /// Cut along the outputs, which stay cut (Hugging Face: `colwise`).
     Column,
-    /// Along its inputs, which are cut already; outputs are summed over ranks (`rowwise`).
+    /// Cut along the inputs, which are cut already; outputs are summed over ranks (`rowwise`).
     Row,
-    /// Along the rows of a vocabulary: an embedding, or the projection to logits.
+    /// Cut along the rows of a vocabulary: an embedding, or the projection to logits.
     Vocabulary,
-    /// By experts, which are shared out among the ranks along a mesh's expert axis; where they are not, replicated.
+    /// Sharded by experts along a mesh's expert axis; replicated if there is none.
     Experts,
-    /// Not at all.
+    /// Not cut.
     Replicated,
 }
 
-/// A plan of tensor parallelism: patterns of names, each with a style. Layers that no pattern names are replicated.
+/// A plan of tensor parallelism: patterns of names, each with a style. Layers without a matching pattern are
+/// replicated.
 ///
-/// A pattern is the name of a layer, or of a parameter, in the model; `*` stands for any one part of it between dots. A model type has its
-/// own, as [`Gpt::tensor_plan`](crate::Gpt::tensor_plan); for a model of one's own:
+/// A pattern is the name of a layer, or of a parameter, in the model; `*` stands for one part of it between dots. A
+/// model type has its own plan, such as [`Gpt::tensor_plan`](crate::Gpt::tensor_plan). A plan for a custom model:
 ///
 /// ```
 /// use nn::parallel::TensorPlan;
@@ -29,40 +30,41 @@ pub enum TensorStyle {
 pub struct TensorPlan {
     entries: Vec<PlanEntry>,
     sequence: bool,
-    /// In how many pieces layers exchange parts of the sequence; 0, which is one, where nobody asked.
+    /// The number of pieces in which layers exchange parts of the sequence; 0, the default, counts as 1.
     pieces: usize,
     /// Patterns of the modules that compute on parts of the sequence.
     regions: Vec<String>,
-    /// Patterns whose lines were to be removed, and were not there.
+    /// Patterns passed to `without` that had no entry.
     unknown: Vec<String>,
 }
 
-/// A line of the table.
+/// One entry of the table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PlanEntry {
     pub(super) pattern: String,
     pub(super) style: TensorStyle,
     pub(super) partial: Partiality,
-    /// Whether the model may lack what the pattern names.
+    /// True if the model may lack the layers that the pattern names.
     pub(super) optional: bool,
 }
 
-/// When the gradient of what is replicated is a part of a sum over the ranks.
+/// The cases in which the gradient of a replicated parameter is a part of a sum over the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Partiality {
     Never,
-    /// Where the sequence is cut.
+    /// Partial if the sequence is cut.
     OfSequence,
     Always,
 }
 
 impl TensorPlan {
-    /// A plan that cuts nothing.
+    /// Creates a plan that cuts nothing.
     pub fn new() -> Self {
         TensorPlan::default()
     }
 
-    /// Cuts these linear layers along their outputs, which stay cut: what comes next works on a part of the channels or heads.
+    /// Cuts these linear layers along their outputs, which stay cut: the next layer works on a part of the channels or
+    /// heads.
     pub fn column(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Column, Partiality::Never)
     }
@@ -77,36 +79,39 @@ impl TensorPlan {
         self.with(pattern, TensorStyle::Vocabulary, Partiality::Never)
     }
 
-    /// Shares out the experts of these layers ([`Experts`](crate::moe::Experts)) among ranks that have different examples: tokens travel to
-    /// the experts that they picked. The losses and limits of their [mixture](crate::moe::MixtureOfExperts) are then those of all ranks' tokens.
+    /// Shards the experts of these layers ([`Experts`](crate::moe::Experts)) over ranks with different examples; tokens
+    /// travel to the experts that they picked. The losses and limits of their [mixture](crate::moe::MixtureOfExperts)
+    /// then cover the tokens of all ranks.
     pub fn experts(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Experts, Partiality::Never)
     }
 
-    /// Leaves these layers whole, as it leaves those that are not named.
+    /// Leaves these layers unsharded, like layers without a pattern.
     pub fn replicated(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Replicated, Partiality::Never)
     }
 
-    /// Leaves these layers whole, though each rank applies them to a part of the values: their gradients are summed over the ranks once a
-    /// step. Norms of the heads of queries and keys are such layers.
+    /// Leaves these layers unsharded, though each rank applies them to a part of the values. Their gradients are summed
+    /// over the ranks once per step. Norms of query and key heads are such layers.
     pub fn partial_gradient(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Replicated, Partiality::Always)
     }
 
-    /// Leaves these layers whole. With [`sequence_parallel`](TensorPlan::sequence_parallel) they compute on a part of the sequence, so their
-    /// gradients are partial then: norms, and linear layers that are not cut. Projections of attention heads need all of the sequence.
+    /// Leaves these layers unsharded. With [`sequence_parallel`](TensorPlan::sequence_parallel) they compute on a part
+    /// of the sequence, so their gradients are then partial: norms, and linear layers that are not cut. Projections of
+    /// attention heads need the whole sequence, so naming one is then an error.
     pub fn sequence(self, pattern: impl Into<String>) -> Self {
         self.with(pattern, TensorStyle::Replicated, Partiality::OfSequence)
     }
 
-    /// The modules of the model between which values are cut along the sequence, with [`sequence_parallel`](TensorPlan::sequence_parallel);
-    /// a pattern names a module with all that is in it. Within a region every parameter needs a line of the plan: those that are not cut are
-    /// named by [`sequence`](TensorPlan::sequence).
+    /// Names modules of the model between which values are cut along the sequence, with
+    /// [`sequence_parallel`](TensorPlan::sequence_parallel). A pattern covers a module and everything in it. Within a
+    /// region every parameter needs an entry of the plan; parameters that are not cut are named by
+    /// [`sequence`](TensorPlan::sequence).
     ///
-    /// Only the author of a model can say this, as it is a promise about its `forward`: it cuts the sequence before the region
-    /// ([`Placed::enter_sequence`]) and joins it after it ([`Placed::leave_sequence`], or a layer that is cut by `column` or `vocabulary`),
-    /// and its dropout there is [`Dropout::forward_part`].
+    /// The author of a model adds this, as it is a promise about `forward`. The model cuts the sequence before the
+    /// region ([`Placed::enter_sequence`]). It joins it after the region ([`Placed::leave_sequence`], or a layer cut by
+    /// `column` or `vocabulary`). Dropout in the region is [`Dropout::forward_part`].
     ///
     /// [`Placed::enter_sequence`]: crate::parallel::Placed::enter_sequence
     /// [`Placed::leave_sequence`]: crate::parallel::Placed::leave_sequence
@@ -116,8 +121,8 @@ impl TensorPlan {
         self
     }
 
-    /// This plan without its lines for a pattern: what it names stays whole. With [`sequence_parallel`](TensorPlan::sequence_parallel) what is
-    /// in a region needs another line in their place.
+    /// Removes the entries of a pattern; the layers it names stay unsharded. With
+    /// [`sequence_parallel`](TensorPlan::sequence_parallel), layers in a region need another entry instead.
     pub fn without(mut self, pattern: &str) -> Self {
         let before = self.entries.len();
         self.entries.retain(|entry| entry.pattern != pattern);
@@ -127,26 +132,30 @@ impl TensorPlan {
         self
     }
 
-    /// Lets a model lack the layers of the last pattern: a head, where it is the embedding.
+    /// Allows a model to lack the layers of the last pattern, such as a head that is tied to the embedding.
     pub fn if_there(mut self) -> Self {
         self.entries.iter_mut().next_back().into_iter().for_each(|last| last.optional = true);
         self
     }
 
-    /// Whether the values between the layers, which all ranks have otherwise, are cut along the sequence (Korthikanti et al. 2022): norms,
-    /// dropout and residuals are computed once, on a part by each rank. Sums become pairs of a reduce-scatter and an all-gather, which
-    /// move as many bytes. The plan of a model that can do so says between which modules ([`sequence_region`](TensorPlan::sequence_region)).
+    /// Sets whether values between layers are cut along the sequence (Korthikanti et al. 2022); otherwise all ranks
+    /// have them. Norms, dropout and residuals are then computed once, each rank on its part. Each sum becomes a pair
+    /// of a reduce-scatter and an all-gather, which moves as many bytes. The plan of a model that supports it names the
+    /// modules concerned ([`sequence_region`](TensorPlan::sequence_region)).
     pub fn sequence_parallel(mut self, yes: bool) -> Self {
         self.sequence = yes;
         self
     }
 
-    /// With [`sequence_parallel`](TensorPlan::sequence_parallel), has linear layers exchange parts of the sequence in so many pieces in forward: what a
-    /// column-parallel layer gathers travels while its product with the piece before is computed, and so does what a row-parallel layer sums
-    /// (asynchronous tensor parallelism). One, which is how it is unless this asks for more, exchanges all at once. As many bytes travel, and every
-    /// element is computed as without: bits are the same where those of a runtime's product of some rows are those of the product of all.
-    /// In backward a gather and a sum travel beside products too. It costs a copy of each output; layers that share what they gather, such as projections
-    /// of queries and keys apart, gather it at once.
+    /// Sets the number of pieces in which linear layers exchange parts of the sequence in forward, with
+    /// [`sequence_parallel`](TensorPlan::sequence_parallel); 1 by default. The gather of a column-parallel layer
+    /// travels beside the product with the piece before, and so does the sum of a row-parallel layer (asynchronous
+    /// tensor parallelism).
+    ///
+    /// The same bytes travel, and every element is computed as with one piece. Bits are the same if the runtime's
+    /// product of some rows equals those rows of the product of all. In backward a gather and a sum travel beside
+    /// products too. The cost is a copy of each output. Layers that share a gather, such as separate projections of
+    /// queries and keys, gather it at once.
     #[doc(alias("async_tp"))]
     #[doc(alias("tp_comm_overlap"))]
     pub fn exchange_in_pieces(mut self, pieces: usize) -> Self {
@@ -154,17 +163,17 @@ impl TensorPlan {
         self
     }
 
-    /// In how many pieces parts of the sequence are exchanged.
+    /// The number of pieces in which parts of the sequence are exchanged.
     pub(super) fn pieces(&self) -> usize {
         self.pieces.max(1)
     }
 
-    /// Whether values between the layers are cut along the sequence.
+    /// Tells whether values between the layers are cut along the sequence.
     pub fn is_sequence_parallel(&self) -> bool {
         self.sequence
     }
 
-    /// Whether experts are shared out, or know of other ranks' tokens.
+    /// Tells whether the plan names experts, which are then sharded or count the tokens of other ranks.
     pub fn has_experts(&self) -> bool {
         self.entries.iter().any(|entry| entry.style == TensorStyle::Experts)
     }
@@ -188,14 +197,14 @@ impl TensorPlan {
 }
 
 impl PlanEntry {
-    /// Whether the pattern names a parameter, or the layer that it is of.
+    /// Tells whether the pattern names a parameter, or the layer of the parameter.
     pub(super) fn names(&self, parameter: &str) -> bool {
         let layer = parameter.rsplit_once('.').map_or("", |(layer, _)| layer);
         matches(&self.pattern, parameter) || matches(&self.pattern, layer)
     }
 }
 
-/// Whether a pattern names a parameter, or a module that it is in.
+/// Tells whether a pattern names a parameter, or a module that contains it.
 pub(super) fn is_within(pattern: &str, parameter: &str) -> bool {
     let ends = parameter.match_indices('.').map(|(at, _)| at).chain([parameter.len()]);
     pattern.is_empty() || ends.into_iter().any(|end| matches(pattern, &parameter[..end]))

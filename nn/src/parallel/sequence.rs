@@ -1,4 +1,4 @@
-//! Parts of a sequence: which of its tokens a rank has.
+//! Parts of a sequence: the tokens that one rank has.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use numcore::{
     ops::{Apply, ViewOps, cat},
 };
 
-/// Which tokens of a sequence are here, in order: ranges of the whole.
+/// The tokens of a sequence on this rank, in order, as ranges of the whole sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequencePart {
     tokens: usize,
@@ -15,12 +15,12 @@ pub struct SequencePart {
 }
 
 impl SequencePart {
-    /// All of a sequence of so many tokens.
+    /// All of a sequence of `tokens` tokens.
     pub fn whole(tokens: usize) -> Self {
         SequencePart::of(tokens, std::iter::once(0..tokens))
     }
 
-    /// These ranges of a sequence of so many tokens, one after another. Ranges that meet are joined, empty ones left out.
+    /// The concatenation of `ranges` of a sequence of `tokens` tokens. Adjacent ranges are merged, empty ones dropped.
     pub fn of(tokens: usize, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut joined: Vec<Range<usize>> = Vec::new();
         for range in ranges.into_iter().filter(|range| !range.is_empty()) {
@@ -32,7 +32,7 @@ impl SequencePart {
         SequencePart { tokens, ranges: joined }
     }
 
-    /// Part `k` of `n` equal ones of this part, whose length `n` divides, where it is cut further.
+    /// Part `k` of `n` equal parts of this part, for a further cut; `n` divides its length.
     pub(crate) fn slice(&self, k: usize, n: usize) -> Self {
         let each = self.len() / n.max(1);
         let (mut skip, mut left) = (k * each, each);
@@ -45,32 +45,32 @@ impl SequencePart {
         SequencePart::of(self.tokens, ranges.collect::<Vec<_>>())
     }
 
-    /// The tokens of the whole sequence.
+    /// The number of tokens of the whole sequence.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The tokens that are here.
+    /// The number of tokens on this rank.
     pub fn len(&self) -> usize {
         self.ranges.iter().map(Range::len).sum()
     }
 
-    /// Whether no token is here.
+    /// True if there is no token on this rank.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// Whether all tokens are here, in their order.
+    /// True if all tokens are on this rank, in their order.
     pub fn is_whole(&self) -> bool {
         self.ranges == SequencePart::whole(self.tokens).ranges
     }
 
-    /// Ranges of the whole sequence, in the order in which they are here.
+    /// The ranges of the whole sequence on this rank, in this rank's order.
     pub fn ranges(&self) -> &[Range<usize>] {
         &self.ranges
     }
 
-    /// What is here of a value with all tokens along `dim`: a view, where the tokens follow one another.
+    /// This rank's part of a value with all tokens along `dim`; a view if the tokens are consecutive.
     #[track_caller]
     pub fn take<T: Apply>(&self, x: &T, dim: usize) -> Result<T> {
         if self.is_whole() {
