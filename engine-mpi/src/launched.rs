@@ -1,7 +1,8 @@
-//! Whether `mpirun` and the library are of one installation.
+//! A check that `mpirun` and the library are of one installation.
 
-/// Why MPI cannot be right about this process, if Open MPI's `mpirun` says otherwise: it belongs to another installation than the library that
-/// the program has found, which then takes each process for a world of its own.
+/// Returns the reason that MPI's rank and size must be wrong, if they differ from those that Open MPI's `mpirun` has
+/// set. `mpirun` then belongs to another installation than the library, which takes each process for a world of its
+/// own.
 #[cfg_attr(not(feature = "open-mpi"), allow(dead_code, reason = "tested without MPI too"))]
 pub(crate) fn contradicted(rank: usize, size: usize, get: impl Fn(&str) -> Option<String>) -> Option<String> {
     let number = |name: &str| get(name)?.parse::<usize>().ok();

@@ -1,9 +1,10 @@
-//! Ranks as processes that Open MPI joins: MPI as a [`Transport`](engine_process::Transport) of the engine in [`engine_process`].
+//! Ranks as processes that Open MPI joins: MPI as a [`Transport`](engine_process::Transport) of the engine in
+//! [`engine_process`].
 //!
-//! All that is asked of MPI is messages between two processes; the engine makes collectives of them, so sums are combined in the order of ranks by
-//! the project's own kernels, and are the same bits as those of threads.
+//! MPI only carries messages between two processes; the engine makes collectives of them. So the project's own kernels
+//! combine sums in the order of ranks, with the bits that threads give.
 //!
-//! The feature `open-mpi` links the library; without it the crate holds only what needs no MPI.
+//! The feature `open-mpi` links the library. Without it the crate contains only the parts that need no MPI.
 
 #[cfg(any(feature = "open-mpi", test))]
 mod launched;
@@ -15,5 +16,5 @@ mod open_mpi;
 #[cfg(feature = "open-mpi")]
 pub use open_mpi::init;
 
-/// The engine that MPI is a transport of.
+/// The engine whose transport MPI is.
 pub use engine_process;

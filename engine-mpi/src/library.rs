@@ -1,6 +1,6 @@
-//! The MPI library, as the one thread that owns it sees it: everything that is called of MPI is here.
+//! The MPI library, used by the one thread that owns it. All calls of MPI are in this file.
 //!
-//! Point-to-point messages are all that is asked of it; collectives are made of them, so that sums have this project's order on every
+//! Only point-to-point messages are used. Collectives are made of them, so that sums have this project's order on every
 //! version. All of this crate's `unsafe` is in this file.
 
 use std::{ffi::c_int, marker::PhantomData, ptr};
@@ -9,10 +9,10 @@ use ::mpi::ffi;
 use engine_process::{Channel, Request, Test, Transport};
 use numcore::{Error, Result};
 
-/// What `mpirun --with-ft ulfm` sets for its processes.
+/// The environment variable that `mpirun --with-ft ulfm` sets for its processes.
 const FAULT_TOLERANCE: &str = "OMPI_MCA_mpi_ft_enable";
 
-/// Error classes of processes that have died, as Open MPI 5 numbers them. Earlier versions know no such error.
+/// Error classes of dead processes, as Open MPI 5 numbers them. Earlier versions have no such error.
 const PROCESS_FAILED: [c_int; 2] = [75, 76];
 
 /// MPI between `MPI_Init_thread` and `MPI_Finalize`. It stays on the thread that made it.
@@ -22,14 +22,14 @@ pub(crate) struct Library {
     rank: usize,
     size: usize,
     tags: u32,
-    /// Of operations under way, by their numbers; those that are free again.
+    /// MPI's handles of operations, by request number; `free` lists the numbers that can be reused.
     handles: Vec<ffi::MPI_Request>,
     free: Vec<usize>,
     stays: PhantomData<*const ()>,
 }
 
 impl Library {
-    /// Initialises MPI on this thread. It can be done once in a process.
+    /// Initialises MPI on this thread, which is possible once in a process.
     pub(crate) fn init() -> Result<Library> {
         let mut given = 0;
         // SAFETY: null arguments are allowed, and `given` outlives the call.
@@ -99,8 +99,8 @@ impl Transport for Library {
     // SAFETY: asked of callers as the trait says.
     unsafe fn send(&mut self, on: Channel, from: *const u8, bytes: usize, to: usize, tag: u32) -> Result<Request> {
         let mut request = null();
-        // SAFETY: the caller's promise about the memory; `Library` exists between initialisation and the end. All lengths, ranks and
-        // tags in use fit (`bytes` is cut below `c_int::MAX` by callers).
+        // SAFETY: the caller promises the memory; `Library` exists between initialisation and the end. All lengths,
+        // ranks and tags in use fit (callers keep `bytes` below `c_int::MAX`).
         let code = unsafe {
             let (comm, kind) = (self.channel(on), ffi::RSMPI_UINT8_T);
             ffi::MPI_Isend(from.cast(), bytes as c_int, kind, to as c_int, tag as c_int, comm, &raw mut request)
@@ -144,7 +144,7 @@ impl Transport for Library {
         let _ = unsafe { ffi::MPI_Cancel(&raw mut self.handles[request.0]) };
     }
 
-    /// Open MPI moves large messages only while it is called.
+    /// Returns true: Open MPI moves large messages only while it is called.
     fn moves_while_tested(&self) -> bool {
         true
     }
@@ -169,7 +169,7 @@ fn null() -> ffi::MPI_Request {
     unsafe { ffi::RSMPI_REQUEST_NULL }
 }
 
-/// A communicator of its own, whose errors are returned.
+/// A duplicate of the world's communicator that returns errors.
 fn duplicate(world: ffi::MPI_Comm) -> Result<ffi::MPI_Comm> {
     // SAFETY: a constant of the library.
     let mut own = unsafe { ffi::RSMPI_COMM_NULL };
@@ -180,7 +180,7 @@ fn duplicate(world: ffi::MPI_Comm) -> Result<ffi::MPI_Comm> {
     Ok(own)
 }
 
-/// The largest tag the transport takes; at least 32767, by the standard.
+/// The largest tag that MPI takes; at least 32767, by the standard.
 fn largest_tag(world: ffi::MPI_Comm) -> u32 {
     let (mut value, mut found) = (ptr::null_mut::<c_int>(), 0);
     // SAFETY: the attribute's value is a pointer to a number that the library keeps.
@@ -200,7 +200,7 @@ fn class(code: c_int) -> c_int {
     class
 }
 
-/// What MPI says about an error code.
+/// MPI's text of an error code.
 fn words(code: c_int) -> String {
     let (mut text, mut length) = ([0u8; 4096], 0);
     // SAFETY: no version writes more than MPI_MAX_ERROR_STRING bytes, which is below 4096.

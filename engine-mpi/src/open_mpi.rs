@@ -1,4 +1,4 @@
-//! MPI in this process.
+//! The start of MPI in this process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,16 +7,18 @@ use numcore::{Error, Result};
 
 use super::{launched::contradicted, library::Library};
 
-/// MPI is initialised once in a process.
+/// True once initialisation of MPI was tried, which is possible once in a process.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Initialises MPI: under `mpirun`, or a launcher that speaks its protocol. A program that was started by itself is a world of one. MPI ends when this is
-/// dropped, which blocks until all processes have dropped theirs.
+/// Initialises MPI under `mpirun`, or a launcher that implements its protocol. A program started without a launcher is
+/// a world of one. Dropping the result ends MPI, which blocks until all processes have dropped theirs.
 ///
-/// After a process has died the others can go on, and [meet again](Processes::rendezvous), under `mpirun --with-ft ulfm` of Open MPI 5.
+/// After a process has died, the others can go on and [join again](Processes::rendezvous) under `mpirun --with-ft ulfm`
+/// of Open MPI 5.
 ///
 /// # Errors
-/// If MPI was initialised before in this process, or cannot be, or `mpirun` is of another installation than the library.
+/// An error if MPI was initialised before in this process or cannot be, or `mpirun` is of another installation than the
+/// library.
 pub fn init() -> Result<Processes> {
     if INITIALISED.swap(true, Ordering::SeqCst) {
         return Err(Error::argument(

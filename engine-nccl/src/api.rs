@@ -1,4 +1,5 @@
-//! What is asked of NCCL: some twenty functions. There is one implementation over the library, and one on the host, for tests.
+//! The functions of NCCL that this crate calls, about twenty, as a trait. One implementation calls the library; another
+//! runs on the host, for tests.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -11,7 +12,7 @@ pub(crate) struct Status(pub i32);
 
 impl Status {
     pub(crate) const SUCCESS: Status = Status(0);
-    /// The library works on it; nothing else may be asked of the communicator meanwhile.
+    /// The library is still working on the call; no other call may be made on the communicator meanwhile.
     pub(crate) const IN_PROGRESS: Status = Status(7);
 }
 
@@ -19,19 +20,19 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RawComm(pub usize);
 
-/// What the ranks of a new communicator find each other by (`ncclUniqueId`).
+/// The identifier by which the ranks of a new communicator find each other (`ncclUniqueId`).
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct UniqueId(pub [u8; 128]);
 
-/// Elements of a type the library knows.
+/// A number of elements of one dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Elements {
     pub count: usize,
     pub dtype: DType,
 }
 
-/// Work that a rank queues on a stream. Addresses are the device's.
+/// Work that a rank queues on a stream. Addresses are in device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     AllReduce {
@@ -45,14 +46,14 @@ pub(crate) enum Operation {
         op: ReduceOp,
         root: usize,
     },
-    /// `of`: elements of one rank's part, which is written to `to`.
+    /// A sum over ranks, scattered: `of` counts the elements of one rank's part, which is written to `to`.
     ReduceScatter {
         from: u64,
         to: u64,
         of: Elements,
         op: ReduceOp,
     },
-    /// `bytes` of one rank's part; `to` holds those of all.
+    /// A gather of `bytes` bytes from each rank; `to` receives the parts of all ranks.
     AllGather {
         from: u64,
         to: u64,
@@ -75,31 +76,31 @@ pub(crate) enum Operation {
     },
 }
 
-/// The library. All communicators are non-blocking: a call that is in progress is asked about with [`state`](NcclApi::state), and nothing
-/// else is asked of that communicator before it has succeeded.
+/// NCCL's functions. All communicators are non-blocking: while a call is in progress, only [`state`](NcclApi::state)
+/// may be called on that communicator.
 ///
 /// # Safety
-/// Methods may be called with communicators that this library made and that were neither destroyed nor aborted, with the context of the
-/// rank's device current.
+/// Methods may be called with communicators that this library made and that were neither destroyed nor aborted. The
+/// context of the rank's device must be current.
 pub(crate) trait NcclApi: Send + Sync {
-    /// The version as NCCL counts: 22304 is 2.23.4.
+    /// The version as NCCL encodes it: 22304 is 2.23.4.
     fn version(&self) -> i32;
-    /// Whether memory of the host may be sent and received.
+    /// Tells whether host memory may be sent and received.
     fn takes_host_memory(&self) -> bool;
     fn unique_id(&self) -> Result<UniqueId, Status>;
-    /// Rank `rank` of `ranks` joins a new communicator. The ranks are there when its state is a success.
+    /// Joins a new communicator as rank `rank` of `ranks`. All ranks have joined once its state is a success.
     fn init(&self, ranks: usize, id: &UniqueId, rank: usize) -> Result<RawComm, Status>;
-    /// All ranks of `parent` make the call. Once `parent` has succeeded, what is returned holds the new communicator, or 0 for a rank without a
-    /// color.
+    /// Splits `parent`; all of its ranks make the call. Once `parent` has succeeded, the returned slot holds the new
+    /// communicator, or 0 for a rank without a color.
     fn split(&self, parent: RawComm, color: Option<i32>, key: i32) -> Result<&'static AtomicUsize, Status>;
-    /// How the last call on a communicator went, or that an error came later.
+    /// The status of the last call on a communicator, or of an error that came later.
     fn state(&self, comm: RawComm) -> Status;
-    /// What was queued is done first.
+    /// Finishes the queued work before a communicator is destroyed.
     fn finalize(&self, comm: RawComm) -> Status;
     fn destroy(&self, comm: RawComm);
-    /// Ends what is queued, wherever it is, and destroys the communicator.
+    /// Ends the queued work wherever it is, and destroys the communicator.
     fn abort(&self, comm: RawComm);
-    /// Operations until [`group_end`](NcclApi::group_end) are started together.
+    /// Begins a group: operations until [`group_end`](NcclApi::group_end) start together.
     fn group_start(&self) -> Status;
     fn group_end(&self) -> Status;
     /// Queues an operation.
@@ -107,6 +108,6 @@ pub(crate) trait NcclApi: Send + Sync {
     /// # Safety
     /// Addresses are of memory of this size that `stream` may use, and that is not reused before the stream has passed.
     unsafe fn enqueue(&self, comm: RawComm, operation: &Operation, stream: usize) -> Status;
-    /// What a status means, and what the library adds to the last error.
+    /// The meaning of a status, with the library's text of the last error.
     fn words(&self, status: Status, comm: Option<RawComm>) -> String;
 }

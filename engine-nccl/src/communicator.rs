@@ -1,4 +1,4 @@
-//! A rank on a GPU.
+//! The communicator of a rank on a GPU.
 
 use std::{
     fmt,
@@ -22,11 +22,12 @@ use super::{
     world::World,
 };
 
-/// A rank on a GPU of its own. Made by [`Nccl::communicator`], and by `split`.
+/// The communicator of a rank on its own GPU, made by [`Nccl::communicator`] and by `split`.
 ///
-/// Its calls run one after another, in the order in which this rank starts them, on one queue of the device that goes before others.
-/// [`Work::wait`] waits on the host until all ranks have started the call, and orders the caller's queue after it; an error of the device or of a
-/// link may come later, at [`Work::done`], at [`poll`](Communicator::poll) or at the next call.
+/// Calls run one after another, in the order in which this rank starts them, on one queue of the device with a high
+/// priority. [`Work::wait`] waits on the host until all ranks have started the call, and orders the caller's queue
+/// after it. An error of the device or of a link may come later: at [`Work::done`], at [`poll`](Communicator::poll) or
+/// at the next call.
 pub struct NcclCommunicator<R: Runtime, H: Runtime> {
     control: Comm<H>,
     rt: R,
@@ -34,13 +35,14 @@ pub struct NcclCommunicator<R: Runtime, H: Runtime> {
     shared: Shared<R, H>,
 }
 
-/// What the communicators of one rank share.
+/// State shared by the communicators of one rank.
 struct Shared<R: Runtime, H: Runtime> {
     nccl: Nccl,
     world: Arc<World<H>>,
-    /// The control plane of all ranks, for groups that outlive the communicator of all.
+    /// The control plane of all ranks, needed by groups that outlive the communicator of all.
     root: Comm<H>,
-    /// On the queue of all calls: whoever queues holds it, so all threads of a rank queue in one order.
+    /// The combiner on the queue of all calls. Its lock is held while calls are queued, so all threads of a rank queue
+    /// in one order.
     combiner: Arc<Mutex<Combiner<R>>>,
     watch: Arc<WatchOwner>,
 }
@@ -58,7 +60,7 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         const OP: &str = "Nccl::communicator";
         let queue = rt.fork_for_communication()?;
         let device = queue.device_queue();
-        // A rank that cannot be reached takes part in the exchange, so that all give the same reason.
+        // A rank on an unreachable device takes part in the exchange, so that all ranks report the same reason.
         let unreachable = device.is_none() && !nccl.api.takes_host_memory();
         let world = World::new(control, device);
         let id = meet(nccl, control, unreachable.then(|| rt.device().to_string()), at)?;
@@ -71,7 +73,8 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         })?;
         let handle = Arc::new(made.map_err(|trouble| world.trouble(OP, trouble))?);
         world.keep(&handle);
-        // One that goes on, and fails at once, would end the others' while they are still being made.
+        // Without this exchange, a rank that goes on and fails at once would abort communicators that others are still
+        // making.
         control.exchange_bytes(ByteExchange { own: &[], of: Some(&"NCCL's ranks".into()), at })?;
         let watch = Arc::new(WatchOwner(Watch::start(&world)?));
         let combiner = Arc::new(Mutex::new(Combiner::new(queue)));
@@ -110,7 +113,8 @@ impl<R: Runtime, H: Runtime> NcclCommunicator<R, H> {
         Ok(moving.into_iter().map(queued).collect::<Result<_>>()?)
     }
 
-    /// The error of calls that could not be queued: what the ranks tell each other of them, if they can, since the library knows no reasons.
+    /// The error of calls that could not be queued. The library gives no reasons, so the reason comes from the control
+    /// plane, if the ranks can exchange it.
     fn stopped(&self, op: &'static str, stop: Stop, handshakes: Vec<Work<Option<TensorMut<H>>>>) -> Error {
         let world = &self.shared.world;
         match stop {
@@ -175,9 +179,10 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
         let world = &self.shared.world;
         world.check(op)?;
         let ops: Vec<&'static str> = calls.iter().map(|call| call.what().name()).collect();
-        // From here on, so that all threads of a rank tell of their calls in the order in which they queue them.
+        // Locked from here on, so that all threads of a rank announce their calls in the order in which they queue
+        // them.
         let mut combiner = self.shared.combiner.lock();
-        // Refused in a captured step, before another rank hears of the call.
+        // A captured step fails at this wait, before another rank learns of the call.
         combiner.runtime().wait(&self.rt.record()?)?;
         let handshakes = calls.iter().map(|call| self.control.start(call.header())).collect::<Result<Vec<_>>>()?;
         let queued = match self.queue(calls, &mut combiner) {
@@ -204,13 +209,14 @@ impl<R: Runtime, H: Runtime> Communicator<R> for NcclCommunicator<R, H> {
         let world = &self.shared.world;
         let order = self.shared.combiner.lock();
         let part = self.control.split_at(color, key, at)?;
-        // The group's first rank here is a color that fits, and its order that of the control plane.
+        // The color is the new group's first member, by its rank in this group; the key is the order of the control
+        // plane.
         let place = part.as_ref().map(|part| {
             let first = part.members()[0];
             let color = self.members().iter().position(|&member| member == first).unwrap_or_default();
             (color as i32, part.rank() as i32)
         });
-        // The library asks for it: nothing may be under way.
+        // The library requires that nothing is under way.
         let mark = world.queue().map(|queue| queue.mark()).transpose()?;
         until_reached(OP, world, mark.as_deref())?;
         let is_over = || world.is_over();
@@ -259,7 +265,7 @@ struct InFlight<R: Runtime, H: Runtime> {
     world: Arc<World<H>>,
     handshake: Work<Option<TensorMut<H>>>,
     rt: R,
-    /// Kept until the call is waited for: its memory would be waited for where it is dropped.
+    /// Kept until the call is waited for, since dropping its memory earlier would wait for the queue.
     _input: Option<Tensor<R>>,
     output: Option<TensorMut<R>>,
     after: R::Event,
@@ -267,10 +273,10 @@ struct InFlight<R: Runtime, H: Runtime> {
 }
 
 impl<R: Runtime, H: Runtime> InFlight<R, H> {
-    /// All ranks have started the call, and none has failed.
+    /// Waits until all ranks have started the call without a failure.
     fn met(self) -> Result<Met<R, H>> {
         let InFlight { op, world, handshake, rt, _input, output, after, mark } = self;
-        // What a rank does that disagrees or fails ends what is queued here too.
+        // A mismatch or failure of another rank also ends the work queued on this one.
         handshake.wait().inspect_err(|_| world.end())?;
         rt.wait(&after)?;
         world.check(op)?;
@@ -286,7 +292,7 @@ struct Met<R: Runtime, H: Runtime> {
     mark: Option<Arc<dyn QueueMark>>,
 }
 
-/// Waits on the host until the queue has come to a mark. The thread that watches ends the world where it does not come there in time.
+/// Waits on the host until the queue has reached a mark. The watch thread ends the world if that takes too long.
 fn until_reached<H: Runtime>(op: &'static str, world: &World<H>, mark: Option<&dyn QueueMark>) -> Result<()> {
     let mut rounds = 0;
     while let Some(mark) = mark

@@ -1,8 +1,8 @@
-//! NCCL on the host: ranks are threads of one process, and addresses those of host memory.
+//! NCCL emulated on the host: ranks are threads of one process, and addresses are in host memory.
 //!
-//! It has what programs get wrong with the library. Communicators are non-blocking, and a call is in progress until all ranks it needs
-//! have made theirs; calls of a rank run in the order they were made, those of a group together; calls that do not match never end, and
-//! nothing names them; an error comes when it comes. Sums are in another order than that of the ranks.
+//! It reproduces the behavior of the library that programs get wrong. Communicators are non-blocking, and a call is in
+//! progress until all ranks it needs have made theirs. Calls of a rank run in order, calls of a group together.
+//! Mismatched calls never end, and no error names them; errors come late. Sums are not in the order of ranks.
 
 mod arithmetic;
 
@@ -21,7 +21,7 @@ const INVALID_USAGE: Status = Status(5);
 /// `ncclRemoteError`.
 const REMOTE_ERROR: Status = Status(6);
 
-/// The library, on the host.
+/// The emulated library.
 #[derive(Default)]
 pub(crate) struct EmulatedNccl {
     state: Mutex<State>,
@@ -31,12 +31,12 @@ pub(crate) struct EmulatedNccl {
 #[derive(Default)]
 struct State {
     cliques: Vec<Clique>,
-    /// By unique id.
+    /// Indices of cliques, by unique id.
     named: BTreeMap<u64, usize>,
     comms: BTreeMap<RawComm, Member>,
-    /// Communicators so far.
+    /// The number of communicators made so far.
     made: usize,
-    /// After so many more operations, of all ranks, one fails.
+    /// The number of operations of all ranks until one fails.
     failing: Option<u64>,
 }
 
@@ -51,13 +51,13 @@ struct Member {
 struct Clique {
     joined: Vec<Option<RawComm>>,
     ranks: Vec<RankCalls>,
-    /// Splits that are not complete, by number: each rank's color, key, and where its communicator goes.
+    /// Incomplete splits, by number: each rank's color, key, and the slot of its communicator.
     splits: BTreeMap<u64, Vec<Option<SplitCall>>>,
 }
 
 type SplitCall = (Option<i32>, i32, &'static AtomicUsize);
 
-/// What a rank has called, in order. Calls of one group are one entry.
+/// The calls of a rank, in order. Calls of one group are one entry.
 #[derive(Default)]
 struct RankCalls {
     waiting: VecDeque<Vec<Call>>,
@@ -72,12 +72,12 @@ struct Call {
 }
 
 thread_local! {
-    /// Operations of the group that this thread has open.
+    /// Operations of the group that is open on this thread.
     static GROUP: RefCell<Option<Vec<(RawComm, Operation)>>> = const { RefCell::new(None) };
 }
 
 impl EmulatedNccl {
-    /// Operation number `after` from now fails on its rank, as after a broken link.
+    /// Makes operation number `after` from now fail on its rank, as after a broken link.
     pub(crate) fn fail_after(&self, after: u64) {
         self.state.lock().failing = Some(after);
     }
@@ -124,7 +124,7 @@ impl State {
         self.cliques.len() - 1
     }
 
-    /// Divides the ranks of a split that is complete.
+    /// Makes the communicators of a split that all ranks have called.
     fn divide(&mut self, calls: Vec<SplitCall>) {
         let colors: std::collections::BTreeSet<i32> = calls.iter().filter_map(|call| call.0).collect();
         for color in colors {
@@ -139,12 +139,12 @@ impl State {
 }
 
 impl Clique {
-    /// Runs what all of its ranks have come to.
+    /// Runs the operations that all ranks they need have reached.
     fn advance(&mut self) {
         while self.run_collective() || self.run_transfers() {}
     }
 
-    /// The first call of each rank that is not done, of the calls that a rank has come to.
+    /// The index of a rank's first unfinished call that matches, in its front group.
     fn next(&self, rank: usize, of: impl Fn(&Operation) -> bool) -> Option<usize> {
         self.ranks[rank].waiting.front()?.iter().position(|call| !call.done && of(&call.operation))
     }
@@ -155,7 +155,8 @@ impl Clique {
         let Some(next) = next else { return false };
         let operations: Vec<Operation> =
             next.iter().zip(&self.ranks).map(|(&at, rank)| rank.waiting[0][at].operation).collect();
-        // SAFETY: whoever waits in the call keeps the memory of its operation until it is done, or aborts it under the lock that is held.
+        // SAFETY: a caller that waits keeps the memory of its operation until it is done, or aborts it under the lock
+        // held now.
         if !unsafe { arithmetic::collective(&operations) } {
             return false;
         }
@@ -273,7 +274,7 @@ impl NcclApi for EmulatedNccl {
     fn abort(&self, comm: RawComm) {
         let mut state = self.state.lock();
         let Some(member) = state.comms.remove(&comm) else { return };
-        // What it has queued reads and writes nothing any more.
+        // Its queued operations no longer read or write memory.
         state.cliques[member.clique].ranks[member.rank].waiting.clear();
     }
 

@@ -1,4 +1,4 @@
-//! What ranks tell each other before they make a communicator.
+//! The exchange between ranks before they make a communicator.
 
 use std::{fmt, panic::Location, sync::Arc};
 
@@ -10,16 +10,16 @@ use numcore::{Error, ErrorKind, Result, Runtime};
 
 use super::{api::UniqueId, loaded::version_words, nccl::Nccl};
 
-/// What one rank tells the others.
+/// A rank's message in the exchange.
 pub(crate) struct Greeting {
-    /// The device that NCCL cannot reach, if it is on one.
+    /// The name of the rank's device, if NCCL cannot reach it; empty otherwise.
     pub(crate) unreachable: String,
     pub(crate) options: NcclOptions,
     /// The unique id, from rank 0.
     pub(crate) id: Vec<u8>,
 }
 
-/// What must be equal on all ranks.
+/// Options that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NcclOptions {
     pub(crate) version: i32,
@@ -27,7 +27,7 @@ pub(crate) struct NcclOptions {
     pub(crate) chunk: usize,
 }
 
-/// The id of rank 0, once all ranks have told that they can take part, and with what.
+/// Returns rank 0's id, once all ranks have shown that they can take part and have equal options.
 pub(crate) fn meet<H: Runtime>(
     nccl: &Nccl,
     control: &Comm<H>,

@@ -1,4 +1,4 @@
-//! One communicator of the library: a call at a time, each until the library is done with it on the host.
+//! One communicator of the library: one call at a time, each until the library has finished it on the host.
 
 use std::{
     sync::{
@@ -13,20 +13,20 @@ use parking_lot::Mutex;
 
 use super::api::{NcclApi, RawComm, Status};
 
-/// How a call on a communicator ended that was no success.
+/// The way in which a call on a communicator failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
-    /// The library says why.
+    /// The library returned an error, with this text.
     Failed(String),
-    /// The world had failed, and the communicator was aborted.
+    /// The world had failed, so the communicator was aborted.
     Over,
-    /// It was still in progress at the deadline.
+    /// The call was still in progress at the deadline.
     Late,
 }
 
-/// What ends a wait for the library early.
+/// The conditions that end a wait for the library early.
 pub(crate) struct Patience<'a> {
-    /// Whether the world has failed.
+    /// Tells whether the world has failed.
     pub(crate) is_over: &'a dyn Fn() -> bool,
     pub(crate) deadline: Instant,
 }
@@ -42,8 +42,8 @@ impl Handle {
         Handle { api, raw: Mutex::new(Some(raw)) }
     }
 
-    /// Makes a call, and waits until the library is done with it on the host. Work that it has queued may go on. After an error the
-    /// communicator is aborted.
+    /// Makes a call, and waits until the library has finished it on the host. The work that it queued may still run.
+    /// After an error the communicator is aborted.
     pub(crate) fn run(
         &self,
         patience: &Patience<'_>,
@@ -63,7 +63,7 @@ impl Handle {
         self.run(patience, |_, _| Status::IN_PROGRESS)
     }
 
-    /// Splits it: the communicator of the ranks with this rank's color, if it has one.
+    /// Splits the communicator. Returns the communicator of the ranks with this rank's color, if it has one.
     pub(crate) fn split(
         &self,
         patience: &Patience<'_>,
@@ -84,9 +84,9 @@ impl Handle {
         Ok(part)
     }
 
-    /// An error that came after its call, if there is one.
+    /// The text of an error that came after its call, if there is one.
     pub(crate) fn late_error(&self) -> Option<String> {
-        // Whoever makes a call meets the error by itself.
+        // A thread that is making a call gets the error itself.
         let raw = self.raw.try_lock()?;
         let comm = (*raw)?;
         match self.api.state(comm) {
@@ -95,7 +95,7 @@ impl Handle {
         }
     }
 
-    /// Ends what is queued.
+    /// Aborts the communicator, which ends its queued work.
     pub(crate) fn abort(&self) {
         let comm = self.raw.lock().take();
         if let Some(comm) = comm {
@@ -103,12 +103,12 @@ impl Handle {
         }
     }
 
-    /// Destroys it after what is queued, or aborts it where that does not end.
+    /// Destroys the communicator after its queued work, or aborts it if that work does not end.
     pub(crate) fn close(&self, patience: &Patience<'_>) {
         if self.run(patience, |api, comm| api.finalize(comm)).is_err() {
             return;
         }
-        // Not under the lock: it waits for other ranks of the machine.
+        // The lock is released first, since destroying waits for other ranks of the machine.
         let comm = self.raw.lock().take();
         if let Some(comm) = comm {
             self.api.destroy(comm);
@@ -118,7 +118,7 @@ impl Handle {
     fn complete(&self, comm: RawComm, mut status: Status, patience: &Patience<'_>) -> Result<(), Trouble> {
         let mut rounds = 0;
         while status == Status::SUCCESS || status == Status::IN_PROGRESS {
-            // A success is of the call; the communicator may still be in progress.
+            // A success is the call's status; the communicator may still be in progress.
             status = self.api.state(comm);
             if status == Status::SUCCESS {
                 return Ok(());
@@ -135,7 +135,7 @@ impl Handle {
     }
 }
 
-/// Waits a moment: at first not at all, as most calls are done at once.
+/// Pauses between polls. The first rounds only spin, as most calls are done at once.
 pub(crate) fn pause(rounds: &mut u32) {
     *rounds += 1;
     match *rounds {

@@ -1,11 +1,11 @@
 //! Ranks on NVIDIA GPUs: a communicator over NCCL.
 //!
-//! NCCL moves the data. Everything else that the contract of [`comm`] asks for comes from a second communicator of the same ranks, the
-//! *control plane*, which is threads of one process, or processes that MPI or a shared folder joins: ranks compare their calls there, learn that one failed or
-//! stays away, split into groups, and exchange bytes of the host. NCCL itself can do none of this: calls that do not match hang or
-//! corrupt memory, and an error has no reason.
+//! NCCL moves the data. The rest of the contract of [`comm`] is met by a second communicator of the same ranks, the
+//! *control plane*. It consists of threads of one process, or of processes joined by MPI or a shared folder. On it,
+//! ranks compare their calls, detect failed and absent ranks, split into groups, and exchange host bytes. NCCL itself
+//! can do none of this: mismatched calls hang or corrupt memory, and an error has no reason.
 //!
-//! The library is opened at run time; nothing here needs it to build. See `README.md` for what happens in a call.
+//! The library is opened at run time, so building needs no NCCL. `README.md` describes the steps of a call.
 
 mod api;
 mod communicator;

@@ -13,10 +13,10 @@ use numcore::{DType, Error, Result};
 
 use super::api::{Elements, NcclApi, Operation, RawComm, Status, UniqueId};
 
-/// The library's path, for one that the system does not find by its name.
+/// The environment variable with the library's path, for a library that the system does not find by its name.
 pub(crate) const VARIABLE: &str = "WEFTGRAD_NCCL_LIBRARY";
 
-/// Names that the library has, the usual one first.
+/// File names of the library, the usual one first.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// The first version with non-blocking communicators and splits of them (2.18).
@@ -25,7 +25,8 @@ const OLDEST: c_int = 21_800;
 type Comm = *mut c_void;
 type Stream = *mut c_void;
 
-/// `ncclConfig_t` as it was in 2.18: the library copies as many bytes as `size` says, and every version since takes it.
+/// NCCL's `ncclConfig_t` as of 2.18. The library copies as many bytes as `size` gives, and every later version accepts
+/// it.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -40,7 +41,7 @@ struct Config {
 }
 
 impl Config {
-    /// Non-blocking, and otherwise as the library chooses.
+    /// A configuration of a non-blocking communicator, with the library's defaults otherwise.
     fn non_blocking() -> Config {
         const UNDEFINED: c_int = c_int::MIN;
         Config {
@@ -57,7 +58,7 @@ impl Config {
     }
 }
 
-/// The functions, each by its name in the library.
+/// Declares the functions, each with its name in the library.
 macro_rules! functions {
     ($($field:ident = $symbol:literal: fn($($arg:ty),*) $(-> $ret:ty)?;)*) => {
         struct Functions {
@@ -68,8 +69,8 @@ macro_rules! functions {
             fn of(library: &'static Library) -> std::result::Result<Functions, libloading::Error> {
                 Ok(Functions {
                     $(
-                        // SAFETY: the symbol is a function of NCCL's with this signature in every version from 2.18 on, and the library stays
-                        // open.
+                        // SAFETY: the symbol is a function of NCCL's with this signature in every version from 2.18 on,
+                        // and the library stays open.
                         $field: *unsafe { library.get(concat!($symbol, "\0").as_bytes()) }?,
                     )*
                 })
@@ -100,20 +101,20 @@ functions! {
     last_error = "ncclGetLastError": fn(Comm) -> *const c_char;
 }
 
-/// `NCCL_SPLIT_NOCOLOR`.
+/// The color of a rank without a group (`NCCL_SPLIT_NOCOLOR`).
 const NO_COLOR: c_int = -1;
 
-/// `ncclUint8`: bytes.
+/// The number of NCCL's byte type (`ncclUint8`).
 const BYTES: c_int = 1;
 
-/// The library of this machine.
+/// The library found on this machine.
 pub(crate) struct LoadedNccl {
     functions: Functions,
     version: c_int,
 }
 
 impl LoadedNccl {
-    /// Opens the library: what [`VARIABLE`] names, or else the first of the usual names that the system finds.
+    /// Opens the library: the one that [`VARIABLE`] names, or else the first of the usual names that the system finds.
     pub(crate) fn open() -> Result<LoadedNccl> {
         let given = env::var_os(VARIABLE).filter(|path| !path.is_empty());
         let names: Vec<OsString> = given.map_or_else(|| NAMES.map(OsString::from).to_vec(), |path| vec![path]);
@@ -134,7 +135,7 @@ impl LoadedNccl {
     }
 
     fn of(library: Library) -> Result<LoadedNccl> {
-        // Communicators keep threads of the library's own: it is never closed.
+        // The library keeps its own threads for communicators, so it is never closed.
         let library: &'static Library = Box::leak(Box::new(library));
         let functions = Functions::of(library)
             .map_err(|why| Error::argument("Nccl::load", format!("NCCL is older than 2.18, or no NCCL: {why}")))?;
@@ -149,17 +150,17 @@ impl LoadedNccl {
     }
 }
 
-/// What the system's loader said, which is under what was asked of it.
+/// The message of the system's loader, which is the source of libloading's error.
 fn loaders_words(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// `2.23.4` for 22304.
+/// Formats a version: 22304 as `2.23.4`.
 pub(crate) fn version_words(version: i32) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// Where the library writes a communicator, at once or from a thread of its own later: it is never freed.
+/// A slot in which the library writes a communicator, at once or later from its own thread; never freed.
 fn slot() -> &'static AtomicUsize {
     Box::leak(Box::new(AtomicUsize::new(0)))
 }
@@ -168,7 +169,7 @@ fn raw(comm: RawComm) -> Comm {
     comm.0 as Comm
 }
 
-/// The library's number of an element type. `bool` is stored as bytes of 0 and 1.
+/// The library's number of a dtype. `bool` is stored as bytes of 0 and 1.
 fn type_number(dtype: DType) -> c_int {
     match dtype {
         DType::Bool | DType::U8 => BYTES,
@@ -182,7 +183,8 @@ fn type_number(dtype: DType) -> c_int {
     }
 }
 
-/// The library's number of a reduction; the largest and the smallest of bytes that are 0 and 1 are their or and their and.
+/// The library's number of a reduction. For bytes of 0 and 1, the maximum is their logical or, and the minimum their
+/// and.
 fn op_number(op: ReduceOp, dtype: DType) -> c_int {
     match (op, dtype) {
         (ReduceOp::Sum | ReduceOp::Max, DType::Bool) => 2,
@@ -233,8 +235,8 @@ impl NcclApi for LoadedNccl {
     ) -> std::result::Result<&'static AtomicUsize, Status> {
         let (slot, mut config) = (slot(), Config::non_blocking());
         let color = color.unwrap_or(NO_COLOR);
-        // SAFETY: the slot is valid for good, and the configuration during the call, which copies it; the communicator is alive by the
-        // trait's contract.
+        // SAFETY: the slot is valid for good, and the configuration during the call, which copies it; the communicator
+        // is alive by the trait's contract.
         match Status(unsafe { (self.functions.split)(raw(parent), color, key, slot.as_ptr().cast(), &mut config) }) {
             Status::SUCCESS | Status::IN_PROGRESS => Ok(slot),
             status => Err(status),
@@ -311,7 +313,8 @@ impl NcclApi for LoadedNccl {
 
     fn words(&self, status: Status, comm: Option<RawComm>) -> String {
         let text = |at: *const c_char| {
-            // SAFETY: NCCL gives null, or text that lives as long as the library or until the next error of this thread.
+            // SAFETY: NCCL gives null, or text that lives as long as the library or until the next error of this
+            // thread.
             (!at.is_null()).then(|| unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned())
         };
         // SAFETY: it takes any number, and a communicator that may be null.

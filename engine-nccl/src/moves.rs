@@ -1,4 +1,4 @@
-//! A call, queued on the device: transfers between two ranks after a plan, or one operation of the library's own.
+//! Queueing a call on the device: transfers between two ranks after a plan, or one native operation of the library.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use super::{
     world::World,
 };
 
-/// Why a call could not be queued.
+/// The reason that a call could not be queued.
 pub(crate) enum Stop {
-    /// The library did not take it.
+    /// The library failed.
     Trouble(Trouble),
-    /// A runtime did not.
+    /// A runtime failed.
     Error(Error),
 }
 
@@ -29,7 +29,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// What calls are queued with.
+/// State needed to queue calls.
 pub(crate) struct Queueing<'a, R: Runtime, H: Runtime> {
     pub(crate) world: &'a World<H>,
     pub(crate) handle: &'a Arc<Handle>,
@@ -41,13 +41,13 @@ pub(crate) struct Queueing<'a, R: Runtime, H: Runtime> {
     pub(crate) host: bool,
 }
 
-/// A call's memory, all of which is queued.
+/// The memory of a call whose operations are all queued.
 pub(crate) struct CallBuffers<R: Runtime> {
     pub(crate) input: Option<Tensor<R>>,
     pub(crate) output: Option<TensorMut<R>>,
 }
 
-/// A call's memory while it is queued.
+/// A call and its memory while it is being queued.
 pub(crate) struct Moving<R: Runtime> {
     op: &'static str,
     what: Collective,
@@ -60,7 +60,7 @@ pub(crate) struct Moving<R: Runtime> {
 }
 
 impl<R: Runtime> Moving<R> {
-    /// What is queued for a call.
+    /// Plans a call and cuts its output into the pieces of the plan.
     pub(crate) fn of<H: Runtime>(call: Call<R>, by: &Queueing<'_, R, H>) -> Result<Self> {
         let (what, dtype) = (call.what(), call.dtype());
         let (send, recv) = (call.send_parts().to_vec(), call.recv_parts().to_vec());
@@ -83,7 +83,7 @@ impl<R: Runtime> Moving<R> {
             own.plan = TransferPlan { pieces: native_pieces(&shape), chunks: Vec::new() };
         }
         match output {
-            // Nothing is done with it.
+            // An output without pieces is returned untouched.
             Some(output) if own.plan.pieces.is_empty() => own.output = Some(output),
             Some(output) => own.pieces = output.split(&own.plan.pieces)?,
             None => {}
@@ -91,12 +91,12 @@ impl<R: Runtime> Moving<R> {
         Ok(own)
     }
 
-    /// Whether it is a transfer between two ranks.
+    /// Tells whether the call is a transfer between two ranks.
     pub(crate) fn is_transfer(&self) -> bool {
         self.what.peer().is_some()
     }
 
-    /// Queues all of it.
+    /// Queues all operations of the call.
     pub(crate) fn queue<H: Runtime>(&mut self, by: &mut Queueing<'_, R, H>) -> Result<(), Stop> {
         if self.native {
             let operation = self.operation(by)?;
@@ -108,7 +108,7 @@ impl<R: Runtime> Moving<R> {
         Ok(())
     }
 
-    /// The operations of a transfer, to be queued with those of others.
+    /// The operations of a transfer, to be queued together with those of others.
     pub(crate) fn transfers<H: Runtime>(&mut self, by: &Queueing<'_, R, H>) -> Result<Vec<Operation>> {
         let mut operations = Vec::new();
         for chunk in std::mem::take(&mut self.plan.chunks) {
@@ -119,7 +119,7 @@ impl<R: Runtime> Moving<R> {
         Ok(operations)
     }
 
-    /// The memory, when all of it is queued.
+    /// Returns the memory, once all operations are queued.
     pub(crate) fn finish(self) -> Result<CallBuffers<R>> {
         let output = match self.output {
             Some(untouched) => Some(untouched),
@@ -133,7 +133,7 @@ impl<R: Runtime> Moving<R> {
         let rt = by.combiner.runtime().clone();
         let fresh =
             |&len: &usize| TensorMut::alloc_for(&rt, MemoryCategory::Communication, Shape::new(&[len])?, self.dtype);
-        // Memory of the queue's own: whoever gets it next is ordered after this chunk.
+        // Scratch memory of the queue: its next user is ordered after this chunk.
         let mut scratch = chunk.scratch.iter().map(fresh).collect::<Result<Vec<_>>>()?;
         for phase in &chunk.phases {
             let operations = self.phase(phase, &mut scratch, &by.addresses(self.op))?;
@@ -146,7 +146,8 @@ impl<R: Runtime> Moving<R> {
         Ok(())
     }
 
-    /// The transfers of a phase. Sends are before receives on every rank, and both in the order of ranks, so those of two ranks match.
+    /// The transfers of a phase. On every rank, sends come before receives, and both are in the order of ranks, so the
+    /// transfers of two ranks match.
     fn phase(
         &mut self,
         phase: &TransferPhase,
@@ -162,14 +163,14 @@ impl<R: Runtime> Moving<R> {
             let (to, bytes) = self.place(memory, scratch, addresses)?;
             operations.push(Operation::Recv { to, bytes, from: *from });
         }
-        // The other side has none of them either.
+        // Empty transfers are dropped; the other side drops them too.
         operations.retain(|operation| {
             !matches!(operation, Operation::Send { bytes: 0, .. } | Operation::Recv { bytes: 0, .. })
         });
         Ok(operations)
     }
 
-    /// Address and bytes of memory of the call.
+    /// The address and the bytes of a part of the call's memory.
     fn place(
         &mut self,
         memory: &TransferMemory,
@@ -188,7 +189,7 @@ impl<R: Runtime> Moving<R> {
         }
     }
 
-    /// The library's own operation for the call; none for memory without elements.
+    /// The native operation of the library for the call; `None` for memory without elements.
     fn operation<H: Runtime>(&mut self, by: &Queueing<'_, R, H>) -> Result<Option<Operation>> {
         let addresses = by.addresses(self.op);
         let Some(output) = self.pieces.first_mut() else { return Ok(None) };
@@ -221,7 +222,7 @@ impl<R: Runtime> Moving<R> {
     }
 }
 
-/// Whether the library has the call as it is: parts are even, and sums may be in its order.
+/// Tells whether the library can run the call natively: parts are even, and sums may be in its order.
 fn is_native(call: &CallShape<'_>, native_sums: bool) -> bool {
     let even = |parts: &[usize]| parts.iter().all(|part| *part == parts[0]);
     match call.what {
@@ -233,7 +234,7 @@ fn is_native(call: &CallShape<'_>, native_sums: bool) -> bool {
     }
 }
 
-/// The output of a call that the library has, in one piece.
+/// The lengths of the output of a native call: one piece.
 fn native_pieces(call: &CallShape<'_>) -> Vec<usize> {
     match call.what {
         Collective::AllGather => vec![call.recv.iter().sum()],
@@ -247,7 +248,7 @@ impl<R: Runtime, H: Runtime> Queueing<'_, R, H> {
         Addresses { op, queue: self.combiner.runtime(), host: self.host }
     }
 
-    /// Queues operations that run together.
+    /// Queues operations as one group, so that they run together.
     pub(crate) fn run(&self, op: &'static str, operations: &[Operation]) -> Result<(), Stop> {
         if operations.is_empty() {
             return Ok(());
@@ -267,11 +268,12 @@ fn group(api: &dyn NcclApi, comm: RawComm, operations: &[Operation], stream: usi
         if !matches!(status, Status::SUCCESS | Status::IN_PROGRESS) {
             break;
         }
-        // SAFETY: addresses are of memory that the call owns or shares, on the device of this queue, whose runtime has booked the use:
-        // it is not reused before the stream has passed. If the call fails, the communicator is aborted before its memory is dropped.
+        // SAFETY: addresses are of memory that the call owns or shares, on the device of this queue, whose runtime has
+        // booked the use: it is not reused before the stream has passed. If the call fails, the communicator is aborted
+        // before its memory is dropped.
         status = unsafe { api.enqueue(comm, operation, stream) };
     }
-    // A group that was begun is always ended.
+    // A group that was begun is always ended, even after an error.
     match (status, api.group_end()) {
         (Status::SUCCESS | Status::IN_PROGRESS, end) => end,
         (failed, _) => failed,

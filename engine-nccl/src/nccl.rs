@@ -1,4 +1,4 @@
-//! The library, and what communicators over it are made with.
+//! The library, and the options of communicators over it.
 
 use std::{fmt, panic::Location, sync::Arc};
 
@@ -11,7 +11,7 @@ use super::{
     loaded::{LoadedNccl, version_words},
 };
 
-/// NVIDIA's library of collectives between GPUs, and how communicators use it.
+/// NVIDIA's library of collectives between GPUs, with the options of communicators over it.
 ///
 /// ```no_run
 /// use comm::{Collectives, Communicator, Ranks, ReduceOp};
@@ -40,26 +40,27 @@ pub struct Nccl {
     pub(crate) chunk: usize,
 }
 
-/// Bytes of a rank's part that are received from every other rank before they are combined.
+/// The default number of bytes of a rank's part that are received from every other rank before they are combined.
 const CHUNK: usize = 16 << 20;
 
 impl Nccl {
-    /// Opens the library: `libnccl.so.2`, or what the environment variable `WEFTGRAD_NCCL_LIBRARY` names.
+    /// Opens the library: `libnccl.so.2`, or the file that the environment variable `WEFTGRAD_NCCL_LIBRARY` names.
     ///
     /// # Errors
-    /// If it is not found, or is older than NCCL 2.18. The message has the names that were tried, and what the system's loader said.
+    /// An error if the library is not found, or is older than NCCL 2.18. The message lists the names that were tried,
+    /// and the messages of the system's loader.
     pub fn load() -> Result<Nccl> {
         Ok(Nccl::over(Arc::new(LoadedNccl::open()?)))
     }
 
-    /// NCCL on the host, for tests of programs and of this engine: ranks are threads of this process, and memory is the host's. Calls that do
-    /// not match never end, as in the library.
+    /// Emulates NCCL on the host, for tests of programs and of this engine: ranks are threads of this process, and
+    /// memory is host memory. Mismatched calls never end, as in the library.
     #[cfg(feature = "emulate")]
     pub fn emulated() -> Nccl {
         Nccl::over(Arc::new(super::emulated::EmulatedNccl::default()))
     }
 
-    /// NCCL on the host, on which an operation fails after so many others, of all ranks together.
+    /// Emulates NCCL on the host, and fails one operation after `operations` operations of all ranks together.
     #[cfg(feature = "emulate")]
     pub fn emulated_failing_after(operations: u64) -> Nccl {
         let api = super::emulated::EmulatedNccl::default();
@@ -71,16 +72,17 @@ impl Nccl {
         Nccl { api, native_sums: false, chunk: CHUNK }
     }
 
-    /// Lets NCCL add up. It takes less time, as its rings and trees need no memory beside the tensor; but the order of additions then
-    /// depends on the number of GPUs, on how they are connected and on the size of a tensor, so a sum depends on how gradients
-    /// are cut into buckets. Off by default: sums are in the order of ranks then, by this project's own kernels, and the same bits as those of threads.
+    /// Sets whether NCCL computes sums. It takes less time, and its rings and trees need no scratch memory. But the
+    /// order of additions then depends on the number of GPUs, their connections and the size of a tensor. So a sum
+    /// depends on the way that gradients are divided into buckets. Off by default: the project's own kernels then add
+    /// in the order of ranks, with the bits that threads give.
     pub fn native_sums(mut self, on: bool) -> Nccl {
         self.native_sums = on;
         self
     }
 
-    /// Bytes of a rank's part of a reduction that are received from every other rank before they are combined, 16 MiB at first: what is needed
-    /// beside the tensor is at most this for every other rank. All ranks must give the same.
+    /// Sets the bytes of a rank's part of a reduction that are received from every other rank before they are combined;
+    /// 16 MiB by default. The scratch memory is at most this for every other rank. All ranks must set the same.
     pub fn chunk(mut self, bytes: usize) -> Nccl {
         self.chunk = bytes.max(1);
         self
@@ -91,18 +93,21 @@ impl Nccl {
         version_words(self.api.version())
     }
 
-    /// A communicator of the ranks of `control`, each on the GPU of its own `rt`. Blocks until all ranks have made the call.
+    /// Makes a communicator of the ranks of `control`, each on the GPU of its own `rt`. Blocks until all ranks have
+    /// made the call.
     ///
-    /// Calls over it, and over groups that are split from it, run one after another in the order in which a rank starts them, so all ranks
-    /// start them in one order, and transfers that must run together are started by [`start_all`](comm::Communicator::start_all).
+    /// Calls over it, and over groups split from it, run one after another in the order in which a rank starts them. So
+    /// all ranks must start them in one order. Transfers that must run together are started by
+    /// [`start_all`](comm::Communicator::start_all).
     ///
     /// # Errors
-    /// If a rank's runtime is not on a GPU that NCCL can reach, two ranks are on one GPU, ranks have different versions of the library or
-    /// different options, or one does not come before the deadline of `control`.
+    /// An error if a rank's runtime is not on a GPU that NCCL can reach, or two ranks are on one GPU. Also if ranks
+    /// have different versions of the library or different options, or one does not come before the deadline of
+    /// `control`.
     #[track_caller]
     pub fn communicator<R: Runtime, H: Runtime>(&self, control: &Comm<H>, rt: &R) -> Result<Comm<R>> {
         let made = NcclCommunicator::world(self, control, rt, Location::caller());
-        // What this rank met by itself the others do not know yet, and wait for it.
+        // Other ranks wait and do not know yet of an error that this rank found by itself.
         let made = made.inspect_err(|error| match error.kind() {
             ErrorKind::Peer { .. } | ErrorKind::Timeout { .. } | ErrorKind::Mismatch { .. } => {}
             _ => control.abort(&error.to_string()),

@@ -1,5 +1,5 @@
-//! What is watched of work that is queued: a thread that ends the world if a device does not come to the end of a call, or if the library
-//! or another rank fails while the device waits for it.
+//! The watch thread of queued work. It ends the world if a device does not reach the end of a call, or if the library
+//! or another rank fails while the device waits.
 
 use std::{
     collections::VecDeque,
@@ -13,20 +13,21 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{handle::Handle, world::World};
 
-/// How often is looked while calls are under way.
+/// The interval of checks while calls are under way.
 const TICK: Duration = Duration::from_millis(5);
 
-/// How often is looked while none is: the library ends an abort on one rank when all ranks have come to it.
+/// The interval of checks while none is under way. The library ends an abort on one rank only once all ranks have
+/// called it.
 const IDLE_TICK: Duration = Duration::from_millis(100);
 
-/// How long the last communicator of a rank waits for what is being destroyed.
+/// The longest wait of a rank's last communicator for communicators that are being destroyed.
 const LAST_WAIT: Duration = Duration::from_secs(10);
 
-/// A call on its way through the device's queue.
+/// A call whose operations are on the device's queue.
 pub(crate) struct Watched {
     pub(crate) op: &'static str,
     pub(crate) mark: Arc<dyn QueueMark>,
-    /// When it was queued.
+    /// The time at which it was queued.
     pub(crate) since: Instant,
 }
 
@@ -40,13 +41,13 @@ pub(crate) struct Watch {
 struct WatchState {
     calls: VecDeque<Watched>,
     closing: Vec<Arc<Handle>>,
-    /// Communicators that are being destroyed now.
+    /// The number of communicators that are being destroyed now.
     closers: usize,
     ended: bool,
 }
 
 impl Watch {
-    /// Begins to watch the calls of a world, in a thread of its own.
+    /// Starts a thread that watches the calls of a world.
     pub(crate) fn start<H: Runtime>(world: &Arc<World<H>>) -> Result<Arc<Watch>> {
         let watch = Arc::new(Watch { state: Mutex::default(), changed: Condvar::new() });
         let (own, world) = (watch.clone(), world.clone());
@@ -63,19 +64,20 @@ impl Watch {
         self.changed.notify_all();
     }
 
-    /// Destroys a communicator when the queue has come to the end of what it has queued.
+    /// Destroys a communicator once the queue has reached the end of its work.
     pub(crate) fn close(&self, handle: Arc<Handle>) {
         self.state.lock().closing.push(handle);
         self.changed.notify_all();
     }
 
-    /// The thread ends when nothing is left.
+    /// Lets the thread end when nothing is left.
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Waits until nothing is left to destroy, though not for long: other ranks of the machine may keep theirs.
+    /// Waits until nothing is left to destroy, for at most [`LAST_WAIT`]: other ranks of the machine may keep their
+    /// communicators.
     fn wait_for_end(&self) {
         let deadline = Instant::now() + LAST_WAIT;
         let mut state = self.state.lock();
@@ -92,7 +94,7 @@ impl Watch {
         }
     }
 
-    /// Waits until there may be something to see; false at the end.
+    /// Waits until a check may find something; false at the end.
     fn wait_for_work(&self) -> bool {
         let mut state = self.state.lock();
         if !state.calls.is_empty() {
@@ -103,7 +105,7 @@ impl Watch {
         !(state.ended && state.calls.is_empty() && state.closing.is_empty())
     }
 
-    /// Takes out what has ended, and ends the world for what does not.
+    /// Removes calls that have ended, and ends the world if one cannot end.
     pub(crate) fn look<H: Runtime>(self: &Arc<Self>, world: &Arc<World<H>>) {
         let trouble = self.passed(world.timeout);
         if let Some((op, cause)) = trouble.or_else(|| world.late_error()) {
@@ -113,17 +115,17 @@ impl Watch {
         }
         let idle = {
             let mut state = self.state.lock();
-            // Marks are in the order of the queue.
+            // Marks are in the order of the queue, so an empty list means that all work is done.
             let idle = if state.calls.is_empty() { std::mem::take(&mut state.closing) } else { Vec::new() };
             state.closers += idle.len();
             idle
         };
         for handle in idle {
             let (watch, world) = (self.clone(), world.clone());
-            // Apart: the library waits there for other ranks of the machine.
+            // A separate thread, since the library waits there for other ranks of the machine.
             let closer = thread::Builder::new().name(format!("nccl-close-{}", world.world_rank)).spawn(move || {
                 let is_over = || world.is_over();
-                // A device without a context has nothing to destroy.
+                // A device without a context has nothing to destroy, so an error is ignored.
                 let _ = world.enter("close", || handle.close(&world.patience(&is_over)));
                 watch.closed();
             });
@@ -139,7 +141,7 @@ impl Watch {
         self.changed.notify_all();
     }
 
-    /// Drops calls that have ended; why there is one that cannot end.
+    /// Removes calls that have ended. Returns the first that cannot end, with the reason.
     fn passed(&self, timeout: Duration) -> Option<(&'static str, String)> {
         let mut state = self.state.lock();
         while let Some(Watched { op, mark, since }) = state.calls.front() {
@@ -164,7 +166,7 @@ impl Watch {
     }
 }
 
-/// Ends the thread with the last of a rank's communicators.
+/// The owner of the watch thread, which ends with the last of a rank's communicators.
 pub(crate) struct WatchOwner(pub(crate) Arc<Watch>);
 
 impl Drop for WatchOwner {
@@ -183,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    /// A point that a device comes to when it is told to, or never.
+    /// A mark that a test reaches on command, or never.
     #[derive(Default)]
     struct Point {
         reached: AtomicBool,
@@ -204,7 +206,7 @@ mod tests {
         Watched { op: "all_reduce", mark: mark.clone(), since }
     }
 
-    /// What both ranks are told after rank 1 has looked at these calls.
+    /// The results of both ranks after rank 1 has checked these calls.
     fn looked(timeout: Duration, calls: impl Fn() -> Vec<Watched> + Sync) -> Vec<Result<usize>> {
         let program = |control: Comm<NullRuntime>| {
             let world = World::new(&control, None);

@@ -1,4 +1,4 @@
-//! What the communicators of one rank share: the first failure ends all of them.
+//! State shared by the communicators of one rank; the first failure ends all of them.
 
 use std::{
     sync::{
@@ -14,13 +14,14 @@ use parking_lot::Mutex;
 
 use super::handle::{Handle, Patience, Trouble};
 
-/// One rank's part of a world.
+/// One rank's side of a world.
 pub(crate) struct World<H: Runtime> {
-    /// The control plane of all ranks, which a rank's communicators own. Weak: who has dropped all of them has left, though work is still watched.
+    /// The control plane of all ranks, owned by the rank's communicators. Weak: a rank that has dropped all of them has
+    /// left, even while its work is still watched.
     control: Weak<dyn Communicator<H>>,
     pub(crate) world_rank: usize,
     pub(crate) timeout: Duration,
-    /// The queue that all calls are on; none on the host.
+    /// The queue of all calls; `None` on the host.
     queue: Option<Arc<dyn DeviceQueue>>,
     handles: Mutex<Vec<Weak<Handle>>>,
     over: AtomicBool,
@@ -38,7 +39,7 @@ impl<H: Runtime> World<H> {
         })
     }
 
-    /// The stream's handle; nothing on the host.
+    /// The handle of the stream; 0 on the host.
     pub(crate) fn stream(&self) -> usize {
         self.queue.as_ref().map_or(0, |queue| queue.stream())
     }
@@ -47,7 +48,7 @@ impl<H: Runtime> World<H> {
         self.queue.as_ref()
     }
 
-    /// Runs calls of the library, with the device's context current in this thread.
+    /// Runs calls of the library with the device's context current on this thread.
     pub(crate) fn enter<T>(&self, op: &'static str, work: impl FnOnce() -> T) -> Result<T> {
         let Some(queue) = &self.queue else { return Ok(work()) };
         let (mut work, mut result) = (Some(work), None);
@@ -55,19 +56,19 @@ impl<H: Runtime> World<H> {
         result.ok_or_else(|| Error::internal(op, "a device's queue did not run what it was given"))
     }
 
-    /// Keeps a communicator, to abort it if the world fails.
+    /// Registers a communicator, to be aborted if the world fails.
     pub(crate) fn keep(&self, handle: &Arc<Handle>) {
         let mut handles = self.handles.lock();
         handles.retain(|handle| handle.strong_count() > 0);
         handles.push(Arc::downgrade(handle));
     }
 
-    /// A communicator that is destroyed is not aborted any more.
+    /// Removes a communicator that is to be destroyed, so that it is not aborted.
     pub(crate) fn forget(&self, handle: &Arc<Handle>) {
         self.handles.lock().retain(|own| !std::ptr::eq(own.as_ptr(), Arc::as_ptr(handle)));
     }
 
-    /// Whether this rank or another has failed. Never blocks.
+    /// Tells whether this rank or another has failed. Never blocks.
     pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire) || self.control.upgrade().is_some_and(|control| control.poll().is_err())
     }
@@ -76,7 +77,7 @@ impl<H: Runtime> World<H> {
         Patience { is_over, deadline: Instant::now() + self.timeout.min(FOR_EVER) }
     }
 
-    /// Why the world has failed, if it has: an error of call `op`.
+    /// Returns the world's failure, if it has failed, as an error of call `op`.
     pub(crate) fn check(&self, op: &'static str) -> Result<()> {
         let told = match self.control.upgrade() {
             Some(control) => control.poll().map_err(|error| of_call(error, op)),
@@ -92,7 +93,7 @@ impl<H: Runtime> World<H> {
         Ok(())
     }
 
-    /// Ends the world for this reason, on every rank, and gives the error of call `op`.
+    /// Fails the world for this reason on every rank, and returns the error of call `op`.
     pub(crate) fn fail(&self, op: &'static str, cause: &str) -> Error {
         if let Some(control) = self.control.upgrade() {
             control.abort_for(self.world_rank, cause);
@@ -103,7 +104,7 @@ impl<H: Runtime> World<H> {
         error.unwrap_or_else(|| Error::from(own()).on_rank(self.world_rank))
     }
 
-    /// The error of a call that the library did not end well.
+    /// The error of a call that failed in the library.
     pub(crate) fn trouble(&self, op: &'static str, trouble: Trouble) -> Error {
         match trouble {
             Trouble::Over => match self.check(op) {
@@ -115,27 +116,27 @@ impl<H: Runtime> World<H> {
         }
     }
 
-    /// An error of the library that came after its call, with a name for it.
+    /// An error of the library that came after its call, with the operation to report.
     pub(crate) fn late_error(&self) -> Option<(&'static str, String)> {
         let handles: Vec<Arc<Handle>> = self.handles.lock().iter().filter_map(Weak::upgrade).collect();
         handles.iter().find_map(|handle| handle.late_error()).map(|words| ("poll", format!("NCCL: {words}")))
     }
 
-    /// Aborts the library's communicators: what is queued on the device ends.
+    /// Aborts the library's communicators, which ends the work queued on the device.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
         let handles = std::mem::take(&mut *self.handles.lock());
         for handle in handles.iter().filter_map(Weak::upgrade) {
-            // Without the context there is no device any more, and nothing to abort.
+            // Without a context there is no device any more, and nothing to abort.
             let _ = self.enter("abort", || handle.abort());
         }
     }
 }
 
-/// More than any deadline, and not beyond what a clock can say.
+/// A duration longer than any deadline that a clock can still represent.
 const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 
-/// The error of a poll as that of the call that met it.
+/// Turns the error of a poll into that of the call `op`.
 fn of_call(error: Error, op: &'static str) -> Error {
     let rank = error.rank();
     let kind = match error.kind() {

@@ -1,4 +1,4 @@
-//! What collectives do with the memory of all ranks.
+//! Collectives on the host memory of all ranks.
 
 use comm::ReduceOp;
 use half::{bf16, f16};
@@ -6,7 +6,7 @@ use numcore::DType;
 
 use super::super::api::{Elements, Operation};
 
-/// Runs one operation of every rank, by rank, if they match.
+/// Runs one operation of every rank, in the order of ranks. Returns false if they do not match.
 ///
 /// # Safety
 /// The addresses are of host memory of these sizes that nothing else uses.
@@ -79,7 +79,7 @@ pub(super) unsafe fn collective(ranks: &[Operation]) -> bool {
     true
 }
 
-/// What every operation has, if all have it.
+/// A property of every operation; `None` if one lacks it.
 fn addresses<T>(ranks: &[Operation], of: impl Fn(&Operation) -> Option<T>) -> Option<Vec<T>> {
     ranks.iter().map(of).collect()
 }
@@ -87,11 +87,11 @@ fn addresses<T>(ranks: &[Operation], of: impl Fn(&Operation) -> Option<T>) -> Op
 /// Combines elements at `from[r] + offset` of all ranks into each of `to`.
 ///
 /// # Safety
-/// As for [`collective`].
+/// The addresses are of memory as [`collective`] requires it.
 unsafe fn combine(from: &[u64], offset: usize, to: &[u64], of: Elements, op: ReduceOp) {
     let size = of.dtype.size();
     for i in 0..of.count {
-        // From the last rank to the first: as good an order as any.
+        // The order is from the last rank to the first, to differ from the order of ranks.
         // SAFETY: the caller's promise.
         let values = from.iter().rev().map(|at| unsafe { load(*at as usize + offset + i * size, of.dtype) });
         let Some(all) = values.reduce(|all, x| two(op, all, x)) else { return };
@@ -129,7 +129,7 @@ unsafe fn load(at: usize, dtype: DType) -> f64 {
 }
 
 /// # Safety
-/// As for [`load`].
+/// An element of this type is there, as for [`load`].
 unsafe fn store(at: usize, dtype: DType, x: f64) {
     // SAFETY: the caller's promise.
     unsafe {
