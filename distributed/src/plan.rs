@@ -67,8 +67,9 @@ impl ParallelPlan {
     /// An arrangement of `world` ranks. Axes that are not named have size 1.
     ///
     /// # Errors
-    /// Fails if the product of all sizes but that of [`Axis::Expert`] is not `world`, or if the size of [`Axis::Expert`]
-    /// does not divide the number of ranks that read different tokens. An axis of size 0 or named twice is an error too.
+    /// Fails if the product of all sizes but that of [`Axis::Expert`] is not `world`, or if the size of
+    /// [`Axis::Expert`] does not divide the number of ranks that read different tokens. An axis of size 0 or named
+    /// twice is an error too.
     pub fn new(world: usize, axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self> {
         let (mut sizes, mut experts) = ([1; Axis::ALL.len()], 1);
         let mut named = [false; Axis::ALL.len() + 1];

@@ -1,4 +1,5 @@
-//! Checkpoints of sharded training: every rank saves its shard, and reads what its shard is made of, however it was cut when it was saved.
+//! Checkpoints of sharded training: every rank saves its shard, and reads the elements of its shard from any earlier
+//! cut.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::{
     strategy::TensorAxis,
 };
 
-/// Reads the elements that are wanted.
+/// A function that reads wanted elements from a checkpoint.
 type Read<'a, R> = &'a mut dyn FnMut(&Wanted) -> Result<Tensor<R>>;
 
 impl<R: Runtime> Checkpointed<R> for Sharded<R> {
@@ -59,7 +60,7 @@ impl<R: Runtime> Checkpointed<R> for Sharded<R> {
         numbers
     }
 
-    // A checkpoint has the state of what is trained by now. What cannot be trained is an error of the next step.
+    // A checkpoint has the state of parameters that are trained by now. Failure to thaw is an error of the next step.
     fn expect(&mut self, _: &BTreeMap<String, u64>) {
         let _ = self.thaw();
     }
@@ -118,7 +119,7 @@ impl<R: Runtime> Unit<R> {
         (0..self.pieces.len()).filter(counts).map(part).collect()
     }
 
-    /// Piece `k`, which begins at `at` in the values that are kept.
+    /// The part of a checkpoint for piece `k`, which begins at `at` in the kept values.
     fn parameter_part(&self, tensor: &TensorAxis<R>, k: usize, at: usize) -> Result<CheckpointPart<R>> {
         let piece = &self.pieces[k];
         let leaf = &self.leaves[piece.parameter];
@@ -127,12 +128,13 @@ impl<R: Runtime> Unit<R> {
         Ok(CheckpointPart { name, placement, start: piece.elements.start, row })
     }
 
-    /// Puts other values in place of this rank's pieces. Where all values are kept, ranks gather each other's.
+    /// Replaces the values of this rank's pieces. Where each rank keeps all values, ranks gather the pieces of the
+    /// others.
     fn put_values<'r>(&mut self, rows: &mut impl Iterator<Item = &'r Tensor<R>>) -> Result<()> {
         self.take_values()?;
         let (at, layout) = (self.own_start(), self.layout.shard_layout(self.rank())?);
         let whole = self.values.brought()?.lend_whole()?;
-        // What lies before each piece, the piece, and what is left in the end.
+        // The lengths of the gap before each piece, of the piece, and of the rest after the last.
         let (mut lens, mut end) = (Vec::new(), 0);
         for (k, piece) in self.pieces.iter().enumerate() {
             let start = at + layout.range(k).offset();
@@ -152,7 +154,7 @@ impl<R: Runtime> Unit<R> {
         put.and(if self.is_sharded() { Ok(()) } else { self.prefetch() })
     }
 
-    /// What optimizes parameter `i`, if it is not frozen: frozen parameters have no state in checkpoints.
+    /// The optimizer of parameter `i`, unless it is frozen: frozen parameters have no state in checkpoints.
     fn own_of(&self, i: usize) -> Option<&ShardState<R>> {
         self.own.as_ref().filter(|_| self.leaves[i].requires_grad())
     }
@@ -167,12 +169,12 @@ impl<R: Runtime> Unit<R> {
         self.own.as_ref().map_or_else(Vec::new, steps)
     }
 
-    /// Parameters of which there is something in checkpoints: those without elements are in nobody's shard.
+    /// Parameters with entries in checkpoints. Parameters without elements are in no shard.
     fn saved(&self) -> impl Iterator<Item = usize> {
         (0..self.leaves.len()).filter(|&i| self.leaves[i].spec().shape.numel() > 0)
     }
 
-    /// Parameters whole where they are kept whole, state by pieces.
+    /// The elements that this rank reads: unsharded parameters where it keeps them so, state by pieces.
     fn wanted(&self, tensor: &TensorAxis<R>) -> Vec<Wanted> {
         let of = |name, i: usize, dtype, elements| Wanted {
             name,
@@ -207,7 +209,7 @@ impl<R: Runtime> Unit<R> {
         self.take_values()?;
         let taken = self.take_over(&wanted, read, numbers);
         let taken = taken.and(self.values.put_away());
-        // They are in the leaves again whatever came of it.
+        // The values are in the leaves again, even after an error.
         taken.and(self.values_changed())
     }
 
@@ -232,7 +234,7 @@ impl<R: Runtime> Unit<R> {
                 (0..own.optimizer.state().len()).try_for_each(|s| own.optimizer.set_row(s, k, &next()?))?;
                 own.optimizer.steps_mut()[k] = numbers.get(&names::updates(&leaf.name())).copied().unwrap_or(0);
             } else {
-                // There is no state of it in checkpoints; its master copy follows the value.
+                // Checkpoints have no state of a frozen parameter; its master copy follows the value.
                 let at = start + layout.range(k).offset();
                 own.optimizer.adopt(k, &self.values.whole()?.narrow(0, at, piece.elements.len())?)?;
             }

@@ -1,4 +1,4 @@
-//! All units of a model: which are gathered when, and in which order gradients are reduced.
+//! All units of a model: the times at which they are gathered, and the order in which gradients are reduced.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,25 +22,25 @@ pub(super) struct ZeroEngine<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) units: Vec<Unit<R>>,
     options: ZeroOptions,
-    /// Unit and place of a leaf, by its identity.
+    /// The unit of a leaf and its place in it, by the identity of the leaf.
     place: HashMap<usize, (usize, usize)>,
-    /// Units of one name: parameters of a layer that differ in dtype, or in being trained. They are read together, so they are gathered,
-    /// held and released together.
+    /// Units of one name: parameters of a layer that differ in dtype, or in trainability. They are read together, so
+    /// they are gathered, held and released together.
     sets: Vec<Vec<usize>>,
     /// The set of each unit.
     set_of: Vec<usize>,
     reads: ReadOrder,
     sends: SendOrder,
-    /// Whether units are sent in the order in which they became complete on rank 0.
+    /// True if units are sent in the order in which they became complete on rank 0.
     learned: bool,
-    /// How many scopes want all gathered values kept.
+    /// The number of open scopes that keep all gathered values.
     scopes: usize,
-    /// How many parts of a step do; a step that failed may have left some.
+    /// The number of parts of a step that keep all gathered values. A failed step may have left some.
     holds: usize,
     last: bool,
-    /// The losses of this rank weigh nothing in this step.
+    /// True if the losses of this rank weigh nothing in this step.
     pub(super) weighs_nothing: bool,
-    /// A rank may compute nothing in a step, so none can gather parameters as it reads them.
+    /// True if a rank may compute nothing in a step, so that no rank can gather parameters as it reads them.
     pub(super) idles: bool,
 }
 
@@ -79,7 +79,7 @@ impl<R: Runtime> ZeroEngine<R> {
         }
     }
 
-    /// The unit a leaf is in.
+    /// The unit that has a leaf.
     pub(super) fn unit_of(&mut self, leaf: &Arc<Leaf<R>>) -> Option<&mut Unit<R>> {
         let &(unit, _) = self.place.get(&leaf.id())?;
         self.units.get_mut(unit)
@@ -93,15 +93,15 @@ impl<R: Runtime> ZeroEngine<R> {
         self.scopes + self.holds > 0
     }
 
-    /// A leaf's value, its unit gathered; none if it is nobody's.
+    /// The value of a leaf, whose unit is gathered; none if no unit has it.
     pub(super) fn value(&mut self, leaf: &Leaf<R>) -> Option<Result<Tensor<R>>> {
         let id = std::ptr::from_ref(leaf) as usize;
         let &(unit, i) = self.place.get(&id)?;
         Some(self.acquire(unit).and_then(|()| self.units[unit].value(i)))
     }
 
-    /// A unit is about to be read: gathers it with those of its name, lets others go, and prefetches what will be read next. One that is kept
-    /// whole has no part in this: it is read unseen, but for once after an update.
+    /// Gathers a unit that is about to be read, with the others of its name. Releases other units, and prefetches the
+    /// units that will be read next. An unsharded unit only has its values fetched, which matters once after an update.
     pub(super) fn acquire(&mut self, unit: usize) -> Result<()> {
         if !self.units[unit].is_sharded() {
             return self.units[unit].fetch();
@@ -113,7 +113,7 @@ impl<R: Runtime> ZeroEngine<R> {
             // The unit that the forward left: the one before it is prefetched while this one's gradients are computed.
             return if self.reads.backward && !self.is_root(unit) { self.prefetch_set(next) } else { Ok(()) };
         }
-        // Of a forward, values may be kept for its backward pass.
+        // A forward may keep values for its backward pass.
         let keeps = self.is_pinned() || (self.options.gathered_until_backward && !self.reads.backward);
         for other in (0..self.units.len()).filter(|_| !keeps) {
             let others = self.set_of[other];
@@ -126,8 +126,9 @@ impl<R: Runtime> ZeroEngine<R> {
         self.prefetch_set(next)
     }
 
-    /// Prefetches the values of a set, unless gradients are in flight: beside those, the unit that is read and its own gradients, values
-    /// of another would be a fourth unit. A forward waits for the last sums of the backward pass before it, which a pipeline has not ended.
+    /// Prefetches the values of a set, unless gradients are in flight. Beside those, the unit that is read and its own
+    /// gradients, the set would be a fourth unit. A forward first collects the sums of the backward pass before it,
+    /// which a pipeline has not ended.
     fn prefetch_set(&mut self, next: Option<usize>) -> Result<()> {
         if !self.reads.backward {
             self.collect_all()?;
@@ -137,8 +138,8 @@ impl<R: Runtime> ZeroEngine<R> {
         self.sets[next].iter().try_for_each(|&u| self.units[u].prefetch())
     }
 
-    /// A gradient of this unit is about to be written. Up to the middle of a unit, sums of the one before travel; from there on, the
-    /// values of the one after.
+    /// Starts or collects transfers when a gradient of `unit` is about to be written. Up to the middle of a unit, the
+    /// sums of the unit before are in flight; from there on, the values of the unit after.
     fn on_backward_progress(&mut self, unit: usize) -> Result<()> {
         let (stage, ready) = (self.options.stage, self.units[unit].ready.iter().filter(|&&ready| ready).count());
         let first_half = 2 * ready + 1 < self.units[unit].leaves.len();
@@ -152,7 +153,7 @@ impl<R: Runtime> ZeroEngine<R> {
         }
     }
 
-    /// A leaf is about to be read.
+    /// Gathers the unit of a leaf that is about to be read.
     pub(super) fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
         match self.place.get(&leaf.id()) {
             Some(&(unit, _)) => self.acquire(unit),
@@ -160,7 +161,8 @@ impl<R: Runtime> ZeroEngine<R> {
         }
     }
 
-    /// Trains units that were frozen as a whole when they were made, and no longer are, on all of these ranks alike.
+    /// Trains units that were frozen as a whole when they were made, and no longer are, on all ranks of `everyone`
+    /// alike.
     pub(super) fn thaw(&mut self, everyone: &Comm<R>, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
         let is_thawed = |unit: &Unit<R>| unit.own.is_none() && unit.leaves.iter().any(|leaf| leaf.requires_grad());
         let thawed: Vec<usize> = (0..self.units.len()).filter(|&u| is_thawed(&self.units[u])).collect();
@@ -182,16 +184,17 @@ impl<R: Runtime> ZeroEngine<R> {
         self.reads.begin_step();
         self.sends.end();
         (self.holds, self.weighs_nothing) = (0, false);
-        // What an evaluation, or a step that failed, has left gathered would be read unseen: the order of reads would lack it.
+        // Values left gathered by an evaluation, or by a failed step, would be read unseen: the order of reads would
+        // lack them.
         self.release_all()?;
         if self.options.stage.shards_parameters() {
-            // Values that someone put into leaves are sharded before they are read.
+            // Values that were put into leaves from outside are sharded before they are read.
             self.units.iter_mut().try_for_each(Unit::adopt)?;
         }
         if self.reads_differ() { self.prefetch_all() } else { Ok(()) }
     }
 
-    /// True if ranks may read other units than each other. Then none can be gathered when it is read: gathers of
+    /// True if ranks may read different units. No unit can then be gathered when it is read, because gathers of
     /// different units would meet. All are gathered at once, in one order, and kept for the step.
     fn reads_differ(&self) -> bool {
         (self.idles || self.options.unused == Unused::Allow) && self.options.stage.shards_parameters()
@@ -207,12 +210,13 @@ impl<R: Runtime> ZeroEngine<R> {
         Ok(())
     }
 
-    /// After a backward pass: sends what it did not come to. How many units that are depends on the rank, how many are sent must not.
+    /// Ends a backward pass: sends the units that it did not reach. Their number may depend on the rank; the number of
+    /// units sent must not.
     pub(super) fn end_sweep(&mut self) -> Result<()> {
         self.send_rest()?;
-        // What is read from here on is a forward.
+        // Reads from this point on are those of a forward.
         self.reads.backward = false;
-        // Values are not prefetched while sums travel.
+        // Values are not prefetched while sums are in flight.
         if self.options.stage.shards_parameters() { self.collect_all() } else { Ok(()) }
     }
 
@@ -241,11 +245,11 @@ impl<R: Runtime> ZeroEngine<R> {
         if self.units[unit].is_complete() {
             self.sends.note(unit);
         }
-        // Units are sent in one order on every rank: one that is complete waits for those before it.
+        // Units are sent in one order on every rank: a complete unit waits for those before it.
         while let Some(next) = self.sends.next().filter(|&next| self.units[next].is_complete()) {
             self.send(next)?;
         }
-        // Without an `end_sweep`, which a pipeline does not call: what is read after the last unit is a forward.
+        // A pipeline does not call `end_sweep`: reads after the last unit are those of a forward.
         self.reads.backward &= self.sends.next().is_some();
         Ok(())
     }
@@ -269,7 +273,7 @@ impl<R: Runtime> ZeroEngine<R> {
         Ok(())
     }
 
-    /// Waits for sums of a step that was given up, or has failed: they hold memory while they are under way.
+    /// Waits for sums of a step that was given up, or has failed: they hold memory while they are in flight.
     pub(super) fn wait_for_given_up(&mut self) {
         let _ = self.collect_all();
     }
@@ -278,7 +282,7 @@ impl<R: Runtime> ZeroEngine<R> {
         self.units.iter_mut().try_for_each(Unit::collect)
     }
 
-    /// After the last backward pass. What no rank of `everyone` used is not updated.
+    /// Ends the last backward pass. Parameters that no rank of `everyone` used are not updated.
     pub(super) fn finish(&mut self, everyone: &Comm<R>) -> Result<()> {
         if self.options.unused == Unused::Error {
             self.require_all()?;
@@ -292,8 +296,8 @@ impl<R: Runtime> ZeroEngine<R> {
         if self.reads_differ() { self.release_prefetched() } else { self.release_all() }
     }
 
-    /// After the first step: units are sent in the order in which they became complete on rank 0 from now on. Until they are sent, whole
-    /// gradients of all that are complete take memory.
+    /// Learns the order of sends after the first step: from then on the order in which units became complete on rank 0.
+    /// Until they are sent, unsharded gradients of all complete units take memory.
     fn learn(&mut self) -> Result<()> {
         if std::mem::replace(&mut self.learned, true) || self.units.len() < 2 {
             return Ok(());
@@ -305,7 +309,8 @@ impl<R: Runtime> ZeroEngine<R> {
         Ok(())
     }
 
-    /// An error that names the parameters without a gradient. A rank that has no example in this step contributes zeros to what others have used.
+    /// An error that names the parameters without a gradient. A rank without an example in this step contributes zeros
+    /// to the gradients of other ranks.
     fn require_all(&mut self) -> Result<()> {
         if idles(self.weighs_nothing, self.units.iter().flat_map(|unit| unit.used.iter().copied())) {
             self.units.iter_mut().for_each(Unit::mark_used);
@@ -321,25 +326,27 @@ impl<R: Runtime> ZeroEngine<R> {
         Ok(())
     }
 
-    /// An error if an update by these rates could not begin.
+    /// An error if an update with these learning rates could not begin.
     pub(super) fn check_update(&mut self, lrs: &[f64]) -> Result<()> {
         let claimed = self.units.iter_mut().try_for_each(|unit| unit.claim(lrs));
         let shown = self.units.iter_mut().try_for_each(Unit::unclaim);
         claimed.and(shown)
     }
 
-    /// Updates all units, or none if one cannot be updated. Only what fails while it is computed leaves those before it updated.
+    /// Updates all units, or none if one cannot be updated. Only an error during the computation leaves earlier units
+    /// updated.
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
         let claimed = self.units.iter_mut().try_for_each(|unit| unit.claim(lrs));
         let updated = claimed.and_then(|()| self.units.iter_mut().try_for_each(|unit| unit.update(lrs, scale)));
         if updated.is_err() {
-            // What cannot be shown is an error when it is next read; the one to report is the first.
+            // A value that cannot be shown is an error at its next read; the first error is the one to report.
             self.units.iter_mut().for_each(|unit| drop(unit.unclaim()));
         }
         updated
     }
 
-    /// Prefetches everything, to be kept for a part of a step, until [`release_prefetched`](ZeroEngine::release_prefetched); it is waited for when it is read.
+    /// Prefetches all units, and keeps them until [`release_prefetched`](ZeroEngine::release_prefetched). A read waits
+    /// for its unit.
     pub(super) fn prefetch_all(&mut self) -> Result<()> {
         self.holds += 1;
         self.units.iter_mut().try_for_each(Unit::prefetch)
@@ -351,7 +358,7 @@ impl<R: Runtime> ZeroEngine<R> {
         self.release_all()
     }
 
-    /// Gathers everything, to be kept until [`release_gathered`](ZeroEngine::release_gathered).
+    /// Gathers all units, and keeps them until [`release_gathered`](ZeroEngine::release_gathered).
     pub(super) fn gather_all(&mut self) -> Result<()> {
         self.scopes += 1;
         self.units.iter_mut().try_for_each(Unit::fetch)

@@ -1,4 +1,4 @@
-//! The gradients of a unit: gathered during a backward pass, summed over ranks, and what an update does with them.
+//! The gradients of a unit: gathered during a backward pass, summed over ranks, and used by the update.
 
 use numcore::{
     Error, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut,
@@ -12,35 +12,37 @@ use crate::{
     strategy::{GradLoan, TensorAxis},
 };
 
-/// What a rank keeps to update its shard.
+/// The state that a rank needs to update its shard.
 pub(super) struct ShardState<R: Runtime> {
     pub(super) optimizer: Box<dyn ShardOptimizer<R>>,
-    /// Gradients of the shard, or of everything where gradients are not sharded: those are written here, and summed in place.
+    /// Gradients of the shard. Where gradients are not sharded they are those of the whole unit, written and summed in
+    /// place.
     pub(super) grads: Kept<R>,
 }
 
-/// Where the gradients of a unit are in a step.
+/// The state of a unit's gradients in a step. With `reduce_once` it is `Filling` over several passes.
 ///
 /// | from | by | to |
 /// |---|---|---|
 /// | any | [`forget`](Unit::forget), before a step | `Clear` |
-/// | `Clear`, `Reduced`, `Filling` | [`slot`](Unit::slot), where gradients are sharded | `Filling`, with `reduce_once` over several passes |
+/// | `Clear`, `Reduced`, `Filling` | [`slot`](Unit::slot), where gradients are sharded | `Filling` |
 /// | `Clear`, `Filling`, `Reduced` | [`send`](Unit::send) | `Reducing` |
 /// | `Reducing` | [`collect`](Unit::collect) | `Reduced` |
 pub(super) enum UnitGradients<R: Runtime> {
     /// No backward pass of this step has left sums. Where gradients are not sharded, passes may have written their own.
     Clear,
-    /// Whole gradients of the backward pass that goes on, or, with `reduce_once`, of the step so far; `summed` if earlier passes of the step have left their sums in the shard.
+    /// Unsharded gradients of the current backward pass or, with `reduce_once`, of the step so far. `summed` is true if
+    /// earlier passes of the step have left their sums in the shard.
     Filling { whole: Flat<R>, summed: bool },
-    /// Sums over ranks are in flight; `summed` as for those they are of.
+    /// Sums over ranks in flight; `summed` as in `Filling`.
     Reducing { sums: Work<TensorMut<R>>, summed: bool },
     /// The shard has the sums of the step so far.
     Reduced,
 }
 
 impl<R: Runtime> UnitGradients<R> {
-    /// Takes the whole gradients of the pass that goes on out, or those that `alloc` makes where it has written none, and whether there are
-    /// sums of earlier passes.
+    /// Takes out the unsharded gradients of the current pass, or those that `alloc` makes if it has written none. The
+    /// `bool` is true if there are sums of earlier passes.
     fn take(&mut self, alloc: impl FnOnce() -> Result<Flat<R>>) -> Result<(Flat<R>, bool)> {
         match std::mem::replace(self, UnitGradients::Clear) {
             UnitGradients::Filling { whole, summed } => Ok((whole, summed)),
@@ -54,17 +56,17 @@ impl<R: Runtime> UnitGradients<R> {
 }
 
 impl<R: Runtime> Unit<R> {
-    /// Whether gradients are in flight.
+    /// Tells whether gradients are in flight.
     pub(super) fn is_sending(&self) -> bool {
         matches!(self.gradients, UnitGradients::Reducing { .. })
     }
 
-    /// Whether every gradient of this backward pass is final.
+    /// Tells whether every gradient of this backward pass is final.
     pub(super) fn is_complete(&self) -> bool {
         self.ready.iter().all(|&ready| ready)
     }
 
-    /// Forgets the last step's gradients, those in flight included: a step that failed left them.
+    /// Discards the last step's gradients, including those that a failed step left in flight.
     pub(super) fn forget(&mut self) {
         self.used.fill(false);
         self.gradients = UnitGradients::Clear;
@@ -73,7 +75,7 @@ impl<R: Runtime> Unit<R> {
         }
     }
 
-    /// Where leaf `i`'s gradient goes.
+    /// Lends the memory for the gradient of leaf `i`.
     pub(super) fn slot(&mut self, i: usize) -> Result<TensorMut<R>> {
         let Some(own) = &mut self.own else {
             let why = "was frozen when the step began; unfreeze it between steps";
@@ -88,23 +90,24 @@ impl<R: Runtime> Unit<R> {
         slot
     }
 
-    /// Whether a backward pass can write gradients where they go: they are of the parameters' type there.
+    /// Tells whether a backward pass can write gradients in place: their memory has the parameters' dtype.
     pub(super) fn lends_slots(&self) -> bool {
         let dtype = self.layout.full().dtype();
         self.options.whole(dtype) == dtype
     }
 
-    /// Memory for the whole gradients of a backward pass, or of the passes so far, and whether the shard has sums of earlier ones.
+    /// Memory for the unsharded gradients of a backward pass, or of the passes so far. The `bool` is true if the shard
+    /// has sums of earlier passes.
     fn take_whole(&mut self) -> Result<(Flat<R>, bool)> {
         let (rt, full) = (self.values.runtime(), self.layout.full());
         let full = full.with_dtype(self.options.whole(full.dtype()));
-        // Of one pass they are there for as long as it takes to send them; of a step, they are its gradients.
+        // Gradients of one pass live until they are sent; those of a step are accounted as gradients.
         let once = self.options.reduce_once;
         let category = if once { MemoryCategory::Gradients } else { MemoryCategory::Communication };
         self.gradients.take(|| Flat::zeros_for(rt, category, full))
     }
 
-    /// Takes the gradient back; it is part of the step from now on.
+    /// Takes back the gradient of leaf `i`, which counts in the step from now on.
     pub(super) fn mark_ready(&mut self, i: usize, slot: TensorMut<R>) -> Result<()> {
         self.used[i] |= slot.is_written();
         match (&mut self.gradients, &mut self.own) {
@@ -114,12 +117,12 @@ impl<R: Runtime> Unit<R> {
         }
     }
 
-    /// Says of all trained parameters that this step uses them.
+    /// Marks all trained parameters as used in this step.
     pub(super) fn mark_used(&mut self) {
         self.used.iter_mut().zip(&self.leaves).for_each(|(used, leaf)| *used = leaf.requires_grad());
     }
 
-    /// Sends the gradients of this backward pass; what no one wrote is zero.
+    /// Sends the gradients of this backward pass. Parameters without a gradient are zero.
     pub(super) fn send(&mut self) -> Result<()> {
         let (shards, UnitOptions { sent, kept, .. }) = (self.options.stage.shards_gradients(), self.options);
         let taken = if shards && self.own.is_some() { Some(self.take_whole()?) } else { None };
@@ -145,7 +148,7 @@ impl<R: Runtime> Unit<R> {
                 };
                 let out = match shards && sent == kept && !summed && !own.grads.is_on_host() {
                     true => own.grads.brought()?.lend_whole()?,
-                    // What arrives is converted, added to the sums of earlier passes, or copied to the host.
+                    // Arriving sums are converted, added to the sums of earlier passes, or copied to the host.
                     false => {
                         let shape = Shape::new(&[self.layout.shard()])?;
                         TensorMut::alloc_for(whole.runtime(), MemoryCategory::Communication, shape, sent)?
@@ -158,7 +161,7 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// Waits until the sums of the last [`send`](Unit::send) are there.
+    /// Waits until the sums of the last [`send`](Unit::send) have arrived.
     pub(super) fn collect(&mut self) -> Result<()> {
         if !self.is_sending() {
             return Ok(());
@@ -188,7 +191,8 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// Sums gradients of which ranks along tensor have their parts. They cut units alike, so each sums what it keeps with its like.
+    /// Sums gradients of which ranks along tensor have parts. These ranks cut units alike, so each sums its shard with
+    /// the equal shards of the others.
     pub(super) fn sum_partial_gradients(&mut self, tensor: &TensorAxis<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Ok(()) };
         let shards = self.options.stage.shards_gradients();
@@ -208,36 +212,37 @@ impl<R: Runtime> Unit<R> {
         })
     }
 
-    /// Takes out this rank's summed gradients.
+    /// Lends this rank's summed gradients.
     pub(super) fn lend_grad(&mut self) -> Result<GradLoan<R>> {
         let rank = self.rank();
         let Some(own) = &mut self.own else { return Err(lost()) };
         lend_shard(&self.layout, rank, own.grads.brought()?.lend_whole()?)
     }
 
-    /// Takes them back.
+    /// Takes back gradients that [`lend_grad`](Unit::lend_grad) gave.
     pub(super) fn restore_grad(&mut self, sum: GradLoan<R>) -> Result<()> {
         let Some(own) = &mut self.own else { return Err(lost()) };
         own.grads.brought()?.restore(TensorMut::join(sum.into_pieces())?)?;
         own.grads.put_away()
     }
 
-    /// This rank's summed gradients, a row; none if it has no piece, or everything is frozen.
+    /// This rank's summed gradients, a row; none if it has no piece, or all parameters are frozen.
     pub(super) fn gradient(&self) -> Result<Option<Tensor<R>>> {
         let Some(own) = self.own.as_ref().filter(|_| !self.pieces.is_empty()) else { return Ok(None) };
         let start = self.start(self.options.stage.shards_gradients());
         own.grads.whole()?.narrow(0, start, self.layout.shard()).map(Some)
     }
 
-    /// Updates this rank's shard, which was [claimed](Unit::claim). Values elsewhere are stale then: they are gathered before they are
-    /// next read. On an error the values are kept, each as it was before or after its update; [`unclaim`](Unit::unclaim) shows them.
+    /// Updates this rank's shard, which was [claimed](Unit::claim). Values on other ranks are stale then, and gathered
+    /// before their next read. After an error each value is as before or as after its update;
+    /// [`unclaim`](Unit::unclaim) shows them.
     pub(super) fn update(&mut self, lrs: &[f64], scale: &Tensor<R>) -> Result<()> {
         if self.own.is_none() {
             return Ok(());
         }
         let updated = self.update_shard(lrs, scale);
         if updated.is_err() {
-            // Who was lent the values is gone.
+            // The borrower of the values is gone.
             self.values.reclaim();
         }
         self.leaves.iter().for_each(|leaf| leaf.touch());
@@ -262,7 +267,7 @@ impl<R: Runtime> Unit<R> {
     }
 }
 
-/// Writes sums that arrived from `start` on, in the type of the gradients that are kept, or adds them to those there.
+/// Writes sums into `grads` from `start` on, in the dtype of `grads`. Adds them to the present values if `add`.
 fn add_sums<R: Runtime>(grads: &mut Flat<R>, start: usize, sums: &Tensor<R>, add: bool) -> Result<()> {
     let (convert, n) = (Op::cast(sums.dtype(), grads.layout().dtype()), sums.shape().numel());
     let whole = grads.lend_whole()?;
@@ -276,7 +281,7 @@ fn add_sums<R: Runtime>(grads: &mut Flat<R>, start: usize, sums: &Tensor<R>, add
     done
 }
 
-/// What nobody wrote is zero.
+/// Zeroes the ranges that were not written.
 fn zero_unwritten<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
     for i in 0..flat.layout().len() {
         if !flat.is_written(i) {
@@ -288,7 +293,7 @@ fn zero_unwritten<R: Runtime>(flat: &mut Flat<R>) -> Result<()> {
     Ok(())
 }
 
-/// The shard of `rank` in memory of a shard alone, or of a whole unit.
+/// Lends the shard of `rank` from memory of a shard alone, or of a whole unit.
 fn lend_shard<R: Runtime>(layout: &UnitLayout, rank: usize, memory: TensorMut<R>) -> Result<GradLoan<R>> {
     let (n, numel) = (layout.shard(), memory.shape().numel());
     let start = if numel == n { 0 } else { layout.span(rank).start };

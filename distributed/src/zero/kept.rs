@@ -1,10 +1,10 @@
-//! What a rank keeps of a unit between uses: on the device, or in host memory.
+//! The buffers that a rank keeps of a unit between uses, on the device or in host memory.
 
 use numcore::{Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps};
 use optim::{StatePlace, StateRow};
 
-/// A buffer that lies on the device, or in host memory between uses: it is [brought](Kept::brought) to the device to be written, and
-/// [put away](Kept::put_away) after that.
+/// A buffer that lies on the device, or in host memory between uses. It is [brought](Kept::brought) to the device to be
+/// written, and [put away](Kept::put_away) after that.
 pub(super) struct Kept<R: Runtime> {
     rt: R,
     category: MemoryCategory,
@@ -12,7 +12,7 @@ pub(super) struct Kept<R: Runtime> {
     place: StatePlace,
     /// The buffer, while it is on the device.
     flat: Option<Flat<R>>,
-    /// The bytes of the buffer, gaps included, while it is not.
+    /// The bytes of the buffer, gaps included, while it is in host memory.
     bytes: Vec<u8>,
 }
 
@@ -32,12 +32,12 @@ impl<R: Runtime> Kept<R> {
         &self.rt
     }
 
-    /// Whether the buffer lies in host memory between uses.
+    /// Tells whether the buffer lies in host memory between uses.
     pub(super) fn is_on_host(&self) -> bool {
         self.place == StatePlace::Host
     }
 
-    /// The buffer on the device, to be written; it stays there until it is [put away](Kept::put_away).
+    /// The buffer on the device, to be written. It stays there until it is [put away](Kept::put_away).
     pub(super) fn brought(&mut self) -> Result<&mut Flat<R>> {
         let flat = match self.flat.take() {
             Some(flat) => flat,
@@ -46,7 +46,7 @@ impl<R: Runtime> Kept<R> {
         Ok(self.flat.insert(flat))
     }
 
-    /// Returns the buffer to host memory, if it lies there.
+    /// Returns the buffer to host memory, if that is its place.
     pub(super) fn put_away(&mut self) -> Result<()> {
         if let (StatePlace::Host, Some(flat)) = (self.place, &self.flat) {
             flat.whole()?.to_bytes_in(&mut self.bytes)?;
@@ -55,20 +55,20 @@ impl<R: Runtime> Kept<R> {
         Ok(())
     }
 
-    /// Runs `f` over the buffer on the device. What it leaves is kept, even if it fails.
+    /// Runs `f` over the buffer on the device. Its changes are kept, even if it fails.
     pub(super) fn write<T>(&mut self, f: impl FnOnce(&mut Flat<R>) -> Result<T>) -> Result<T> {
         let done = f(self.brought()?);
         let away = self.put_away();
         done.and_then(|value| away.map(|()| value))
     }
 
-    /// Replaces everything by a row.
+    /// Replaces the buffer in host memory by a row.
     pub(super) fn store(&mut self, row: &Tensor<R>) -> Result<()> {
         self.flat = None;
         row.to_bytes_in(&mut self.bytes)
     }
 
-    /// Everything as a row on the device: a copy, where it lies in host memory.
+    /// The whole buffer as a row on the device: a copy, if it lies in host memory.
     pub(super) fn whole(&self) -> Result<Tensor<R>> {
         match &self.flat {
             Some(flat) => flat.whole(),
@@ -79,7 +79,7 @@ impl<R: Runtime> Kept<R> {
         }
     }
 
-    /// Range `i`, of a buffer that is on the device.
+    /// Range `i` on the device: a copy, if the buffer lies in host memory.
     pub(super) fn tensor(&self, i: usize) -> Result<Tensor<R>> {
         let range = self.layout.range(i);
         match &self.flat {
@@ -88,7 +88,7 @@ impl<R: Runtime> Kept<R> {
         }
     }
 
-    /// Elements of the buffer, where they lie.
+    /// Elements of the buffer, on the device or as bytes of host memory.
     pub(super) fn row(&self, start: usize, len: usize) -> Result<StateRow<R>> {
         match &self.flat {
             Some(flat) => Ok(flat.whole()?.narrow(0, start, len)?.into()),
@@ -99,21 +99,21 @@ impl<R: Runtime> Kept<R> {
         }
     }
 
-    /// Memory that the device will need to bring the buffer, to see that there is some.
+    /// Memory that the device will need to bring the buffer, as a test that there is enough.
     pub(super) fn reserve(&self) -> Result<Option<TensorMut<R>>> {
         let alloc =
             || TensorMut::alloc_for(&self.rt, self.category, Shape::new(&[self.layout.numel()])?, self.layout.dtype());
         self.flat.is_none().then(alloc).transpose()
     }
 
-    /// Takes back what was lent and lost.
+    /// Takes back lent ranges that were lost.
     pub(super) fn reclaim(&mut self) {
         if let Some(flat) = &mut self.flat {
             flat.reclaim();
         }
     }
 
-    /// Forgets what was written; of a buffer in host memory, the copy on the device too.
+    /// Discards the written values; of a buffer in host memory, its copy on the device.
     pub(super) fn forget(&mut self) {
         match (self.place, &mut self.flat) {
             (StatePlace::Device, Some(flat)) => {

@@ -1,10 +1,10 @@
-//! How the parameters of a unit lie in one buffer, and how it is cut into equal shards. Pure arithmetic.
+//! The layout of a unit's parameters in one buffer, and its cut into equal shards. Pure arithmetic.
 
 use std::ops::Range;
 
 use numcore::{ALIGN, DType, FlatLayout, Result, Shape};
 
-/// Parameters one after another, each at a multiple of 256 bytes, and at the end enough to cut the whole into equal shards, which start at
+/// Parameters one after another, each at a multiple of 256 bytes. Padding at the end makes equal shards, which start at
 /// multiples of 256 bytes as well. A cut may go through a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitLayout {
@@ -16,9 +16,9 @@ pub struct UnitLayout {
 /// A part of a parameter that lies in one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// Which parameter of the unit.
+    /// The index of the parameter in the unit.
     pub parameter: usize,
-    /// Which of its elements, in row-major order.
+    /// The elements of the parameter, in row-major order.
     pub elements: Range<usize>,
 }
 
@@ -30,17 +30,17 @@ impl UnitLayout {
         UnitLayout { parameters: full.len(), full: full.extended(numel), ranks }
     }
 
-    /// The whole: a range for each parameter, then padding.
+    /// The unsharded layout: a range for each parameter, then padding.
     pub fn full(&self) -> &FlatLayout {
         &self.full
     }
 
-    /// Elements of a shard.
+    /// The number of elements of a shard.
     pub fn shard(&self) -> usize {
         self.full.numel() / self.ranks
     }
 
-    /// The elements of the whole that are shard `rank`.
+    /// The elements of the unsharded buffer that are shard `rank`.
     pub fn span(&self, rank: usize) -> Range<usize> {
         rank * self.shard()..(rank + 1) * self.shard()
     }
@@ -58,7 +58,7 @@ impl UnitLayout {
         (0..self.parameters).filter_map(piece).collect()
     }
 
-    /// The layout of a shard: a range for each piece, under its parameter's name, in the places they have in the whole.
+    /// The layout of a shard: a range for each piece, under its parameter's name, at its place in the unsharded buffer.
     pub fn shard_layout(&self, rank: usize) -> Result<FlatLayout> {
         let pieces = self.pieces(rank);
         let row = |p: &Piece| Ok((self.full.name(p.parameter).to_string(), Shape::new(&[p.elements.len()])?));
@@ -89,7 +89,7 @@ mod tests {
                     for (k, piece) in pieces.iter().enumerate() {
                         assert_eq!(piece.elements.start, seen[piece.parameter]);
                         seen[piece.parameter] = piece.elements.end;
-                        // The same place as in the whole.
+                        // A piece has equal places in the shard and in the unsharded buffer.
                         let whole = layout.full().range(piece.parameter).offset() + piece.elements.start;
                         assert_eq!(layout.span(rank).start + shard.range(k).offset(), whole);
                     }

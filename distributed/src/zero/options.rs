@@ -1,4 +1,4 @@
-//! What is sharded, and what makes a unit.
+//! Options of sharded training, and the division of a model into units.
 
 use std::{fmt, sync::Arc};
 
@@ -13,10 +13,10 @@ use crate::{
     plan::Axis,
 };
 
-/// What is sharded.
+/// The degree of sharding: a stage of ZeRO, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum ZeroStage {
-    /// Nothing: every rank has everything.
+    /// Nothing is sharded: every rank has everything.
     None,
     /// Optimizer state.
     #[doc(alias("State"))]
@@ -29,37 +29,39 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
-    /// Stages that shard something.
+    /// The stages that shard something.
     pub const ALL: [ZeroStage; 3] = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 
-    /// The number of the stage in the paper; 0 of none.
+    /// The number of the stage in the paper; 0 for `None`.
     pub fn number(self) -> usize {
         self as usize
     }
 
-    /// Whether gradients are kept in shards.
+    /// Tells whether gradients are kept in shards.
     pub fn shards_gradients(self) -> bool {
         self >= ZeroStage::Gradients
     }
 
-    /// Whether parameters are kept in shards.
+    /// Tells whether parameters are kept in shards.
     pub fn shards_parameters(self) -> bool {
         self >= ZeroStage::Parameters
     }
 }
 
-/// Which unit a parameter belongs to, by its name in the model.
+/// The division of a model into units, by the names of its parameters.
 #[derive(Clone)]
 pub struct UnitOf(Arc<dyn Fn(&str) -> String + Send + Sync>);
 
 impl UnitOf {
-    /// The unit's name for a parameter's. Parameters of one name are a unit; the empty name is the root, which stays gathered from its
-    /// first use in a step to the end of its backward pass.
+    /// Makes a division from a function of a parameter's name to its unit's name. Parameters of one unit name are a
+    /// unit. The empty name is the root, which stays gathered from its first use in a step to the end of its backward
+    /// pass.
     pub fn new(of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         UnitOf(Arc::new(of))
     }
 
-    /// Every element of a list of layers is a unit (`blocks.3.attn.weight` belongs to `blocks.3`); all else is the root.
+    /// Makes each element of a list of layers a unit (`blocks.3.attn.weight` belongs to `blocks.3`), and all else the
+    /// root.
     pub fn layers() -> Self {
         Self::new(|name| {
             let parts: Vec<&str> = name.split('.').collect();
@@ -68,12 +70,12 @@ impl UnitOf {
         })
     }
 
-    /// Every field of the model is a unit.
+    /// Makes each field of the model a unit.
     pub fn children() -> Self {
         Self::new(|name| name.split('.').next().unwrap_or_default().to_string())
     }
 
-    /// The whole model is one unit.
+    /// Makes the model one unit.
     pub fn whole() -> Self {
         Self::new(|_| String::new())
     }
@@ -95,63 +97,79 @@ impl fmt::Debug for UnitOf {
     }
 }
 
-/// How a model is sharded.
+/// Options of sharded training.
 #[derive(Clone, Debug, Default)]
 pub struct ZeroOptions {
-    /// What is sharded.
+    /// The state that is sharded.
     pub stage: ZeroStage,
-    /// What makes a unit.
+    /// The division of the model into units.
     pub units: UnitOf,
-    /// Parameters without a gradient. Where they are allowed, ranks may read different units; stage 3 then gathers all of them for the
-    /// whole step, and only state and gradients stay sharded in it.
+    /// The treatment of parameters without a gradient. If they are allowed, ranks may read different units. ZeRO stage
+    /// 3 then gathers all units for the whole step, and only state and gradients stay sharded in it.
     pub unused: Unused,
-    /// Where optimizer state lies between updates (DeepSpeed: `offload_optimizer`).
+    /// The memory of optimizer state between updates (DeepSpeed: `offload_optimizer`).
     #[doc(alias("offload_optimizer"))]
     pub state: StatePlace,
-    /// Stage 3: where this rank's shards of parameters lie when they are not gathered or updated (FSDP: `CPUOffload`; DeepSpeed: `offload_param`). From host memory
-    /// a shard is copied to the device for each gather of its unit, and there and back for its update; what is gathered is on the device. Units that are kept
-    /// whole, of [`whole_up_to`](ZeroOptions::whole_up_to) elements, stay on the device.
+    /// The memory of this rank's parameter shards at stage 3, while they are neither gathered nor updated (FSDP:
+    /// `CPUOffload`; DeepSpeed: `offload_param`).
+    ///
+    /// A shard in host memory is copied to the device for each gather of its unit, and there and back for its update.
+    /// Gathered values are on the device. Unsharded units, of at most [`whole_up_to`](ZeroOptions::whole_up_to)
+    /// elements, stay on the device.
     #[doc(alias("CPUOffload"))]
     #[doc(alias("offload_param"))]
     pub parameters: StatePlace,
-    /// Stages 2 and 3: where this rank's shards of summed gradients lie from one backward pass of a step to the next, and until the update (DeepSpeed's
-    /// ZeRO-Offload). Sums that arrive are copied to the host; those of further micro-batches are added on the device, so that no bit changes. Norm, check
-    /// for finite values and update bring one unit's at a time. Whole gradients that wait for their exchange, with
-    /// [`reduce_once`](ZeroOptions::reduce_once), are on the device.
+    /// The memory of this rank's shards of summed gradients at stages 2 and 3, between backward passes and until the
+    /// update (DeepSpeed's ZeRO-Offload).
+    ///
+    /// Sums that arrive are copied to the host. Those of further micro-batches are added on the device, so that no bit
+    /// changes. The norm, the check for finite values and the update bring one unit at a time. Whole gradients that
+    /// wait for their exchange, with [`reduce_once`](ZeroOptions::reduce_once), are on the device.
     pub gradients: StatePlace,
-    /// The type in which gradients travel and are summed over ranks: `bf16`, `f32` or `f64`; if there is none, that in which they are kept (PyTorch: `reduce_dtype` of
-    /// `MixedPrecisionPolicy`). Sums are kept in the parameters' type, to which they are rounded when they arrive: for sums in `f32` that are
-    /// never rounded, as FSDP has them, ask for [`main_gradients`](ZeroOptions::main_gradients) and leave this out. Gradients of `f16` parameters
-    /// travel in `f16` without either: what leaves its range there is infinite, which loss scaling finds. `param_dtype` is that of the
-    /// model's parameters, of which each shard has an `f32` master copy; the output of a model is cast where its loss is computed.
+    /// The dtype in which gradients are sent and summed over ranks: `bf16`, `f32` or `f64` (PyTorch: `reduce_dtype` of
+    /// `MixedPrecisionPolicy`). Without one it is the dtype in which gradients are kept.
+    ///
+    /// Sums are kept in the parameters' dtype, to which they are rounded when they arrive. For `f32` sums that are
+    /// never rounded, as in FSDP, set [`main_gradients`](ZeroOptions::main_gradients) and leave this out. Gradients of
+    /// `f16` parameters are sent in `f16` without either. Values beyond its range become infinite, which loss scaling
+    /// finds.
+    ///
+    /// PyTorch's `param_dtype` is the dtype of the model's parameters, of which each shard has an `f32` master copy.
+    /// The output of a model is cast where its loss is computed.
     #[doc(alias("MixedPrecisionPolicy"))]
     pub reduce_dtype: Option<DType>,
-    /// Keeps gradients of half-precision parameters in `f32`: micro-batches are added up in it, and sums over ranks travel and are kept in it,
-    /// as with [`BucketOptions::main_gradients`](crate::buckets::BucketOptions::main_gradients). A `reduce_dtype` of `bf16` halves what travels.
+    /// True if gradients of half-precision parameters are kept in `f32`. Micro-batches are added up in it, and sums
+    /// over ranks are sent and kept in it, as with
+    /// [`BucketOptions::main_gradients`](crate::buckets::BucketOptions::main_gradients). A `reduce_dtype` of `bf16`
+    /// halves the bytes sent.
     #[doc(alias("main_grad"))]
     #[doc(alias("grad_accum_dtype"))]
     pub main_gradients: bool,
-    /// Exchanges gradients in the last micro-batch of a step alone (PyTorch: `no_sync`), as stage 1 always does. Stages 2 and 3 do so in each otherwise: what it saves
-    /// of their exchanges it costs in memory, as gradients are whole on every rank until then.
+    /// True if gradients are exchanged in the last micro-batch of a step alone (PyTorch: `no_sync`), as stage 1 always
+    /// does. Stages 2 and 3 otherwise exchange in each. The saved exchanges cost memory: gradients are unsharded on
+    /// every rank until the last.
     #[doc(alias("no_sync"))]
     #[doc(alias("set_requires_gradient_sync"))]
     pub reduce_once: bool,
-    /// Stage 3: keeps what a forward has gathered until its gradients are there (PyTorch: `reshard_after_forward=False`). A backward pass
-    /// gathers nothing then, and all parameters are in memory when it begins. What an evaluation has gathered stays until the next step.
+    /// True if a forward of stage 3 keeps gathered values until their gradients are computed (PyTorch:
+    /// `reshard_after_forward=False`). A backward pass then gathers nothing, and all parameters are in memory when it
+    /// begins. Values that an evaluation gathered stay until the next step.
     ///
-    /// A backward pass lets go what it is done with. In a pipeline several may follow one another without a forward between them: GPipe's, and the
-    /// last of 1F1B. The first of these gathers nothing, and each of the others gathers its stage again.
+    /// A backward pass frees values after their last use. In a pipeline several may follow one another without a
+    /// forward between them: GPipe's, and the last of 1F1B. The first of these gathers nothing, and each of the others
+    /// gathers its stage again.
     #[doc(alias("reshard_after_forward"))]
     pub gathered_until_backward: bool,
-    /// Stage 3: units of at most so many elements are not sharded but kept whole, as stage 2 keeps them, and gathered once a step: gathers of
-    /// small ones cost more time than they save memory (DeepSpeed: `stage3_param_persistence_threshold`). All parameters of a unit count, frozen
-    /// ones and those of another type too; of a model that is cut over a tensor axis, this rank's pieces.
+    /// The number of elements up to which a unit of stage 3 is not sharded. It is kept as at stage 2, and gathered once
+    /// a step: gathers of small units cost more time than they save memory (DeepSpeed:
+    /// `stage3_param_persistence_threshold`). All parameters of a unit count, frozen ones and those of another dtype
+    /// too. In a model that is cut along tensor, this rank's pieces count.
     #[doc(alias("stage3_param_persistence_threshold"))]
     pub whole_up_to: usize,
 }
 
 impl ZeroOptions {
-    /// An error where gradients could not travel so, or for what its stage does not have.
+    /// An error for options that the stage does not have, or a dtype in which gradients cannot be sent.
     pub(super) fn check(&self) -> Result<()> {
         let refuse = |field, why| Err(Error::config("ZeroOptions", field, why));
         if self.stage == ZeroStage::None {
@@ -203,7 +221,7 @@ impl ZeroOptions {
         }
     }
 
-    /// The features of a step that is sharded so.
+    /// The features of a step with these options.
     pub fn features(&self) -> Features {
         let each_pass = self.stage.shards_gradients() && !self.reduce_once;
         let as_read = self.stage.shards_parameters() && self.unused == Unused::Error;
@@ -220,7 +238,7 @@ impl ZeroOptions {
             .and_if(as_read, Feature::GatherAsRead)
     }
 
-    /// How parameters of a dtype are sharded, which are of a unit of so many elements in all.
+    /// The options of a buffer of parameters of `dtype`, in a unit of `elements` elements in all.
     pub(super) fn of_unit(&self, dtype: DType, elements: usize) -> UnitOptions {
         let whole = self.stage == ZeroStage::Parameters && elements <= self.whole_up_to;
         let stage = if whole { ZeroStage::Gradients } else { self.stage };
@@ -236,24 +254,24 @@ impl ZeroOptions {
     }
 }
 
-/// How one unit is sharded.
+/// The options of one unit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct UnitOptions {
     pub(super) stage: ZeroStage,
-    /// The type in which gradients travel.
+    /// The dtype in which gradients are sent.
     pub(super) sent: DType,
-    /// The type in which they are added up over micro-batches.
+    /// The dtype in which gradients are added up over micro-batches.
     pub(super) kept: DType,
-    /// Whether they are exchanged in the last backward pass alone.
+    /// True if gradients are exchanged in the last backward pass alone.
     pub(super) reduce_once: bool,
-    /// Where this rank's values lie between uses.
+    /// The memory of this rank's values between uses.
     pub(super) values: StatePlace,
-    /// Where this rank's summed gradients lie between uses.
+    /// The memory of this rank's summed gradients between uses.
     pub(super) gradients: StatePlace,
 }
 
 impl UnitOptions {
-    /// The type of the whole gradients of backward passes: of one, or of all of a step.
+    /// The dtype of unsharded gradients of a backward pass or, with `reduce_once`, of a step.
     pub(super) fn whole(&self, parameters: DType) -> DType {
         if self.reduce_once || !self.stage.shards_gradients() { self.kept } else { parameters }
     }
@@ -262,19 +280,19 @@ impl UnitOptions {
 /// The ranks of sharded training.
 #[derive(Clone, Debug)]
 pub(super) struct ShardGroups<R: Runtime> {
-    /// All that gradients are summed over.
+    /// The ranks over which gradients are summed.
     pub(super) all: Comm<R>,
     /// The ranks that hold the shards of one replica.
     pub(super) shard: Comm<R>,
     /// The ranks that hold equal shards, if there are several replicas.
     pub(super) replicas: Option<Comm<R>>,
-    /// What tells this trainer's calls apart from those of others on the same ranks.
+    /// The label that separates this trainer's calls from those of others on the same ranks.
     pub(super) label: Label,
 }
 
 impl<R: Runtime> ShardGroups<R> {
-    /// The ranks of a mesh: shards along its shard and context axes and replicas along data, or, where it has no shard axis, shards along data
-    /// and context.
+    /// The groups of a mesh: shards along its shard and context axes, and replicas along data. A mesh without a shard
+    /// axis has shards along data and context.
     pub(super) fn of_mesh(mesh: &Mesh<R>) -> numcore::Result<Self> {
         let (all, label) = (mesh.gradients(), Label::next(mesh.gradients()));
         let (shard, replicas) = match (mesh.plan().size(Axis::Shard), mesh.plan().size(Axis::Data)) {
@@ -285,7 +303,7 @@ impl<R: Runtime> ShardGroups<R> {
         Ok(ShardGroups { all, shard, replicas, label })
     }
 
-    /// These groups, for the gathers and sums of a unit, with a note on it.
+    /// These groups for the gathers and sums of a unit: calls have the unit's name and `note`.
     pub(super) fn of(&self, unit: &str, note: &str) -> Self {
         let of = if unit.is_empty() { format!("the root unit{note}") } else { format!("unit `{unit}`{note}") };
         let named = |comm| self.label.named(comm, &of);
@@ -293,7 +311,7 @@ impl<R: Runtime> ShardGroups<R> {
         ShardGroups { all, shard: named(&self.shard), replicas: self.replicas.as_ref().map(named), label }
     }
 
-    /// Whether this rank is of the replica that saves.
+    /// Tells whether this rank is in the replica that saves.
     pub(super) fn saves(&self) -> bool {
         self.replicas.as_ref().is_none_or(|r| r.rank() == 0)
     }

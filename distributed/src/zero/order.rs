@@ -1,6 +1,6 @@
-//! In which order units are read, and in which their gradients are sent.
+//! The order in which units are read, and the order in which their gradients are sent.
 
-/// The order in which a model reads sets of units, as the last forward had it: what is prefetched follows it.
+/// The order in which a model reads sets of units, recorded from the last forward. Prefetches follow it.
 #[derive(Default)]
 pub(super) struct ReadOrder {
     order: Vec<usize>,
@@ -9,20 +9,20 @@ pub(super) struct ReadOrder {
 }
 
 impl ReadOrder {
-    /// A set is about to be read.
+    /// Notes that a set is about to be read.
     pub(super) fn note(&mut self, set: usize) {
         if !self.backward && !self.seen.contains(&set) {
             self.seen.push(set);
         }
     }
 
-    /// Before a step: what was read since the last backward pass, in an evaluation, is no part of it.
+    /// Begins a step. Reads since the last backward pass, in an evaluation, are discarded.
     pub(super) fn begin_step(&mut self) {
         self.seen.clear();
         self.backward = false;
     }
 
-    /// Before a backward pass, after the forward.
+    /// Begins a backward pass, after the forward.
     pub(super) fn begin_sweep(&mut self) {
         self.backward = true;
         if !self.seen.is_empty() {
@@ -30,7 +30,7 @@ impl ReadOrder {
         }
     }
 
-    /// The set that was read after this one, or, in backward, before it.
+    /// The set that was read after this one or, in backward, before it.
     pub(super) fn following(&self, set: usize) -> Option<usize> {
         let at = self.order.iter().position(|&other| other == set)?;
         let next = if self.backward { at.checked_sub(1) } else { Some(at + 1) };
@@ -38,17 +38,17 @@ impl ReadOrder {
     }
 }
 
-/// The order in which units with gradients are sent: the same on every rank.
+/// The order in which units with gradients are sent, which is equal on every rank.
 pub(super) struct SendOrder {
     order: Vec<usize>,
-    /// How many were sent in this backward pass.
+    /// The number of units sent in this backward pass.
     next: usize,
     /// Units in the order in which they became complete in this backward pass.
     complete: Vec<usize>,
 }
 
 impl SendOrder {
-    /// In this order.
+    /// Makes a send order, of which all units count as sent until a backward pass begins.
     pub(super) fn new(order: Vec<usize>) -> Self {
         SendOrder { next: order.len(), order, complete: Vec::new() }
     }
@@ -64,22 +64,22 @@ impl SendOrder {
         self.complete.clear();
     }
 
-    /// Nothing is sent until a backward pass begins.
+    /// Sends nothing until a backward pass begins.
     pub(super) fn end(&mut self) {
         self.next = self.order.len();
     }
 
-    /// The next unit to be sent; none if all were.
+    /// The next unit to be sent; none if all were sent.
     pub(super) fn next(&self) -> Option<usize> {
         self.order.get(self.next).copied()
     }
 
-    /// The next unit was sent.
+    /// Counts the next unit as sent.
     pub(super) fn advance(&mut self) {
         self.next += 1;
     }
 
-    /// A unit became complete.
+    /// Notes that a unit became complete.
     pub(super) fn note(&mut self, unit: usize) {
         if !self.complete.contains(&unit) {
             self.complete.push(unit);
@@ -91,7 +91,7 @@ impl SendOrder {
         self.complete.iter().flat_map(|&unit| (unit as u64).to_le_bytes()).collect()
     }
 
-    /// Sends units in the order that a rank has seen from now on; those it has not seen come last, as they were.
+    /// Sends units in the order `seen` of a rank from now on. Units that it lacks come last, in their previous order.
     pub(super) fn follow(&mut self, seen: &[u8]) {
         let word = |bytes: &[u8]| bytes.try_into().map(u64::from_le_bytes).unwrap_or(u64::MAX) as usize;
         let first: Vec<usize> = seen.chunks(8).map(word).filter(|unit| self.order.contains(unit)).collect();

@@ -8,7 +8,7 @@ use optim::{LrSchedule, Shards};
 /// Steps at which ranks compare their schedules.
 const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
-/// An optimizer's learning rates, or those of a schedule in place of its own.
+/// The learning rates of an optimizer, or of a schedule in place of its own.
 pub(super) struct Rates<R: Runtime> {
     pub(super) optimizer: Arc<dyn Shards<R>>,
     pub(super) schedule: Option<Arc<dyn LrSchedule>>,
@@ -23,7 +23,7 @@ impl<R: Runtime> Rates<R> {
         }
     }
 
-    /// What must be equal on all ranks.
+    /// A description of optimizer and schedule, which must be equal on all ranks.
     pub(super) fn describe(&self) -> String {
         let own = self.optimizer.describe();
         match self.schedule {

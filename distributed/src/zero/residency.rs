@@ -1,4 +1,4 @@
-//! Where parameters that are not in memory come from.
+//! The source of parameters that are not in memory.
 
 use std::sync::Weak;
 
@@ -8,7 +8,8 @@ use parking_lot::Mutex;
 
 use super::engine::ZeroEngine;
 
-/// Gathers a leaf's unit when its value is read, in forward, evaluation, recomputation and backward alike. It does not keep the engine alive.
+/// Gathers a leaf's unit when its value is read, in forward, evaluation, recomputation and backward alike. It does not
+/// keep the engine alive.
 pub(super) struct ZeroResidency<R: Runtime>(pub(super) Weak<Mutex<ZeroEngine<R>>>);
 
 impl<R: Runtime> Residency<R> for ZeroResidency<R> {

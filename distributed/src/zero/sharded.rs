@@ -28,14 +28,14 @@ use crate::{
     sums,
 };
 
-/// The strategy of a model whose state, gradients and parameters are sharded, as far as [`ZeroOptions`] say, for any
-/// elementwise optimizer. One that looks at whole matrices or norms (Muon, LAMB, Adafactor) needs them in one place: it
-/// trains without.
+/// The strategy of a model whose state, gradients and parameters are sharded, as [`ZeroOptions`] set, for any
+/// elementwise optimizer. Optimizers that need whole matrices or norms (Muon, LAMB, Adafactor) train without sharding.
 ///
-/// When it is dropped, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: what is to
-/// outlive the step is saved as a checkpoint, or copied within [`gather_full_params`](Strategy::gather_full_params).
-/// Parameters that are frozen when it is made have neither gradients nor state until a step begins in which one of
-/// their unit is not: then all of the unit that were frozen do.
+/// After a drop, stages 1 and 2 leave all parameters in the model. At stage 3 no rank has them: save a checkpoint, or
+/// copy them within [`gather_full_params`](Strategy::gather_full_params).
+///
+/// Parameters that are frozen at construction have neither gradients nor state. If a step begins in which one of their
+/// unit is trained, all parameters of the unit that were frozen get both.
 #[doc(alias("FSDP"))]
 #[doc(alias("FullyShardedDataParallel"))]
 #[doc(alias("ZeroTrainer"))]
@@ -49,16 +49,19 @@ pub struct Sharded<R: Runtime> {
     pub(super) buffers: Buffers<R>,
     pub(super) tensor: Arc<TensorAxis<R>>,
     pub(super) steps: u64,
-    /// Where a parameter comes in the model, by its identity.
+    /// The position of a parameter in the model, by the identity of its leaf.
     order: HashMap<usize, usize>,
 }
 
 impl<R: Runtime> Sharded<R> {
-    /// Takes the parameters' values over, those of rank 0. An error unless all ranks have the same model and options.
+    /// Makes the strategy, and takes over the parameters' values of rank 0.
     ///
-    /// Parameters are cut along the mesh's shard axis, with replicas along its data axis: gathers stay within a replica; gradients are
-    /// reduced to shards within it, and those summed over the replicas. A mesh without a shard axis, such as a communicator, is sharded
-    /// along data. Ranks along context have shards of their own.
+    /// Parameters are cut along the mesh's shard axis, with replicas along its data axis. Gathers stay within a
+    /// replica. Gradients are reduced to shards within it, and the shards summed over the replicas. A mesh without a
+    /// shard axis, such as a communicator, is sharded along data. Ranks along context have shards of their own.
+    ///
+    /// # Errors
+    /// Unless all ranks have the same model and options.
     #[track_caller]
     pub fn new(
         mesh: &impl AsMesh<R>,
@@ -69,7 +72,8 @@ impl<R: Runtime> Sharded<R> {
         Self::scheduled(&mesh.as_mesh(), model, Arc::new(optimizer), None, options)
     }
 
-    /// Makes the strategy like [`new`](Sharded::new), with a schedule in place of the optimizer's own, which all stages of a model may share.
+    /// Makes the strategy like [`new`](Sharded::new). `schedule` replaces the optimizer's own, and all stages of a
+    /// model may share it.
     #[track_caller]
     pub(crate) fn scheduled(
         mesh: &Mesh<R>,
@@ -93,7 +97,7 @@ impl<R: Runtime> Sharded<R> {
         let all = format!("{label:?} {rules}{}", described(&named, &[]));
         comm.agree("how the model is sharded", all.as_bytes())?;
         tensor.agree("how the model is sharded", &rules)?;
-        // All ranks have the same by now, and refuse it alike.
+        // All ranks have the same options by now, and refuse them alike.
         options.check().map_err(|error| error.on_rank(comm.world_rank()))?;
         ddp.sync_buffers()?;
         let buffers = Buffers(model.named_buffers());
@@ -119,8 +123,8 @@ impl<R: Runtime> Sharded<R> {
         self.rates.at(self.steps)
     }
 
-    /// The ranks that update each trained parameter, and which of its elements: by name, in the order of the model. At stage 3 they are those
-    /// that keep them.
+    /// The ranks that update each trained parameter, with the elements that each updates, by name in the order of the
+    /// model. At stage 3 these ranks keep the elements.
     pub fn param_owners(&self) -> Vec<(String, Vec<OwnedElements>)> {
         let (engine, mut owners) = (self.engine.lock(), Vec::new());
         for unit in engine.units.iter().filter(|unit| unit.own.is_some()) {
@@ -154,13 +158,14 @@ impl<R: Runtime> Sharded<R> {
 /// Elements of a parameter that one rank updates: see [`Sharded::param_owners`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedElements {
-    /// The rank among those that parameters are cut over.
+    /// The rank among those over which parameters are cut.
     pub rank: usize,
     /// The elements, in row-major order.
     pub elements: Range<usize>,
 }
 
-/// Parameters of one unit, dtype and trainability share a buffer; within it they lie by optimizer group, so that an update is few launches.
+/// Makes the units. Parameters of one unit name, dtype and trainability share a buffer. Within it they are ordered by
+/// optimizer group, so that an update is few launches.
 fn build<R: Runtime>(
     groups: &ShardGroups<R>,
     named: Vec<(String, Arc<Leaf<R>>)>,
@@ -178,7 +183,7 @@ fn build<R: Runtime>(
             None => parts.push((key, vec![leaf])),
         }
     }
-    // Of all parts of a unit, which are read together.
+    // The elements of all parts of a unit, which are read together.
     let mut elements: HashMap<String, usize> = HashMap::new();
     for ((name, ..), leaves) in &parts {
         let here: usize = leaves.iter().map(|leaf| leaf.spec().shape.numel()).sum();
@@ -300,7 +305,7 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
         self.engine.lock().release_prefetched()
     }
 
-    // Of a model that is cut over a tensor axis each rank has its pieces then, all of them.
+    // In a model that is cut along tensor each rank has its pieces then, all of them.
     fn gather_full_params(&self) -> Result<FullParameters> {
         self.engine.lock().gather_all()?;
         let engine = self.engine.clone();
@@ -309,9 +314,9 @@ impl<R: Runtime> Strategy<R> for Sharded<R> {
 }
 
 impl<R: Runtime> Sharded<R> {
-    /// The sum of the squares of this rank's gradients of the parameters that count: a part. Squares are added up for each piece of a
-    /// parameter by itself, then in the model's order in the widest type: on one rank this is what data parallelism computes, to the bit;
-    /// on more, where a parameter is cut decides over the last bits.
+    /// This rank's part of the sum of squared gradients, over the parameters that count. Squares are added up for each
+    /// piece of a parameter separately, then in the model's order in the widest dtype. On one rank the bits are those
+    /// of data parallelism. On more ranks the last bits depend on the places at which parameters are cut.
     pub(super) fn squares(&self, counts: &LeafFilter<'_, R>) -> Result<Partial<Tensor<R>>> {
         let engine = self.engine.lock();
         let mut pieces: Vec<(Option<&usize>, Tensor<R>)> = Vec::new();
@@ -332,8 +337,8 @@ impl<R: Runtime> Sharded<R> {
     }
 }
 
-/// Stages 1 and 2 leave the model as a whole: what is in flight arrives. Where parameters are sharded, nobody could gather them alone:
-/// their values are gone with the trainer.
+/// Stages 1 and 2 leave the parameters in the model: transfers in flight are waited for. Sharded parameters are gone
+/// with the strategy, since no rank could gather them alone.
 impl<R: Runtime> Drop for Sharded<R> {
     fn drop(&mut self) {
         if !self.options.stage.shards_parameters() && !std::thread::panicking() {

@@ -15,22 +15,22 @@ use super::{
 };
 use crate::comm::Communicator;
 
-/// Parameters of one dtype that travel together.
+/// Parameters of one dtype that are sent together.
 pub(super) struct Unit<R: Runtime> {
     pub(super) name: String,
     pub(super) leaves: Vec<Arc<Leaf<R>>>,
     pub(super) layout: UnitLayout,
-    /// Parameters this rank updates pieces of, and the optimizer of those; none if all are frozen.
+    /// The optimizer of this rank's pieces, and their gradients; none if all parameters are frozen.
     pub(super) own: Option<ShardState<R>>,
     pub(super) pieces: Vec<Piece>,
     pub(super) options: UnitOptions,
     /// The ranks; their calls have the unit's name.
     pub(super) groups: ShardGroups<R>,
-    /// The ranks as they were given.
+    /// The ranks without the unit's name.
     unnamed: ShardGroups<R>,
     /// Parameters that were frozen since the unit was made: part of the name of its calls.
     frozen: Vec<usize>,
-    /// All values, or, where parameters are sharded, this rank's.
+    /// All values or, where parameters are sharded, this rank's.
     pub(super) values: Kept<R>,
     pub(super) whole: GatheredValues<R>,
     pub(super) gradients: UnitGradients<R>,
@@ -41,7 +41,7 @@ pub(super) struct Unit<R: Runtime> {
 }
 
 impl<R: Runtime> Unit<R> {
-    /// Takes the values of `leaves`, one at a time, so that at most one is in memory in addition to what this rank keeps.
+    /// Takes the values of `leaves`, one at a time, so that at most one is in memory beside this rank's values.
     pub(super) fn new(
         unnamed: &ShardGroups<R>,
         options: UnitOptions,
@@ -85,7 +85,7 @@ impl<R: Runtime> Unit<R> {
         Ok(unit)
     }
 
-    /// Trains the parameters from now on, from the values as they are.
+    /// Trains the parameters from now on, starting from their current values.
     pub(super) fn optimize(&mut self, optimizer: &dyn Shards<R>, place: StatePlace) -> Result<()> {
         self.take_values()?;
         let made = self.shard_state(optimizer, place);
@@ -106,7 +106,7 @@ impl<R: Runtime> Unit<R> {
         Ok(ShardState { optimizer, grads })
     }
 
-    /// The start of this rank's shard in the buffer that is kept.
+    /// The start of this rank's shard in a buffer that holds the shard alone if `sharded`, else the whole unit.
     pub(super) fn start(&self, sharded: bool) -> usize {
         if sharded { 0 } else { self.layout.span(self.groups.shard.rank()).start }
     }
@@ -115,18 +115,18 @@ impl<R: Runtime> Unit<R> {
         self.groups.shard.rank()
     }
 
-    /// Whether only this rank's shard of the values is kept.
+    /// Tells whether only this rank's shard of the values is kept.
     pub(super) fn is_sharded(&self) -> bool {
         self.options.stage.shards_parameters()
     }
 
-    /// Where this rank's shard begins in the values that are kept.
+    /// The start of this rank's shard in the kept values.
     pub(super) fn own_start(&self) -> usize {
         self.start(self.is_sharded())
     }
 
-    /// Before a backward pass. Which parameters are frozen by now is part of the name of its calls: ranks that freeze different ones disagree,
-    /// instead of updating different ones.
+    /// Begins a backward pass. The names of frozen parameters become part of the name of its calls: ranks that freeze
+    /// different ones get an error, instead of updating different ones.
     pub(super) fn begin_sweep(&mut self) {
         for (ready, leaf) in self.ready.iter_mut().zip(&self.leaves) {
             *ready = !leaf.requires_grad();

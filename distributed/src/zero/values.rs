@@ -1,4 +1,4 @@
-//! The values of a unit: kept by this rank, gathered, shown to the leaves, and taken over where someone else replaced them.
+//! The values of a unit: kept by this rank, gathered, put into the leaves, and taken over if replaced from outside.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use numcore::{ErrorKind, Flat, MemoryCategory, Result, Runtime, Shape, Tensor, T
 use super::{Piece, unit::Unit};
 use crate::comm::{Collectives, Comm, Work, memory};
 
-/// Where all values of a unit are.
+/// The state of a unit's unsharded values.
 ///
 /// | from | by | to |
 /// |---|---|---|
@@ -17,11 +17,11 @@ use crate::comm::{Collectives, Comm, Work, memory};
 /// | `Absent` | [`show`](Unit::show), of values that this rank has | `Present` |
 /// | `Present` | [`hide`](Unit::hide), after a last use, or before the values are written | `Absent` |
 pub(super) enum GatheredValues<R: Runtime> {
-    /// On this rank, only its shard (or, where parameters are not sharded, values that are about to be replaced).
+    /// This rank has its shard alone. Where parameters are not sharded, the values are about to be replaced.
     Absent,
-    /// In flight.
+    /// Values in flight.
     Arriving(Work<TensorMut<R>>),
-    /// In the leaves: what was put into each.
+    /// Values in the leaves: the tensor put into each.
     Present(Vec<Tensor<R>>),
 }
 
@@ -30,7 +30,7 @@ impl<R: Runtime> Unit<R> {
         matches!(self.whole, GatheredValues::Present(_))
     }
 
-    /// Makes the values that are kept readable: waits for those in flight, and takes over those that were replaced.
+    /// Makes the kept values readable: waits for those in flight, and takes over replaced ones.
     pub(super) fn ready_values(&mut self) -> Result<()> {
         if !self.is_sharded() {
             self.fetch()?;
@@ -38,7 +38,7 @@ impl<R: Runtime> Unit<R> {
         self.adopt()
     }
 
-    /// Takes the values out of the leaves, to write those that are kept.
+    /// Takes the values out of the leaves, before the kept values are written.
     pub(super) fn take_values(&mut self) -> Result<()> {
         self.wait_gathered()?;
         self.adopt()?;
@@ -46,8 +46,8 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// Takes the values, like [`take_values`](Unit::take_values), before an update by these rates: an error if it could not begin, because someone else holds
-    /// the memory of values or state, for one.
+    /// Takes the values, like [`take_values`](Unit::take_values), before an update with these learning rates. An error
+    /// if the update could not begin, for example because the memory of values or state has another holder.
     pub(super) fn claim(&mut self, lrs: &[f64]) -> Result<()> {
         if self.own.is_none() {
             return Ok(());
@@ -55,18 +55,18 @@ impl<R: Runtime> Unit<R> {
         self.take_values()?;
         self.require_sole("step")?;
         let Some(own) = &mut self.own else { return Ok(()) };
-        // All that an update brings to the device is there at once.
+        // All memory that an update brings to the device is allocated at once.
         let _brought = (self.values.reserve()?, own.grads.reserve()?);
         own.optimizer.check(lrs)
     }
 
-    /// After [`claim`](Unit::claim), where the unit was not updated: the values are in the leaves again.
+    /// Puts the values back into the leaves after [`claim`](Unit::claim), if the unit was not updated.
     pub(super) fn unclaim(&mut self) -> Result<()> {
         let claimed = !self.is_sharded() && matches!(self.whole, GatheredValues::Absent);
         if claimed { self.show(None) } else { Ok(()) }
     }
 
-    /// An error if values or state could not be written, because someone else holds the memory.
+    /// An error if values or state could not be written, because their memory has another holder.
     pub(super) fn check_sole(&mut self, op: &'static str) -> Result<()> {
         self.wait_gathered()?;
         self.adopt()?;
@@ -78,7 +78,7 @@ impl<R: Runtime> Unit<R> {
         sole.and(self.unclaim())
     }
 
-    /// An error if someone else holds the memory of the values that are kept.
+    /// An error if the memory of the kept values has another holder.
     fn require_sole(&mut self, op: &'static str) -> Result<()> {
         if self.values.is_on_host() {
             return Ok(());
@@ -93,8 +93,8 @@ impl<R: Runtime> Unit<R> {
         }
     }
 
-    /// Leaf `i`'s value, of a unit that is here. Where someone took it out of the leaf, the one that was put there: the leaf would ask for it
-    /// here again.
+    /// The value of leaf `i`, of a unit that is present. For a leaf whose value was taken out it is the value put
+    /// there: the leaf would ask the unit for it again.
     pub(super) fn value(&self, i: usize) -> Result<Tensor<R>> {
         let leaf = &self.leaves[i];
         match &self.whole {
@@ -104,13 +104,13 @@ impl<R: Runtime> Unit<R> {
         }
     }
 
-    /// The values that are kept were written, the same on every rank where all of them are kept.
+    /// Publishes kept values that were written. Where each rank keeps all of them, they must be equal on every rank.
     pub(super) fn values_changed(&mut self) -> Result<()> {
         self.leaves.iter().for_each(|leaf| leaf.touch());
         if self.is_sharded() { Ok(()) } else { self.show(None) }
     }
 
-    /// Starts to gather the values, unless they are here or in flight.
+    /// Starts to gather the values, unless they are present or in flight.
     pub(super) fn prefetch(&mut self) -> Result<()> {
         if !matches!(self.whole, GatheredValues::Absent) {
             return Ok(());
@@ -138,7 +138,7 @@ impl<R: Runtime> Unit<R> {
         self.wait_gathered()
     }
 
-    /// Releases gathered values. Those in flight are waited for first.
+    /// Releases gathered values. Values in flight are waited for first.
     pub(super) fn release(&mut self) -> Result<()> {
         if !self.is_sharded() {
             return Ok(());
@@ -149,13 +149,13 @@ impl<R: Runtime> Unit<R> {
         Ok(())
     }
 
-    /// Takes over values that were put into leaves by someone else ([`Leaf::set`], a state dict): they are the parameters' from now on.
-    /// Every rank must have been given the same ones, since each keeps its part of its own.
+    /// Takes over values that were put into leaves from outside ([`Leaf::set`], a state dict): they are the parameters'
+    /// from now on. Every rank must have been given equal ones, since each keeps its part of its own.
     pub(super) fn adopt(&mut self) -> Result<()> {
         if self.replaced()?.is_empty() {
             return Ok(());
         }
-        // What is in flight is read from, or written to, the memory that the new values go to.
+        // Transfers in flight read or write the memory that the new values go to.
         self.wait_gathered()?;
         let replaced = self.replaced()?;
         if self.is_sharded() {
@@ -198,7 +198,7 @@ impl<R: Runtime> Unit<R> {
         Ok(replaced)
     }
 
-    /// Keeps what this rank has to of parameter `i`'s new value.
+    /// Keeps this rank's part of parameter `i`'s new value.
     fn keep(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
         if !self.is_sharded() {
             self.values.write(|values| overwrite(values, i, value))?;
@@ -240,7 +240,8 @@ impl<R: Runtime> Unit<R> {
         self.whole = GatheredValues::Absent;
     }
 
-    /// Puts the values into the leaves, as views of one buffer. A value that someone else put there meanwhile stays: it is newer.
+    /// Puts the values into the leaves, as views of one buffer. A value that was put there from outside meanwhile
+    /// stays: it is newer.
     pub(super) fn show(&mut self, gathered: Option<Tensor<R>>) -> Result<()> {
         let mut shown = Vec::with_capacity(self.leaves.len());
         for (i, leaf) in self.leaves.iter().enumerate() {
@@ -261,7 +262,8 @@ impl<R: Runtime> Unit<R> {
     }
 }
 
-/// Takes what is kept of rank 0's values, one parameter after another: no more than one of them is there beside what is kept.
+/// Fills the kept values of this rank with rank 0's, one parameter after another. At most one parameter is in memory
+/// beside the kept values.
 pub(super) fn fill<R: Runtime>(
     all: &Comm<R>,
     values: &mut Flat<R>,
