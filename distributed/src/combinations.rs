@@ -1,7 +1,7 @@
-//! Features of training steps, and which of them go together.
+//! Features of training steps, and the pairs of them that exclude each other.
 //!
-//! [`COMBINATIONS`] is the only place that refuses a pair of them: whoever makes or wraps a step asks it, with
-//! [`Features::check`]. Pairs that are not in it work, and the tests draw their cases from it.
+//! [`COMBINATIONS`] is the only place that refuses a pair: code that makes or wraps a step asks it, by
+//! [`Features::check`]. All other pairs work, and the tests draw their cases from it.
 
 use std::fmt;
 
@@ -35,9 +35,9 @@ features! {
     Tensor "tensor parallelism",
     /// Several ranks along the context axis.
     Context "context parallelism",
-    /// A model in stages.
+    /// A model in pipeline stages.
     Pipeline "a pipeline",
-    /// Parameters of which several stages have a copy.
+    /// Tied parameters, of which several stages have a copy.
     Tied "parameters that stages share",
     /// Experts that are shared out among ranks.
     Experts "experts over ranks",
@@ -48,38 +48,37 @@ features! {
     /// ZeRO stage 3: parameters in shards too.
     ZeroParameters "ZeRO stage 3",
     /// Gradients that are summed over ranks in every backward pass of a step: ZeRO stages 2 and 3 without
-    /// `reduce_once`.
+    /// `reduce_once`, canonical order.
     ReduceEachPass "sums in each pass",
-    /// Parameters that a rank gathers as it reads them: ZeRO stage 3, unless unused ones are allowed.
+    /// Parameters that a rank gathers as it reads them: ZeRO stage 3, unless unused parameters are allowed.
     GatherAsRead "parameters gathered as they are read",
-    /// Sizes of buckets, and how they travel, said by hand.
+    /// Bucket options that are set explicitly.
     Buckets "buckets",
     /// Gradients that travel as `bf16` or `f16`.
     Narrowed "narrowed gradients",
     /// Gradients that travel as products of thin matrices.
     PowerSgd "PowerSGD",
-    /// A reducer of one's own.
+    /// A custom reducer.
     Reducer "a reducer",
-    /// A reducer that keeps a state of each parameter.
+    /// A reducer with state that checkpoints save.
     StatefulReducer "a reducer with state",
-    /// Sums in an order that the number of ranks does not change.
+    /// Sums in an order that does not depend on the number of ranks.
     Canonical "canonical order",
     /// Parameters that may take no part in a loss.
     Unused "unused parameters",
-    /// An optimizer whose rule looks at whole parameters, or that was made already.
+    /// An optimizer whose rule needs unsharded parameters, or that was built before the step.
     WholeParameters "a rule for whole parameters",
     /// Trained parameters in half precision.
     HalfParameters "half-precision parameters",
-    /// Ranks that train by themselves and bring their weights together.
+    /// Local updates: ranks train independently, and synchronize their weights at intervals.
     Local "local updates",
-    /// Ranks that keep weights of their own when they have brought them together: fragments in turn, or a rule that
-    /// keeps a share.
+    /// Local updates after which ranks keep weights of their own: fragments in turn, or a rule that keeps a share.
     StayApart "ranks that stay apart",
     /// Fast ranks that take more micro-batches than slow ones.
     Uneven "uneven micro-batches",
     /// Steps in which a rank computes nothing.
     Idle "idle ranks",
-    /// Ranks that never have a batch in a run, which all ranks know before.
+    /// Ranks that get no batch in the whole run, known to all ranks beforehand.
     NoBatches "ranks without a batch",
     /// Ranks that leave and join.
     Elastic "elastic ranks",
@@ -87,32 +86,32 @@ features! {
 
 const _: () = assert!(Feature::ALL.len() <= u32::BITS as usize, "`Features` has a bit for each");
 
-/// Features of one training step.
+/// A set of features of one training step.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Features(u32);
 
 impl Features {
-    /// These features.
+    /// The set of these features.
     pub fn of(all: impl IntoIterator<Item = Feature>) -> Self {
         all.into_iter().fold(Features::default(), Features::and)
     }
 
-    /// These features and one more.
+    /// The set with one more feature.
     pub fn and(self, feature: Feature) -> Self {
         Features(self.0 | 1 << feature as u32)
     }
 
-    /// These features and one more, if it is there.
+    /// The set with one more feature, if `holds`.
     pub fn and_if(self, holds: bool, feature: Feature) -> Self {
         if holds { self.and(feature) } else { self }
     }
 
-    /// The features of both.
+    /// The union of two sets.
     pub fn union(self, other: Self) -> Self {
         Features(self.0 | other.0)
     }
 
-    /// Tells whether a feature is among them.
+    /// Tells whether the set has a feature.
     pub fn has(self, feature: Feature) -> bool {
         self.0 & 1 << feature as u32 != 0
     }
@@ -122,12 +121,12 @@ impl Features {
         Feature::ALL.iter().copied().filter(move |feature| self.has(*feature))
     }
 
-    /// Tells whether another feature can be added.
+    /// Tells whether the set allows another feature.
     pub fn allow(self, feature: Feature) -> bool {
         COMBINATIONS.iter().all(|refused| refused.partner_of(feature).is_none_or(|partner| !self.has(partner)))
     }
 
-    /// An error, which says why, if two of the features exclude each other.
+    /// An error, with the reason, if two of the features exclude each other.
     pub fn check(self, op: &'static str) -> Result<()> {
         let Some(Refused { features: [a, b], why }) =
             COMBINATIONS.iter().find(|refused| refused.features.iter().all(|feature| self.has(*feature)))
@@ -144,12 +143,12 @@ impl fmt::Debug for Features {
     }
 }
 
-/// Two features that exclude each other, and why.
+/// A pair of features that exclude each other, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// The features.
+    /// The pair of features.
     pub features: [Feature; 2],
-    /// The reason, and what to do instead.
+    /// The reason, and the alternative to take instead.
     pub why: &'static str,
 }
 
@@ -182,7 +181,7 @@ const SERVES: &str = "experts have the tokens of other ranks: share out the exam
                       (`Loss::weightless`)";
 const RUNS: &str = "stages compute the micro-batches of other ranks: give the replica any batch that is `weightless`";
 
-/// The pairs of features that exclude each other. All others go together.
+/// The pairs of features that exclude each other. All other pairs work.
 pub static COMBINATIONS: &[Refused] = {
     use Feature::*;
     &[

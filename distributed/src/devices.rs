@@ -6,7 +6,7 @@ use numcore::{Result, Runtime};
 
 use crate::comm::{Collectives, Comm, Communicator};
 
-/// The device of each rank, for a summary at the start of a run, and whether they differ.
+/// The device of each rank, for a summary at the start of a run.
 ///
 /// ```
 /// use distributed::{RankDevices, comm::{Comm, NoOpCommunicator}};
@@ -24,7 +24,7 @@ use crate::comm::{Collectives, Comm, Communicator};
 pub struct RankDevices(Vec<String>);
 
 impl RankDevices {
-    /// The devices of the ranks of a communicator. Every rank calls it.
+    /// The devices of the ranks of a communicator. Collective: every rank calls it.
     pub fn of<R: Runtime>(comm: &Comm<R>) -> Result<Self> {
         let device = comm.runtime().capabilities();
         let own = match device.parallelism {
@@ -35,12 +35,12 @@ impl RankDevices {
         Ok(RankDevices(all.into_iter().map(|name| String::from_utf8_lossy(&name).into_owned()).collect()))
     }
 
-    /// A description of each rank's device, by rank.
+    /// The description of each rank's device, by rank.
     pub fn names(&self) -> &[String] {
         &self.0
     }
 
-    /// A line for each kind of device, and what to do where ranks have different ones.
+    /// A line for each kind of device, and advice if ranks have different ones.
     pub fn summary(&self) -> String {
         match self.is_heterogeneous() {
             true => format!("{self}\nthese differ: `balance::Balanced` gives faster ranks more to do"),
@@ -48,8 +48,8 @@ impl RankDevices {
         }
     }
 
-    /// Whether two ranks have different devices, so that one may wait for the other in every step:
-    /// [`balance`](crate::balance) gives faster ranks more to do.
+    /// Tells whether ranks have different devices, so that one may wait for another in every step:
+    /// [`balance`](crate::balance) gives faster ranks more work.
     pub fn is_heterogeneous(&self) -> bool {
         self.0.iter().any(|name| *name != self.0[0])
     }

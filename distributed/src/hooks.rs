@@ -1,4 +1,4 @@
-//! Looking at gradients while a step goes on.
+//! Observation of gradients during a step.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -6,19 +6,19 @@ use autograd::{BackwardHook, Leaf, LeafGrad};
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Op};
 use parking_lot::Mutex;
 
-/// A function that looks at gradients, given a parameter's name and its gradient. The lock is never taken: it makes
-/// steps `Sync`, and the function is called through `get_mut`.
+/// A function that is called with a parameter's name and its gradient. The lock makes steps `Sync` and is never taken:
+/// calls go through `get_mut`.
 pub(crate) type GradientObserver<R> = Mutex<Box<dyn FnMut(&str, &Tensor<R>) -> Result<()> + Send>>;
 
-/// A hook that hands gradients on as they are, and shows them first; where a loss does not count, and may be infinite,
-/// zeros in their place, or nothing.
+/// A hook that shows each gradient to the observer, then passes it on. If the loss does not count, and may be infinite,
+/// it passes zeros in place of gradients, or nothing.
 pub(crate) struct CountedHook<'a, R: Runtime> {
     pub(crate) hook: &'a mut dyn BackwardHook<R>,
     pub(crate) observer: Option<&'a mut GradientObserver<R>>,
     pub(crate) counts: bool,
     /// True if the hook waits for each gradient.
     pub(crate) waits: bool,
-    /// Leaves, by identity, whose gradients are of other ranks' examples too: they count in any case.
+    /// The ids of leaves whose gradients include other ranks' examples: they count in any case.
     pub(crate) shared: &'a HashSet<usize>,
 }
 
@@ -60,8 +60,7 @@ impl<R: Runtime> BackwardHook<R> for CountedHook<'_, R> {
     }
 }
 
-/// Shows a gradient to whoever looks. What was shown must be dropped before the gradient goes on: its memory is written
-/// again.
+/// Shows a gradient to the observer, which must drop it before the gradient is passed on: its memory is written again.
 pub(crate) fn observe<R: Runtime>(
     observer: Option<&mut GradientObserver<R>>,
     leaf: &Leaf<R>,

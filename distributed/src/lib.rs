@@ -1,4 +1,5 @@
-//! Many ranks, one training run: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates, pipeline schedules, uneven machines, changing worlds, sharded checkpoints.
+//! Distributed training on many ranks: gradient buckets, ZeRO, tensor, context and expert parallelism, local updates,
+//! pipeline schedules, uneven machines, changing worlds, sharded checkpoints.
 #![forbid(unsafe_code)]
 
 pub mod balance;

@@ -1,4 +1,4 @@
-//! How many micro-batches each rank computes between two exchanges.
+//! Numbers of micro-batches for each rank between two exchanges.
 
 use numcore::{Error, Result};
 
@@ -7,45 +7,47 @@ use super::{
     shares::{require_ranks, settled},
 };
 
-/// Whether ranks compute as many micro-batches as their speeds allow.
+/// The policy of fitting numbers of micro-batches to the ranks' speeds.
 #[doc(alias("ApplyPolicy"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BalancePolicy {
-    /// All compute the anchor, which stays as it is: the even step of ranks that do not differ.
+    /// All ranks compute the anchor, which does not change: even steps.
     Sync,
     /// Counts follow speeds from the first measurements on.
     Cadence,
-    /// Even steps until speeds of two ranks differ by more than [`difference`](CadenceOptions::difference); counts follow speeds from then on.
+    /// Steps are even until the speeds of two ranks differ by more than [`difference`](CadenceOptions::difference).
+    /// From then on, counts follow speeds.
     #[default]
     WhereSpeedsDiffer,
 }
 
-/// How counts of micro-batches are chosen.
+/// Options of the choice of micro-batch counts.
 #[doc(alias("DdpConfig"))]
 #[derive(Clone, Debug, PartialEq)]
 pub struct CadenceOptions {
-    /// Whether counts follow speeds.
+    /// The policy of fitting counts to speeds.
     pub policy: BalancePolicy,
-    /// By how much of the fastest rank's time for a micro-batch the slowest takes longer where ranks are said to differ.
+    /// The share of the fastest rank's time for a micro-batch by which the slowest must exceed it for ranks to count as
+    /// different.
     pub difference: f64,
-    /// Micro-batches of the slowest rank between two exchanges, to begin with: the anchor.
+    /// The initial anchor: the number of micro-batches of the slowest rank between two exchanges.
     pub anchor: usize,
-    /// The most that the anchor grows to where exchanges take too long. At [`anchor`](CadenceOptions::anchor) it stays as it is, and so does about what a
-    /// step's examples are.
+    /// The largest anchor, to which slow exchanges may raise it. If equal to [`anchor`](CadenceOptions::anchor), the
+    /// anchor is fixed, and with it about the number of examples of a step.
     pub max_anchor: usize,
-    /// Share of the time that exchanges may take, in `(0, 1)`, before the anchor grows.
+    /// The share of the time, in `(0, 1)`, that exchanges may take before the anchor grows.
     pub overhead_target: f64,
-    /// The most that counts of two ranks differ by, if that is limited.
+    /// The largest difference between the counts of two ranks, if limited.
     pub max_difference: Option<usize>,
-    /// A rank that is known to be slow, and how many times as fast the others are: what counts begin with.
+    /// A rank known to be slow, and the speed of the others as a multiple of its speed: sets the initial counts.
     pub speed_hint: Option<(usize, f64)>,
     /// Options of the estimate of a rank's speed.
     pub speed: SpeedOptions,
 }
 
 impl Default for CadenceOptions {
-    /// One micro-batch of the slowest rank to begin with, up to 200, for exchanges that take a tenth of the time, once ranks differ by a fifth.
+    /// An anchor of 1 to 200, exchanges that take a tenth of the time, and uneven counts once ranks differ by a fifth.
     fn default() -> Self {
         CadenceOptions {
             policy: BalancePolicy::default(),
@@ -60,14 +62,14 @@ impl Default for CadenceOptions {
     }
 }
 
-/// What was measured between two exchanges.
+/// The measurements between two exchanges.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CadenceWindow<'a> {
-    /// How long each rank computed, in seconds.
+    /// The time that each rank computed, in seconds.
     pub seconds: &'a [f64],
-    /// How many micro-batches each rank computed.
+    /// The number of micro-batches that each rank computed.
     pub batches: &'a [usize],
-    /// How long the exchange and the update took once all ranks had come to them, in seconds.
+    /// The time of exchange and update, from the arrival of the last rank, in seconds.
     pub exchange: f64,
 }
 
@@ -91,17 +93,17 @@ pub struct CadenceWindow<'a> {
 pub struct Cadence {
     options: CadenceOptions,
     anchor: usize,
-    /// Whether counts follow speeds by now.
+    /// True once counts follow speeds.
     is_on: bool,
     speeds: Vec<SpeedEstimate>,
     exchange: SpeedEstimate,
-    /// What counts were rounded from.
+    /// The unrounded counts.
     exact: Vec<f64>,
     counts: Vec<usize>,
 }
 
 impl Cadence {
-    /// Counts for so many ranks: the anchor, or what a hint makes of it.
+    /// Counts for `ranks` ranks: the anchor for each, adjusted by a speed hint. An error if an option is out of range.
     pub fn new(ranks: usize, options: CadenceOptions) -> Result<Self> {
         options.check(ranks)?;
         let anchor = options.anchor;
@@ -125,22 +127,22 @@ impl Cadence {
         Ok(cadence)
     }
 
-    /// Micro-batches of each rank until the next exchange.
+    /// The number of micro-batches of each rank until the next exchange.
     pub fn counts(&self) -> &[usize] {
         &self.counts
     }
 
-    /// Micro-batches of the slowest rank.
+    /// The number of micro-batches of the slowest rank.
     pub fn anchor(&self) -> usize {
         self.anchor
     }
 
-    /// Whether counts follow what is measured by now.
+    /// Tells whether counts follow measurements by now.
     pub fn is_on(&self) -> bool {
         self.is_on
     }
 
-    /// Takes note of what was measured up to an exchange, and chooses the counts until the next.
+    /// Records the measurements up to an exchange, and chooses the counts until the next.
     pub fn report(&mut self, window: CadenceWindow<'_>) -> Result<()> {
         let CadenceWindow { seconds, batches, exchange } = window;
         require_ranks("Cadence", self.speeds.len(), [seconds.len(), batches.len()])?;
@@ -166,7 +168,8 @@ impl Cadence {
         Ok(())
     }
 
-    /// Exchanges further apart where they take too much of the time, up by as much as twice and down one by one.
+    /// Raises the anchor, at most to twice, if exchanges take more than the target share; lowers it by one below half
+    /// of that.
     fn move_anchor(&mut self, overhead: f64) {
         let CadenceOptions { anchor: least, max_anchor: most, overhead_target: target, .. } = self.options;
         if overhead > target {
@@ -215,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// Ranks whose seconds for a micro-batch are known: what they could do in the time, and did.
+    /// Simulated ranks with known times for a micro-batch: counts the micro-batches they could do, and did.
     struct VirtualRanks {
         each: Vec<f64>,
         exchange: f64,
@@ -243,7 +246,7 @@ mod tests {
             cadence.report(CadenceWindow { seconds: &seconds, batches: &counts, exchange: self.exchange }).unwrap();
         }
 
-        /// What was done of what could have been, over so many steps.
+        /// The share of possible micro-batches that were done, over `steps` steps.
         fn efficiency(&mut self, cadence: &mut Cadence, steps: usize) -> f64 {
             (self.done, self.possible) = (0.0, 0.0);
             (0..steps).for_each(|_| self.step(cadence));
@@ -285,7 +288,7 @@ mod tests {
             let mut cadence = cadence(4, 10);
             let mut ranks = VirtualRanks::new(&[1.0, 1.0, 2.0, 2.5], 0.0);
             ranks.efficiency(&mut cadence, 3);
-            // What calibration found is settled once the average is that of many.
+            // The calibrated counts are settled once the average is over many measurements.
             ranks.efficiency(&mut cadence, 1);
             let counts = cadence.counts().to_vec();
             ranks.noise = Some((Philox::new(seed, 0), 0.1));

@@ -1,4 +1,4 @@
-//! Checkpoints of a balanced step: those of the step that it balances. What was measured before is not saved, and is measured again.
+//! Checkpoints of a balanced step: those of its inner step. Measurements are not saved, but made again.
 
 use numcore::Runtime;
 

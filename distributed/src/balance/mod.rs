@@ -1,18 +1,18 @@
-//! Uneven machines: ranks of different speeds that arrive at a step's end together.
+//! Load balancing for uneven machines: ranks of different speeds that reach a step's end together.
 //!
-//! Two ways to give a fast rank more to do, each a state machine without a clock, which is told what was measured:
+//! There are two ways to give a fast rank more work. Each is a state machine without a clock, fed with measurements:
 //!
 //! | | what is uneven | a step's examples |
 //! |---|---|---|
 //! | [`SpeedShares`] | the share of one batch that each rank reads | the same in every step |
-//! | [`Cadence`] | how many micro-batches each rank computes between two exchanges | more where exchanges are slow, to hide them |
+//! | [`Cadence`] | each rank's micro-batches between two exchanges | more if exchanges are slow, to hide them |
 //!
-//! Gradients are sums, and a step divides once by what all of them weigh, after which the norm is clipped: so a step of
-//! uneven counts is the step of one rank with all of its micro-batches. [`Balanced`] takes such steps: it measures,
-//! agrees with the other ranks on the counts, and tells each which batches of a common order are its own
-//! ([`BatchRanges`]), so that each is read once.
+//! Gradients are sums, divided once by the weight of all examples, after which the norm is clipped. So a step of uneven
+//! counts equals the step of one rank with all of its micro-batches. [`Balanced`] takes such steps: it measures, agrees
+//! with the other ranks on the counts, and assigns each rank batches of a common order ([`BatchRanges`]), so that each
+//! is read once.
 //!
-//! After El Che in flodl, with time of exchanges measured wherever they run, and gradients in place of weights.
+//! After El Che in flodl, but with exchanges timed wherever they run, and gradients in place of weights.
 
 mod cadence;
 mod checkpoint;

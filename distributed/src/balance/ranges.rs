@@ -1,10 +1,11 @@
-//! Which batches of a common order a rank reads.
+//! The assignment of batches of a common order to ranks.
 
 use std::ops::Range;
 
 use super::shares::apportioned;
 
-/// The place in an epoch's batches, which ranks take ranges of in turn: every batch is read once, by one rank, whatever the counts are.
+/// A position in an epoch's batches, from which ranks take ranges in turn. One rank reads each batch, once, whatever
+/// the counts.
 ///
 /// ```
 /// use distributed::balance::BatchRanges;
@@ -22,22 +23,23 @@ pub struct BatchRanges {
 }
 
 impl BatchRanges {
-    /// All of so many batches.
+    /// All of `batches` batches.
     pub fn new(batches: u64) -> Self {
         BatchRanges { batches, next: 0 }
     }
 
-    /// What is left from a batch on: a resumed epoch.
+    /// The batches from `next` on, to resume an epoch.
     pub fn from(batches: u64, next: u64) -> Self {
         BatchRanges { batches, next: next.min(batches) }
     }
 
-    /// The first batch that nobody has taken.
+    /// The first batch that is not taken yet.
     pub fn position(&self) -> u64 {
         self.next
     }
 
-    /// The next range of each rank, of so many batches if there are as many; none when all are taken.
+    /// The next range of each rank: `counts[r]` batches for rank `r`, or the rest of the batches shared out by
+    /// `counts`. None when all are taken.
     pub fn next(&mut self, counts: &[usize]) -> Option<Vec<Range<u64>>> {
         let left = usize::try_from(self.batches - self.next).unwrap_or(usize::MAX);
         if left == 0 || counts.is_empty() {

@@ -24,15 +24,15 @@ use super::{SpeedEstimate, SpeedOptions};
 pub struct SpeedShares {
     speeds: Vec<SpeedEstimate>,
     options: SpeedOptions,
-    /// What each rank has of a whole.
+    /// The share of each rank; all add up to 1.
     ratios: Vec<f64>,
 }
 
-/// The least that a rank has of a whole, so that its speed is measured.
+/// The least share of a rank, so that its speed is measured.
 const LEAST: f64 = 0.05;
 
 impl SpeedShares {
-    /// Equal shares of so many ranks.
+    /// Equal shares for `ranks` ranks; an error for none.
     pub fn new(ranks: usize) -> Result<Self> {
         if ranks == 0 {
             return Err(Error::argument("SpeedShares", "there is at least one rank"));
@@ -40,7 +40,7 @@ impl SpeedShares {
         SpeedShares::of(vec![1.0; ranks])
     }
 
-    /// Shares as given to begin with, in any unit.
+    /// Initial shares, in any unit. An error unless all are positive and finite.
     pub fn of(ratios: Vec<f64>) -> Result<Self> {
         if ratios.is_empty() || !ratios.iter().all(|ratio| *ratio > 0.0 && ratio.is_finite()) {
             return Err(Error::argument("SpeedShares", format!("shares are positive numbers, not {ratios:?}")));
@@ -51,16 +51,17 @@ impl SpeedShares {
         Ok(SpeedShares { speeds: vec![SpeedEstimate::of(&options); ratios.len()], options, ratios })
     }
 
-    /// These shares, with measurements from now on that move them as the options say.
+    /// Restarts the measurements of these shares with other options.
     ///
     /// # Errors
-    /// If an option is out of its range.
+    /// Fails if an option is out of its range.
     pub fn with_options(self, options: SpeedOptions) -> Result<Self> {
         options.check()?;
         Ok(SpeedShares { speeds: vec![SpeedEstimate::of(&options); self.ratios.len()], options, ..self })
     }
 
-    /// Takes note of how long each rank computed, in seconds, for how many examples; of a rank without any nothing is learned.
+    /// Records the computing time of each rank, in seconds, and its number of examples. A rank without examples is not
+    /// measured.
     pub fn report(&mut self, seconds: &[f64], examples: &[usize]) -> Result<()> {
         require_ranks("SpeedShares", self.speeds.len(), [seconds.len(), examples.len()])?;
         for (speed, (seconds, &examples)) in self.speeds.iter_mut().zip(seconds.iter().zip(examples)) {
@@ -74,24 +75,24 @@ impl SpeedShares {
         Ok(())
     }
 
-    /// What each rank has of a whole.
+    /// The share of each rank; all add up to 1.
     #[doc(alias("chunk_ratios"))]
     pub fn ratios(&self) -> &[f64] {
         &self.ratios
     }
 
-    /// How many of so many examples each rank reads: at least one, if there are enough.
+    /// The number of examples for each rank, of `examples`: at least one each, if there are enough.
     #[doc(alias("compute_shard_sizes"))]
     pub fn sizes(&self, examples: usize) -> Vec<usize> {
         apportioned(examples, &self.ratios)
     }
 }
 
-/// Ratios that are no less than the least, and 1 together: what some have too little of, the others give.
+/// Ratios that add up to 1, with a lower bound: ratios above it give up what the others lack.
 fn bounded(of: &[f64]) -> Vec<f64> {
     let (total, least): (f64, f64) = (of.iter().sum(), LEAST.min(1.0 / of.len() as f64));
     let mut ratios: Vec<f64> = of.iter().map(|ratio| ratio / total).collect();
-    // Whoever falls below while giving is raised in the next round.
+    // A ratio that falls below the bound by giving is raised in the next round.
     for _ in 0..of.len() {
         let (low, high): (f64, f64) = ratios.iter().fold((0.0, 0.0), |(low, high), &ratio| match ratio <= least {
             true => (low + least, high),
@@ -102,11 +103,12 @@ fn bounded(of: &[f64]) -> Vec<f64> {
     ratios
 }
 
-/// A number in whole parts by ratios that sum up to 1 (largest remainders), one each at least if there are enough.
+/// Divides a number into whole parts by ratios that add up to 1 (largest remainders); at least one each, if there are
+/// enough.
 pub(super) fn apportioned(whole: usize, ratios: &[f64]) -> Vec<usize> {
     let least = usize::from(whole >= ratios.len());
     let left = (whole - least * ratios.len()) as f64;
-    // What is above the one that each has already.
+    // The share above the one that each has already.
     let above: Vec<f64> = ratios.iter().map(|ratio| (ratio * whole as f64 - least as f64).max(0.0)).collect();
     let total: f64 = above.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let exact: Vec<f64> = above.iter().map(|part| part * left / total).collect();
@@ -118,12 +120,12 @@ pub(super) fn apportioned(whole: usize, ratios: &[f64]) -> Vec<usize> {
     parts
 }
 
-/// What each rank takes for a unit of work, once that is known of all.
+/// The time of each rank for a unit of work, once all ranks are calibrated.
 pub(super) fn settled(speeds: &[SpeedEstimate]) -> Option<Vec<f64>> {
     speeds.iter().map(|speed| speed.seconds().filter(|_| speed.is_calibrated())).collect()
 }
 
-/// An error unless there is a measurement of each rank.
+/// An error unless each rank has a measurement.
 pub(super) fn require_ranks<const K: usize>(what: &'static str, ranks: usize, given: [usize; K]) -> Result<()> {
     match given.iter().find(|&&given| given != ranks) {
         Some(given) => Err(Error::argument(what, format!("{ranks} ranks, and measurements of {given}"))),

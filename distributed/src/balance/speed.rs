@@ -1,37 +1,37 @@
-//! How long a rank takes, from measurements that jitter.
+//! Estimates of a rank's speed from measurements that jitter.
 
 use numcore::{Error, Result};
 
-/// What a rank takes for a unit of work, as an average that noise does not move much and a change of speed moves at once.
+/// A rank's time for a unit of work, as an average that noise moves little and a change of speed moves at once.
 ///
-/// The median of the first measurements begins it: the first may be one of compilation. From then on one that is near the estimate moves it a little; one that is farther
-/// off is left out, as a pause is, unless the next one is far off in the same direction: then the rank has another speed now, the
-/// mean of the two.
+/// The estimate starts as the median of the first measurements, one of which may include compilation. Later, a
+/// measurement near the estimate moves it a little. A farther one is dropped, as a pause is, unless the next is far off
+/// in the same direction: then the speed has changed, and the estimate becomes the mean of the two.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpeedEstimate {
     options: SpeedOptions,
     seconds: f64,
-    /// The first measurements.
+    /// The first measurements, sorted.
     first: Vec<f64>,
-    /// A measurement that was far off, the last one.
+    /// The last measurement, if it was far off.
     outlier: Option<f64>,
 }
 
-/// Options of a [`SpeedEstimate`]: the weight of measurements in it.
+/// Options of a [`SpeedEstimate`] and of the changes that follow from it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SpeedOptions {
-    /// Measurements whose median begins the estimate: at least one.
+    /// The number of measurements whose median starts the estimate: at least one.
     pub calibration: usize,
-    /// The share of the estimate by which a measurement may be off and still be noise.
+    /// The share of the estimate by which a measurement may be off and still count as noise.
     pub noise: f64,
-    /// The weight in `(0, 1]` of a new measurement in the moving average.
+    /// The weight, in `(0, 1]`, of a new measurement in the moving average.
     pub weight: f64,
-    /// The share by which counts or shares must change to be changed.
+    /// The relative change that counts or shares must reach to be replaced.
     pub dead_zone: f64,
 }
 
 impl Default for SpeedOptions {
-    /// Three measurements, a quarter, a tenth, a tenth.
+    /// Three measurements, noise of a quarter, weight and dead zone of a tenth.
     fn default() -> Self {
         SpeedOptions { calibration: 3, noise: 0.25, weight: 0.1, dead_zone: 0.1 }
     }
@@ -54,19 +54,19 @@ impl SpeedOptions {
         Err(Error::config("SpeedOptions", wrong.0, wrong.1))
     }
 
-    /// True where a number left the dead zone around its old value.
+    /// True if a number left the dead zone around its old value.
     pub(super) fn is_far(&self, new: f64, old: f64) -> bool {
         (new / old - 1.0).abs() > self.dead_zone
     }
 }
 
 impl SpeedEstimate {
-    /// An estimate without a measurement yet.
+    /// An estimate without measurements.
     pub(super) fn of(options: &SpeedOptions) -> Self {
         SpeedEstimate { options: options.clone(), ..Default::default() }
     }
 
-    /// Takes note of a measurement, in seconds; what is no positive number is left out.
+    /// Adds a measurement, in seconds; ignores numbers that are not positive and finite.
     pub fn measure(&mut self, seconds: f64) {
         if !(seconds > 0.0 && seconds.is_finite()) {
             return;
@@ -87,12 +87,12 @@ impl SpeedEstimate {
         }
     }
 
-    /// Seconds for a unit of work; none before the first measurement.
+    /// The time for a unit of work, in seconds; none before the first measurement.
     pub fn seconds(&self) -> Option<f64> {
         (!self.first.is_empty()).then_some(self.seconds)
     }
 
-    /// Whether enough was measured to go by.
+    /// Tells whether there are enough measurements to rely on.
     pub fn is_calibrated(&self) -> bool {
         self.first.len() >= self.options.calibration
     }

@@ -1,4 +1,4 @@
-//! Training steps of uneven counts, which are measured and chosen.
+//! Training steps with uneven numbers of micro-batches, chosen by measured speed.
 
 use std::{
     ops::Range,
@@ -17,12 +17,12 @@ use crate::{
     train::{Combines, NO_ROW, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
 
-/// A training step to which fast ranks contribute more micro-batches than slow ones, in place of the number that its
-/// configuration has (`accumulation`).
+/// A training step to which fast ranks contribute more micro-batches than slow ones. Replaces the fixed number of its
+/// configuration (`accumulation`).
 ///
-/// Ranks take batches by number, from one order that all of them know: a loader of the whole batches, a seed. What a rank computes
-/// is measured until its last backward pass is over; with what the others measured it goes into a [`Cadence`], which all ranks
-/// have alike. The step waits for the device twice, to measure.
+/// Ranks take batches by number, from an order that all of them know: a loader of whole batches, a seed. A rank's
+/// computing time is measured up to the end of its last backward pass. All ranks' times go into a [`Cadence`], equal on
+/// all ranks. The step waits for the device twice, to measure.
 ///
 /// ```
 /// use distributed::{
@@ -54,15 +54,15 @@ use crate::{
 pub struct Balanced<S> {
     pub(super) inner: S,
     cadence: Cadence,
-    /// Called through `get_mut`: the lock makes a step `Sync`.
+    /// The clock, called through `get_mut`: the lock makes a step `Sync`.
     clock: Mutex<Box<dyn FnMut() -> Duration + Send>>,
 }
 
 impl<S> Balanced<S> {
-    /// Balances a step among its shares of the examples: of ranks, or of replicas of a pipeline.
+    /// Balances a step among its shares of the examples: ranks, or replicas of a pipeline.
     ///
     /// # Errors
-    /// On every rank: if options make no sense or differ, or a feature of the step
+    /// On every rank, if options are invalid or differ between ranks, or a feature of the step
     /// [excludes](crate::combinations::COMBINATIONS) uneven micro-batches.
     #[track_caller]
     pub fn new<R: Runtime>(inner: S, options: CadenceOptions) -> Result<Self>
@@ -73,7 +73,7 @@ impl<S> Balanced<S> {
         Balanced::with_clock(inner, options, move || begun.elapsed())
     }
 
-    /// Measures by another clock, which tells the time since some moment: for simulations.
+    /// Balances a step by another clock, which returns the time since any fixed moment: for simulations.
     #[track_caller]
     pub fn with_clock<R: Runtime>(
         inner: S,
@@ -90,12 +90,12 @@ impl<S> Balanced<S> {
         Ok(Balanced { inner, cadence, clock: Mutex::new(Box::new(clock)) })
     }
 
-    /// One step of the next batches of an epoch, each of which `input` is given by its number on the ranks of one
-    /// share; none when all are read. In the last step of an epoch a rank that is left without a batch is given the
-    /// number before its place, of a batch that another rank reads too, and what it computes weighs nothing.
+    /// Takes one step on the next batches of an epoch; none when all are read. The ranks of one share call `input` with
+    /// the number of each of their batches. In the last step of an epoch, a rank without a batch gets the number before
+    /// its place, of a batch that another rank reads too, and its loss weighs nothing.
     ///
     /// # Errors
-    /// As [`Step::step`].
+    /// The errors of [`Step::step`].
     #[track_caller]
     pub fn step<R: Runtime, I: Into<StepInput<R>>>(
         &mut self,
@@ -149,7 +149,7 @@ impl<S> Balanced<S> {
         Ok(metrics)
     }
 
-    /// Tells all ranks what was measured. A share took as long as the slowest of its ranks, an exchange as long as on
+    /// Exchanges the measurements. The time of a share is that of its slowest rank; the time of an exchange is that on
     /// the rank that came to it last.
     fn report<R: Runtime>(&mut self, ranks: &StepRanks<R>, own: [Duration; 2], batches: &[usize]) -> Result<()> {
         let mut bytes = [0; 24];
@@ -167,25 +167,24 @@ impl<S> Balanced<S> {
         self.cadence.report(CadenceWindow { seconds: &seconds, batches, exchange })
     }
 
-    /// The counts, and what they follow from.
+    /// The counts of micro-batches, and the estimates behind them.
     pub fn cadence(&self) -> &Cadence {
         &self.cadence
     }
 
-    /// The step that is balanced.
+    /// The inner step.
     pub fn inner(&self) -> &S {
         &self.inner
     }
 
-    /// The step that is balanced, for schedules and checkpoints.
+    /// The inner step, mutably: for schedules and checkpoints.
     pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 }
 
-/// Ranks take whole batches in turn, of numbers from 0 among those that are left: as many in a step as there are.
-/// Counts depend on what was measured, so a run that is resumed is no repetition of one that was not, but reads what
-/// that would have read, once.
+/// Ranks take whole batches in turn, by numbers from 0 among the remaining ones, all of them in one step. Counts depend
+/// on measurements: a resumed run does not repeat the uninterrupted one, but reads the same batches, once.
 impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     fn ranks(&self) -> &StepRanks<R> {
         self.inner.ranks()

@@ -1,4 +1,4 @@
-//! What the attention of a sequence that is cut over ranks is made of, whichever way keys and values are exchanged.
+//! The attention of a sequence that is cut over ranks, common to all exchanges of keys and values.
 
 use std::sync::Arc;
 
@@ -11,25 +11,26 @@ use numcore::{
 use super::order::ZigZag;
 use crate::comm::Comm;
 
-/// The attention of the queries here over the keys and values of all ranks.
+/// The attention of this rank's queries over the keys and values of all ranks.
 pub(super) struct CutAttention<R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) order: ZigZag,
-    /// What queries see, were the sequence whole.
+    /// The attention over the uncut sequence.
     pub(super) op: Attention,
     /// The document of each token of the whole sequence, `[B, T]`.
     pub(super) segments: Option<Tensor<R>>,
-    /// The layer, by which calls are told apart.
+    /// The name of the layer, which labels its collective calls.
     pub(super) of: Arc<str>,
 }
 
-/// Keys and values of `depth` channels that lie next to each other.
+/// Splits keys, of `depth` channels, from values, concatenated along channels.
 pub(super) fn apart<T: Apply>(both: &T, depth: usize) -> Result<[T; 2]> {
     let width = both.spec().shape[3];
     Ok([both.narrow(3, 0, depth)?, both.narrow(3, depth, width - depth)?])
 }
 
-/// Rows `[B, H, n, D]` one after another, stored token by token, as queries usually are: heads that were split by a view are merged by a view.
+/// Concatenates rows `[B, H, n, D]`, stored token by token, as queries usually are: heads that a view has split, a view
+/// merges.
 pub(super) fn stacked<T: Apply>(parts: &[T]) -> Result<T> {
     if let [only] = parts {
         return Ok(only.clone());

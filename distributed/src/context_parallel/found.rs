@@ -1,4 +1,4 @@
-//! What attention finds over some of the keys, and how two of these are merged.
+//! Partial attention over some of the keys, and the merge of two of them.
 
 use std::sync::LazyLock;
 
@@ -9,15 +9,16 @@ use numcore::{
     pointwise::Program,
 };
 
-/// The output of attention over some keys, and the logarithms of its sums of weights, in the type of computation.
+/// The output of attention over some keys `[B, H, n, D]`, and the log-sum-exp of its scores, in the type of
+/// computation.
 pub(super) struct Found<R: Runtime> {
     pub(super) o: Tensor<R>,
-    /// `[B, H, n, 1]`.
+    /// The log-sum-exp of the scores, `[B, H, n, 1]`.
     pub(super) lse: Tensor<R>,
 }
 
 impl<R: Runtime> Found<R> {
-    /// What a call finds; its output is in the type of computation where it is merged with others.
+    /// The result of one call; with `partial`, its output is widened to the type of computation, for merging.
     pub(super) fn of(op: Attention, operands: &[&Tensor<R>]) -> Result<Self> {
         let partial = op.partial;
         let found = Tensor::apply(op.into(), operands)?;
@@ -27,7 +28,8 @@ impl<R: Runtime> Found<R> {
     }
 }
 
-/// The attention over the keys of both: weights are `exp` of the differences of the sums' logarithms. A query without keys has a sum of 0.
+/// The attention over the keys of both: weights are `exp` of differences of the log-sum-exps. A query without keys has
+/// a sum of 0.
 pub(super) fn merged<R: Runtime>(a: &Found<R>, b: &Found<R>) -> Result<Found<R>> {
     static OUTPUT: LazyLock<Program> = LazyLock::new(|| {
         Program::new("merge_attention", |[o, p, l, m], []| {

@@ -1,4 +1,4 @@
-//! Attention over keys and values that are gathered from all ranks, in forward and again in backward, so that none keeps them.
+//! Attention over keys and values that are gathered in forward and again in backward, so that no rank keeps them.
 
 use std::ops::Range;
 
@@ -20,10 +20,10 @@ use super::{
 };
 use crate::comm::Communicator;
 
-/// The attention of the queries here, in one or two calls, over the keys and values of all ranks.
+/// The attention of this rank's queries, in one or two calls a chunk, over the keys and values of all ranks.
 pub(super) struct GatheredAttention<R: Runtime>(pub(super) CutAttention<R>);
 
-/// Some of the queries here, and the keys that they may see.
+/// One attention call: a range of this rank's queries, and the keys that they may see.
 struct KeysSeen {
     rows: Range<usize>,
     queries: SequencePart,
@@ -32,9 +32,9 @@ struct KeysSeen {
 }
 
 impl<R: Runtime> GatheredAttention<R> {
-    /// Which queries see which keys: a causal chunk those up to its end, so that nothing is computed of the rest. Those before the chunk and those
-    /// of the chunk are two calls, which every kernel has, and whose results are merged. With a window, or if asked for, they are one, which counts
-    /// queries from the end of the keys.
+    /// The attention calls of this rank. A causal chunk sees the keys up to its end; the rest is not computed. The keys
+    /// before the chunk and those of the chunk are two calls, which every kernel supports, and whose results are
+    /// merged. With a window, or `as_one`, they are one call, which counts queries from the end of the keys.
     fn seen(&self, as_one: bool) -> Vec<KeysSeen> {
         let CutAttention { order, op, .. } = &self.0;
         let &ZigZag { rank, chunk, .. } = order;
@@ -69,7 +69,7 @@ impl<R: Runtime> GatheredAttention<R> {
         self.0.segments.as_ref().map(of).transpose()
     }
 
-    /// The step that gathers keys and values, next to each other, or scatters their gradients.
+    /// The exchange that gathers keys and values, concatenated along channels, or scatters their gradients.
     fn exchange(&self, what: SequenceStep, when: &str) -> SequenceExchange<R> {
         let of = format!("{}, keys and values{when}", self.0.of).into();
         SequenceExchange { what, comm: self.0.comm.clone(), order: self.0.order, of }
@@ -113,7 +113,7 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         let depth = k.spec().shape[3];
         let [k, v] = apart(&both, depth)?;
         let (mut of_queries, mut of_keys): (Vec<(Range<usize>, Var<R>)>, _) = (Vec::new(), Vec::new());
-        // A gradient by some of the keys cannot be differentiated again: the sums of weights are those of all.
+        // A gradient over some of the keys cannot be differentiated again: the sums of weights are over all keys.
         for seen in self.seen(is_grad_enabled()) {
             let [k, v] = [&k, &v].map(|x| x.narrow(2, seen.keys.start, seen.keys.len()));
             let [g, o, sums, q] = [&upstream, &o, &sums, &q].map(|x| rows(x, &seen.rows));
@@ -129,7 +129,7 @@ impl<R: Runtime> Function<R> for GatheredAttention<R> {
         }
         let of_queries: Vec<Var<R>> = of_queries.into_iter().map(|(_, gradient)| gradient).collect();
         cx.give_value(0, &stacked(&of_queries)?)?;
-        // What is trained, all ranks know alike.
+        // All ranks know alike which inputs are trained.
         if !(cx.wants(1) || cx.wants(2)) {
             return Ok(());
         }
@@ -144,7 +144,7 @@ fn rows<T: Apply>(x: &T, rows: &Range<usize>) -> Result<T> {
     x.narrow(2, rows.start, rows.len())
 }
 
-/// The sum of values `[B, G, n, D]` of ranges of a sequence, over all of the sequence.
+/// The sum of values `[B, G, n, D]` of ranges of a sequence, placed in the whole sequence: `[B, G, tokens, D]`.
 fn added<R: Runtime>(parts: &[(Range<usize>, Var<R>)], tokens: usize) -> Result<Var<R>> {
     let mut edges: Vec<usize> =
         parts.iter().flat_map(|(range, _)| [range.start, range.end]).chain([0, tokens]).collect();

@@ -1,4 +1,4 @@
-//! Attention within documents, whose masks are recomputed in backward, so that no layer keeps them.
+//! Attention within packed documents, whose masks are recomputed in backward, so that no layer keeps them.
 
 use autograd::{Function, Var};
 use nn::parallel::SequencePart;
@@ -43,14 +43,15 @@ impl<R: Runtime> Function<R> for MaskedAttention<R> {
     }
 }
 
-/// The gradients of queries, keys and values, by the gradient of the output, the output and the logarithms of its sums of weights.
+/// The gradients of queries, keys and values, from the output's gradient, the output, and the log-sum-exp of the
+/// scores.
 pub(super) fn gradients<R: Runtime>(
     op: &Attention,
     [g, o, sums]: [&Var<R>; 3],
     [q, k, v]: [&Var<R>; 3],
     mask: Option<Tensor<R>>,
 ) -> Result<Vec<Var<R>>> {
-    // Kernels read sums that lie next to each other. A gradient that is differentiated again does not read them.
+    // Kernels read contiguous sums. A gradient that is differentiated again does not read them.
     let (sums, mask) = (Var::new(sums.value()?.contiguous()?), mask.map(Var::new));
     let operands: Vec<&Var<R>> = [g, o, &sums, q, k, v].into_iter().chain(&mask).collect();
     Ok(Var::apply(AttentionGrad(op.clone()).into(), &operands)?.into_vec())

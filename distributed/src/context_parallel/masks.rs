@@ -1,10 +1,10 @@
-//! Masks of packed documents: tokens see none of another.
+//! Masks of packed documents: tokens of one document see none of another.
 
 use nn::parallel::{SequencePart, same_segment};
 use numcore::{Result, Runtime, Tensor, ops::PointwiseOps};
 
-/// What is added to the scores of some queries with some keys, `[B, 1, n, m]`, of the dtype of `like`: 0 where both are of one document, −∞
-/// where they are not. `segments`, `[B, T]`, has the document of each token of the whole sequence.
+/// The mask to add to the scores of `queries` with `keys`, `[B, 1, n, m]`, of the dtype of `like`: 0 within a document,
+/// −∞ across documents. `segments`, `[B, T]`, has the document of each token of the whole sequence.
 pub(super) fn segment_mask<R: Runtime>(
     segments: &Tensor<R>,
     queries: &SequencePart,

@@ -8,18 +8,18 @@ use numcore::{
     ops::{Apply, ViewOps, cat},
 };
 
-/// Of `2c` chunks of a sequence, rank `r` of `c` has chunks `r` and `2c − 1 − r`: what an early chunk does not see of the sequence, a late
-/// one does.
+/// The zig-zag order: of `2c` chunks of a sequence, rank `r` of `c` has chunks `r` and `2c − 1 − r`. A late chunk sees
+/// as much more of the sequence as an early one sees less.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ZigZag {
     pub(super) rank: usize,
     pub(super) ranks: usize,
-    /// The tokens of a chunk.
+    /// The number of tokens of a chunk.
     pub(super) chunk: usize,
 }
 
 impl ZigZag {
-    /// The order of sequences of so many tokens, seen from a rank; an error unless they make equal chunks.
+    /// The order of sequences of `tokens` tokens, for one rank; an error unless `2c` divides `tokens`.
     pub(super) fn of(tokens: usize, rank: usize, ranks: usize) -> Result<Self> {
         let chunks = 2 * ranks;
         if !tokens.is_multiple_of(chunks) {
@@ -32,7 +32,7 @@ impl ZigZag {
         Ok(ZigZag { rank, ranks, chunk: tokens / chunks })
     }
 
-    /// The tokens of the whole sequence.
+    /// The number of tokens of the whole sequence.
     pub(super) fn tokens(&self) -> usize {
         2 * self.ranks * self.chunk
     }
@@ -47,7 +47,7 @@ impl ZigZag {
         SequencePart::of(self.tokens(), self.chunks_of(rank))
     }
 
-    /// The sequence along `dim`, of what each rank has of it.
+    /// Joins the parts of all ranks to the sequence along `dim`.
     pub(super) fn joined<T: Apply>(&self, parts: &[T], dim: usize) -> Result<T> {
         let half = |part: &T, k: usize| part.narrow(dim as isize, k * self.chunk, self.chunk);
         let early = parts.iter().map(|part| half(part, 0));
@@ -56,8 +56,7 @@ impl ZigZag {
         cat(&chunks.iter().collect::<Vec<_>>(), dim as isize)
     }
 
-    /// The chunks of a sequence along `dim`, two of each rank after another: those of one rank are next to each other along a new first
-    /// dimension, `[2c, ..]`.
+    /// The chunks of a sequence along `dim`, ordered by rank, two for each: `[2c, ..]` with a new first dimension.
     pub(super) fn dealt<T: Apply>(&self, x: &T, dim: usize) -> Result<T> {
         let chunk = |at: Range<usize>| x.narrow(dim as isize, at.start, at.len())?.unsqueeze(0);
         let chunks = (0..self.ranks).flat_map(|rank| self.chunks_of(rank)).map(chunk).collect::<Result<Vec<_>>>()?;

@@ -12,8 +12,8 @@ use super::{
 };
 use crate::comm::{Collectives, Comm, Communicator};
 
-/// The ranks of a communicator, over which [`cut_sequences`](nn::parallel::cut_sequences) cuts the sequences of a model.
-/// [`Mesh::context_parallel`](crate::mesh::Mesh::context_parallel) gives models those along the context axis.
+/// The ranks of a communicator, over which [`cut_sequences`](nn::parallel::cut_sequences) cuts the sequences of a
+/// model. [`Mesh::context_parallel`](crate::mesh::Mesh::context_parallel) uses the ranks along the context axis.
 #[derive(Clone, Debug)]
 pub struct ContextRanks<R: Runtime> {
     comm: Comm<R>,
@@ -21,7 +21,7 @@ pub struct ContextRanks<R: Runtime> {
 }
 
 impl<R: Runtime> ContextRanks<R> {
-    /// The group of these ranks.
+    /// The context group of these ranks.
     pub fn group(comm: &Comm<R>, exchange: ContextExchange) -> Arc<dyn ContextGroup<R>> {
         Arc::new(ContextRanks { comm: comm.clone(), exchange })
     }
@@ -30,7 +30,7 @@ impl<R: Runtime> ContextRanks<R> {
         ZigZag::of(tokens, self.comm.rank(), self.comm.size()).map_err(|error| error.on_rank(self.comm.world_rank()))
     }
 
-    /// The order of the sequence that queries and keys are parts of.
+    /// The order of the sequence that queries and keys are parts of; an error unless their shapes fit.
     fn order_of(&self, [q, k, v]: [Shape; 3]) -> Result<ZigZag> {
         let fits = [q, k, v].iter().all(|shape| shape.rank() == 4) && q[2] == k[2] && k[2] == v[2];
         if !fits {
@@ -43,7 +43,7 @@ impl<R: Runtime> ContextRanks<R> {
 }
 
 impl<R: Runtime> ContextRanks<R> {
-    /// How many keys before its own position a query sees; an error for windows that are not possible.
+    /// The number of keys before its own position that a query sees, if limited; an error for unsupported windows.
     fn window_of(&self, options: &ContextAttention<'_, R>, shapes: &[Shape]) -> Result<Option<usize>> {
         let why = match options.window {
             (None, None) => return Ok(None),

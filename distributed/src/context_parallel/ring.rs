@@ -1,8 +1,9 @@
-//! Ring attention (Liu et al. 2023): blocks of keys and values travel from rank to rank while attention over the last is computed.
+//! Ring attention (Liu et al. 2023): blocks of keys and values travel from rank to rank during the attention over the
+//! last one.
 //!
-//! The attention of some queries over a block of keys is `o` and the logarithm of its sum of weights; two of them are merged by these sums
-//! ([`merged`]). In backward the sums over all keys are known, so each block gives its part of every gradient by itself. A block's gradient
-//! follows it around, and is home after as many hops as the block made.
+//! The attention of queries over a block of keys is `o` and the log-sum-exp of its scores; two of them are merged by
+//! these ([`merged`]). In backward the sums over all keys are known, so each block gives its part of every gradient
+//! independently. A block's gradient follows the block around the ring, and is home after as many hops.
 
 use autograd::{Function, Var, is_grad_enabled};
 use nn::parallel::SequencePart;
@@ -20,13 +21,13 @@ use super::{
 };
 use crate::comm::{Collectives, Communicator, Named, Work};
 
-/// The attention of the queries here over blocks of keys and values that come by.
+/// The attention of this rank's queries over the blocks of keys and values that pass by.
 pub(super) struct RingAttention<R: Runtime>(pub(super) CutAttention<R>);
 
-/// Which chunks a step computes with, of the two that each rank has: 0 is the early one, 1 the late one.
+/// The chunks that a step computes with, of the two that each rank has: 0 is the early one, 1 the late one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RingStep {
-    /// The rank whose keys and values are here.
+    /// The rank whose keys and values are on this rank now.
     owner: usize,
     queries: (usize, usize),
     keys: (usize, usize),
@@ -37,8 +38,8 @@ const BOTH: (usize, usize) = (0, 2);
 const EARLY: (usize, usize) = (0, 1);
 const LATE: (usize, usize) = (1, 2);
 
-/// What a rank computes in step `j`, with the block that has made as many hops. The early chunks of earlier ranks come before all queries
-/// here, and their late ones after; chunks of later ranks come between the two of this one.
+/// The computation of step `j`, with the block that has made `j` hops. The early chunks of earlier ranks come before
+/// all queries of this rank, and their late ones after; both chunks of later ranks come between this rank's two.
 fn step(order: ZigZag, causal: bool, j: usize) -> RingStep {
     let ZigZag { rank, ranks, .. } = order;
     let owner = (rank + ranks - j) % ranks;
@@ -55,12 +56,13 @@ impl<R: Runtime> RingAttention<R> {
         step(self.0.order, self.0.op.causal, j)
     }
 
-    /// The pieces in which sums over steps are kept: chunks, where some steps are of one of them alone.
+    /// The pieces in which sums over steps are kept: single chunks if some steps compute with one chunk of queries
+    /// alone.
     fn pieces(&self) -> &'static [(usize, usize)] {
         if self.0.op.causal { &[EARLY, LATE] } else { &[BOTH] }
     }
 
-    /// Adds what a step found of some chunks to the sum of each piece of them.
+    /// Adds a step's result for some chunks to the sum of each piece of them.
     fn add_pieces<T>(
         &self,
         sums: &mut Vec<Option<T>>,
@@ -81,7 +83,7 @@ impl<R: Runtime> RingAttention<R> {
         Ok(())
     }
 
-    /// The call of a step, and its mask.
+    /// The attention call of a step, and its mask.
     fn call(&self, step: RingStep, like: &Tensor<R>) -> Result<(Attention, Option<Tensor<R>>)> {
         let chunks = |rank: usize, (from, to): (usize, usize)| {
             SequencePart::of(self.0.order.tokens(), self.0.order.chunks_of(rank)[from..to].to_vec())
@@ -94,12 +96,12 @@ impl<R: Runtime> RingAttention<R> {
         Ok((Attention { causal: step.causal, partial: true, ..self.0.op.clone() }, mask))
     }
 
-    /// Some of the chunks of a value, `[.., 2n, D]`.
+    /// The chunks `from..to` of a value, `[.., 2n, D]`.
     fn chunks(&self, x: &Tensor<R>, (from, to): (usize, usize)) -> Result<Tensor<R>> {
         x.narrow(2, from * self.0.order.chunk, (to - from) * self.0.order.chunk)
     }
 
-    /// Starts to give `x` to the next rank, for what the one before has.
+    /// Starts to send `x` to the next rank, and to receive the previous rank's value.
     fn pass_on(&self, x: &Tensor<R>, when: &str) -> Result<InFlight<R>> {
         let (rank, ranks) = (self.0.order.rank, self.0.order.ranks);
         let comm = Named::over(&self.0.comm, &format!("{}, {when}", self.0.of));
@@ -116,11 +118,12 @@ impl<R: Runtime> RingAttention<R> {
         Found::of(op, &operands)
     }
 
-    /// The gradients of queries, and of keys and values next to each other, by the chunks of one step: in the type of computation.
+    /// The gradients that one step gives queries, and keys and values concatenated along channels, in the type of
+    /// computation.
     fn gradients(&self, step: RingStep, saved: &SavedByRing<R>, both: &Tensor<R>) -> Result<[Tensor<R>; 2]> {
         let [k, v] = apart(&self.chunks(both, step.keys)?, saved.depth)?;
         let [g, o, q] = [&saved.g, &saved.o, &saved.q].map(|x| self.chunks(x, step.queries));
-        // Kernels read sums that lie next to each other.
+        // Kernels read contiguous sums.
         let (g, o, q, lse) = (g?, o?, q?, self.chunks(&saved.lse, step.queries)?.contiguous()?);
         let (op, mask) = self.call(step, &q)?;
         let operands: Vec<&Tensor<R>> = [&g, &o, &lse, &q, &k, &v].into_iter().chain(&mask).collect();
@@ -129,7 +132,7 @@ impl<R: Runtime> RingAttention<R> {
         Ok([found[0].to_dtype(wide)?, cat(&[&found[1], &found[2]], -1)?.to_dtype(wide)?])
     }
 
-    /// A value of all chunks with what is known of some added to it, which is all there is if there was none.
+    /// Adds `x`, a value of some chunks, to a sum over both chunks; without a sum, the other chunk is zeros.
     fn added(&self, sum: Option<Tensor<R>>, x: Tensor<R>, (from, to): (usize, usize)) -> Result<Tensor<R>> {
         if (from, to) == BOTH {
             return sum.map_or(Ok(x.clone()), |sum| sum.add(&x));
@@ -155,7 +158,7 @@ impl<R: Runtime> InFlight<R> {
     }
 }
 
-/// What backward reads.
+/// The tensors that backward reads.
 struct SavedByRing<R: Runtime> {
     g: Tensor<R>,
     q: Tensor<R>,
@@ -206,7 +209,7 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             lse: cx.output(Attention::LSE)?.value()?,
             depth: k.shape()[3],
         };
-        // What is trained, all ranks know alike.
+        // All ranks know alike which inputs are trained.
         let (ranks, keys_too) = (self.0.order.ranks, cx.wants(1) || cx.wants(2));
         let (mut both, mut of_queries, mut home, mut travelling) = (cat(&[&k, &v], -1)?, Vec::new(), None, None);
         for j in 0..ranks {
@@ -217,7 +220,7 @@ impl<R: Runtime> Function<R> for RingAttention<R> {
             if j == 0 {
                 home = Some(dkv);
             } else if keys_too {
-                // What the ranks before this one have added to the gradient of this block.
+                // The gradient of this block, as summed by the ranks before this one.
                 let before = travelling.take().map(InFlight::arrived).transpose()?;
                 travelling = Some(self.pass_on(&self.added(before, dkv, step.keys)?, "their gradients")?);
             }

@@ -11,26 +11,26 @@ use numcore::{
 use super::order::ZigZag;
 use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
 
-/// What is done with the sequence of `[B, G, T, D]`.
+/// A collective on a sequence of shape `[B, G, T, D]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SequenceStep {
-    /// Parts of all ranks become the whole, which each uses differently.
+    /// All-gather: parts of all ranks become the whole sequence, which each rank uses differently.
     Gather,
-    /// Each rank gets its part of the sum of all ranks' values.
+    /// Reduce-scatter: each rank gets its part of the sum of all ranks' values.
     Scatter,
 }
 
-/// A step, with the ranks that take it.
+/// An exchange, with the ranks that make it.
 pub(super) struct SequenceExchange<R: Runtime> {
     pub(super) what: SequenceStep,
     pub(super) comm: Comm<R>,
     pub(super) order: ZigZag,
-    /// What it is of, by which calls are told apart.
+    /// The label of the collective calls, in errors.
     pub(super) of: Arc<str>,
 }
 
 impl<R: Runtime> SequenceExchange<R> {
-    /// The value after the step.
+    /// Exchanges a tensor.
     pub(super) fn run(&self, x: &Tensor<R>) -> Result<Tensor<R>> {
         let comm = Named::over(&self.comm, &self.of);
         match self.what {
@@ -39,7 +39,7 @@ impl<R: Runtime> SequenceExchange<R> {
         }
     }
 
-    /// The variable after the step.
+    /// Exchanges a variable, on the tape.
     pub(super) fn apply(self, x: &Var<R>) -> Result<Var<R>> {
         Ok(apply_function(Arc::new(self), &[x])?.remove(0))
     }

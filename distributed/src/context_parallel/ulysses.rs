@@ -18,7 +18,7 @@ use crate::{
     differentiable::all_to_all,
 };
 
-/// Attention between two exchanges: parts of sequences become heads, and heads become parts of sequences again.
+/// Attention between two all-to-alls: from parts of sequences to heads, and from heads back to parts of sequences.
 pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]) -> Result<Var<R>> {
     let CutAttention { comm, order, op, segments, of } = cut;
     let ranks = order.ranks;
@@ -32,7 +32,7 @@ pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]
         return Err(Error::shape("attention", &[q.spec().shape, k.spec().shape], why).on_rank(comm.world_rank()));
     }
     let comm = &Named::over(&comm, &of);
-    // Ranks that have different heads of queries of one group each get its keys and values.
+    // Several ranks have heads of queries of one group: each gets a copy of its keys and values.
     let [k, v] = if shared { [repeated(k, ranks / g)?, repeated(v, ranks / g)?] } else { [k.clone(), v.clone()] };
     let (q, both) = (to_heads(comm, order, q)?, to_heads(comm, order, &cat(&[&k, &v], -1)?)?);
     let depth = k.spec().shape[3];
@@ -44,7 +44,7 @@ pub(super) fn by_heads<R: Runtime>(cut: CutAttention<R>, [q, k, v]: [&Var<R>; 3]
     to_tokens(comm, order, &found)
 }
 
-/// Each head `times` times, one after another: `[B, G, T, D]` as `[B, G · times, T, D]`.
+/// Repeats each head `times` times in place: `[B, G, T, D]` to `[B, G · times, T, D]`.
 fn repeated<R: Runtime>(x: &Var<R>, times: usize) -> Result<Var<R>> {
     let &[b, g, t, d] = x.spec().shape.dims() else {
         return Err(Error::shape("attention", &[x.spec().shape], "needs [B, G, T, D]"));
@@ -52,7 +52,7 @@ fn repeated<R: Runtime>(x: &Var<R>, times: usize) -> Result<Var<R>> {
     x.unsqueeze(2)?.broadcast_to([b, g, times, t, d])?.reshape([b, g * times, t, d])
 }
 
-/// All heads of a part of the sequence, `[B, H, T/c, D]`, as some heads of all of it, `[B, H/c, T, D]`.
+/// All-to-all from all heads of a part of the sequence, `[B, H, T/c, D]`, to some heads of all of it, `[B, H/c, T, D]`.
 fn to_heads<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var<R>> {
     let (ranks, shape) = (order.ranks, x.spec().shape);
     let heads = x.reshape([shape[0], ranks, shape[1] / ranks, shape[2], shape[3]])?.transpose(0, 1)?;
@@ -61,7 +61,7 @@ fn to_heads<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var
     order.joined(&parts, 2)
 }
 
-/// Some heads of the whole sequence, `[B, H/c, T, D]`, as all heads of a part of it, `[B, H, T/c, D]`.
+/// All-to-all from some heads of the whole sequence, `[B, H/c, T, D]`, to all heads of a part of it, `[B, H, T/c, D]`.
 fn to_tokens<R: Runtime>(comm: &Comm<R>, order: ZigZag, x: &Var<R>) -> Result<Var<R>> {
     let (ranks, shape) = (order.ranks, x.spec().shape);
     let [b, h, n, d] = [shape[0], shape[1], 2 * order.chunk, shape[3]];

@@ -10,10 +10,10 @@ use numcore::{
 
 use crate::comm::{Collectives, Comm, Communicator, Named};
 
-/// Sends rank `j` the `j`-th of equal parts of the rows of `x`, and gives what the others sent here, by rank.
+/// Sends rank `j` the `j`-th of equal parts of the rows of `x`; returns the parts received, in the order of ranks.
 ///
 /// # Errors
-/// Unless the rows make equal parts for all ranks.
+/// Fails if the number of ranks does not divide the rows.
 #[track_caller]
 pub fn all_to_all<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
     let (shape, n) = (x.spec().shape, comm.size());
@@ -26,19 +26,21 @@ pub fn all_to_all<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
     }
 }
 
-/// Sends rank `j` the next `send[j]` rows of `x`, and gives the `recv[i]` rows that each rank `i` sent here, by rank. A part may be empty.
+/// Sends rank `j` the next `send[j]` rows of `x`; returns the `recv[i]` rows of each rank `i`, in the order of ranks. A
+/// part may be empty.
 ///
 /// # Errors
-/// Unless there is a number for each rank, and `x` has as many rows as are sent. On every rank, unless the numbers of each pair agree.
+/// Fails if `send` or `recv` do not have a number for each rank, or `send` does not add up to the rows of `x`. Fails on
+/// every rank if the numbers of a pair of ranks differ.
 #[track_caller]
 pub fn all_to_all_parts<R: Runtime>(comm: &Comm<R>, x: &Var<R>, send: &[usize], recv: &[usize]) -> Result<Var<R>> {
     exchanged(comm, x, send, recv, None)
 }
 
-/// An [`all_to_all_parts`] that is of something, a layer for one, as in [`exchange_of`](super::exchange_of).
+/// An [`all_to_all_parts`] whose calls are labelled, by a layer for example, as in [`exchange_of`](super::exchange_of).
 ///
 /// # Errors
-/// As [`all_to_all_parts`].
+/// The errors of [`all_to_all_parts`].
 #[track_caller]
 pub fn all_to_all_parts_of<R: Runtime>(
     comm: &Comm<R>,
@@ -71,7 +73,7 @@ fn exchanged<R: Runtime>(
     Ok(apply_function(Arc::new(node), &[x])?.remove(0))
 }
 
-/// A node of the tape.
+/// The tape's node of an all-to-all.
 struct AllToAll<R: Runtime> {
     comm: Comm<R>,
     send: Arc<[usize]>,

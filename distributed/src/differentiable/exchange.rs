@@ -17,14 +17,14 @@ pub fn exchange<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Var<R>) -> Resul
     applied(Exchanged { what, comm: comm.clone(), of: None }, x)
 }
 
-/// An exchange that is of something, a layer for one: ranks that come to things in different orders get an error instead of each other's
-/// values, which names what each was at.
+/// An exchange whose calls are labelled with `of`, a layer for example. Ranks that make calls in different orders get
+/// an error that names both labels, instead of each other's values.
 #[track_caller]
 pub fn exchange_of<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Var<R>, of: &str) -> Result<Var<R>> {
     applied(Exchanged { what, comm: comm.clone(), of: Some(of.into()) }, x)
 }
 
-/// A node of the tape.
+/// The tape's node of an exchange.
 struct Exchanged<R: Runtime> {
     what: Exchange,
     comm: Comm<R>,
@@ -40,7 +40,7 @@ fn applied<R: Runtime>(node: Exchanged<R>, x: &Var<R>) -> Result<Var<R>> {
 }
 
 impl<R: Runtime> Exchanged<R> {
-    /// What is done with the gradient.
+    /// The exchange of the gradient.
     fn reversed(&self) -> Self {
         let of = self.of.as_ref().map(|of| format!("{of}, backward").into());
         Exchanged { what: self.what.backward(), comm: self.comm.clone(), of }
@@ -85,7 +85,7 @@ impl<R: Runtime> Function<R> for Exchanged<R> {
     }
 }
 
-/// Starts an exchange; what is given back waits for its result.
+/// Starts an exchange; the returned closure waits for its result.
 pub(crate) fn start<R: Runtime>(what: Exchange, comm: &Comm<R>, x: Tensor<R>) -> Result<ArrivingGradient<R>> {
     match what {
         Exchange::Copy => Ok(Box::new(|| Ok(x))),
@@ -96,7 +96,7 @@ pub(crate) fn start<R: Runtime>(what: Exchange, comm: &Comm<R>, x: Tensor<R>) ->
         }
         Exchange::Split(dim) => {
             let len = part(what, comm, &x, dim)?;
-            // A copy: the part is not to keep the whole in memory.
+            // A copy, so that the part does not keep the whole value in memory.
             let own = x.narrow(dim as isize, comm.rank() * len, len)?.copy()?;
             Ok(Box::new(|| Ok(own)))
         }
@@ -105,7 +105,7 @@ pub(crate) fn start<R: Runtime>(what: Exchange, comm: &Comm<R>, x: Tensor<R>) ->
     }
 }
 
-/// What each rank has along a dimension of a value that is cut along it; an error unless all have as much.
+/// The length of a rank's equal part of a value along `dim`; an error if the parts are not equal.
 fn part<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize) -> Result<usize> {
     let (shape, ranks) = (*x.shape(), comm.size());
     match shape.dims().get(dim) {
@@ -129,7 +129,8 @@ fn gather<R: Runtime>(what: Exchange, comm: &Comm<R>, x: &Tensor<R>, dim: usize)
     let all = comm.all_gather(x, out)?;
     Ok(Box::new(move || {
         let all = all.wait()?.freeze()?;
-        // Ranks' parts lie one after another: what is cut along its first dimension is there already.
+        // The gathered parts are contiguous by rank: a cut along the first dimension of more than one element is joined
+        // already.
         if shape.dims()[..dim].iter().all(|&size| size == 1) {
             return all.reshape(shape.with(dim, n * own));
         }

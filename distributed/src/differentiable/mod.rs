@@ -1,7 +1,7 @@
-//! Collectives that gradients flow through, for layers of one's own that are cut over ranks.
+//! Collectives that gradients flow through, for custom layers that are cut over ranks.
 //!
-//! Each is the gradient of another, so all can be differentiated any number of times ([`Exchange`] has the table). On one rank nothing is
-//! exchanged, and nothing is recorded.
+//! Each is the gradient of another, so all can be differentiated any number of times ([`Exchange`] has the table). On
+//! one rank nothing is exchanged, and nothing is recorded.
 //!
 //! ```
 //! use autograd::Var;
@@ -16,9 +16,10 @@
 //! }
 //! ```
 //!
-//! **Invariant**: a rank whose value took no part in the loss takes part in the collective of its gradient all the same, with zeros: the
-//! others wait for it. That holds for calls that its backward pass reaches, in [checkpointed](autograd::checkpoint) segments too: from a value
-//! that is in no loss nothing is reached, so a rank that does not use one adds `0 · value` to its loss.
+//! **Invariant**: a rank whose value took no part in the loss joins the collective of its gradient with zeros, because
+//! the others wait for it. That holds for calls that its backward pass reaches, in [checkpointed](autograd::checkpoint)
+//! segments too. From a value outside of every loss nothing is reached, so a rank that does not use one adds
+//! `0 · value` to its loss.
 
 mod all_to_all;
 mod exchange;
@@ -33,45 +34,47 @@ pub use exchange::{exchange, exchange_of};
 
 use crate::comm::Comm;
 
-/// The value itself, which all ranks have and use differently: its gradients are summed.
+/// Returns the value, which all ranks have and use differently; backward sums its gradients over ranks.
 ///
-/// A sharded parameter (ZeRO) that is given as it is stays gathered until its gradient is computed: give it what is computed from the parameter.
+/// A parameter that ZeRO shards, passed directly, stays gathered until its gradient is computed: pass a value computed
+/// from it.
 #[track_caller]
 pub fn copy<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
     exchange(Exchange::Copy, comm, x)
 }
 
-/// The sum of all ranks' values, which all ranks use alike.
+/// All-reduce: the sum of all ranks' values, which all ranks use alike.
 #[track_caller]
 pub fn all_reduce<R: Runtime>(comm: &Comm<R>, x: &Var<R>) -> Result<Var<R>> {
     exchange(Exchange::AllReduce, comm, x)
 }
 
-/// This rank's part, along a dimension, of a value that all ranks have.
+/// The part of this rank, along dimension `dim`, of a value that all ranks have.
 ///
 /// # Errors
-/// Unless the parts are equal.
+/// Fails if the parts are not equal.
 #[track_caller]
 pub fn split<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
     exchange(Exchange::Split(dim), comm, x)
 }
 
-/// The parts of all ranks, one after another along a dimension, for ranks that use them alike.
+/// All-gather: the parts of all ranks, concatenated along `dim`, for ranks that use the result alike.
 #[track_caller]
 pub fn gather<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
     exchange(Exchange::Gather(dim), comm, x)
 }
 
-/// The parts of all ranks, one after another along a dimension, for ranks that each use them differently: gradients are summed.
+/// All-gather: the parts of all ranks, concatenated along `dim`, for ranks that use the result differently. Gradients
+/// are summed over ranks.
 #[track_caller]
 pub fn all_gather<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
     exchange(Exchange::AllGather(dim), comm, x)
 }
 
-/// This rank's part, along a dimension, of the sum of all ranks' values.
+/// Reduce-scatter: this rank's part, along dimension `dim`, of the sum of all ranks' values.
 ///
 /// # Errors
-/// Unless the parts are equal.
+/// Fails if the parts are not equal.
 #[track_caller]
 pub fn reduce_scatter<R: Runtime>(comm: &Comm<R>, x: &Var<R>, dim: usize) -> Result<Var<R>> {
     exchange(Exchange::ReduceScatter(dim), comm, x)

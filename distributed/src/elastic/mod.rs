@@ -1,14 +1,16 @@
-//! Elastic ranks: ranks are lost and others come, and the run goes on.
+//! Elastic training: ranks are lost and others join, and the run goes on.
 //!
-//! Every so often the ranks *commit*: each copies what it saves to host memory, and so do its neighbours ([`Elastic::copies`]), so that what
-//! a lost rank had is still there. When a rank is lost, the communicator is dead, and those that are left [meet](crate::comm::Rendezvous) in a world of their
-//! own, build model and step anew over it, and take up the last commit: each reads the elements that its new pieces are made of, as from a checkpoint
-//! that another number of ranks has saved. A newcomer is taken in after a commit, in the same way.
+//! At intervals the ranks *commit*: each copies its part of a checkpoint to host memory, and so do its neighbours
+//! ([`Elastic::copies`]), so that the part survives a lost rank. When a rank is lost, the communicator is dead. The
+//! survivors [meet](crate::comm::Rendezvous) in a new world, build model and step over it, and restore the last commit.
+//! Each reads the elements of its new pieces, as from a checkpoint of another number of ranks. A newcomer joins after a
+//! commit, in the same way.
 //!
-//! An error that names another rank means: meet again. Any other is the rank's own, and it leaves.
+//! An error that names another rank makes this rank meet the others again. With any other error, its own, it leaves.
 //!
-//! **Invariants**: a commit is given up only once all ranks have the next one, with its copies. Of the commits whose pieces are all there the one with the
-//! highest generation, and in it the last, is taken up, by all ranks. A run that has committed something never begins anew: where that is lost, going on is an error.
+//! **Invariants**: ranks drop a commit only once all have the next one, with its copies. All ranks restore the same
+//! commit: of those with all pieces present, the one of the highest generation, and the last in it. A run that has
+//! committed never restarts from its beginning: if the commit is lost, going on is an error.
 
 mod restore;
 mod run;

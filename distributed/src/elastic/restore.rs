@@ -1,4 +1,4 @@
-//! Taking up a commit over another world than the one that made it.
+//! Restoring a commit over another world than the one that made it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,20 +14,21 @@ use crate::{
     train::CheckpointNotes,
 };
 
-/// What a world has taken up.
+/// The commit that a world has restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
-    /// Updates up to the commit.
+    /// The number of updates up to the commit.
     pub step: u64,
-    /// How many ranks made it, in which world.
+    /// The number of ranks that made it.
     pub ranks: usize,
-    /// The number of that world.
+    /// The generation of the world that made it.
     pub generation: u64,
-    /// What was committed beside the state.
+    /// The notes of the commit.
     pub notes: CheckpointNotes,
 }
 
-/// Takes up the last commit of which everything is there, in messages of so many bytes; none where no rank holds any. `committed` tells whether the run has come to one.
+/// Restores the last commit of which all pieces are present, in messages of `message` bytes; none if no rank holds any.
+/// `committed` tells whether the run has committed before.
 pub(super) fn restore<R: Runtime>(
     store: &Store,
     (comm, message): (&Comm<R>, usize),
@@ -65,7 +66,7 @@ fn nothing_to_take_up(lost: Option<Vec<usize>>) -> Error {
     Error::argument("ElasticWorld::restore", format!("{why}. Start the run again from its last checkpoint"))
 }
 
-/// What all ranks are told of the commit by one that holds it.
+/// Broadcasts step and manifest of the commit from a rank that holds it.
 fn tell<R: Runtime>(comm: &Comm<R>, holders: &Holders, own: Option<(u64, String)>) -> Result<(u64, Manifest)> {
     let teller = holders.teller().unwrap_or(0);
     let mut w = Writer::default();
@@ -78,10 +79,10 @@ fn tell<R: Runtime>(comm: &Comm<R>, holders: &Holders, own: Option<(u64, String)
     all_ok(comm, "restore", read)
 }
 
-/// Regions by piece and key.
+/// The bytes of regions, by piece and key.
 type Regions = BTreeMap<(usize, String), Vec<u8>>;
 
-/// The needed regions, from the ranks that hold them; each holder gives others what they need of it.
+/// Fetches the needed regions from their holders; each holder sends the other ranks the regions they request.
 fn fetch<R: Runtime>(
     store: &Store,
     comm: &Comm<R>,
@@ -110,7 +111,8 @@ fn fetch<R: Runtime>(
     Ok(all)
 }
 
-/// Gives each rank what leaves for it, and takes what comes from each, in rounds: a device has memory for `message` bytes that leave, and as many that come.
+/// Exchanges the leaving bytes of all ranks in rounds: a device needs memory for `message` bytes that leave, and as
+/// many that arrive.
 fn exchanged<R: Runtime>(
     comm: &Comm<R>,
     mut leaving: Vec<Leaving<'_>>,
@@ -138,7 +140,7 @@ fn exchanged<R: Runtime>(
     Ok(arrived)
 }
 
-/// What a rank asks of each.
+/// The requests of a rank for regions, by holder.
 fn requests(asked: &[Vec<&RegionId>]) -> Vec<u8> {
     let mut w = Writer::default();
     for regions in asked {
@@ -150,7 +152,7 @@ fn requests(asked: &[Vec<&RegionId>]) -> Vec<u8> {
     w.finish()
 }
 
-/// Bytes of this rank's store that leave for another.
+/// The bytes of this rank's store that leave for another rank.
 #[derive(Default)]
 struct Leaving<'a>(VecDeque<&'a [u8]>);
 
@@ -159,7 +161,7 @@ impl Leaving<'_> {
         self.0.iter().map(|bytes| bytes.len()).sum()
     }
 
-    /// Adds the next bytes, at most so many, to others; gives how many they are.
+    /// Moves the next bytes, at most `most`, to `to`; returns their number.
     fn take(&mut self, most: usize, to: &mut Vec<u8>) -> usize {
         let mut taken = 0;
         while taken < most
@@ -176,7 +178,7 @@ impl Leaving<'_> {
     }
 }
 
-/// The bytes that each rank asks of rank `rank`.
+/// The bytes that each rank requests from rank `rank`.
 fn given<'a>(store: &'a Store, id: CommitId, rank: usize, told: &[Vec<u8>]) -> Result<Vec<Leaving<'a>>> {
     let mut all = Vec::with_capacity(told.len());
     for asked in told {

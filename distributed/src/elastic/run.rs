@@ -7,7 +7,7 @@ use numcore::{Result, Runtime};
 use super::ElasticWorld;
 use crate::comm::{Collectives, Rendezvous, engine::guarded};
 
-/// A rank of a run whose world may change.
+/// A rank of a run whose set of ranks may change.
 ///
 /// ```
 /// use distributed::{
@@ -51,37 +51,40 @@ pub struct Elastic<R: Runtime> {
 }
 
 impl<R: Runtime> Elastic<R> {
-    /// A rank that meets the others so.
+    /// Makes a rank that meets the others by `meeting`.
     pub fn new(meeting: impl Rendezvous<R> + 'static) -> Self {
         Elastic { world: ElasticWorld::new(Box::new(meeting)) }
     }
 
-    /// How many other ranks hold a copy of what this rank commits, at first 1: as many ranks can be lost at once, or as many machines with all of their ranks, where
-    /// there are more. All ranks say the same. A rank needs host memory for twice its own piece and the copies that it holds: where machines have unequal numbers of
-    /// ranks, those of small ones hold more.
+    /// Sets the number of other ranks that hold a copy of this rank's commits, by default 1. As many ranks can be lost
+    /// at once, or as many machines with all of their ranks, if there are more machines. Must be equal on all ranks. A
+    /// rank needs host memory for twice the sum of its own piece and the copies it holds; with uneven numbers of ranks,
+    /// those of small machines hold more.
     pub fn copies(mut self, ranks: usize) -> Self {
         self.world.placing.copies = ranks;
         self
     }
 
-    /// The machine of this rank, where it is not the system's name: copies go to other machines as far as there are, so that one may be lost with all
-    /// of its ranks.
+    /// Sets the name of this rank's machine, by default the system's host name. Copies go to other machines as far as
+    /// there are, so that one can be lost with all of its ranks.
     pub fn host(mut self, name: impl Into<String>) -> Self {
         self.world.placing.host = name.into();
         self
     }
 
-    /// Bytes that travel at once when ranks commit, or take up a commit, at first 64 MiB: a device needs memory for twice as much. All ranks say the same.
+    /// Sets the bytes of a message when ranks commit or restore, by default 64 MiB: a device needs memory for two. Must
+    /// be equal on all ranks.
     pub fn message_limit(mut self, bytes: usize) -> Self {
         self.world.placing.message = bytes.max(1);
         self
     }
 
-    /// Runs the program over the world that there is, and again over the next one whenever ranks are lost or come, until it ends on all ranks of one.
+    /// Runs the program over the present world, and again over the next whenever ranks are lost or join, until it ends
+    /// on all ranks of a world.
     ///
     /// # Errors
-    /// This rank's own, with which it leaves the run to the others: whatever the program returns that does not name another rank, and a panic. And if
-    /// too few ranks are left, or too much was lost with them.
+    /// This rank's own error, with which it leaves the run to the others: any error of the program that does not name
+    /// another rank, or a panic. Also fails if too few ranks are left, or too much state was lost with them.
     pub fn run<T>(mut self, mut program: impl FnMut(&mut ElasticWorld<R>) -> Result<T>) -> Result<T> {
         loop {
             let comm = match self.world.meet() {
@@ -94,7 +97,7 @@ impl<R: Runtime> Elastic<R> {
             let world = &mut self.world;
             let outcome = guarded(&comm, |comm| match program(world) {
                 Err(error) if world.is_of_change(&error) => Ok(None),
-                // A rank that left now could not go on with the others if one of them failed at the end.
+                // A rank that left before this could not go on with the others if one of them failed at the end.
                 done => done.and_then(|done| comm.barrier().map(|()| Some(done))),
             });
             match outcome {
@@ -106,7 +109,8 @@ impl<R: Runtime> Elastic<R> {
         }
     }
 
-    /// Runs a program on ranks that are threads of this process, and gives what each came to, in the order of their seats. `options` are those of each rank.
+    /// Runs a program on ranks that are threads of this process; returns their results in the order of seats. `options`
+    /// configures each rank.
     pub fn on_threads<T: Send>(
         seats: Vec<impl Rendezvous<R> + 'static>,
         options: impl Fn(Elastic<R>) -> Elastic<R> + Sync,

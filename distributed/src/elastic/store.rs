@@ -1,4 +1,4 @@
-//! What a rank holds of commits.
+//! The commits that a rank holds, and the placement of their copies.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// Which commit: the generation of the world that made it, and its number among the commits of that one. A later one is greater.
+/// The identity of a commit: the generation of the world that made it, and its number there. Later ones are greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CommitId {
     pub(super) generation: u64,
@@ -23,35 +23,35 @@ pub(super) struct CommitId {
 pub(super) struct Commit {
     pub(super) step: u64,
     pub(super) manifest: Manifest,
-    /// By the rank that saved it.
+    /// The pieces by the rank that saved them.
     pub(super) pieces: BTreeMap<usize, HeldPiece>,
 }
 
-/// The commits that this rank holds: the last one that all ranks have, and what came after it.
+/// The commits that this rank holds: the last one that all ranks have, and later ones.
 #[derive(Default)]
 pub(super) struct Store(pub(super) BTreeMap<CommitId, Commit>);
 
-/// Where copies of what a rank commits go.
+/// The placement of the copies of a rank's commits.
 #[derive(Clone, Debug)]
 pub(super) struct Placing {
-    /// How many other ranks have one.
+    /// The number of other ranks with a copy.
     pub(super) copies: usize,
     /// The machine of this rank.
     pub(super) host: String,
-    /// Bytes that travel at once.
+    /// The bytes of a message.
     pub(super) message: usize,
 }
 
 impl Default for Placing {
-    /// One copy, on a machine that the system's name tells apart from others.
+    /// One copy, and the system's name as the machine.
     fn default() -> Self {
         let name = std::fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| std::env::var("HOSTNAME"));
         Placing { copies: 1, host: name.unwrap_or_default().trim().to_string(), message: 64 << 20 }
     }
 }
 
-/// The ranks that hold copies of each rank's piece: on other machines than its own and than each other, as far as there are, then those with the fewest copies, and then
-/// the next ones after it.
+/// The ranks that hold copies of each rank's piece. Preferred are machines other than its own and those of its other
+/// holders, then ranks with the fewest copies, then the next ranks after it.
 fn holders(hosts: &[&str], copies: usize) -> Vec<Vec<usize>> {
     let n = hosts.len();
     let (mut holders, mut held) = (vec![Vec::<usize>::new(); n], vec![0; n]);
@@ -69,7 +69,7 @@ fn holders(hosts: &[&str], copies: usize) -> Vec<Vec<usize>> {
     holders
 }
 
-/// Who sends its piece to whom, in rounds: in each a rank sends to at most one, and receives from at most one.
+/// The transfers `(from, to)` of pieces, in rounds: in each a rank sends to at most one, and receives from at most one.
 fn rounds(holders: &[Vec<usize>]) -> Vec<Vec<(usize, usize)>> {
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     let copies = holders.iter().map(Vec::len).max().unwrap_or(0);
@@ -84,7 +84,7 @@ fn rounds(holders: &[Vec<usize>]) -> Vec<Vec<(usize, usize)>> {
     rounds
 }
 
-/// What a rank tells of its piece.
+/// The description of a rank's piece that it sends to all.
 struct Told {
     table: Vec<u8>,
     bytes: usize,
@@ -107,7 +107,8 @@ impl Told {
 }
 
 impl Store {
-    /// Every rank saves its piece here and on as many others as there are `copies`. All are there on this rank when it returns, and it does not know of the others.
+    /// Saves each rank's piece on the rank and on `copies` others. On return this rank has its pieces; others may still
+    /// be receiving.
     pub(super) fn add<R: Runtime>(
         &mut self,
         comm: &Comm<R>,
@@ -140,12 +141,12 @@ impl Store {
         Ok(())
     }
 
-    /// All ranks have this commit: none before it will be asked for.
+    /// Drops earlier commits, once all ranks have this one.
     pub(super) fn forget_before(&mut self, id: CommitId) {
         self.0 = self.0.split_off(&id);
     }
 
-    /// What this rank holds, as it tells the others.
+    /// The inventory of this rank's commits and pieces, serialized for the other ranks.
     pub(super) fn told(&self) -> Vec<u8> {
         let mut w = Writer::default();
         w.usize(self.0.len());
@@ -157,16 +158,16 @@ impl Store {
     }
 }
 
-/// Which ranks of a world hold which pieces.
+/// The ranks of a world that hold the pieces of a commit.
 #[derive(Default)]
 pub(super) struct Holders {
-    /// How many pieces there are.
+    /// The number of pieces.
     ranks: usize,
     by_piece: BTreeMap<usize, Vec<usize>>,
 }
 
 impl Holders {
-    /// Of all commits, from what the ranks [tell](Store::told).
+    /// The holders of all commits, from the ranks' [inventories](Store::told).
     pub(super) fn read(told: &[Vec<u8>]) -> Result<BTreeMap<CommitId, Holders>> {
         let mut all: BTreeMap<CommitId, Holders> = BTreeMap::new();
         for (rank, told) in told.iter().enumerate() {
@@ -181,24 +182,25 @@ impl Holders {
         Ok(all)
     }
 
-    /// Pieces that nobody holds.
+    /// The pieces that no rank holds.
     pub(super) fn lost(&self) -> Vec<usize> {
         (0..self.ranks).filter(|piece| !self.by_piece.contains_key(piece)).collect()
     }
 
-    /// Who gives a piece: the holders of different pieces take turns.
+    /// The rank that sends a piece to others: the holders of different pieces take turns.
     pub(super) fn giver(&self, piece: usize) -> Option<usize> {
         let holders = self.by_piece.get(&piece)?;
         holders.get(piece % holders.len().max(1)).copied()
     }
 
-    /// The lowest rank that holds any of it.
+    /// The lowest rank that holds any piece.
     pub(super) fn teller(&self) -> Option<usize> {
         self.by_piece.values().flatten().collect::<BTreeSet<_>>().first().map(|rank| **rank)
     }
 }
 
-/// Sends bytes to a rank, if to one, and gives those that come from another, if from one: so many bytes at once.
+/// Sends bytes to rank `to`, if any, and returns the `len` bytes from rank `from`, if any, in messages of `message`
+/// bytes.
 fn copied<R: Runtime>(
     comm: &Comm<R>,
     (own, to): (&[u8], Option<usize>),

@@ -1,4 +1,4 @@
-//! The world of an elastic run, as a rank has it.
+//! The world of an elastic run, as one of its ranks sees it.
 
 use std::{any::Any, time::Duration};
 
@@ -14,23 +14,24 @@ use crate::{
     train::CheckpointNotes,
 };
 
-/// How long the pieces of others are waited for.
+/// The time to wait for the pieces of other ranks.
 const PATIENCE: Duration = Duration::from_secs(10);
 const COMMIT: &str = "ElasticWorld::commit";
-/// What a commit says after which all ranks meet again.
+/// The message of the error by which a commit makes all ranks meet again.
 const CHANGES: &str = "others wait to be taken in, so the ranks meet again: hand this error on to `Elastic::run`";
 
-/// The ranks of now, and what this one holds of commits. [`Elastic::run`](super::Elastic::run) gives it to the program.
+/// The current ranks, and the commits that this rank holds. [`Elastic::run`](super::Elastic::run) passes it to the
+/// program.
 pub struct ElasticWorld<R: Runtime> {
     pub(super) meeting: Box<dyn Rendezvous<R>>,
     pub(super) placing: Placing,
     store: Store,
-    /// Where what is held is written if the run cannot go on.
+    /// The folder for this rank's pieces if the run cannot go on.
     stranded: Option<Folder>,
-    /// What lives as long as the run.
+    /// A value that lives as long as the run.
     kept: Option<Box<dyn Any + Send>>,
     now: Option<Membership<R>>,
-    /// Commits of this generation so far; none before the world has taken up what there was.
+    /// The number of commits of this generation; none before `restore`.
     commits: Option<u64>,
     is_changing: bool,
     taken_up: Option<(u64, u64)>,
@@ -43,7 +44,7 @@ impl<R: Runtime> ElasticWorld<R> {
         ElasticWorld { meeting, placing, store, stranded: None, kept: None, now, commits, is_changing: false, taken_up }
     }
 
-    /// The world as it is next.
+    /// Waits for the next world, and returns its communicator.
     pub(super) fn meet(&mut self) -> Result<Comm<R>> {
         let membership = self.meeting.meet()?;
         let comm = membership.comm.clone();
@@ -51,21 +52,23 @@ impl<R: Runtime> ElasticWorld<R> {
         Ok(comm)
     }
 
-    /// Where the last commit is written if the ranks that are left cannot go on: too few are left, or it cannot be taken up. It is a checkpoint then, of which each of them
-    /// writes what it holds; none where it is older than the latest there. Every rank says it, in each world.
+    /// Sets the folder for the last commit if the remaining ranks cannot go on: too few are left, or it cannot be
+    /// restored. It becomes a checkpoint, to which each of them writes the pieces it holds, unless the folder has a
+    /// later one. Call it on every rank, in each world.
     pub fn save_stranded_in(&mut self, folder: &Folder) {
         self.stranded = Some(folder.clone());
     }
 
-    /// Keeps something until the run is over, between its worlds too, in place of what was kept before: whatever notes signals, for one.
+    /// Keeps a value until the run is over, across its worlds: a signal handler, for example. Replaces the value kept
+    /// before.
     pub fn keep(&mut self, what: impl Any + Send) {
         self.kept = Some(Box::new(what));
     }
 
-    /// Writes what this rank holds, where that was asked for. What fails here changes nothing.
+    /// Writes the pieces that this rank holds to the folder of `save_stranded_in`, if set. Ignores errors.
     pub(super) fn save_stranded(&self) {
         let (Some(folder), Some(now)) = (&self.stranded, &self.now) else { return };
-        // A later commit may lack pieces, which the one before it has.
+        // A later commit may lack pieces that an earlier one has.
         for commit in self.store.0.values().rev() {
             let (what, holder) = ((commit.step, &commit.manifest), now.comm.world_rank());
             if folder.save_held(holder, what, &commit.pieces, PATIENCE).unwrap_or(false) {
@@ -80,7 +83,7 @@ impl<R: Runtime> ElasticWorld<R> {
         self.now.as_ref().ok_or_else(none)
     }
 
-    /// The ranks of this world. A program makes everything that has to do with ranks over it: model, training step, loader.
+    /// The ranks of this world. Build everything that depends on ranks over it: model, training step, loader.
     ///
     /// # Errors
     /// Outside of [`Elastic::run`](super::Elastic::run), where there is no world.
@@ -88,34 +91,37 @@ impl<R: Runtime> ElasticWorld<R> {
         Ok(self.membership()?.comm.clone())
     }
 
-    /// Which world it is, from 0.
+    /// The number of this world, from 0.
     pub fn generation(&self) -> u64 {
         self.now.as_ref().map_or(0, |now| now.generation)
     }
 
-    /// Whether the ranks have agreed to meet again, since others wait to be taken in.
+    /// Tells whether the ranks have agreed to meet again, because others wait to join.
     pub fn is_changing(&self) -> bool {
         self.is_changing
     }
 
-    /// The commit that this world has [taken up](ElasticWorld::restore): the world that made it, and the updates up to it.
+    /// The commit that this world has [restored](ElasticWorld::restore): the generation that made it, and its number of
+    /// updates.
     pub fn taken_up(&self) -> Option<(u64, u64)> {
         self.taken_up
     }
 
-    /// Takes up what the run has come to: all ranks call it, once the state is made, and before they train. None at the beginning of a run.
+    /// Restores the last commit of the run; none at its beginning. Collective: all ranks call it, once the state is
+    /// built, and before they train.
     ///
     /// # Errors
-    /// On all ranks, if something was committed and too much of it is lost, or it does not fit the state. Nothing is changed then.
+    /// On all ranks, with nothing changed, if there was a commit and too much of it is lost, or it does not fit the
+    /// state.
     #[track_caller]
     pub fn restore(&mut self, state: &mut (impl Checkpointed<R> + ?Sized)) -> Result<Option<Restored>> {
         self.restore_if(state, |_| Ok(()))
     }
 
-    /// Takes up what the run has come to, as [`restore`](ElasticWorld::restore) does, if `check` finds nothing wrong with its notes on any rank.
+    /// Restores the last commit, as [`restore`](ElasticWorld::restore) does, if `check` accepts its notes on all ranks.
     ///
     /// # Errors
-    /// Those of [`restore`](ElasticWorld::restore), and of `check`.
+    /// The errors of [`restore`](ElasticWorld::restore), and of `check`.
     #[track_caller]
     pub fn restore_if(
         &mut self,
@@ -123,12 +129,12 @@ impl<R: Runtime> ElasticWorld<R> {
         check: impl FnOnce(&CheckpointNotes) -> Result<()>,
     ) -> Result<Option<Restored>> {
         let Membership { comm, committed, .. } = self.membership()?;
-        // Before anything is taken up: whoever has come with another number is the one that leaves.
+        // Checked first, so that a rank with another setting leaves before anything is restored.
         let Placing { copies, message, .. } = &self.placing;
         comm.agree("the number of copies (`Elastic::copies`)", &(*copies as u64).to_le_bytes())?;
         comm.agree("the message limit (`Elastic::message_limit`)", &(*message as u64).to_le_bytes())?;
         let restored = restore(&self.store, (comm, self.placing.message), *committed, state, check);
-        // Nobody goes on from it then: what is held would be gone with the ranks.
+        // No world goes on from this commit then: the held pieces would vanish with the ranks.
         let restored = restored.inspect_err(|error| {
             if !self.is_of_another(error) {
                 self.save_stranded();
@@ -139,12 +145,14 @@ impl<R: Runtime> ElasticWorld<R> {
         Ok(restored)
     }
 
-    /// Commits what `state` has after so many steps, and `notes`, which are rank 0's: a world that loses ranks from here on goes on from there. All ranks call it at
-    /// one point, first right after [`restore`](ElasticWorld::restore): only then are there copies in this world.
+    /// Commits `state` after `step` updates, with rank 0's `notes`: a world that loses ranks later resumes from here.
+    /// All ranks call it at the same point, first right after [`restore`](ElasticWorld::restore): only then are there
+    /// copies in this world.
     ///
     /// # Errors
-    /// What fails on a rank, on all; and where [something would be lost](Checkpointed::lost_at_another_size) at another size. And if ranks wait to be taken in: it leads out of the program, back to [`Elastic::run`](super::Elastic::run), where all meet again;
-    /// everything is committed then.
+    /// On all ranks, if it fails on one, or if [state would be lost](Checkpointed::lost_at_another_size) at another
+    /// number of ranks. Also if ranks wait to join, after the commit: pass this error on to
+    /// [`Elastic::run`](super::Elastic::run), where all ranks meet again.
     #[track_caller]
     pub fn commit(
         &mut self,
@@ -164,7 +172,7 @@ impl<R: Runtime> ElasticWorld<R> {
             None => Snapshot::of(state),
         };
         self.store.add(&comm, (id, step), snapshot, notes, &self.placing)?;
-        // Where this returns, every rank has the commit, with its copies.
+        // After this exchange, every rank has the commit, with its copies.
         let newcomers = comm.exchange_equal([u8::from(self.meeting.newcomers() > 0)])?;
         self.commits = Some(number + 1);
         self.store.forget_before(id);
@@ -176,13 +184,14 @@ impl<R: Runtime> ElasticWorld<R> {
         Ok(())
     }
 
-    /// Whether it is the error with which a commit leads out of the program: whatever else fails after that is the rank's own.
+    /// Tells whether an error is the one by which a commit makes all ranks meet again. Any later failure is the rank's
+    /// own.
     pub(super) fn is_of_change(&self, error: &Error) -> bool {
         self.is_changing && matches!(error.kind(), ErrorKind::Argument { op: COMMIT, why } if why == CHANGES)
     }
 
-    /// Whether an error of this rank's program is another rank's, so that this one can go on: it names one, or the world has taken in ranks that make other calls than
-    /// those that were there, before there was a commit with them.
+    /// Tells whether an error comes from another rank, so that this one can go on. It names another rank; or the calls
+    /// of newcomers differ from those of earlier ranks, before the first commit with them.
     pub(super) fn is_of_another(&self, error: &Error) -> bool {
         let Some(now) = &self.now else { return false };
         let own = now.comm.world_rank();

@@ -1,4 +1,4 @@
-//! The experts of a model, and all the rest of it, as models.
+//! The experts of a model, and the rest of it, as two models.
 
 use std::collections::HashSet;
 
@@ -8,10 +8,10 @@ use nn::{
 };
 use numcore::Runtime;
 
-/// One of the two parts of a model, under the names of the whole one.
+/// One of the two parts of a model, with the names of the whole model.
 pub(super) struct ModelPart<'m, M: ?Sized> {
     pub(super) model: &'m M,
-    /// Whether it is the experts that are shared out; buffers, modes, adapters and places for other ranks are the rest's.
+    /// True for the part of experts that are shared out; buffers, modes, adapters and context slots belong to the rest.
     pub(super) experts: bool,
 }
 
@@ -66,17 +66,17 @@ impl<R: Runtime> Visitor<R> for PartVisitor<'_, R> {
     }
 }
 
-/// Whether a model has experts that are shared out among ranks.
+/// Tells whether a model has experts that are shared out among ranks.
 pub(crate) fn has_experts<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> bool {
     model.parameters().iter().any(is_expert)
 }
 
-/// The leaves of the experts of a model that are shared out among ranks, by identity.
+/// The leaf ids of the experts of a model that are shared out among ranks.
 pub(crate) fn expert_leaves<R: Runtime>(model: &(impl Module<R> + ?Sized)) -> HashSet<usize> {
     model.parameters().iter().filter(|parameter| is_expert(parameter)).map(|parameter| parameter.leaf().id()).collect()
 }
 
-/// Whether a parameter is of experts that are shared out among ranks.
+/// Tells whether a parameter belongs to experts that are shared out among ranks.
 fn is_expert<R: Runtime>(parameter: &Param<R>) -> bool {
     parameter.placed().is_some_and(|placed| placed.style() == TensorStyle::Experts)
 }

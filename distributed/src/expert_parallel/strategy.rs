@@ -1,4 +1,4 @@
-//! The strategies of the experts and of the rest of a model, as one.
+//! A strategy set of two: one strategy for experts, one for the rest of a model.
 
 use nn::{Module, ModuleExt};
 use numcore::{Error, Result, Runtime};
@@ -12,15 +12,14 @@ use crate::{
     strategy::{SetKind, Strategy, StrategyPart, StrategySet, described},
 };
 
-/// Makes the strategy of what is trained over a mesh.
+/// Makes the strategy of a model that is trained over a mesh.
 type MakeStrategy<'m, R> = dyn FnMut(&Mesh<R>, &dyn Module<R>) -> Result<Box<dyn Strategy<R>>> + 'm;
 
-/// The strategies that `make` gives for a mesh and what is trained over it: of all but the experts that are shared out,
-/// then of those that this rank has, if it has any. `means` tells whether gradients are sent as such. Every rank calls
-/// this.
+/// Makes the strategy of a model: one by `make` for all but the shared-out experts and, if there are such, another for
+/// those. `means` tells whether gradients are sent as means. Collective: every rank calls this.
 ///
 /// # Errors
-/// As `make`.
+/// The errors of `make`; and if ranks along tensor have different experts.
 #[track_caller]
 pub(crate) fn of_part<R: Runtime>(
     mesh: &Mesh<R>,
@@ -40,7 +39,7 @@ pub(crate) fn of_part<R: Runtime>(
     let of_rest = StrategyPart::new(make(mesh, &rest)?);
     let ranks = of_rest.strategy.ranks().clone();
     let of_experts = StrategyPart {
-        // Of ranks along tensor, which have the same experts, the first saves them.
+        // Ranks along tensor have the same experts; the first one saves them.
         saves: ranks.counts_examples,
         weighed_over: means.then(|| mesh.axis(Axis::Expert).clone()),
         serves_others: true,
@@ -50,7 +49,8 @@ pub(crate) fn of_part<R: Runtime>(
     Ok(Box::new(StrategySet::new(parts, SetKind::Whole, ranks, Features::default())))
 }
 
-/// An error if a mesh has ranks along expert, and the model no experts that are shared out over them.
+/// An error if the mesh has several ranks along its expert axis, and the model no experts that are shared out over
+/// them.
 pub(crate) fn require_experts<R: Runtime>(mesh: &Mesh<R>, has_experts: bool) -> Result<()> {
     let size = mesh.plan().size(Axis::Expert);
     if size == 1 || has_experts {
@@ -63,8 +63,8 @@ pub(crate) fn require_experts<R: Runtime>(mesh: &Mesh<R>, has_experts: bool) -> 
     Err(Error::config("TrainStep::builder", "experts", why).on_rank(mesh.world().world_rank()))
 }
 
-/// Gives ranks along tensor, which have the same experts, the values of the first. An error unless they train them
-/// alike.
+/// Broadcasts the experts' values from the first of the ranks along tensor, which have the same experts. An error
+/// unless these train them alike.
 fn make_equal<R: Runtime>(ranks: &Comm<R>, experts: &impl Module<R>) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
