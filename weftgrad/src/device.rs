@@ -1,4 +1,4 @@
-//! Selection of the device at run time.
+//! The choice of a device at run time.
 
 use std::{fmt, str::FromStr};
 
@@ -7,21 +7,21 @@ use numcore::{Error, Result, Runtime};
 #[cfg(any(feature = "wgpu", feature = "cuda"))]
 use numcore::Either;
 
-/// The runtime of this build, the CPU: a program written over `R: Runtime` runs on it as on any other.
+/// The runtime of this build, the CPU. A program written over `R: Runtime` runs on it as on any other.
 #[cfg(not(any(feature = "wgpu", feature = "cuda")))]
 pub type AnyRuntime = runtime_cpu::Cpu;
-/// One of the runtimes of this build, CPU or WebGPU: a program written over `R: Runtime` runs on it as on any other.
+/// One of the runtimes of this build, CPU or WebGPU. A program written over `R: Runtime` runs on it as on any other.
 #[cfg(all(feature = "wgpu", not(feature = "cuda")))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_wgpu::Wgpu>;
-/// One of the runtimes of this build, CPU or CUDA: a program written over `R: Runtime` runs on it as on any other.
+/// One of the runtimes of this build, CPU or CUDA. A program written over `R: Runtime` runs on it as on any other.
 #[cfg(all(feature = "cuda", not(feature = "wgpu")))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, runtime_cuda::Cuda>;
-/// One of the runtimes of this build, CPU, WebGPU or CUDA: a program written over `R: Runtime` runs on it as on any
+/// One of the runtimes of this build, CPU, WebGPU or CUDA. A program written over `R: Runtime` runs on it as on any
 /// other.
 #[cfg(all(feature = "wgpu", feature = "cuda"))]
 pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtime_cuda::Cuda>>;
 
-/// A device by name, for command lines: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
+/// A device by its name on command lines: `cpu`, `wgpu`, `wgpu:1`, `cuda:0`.
 ///
 /// ```
 /// use weftgrad::{Device, prelude::*};
@@ -34,7 +34,7 @@ pub type AnyRuntime = Either<runtime_cpu::Cpu, Either<runtime_wgpu::Wgpu, runtim
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Device {
-    /// The CPU, with all threads, or the given number.
+    /// The CPU, with all threads or a given number of them ([`open_with`](Device::open_with)).
     #[default]
     Cpu,
     /// A GPU through WebGPU, by its index.
@@ -44,12 +44,16 @@ pub enum Device {
 }
 
 impl Device {
-    /// The runtime; an error if this build does not have it, or the machine has no such device.
+    /// Opens the runtime of the device, with all threads on the CPU.
+    ///
+    /// # Errors
+    /// An error if this build lacks the runtime, or the machine has no such device.
     pub fn open(self) -> Result<AnyRuntime> {
         self.open_with(None)
     }
 
-    /// The device `places` further on: where a process runs that is not the only one of its machine. There is one CPU.
+    /// The device with an index greater by `places`, for one of several processes of a machine. The CPU is always the
+    /// same.
     pub fn after(self, places: usize) -> Device {
         let further = |index: u32| index.saturating_add(u32::try_from(places).unwrap_or(u32::MAX));
         match self {
@@ -59,7 +63,7 @@ impl Device {
         }
     }
 
-    /// Opens the device like [`open`](Device::open), with the given number of `threads` on the CPU.
+    /// Opens the device as [`open`](Device::open) does, with the given number of `threads` on the CPU.
     pub fn open_with(self, threads: Option<usize>) -> Result<AnyRuntime> {
         match self {
             Device::Cpu => Ok(cpu(threads.map_or_else(runtime_cpu::Cpu::new, runtime_cpu::Cpu::with_threads))),
@@ -72,11 +76,11 @@ impl Device {
 /// A device of this machine that this build can use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedDevice {
-    /// What [`Device::open`] opens.
+    /// The device, to be opened by [`Device::open`].
     pub device: Device,
-    /// What the driver, or the processor, calls it.
+    /// The name that the driver gives the GPU, or the processor's name.
     pub name: String,
-    /// Bytes of memory, where that is known.
+    /// The bytes of memory, if known.
     pub memory: Option<u64>,
 }
 
@@ -87,7 +91,7 @@ impl fmt::Display for ListedDevice {
     }
 }
 
-/// The devices of this machine that this build can use, GPUs first: where ranks can be.
+/// The devices of this machine that this build can use, GPUs first and the CPU last.
 ///
 /// ```
 /// let devices = weftgrad::devices();
@@ -101,7 +105,7 @@ pub fn devices() -> Vec<ListedDevice> {
     all
 }
 
-/// Memory of the machine, where the system says.
+/// The bytes of memory of the machine, if the system tells them.
 fn host_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;

@@ -1,4 +1,4 @@
-//! Where the ranks of a program are, and what each computes on.
+//! The launcher of a program's ranks, with the device of each.
 
 #[cfg(feature = "train")]
 mod from_config;
@@ -13,7 +13,8 @@ use numcore::Result;
 
 use crate::{AnyRuntime, Device, ListedDevice, devices};
 
-/// The ranks of a program, as this process sees them: one, threads with a device each, or processes that MPI or a shared folder joins. The program that they run is the same.
+/// The ranks of a program, as this process sees them: one, threads with a device each, or processes joined by MPI or a
+/// shared folder. The program that they run is the same.
 ///
 /// ```
 /// use weftgrad::{Device, Launcher, distributed::comm::{Communicator, NoOpCommunicator}};
@@ -26,7 +27,7 @@ use crate::{AnyRuntime, Device, ListedDevice, devices};
 /// # }
 /// ```
 ///
-/// One rank on each GPU of the machine, or one rank on the CPU where there is none:
+/// One rank on each GPU of the machine, or one rank on the CPU if there is no GPU:
 ///
 /// ```
 /// # use weftgrad::Launcher;
@@ -37,11 +38,11 @@ use crate::{AnyRuntime, Device, ListedDevice, devices};
 #[doc(alias("torchrun"))]
 pub struct Launcher {
     engine: LaunchEngine,
-    /// Ranks of this machine take them in turn.
+    /// The devices that ranks of this machine take in turn.
     devices: Vec<Device>,
-    /// Of each rank on the CPU.
+    /// The number of threads of each rank on the CPU.
     threads: Option<usize>,
-    /// What moves tensors between ranks, where it is not what joins them.
+    /// The library that moves tensors between ranks, if it is not the engine.
     #[cfg(feature = "nccl")]
     nccl: Option<engine_nccl::Nccl>,
 }
@@ -53,36 +54,38 @@ enum LaunchEngine {
 }
 
 impl Launcher {
-    /// So many ranks, threads of this process, on the CPU unless [`devices`](Launcher::devices) says otherwise; at least one.
+    /// Makes `ranks` ranks, at least one, as threads of this process; on the CPU unless [`devices`](Launcher::devices)
+    /// names others.
     pub fn threads(ranks: usize) -> Self {
         Launcher::of(LaunchEngine::Threads(Ranks::new(ranks.max(1))))
     }
 
-    /// A rank, which is a thread of this process, on each of these devices; one on the CPU, if there are none.
+    /// Makes one rank on each of these devices, as threads of this process; one rank on the CPU if there are none.
     pub fn per_device(devices: impl IntoIterator<Item = Device>) -> Self {
         let devices: Vec<Device> = devices.into_iter().collect();
         Launcher::threads(devices.len()).devices(devices)
     }
 
-    /// A rank on each GPU of this machine that this build can use: CUDA's where there are some, and WebGPU's otherwise, which may be the same ones. One rank on the
-    /// CPU where there is no GPU. Several ranks of CUDA exchange through [`nccl`](Launcher::nccl), which is asked for in addition.
+    /// Makes one rank on each GPU of this machine that this build can use; one on the CPU if there is no GPU. CUDA
+    /// devices are preferred to WebGPU's, which may be the same GPUs. Several CUDA ranks exchange through
+    /// [`nccl`](Launcher::nccl), which has to be called in addition.
     pub fn per_gpu() -> Self {
         Launcher::per_device(gpus(&devices()))
     }
 
-    /// The processes that `mpirun`, or another launcher that speaks its protocol, has started.
+    /// Takes the processes that `mpirun`, or another launcher of the same protocol, has started.
     ///
     /// # Errors
-    /// If MPI cannot be initialised, or this build has no feature `mpi`.
+    /// An error if MPI cannot be initialised, or this build lacks the feature `mpi`.
     #[cfg(feature = "mpi")]
     pub fn mpi() -> Result<Self> {
         Ok(Launcher::of(LaunchEngine::Processes(engine_mpi::init()?)))
     }
 
-    /// The processes that `mpirun`, or another launcher that speaks its protocol, has started.
+    /// Takes the processes that `mpirun`, or another launcher of the same protocol, has started.
     ///
     /// # Errors
-    /// If MPI cannot be initialised, or this build has no feature `mpi`.
+    /// An error if MPI cannot be initialised, or this build lacks the feature `mpi`.
     #[cfg(not(feature = "mpi"))]
     pub fn mpi() -> Result<Self> {
         let why =
@@ -90,52 +93,58 @@ impl Launcher {
         Err(numcore::Error::argument("Launcher::mpi", why))
     }
 
-    /// The processes that meet in this folder, on one machine or on several that share a file system: nothing is installed for it. Whoever starts them says which is which:
-    /// Slurm's `srun`, `torchrun`, or a script that sets `RANK`, `WORLD_SIZE` and `LOCAL_RANK`. Blocks until all have come.
+    /// Joins processes through a shared folder, on one machine or on several with a common file system; no library is
+    /// needed. The launcher gives each process its rank: Slurm's `srun`, `torchrun`, or a script that sets `RANK`,
+    /// `WORLD_SIZE` and `LOCAL_RANK`. Blocks until all processes have come.
     ///
-    /// Through files it is slow: for gradients on the host use [`mpi`](Launcher::mpi); on GPUs [`nccl`](Launcher::nccl) moves them, and the folder is how ranks agree.
+    /// Exchange through files is slow. For gradients on the host use [`mpi`](Launcher::mpi). On GPUs,
+    /// [`nccl`](Launcher::nccl) moves them, and the folder is the control plane.
     ///
     /// # Errors
-    /// As [`SharedFolder::join`].
+    /// Errors of [`SharedFolder::join`].
     pub fn shared_folder(path: impl Into<PathBuf>) -> Result<Self> {
         Ok(Launcher::of(LaunchEngine::Processes(SharedFolder::new(path).join()?)))
     }
 
-    /// Lets NCCL move tensors between ranks, each of which must be on an NVIDIA GPU of its own. What joins the ranks stays what it was, threads or
-    /// processes, and is how they compare their calls and learn of failures. Ranks that are threads on several GPUs need it.
+    /// Lets NCCL move tensors between ranks, each of which must be on its own NVIDIA GPU. The threads or processes stay
+    /// the control plane, on which ranks compare their calls and learn of failures. Ranks that are threads on several
+    /// GPUs need it.
     ///
     /// # Errors
-    /// If NCCL is not found, or this build has no feature `nccl`.
+    /// An error if NCCL is not found, or this build lacks the feature `nccl`.
     #[cfg(feature = "nccl")]
     pub fn nccl(self) -> Result<Self> {
         Ok(Launcher { nccl: Some(engine_nccl::Nccl::load()?), ..self })
     }
 
-    /// Lets NCCL move tensors between ranks, each of which must be on an NVIDIA GPU of its own. What joins the ranks stays what it was, threads or
-    /// processes, and is how they compare their calls and learn of failures. Ranks that are threads on several GPUs need it.
+    /// Lets NCCL move tensors between ranks, each of which must be on its own NVIDIA GPU. The threads or processes stay
+    /// the control plane, on which ranks compare their calls and learn of failures. Ranks that are threads on several
+    /// GPUs need it.
     ///
     /// # Errors
-    /// If NCCL is not found, or this build has no feature `nccl`.
+    /// An error if NCCL is not found, or this build lacks the feature `nccl`.
     #[cfg(not(feature = "nccl"))]
     pub fn nccl(self) -> Result<Self> {
         let why = "this build has no NCCL; build it with `--features nccl`, which needs nothing to build";
         Err(numcore::Error::argument("Launcher::nccl", why))
     }
 
-    /// What ranks compute on: the ranks of a machine take these devices in turn, so several may share one. No device is the CPU.
+    /// Sets the devices of the ranks. The ranks of a machine take them in turn, so several may share one; an empty list
+    /// means the CPU. With a single device, each further process of a machine takes the next index.
     pub fn devices(mut self, devices: impl IntoIterator<Item = Device>) -> Self {
         self.devices = first_at_least(devices.into_iter().collect(), Device::Cpu);
         self
     }
 
-    /// Threads of each rank that is on the CPU. At first one rank has all; ranks that are threads share the machine, and a process among others has one.
+    /// Sets the number of threads of each rank on the CPU. By default a single rank has all; ranks that are threads
+    /// share the machine, and a process among others has one.
     pub fn threads_per_rank(mut self, threads: usize) -> Self {
         self.threads = Some(threads.max(1));
         self
     }
 
-    /// How long a rank waits for others in a call, before the call is an error on all of them: 60 seconds unless it is said. A process that is gone is noticed then,
-    /// where processes share a folder.
+    /// Sets the time that a rank waits for others in a call, before all of them get an error; 60 seconds by default. In
+    /// a shared folder, a dead process without another on its machine is noticed only then.
     pub fn timeout(mut self, most: Duration) -> Self {
         self.engine = match self.engine {
             LaunchEngine::Threads(ranks) => LaunchEngine::Threads(ranks.timeout(most)),
@@ -144,7 +153,7 @@ impl Launcher {
         self
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         match &self.engine {
             LaunchEngine::Threads(ranks) => ranks.size(),
@@ -152,7 +161,7 @@ impl Launcher {
         }
     }
 
-    /// Whether this process has rank 0: what is said once, it says.
+    /// Tells whether this process has rank 0, which prints and saves for all ranks.
     pub fn leads(&self) -> bool {
         match &self.engine {
             LaunchEngine::Threads(_) => true,
@@ -160,10 +169,10 @@ impl Launcher {
         }
     }
 
-    /// Runs a program on every rank, and gives what the lowest rank of this process returns.
+    /// Runs a program on every rank, and returns the result of the lowest rank of this process.
     ///
     /// # Errors
-    /// If a device cannot be opened, and what fails on a rank, on all of them.
+    /// An error if a device cannot be opened, and on all ranks if the program fails on one.
     pub fn run<T: Send>(&self, program: impl Fn(Comm<AnyRuntime>) -> Result<T> + Sync) -> Result<T> {
         #[cfg(feature = "nccl")]
         if let Some(nccl) = &self.nccl {
@@ -176,7 +185,7 @@ impl Launcher {
         }
     }
 
-    /// Runs a program on every rank over NCCL: threads or processes are its control plane.
+    /// Runs a program on every rank over NCCL, with threads or processes as its control plane.
     #[cfg(feature = "nccl")]
     fn run_over<T: Send>(
         &self,
@@ -196,18 +205,18 @@ impl Launcher {
         }
     }
 
-    /// Runs a program on a world of one, beside the others or in place of them, on the first device.
+    /// Runs a program in a world of one rank on the first device, without the other ranks.
     ///
     /// # Errors
-    /// If the device cannot be opened, and what fails.
+    /// An error if the device cannot be opened, and errors of the program.
     pub fn run_alone<T>(&self, program: impl FnOnce(Comm<AnyRuntime>) -> Result<T>) -> Result<T> {
         program(Arc::new(NoOpCommunicator::new(&self.open(0)?)))
     }
 
-    /// The runtime of a rank, by its number on this machine.
+    /// The runtime of a rank, given its number on this machine.
     fn open(&self, local_rank: usize) -> Result<AnyRuntime> {
         let device = match self.devices[..] {
-            // Processes of one machine take the devices from the one that was named on.
+            // Processes of one machine take consecutive devices, starting at the one that was named.
             [only] if self.is_of_processes() => only.after(local_rank),
             _ => self.devices[local_rank % self.devices.len()],
         };
@@ -231,7 +240,7 @@ impl Launcher {
         }
     }
 
-    /// Threads of a rank on the CPU among others; one that is alone has all.
+    /// The number of threads of a rank on the CPU; `None`, for all, if it is the only rank.
     fn share_of_threads(&self) -> Option<usize> {
         let all = available_parallelism().map_or(1, NonZero::get);
         let share = if self.is_of_processes() { 1 } else { (all / self.size()).max(1) };
@@ -239,7 +248,7 @@ impl Launcher {
     }
 }
 
-/// CUDA's devices, or else WebGPU's: a GPU may be one of each.
+/// The CUDA devices, or WebGPU's if there are none: one GPU may be listed as both.
 fn gpus(listed: &[ListedDevice]) -> Vec<Device> {
     let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
     let cuda = of(|device| matches!(device, Device::Cuda(_)));

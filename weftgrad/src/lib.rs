@@ -42,8 +42,8 @@
 //! # }
 //! ```
 //!
-//! In the `Cargo.toml` of a program that depends on this crate, add the two profiles below: those of a dependency do
-//! not reach it.
+//! A program that depends on this crate should add these two profiles to its `Cargo.toml`, since profiles of a
+//! dependency do not apply to it.
 //!
 //! ```toml
 //! # Without this, kernels in debug builds are not optimised, and a training step takes about a hundred times as long.
@@ -56,10 +56,10 @@
 //! incremental = true
 //! ```
 //!
-//! The crates underneath: [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the tape), [`nn`],
-//! [`optim`] and [`runtime_cpu`]. By features of their names, all in `full`: `data` (datasets and loaders),
-//! `distributed` (many ranks), `watch` (sinks, metrics, reports), `train` (the training loop), `models` (pretrained
-//! ones) and `export` (those as GGUF and ONNX files).
+//! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
+//! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features of the same names, all in `full`, add `data` (datasets and
+//! loaders), `distributed` (many ranks), `watch` (sinks, metrics, reports), `train` (the training loop), `models`
+//! (pretrained models) and `export` (models as GGUF and ONNX files).
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]
@@ -129,7 +129,7 @@ pub mod prelude {
     pub use runtime_wgpu::Wgpu;
 }
 
-/// The chapters of the book in `docs/book/src`: their code is compiled, and runs unless it needs what a test has not.
+/// The chapters of the book in `docs/book/src`. Their code is compiled, and run unless it needs more than a test has.
 #[cfg(all(doctest, feature = "cpu", feature = "export", feature = "train"))]
 pub mod book {
     macro_rules! chapter {

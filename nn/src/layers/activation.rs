@@ -118,7 +118,7 @@ activations! {
     }
 }
 
-/// The PReLU activation of `[N, C, ..]`: `x` where positive, `weight · x` elsewhere (He et al. 2015).
+/// The PReLU activation of `x: [N, C, ..]`: `x` where positive, `weight · x` elsewhere (He et al. 2015).
 #[derive(Debug, Module)]
 pub struct PRelu<R: Runtime> {
     /// The negative slopes, `[C]`, or `[1]` for all channels.
@@ -126,7 +126,7 @@ pub struct PRelu<R: Runtime> {
 }
 
 impl<R: Runtime> PRelu<R> {
-    /// A negative slope of 0.25 for each of `count` channels, or a count of 1 for all.
+    /// Creates a layer with a negative slope of 0.25 for each of `count` channels; a count of 1 shares it between all.
     pub fn new(init: &Init<R>, count: usize) -> Result<Self> {
         Ok(PRelu { weight: init.param([count], Initializer::Constant(0.25))? })
     }
@@ -139,7 +139,7 @@ impl<R: Runtime> Forward<R> for PRelu<R> {
     }
 }
 
-/// Which activation a model has between its linear layers: an option, where the types above are layers.
+/// The activation that a model has between its linear layers, as an option; the types above are layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activation {
     /// The rectified linear unit, [`Relu`].
@@ -154,7 +154,7 @@ pub enum Activation {
 }
 
 impl Activation {
-    /// The activation of each element.
+    /// Applies the activation to each element.
     #[track_caller]
     pub fn apply<R: Runtime>(self, x: &Var<R>) -> Result<Var<R>> {
         match self {

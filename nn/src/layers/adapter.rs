@@ -1,4 +1,4 @@
-//! Adapters: what stands between a linear layer's weight and its output, without the model knowing.
+//! Adapters: a replacement for the output of a linear layer, transparent to the model.
 
 use std::{fmt, sync::Arc};
 
@@ -9,27 +9,30 @@ use parking_lot::RwLock;
 use super::Linear;
 use crate::{Module, Visitor};
 
-/// Computes the output of a linear layer in place of `x · Wᵀ + b`: a low-rank update, or a weight that is kept in another form.
+/// Computes the output of a linear layer in place of `x · Wᵀ + b`: with a low-rank update, or from a weight in another
+/// form.
 ///
 /// Parameters of an adapter are named as the layer's own.
 pub trait Adapter<R: Runtime>: Module<R> {
-    /// The output of `layer` for `x: [.., I]`, `[.., O]`. [`Linear::plain`] is the output without an adapter. Where the layer is cut over ranks,
-    /// `x` is what [`Linear::enter`] gave, or this rank's part of the inputs, and the output is cut if the layer's is.
+    /// The output of `layer`, `[.., O]`, for `x: [.., I]`. [`Linear::plain`] is the output without an adapter. Where
+    /// the layer is cut over ranks, `x` is the result of [`Linear::enter`], or this rank's part of the inputs. The
+    /// output is cut if the layer's is.
     fn forward(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>>;
 
-    /// Whether this computes the output of a layer that a plan has cut over ranks. Unless an adapter says so, such a layer refuses it.
+    /// Tells whether the adapter supports a layer that a plan has cut over ranks. Such a layer rejects an adapter that
+    /// does not; the default is false.
     fn can_be_cut(&self) -> bool {
         false
     }
 
-    /// This adapter as a value of its own type, for those who put it there.
+    /// This adapter as `Any`, so that the code that inserted it can get its own type back.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// The place for a linear layer's [`Adapter`], empty at first. A clone is the same place.
+/// A slot for a linear layer's [`Adapter`], empty at first. A clone shares the slot.
 ///
-/// [`walk`](crate::walk) shows it as [`ModuleEntry::Adapter`](crate::ModuleEntry::Adapter), so that adapters can be put into any model by the
-/// names of its layers.
+/// [`walk`](crate::walk) shows it as [`ModuleEntry::Adapter`](crate::ModuleEntry::Adapter), so adapters can be inserted
+/// into any model by the names of its layers.
 pub struct AdapterSlot<R: Runtime>(Arc<RwLock<Option<Arc<dyn Adapter<R>>>>>);
 
 impl<R: Runtime> AdapterSlot<R> {
@@ -38,12 +41,13 @@ impl<R: Runtime> AdapterSlot<R> {
         self.0.read().clone()
     }
 
-    /// Tells whether this is not the only clone: a layer that was dropped has its place no more.
+    /// Tells whether another clone exists. If there is none, the layer that had this slot was dropped.
     pub fn is_shared(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
 
-    /// Puts an adapter in, or takes it out; gives the one that was there. Optimizers and trainers that exist already do not see it.
+    /// Inserts an adapter, or removes it, and returns the previous one. Optimizers and trainers that exist already do
+    /// not see the change.
     pub fn replace(&self, adapter: Option<Arc<dyn Adapter<R>>>) -> Option<Arc<dyn Adapter<R>>> {
         std::mem::replace(&mut *self.0.write(), adapter)
     }

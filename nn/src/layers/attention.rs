@@ -15,18 +15,20 @@ use crate::{
 
 /// Options of attention: masks, window, scale and soft cap.
 pub struct AttentionOptions<'a, R: Runtime> {
-    /// Queries see no key that comes later.
+    /// True if queries see no key at a later position.
     pub causal: bool,
     /// A mask that broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
     pub mask: Option<&'a Var<R>>,
-    /// Keys that no query sees, `[B, S]`, `bool`. A query that sees no key at all gets zeros (PyTorch: NaN).
+    /// Keys that no query sees, `[B, S]`, `bool`, true for a hidden key. A query without any visible key gets zeros
+    /// (PyTorch: NaN).
     pub key_padding: Option<&'a Var<R>>,
-    /// The sliding window `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
+    /// The sliding window `(left, right)`: the numbers of keys before and after its own position that a query sees; all
+    /// if `None`.
     pub window: (Option<usize>, Option<usize>),
-    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for queries
-    /// after a KV cache.
+    /// True if query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`. For
+    /// queries after a KV cache.
     pub lower_right: bool,
-    /// The factor of the scores; `1/√D` of a head's width `D` if not given.
+    /// The factor of the scores; `1/√D` if `None`, where `D` is a head's width.
     pub scale: Option<f64>,
     /// The soft cap `c`: scaled scores become `c · tanh(score / c)` before the mask.
     pub softcap: Option<f64>,
@@ -150,7 +152,8 @@ pub(super) fn check_heads(width: usize, heads: usize) -> Result<()> {
     Ok(())
 }
 
-/// An error unless queries, keys and values are cut alike: otherwise a head of queries would meet another's keys.
+/// Returns an error unless queries, keys and values are cut alike: otherwise a head of queries would meet the keys of
+/// another.
 pub(super) fn check_cut_alike<R: Runtime>([q, k, v]: [&Linear<R>; 3]) -> Result<()> {
     let style = |linear: &Linear<R>| linear.weight.placed().map(|placed| placed.style());
     let styles = [q, k, v].map(style);
@@ -166,7 +169,7 @@ pub(super) fn check_cut_alike<R: Runtime>([q, k, v]: [&Linear<R>; 3]) -> Result<
     }
 }
 
-/// `[B, T, C]` as `[B, H, T, C/H]`.
+/// Reshapes `[B, T, C]` to `[B, H, T, C/H]`.
 #[track_caller]
 pub(super) fn split_heads<R: Runtime>(x: &Var<R>, heads: usize) -> Result<Var<R>> {
     let shape = x.spec().shape;
@@ -176,7 +179,7 @@ pub(super) fn split_heads<R: Runtime>(x: &Var<R>, heads: usize) -> Result<Var<R>
     x.reshape([b, t, heads, c / heads])?.transpose(1, 2)
 }
 
-/// `[B, H, T, D]` as `[B, T, H · D]`.
+/// Reshapes `[B, H, T, D]` to `[B, T, H · D]`.
 #[track_caller]
 pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     x.transpose(1, 2)?.flatten(2, 3)

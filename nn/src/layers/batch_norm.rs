@@ -16,8 +16,8 @@ use crate::{Buffer, Forward, Init, Initializer, Mode, Module, Param, counted_row
 /// Batch norm (Ioffe & Szegedy 2015) of `x: [N, C, ..]`, over all axes but the channel axis.
 ///
 /// In training it uses the batch's own statistics and updates the running statistics with them; in evaluation it uses
-/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time. Rows that only fill
-/// a batch up are no part of its statistics, where the loop says which they are
+/// the running statistics. Inside a checkpointed segment, recomputation updates them a second time. Padding rows at the
+/// end of a batch do not count in its statistics, if the training loop declares them
 /// ([`set_counted_rows`](crate::set_counted_rows)).
 #[derive(Debug, Module)]
 pub struct BatchNorm<R: Runtime> {
@@ -35,7 +35,7 @@ pub struct BatchNorm<R: Runtime> {
     pub momentum: f64,
     /// The constant added to the variance; 1e-5 unless set.
     pub eps: f64,
-    /// Whether the layer is in training or in evaluation mode.
+    /// The mode of the layer, training or evaluation.
     pub mode: Mode,
     context: ContextSlot<R>,
 }
@@ -63,14 +63,14 @@ impl<R: Runtime> BatchNorm<R> {
         })
     }
 
-    /// The output by the running statistics, as in evaluation.
+    /// The output with the running statistics, as in evaluation.
     #[track_caller]
     fn by_running_statistics(&self, x: &Var<R>) -> Result<Var<R>> {
         let (mean, variance) = (self.running_mean.var(), self.running_var.var());
         x.batch_norm(&mean, &variance, Some(&self.weight.var()), super::optional(&self.bias).as_ref(), self.eps)
     }
 
-    /// The output by the statistics of all rows of `x`, with which the running ones are updated.
+    /// The output with the statistics of all rows of `x`, which also update the running statistics.
     #[track_caller]
     fn by_batch_statistics(&self, x: &Var<R>) -> Result<Var<R>> {
         let shape = x.spec().shape;
@@ -84,8 +84,8 @@ impl<R: Runtime> BatchNorm<R> {
         Ok(y)
     }
 
-    /// The rows that [count](crate::counted_rows), and the outputs of those that do not: by the running statistics, as
-    /// they are no part of the batch's. None if all count.
+    /// Splits a batch into the rows that [count](crate::counted_rows) and the outputs of the others. Rows that do not
+    /// count are no part of the batch's statistics, so their outputs use the running ones. `None` if all count.
     #[track_caller]
     pub fn apart(&self, x: &Var<R>) -> Result<Option<(Var<R>, Var<R>)>> {
         let rows = x.spec().shape.dims().first().copied().unwrap_or(0);
@@ -96,8 +96,8 @@ impl<R: Runtime> BatchNorm<R> {
         Ok(Some((x.narrow(0, 0, count)?, self.by_running_statistics(&x.narrow(0, count, rows - count)?)?)))
     }
 
-    /// Updates the running statistics with a batch's, by the momentum, and counts the batch: its mean and its unbiased
-    /// variance, `[C]` each, of the buffers' dtype.
+    /// Updates the running statistics with a batch's mean and unbiased variance, by the momentum, and counts the batch.
+    /// Both are `[C]`, of the buffers' dtype.
     #[track_caller]
     pub fn track(&self, mean: &Var<R>, variance: &Var<R>) -> Result<()> {
         static TOWARDS: LazyLock<Program> =
@@ -120,7 +120,7 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
         }
         match self.apart(x)? {
             None => self.by_batch_statistics(x),
-            // The loop filled the batch up: it trains on with the others.
+            // The counted rows are too few for statistics: training goes on with the running ones.
             Some((own, _)) if own.spec().shape[0] == 0 || is_without_variance(own.spec().shape) => {
                 self.by_running_statistics(x)
             }
@@ -129,7 +129,7 @@ impl<R: Runtime> Forward<R> for BatchNorm<R> {
     }
 }
 
-/// Whether a batch has one value per channel.
+/// Tells whether a batch has one value per channel, so that it has no variance.
 fn is_without_variance(shape: Shape) -> bool {
     shape.rank() >= 2 && shape.numel() == shape[1]
 }

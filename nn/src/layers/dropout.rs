@@ -12,7 +12,7 @@ use numcore::{
 
 use crate::{Forward, Mode, Module, parallel::SequencePart};
 
-/// [`NnOps::dropout`] by a mask.
+/// Drops the elements of a mask, and scales the others as [`NnOps::dropout`] does.
 static DROPPED: LazyLock<Program> =
     LazyLock::new(|| Program::new("dropped", |[x, dropped], [scale]| [dropped.select(0.0, x * scale)]));
 
@@ -23,7 +23,7 @@ static DROPPED: LazyLock<Program> =
 #[derive(Debug, Module)]
 pub struct Dropout {
     p: f64,
-    /// Whether the layer is in training or in evaluation mode.
+    /// The mode of the layer, training or evaluation.
     pub mode: Mode,
 }
 
@@ -37,11 +37,12 @@ impl Dropout {
         Ok(Dropout { p, mode: Mode::default() })
     }
 
-    /// The dropout of values `[.., T, C]` of a part of a sequence, if one is given: with the mask that the whole sequence would have there. For
-    /// models whose values are cut along the sequence ([`ContextSlot::part_of_values`](crate::parallel::ContextSlot::part_of_values)).
+    /// Applies dropout to values `[.., T, C]` of a part of a sequence, with the mask that the whole sequence would have
+    /// there; without a part, to `x` itself. For models whose values are cut along the sequence
+    /// ([`ContextSlot::part_of_values`](crate::parallel::ContextSlot::part_of_values)).
     ///
-    /// The mask is drawn for all of the sequence, a byte an element until the part is taken of it: so many random numbers are drawn on each of
-    /// the ranks that have parts, however many there are.
+    /// Each rank draws the mask of the whole sequence, one byte per element until it takes its part. So the random
+    /// numbers that a rank draws do not decrease with the number of ranks.
     #[track_caller]
     pub fn forward_part<R: Runtime>(&self, x: &Var<R>, part: Option<&SequencePart>) -> Result<Var<R>> {
         let Some(part) = part.filter(|_| !self.is_identity()) else { return self.forward(x) };
@@ -53,11 +54,11 @@ impl Dropout {
         self.forward_piece(x, &[(dim, part)])
     }
 
-    /// The output for a piece of a value, which along some dimensions has a part of the whole: elements are dropped that the whole value would
-    /// lose, however it is cut.
+    /// Applies dropout to a piece of a value, which is cut along some dimensions. The dropped elements are those that
+    /// the whole value would lose, for any cut.
     ///
     /// # Errors
-    /// If a dimension is not there, or is not as long as its part.
+    /// An error if a dimension is missing, or is not as long as its part.
     #[track_caller]
     pub fn forward_piece<R: Runtime>(&self, x: &Var<R>, parts: &[(usize, &SequencePart)]) -> Result<Var<R>> {
         let cut = parts.iter().any(|(_, part)| !part.is_whole());
@@ -77,7 +78,7 @@ impl Dropout {
         x.apply_program(&DROPPED, &[&Var::new(here.copy()?)], &[(1.0 / (1.0 - self.p)).into()])
     }
 
-    /// Whether the layer returns its input: in evaluation, and with probability 0.
+    /// Tells whether the layer returns its input: in evaluation, and with probability 0.
     pub fn is_identity(&self) -> bool {
         self.p == 0.0 || !self.mode.is_training()
     }

@@ -13,27 +13,30 @@ use crate::{
     parallel::{Cuts, Exchange, Placed, TensorStyle, own_rows},
 };
 
-/// An embedding: rows of a table named by indices `[..]` (`i64`), giving `[.., D]`.
+/// An embedding: maps indices `[..]` (`i64`) to rows of a table, giving `[.., D]`.
 #[derive(Debug, Module)]
 pub struct Embedding<R: Runtime> {
-    /// One row per token: `[V, D]`.
+    /// The table with one row per token, `[V, D]`.
     pub weight: Param<R>,
     frozen_row: Option<usize>,
 }
 
 impl<R: Runtime> Embedding<R> {
-    /// A table of `rows` standard normal vectors.
+    /// Creates a table of `rows` standard normal vectors.
     pub fn new(init: &Init<R>, rows: usize, width: usize) -> Result<Self> {
         let weight = init.weight([rows, width], Initializer::Normal { mean: 0.0, std: 1.0 })?;
         Ok(Embedding { weight: weight.with_cuts(Cuts::Table), frozen_row: None })
     }
 
-    /// The table of a parameter, which other layers may have too.
+    /// Uses a parameter, which other layers may share, as the table.
     pub fn of(weight: Param<R>) -> Self {
         Embedding { weight, frozen_row: None }
     }
 
-    /// Makes row `index` the padding token: it is 0, and no gradient flows to it.
+    /// Makes row `index` the padding token: sets it to 0 and stops gradients to it.
+    ///
+    /// # Errors
+    /// An error if the table has no such row.
     #[track_caller]
     pub fn with_padding_idx(mut self, index: usize) -> Result<Self> {
         self.check_row(index)?;
@@ -43,13 +46,16 @@ impl<R: Runtime> Embedding<R> {
         Ok(self)
     }
 
-    /// This table, which no plan cuts: one that is read by other means than [`forward`](Forward::forward) and [`project`](Embedding::project),
-    /// which find rows wherever they are.
+    /// Excludes the table from every plan. For a table that is read by other means than [`forward`](Forward::forward)
+    /// and [`project`](Embedding::project), which find rows on any rank.
     pub fn never_cut(self) -> Self {
         Embedding { weight: self.weight.with_cuts(Cuts::None), ..self }
     }
 
-    /// Keeps row `index` as it is: no gradient flows to it. What a pretrained padding token has is kept.
+    /// Freezes row `index`: no gradient flows to it, and its values are kept, as for a pretrained padding token.
+    ///
+    /// # Errors
+    /// An error if the table has no such row.
     #[track_caller]
     pub fn with_frozen_row(mut self, index: usize) -> Result<Self> {
         self.check_row(index)?;
@@ -57,7 +63,8 @@ impl<R: Runtime> Embedding<R> {
         Ok(self)
     }
 
-    /// `x · Wᵀ`, `[.., V]`: the logits of a head that is this table. All of them, on every rank, where the table is cut.
+    /// Computes `x · Wᵀ`, `[.., V]`: the logits of a head tied to this table. Where the table is cut, every rank gets
+    /// all logits.
     pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
         let here = self.project_here(x)?;
         match self.cut() {
@@ -66,19 +73,19 @@ impl<R: Runtime> Embedding<R> {
         }
     }
 
-    /// `x · Wᵀ` for the rows that are here, `[.., V/t]` where the table is cut over `t` ranks: for a loss that takes them so
-    /// ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    /// Computes `x · Wᵀ` for this rank's rows, `[.., V/t]` where the table is cut over `t` ranks, for a loss that takes
+    /// sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let x = self.cut().map_or(Ok(x.clone()), |placed| placed.enter_alone(x))?;
         x.linear(&self.weight.var(), None)
     }
 
-    /// How the table is cut, if it is cut along its rows.
+    /// The placement of the table, if it is cut along its rows.
     fn cut(&self) -> Option<Arc<Placed<R>>> {
         self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
     }
 
-    /// The rows of a table that is cut along them: each rank looks up those it has, and gives zeros for the others to the sum.
+    /// Looks up rows of a table that is cut along them: each rank adds the rows it has, and zeros for others, to a sum.
     fn summed(&self, placed: &Placed<R>, indices: &Var<R>) -> Result<Var<R>> {
         let (here, place) = own_rows(indices, placed.rows())?;
         let rows = self.weight.var().embedding(&place)?.where_cond(&here.unsqueeze(-1)?, 0.0)?;

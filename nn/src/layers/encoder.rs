@@ -1,4 +1,4 @@
-//! The block of an encoder, in which every position sees every other.
+//! The block of an encoder, in which every position attends to every other.
 
 use autograd::Var;
 use numcore::{Error, Result, Runtime, Within, fused::NnOps, ops::PointwiseOps};
@@ -23,9 +23,9 @@ pub struct EncoderBlockConfig {
     pub hidden: usize,
     /// The activation between them.
     pub activation: Activation,
-    /// Whether norms stand before each branch (ViT), or after its sum (BERT).
+    /// True if the norms come before each branch (ViT), false if after its sum (BERT).
     pub pre_norm: bool,
-    /// Whether queries, keys and values have biases; all other linear layers have.
+    /// True if queries, keys and values have biases; all other linear layers have them.
     pub qkv_bias: bool,
     /// The constant added to variances.
     pub eps: f64,
@@ -44,13 +44,13 @@ pub struct EncoderBlock<R: Runtime> {
     pub value: Linear<R>,
     /// The output projection of attention.
     pub output: Linear<R>,
-    /// The norm of attention: before it, or after it was added.
+    /// The norm of attention: before it, or after the residual sum.
     pub norm1: LayerNorm<R>,
     /// The first linear layer.
     pub fc1: Linear<R>,
     /// The second linear layer.
     pub fc2: Linear<R>,
-    /// The norm of the linear layers: before them, or after they were added.
+    /// The norm of the linear layers: before them, or after the residual sum.
     pub norm2: LayerNorm<R>,
     dropout: Dropout,
     context: ContextSlot<R>,
@@ -59,7 +59,7 @@ pub struct EncoderBlock<R: Runtime> {
 }
 
 impl<R: Runtime> EncoderBlock<R> {
-    /// A block of these sizes.
+    /// Creates a block of these sizes.
     #[track_caller]
     pub fn new(init: &Init<R>, config: EncoderBlockConfig) -> Result<Self> {
         let EncoderBlockConfig { width, heads, hidden, eps, .. } = config;
@@ -83,7 +83,8 @@ impl<R: Runtime> EncoderBlock<R> {
         })
     }
 
-    /// The block's output; a `bool` mask that broadcasts to `[B, H, T, T]` is true where a position may attend to another.
+    /// Computes the block's output. A `bool` mask that broadcasts to `[B, H, T, T]` is true where a position may attend
+    /// to another.
     #[track_caller]
     pub fn forward_masked(&self, x: &Var<R>, mask: Option<&Var<R>>) -> Result<Var<R>> {
         if self.config.pre_norm {
@@ -98,7 +99,7 @@ impl<R: Runtime> EncoderBlock<R> {
     fn attend(&self, x: &Var<R>, mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
         check_cut_alike([&self.query, &self.key, &self.value])?;
         let count = self.query.share_of(self.config.heads);
-        // Over ranks that they are cut over, the gradient of the input is summed once for all three.
+        // One entry for all three, so that the gradient of the input is summed over ranks once.
         let x = &self.query.enter(x)?;
         let heads = |linear: &Linear<R>, name| split_heads(&linear.forward_entered(x).within(name)?, count);
         let (q, k, v) = (heads(&self.query, "query")?, heads(&self.key, "key")?, heads(&self.value, "value")?);

@@ -29,13 +29,13 @@ pub struct GptConfig {
     pub heads: usize,
     /// The number of channels, C.
     pub width: usize,
-    /// Whether linear layers have biases (the head never has one, norms always do).
+    /// True if linear layers have biases (the head never has one, norms always do).
     pub bias: bool,
     /// The dropout probability after the embeddings and in every block.
     pub dropout: f64,
     /// The activation between the linear layers of a block; GPT-2's is [`Activation::GeluTanh`].
     pub activation: Activation,
-    /// Whether the head shares the weight of the token embedding.
+    /// True if the head shares the weight of the token embedding.
     pub tied_head: bool,
 }
 
@@ -59,11 +59,11 @@ impl Default for GptConfig {
 const NAMES: LanguageModelNames =
     LanguageModelNames { tokens: "wte", positions: "wpe", blocks: "blocks", norm: "lnf", head: "head" };
 
-/// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019): tokens `[B, T]`
-/// (`i64`) to logits of each next token, `[B, T, V]`. Where sequences are cut over ranks, logits are those of this
-/// rank's part of the tokens.
+/// A decoder-only language model with learned positions and pre-norm blocks (Radford et al. 2019). It maps tokens
+/// `[B, T]` (`i64`) to logits of each next token, `[B, T, V]`. Where sequences are cut over ranks, logits are those of
+/// this rank's part of the tokens.
 ///
-/// Weights are initialized as normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+/// Weights are initialized as normal with standard deviation 0.02 and biases as 0, unless `init` sets others.
 /// Parameters are `wte` and `wpe`, those of `blocks`, `lnf` and `head`.
 pub type Gpt<R> = LanguageModel<R, Block<R>, LayerNorm<R>>;
 
@@ -84,8 +84,8 @@ impl<R: Runtime> Gpt<R> {
         Ok(LanguageModel::of(&NAMES, embedding, blocks, norm, (!tied_head).then(head).transpose()?))
     }
 
-    /// The input of the first block: the sum of token and position embeddings, `[B, T, C]`, of this rank's part of the
-    /// sequence where that is cut.
+    /// Computes the input of the first block, `[B, T, C]`: the sum of token and position embeddings. Where sequences
+    /// are cut, it is that of this rank's part.
     #[track_caller]
     pub fn embed(&self, tokens: &Var<R>) -> Result<Var<R>> {
         let TokenEmbedding { tokens: table, positions, dropout } = self.start()?;
@@ -97,25 +97,26 @@ impl<R: Runtime> Gpt<R> {
             return Err(Error::shape("gpt", &[shape], format!("{t} tokens are longer than the context of {context}")));
         }
         let part = self.context.part(t)?;
-        // On every rank in this order: tokens are compared, one table is read, then the other.
+        // Every rank keeps this order: tokens are compared, one table is read, then the other.
         let x = table.forward(&self.context.take_tokens(tokens)?).within(NAMES.tokens)?;
-        // Positions are rows of the table: views of it, not a gather, which are read when they are added; where ranges
-        // are joined, when they are.
+        // Positions are views of the table's rows, not a gather, and are read when they are added; joined ranges are
+        // read when joined.
         let x = learned.map_or(Ok(x.clone()), |table| x.add(&part.take(&table.var().narrow(0, 0, t)?, 0)?))?;
         let x = dropout.forward_part(&x, Some(&part).filter(|part| !part.is_whole()))?;
         table.weight.placed().map_or(Ok(x.clone()), |placed| placed.enter_sequence(&x))
     }
 
     /// The loss of predicting `targets` (`i64`, `[B, T]`) after `tokens`: the cross-entropy of
-    /// [`forward`](Forward::forward)'s logits, as [`next_token_loss_of`](LanguageModel::next_token_loss_of) computes
-    /// it. Where the projection is cut along the vocabulary no rank has the logits of all of it. Where sequences are
-    /// cut over ranks, tokens are still those of whole sequences.
+    /// [`forward`](Forward::forward)'s logits, computed by
+    /// [`next_token_loss_of`](LanguageModel::next_token_loss_of). Where the projection is cut along the vocabulary,
+    /// no rank has all logits. Where sequences are cut over ranks, tokens and targets are still those of whole
+    /// sequences.
     pub fn next_token_loss(&self, tokens: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         self.next_token_loss_of(&self.decoded(self.embed(tokens)?)?, targets, loss)
     }
 
-    /// How this model is cut over ranks: attention by heads, the layers after it along their channels, embedding and
-    /// head along the vocabulary.
+    /// The plan that cuts this model over ranks: attention by heads, the layers after it along their channels,
+    /// embedding and head along the vocabulary.
     pub fn tensor_plan() -> TensorPlan {
         TensorPlan::new()
             .column("blocks.*.qkv")
@@ -132,13 +133,13 @@ impl<R: Runtime> Gpt<R> {
             .sequence_region("lnf")
     }
 
-    /// The output of the last block for the input of the first.
+    /// The output of the last block, given the input of the first.
     fn decoded(&self, x: Var<R>) -> Result<Var<R>> {
         self.through_blocks(x, |_, block, x| block.forward(&x))
     }
 }
 
-/// Tokens to logits; in a stage, from the output of the stage before, or to the input of the next.
+/// Maps tokens to logits. A stage starts from the output of the stage before, or ends with the input of the next.
 impl<R: Runtime> Forward<R> for Gpt<R> {
     #[track_caller]
     fn forward(&self, x: &Var<R>) -> Result<Var<R>> {

@@ -27,19 +27,21 @@ pub struct GroupedQueryConfig {
     pub kv_heads: usize,
     /// The width of a head, D; `H · D` need not be C.
     pub head_dim: usize,
-    /// Whether queries, keys and values are one projection. `H` is `G` then.
+    /// True if queries, keys and values come from one projection, which needs `G = H`.
     pub fused: bool,
-    /// Whether the projections of queries, keys and values have biases.
+    /// True if the projections of queries, keys and values have biases.
     pub bias: bool,
-    /// Whether the output projection has a bias.
+    /// True if the output projection has a bias.
     pub output_bias: bool,
-    /// Normalizes each head of queries and keys by its root mean square, with this constant added, before it is rotated (Qwen 3).
+    /// The constant added to the mean square if each head of queries and keys is RMS-normalized before its rotation
+    /// (Qwen 3); `None` without such norms.
     pub head_norm: Option<f64>,
-    /// How many keys a query sees, its own among them; all before it if not given.
+    /// The number of keys that a query sees, its own included; all up to its own if `None`.
     pub window: Option<usize>,
 }
 
-/// Causal self-attention of `x: [B, T, C]` in which groups of queries' heads share one head of keys and values (Ainslie et al. 2023).
+/// Causal self-attention of `x: [B, T, C]` in which groups of query heads share one head of keys and values (Ainslie et
+/// al. 2023).
 #[derive(Debug, Module)]
 pub struct GroupedQueryAttention<R: Runtime> {
     /// The projections to queries, keys and values.
@@ -79,7 +81,11 @@ impl<R: Runtime> Module<R> for QkvProjection<R> {
 }
 
 impl<R: Runtime> GroupedQueryAttention<R> {
-    /// A layer of these sizes.
+    /// Creates a layer of these sizes.
+    ///
+    /// # Errors
+    /// An error if the configuration is inconsistent: `kv_heads` does not divide `heads`, `fused` with `G ≠ H`, or a
+    /// `head_dim` or `window` of 0.
     pub fn new(init: &Init<R>, config: GroupedQueryConfig) -> Result<Self> {
         config.check()?;
         let GroupedQueryConfig { width, heads, kv_heads, head_dim, .. } = config;
@@ -88,7 +94,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             Ok::<_, Error>(linear.with_bias_if(config.bias).cut_along(rows))
         };
         let queries = |parts| RowCut { parts, heads, shared: false };
-        // Ranks that have other heads of queries may have the same head of keys and values.
+        // Ranks with different heads of queries may share a head of keys and values.
         let keys = RowCut { parts: 1, heads: kv_heads, shared: true };
         let qkv = match config.fused {
             true => QkvProjection::Fused(Box::new(linear(queries(3))?)),
@@ -105,7 +111,8 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         })
     }
 
-    /// Queries `[B, H, T, D]`, keys and values `[B, G, T, D]` of `x: [B, T, C]`, normalized and rotated.
+    /// Projects `x: [B, T, C]` to queries `[B, H, T, D]` and keys and values `[B, G, T, D]`; queries and keys are
+    /// normalized and rotated.
     #[track_caller]
     pub fn project(&self, x: &Var<R>, rotary: Option<&RotaryTables<R>>) -> Result<[Var<R>; 3]> {
         self.check_head_norms()?;
@@ -114,7 +121,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
             QkvProjection::Separate(three) => {
                 let [q, k, v] = &**three;
                 check_cut_alike([q, k, v])?;
-                // Over ranks that they are cut over, the gradient of the input is summed once for all three.
+                // One entry for all three, so that the gradient of the input is summed over ranks once.
                 let x = &q.enter(x)?;
                 [
                     q.forward_entered(x).within("q_proj")?,
@@ -128,15 +135,17 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         Ok([q, k, self.heads_of(&v)?.transpose(1, 2)?])
     }
 
-    /// The output `[B, T, C]` of queries over keys and values, the queries being the last of the keys' positions, plus `residual`. A `bool`
-    /// mask that broadcasts to `[B, H, T, S]` is false where a query must not attend, besides what comes later.
+    /// Computes attention, projects it to `[B, T, C]` and adds `residual`. Queries are at the last positions of the
+    /// keys. A `bool` mask that broadcasts to `[B, H, T, S]` is false where a query must not attend; later keys are
+    /// hidden in any case.
     #[track_caller]
     pub fn attend(&self, qkv: [Var<R>; 3], mask: Option<&Var<R>>, residual: &Var<R>) -> Result<Var<R>> {
         self.attend_within(qkv, mask, None, residual)
     }
 
-    /// The output like [`attend`](GroupedQueryAttention::attend), where tokens see none of another document: `segments`, `[B, T]` (`i64`), has
-    /// the document of each token of the sequence; of all of it, where it is cut over ranks.
+    /// Attends as [`attend`](GroupedQueryAttention::attend) does, but tokens see only their own document. `segments`,
+    /// `[B, T]` (`i64`), gives the document of each token of the sequence; of the whole sequence, where it is cut over
+    /// ranks.
     #[track_caller]
     pub fn attend_segments(&self, qkv: [Var<R>; 3], segments: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         self.attend_within(qkv, None, Some(segments), residual)
@@ -156,7 +165,8 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         self.o_proj.forward_onto(&found, residual).within("o_proj")
     }
 
-    /// An error unless the gradients of the heads' norms are summed over ranks exactly where these have different heads.
+    /// Returns an error unless gradients of the head norms are summed over ranks exactly where ranks have different
+    /// heads.
     fn check_head_norms(&self) -> Result<()> {
         let queries = match &self.qkv {
             QkvProjection::Fused(one) => one,
@@ -177,7 +187,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         Ok(())
     }
 
-    /// `[B, T, H · D]` as `[B, T, H, D]`.
+    /// Reshapes `[B, T, H · D]` to `[B, T, H, D]`.
     #[track_caller]
     fn heads_of(&self, x: &Var<R>) -> Result<Var<R>> {
         let (shape, depth) = (x.spec().shape, self.config.head_dim);
@@ -187,7 +197,7 @@ impl<R: Runtime> GroupedQueryAttention<R> {
         x.reshape([b, t, c / depth, depth])
     }
 
-    /// Queries or keys with their heads normalized, in front, and rotated.
+    /// Splits queries or keys into heads, normalizes and rotates them: `[B, H, T, D]`.
     #[track_caller]
     fn placed(&self, x: Var<R>, norm: Option<&RmsNorm<R>>, rotary: Option<&RotaryTables<R>>) -> Result<Var<R>> {
         let x = self.heads_of(&x)?;

@@ -60,7 +60,7 @@ pub struct Pad {
     /// The padding before and after each of the last axes, outermost first; negative counts crop.
     #[module(skip)]
     pub pads: Vec<(isize, isize)>,
-    /// How elements outside of the image are filled.
+    /// The rule that fills elements outside of the image.
     #[module(skip)]
     pub mode: PadMode,
 }
@@ -92,7 +92,7 @@ impl<R: Runtime, const N: usize> Forward<R> for Unfold<N> {
     }
 }
 
-/// Columns `[B, C · K, P]` accumulated where their windows overlap, `[B, C, size]`.
+/// Sums columns `[B, C · K, P]` where their windows overlap, giving `[B, C, size]`.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 pub struct Fold<const N: usize> {
     /// The sizes of the output.

@@ -1,4 +1,4 @@
-//! A language model as a list of parts, of which consecutive ones are a stage of a pipeline.
+//! Language models as lists of parts; consecutive parts form a pipeline stage.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// A decoder-only language model as the list of its parts: embeddings, blocks `B`, and a norm `N` with the projection
-/// to logits. A stage of one is such a list too, with consecutive blocks under their numbers, and the ends that it has
-/// ([`split`](LanguageModel::split)): parameters have their names in the whole model, so its plans and checkpoints are
-/// those of its stages.
+/// to logits. A stage made by [`split`](LanguageModel::split) is also such a list. It has consecutive blocks under
+/// their numbers, the embeddings if it is first, and the head if it is last. Parameters keep their names in the full
+/// model, so plans and checkpoints of the full model also fit its stages.
 #[derive(Debug)]
 pub struct LanguageModel<R: Runtime, B, N> {
     /// The embeddings, which come first; absent from later stages.
@@ -23,11 +23,10 @@ pub struct LanguageModel<R: Runtime, B, N> {
     pub blocks: Numbered<B>,
     /// The norm and the projection to logits, which come last; absent from earlier stages.
     pub head: Option<LanguageHead<R, N>>,
-    /// The ranks that sequences are cut over, and which part of them is here: losses of one's own take their targets by
-    /// it.
+    /// The slot of the ranks that sequences are cut over. Custom losses take this rank's part of their targets with it.
     pub context: ContextSlot<R>,
     names: &'static LanguageModelNames,
-    /// Whether logits that are cut along the vocabulary stay so where gradients are recorded.
+    /// True if logits that are cut along the vocabulary stay cut while gradients are recorded.
     leaves_cut: bool,
 }
 
@@ -57,7 +56,7 @@ pub struct TokenEmbedding<R: Runtime> {
     pub dropout: Dropout,
 }
 
-/// The end of a [`LanguageModel`].
+/// The norm and the projection at the end of a [`LanguageModel`].
 #[derive(Debug)]
 pub struct LanguageHead<R: Runtime, N> {
     /// The norm before the logits.
@@ -69,14 +68,14 @@ pub struct LanguageHead<R: Runtime, N> {
 /// The projection of a [`LanguageModel`] to logits.
 #[derive(Debug)]
 pub enum LanguageProjection<R: Runtime> {
-    /// A layer of its own.
+    /// A separate linear layer.
     Linear(Linear<R>),
-    /// The token embedding; in a stage without it, a copy.
+    /// The token embedding; a copy, in a stage that does not have it.
     Tied(Embedding<R>),
 }
 
 impl<R: Runtime> LanguageProjection<R> {
-    /// The weight.
+    /// The weight of the projection, `[V, C]`.
     pub fn weight(&self) -> &Param<R> {
         match self {
             LanguageProjection::Linear(head) => &head.weight,
@@ -84,7 +83,7 @@ impl<R: Runtime> LanguageProjection<R> {
         }
     }
 
-    /// Weight and bias, where nothing but they make the logits: no adapter, and no other ranks.
+    /// The weight and the bias, if they alone make the logits: without an adapter, and not cut over ranks.
     fn plain(&self) -> Option<(Var<R>, Option<Var<R>>)> {
         let (adapter, bias) = match self {
             LanguageProjection::Linear(head) => (head.adapter.get(), optional(&head.bias)),
@@ -94,13 +93,13 @@ impl<R: Runtime> LanguageProjection<R> {
     }
 }
 
-/// How a projection is cut, if it is cut along the vocabulary.
+/// The placement of a projection, if it is cut along the vocabulary.
 fn cut_of<R: Runtime>(weight: &Param<R>) -> Option<Arc<Placed<R>>> {
     weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary)
 }
 
 impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
-    /// The whole model of these parts. Without a head, the token embedding makes the logits.
+    /// Makes a model of these parts. Without a head, the token embedding makes the logits.
     pub fn of(
         names: &'static LanguageModelNames,
         embedding: TokenEmbedding<R>,
@@ -123,17 +122,17 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         model
     }
 
-    /// Whether all parts are here: no stage, but the model.
+    /// Tells whether this has all parts: it is a full model and not a stage.
     pub fn is_whole(&self) -> bool {
         self.embedding.is_some() && self.head.is_some()
     }
 
-    /// The stages of this model, with as equal numbers of blocks as can be. The embeddings belong to the first, norm
-    /// and projection to the last. A projection that is tied to the token embedding is a [copy](Param::duplicate) of it
-    /// there, under the same name; a pipeline trains both as one.
+    /// Splits this model into stages with numbers of blocks as equal as possible. The embeddings belong to the first,
+    /// norm and projection to the last. A projection that is tied to the token embedding becomes a
+    /// [copy](Param::duplicate) of it there, under the same name; a pipeline trains both as one.
     ///
     /// # Errors
-    /// If there are to be none.
+    /// An error if `stages` is 0.
     pub fn split(self, stages: usize) -> Result<Vec<Self>> {
         let LanguageModel { mut embedding, blocks, mut head, context, names, leaves_cut } = self;
         if stages == 0 {
@@ -156,25 +155,23 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         Ok(blocks.split((1..stages).map(|k| k * count / stages)).into_iter().enumerate().map(stage).collect())
     }
 
-    /// The [stages](LanguageModel::split) of this model, and the loss of the logits that the last of them makes:
-    /// next-token loss in stages. Where a plan cuts the vocabulary, the last stage leaves logits cut in passes that
-    /// train, `[B, T, V/t]`: no rank has those of all of it, and the loss is that of all of them. Evaluations give out
-    /// `[B, T, V]`.
+    /// Splits this model into [stages](LanguageModel::split), and returns the next-token loss of the last stage's
+    /// logits. Where a plan cuts the vocabulary, the last stage leaves logits cut while it trains, `[B, T, V/t]`. No
+    /// rank has all logits then, but the loss is that of all of them. Evaluations return `[B, T, V]`.
     ///
     /// # Errors
-    /// If there are to be no stages, or this is itself a stage without the end of the model.
+    /// An error if `stages` is 0, or this is a stage without the end of the model.
     pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
         let all = LanguageModel { leaves_cut: true, ..self }.split(stages)?;
-        // A tied projection is a copy there.
+        // A tied projection is a copy in the last stage.
         let loss = all[stages - 1].logits_loss(loss)?;
         Ok((all, loss))
     }
 
-    /// The loss of logits that [`project`](LanguageModel::project) gave, or
-    /// [`project_here`](LanguageModel::project_here).
+    /// The loss of logits made by [`project`](LanguageModel::project) or [`project_here`](LanguageModel::project_here).
     ///
     /// # Errors
-    /// In a stage without the end of the model.
+    /// An error in a stage without the end of the model.
     pub fn logits_loss(&self, loss: VocabularyLoss) -> Result<NextTokenLoss<R>> {
         let weight = self.end()?.projection.weight().clone();
         Ok(NextTokenLoss { weight, loss, context: self.context.clone() })
@@ -183,7 +180,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// The embeddings.
     ///
     /// # Errors
-    /// In a stage without them.
+    /// An error in a stage without them.
     pub fn start(&self) -> Result<&TokenEmbedding<R>> {
         let why = "this stage has no embeddings: it takes the output of the stage before";
         self.embedding.as_ref().ok_or_else(|| Error::state("language model", why))
@@ -192,13 +189,13 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     /// The norm and the projection.
     ///
     /// # Errors
-    /// In a stage without them.
+    /// An error in a stage without them.
     pub fn end(&self) -> Result<&LanguageHead<R, N>> {
         let why = "this stage has no projection to logits: the last has";
         self.head.as_ref().ok_or_else(|| Error::state("language model", why))
     }
 
-    /// The output of the last block here: each of them applied to what the one before made.
+    /// Applies the blocks of this stage one after another, and returns the output of the last.
     pub fn through_blocks(
         &self,
         x: Var<R>,
@@ -209,31 +206,31 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         self.blocks.numbered().enumerate().try_fold(x, block)
     }
 
-    /// The output of the last block here as the next stage takes it; logits in the last stage.
+    /// Turns the output of the last block into the input of the next stage; into logits in the last stage.
     #[track_caller]
     pub fn handed_on(&self, x: Var<R>) -> Result<Var<R>> {
         match &self.head {
             None => Ok(x),
-            // Outputs of an evaluation are all logits.
+            // An evaluation returns all logits.
             Some(_) if self.leaves_cut && is_grad_enabled() => self.project_here(&self.normalized(&x)?),
             Some(_) => self.logits(&x),
         }
     }
 
-    /// The logits for the output of the last block: all of them, on every rank, where the projection is cut along the
-    /// vocabulary.
+    /// The logits of the output of the last block. Where the projection is cut along the vocabulary, every rank gets
+    /// all of them.
     #[track_caller]
     pub fn logits(&self, x: &Var<R>) -> Result<Var<R>> {
         self.project(&self.normalized(x)?)
     }
 
-    /// The output of the last block, normalized: what is projected to logits.
+    /// Normalizes the output of the last block, for the projection to logits.
     #[track_caller]
     pub fn normalized(&self, x: &Var<R>) -> Result<Var<R>> {
         self.end()?.norm.forward(x).within(self.names.norm)
     }
 
-    /// The logits of values that are normalized.
+    /// The logits of normalized values, of the whole vocabulary.
     #[track_caller]
     pub fn project(&self, x: &Var<R>) -> Result<Var<R>> {
         let here = self.project_here(x)?;
@@ -243,11 +240,11 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         }
     }
 
-    /// The logits of the rows of the vocabulary that are here, of values that are normalized.
+    /// The logits of normalized values, of this rank's rows of the vocabulary.
     #[track_caller]
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         let projection = &self.end()?.projection;
-        // What is not cut computes with all of the sequence, on every rank alike.
+        // An uncut projection computes with the whole sequence, on every rank alike.
         let whole = projection.weight().placed().filter(|placed| placed.style() != TensorStyle::Vocabulary);
         let x = whole.map_or(Ok(x.clone()), |placed| placed.leave_sequence(x))?;
         match projection {
@@ -256,10 +253,10 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
         }
     }
 
-    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. Where the projection is
-    /// whole, a plain layer, and the loss has no z-loss, its logits are in memory a few rows at a time
+    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the output of the last block. If the projection is
+    /// unsharded and has no adapter, and the loss has no z-loss, only a few rows of logits are in memory at a time
     /// ([`linear_cross_entropy`](numcore::fused::NnOps::linear_cross_entropy)). Where sequences are cut over ranks,
-    /// targets are those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    /// targets are those of whole sequences. The loss then uses this rank's part of them ([`ContextSlot::loss`]).
     #[track_caller]
     pub fn next_token_loss_of(&self, x: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         let x = self.normalized(x)?;
@@ -272,7 +269,7 @@ impl<R: Runtime, B: Module<R>, N: Forward<R>> LanguageModel<R, B, N> {
     }
 }
 
-/// The loss of the logits of a [`LanguageModel`], all of them or those of the rows of the vocabulary that are here.
+/// The loss of the logits of a [`LanguageModel`]: of all logits, or of this rank's rows of the vocabulary.
 #[derive(Clone, Debug)]
 pub struct NextTokenLoss<R: Runtime> {
     /// The weight of the projection to logits.
@@ -283,9 +280,9 @@ pub struct NextTokenLoss<R: Runtime> {
 
 impl<R: Runtime> NextTokenLoss<R> {
     /// The loss of predicting `targets` (`i64`, `[B, T]`) by these logits. Where sequences are cut over ranks, targets
-    /// are those of whole sequences, and the loss is by this rank's part of them ([`ContextSlot::loss`]).
+    /// are those of whole sequences, and the loss uses this rank's part of them ([`ContextSlot::loss`]).
     pub fn of(&self, logits: &Var<R>, targets: &Var<R>) -> Result<Var<R>> {
-        // Those of all of the vocabulary are the same on every rank.
+        // Logits of the whole vocabulary are the same on every rank.
         let all = |placed: &Arc<Placed<R>>| logits.dims().last() == Some(&placed.placement().logical()[0]);
         let placed = cut_of(&self.weight).filter(|placed| !all(placed));
         self.context.loss(targets, &self.loss, |targets, loss| loss.of(logits, targets, placed.as_deref()))
@@ -306,7 +303,7 @@ impl<R: Runtime, B: Module<R>, N: Module<R>> Module<R> for LanguageModel<R, B, N
             norm.visit(names.norm, visitor);
             match projection {
                 LanguageProjection::Linear(head) => head.visit(names.head, visitor),
-                // It is the embedding's own.
+                // The tied weight is visited as the embedding's.
                 LanguageProjection::Tied(_) if self.embedding.is_some() => {}
                 LanguageProjection::Tied(table) => table.visit(names.tokens, visitor),
             }

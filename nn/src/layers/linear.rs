@@ -19,7 +19,7 @@ pub struct Linear<R: Runtime> {
     pub weight: Param<R>,
     /// The bias vector, `[O]`, if the layer has one.
     pub bias: Option<Param<R>>,
-    /// What computes the output instead, if anything.
+    /// The slot of an adapter, which computes the output in place of the layer.
     #[module(flatten)]
     pub adapter: AdapterSlot<R>,
 }
@@ -27,33 +27,35 @@ pub struct Linear<R: Runtime> {
 without_bias!(Linear);
 
 impl<R: Runtime> Linear<R> {
-    /// A layer with weight and bias uniform in `±1/√inputs`.
+    /// Creates a layer with weight and bias uniform in `±1/√inputs`.
     pub fn new(init: &Init<R>, inputs: usize, outputs: usize) -> Result<Self> {
         let weight = init.weight([outputs, inputs], Initializer::by_fan(inputs))?;
         let bias = Some(init.bias([outputs], Initializer::by_fan(inputs))?);
         Ok(Linear { weight, bias, adapter: AdapterSlot::default() }.cut_along(RowCut::anywhere(outputs)))
     }
 
-    /// This layer with its bias only if `keep`.
+    /// Drops the bias unless `keep`.
     pub fn with_bias_if(self, keep: bool) -> Self {
         if keep { self } else { self.without_bias() }
     }
 
-    /// This layer, of whose outputs some must stay together where a plan cuts it over ranks.
+    /// Sets the allowed cuts of the outputs, some of which must stay together if a plan cuts the layer.
     pub fn cut_along(self, rows: RowCut) -> Self {
         let Linear { weight, bias, adapter } = self;
         let bias = bias.map(|bias| bias.with_cuts(Cuts::Bias(rows)));
         Linear { weight: weight.with_cuts(Cuts::Weight(rows)), bias, adapter }
     }
 
-    /// This layer as a projection to logits: a plan cuts it along its vocabulary or not at all, as no layer after it takes a part of them.
+    /// Makes this layer a projection to logits: a plan cuts it along its vocabulary or not at all, since no layer after
+    /// it takes a part of them.
     pub fn to_vocabulary(self) -> Self {
         let Linear { weight, bias, adapter } = self;
         let bias = bias.map(|bias| bias.with_cuts(Cuts::Table));
         Linear { weight: weight.with_cuts(Cuts::Table), bias, adapter }
     }
 
-    /// `x · Wᵀ + b + residual`, added in the epilogue of the GEMM where the runtime can. `residual: [.., O]`.
+    /// Computes `x · Wᵀ + b + residual`, with `residual: [.., O]`, added in the epilogue of the GEMM if the runtime
+    /// supports that.
     #[track_caller]
     pub fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
@@ -62,7 +64,7 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// `x · Wᵀ + b`, whatever the adapter, for an input that an [adapter](Adapter::forward) was given.
+    /// Computes `x · Wᵀ + b` without the adapter, for an input that an [adapter](Adapter::forward) was given.
     #[track_caller]
     pub fn plain(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed() {
@@ -71,9 +73,10 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// The input as this layer and others that are cut like it need it: to be given to each by
-    /// [`forward_entered`](Linear::forward_entered), so that its gradient is summed over ranks once for all of them. Where the sequence is cut, the
-    /// whole of it is kept for their weights' gradients, which [`forward`](Forward::forward) gathers again.
+    /// Prepares an input for this layer and others that are cut alike. Each gets it by
+    /// [`forward_entered`](Linear::forward_entered), so the input gradient is summed over ranks once for all of
+    /// them. Where the sequence is cut, the gathered input is kept for their weight gradients;
+    /// [`forward`](Forward::forward) gathers it again instead.
     #[track_caller]
     pub fn enter(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed() {
@@ -82,7 +85,8 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// The output for an input that [`enter`](Linear::enter) gave. Outputs of a layer that is cut along them stay cut.
+    /// The output for an input prepared by [`enter`](Linear::enter). Outputs of a layer that is cut along them stay
+    /// cut.
     #[track_caller]
     pub fn forward_entered(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.adapter.get() {
@@ -91,8 +95,8 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// The logits of the rows of the vocabulary that are here, `[.., V/t]` where the layer is cut along it over `t` ranks: for a loss that takes
-    /// them so ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
+    /// The logits of this rank's rows of the vocabulary, `[.., V/t]` where the layer is cut along it over `t` ranks.
+    /// For a loss that takes sharded logits ([`VocabularyLoss`](crate::parallel::VocabularyLoss)).
     #[track_caller]
     pub fn project_here(&self, x: &Var<R>) -> Result<Var<R>> {
         match self.weight.placed().filter(|placed| placed.style() == TensorStyle::Vocabulary) {
@@ -101,7 +105,7 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// `count` of the whole layer's heads or channels, as many as are computed here.
+    /// This rank's share of `count` heads or channels of the uncut layer.
     pub(crate) fn share_of(&self, count: usize) -> usize {
         if !self.is_column() {
             return count;
@@ -110,7 +114,7 @@ impl<R: Runtime> Linear<R> {
         (count * own).checked_div(all).unwrap_or(count)
     }
 
-    /// Whether outputs stay cut.
+    /// Tells whether outputs stay cut.
     pub(crate) fn is_column(&self) -> bool {
         self.weight.placed().is_some_and(|placed| placed.style() == TensorStyle::Column)
     }
@@ -119,7 +123,7 @@ impl<R: Runtime> Linear<R> {
     fn product(&self, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let Some(placed) = self.weight.placed() else { return self.product_here(x, residual) };
         match placed.style() {
-            // No plan shares out a linear layer as experts.
+            // No plan shards a linear layer as experts.
             TensorStyle::Replicated | TensorStyle::Experts => self.product_here(x, residual),
             TensorStyle::Column => {
                 match placed.column_in_pieces(x, &self.weight.var(), optional(&self.bias).as_ref())? {
@@ -144,14 +148,15 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// The sum of all ranks' products of a layer that is cut along its inputs; the bias is added after it, so once.
+    /// Sums the products of all ranks, for a layer that is cut along its inputs. The bias is added after the sum, so
+    /// once.
     #[track_caller]
     fn summed(&self, placed: &Placed<R>, x: &Var<R>, residual: Option<&Var<R>>) -> Result<Var<R>> {
         let sum = placed.row_product(x, &self.weight.var())?;
         plus(plus(sum, optional(&self.bias).as_ref())?, residual)
     }
 
-    /// What the adapter makes of `x`, of which all ranks have the whole or a part of the sequence; logits are joined.
+    /// The adapter's output for `x`, which is complete on all ranks or cut along the sequence. Cut logits are gathered.
     #[track_caller]
     fn adapted(&self, adapter: &dyn Adapter<R>, x: &Var<R>) -> Result<Var<R>> {
         let here = adapter.forward(self.adaptable(adapter)?, &self.enter(x)?)?;
@@ -161,7 +166,7 @@ impl<R: Runtime> Linear<R> {
         }
     }
 
-    /// This layer, for its adapter.
+    /// Returns this layer for its adapter, or an error if the layer is cut and the adapter does not support that.
     fn adaptable(&self, adapter: &dyn Adapter<R>) -> Result<&Self> {
         match self.weight.placed() {
             Some(placed) if !placed.placement().is_whole() && !adapter.can_be_cut() => {

@@ -65,12 +65,12 @@ use numcore::Runtime;
 
 use crate::Param;
 
-/// A parameter that may be absent, as a variable.
+/// An optional parameter as a variable.
 fn optional<R: Runtime>(parameter: &Option<Param<R>>) -> Option<Var<R>> {
     parameter.as_ref().map(Param::var)
 }
 
-/// Defines a layer's `without_bias`.
+/// Defines the method `without_bias` of a layer.
 macro_rules! without_bias {
     ($($layer:ident),*) => {$(
         impl<R: numcore::Runtime> $layer<R> {

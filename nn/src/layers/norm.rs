@@ -22,7 +22,7 @@ pub struct LayerNorm<R: Runtime> {
 pub struct RmsNorm<R: Runtime> {
     /// The scale of each channel, `[C]`.
     pub weight: Param<R>,
-    /// Added to the mean square; the machine epsilon of `x`'s dtype unless set.
+    /// The constant added to the mean square; the machine epsilon of `x`'s dtype unless set.
     pub eps: Option<f64>,
 }
 
@@ -47,7 +47,8 @@ impl<R: Runtime> LayerNorm<R> {
         Ok(LayerNorm { weight, bias, eps: 1e-5 })
     }
 
-    /// The forward pass, [`recomputed`](autograd::recomputed) in backward by the ops that would save its result.
+    /// Computes the forward pass, [`recomputed`](autograd::recomputed) in backward by the ops that would save its
+    /// result.
     #[track_caller]
     pub(super) fn recomputed(&self, x: &Var<R>) -> Result<Var<R>> {
         let (weight, bias, eps) = (self.weight.var(), optional(&self.bias), self.eps);

@@ -1,4 +1,4 @@
-//! Parts of a list that keep their numbers.
+//! Lists of parts that keep their numbers in a longer list.
 
 use std::ops::{Deref, DerefMut};
 
@@ -6,7 +6,7 @@ use numcore::Runtime;
 
 use crate::{Module, Visitor};
 
-/// Consecutive parts of a list, under their numbers in the whole of it: "3", "4", ….
+/// Consecutive parts of a list, named by their numbers in the full list: "3", "4", ….
 #[derive(Debug)]
 pub struct Numbered<M> {
     first: usize,
@@ -14,7 +14,7 @@ pub struct Numbered<M> {
 }
 
 impl<M> Numbered<M> {
-    /// Parts from number `first` on.
+    /// Creates a list of parts that are numbered from `first` on.
     pub fn new(first: usize, parts: Vec<M>) -> Self {
         Numbered { first, parts }
     }
@@ -24,8 +24,8 @@ impl<M> Numbered<M> {
         (self.first..).zip(&self.parts)
     }
 
-    /// Consecutive lists that are this one together; each cut is the index of the first part of the next list, and cuts
-    /// do not descend.
+    /// Splits the list into consecutive lists. Each cut is the index of the first part of the next list; cuts do not
+    /// descend.
     pub fn split(self, cuts: impl IntoIterator<Item = usize>) -> Vec<Self> {
         let (count, mut parts, mut start) = (self.parts.len(), self.parts.into_iter(), 0);
         let list = |end: usize| {

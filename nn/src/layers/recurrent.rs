@@ -21,8 +21,8 @@ pub trait RecurrentCell: Send + Sync + 'static {
     const GATES: usize;
     /// The number of values carried between time steps; the first is the output.
     const STATES: usize;
-    /// The next state, each `[B, H]`, from the gates' projection of the input, `[B, GATES · H]`, the recurrent weights,
-    /// and the state.
+    /// Computes the next state, each value `[B, H]`. `input` is the gates' projection of the layer's input,
+    /// `[B, GATES · H]`.
     fn step<R: Runtime>(input: &Var<R>, weights: &Recurrence<R>, state: &[Var<R>]) -> Result<Vec<Var<R>>>;
 }
 
@@ -35,13 +35,13 @@ pub struct Recurrence<R: Runtime> {
 }
 
 impl<R: Runtime> Recurrence<R> {
-    /// `U h + b` of every gate, `[B, GATES · H]`, for `h: [B, H]`.
+    /// Computes `U h + b` of every gate, `[B, GATES · H]`, for `h: [B, H]`.
     #[track_caller]
     pub fn product(&self, h: &Var<R>) -> Result<Var<R>> {
         h.linear(&self.weight, self.bias.as_ref())
     }
 
-    /// `U h + b` of these gates only, `[B, len · H]`.
+    /// Computes `U h + b` of a range of gates, `[B, len · H]`.
     #[track_caller]
     pub fn product_of(&self, gates: std::ops::Range<usize>, h: &Var<R>) -> Result<Var<R>> {
         let width = h.spec().shape[1];
@@ -62,9 +62,9 @@ pub struct LstmCell;
 #[derive(Debug)]
 pub struct GruCell;
 
-/// The gated recurrent unit as first described, where the reset gate is applied before the matmul:
-/// `n = tanh(W x + U (r ∘ h) + b)`; gates r, z, n. ONNX's `GRU` with `linear_before_reset = 0`, Keras' with
-/// `reset_after=False`.
+/// The gated recurrent unit as first described, with the reset gate applied before the matmul:
+/// `n = tanh(W x + U (r ∘ h) + b)`; gates r, z, n. The same as ONNX's `GRU` with `linear_before_reset = 0`, and Keras'
+/// with `reset_after=False`.
 #[derive(Debug)]
 pub struct GruResetFirstCell;
 
@@ -157,13 +157,13 @@ pub struct RecurrentConfig {
     pub hidden: usize,
     /// The number of stacked layers.
     pub layers: usize,
-    /// Whether each layer also reads the sequence backwards; its output is then the concatenation of both directions.
+    /// True if each layer also reads the sequence backwards; its output is then the concatenation of both directions.
     pub bidirectional: bool,
-    /// Whether layers only read backwards; not together with `bidirectional`.
+    /// True if layers only read backwards; not together with `bidirectional`.
     pub reverse: bool,
     /// The dropout probability between layers.
     pub dropout: f64,
-    /// Whether the layers have biases.
+    /// True if the layers have biases.
     pub bias: bool,
 }
 
@@ -183,7 +183,7 @@ pub struct RecurrentOutput<R: Runtime> {
 }
 
 /// Layers of recurrent cells over `x: [B, T, I]`. Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`,
-/// `bias_ih_l0`, `bias_hh_l0`, with the suffix `_reverse` for those that read backwards.
+/// `bias_ih_l0`, `bias_hh_l0`, with the suffix `_reverse` for backward passes over the sequence.
 pub struct Recurrent<R: Runtime, C: RecurrentCell> {
     /// The passes, by layer, then direction.
     passes: Vec<RecurrentPass<R>>,
@@ -296,7 +296,7 @@ impl<R: Runtime> RecurrentPass<R> {
         })
     }
 
-    /// Every step's h, `[B, T, H]`, and the last state.
+    /// Returns h of every step, `[B, T, H]`, and the last state.
     #[track_caller]
     fn run<C: RecurrentCell>(&self, x: &Var<R>, mut state: Vec<Var<R>>) -> Result<(Var<R>, Vec<Var<R>>)> {
         let inputs = x.linear(&self.weight_ih.var(), optional(&self.bias_ih).as_ref())?;

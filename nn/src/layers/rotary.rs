@@ -1,4 +1,4 @@
-//! Rotary position embedding as a model keeps it: the frequencies of its pairs.
+//! Rotary position embedding as a model stores it: the frequencies of the pairs.
 
 use autograd::Var;
 use numcore::{
@@ -7,24 +7,25 @@ use numcore::{
     ops::{Apply, PointwiseOps, ViewOps},
 };
 
-/// Rotary position embedding (Su et al. 2021): pair `i` of a head, components `i` and `i + R/2` of its first `R`, is rotated by
-/// `frequencies[i]` radians per position.
+/// Rotary position embedding (Su et al. 2021) of the first `R` components of a head. Pair `i`, components `i` and
+/// `i + R/2`, is rotated by `frequencies[i]` radians per position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotary {
-    /// Radians per position of each pair.
+    /// The radians per position of each pair, `[R/2]`.
     pub frequencies: Vec<f64>,
-    /// The factor of cosines and sines; 1 unless a method of longer contexts says otherwise (YaRN).
+    /// The factor of cosines and sines; 1 except for methods of longer contexts such as YaRN.
     pub scale: f64,
 }
 
 impl Rotary {
-    /// Frequencies `base^(−2i/R)` of the `R` rotated components of a head.
+    /// Creates frequencies `base^(−2i/R)` of the `R` rotated components of a head.
     pub fn new(base: f64, rotated: usize) -> Self {
         let frequency = |i: usize| base.powf(-((2 * i) as f64) / rotated as f64);
         Rotary { frequencies: (0..rotated / 2).map(frequency).collect(), scale: 1.0 }
     }
 
-    /// Cosines and sines for positions `[T]` or `[B, T]` (`i64`), of this dtype: computed once, used by every layer.
+    /// Computes cosines and sines for positions `[T]` or `[B, T]` (`i64`), with this dtype; every layer uses the same
+    /// tables.
     #[track_caller]
     pub fn tables<R: Runtime>(&self, positions: &Var<R>, dtype: DType) -> Result<RotaryTables<R>> {
         let (shape, pairs) = (positions.spec().shape, self.frequencies.len());

@@ -1,4 +1,4 @@
-//! Layers one after another.
+//! Chains of layers.
 
 use autograd::Var;
 use numcore::{Result, Runtime, Within};
@@ -6,7 +6,7 @@ use numcore::{Result, Runtime, Within};
 use super::Numbered;
 use crate::{Forward, Module, Stage, module::one_value};
 
-/// Layers one after another, named "0", "1", ….
+/// A chain of layers, named "0", "1", …, each applied to the output of the one before.
 ///
 /// ```
 /// use nn::{Init, Linear, Relu, Sequential};
@@ -34,13 +34,13 @@ impl<R: Runtime> Sequential<R> {
         Self::default()
     }
 
-    /// A stage of a longer sequence, whose layers are named from number `first` on.
+    /// Creates a stage of a longer sequence, whose layers are named from number `first` on.
     pub fn starting_at(first: usize) -> Self {
         Sequential { layers: Numbered::new(first, Vec::new()) }
     }
 
-    /// Consecutive stages, whose layers keep their names; each cut is the index of the first layer of the next, and
-    /// cuts do not descend.
+    /// Splits the sequence into consecutive stages, whose layers keep their names. Each cut is the index of the first
+    /// layer of the next stage; cuts do not descend.
     pub fn split(self, cuts: &[usize]) -> Vec<Self> {
         self.layers.split(cuts.iter().copied()).into_iter().map(|layers| Sequential { layers }).collect()
     }
@@ -56,12 +56,12 @@ impl<R: Runtime> Sequential<R> {
         self.layers.len()
     }
 
-    /// Whether there are no layers.
+    /// Tells whether there are no layers.
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// The layers in order, from which a pipeline's stages are made.
+    /// Returns the layers in order, for example to make pipeline stages of them.
     pub fn into_layers(self) -> Vec<Box<dyn Forward<R>>> {
         self.layers.into_iter().collect()
     }

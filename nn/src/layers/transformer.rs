@@ -16,10 +16,11 @@ use crate::{
     parallel::{ContextSlot, RowCut},
 };
 
-/// Causal self-attention of `x: [B, T, C]`: no position sees a later one.
+/// Causal self-attention of `x: [B, T, C]`: no position sees a later one. Queries, keys and values come from one
+/// matmul.
 #[derive(Debug, Module)]
 pub struct CausalSelfAttention<R: Runtime> {
-    /// Projection to queries, keys and values in one matmul: `[3C, C]`.
+    /// The projection to queries, keys and values in one matmul, `[3C, C]`.
     pub qkv: Linear<R>,
     /// The output projection, applied to the concatenated heads.
     pub proj: Linear<R>,
@@ -74,7 +75,7 @@ pub struct BlockConfig {
     pub width: usize,
     /// The number of heads, which divides `width`.
     pub heads: usize,
-    /// Whether linear layers have biases.
+    /// True if linear layers have biases.
     pub bias: bool,
     /// The dropout probability of each residual branch.
     pub dropout: f64,
@@ -82,8 +83,9 @@ pub struct BlockConfig {
     pub activation: Activation,
 }
 
-/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(activation(fc1(ln2(x))))`. Norms, the
-/// activation and the merged heads are [`recomputed`] in backward by the ops that would save them, unless the runtime keeps them.
+/// A pre-norm decoder block of `x: [B, T, C]`: `x + attention(ln1(x))`, then `x + fc2(activation(fc1(ln2(x))))`. Norms,
+/// the activation and the merged heads are [`recomputed`] in backward by the ops that would save them, unless the
+/// runtime keeps them.
 #[derive(Debug, Module)]
 pub struct Block<R: Runtime> {
     /// The norm before attention.
@@ -124,7 +126,7 @@ impl<R: Runtime> Block<R> {
         Block { attention, fc1: self.fc1.without_bias(), fc2: self.fc2.without_bias(), ..self }
     }
 
-    /// `x` plus a residual branch of the block: in the epilogue of the branch's last GEMM where there is no dropout.
+    /// Adds a residual branch to `x`: in the epilogue of the branch's last GEMM, if there is no dropout.
     #[track_caller]
     fn plus(&self, x: &Var<R>, last: &Linear<R>, h: &Var<R>) -> Result<Var<R>> {
         if self.dropout.is_identity() {

@@ -9,8 +9,8 @@ use numcore::{
 use super::{optional, without_bias};
 use crate::{Forward, Init, Initializer, Module, Param};
 
-/// The affine layer `x · W + b` with a weight of `[I, O]`, as TensorFlow's and GPT-2's files keep it. [`Linear`](super::Linear) computes the
-/// same from `Wᵀ`.
+/// The affine layer `x · W + b` with a weight of `[I, O]`, as in files of TensorFlow and GPT-2.
+/// [`Linear`](super::Linear) computes the same from `Wᵀ`.
 #[doc(alias = "Conv1D")]
 #[derive(Debug, Module)]
 pub struct TransposedLinear<R: Runtime> {

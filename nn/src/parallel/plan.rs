@@ -152,10 +152,10 @@ impl TensorPlan {
     /// travels beside the product with the piece before, and so does the sum of a row-parallel layer (asynchronous
     /// tensor parallelism).
     ///
-    /// The same bytes travel, and every element is computed as with one piece. Bits are the same if the runtime's
-    /// product of some rows equals those rows of the product of all. In backward a gather and a sum travel beside
-    /// products too. The cost is a copy of each output. Layers that share a gather, such as separate projections of
-    /// queries and keys, gather it at once.
+    /// Bytes sent are as many as with one piece, and every element is computed alike. Bits are the same if the
+    /// runtime's product of some rows equals those rows of the product of all. In backward a gather and a sum travel
+    /// beside products too. The cost is a copy of each output. Layers that share a gather, such as separate projections
+    /// of queries and keys, gather it at once.
     #[doc(alias("async_tp"))]
     #[doc(alias("tp_comm_overlap"))]
     pub fn exchange_in_pieces(mut self, pieces: usize) -> Self {

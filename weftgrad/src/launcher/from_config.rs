@@ -1,4 +1,4 @@
-//! Ranks by configuration.
+//! Launching ranks by a configuration.
 
 use engine_process::{Launch, SharedFolder};
 use numcore::Result;
@@ -8,10 +8,11 @@ use super::{LaunchEngine, Launcher, first_at_least, gpus};
 use crate::{Device, devices};
 
 impl Launcher {
-    /// The ranks that a configuration with world size, rank, role and address asks for.
+    /// Makes the ranks of a configuration, by its engine, world size, rank and backend.
     ///
     /// # Errors
-    /// What [`DistributedTrainConfig::engine`] says, and as [`mpi`](Launcher::mpi).
+    /// Errors of [`DistributedTrainConfig::engine`], [`mpi`](Launcher::mpi) and
+    /// [`shared_folder`](Launcher::shared_folder).
     pub fn from_config(config: &DistributedTrainConfig) -> Result<Self> {
         let launcher = match config.engine(launched(config))? {
             EngineKind::NoOp => Launcher::threads(1),
@@ -21,7 +22,7 @@ impl Launcher {
         };
         let listed = devices();
         let of = |kind: fn(&Device) -> bool| listed.iter().map(|listed| listed.device).filter(kind).collect::<Vec<_>>();
-        // Where there is none, opening the first one says so.
+        // Without such a device, opening the first one gives the error.
         Ok(launcher.devices(match config.backend {
             DistributedBackend::Auto => gpus(&listed),
             DistributedBackend::Cpu => vec![Device::Cpu],
@@ -38,7 +39,7 @@ impl Launcher {
     }
 }
 
-/// What a launcher says of this process. A build without MPI can join the processes of none but through a folder.
+/// The process that an external launcher has started, if this build can join it: without MPI, only through a folder.
 fn launched(config: &DistributedTrainConfig) -> Option<LaunchedProcess> {
     let can_join = cfg!(feature = "mpi") || config.shared_folder.is_some();
     let Launch { rank, size, local_rank } = Launch::from_env().filter(|_| can_join)?;
