@@ -48,7 +48,7 @@ features! {
     /// ZeRO stage 3: parameters in shards too.
     ZeroParameters "ZeRO stage 3",
     /// Gradients that are summed over ranks in every backward pass of a step: ZeRO stages 2 and 3 without
-    /// `reduce_once`, canonical order.
+    /// `reduce_once`, and reducers that ask for it.
     ReduceEachPass "sums in each pass",
     /// Parameters that a rank gathers as it reads them: ZeRO stage 3, unless unused parameters are allowed.
     GatherAsRead "parameters gathered as they are read",

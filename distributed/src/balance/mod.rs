@@ -8,9 +8,8 @@
 //! | [`Cadence`] | each rank's micro-batches between two exchanges | more if exchanges are slow, to hide them |
 //!
 //! Gradients are sums, divided once by the weight of all examples, after which the norm is clipped. So a step of uneven
-//! counts equals the step of one rank with all of its micro-batches. [`Balanced`] takes such steps: it measures, agrees
-//! with the other ranks on the counts, and assigns each rank batches of a common order ([`BatchRanges`]), so that each
-//! is read once.
+//! counts equals the step of one rank with all of its micro-batches. [`Balanced`] takes such steps. It measures, agrees
+//! with the other ranks on the counts, and assigns each batch of a common order to one rank ([`BatchRanges`]).
 //!
 //! After El Che in flodl, but with exchanges timed wherever they run, and gradients in place of weights.
 

@@ -91,8 +91,8 @@ impl<S> Balanced<S> {
     }
 
     /// Takes one step on the next batches of an epoch; none when all are read. The ranks of one share call `input` with
-    /// the number of each of their batches. In the last step of an epoch, a rank without a batch gets the number before
-    /// its place, of a batch that another rank reads too, and its loss weighs nothing.
+    /// the number of each of their batches. In the last step of an epoch, a rank may have no batch. It gets the number
+    /// before its place, of a batch that another rank reads too, and its loss weighs nothing.
     ///
     /// # Errors
     /// The errors of [`Step::step`].

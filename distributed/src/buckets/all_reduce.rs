@@ -16,8 +16,8 @@ use crate::{
 
 static BF16: LazyLock<Program> = LazyLock::new(|| Program::new("narrow", |[x], []| [x.cast(DType::BF16)]));
 static WIDEN: LazyLock<Program> = LazyLock::new(|| Program::new("widen", |[x, own], [n]| [x.cast_like(own) * n]));
-/// Guards against a step weight of 0, which is an error only after gradients were sent; until then gaps in the row stay
-/// zero.
+/// The mean in `f16`, or 0 if the step weighs nothing. That is an error only after gradients were sent; until then gaps
+/// in the row stay zero.
 static MEAN: LazyLock<Program> = LazyLock::new(|| {
     Program::new("narrow_mean", |[x, weight], [n]| {
         let weight = weight.cast_like(x);

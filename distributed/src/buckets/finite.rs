@@ -1,4 +1,4 @@
-//! A check of gradients that are still writable for infinities and NaNs.
+//! A check for infinities and NaNs in gradients that are still writable.
 
 use numcore::{
     DType, Result, Runtime, TensorMut,

@@ -16,9 +16,10 @@ pub struct BucketLimits {
 
 impl BucketLimits {
     /// The default limits: 1 MiB for the first bucket, then a sixteenth of all parameters' bytes, from 1 to 25 MiB. The
-    /// wait at the end is then for at most about a sixteenth of all bytes, and large models get PyTorch's 25 MiB. (With
-    /// 25 MiB for every model and 42 MiB of gradients, two ranks over 1 gigabit Ethernet reach 0.89 of one rank's speed
-    /// in place of 0.97.)
+    /// wait at the end is then for at most about a sixteenth of all bytes. Large models get PyTorch's 25 MiB. (With 25
+    /// MiB for all, two ranks over 1 gigabit Ethernet reach 0.89 of one rank's speed, not 0.97, at 42 MiB of
+    /// gradients.)
+    /// gradients.)
     pub fn of(parameters: &[BucketSpec]) -> Self {
         let (first, most) = (1 << 20, 25 << 20);
         let all: usize = parameters.iter().map(BucketSpec::bytes).sum();

@@ -35,9 +35,9 @@ pub struct FullBucket<'a, R: Runtime> {
 /// communication hooks do this.
 ///
 /// A step calls [`begin_step`](BucketReducer::begin_step) first. In the last backward pass it sends every bucket, in
-/// order, and waits for all of them when the pass is over; reducers that [ask for
-/// it](BucketReducer::reduces_every_pass) get this in every pass. Then it calls [`end_step`](BucketReducer::end_step)
-/// and, after the update, [`step_taken`](BucketReducer::step_taken). All ranks make the same calls in the same order.
+/// order, and waits for all of them after the pass. With [`reduces_every_pass`](BucketReducer::reduces_every_pass),
+/// this happens in every pass. Then it calls [`end_step`](BucketReducer::end_step) and, after the update,
+/// [`step_taken`](BucketReducer::step_taken). All ranks make the same calls in the same order.
 pub trait BucketReducer<R: Runtime>: Send + Sync {
     /// Starts to sum a bucket. The row holds this rank's gradients of the step so far, or of the last backward pass
     /// alone if buckets are sent in [every one](BucketReducer::reduces_every_pass).

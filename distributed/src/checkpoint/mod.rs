@@ -87,8 +87,8 @@ pub trait Checkpointed<R: Runtime> {
     /// with `rank/`, of a tensor too, belongs to one rank and may be missing if another number of ranks loads. Such a
     /// tensor then reads as zeros, unless it is named `rank/N/local/…`, which must exist.
     fn numbers(&self) -> BTreeMap<String, u64>;
-    /// Announces the numbers of a checkpoint before [`wanted`](Checkpointed::wanted) is called, for state that depends
-    /// on its saver.
+    /// Announces the numbers of a checkpoint before [`wanted`](Checkpointed::wanted) is called: some state depends on
+    /// the ranks that saved it.
     fn expect(&mut self, numbers: &BTreeMap<String, u64>) {
         let _ = numbers;
     }

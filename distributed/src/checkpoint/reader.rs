@@ -72,8 +72,8 @@ impl Folder {
     ///
     /// # Errors
     /// Every rank fails, with nothing changed, if data is missing, unexpected, of another shape or dtype, truncated or
-    /// corrupted, or if memory to be written has another holder. A later failure, such as a file that is changed
-    /// meanwhile, ends the communicator: ranks then have different states.
+    /// corrupted. Every rank also fails if memory to be written has another holder. A later failure, such as a file
+    /// that is changed meanwhile, ends the communicator: ranks then have different states.
     pub fn load<R: Runtime>(
         &self,
         comm: &Comm<R>,

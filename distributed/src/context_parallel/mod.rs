@@ -12,8 +12,8 @@
 //! | gradients, and losses with their weights | are summed over data × shard × context |
 //! | ZeRO | shards over shard × context |
 //!
-//! Of `2c` chunks of a sequence a rank has two, an early and a late one (zig-zag), so that causal attention is equal
-//! work for all. Only attention reads tokens of other ranks, in one of the ways of [`ContextExchange`].
+//! Of `2c` chunks of a sequence a rank has an early and a late one (zig-zag), so that causal attention is equal work
+//! for all. Only attention reads tokens of other ranks, in one of the ways of [`ContextExchange`].
 //!
 //! **Invariant**: ranks along the context axis read the same examples, in parts, and make the same decisions.
 
@@ -30,8 +30,9 @@ mod ulysses;
 
 pub use ranks::ContextRanks;
 
-/// The exchange by which attention gets keys and values of other ranks (Megatron: `cp_comm_type`). For `b` sequences of
-/// `s` tokens over `c` ranks, with `a` heads of queries and `g` of keys and values, `d` wide, a rank sends in a layer
+/// The exchange by which attention gets keys and values of other ranks (Megatron: `cp_comm_type`). The table has the
+/// elements that a rank sends in a layer, for `b` sequences of `s` tokens over `c` ranks. There are `a` heads of
+/// queries and `g` of keys and values, `d` wide:
 ///
 /// | | elements forward | elements backward |
 /// |---|---|---|

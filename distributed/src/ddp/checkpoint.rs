@@ -77,7 +77,7 @@ impl<R: Runtime> DataParallel<R> {
     }
 }
 
-/// Shares the saving out: each part is saved by the rank with the fewest bytes so far.
+/// Shares out the saving: each part is saved by the rank with the fewest bytes so far.
 impl<R: Runtime> Checkpointed<R> for DataParallel<R> {
     fn parts(&self) -> Result<Vec<CheckpointPart<R>>> {
         let mut all = Vec::new();

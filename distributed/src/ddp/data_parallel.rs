@@ -72,8 +72,8 @@ impl<R: Runtime> DataParallel<R> {
     /// as zeros.
     ///
     /// # Errors
-    /// Fails if the ranks differ in model, optimizer or options, if the optimizer has a parameter that is not the
-    /// model's, or if options [exclude](crate::combinations) each other.
+    /// Fails if ranks differ in model, optimizer or options, or if options [exclude](crate::combinations) each other.
+    /// Fails too if the optimizer has a parameter that is not the model's.
     #[track_caller]
     pub fn new(
         mesh: &impl AsMesh<R>,
@@ -143,7 +143,7 @@ impl<R: Runtime> DataParallel<R> {
         })
     }
 
-    /// The optimizer, which owns the memory of gradients and parameters.
+    /// The optimizer of this strategy's parameters.
     pub fn optimizer(&self) -> &dyn Optimizer<R> {
         &*self.optimizer
     }

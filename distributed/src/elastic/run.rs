@@ -79,8 +79,8 @@ impl<R: Runtime> Elastic<R> {
         self
     }
 
-    /// Runs the program over the present world, and again over the next whenever ranks are lost or join, until it ends
-    /// on all ranks of a world.
+    /// Runs the program over the present world, and again over the next whenever ranks are lost or join. Returns when
+    /// it has ended on all ranks of a world.
     ///
     /// # Errors
     /// This rank's own error, with which it leaves the run to the others: any error of the program that does not name

@@ -11,8 +11,8 @@
 //! | the rest | data × shard × context | shard × context (or data) | once |
 //! | experts | those of data × shard × context with the same ones | see below | once, summed over the expert axis |
 //!
-//! ZeRO shards experts over the ranks along shard × context with the same ones, if the size `e` of the expert axis
-//! divides that product into several; otherwise over all ranks with the same ones.
+//! ZeRO shards an expert over the ranks along shard × context that have it. For that, the size `e` of the expert axis
+//! must divide shard × context into several such ranks; otherwise ZeRO shards over all ranks with the expert.
 //!
 //! The gradient of an expert sums over the tokens of all ranks that reached it; nothing is scaled.
 //!
