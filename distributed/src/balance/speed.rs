@@ -26,7 +26,7 @@ pub struct SpeedOptions {
     pub noise: f64,
     /// The weight, in `(0, 1]`, of a new measurement in the moving average.
     pub weight: f64,
-    /// The relative change that counts or shares must reach to be replaced.
+    /// The relative change that counts or shares must exceed to be replaced.
     pub dead_zone: f64,
 }
 

@@ -183,8 +183,9 @@ impl<S> Balanced<S> {
     }
 }
 
-/// Ranks take whole batches in turn, by numbers from 0 among the remaining ones, all of them in one step. Counts depend
-/// on measurements: a resumed run does not repeat the uninterrupted one, but reads the same batches, once.
+/// Ranks take whole batches in turn, numbered from 0 among the remaining ones: in a step, as many as the counts add up
+/// to, or as remain. Counts depend on measurements: a resumed run does not repeat the uninterrupted one, but reads the
+/// same batches, once.
 impl<R: Runtime, S: Step<R>> Step<R> for Balanced<S> {
     fn ranks(&self) -> &StepRanks<R> {
         self.inner.ranks()

@@ -19,7 +19,6 @@ impl BucketLimits {
     /// wait at the end is then for at most about a sixteenth of all bytes. Large models get PyTorch's 25 MiB. (With 25
     /// MiB for all, two ranks over 1 gigabit Ethernet reach 0.89 of one rank's speed, not 0.97, at 42 MiB of
     /// gradients.)
-    /// gradients.)
     pub fn of(parameters: &[BucketSpec]) -> Self {
         let (first, most) = (1 << 20, 25 << 20);
         let all: usize = parameters.iter().map(BucketSpec::bytes).sum();

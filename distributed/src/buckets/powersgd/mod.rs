@@ -2,16 +2,16 @@
 //! algorithms 1 and 2).
 //!
 //! A gradient `M: [m, n]` becomes `P̂·Qᵀ`. `P = M·Q`, with the last step's `Q: [n, r]`, is summed over ranks and made
-//! orthonormal (`P̂`); `Q = Mᵀ·P̂` is summed. So `(m + n)·r` elements are sent in place of `m·n`. The residual that a
-//! rank could not send, `M − P̂·(Mᵀ·P̂)ᵀ`, is its error, which it adds to its next gradient. Sums serve as well as the
+//! orthonormal (`P̂`); `Q = Mᵀ·P̂` is summed. So `(m + n)·r` elements are sent in place of `m·n`. Each rank adds the
+//! residual that it could not send, `M − P̂·(Mᵀ·P̂)ᵀ`, to its next gradient (error feedback). Sums serve as well as the
 //! paper's means, because making `P` orthonormal takes any factor out.
 //!
-//! Errors are in units of the mean gradient: a step's sums are divided by the total weight of its losses on all ranks,
-//! loss scale included, before an error is added. Otherwise the error of a batch of a thousand tokens would count a
-//! hundredfold in one of ten.
+//! Residuals are in units of the mean gradient: a step's sums are divided by the total weight of its losses on all
+//! ranks, loss scale included, before a residual is added. Otherwise the residual of a batch of a thousand tokens would
+//! count a hundredfold in one of ten.
 //!
-//! **Invariant**: the sent gradients, plus all ranks' errors after the step, equal the gradients plus the errors before
-//! it. A skipped step leaves errors unchanged, and so does a parameter that no rank used.
+//! **Invariant**: the sent gradients, plus all ranks' residuals after the step, equal the gradients plus the residuals
+//! before it. A skipped step leaves residuals unchanged, and so does a parameter that no rank used.
 
 mod checkpoint;
 mod compressor;
@@ -25,7 +25,7 @@ pub(crate) use compressor::Compressor;
 /// Low-rank compression of gradients with error feedback; see
 /// [`GradCompression::PowerSgd`](super::GradCompression::PowerSgd).
 ///
-/// Costs an error buffer of the size of the gradient (`f32`, or `f64` for `f64`) and three thin matrix products a
+/// Costs a residual of the size of the gradient (`f32`, or `f64` for `f64`) and three thin matrix products for each
 /// parameter. Parameters with fewer than two axes travel uncompressed. One of more axes is a matrix `[m, n]`: its first
 /// axis, and all others together.
 #[derive(Clone, Copy, Debug, PartialEq)]
