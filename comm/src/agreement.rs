@@ -1,4 +1,4 @@
-//! What one rank finds wrong is an error on all; what it answers, all know.
+//! Agreement between ranks: an error of one rank becomes an error on all, and answers are gathered on all.
 
 use std::{
     panic::{Location, resume_unwind},
@@ -11,7 +11,8 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{Collectives, Comm, Communicator, Work, collectives::MakeCall};
 
-/// This rank's own outcome, if every rank's is good; otherwise its own error, or one that names the first rank that has one. Blocks.
+/// Returns this rank's own outcome if every rank succeeded; otherwise its own error, or one that names the first rank
+/// that failed. Blocks.
 #[track_caller]
 pub fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -> Result<T> {
     let told = own.as_ref().err().map_or(String::new(), |error| error.to_string());
@@ -27,8 +28,9 @@ pub fn all_ok<R: Runtime, T>(comm: &Comm<R>, op: &'static str, own: Result<T>) -
     }
 }
 
-/// The outcome of work that may take longer than a call may, as [`all_ok`] gives it: those that are done wait for those that say, again and again, that they
-/// are not. A rank that says nothing is missed as in any call. `work` calls nothing over `comm`. Blocks.
+/// Runs work that may take longer than the timeout of a call, and returns its outcome as [`all_ok`] does. While any
+/// rank still works, ranks keep exchanging one byte; a rank that stops exchanging is missing as in any call. `work`
+/// makes no calls over `comm`. Blocks.
 #[track_caller]
 pub fn all_ok_after<R: Runtime, T>(comm: &Comm<R>, op: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     if comm.size() == 1 {
@@ -66,7 +68,8 @@ struct WorkProgress {
 }
 
 impl WorkProgress {
-    /// Tells the other ranks, well within the time of a call, whether this rank still works, until none does.
+    /// Exchanges with the other ranks, well within the timeout of a call, whether this rank still works, until none
+    /// does.
     fn tell<R: Runtime>(&self, comm: &Comm<R>, at: &'static Location<'static>) -> Result<()> {
         let most = (comm.timeout() / 4).min(Duration::from_secs(15));
         loop {
@@ -83,7 +86,7 @@ impl WorkProgress {
     }
 }
 
-/// Work that ends by a panic is done as well.
+/// A guard that marks work as done when it ends, also by a panic.
 struct DoneWhenDropped<'a>(&'a WorkProgress);
 
 impl Drop for DoneWhenDropped<'_> {
@@ -93,7 +96,7 @@ impl Drop for DoneWhenDropped<'_> {
     }
 }
 
-/// The bytes of every rank, by rank, on rank `root`; none on the others. Blocks.
+/// Gathers the bytes of every rank, by rank, on rank `root`; returns none on the other ranks. Blocks.
 #[track_caller]
 pub fn gather_bytes<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Result<Option<Vec<Vec<u8>>>> {
     let rt = comm.runtime();
@@ -111,19 +114,20 @@ pub fn gather_bytes<R: Runtime>(comm: &Comm<R>, root: usize, own: &[u8]) -> Resu
     works.into_iter().map(taken).collect::<Result<_>>().map(Some)
 }
 
-/// Every rank's answer to a question of yes or no. Blocks.
+/// Gathers every rank's bool, by rank. Blocks.
 #[track_caller]
 pub fn all_gather_bool<R: Runtime>(comm: &Comm<R>, own: bool) -> Result<Vec<bool>> {
     Ok(comm.exchange_equal_at([own.into()], Location::caller())?.iter().map(|answer| answer == &[1]).collect())
 }
 
-/// The outcome of this rank's part of something that others take part in: where it fails, they are told, so that nobody waits for this rank
-/// until the time is up.
+/// Aborts the communicator if this rank's part of a joint operation failed, so that no other rank waits for it until
+/// the timeout. Returns the outcome, its error with this rank's number.
 pub fn abort_on_err<R: Runtime, T>(comm: &Comm<R>, own: Result<T>) -> Result<T> {
     own.inspect_err(|error| abort_with(comm, error)).map_err(|error| error.on_rank(comm.world_rank()))
 }
 
-/// Aborts with an error of this rank, or of another if it says so: the rank named to all is the one where the failure began.
+/// Aborts with an error of this rank, or of another rank that the error names: all ranks get the rank at which the
+/// failure began.
 pub fn abort_with<R: Runtime>(comm: &Comm<R>, error: &Error) {
     match error.kind() {
         ErrorKind::Peer { peer, cause, .. } => comm.abort_for(*peer, cause),

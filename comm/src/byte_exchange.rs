@@ -1,14 +1,15 @@
-//! An exchange of bytes, which is data as a call on tensors is.
+//! An exchange of bytes as data, like a call on tensors.
 
 use std::{panic::Location, sync::Arc};
 
-/// What one rank gives to an [exchange of bytes](crate::Communicator::exchange_bytes).
+/// One rank's part of an [exchange of bytes](crate::Communicator::exchange_bytes).
 #[derive(Clone, Copy, Debug)]
 pub struct ByteExchange<'a> {
-    /// This rank's bytes; ranks may give different numbers of them.
+    /// This rank's bytes; their number may differ between ranks.
     pub own: &'a [u8],
-    /// What they are of. Exchanges of different names do not meet, like [calls](crate::Call::of).
+    /// The name of the object that the bytes belong to. Exchanges of different names do not match, like
+    /// [calls](crate::Call::of).
     pub of: Option<&'a Arc<str>>,
-    /// The line it was asked for at, one on all ranks.
+    /// The source line of the exchange, equal on all ranks.
     pub at: &'static Location<'static>,
 }

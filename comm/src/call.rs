@@ -6,7 +6,7 @@ use numcore::{DType, Error, Result, Runtime, Tensor, TensorMut};
 
 use super::Place;
 
-/// How the ranks' values are combined. The order of additions is that of the ranks; halves are combined in `f32`.
+/// The reduction of the ranks' values. Additions are in rank order; halves are combined in `f32`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// `Σ` (`bool`: or).
@@ -21,40 +21,40 @@ pub enum ReduceOp {
     Max,
 }
 
-/// What is exchanged. `n` is the number of ranks.
+/// The kind of a collective. `n` is the number of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
-    /// Every rank gets the combination of all outputs, in place.
+    /// Every rank gets the reduction of all outputs, in place.
     AllReduce(ReduceOp),
-    /// Rank `root` gets it, in place; the memory of the others is arbitrary afterwards.
+    /// Rank `root` gets the reduction of all outputs, in place; the memory of the others is arbitrary afterwards.
     Reduce {
-        /// How values are combined.
+        /// The reduction.
         op: ReduceOp,
-        /// Who gets the result.
+        /// The rank that gets the result.
         root: usize,
     },
-    /// Every rank gets its part of the combination. Without an input it is combined in place, and the other parts are arbitrary
-    /// afterwards.
+    /// Every rank gets its part of the reduction. Without an input it is computed in place, and the other parts are
+    /// arbitrary afterwards.
     ReduceScatter(ReduceOp),
     /// Every rank gets all parts. Without an input its own part is in the output already.
     AllGather,
-    /// Every rank gets what rank `root` has, in place.
+    /// Every rank gets the value of rank `root`, in place.
     Broadcast {
-        /// Whose value it is.
+        /// The rank whose value is sent.
         root: usize,
     },
     /// Part `j` of rank `i`'s input becomes part `i` of rank `j`'s output.
     AllToAll,
-    /// Nothing but the meeting.
+    /// A synchronization of ranks without data.
     Barrier,
     /// The input goes to a rank.
     Send {
-        /// Which rank.
+        /// The destination rank.
         to: usize,
     },
     /// The output is filled by a rank.
     Recv {
-        /// Which rank.
+        /// The source rank.
         from: usize,
     },
 }
@@ -83,7 +83,7 @@ impl Collective {
         }
     }
 
-    /// The rank that has, or gets, the value.
+    /// The rank that sends the value of a broadcast, or gets the value of a reduce.
     pub fn root(&self) -> Option<usize> {
         match *self {
             Collective::Reduce { root, .. } | Collective::Broadcast { root } => Some(root),
@@ -91,7 +91,7 @@ impl Collective {
         }
     }
 
-    /// How values are combined, if they are.
+    /// The reduction, if the collective has one.
     pub fn reduce_op(&self) -> Option<ReduceOp> {
         match *self {
             Collective::AllReduce(op) | Collective::ReduceScatter(op) | Collective::Reduce { op, .. } => Some(op),
@@ -100,8 +100,8 @@ impl Collective {
     }
 }
 
-/// One rank's part of a collective: rows of memory, and the place in the program that asked for it. Made by
-/// [`Collectives`](super::Collectives), which checks that everything fits.
+/// One rank's part of a collective: rows of memory, and the place in the program that made the call. Made by
+/// [`Collectives`](super::Collectives), which checks that shapes, types and ranks fit.
 pub struct Call<R: Runtime> {
     pub(super) what: Collective,
     pub(super) dtype: DType,
@@ -114,14 +114,14 @@ pub struct Call<R: Runtime> {
     pub(super) header: Option<CallHeader>,
 }
 
-/// What a call's memory would say, of one that has none.
+/// The property of a call's memory that a header, which has no memory, keeps for its fingerprint.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CallHeader {
     in_place: bool,
 }
 
 impl<R: Runtime> Call<R> {
-    /// What is exchanged.
+    /// The kind of collective.
     pub fn what(&self) -> Collective {
         self.what
     }
@@ -131,12 +131,12 @@ impl<R: Runtime> Call<R> {
         self.dtype
     }
 
-    /// What is only read: one row.
+    /// The input, which is only read: one row.
     pub fn input(&self) -> Option<&Tensor<R>> {
         self.input.as_ref()
     }
 
-    /// What it is of, where calls for several things come from one place.
+    /// The name of the object that the call belongs to, where calls for several objects come from one place.
     pub fn of(&self) -> Option<&Arc<str>> {
         self.of.as_ref()
     }
@@ -147,14 +147,15 @@ impl<R: Runtime> Call<R> {
         &self.send
     }
 
-    /// Elements of the parts this rank gets: one for each rank in [`Collective::AllGather`] and [`Collective::AllToAll`], otherwise
-    /// one in all.
+    /// Elements of the parts this rank gets: one for each rank in [`Collective::AllGather`] and
+    /// [`Collective::AllToAll`], otherwise one in all.
     pub fn recv_parts(&self) -> &[usize] {
         &self.recv
     }
 
-    /// This call without its memory, for a communicator that moves nothing for it: the same ranks meet there, compare the same fingerprint, and
-    /// get its error where they disagree, fail or stay away. An engine that cannot compare calls by itself starts it on one that can.
+    /// Makes this call without its memory, for a communicator that moves no data for it. Its ranks compare equal
+    /// fingerprints, and get its error if they disagree, fail or stay away. An engine that cannot compare calls by
+    /// itself starts the header on a communicator that can.
     pub fn header<H: Runtime>(&self) -> Call<H> {
         Call {
             what: self.what,
@@ -169,7 +170,7 @@ impl<R: Runtime> Call<R> {
         }
     }
 
-    /// Whether this is a [`header`](Call::header): ranks meet and compare, and nothing is moved.
+    /// Tells whether this is a [`header`](Call::header): ranks synchronize and compare, and no data is moved.
     pub fn is_header(&self) -> bool {
         self.header.is_some()
     }
@@ -178,15 +179,15 @@ impl<R: Runtime> Call<R> {
         self.header.map_or(self.input.is_none(), |header| header.in_place)
     }
 
-    /// The memory, for an engine that has checked and noted the rest: what is read, and what is filled.
+    /// Returns the memory, for an engine that has checked and noted the rest: the input, and the output to fill.
     pub fn into_memory(self) -> (Option<Tensor<R>>, Option<TensorMut<R>>) {
         (self.input, self.output)
     }
 
-    /// What must agree on all ranks.
+    /// The properties that must be equal on all ranks.
     pub fn fingerprint(&self) -> Fingerprint {
         let parts = match self.what {
-            // Every pair of ranks has a length of its own there; engines check them one by one.
+            // Every pair of ranks has a length of its own in an all-to-all; engines check them one by one.
             Collective::AllToAll => Arc::new([]) as Arc<[usize]>,
             Collective::AllGather => self.recv.clone(),
             _ => self.send.clone(),
@@ -203,27 +204,27 @@ impl<R: Runtime> Call<R> {
     }
 }
 
-/// What ranks compare before anything is exchanged.
+/// The properties of a call that ranks compare before data is exchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
-    /// What is exchanged, with root and reduction.
+    /// The kind of collective, with root and reduction.
     pub what: Collective,
     /// The element type.
     pub dtype: DType,
-    /// Whether there is no input: a rank's own part is in its output, where one with an input has nothing yet.
+    /// True if there is no input: a rank's own part is in its output, which a call with an input has yet to fill.
     pub in_place: bool,
-    /// Whether it is a [`header`](Call::header), with which nothing is moved.
+    /// True if it is a [`header`](Call::header), with which no data is moved.
     pub header: bool,
     /// Elements, by rank where ranks have parts.
     pub parts: Arc<[usize]>,
-    /// What the call is of, where calls for several things come from one place.
+    /// The name of the object that the call belongs to, where calls for several objects come from one place.
     pub of: Option<Arc<str>>,
     /// The caller's place.
     pub at: Place,
 }
 
 impl Fingerprint {
-    /// Whether the two are calls that can meet: the same collective of the same thing, type and lengths, both in place or neither, from
+    /// Tells whether the two calls match: equal collective, name, type and lengths, both in place or neither, from
     /// places that `places` allows.
     pub fn agrees(&self, other: &Fingerprint, places: Places) -> bool {
         let (a, b) = (self, other);
@@ -246,12 +247,12 @@ impl Fingerprint {
     }
 }
 
-/// From where in the program calls that meet may come.
+/// The source lines from which matching calls may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
-    /// From one place: ranks that diverged are found at once.
+    /// One line: ranks that diverged are found at once.
     Same,
-    /// From anywhere.
+    /// Any lines.
     Any,
 }
 
@@ -280,7 +281,7 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// An error unless `op` can combine values of this type.
+/// Checks that `op` can combine values of this type.
 pub(super) fn check_reduction(name: &'static str, op: ReduceOp, dtype: DType) -> Result<()> {
     if op == ReduceOp::Avg && !dtype.is_float() {
         return Err(Error::dtype(name, &[dtype], "only floating types have an average here; use `Sum`"));

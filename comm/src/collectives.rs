@@ -1,4 +1,4 @@
-//! The collectives people call, for every engine.
+//! The collectives for users, on every engine.
 
 use std::{panic::Location, sync::Arc};
 
@@ -8,10 +8,11 @@ use super::{
     ByteExchange, Call, Collective, Comm, Communicator, ReduceOp, Work, call::check_reduction, difference, work::given,
 };
 
-/// The collectives. Memory may have any shape: it is one row here. `n` is the number of ranks, `k` the elements of one part.
+/// The collectives. Memory may have any shape: every call treats it as one row. `n` is the number of ranks, `k` the
+/// elements of one part.
 ///
-/// All of them return at once; [`Work::wait`] gives the memory back. Every rank must make the same calls, from the same place in
-/// the program, in the same order.
+/// All of them return at once, except those that block; [`Work::wait`] gives the memory back. Every rank must make
+/// equal calls, from one place in the program, in one order.
 ///
 /// ```
 /// use comm::{Collectives, Communicator, Ranks, ReduceOp};
@@ -34,13 +35,14 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.in_place(Collective::AllReduce(op), x, None, Location::caller()).at_caller()
     }
 
-    /// Combines `x` of all ranks; rank `root` gets the result, in place. The memory of the others is arbitrary afterwards.
+    /// Combines `x` of all ranks; rank `root` gets the result, in place. The memory of the others is arbitrary
+    /// afterwards.
     #[track_caller]
     fn reduce(&self, x: TensorMut<R>, op: ReduceOp, root: usize) -> Result<Work<TensorMut<R>>> {
         self.in_place(Collective::Reduce { op, root }, x, None, Location::caller()).at_caller()
     }
 
-    /// Every rank gets what rank `root` has, in place.
+    /// Copies rank `root`'s `x` into that of every rank, in place.
     #[track_caller]
     fn broadcast(&self, x: TensorMut<R>, root: usize) -> Result<Work<TensorMut<R>>> {
         self.in_place(Collective::Broadcast { root }, x, None, Location::caller()).at_caller()
@@ -65,14 +67,15 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.scatter(x, parts, out, op, Location::caller()).at_caller()
     }
 
-    /// Combines `x: [n·k]` of all ranks in place: rank `r` has part `r` of the result, its other parts are arbitrary afterwards.
+    /// Combines `x: [n·k]` of all ranks in place: rank `r` has part `r` of the result, its other parts are arbitrary
+    /// afterwards.
     #[track_caller]
     fn reduce_scatter_in_place(&self, x: TensorMut<R>, op: ReduceOp) -> Result<Work<TensorMut<R>>> {
         let parts = even("reduce_scatter", x.shape(), self.size()).at_caller()?;
         self.in_place(Collective::ReduceScatter(op), x, Some(parts), Location::caller()).at_caller()
     }
 
-    /// Every rank gets `x: [k]` of all ranks in `out: [n·k]`.
+    /// Gathers `x: [k]` of all ranks in `out: [n·k]`, on every rank.
     #[track_caller]
     fn all_gather(&self, x: &Tensor<R>, out: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
         let parts = even("all_gather", out.shape(), self.size()).at_caller()?;
@@ -85,7 +88,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.gather(x, parts, out, Location::caller()).at_caller()
     }
 
-    /// Every rank gets all parts of `x: [n·k]`, of which rank `r` has part `r` already.
+    /// Gathers all parts of `x: [n·k]` on every rank, in place; rank `r` has part `r` already.
     #[track_caller]
     fn all_gather_in_place(&self, x: TensorMut<R>) -> Result<Work<TensorMut<R>>> {
         let parts = even("all_gather", x.shape(), self.size()).at_caller()?;
@@ -102,7 +105,8 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.exchange_parts(x, &send, out, &recv, Location::caller()).at_caller()
     }
 
-    /// An [`all_to_all`](Collectives::all_to_all) of uneven parts: `send[j]` elements go to rank `j`, `recv[i]` come from rank `i`.
+    /// An [`all_to_all`](Collectives::all_to_all) of uneven parts: `send[j]` elements go to rank `j`, `recv[i]` come
+    /// from rank `i`.
     #[track_caller]
     fn all_to_all_parts(
         &self,
@@ -125,7 +129,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         Ok(self.start(call).at_caller()?.map(|_| Ok(())))
     }
 
-    /// Fills `out` with what rank `from` sends.
+    /// Fills `out` with the values that rank `from` sends.
     #[track_caller]
     fn recv(&self, out: TensorMut<R>, from: usize) -> Result<Work<TensorMut<R>>> {
         self.in_place(Collective::Recv { from }, out, None, Location::caller()).at_caller()
@@ -146,27 +150,27 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         }))
     }
 
-    /// Returns when every rank has called it.
+    /// Waits until every rank has called it. Blocks.
     #[track_caller]
     fn barrier(&self) -> Result<()> {
         let call = self.call(Collective::Barrier, DType::U8, 0, Location::caller()).at_caller()?;
         self.start(call).and_then(Work::wait).map(|_| ()).at_caller()
     }
 
-    /// The bytes of every rank, by rank. Blocks.
+    /// Gathers the bytes of every rank, by rank. Blocks.
     #[track_caller]
     fn exchange(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.exchange_bytes(ByteExchange { own: bytes, of: None, at: Location::caller() }).at_caller()
     }
 
-    /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank, by rank: ranks meet once, and on one rank nothing is done.
-    /// Blocks.
+    /// Gathers `K` bytes of every rank, by rank, in one synchronization; on one rank nothing is done. Blocks.
     #[track_caller]
     fn exchange_equal<const K: usize>(&self, bytes: [u8; K]) -> Result<Vec<[u8; K]>> {
         self.exchange_equal_at(bytes, Location::caller()).at_caller()
     }
 
-    /// An error on every rank unless all give the same bytes; `what` says in the message what they mean. Blocks.
+    /// Checks that all ranks have equal bytes. Otherwise every rank gets an error, in whose message `what` is the
+    /// meaning of the bytes. Blocks.
     #[track_caller]
     fn agree(&self, what: &str, bytes: &[u8]) -> Result<()> {
         let all = self.exchange(bytes)?;
@@ -181,7 +185,8 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         Err(Error::from(numcore::ErrorKind::Mismatch { op: "agree", why }).on_rank(self.world_rank())).at_caller()
     }
 
-    /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
+    /// Splits the ranks into groups of equal `color`, ordered by `key`, then by rank; a rank with `None` takes part and
+    /// gets no group. Blocks.
     #[track_caller]
     fn split(&self, color: Option<usize>, key: usize) -> Result<Option<Comm<R>>> {
         self.split_at(color, key, Location::caller()).at_caller()
@@ -190,7 +195,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
 
 impl<R: Runtime, C: Communicator<R> + ?Sized> Collectives<R> for C {}
 
-/// How the methods above make their calls; checks are here.
+/// Builders and checks of the calls that [`Collectives`] makes.
 pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
     /// A call without memory.
     fn call(&self, what: Collective, dtype: DType, numel: usize, at: &'static Location<'static>) -> Result<Call<R>> {
@@ -259,7 +264,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         self.gather_of(None, x, parts, out, at)
     }
 
-    /// An all-gather of something that has a name.
+    /// An all-gather that belongs to an object with a name.
     fn gather_of(
         &self,
         of: Option<&Arc<str>>,
@@ -306,7 +311,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         let length = Tensor::from_slice(rt, [1], &[bytes.len() as i64])?;
         let out = TensorMut::alloc(rt, Shape::new(&[n])?, DType::I64)?;
         let lengths = self.gather_of(of, &length, &vec![1; n], out, at)?.wait()?.freeze()?.to_vec::<i64>()?;
-        // What a faulty engine makes of a length is an error, not memory of that size.
+        // A wrong length from a faulty engine is an error, not memory of that size.
         let wrong =
             || Error::argument("exchange", format!("ranks have sent {lengths:?} bytes")).on_rank(self.world_rank());
         let counts = lengths.iter().map(|&l| usize::try_from(l).ok()).collect::<Option<Vec<usize>>>();
@@ -322,7 +327,8 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
         Ok(counts.iter().map(|&l| rest.split_off(..l).unwrap_or_default().to_vec()).collect())
     }
 
-    /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank: ranks meet once, and the host waits for the device once.
+    /// An [`exchange`](Collectives::exchange) of `K` bytes from every rank, in one synchronization of ranks and one
+    /// wait of the host for the device.
     fn exchange_equal_at<const K: usize>(
         &self,
         bytes: [u8; K],
@@ -347,7 +353,7 @@ pub(super) trait MakeCall<R: Runtime>: Communicator<R> {
 
 impl<R: Runtime, C: Communicator<R> + ?Sized> MakeCall<R> for C {}
 
-/// The values as one dense row: strided ones are copied, never sent as they lie.
+/// The values as one dense row: strided ones are copied, never sent as they are.
 fn row<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
     x.contiguous()?.reshape([x.shape().numel()])
 }

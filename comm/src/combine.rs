@@ -1,4 +1,5 @@
-//! Collectives as pointwise programs: combining is one launch that reads every rank's memory and writes every rank's memory.
+//! Collectives as pointwise programs: a reduction is one launch that reads every rank's memory and writes every rank's
+//! memory.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +11,11 @@ use numcore::{
 
 use super::ReduceOp;
 
-/// Operands and outputs of one launch. More ranks go through memory of the engine's own, some at a time.
+/// The largest number of operands, and of outputs, of one launch. More ranks go through memory of the engine's own,
+/// some at a time.
 const AT_ONCE: usize = 8;
 
-/// Runs the programs of collectives on a queue, and keeps them.
+/// Runs the programs of collectives on a queue, and caches them.
 #[derive(Debug)]
 pub struct Combiner<R: Runtime> {
     rt: R,
@@ -26,12 +28,13 @@ struct ProgramKey {
     dtype: u8,
     ins: usize,
     outs: usize,
-    /// The first input is in the type values are combined in already; the outputs stay in it; a divisor is applied.
+    /// Three properties: the first input already has the type that values are combined in, the outputs stay in it, and
+    /// the divisor.
     form: (bool, bool, usize),
 }
 
 impl<R: Runtime> Combiner<R> {
-    /// On this queue.
+    /// Makes a combiner without programs on this queue.
     pub fn new(rt: R) -> Self {
         Combiner { rt, programs: BTreeMap::new() }
     }
@@ -41,7 +44,7 @@ impl<R: Runtime> Combiner<R> {
         &self.rt
     }
 
-    /// `from` into every one of `outs`.
+    /// Copies `from` into every one of `outs`.
     pub fn copy(&mut self, from: Input<'_, R>, outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         for outs in outs.chunks_mut(AT_ONCE) {
             let key = ProgramKey { op: None, dtype: 0, ins: 1, outs: outs.len(), form: (false, false, 1) };
@@ -54,13 +57,15 @@ impl<R: Runtime> Combiner<R> {
         Ok(())
     }
 
-    /// The combination of `ins`, first to last, into the first of `outs`, which may be read as [`Input::Own`]; then copied to the others.
+    /// Combines `ins`, first to last, into the first of `outs`, which may be read as [`Input::Own`]; then copies it to
+    /// the others.
     pub fn reduce(&mut self, op: ReduceOp, ins: &[Input<'_, R>], outs: &mut [&mut TensorMut<R>]) -> Result<()> {
         let Some((dtype, shape)) = outs.first().map(|t| (t.dtype(), *t.shape())) else { return Ok(()) };
         if ins.len() <= AT_ONCE && outs.len() <= AT_ONCE {
             return self.launch(op, dtype, ins, outs, (false, false, ins.len()));
         }
-        // Outputs are read (as `Own`) until the last launch has written them: what comes before goes to memory of our own.
+        // Outputs are read (as `Own`) until the last launch has written them, so intermediate sums go to separate
+        // memory.
         let mut sum = TensorMut::alloc(&self.rt, shape, wide(dtype))?;
         self.many(op, dtype, ins, outs, &mut sum)
     }
@@ -100,7 +105,7 @@ impl<R: Runtime> Combiner<R> {
     }
 }
 
-/// Memory that is an output for now only read.
+/// Replaces an output that is only read so far by its memory.
 fn resolve<'a, R: Runtime>(input: Input<'a, R>, outs: &'a [&mut TensorMut<R>]) -> Input<'a, R> {
     match input {
         Input::Own(k) => Input::Memory(&*outs[k]),
@@ -140,7 +145,7 @@ fn two<'b>(op: ReduceOp, dtype: DType, a: Expr<'b>, b: Expr<'b>) -> Expr<'b> {
     }
 }
 
-/// `n` parts of a row of `numel` elements, as even as whole 64ths allow.
+/// Cuts a row of `numel` elements into `n` parts, as even as multiples of 64 elements allow.
 pub fn cuts(numel: usize, n: usize) -> Vec<usize> {
     let each = numel.div_ceil(n).next_multiple_of(64);
     (0..n).map(|i| each.min(numel.saturating_sub(i * each))).collect()

@@ -1,4 +1,4 @@
-//! What an engine implements.
+//! The trait that engines implement.
 
 use std::{fmt::Debug, panic::Location, sync::Arc, time::Duration};
 
@@ -6,22 +6,23 @@ use numcore::{Error, Result, Runtime, TensorMut};
 
 use super::{ByteExchange, Call, Group, Guarantees, Work, collectives::MakeCall};
 
-/// Any communicator, as those who use it hold it.
+/// A shared communicator of any engine.
 pub type Comm<R> = Arc<dyn Communicator<R>>;
 
-/// A group of ranks, seen from one of them. Every rank makes the same calls in the same order; transfers between two ranks are ordered
-/// for that pair and direction alone.
+/// A group of ranks, seen from one of them. Every rank makes equal calls in one order; transfers between two ranks are
+/// ordered for that pair and direction alone.
 ///
-/// What is called is in [`Collectives`](super::Collectives).
+/// The collectives themselves are methods of [`Collectives`](super::Collectives).
 #[doc(alias("DistributedComm"))]
 pub trait Communicator<R: Runtime>: Send + Sync + Debug {
-    /// The ranks, and which of them this is. Roots and peers of calls are ranks of the group; errors name world ranks.
+    /// The ranks of the group, and this rank among them. Roots and peers of calls are ranks of the group; errors name
+    /// world ranks.
     fn group(&self) -> &Group;
     /// This rank, from 0.
     fn rank(&self) -> usize {
         self.group().rank()
     }
-    /// How many ranks there are.
+    /// The number of ranks.
     fn size(&self) -> usize {
         self.group().size()
     }
@@ -35,34 +36,37 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
     }
     /// The runtime of this rank. The engine itself works on a fork of it.
     fn runtime(&self) -> &R;
-    /// How long a call may take, from its start to its result, before it is an error.
+    /// The time that a call may take, from its start to its result, before it is an error.
     fn timeout(&self) -> Duration;
-    /// What the engine promises beyond this contract.
+    /// The engine's promises beyond this contract.
     fn guarantees(&self) -> Guarantees;
 
-    /// How many times this was called before on this rank's communicator: numbers what all ranks make over it in one order, trainers for
-    /// one, so that the calls of one are never taken for those of another. Whatever wraps an engine passes it on.
+    /// The number of previous calls of this method on this rank's communicator. It numbers objects that all ranks make
+    /// over it in one order, such as trainers, so that their calls are never mixed up. Wrappers of an engine forward
+    /// it.
     fn next_number(&self) -> u64;
 
-    /// Starts a call. Memory comes back from the work; an engine must check its [`fingerprint`](Call::fingerprint) against the
-    /// other ranks'.
+    /// Starts a call. Memory comes back from the work; an engine must check its [`fingerprint`](Call::fingerprint)
+    /// against the other ranks'.
     fn start(&self, call: Call<R>) -> Result<Work<Option<TensorMut<R>>>>;
 
-    /// Starts calls that run together: none of them waits for another. Engines whose transfers are independent start them one by one.
+    /// Starts calls that run together: none of them waits for another. Engines whose transfers are independent start
+    /// them one by one.
     fn start_all(&self, calls: Vec<Call<R>>) -> Result<Vec<Work<Option<TensorMut<R>>>>> {
         calls.into_iter().map(|call| self.start(call)).collect()
     }
 
-    /// The bytes of every rank, by rank. Blocks.
+    /// Gathers the bytes of every rank, by rank. Blocks.
     fn exchange_bytes(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
         self.exchange_by_gathers(exchange)
     }
 
-    /// Groups of ranks that name the same `color`, ordered by `key`, then by rank; `None` takes part and gets no group. Blocks.
+    /// Splits the ranks into groups of equal `color`, ordered by `key`, then by rank; a rank with `None` takes part and
+    /// gets no group. Blocks.
     fn split_at(&self, color: Option<usize>, key: usize, at: &'static Location<'static>) -> Result<Option<Comm<R>>>;
 
-    /// An error if the communicator has failed meanwhile, here or on another rank. Never blocks. Trainers call it once per step, right before
-    /// the update: the last place at which an error that came late still prevents it.
+    /// Returns an error if the communicator has failed meanwhile, on this rank or another. Never blocks. Trainers call
+    /// it once per step, right before the update: the last place at which an error that came late still prevents it.
     fn poll(&self) -> Result<()>;
 
     /// Ends every call of every rank of the world with an error that gives this cause and names this rank.
@@ -70,11 +74,12 @@ pub trait Communicator<R: Runtime>: Send + Sync + Debug {
         self.abort_for(self.world_rank(), cause);
     }
 
-    /// Ends every call as [`abort`](Communicator::abort) does, naming the rank where the failure began, which may be another than this one.
+    /// Ends every call as [`abort`](Communicator::abort) does, naming the rank where the failure began, which may be
+    /// another than this one.
     fn abort_for(&self, world_rank: usize, cause: &str);
 }
 
-/// Starts one call of a communicator whose [`start_all`](Communicator::start_all) says what becomes of calls.
+/// Starts one call of a communicator that implements [`start_all`](Communicator::start_all).
 pub(super) fn start_one<R: Runtime>(
     comm: &(impl Communicator<R> + ?Sized),
     call: Call<R>,
@@ -83,8 +88,8 @@ pub(super) fn start_one<R: Runtime>(
     comm.start_all(vec![call])?.pop().ok_or_else(|| Error::internal(op, "a call was started, and nothing is in flight"))
 }
 
-/// What a communicator over `self.inner` says as that one does. Its `start_all` says what it does with calls, and its `exchange_on_host`
-/// what it does with bytes.
+/// Methods of a communicator over `self.inner` that it forwards. The wrapper handles calls in its `start_all`, and
+/// bytes in its `exchange_on_host`.
 macro_rules! of_inner {
     () => {
         fn group(&self) -> &super::Group {

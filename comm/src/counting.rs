@@ -1,4 +1,4 @@
-//! What a rank exchanges, counted.
+//! Counts of the data that a rank exchanges.
 
 use std::{
     collections::BTreeMap,
@@ -13,17 +13,17 @@ use parking_lot::Mutex;
 
 use super::{ByteExchange, Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
 
-/// What one rank exchanged.
+/// The exchanged data of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Calls.
+    /// The number of calls.
     pub calls: u64,
-    /// Bytes of whole tensors: of what is combined, gathered or sent.
+    /// The bytes of unsharded tensors: of the values that are combined, gathered or sent.
     pub payload: u64,
-    /// Bytes this rank must send at least: `2(n−1)/n` of the payload for an all-reduce, `(n−1)/n` for a reduce-scatter, an all-gather
-    /// or an all-to-all (less its own part).
+    /// The bytes that this rank must send at least: `2(n−1)/n` of the payload for an all-reduce, `(n−1)/n` for a
+    /// reduce-scatter, an all-gather or an all-to-all (less its own part).
     pub sent: u64,
-    /// Time the host spent in `wait`: communication that nothing hid.
+    /// The time that the host spent in `wait`: communication that nothing hid.
     pub exposed: Duration,
 }
 
@@ -40,23 +40,24 @@ impl Add for Traffic {
     }
 }
 
-/// A kind of collective ([`Collective::name`](super::Collective::name)), and what the calls are of.
+/// A kind of collective ([`Collective::name`](super::Collective::name)), and the name of the object that the calls
+/// belong to.
 type CountKey = (&'static str, Option<Arc<str>>);
 type Counts = Arc<Mutex<BTreeMap<CountKey, Traffic>>>;
 
-/// Counts what any communicator, and all that are split from it, exchanges.
+/// Counts the data that a communicator, and all that are split from it, exchange.
 pub struct CountingCommunicator<R: Runtime> {
     inner: Comm<R>,
     counts: Counts,
 }
 
 impl<R: Runtime> CountingCommunicator<R> {
-    /// With all counts at 0.
+    /// Wraps a communicator, with all counts at 0.
     pub fn new(inner: Comm<R>) -> Self {
         CountingCommunicator { inner, counts: Arc::default() }
     }
 
-    /// What was exchanged by a kind of collective ([`Collective::name`](super::Collective::name)).
+    /// The traffic of a kind of collective ([`Collective::name`](super::Collective::name)).
     pub fn of(&self, kind: &str) -> Traffic {
         self.counts().get(kind).copied().unwrap_or_default()
     }
@@ -66,8 +67,8 @@ impl<R: Runtime> CountingCommunicator<R> {
         self.summed(|(kind, _)| *kind)
     }
 
-    /// All counts, by what was exchanged: `bucket 3` of gradients, ``unit `blocks.1` `` of parameters and their gradients. What has no
-    /// name (losses, flags, agreements) is under `None`.
+    /// All counts, by the object that was exchanged: `bucket 3` of gradients, ``unit `blocks.1` `` of parameters and
+    /// their gradients. Unnamed calls (losses, flags, agreements) are under `None`.
     pub fn by_name(&self) -> BTreeMap<Option<Arc<str>>, Traffic> {
         self.summed(|(_, of)| of.clone())
     }
@@ -77,7 +78,7 @@ impl<R: Runtime> CountingCommunicator<R> {
         self.counts.lock().values().copied().fold(Traffic::default(), Add::add)
     }
 
-    /// Starts all counts anew.
+    /// Resets all counts to 0.
     pub fn reset(&self) {
         self.counts.lock().clear();
     }

@@ -1,10 +1,11 @@
-//! Where two texts differ that ranks were to have alike.
+//! The first difference of two texts that should be equal on all ranks.
 
-/// Characters of a line that are shown at most, and how many of them from before the difference.
+/// The largest number of characters of a line to show, and the number of them before the difference.
 const SHOWN: usize = 120;
 const BEFORE: usize = 60;
 
-/// The first line in which two texts differ, as each has it, or the part around the difference of a long one; nothing if they are no texts.
+/// The first line in which two texts differ, as each has it; of a long line the part around the difference. None if
+/// they are no texts.
 pub(crate) fn between(here: &[u8], there: &[u8]) -> Option<(String, String)> {
     let [here, there] = [here, there].map(|bytes| std::str::from_utf8(bytes).ok());
     let (mut here, mut there) = (here?.lines(), there?.lines());

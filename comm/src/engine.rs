@@ -1,8 +1,9 @@
-//! What an engine is built from: checks of calls, sums in rank order, the flight recorder, failures and their wire forms.
+//! Building blocks of engines: checks of calls, sums in rank order, the flight recorder, failures and their wire forms.
 //!
-//! An engine that moves bytes between processes sends each call's [`Fingerprint`](crate::Fingerprint) as [bytes](crate::Fingerprint::to_bytes)
-//! (or its [digest](crate::Fingerprint::digest)) ahead of the data, notes it in a [`Recorder`], combines what arrives with a [`Combiner`],
-//! and tells every rank the same [`Failure`]. Bytes are reached by `Tensor::host_bytes` and `TensorMut::host_bytes_mut`, or copied.
+//! An engine that moves bytes between processes sends each call's [`Fingerprint`](crate::Fingerprint) as
+//! [bytes](crate::Fingerprint::to_bytes) (or its [digest](crate::Fingerprint::digest)) ahead of the data. It notes the
+//! call in a [`Recorder`], combines arriving data with a [`Combiner`], and gives every rank an equal [`Failure`]. Bytes
+//! are accessed by `Tensor::host_bytes` and `TensorMut::host_bytes_mut`, or copied.
 
 pub use super::{
     combine::{Combiner, cuts},

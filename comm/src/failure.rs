@@ -1,4 +1,4 @@
-//! Why a world failed: what every rank is told, in the same words.
+//! The failure of a world, with one message for all ranks.
 
 use std::time::Duration;
 
@@ -6,36 +6,36 @@ use numcore::{Error, ErrorKind, Result};
 
 use super::wire::{WireReader, Writer, malformed};
 
-/// How the cause begins of what others meet where a rank has left.
+/// The beginning of the cause that other ranks get where a rank has left.
 pub const LEFT: &str = "it left";
 
-/// Why nobody can go on.
+/// The reason for which a world failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A rank failed, or left.
     Peer {
         /// The world rank that failed.
         peer: usize,
-        /// What it said.
+        /// The message of its error.
         cause: String,
     },
     /// Two ranks made different calls.
     Mismatch {
-        /// Which.
+        /// The two calls.
         why: String,
     },
     /// Ranks did not arrive, or nothing moved any more.
     Timeout {
-        /// How long was waited.
+        /// The time that was waited.
         waited: Duration,
-        /// The world ranks that did not arrive; where `called`, those with which nothing moved.
+        /// The world ranks that did not arrive; if `called`, the ones with which nothing moved.
         missing: Vec<usize>,
-        /// Whether they had made the call.
+        /// True if they had made the call.
         called: bool,
     },
 }
 
-/// Why, and what every rank had called last.
+/// The reason of a failure, and the last calls of every rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The reason.
@@ -56,7 +56,7 @@ impl Failure {
         Error::from(kind).on_rank(rank)
     }
 
-    /// What another process reads with [`read`](Failure::read).
+    /// Writes the wire form, which another process reads with [`read`](Failure::read).
     pub fn write(&self, to: &mut Writer) {
         match &self.why {
             Why::Peer { peer, cause } => to.u8(0).usize(*peer).text(cause),
@@ -69,7 +69,7 @@ impl Failure {
         to.text(&self.calls);
     }
 
-    /// The failure that another process wrote.
+    /// Reads the failure that another process wrote.
     pub fn read(from: &mut WireReader<'_>) -> Result<Failure> {
         let why = match from.u8()? {
             0 => Why::Peer { peer: from.usize()?, cause: from.text()?.into() },

@@ -1,4 +1,4 @@
-//! Faults on purpose: to test that whatever happens on one rank ends as an error on all.
+//! Injected faults, to test that a fault of one rank ends as an error on all.
 
 use std::{
     panic::Location,
@@ -13,12 +13,13 @@ use numcore::{Error, Result, Runtime, TensorMut, rng::Philox};
 
 use super::{ByteExchange, Call, Comm, Communicator, Membership, Rendezvous, Work, communicator::of_inner};
 
-/// What goes wrong.
+/// The kind of an injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The call is made this much later. Longer than the timeout: the rank never arrives.
+    /// The call is made this much later. A delay longer than the timeout means that the rank never arrives.
     Delay(Duration),
-    /// The call is left out, as by a program that has taken another branch. In a group of one, where nobody could notice, it is an error.
+    /// The call is left out, as by a program that has taken another branch. In a group of one, where no other rank
+    /// could notice, it is an error.
     Skip,
     /// The call returns an error.
     Error,
@@ -27,7 +28,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A fault, and the number of the call it befalls, out of the first `calls`; of delays only short ones.
+    /// Draws a fault, and the number of the call that it hits, out of the first `calls`; delays are short.
     pub fn seeded(seed: u64, calls: u64) -> (u64, Fault) {
         let mut random = Philox::new(seed, 0);
         let at = random.below(calls.max(1));
@@ -41,7 +42,7 @@ impl Fault {
     }
 }
 
-/// A communicator on which one call goes wrong.
+/// A communicator on which one call has a fault.
 #[derive(Debug)]
 pub struct FaultyCommunicator<R: Runtime> {
     inner: Comm<R>,
@@ -51,14 +52,14 @@ pub struct FaultyCommunicator<R: Runtime> {
 }
 
 impl<R: Runtime> FaultyCommunicator<R> {
-    /// Call number `at` (from 0, those of groups split from it included) has a fault.
+    /// Injects a fault at call number `at` (from 0, calls of groups split from it included).
     pub fn new(inner: Comm<R>, at: u64, fault: Fault) -> Self {
         FaultyCommunicator { inner, at, fault, calls: Arc::default() }
     }
 }
 
 impl<R: Runtime> FaultyCommunicator<R> {
-    /// Counts a call, and does what befalls it: true if it is left out.
+    /// Counts a call, and injects the fault if it is due: true if the call is left out.
     fn befall(&self, op: &'static str) -> Result<bool> {
         if self.calls.fetch_add(1, Ordering::Relaxed) != self.at {
             return Ok(false);
@@ -110,7 +111,7 @@ impl<R: Runtime> Communicator<R> for FaultyCommunicator<R> {
     }
 }
 
-/// A rank's side of a rendezvous, in whose worlds calls go wrong.
+/// A rank's side of a rendezvous, in whose worlds calls have faults.
 #[derive(Debug)]
 pub struct FaultyRendezvous<T> {
     inner: T,
@@ -118,7 +119,7 @@ pub struct FaultyRendezvous<T> {
 }
 
 impl<T> FaultyRendezvous<T> {
-    /// Each fault befalls a call of this rank, by its number, in the world of a number.
+    /// Injects faults, each given by the number of a world, the number of a call of this rank in it, and the kind.
     pub fn new(inner: T, faults: Vec<(u64, u64, Fault)>) -> Self {
         FaultyRendezvous { inner, faults }
     }

@@ -12,7 +12,7 @@ use super::{
 pub(super) const OPS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max];
 
 impl Fingerprint {
-    /// What another process reads with [`from_bytes`](Fingerprint::from_bytes).
+    /// Writes the wire form, which another process reads with [`from_bytes`](Fingerprint::from_bytes).
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::default();
         let (kind, rank) = kind(&self.what);
@@ -23,7 +23,7 @@ impl Fingerprint {
         w.finish()
     }
 
-    /// The fingerprint that another process wrote.
+    /// Reads the fingerprint that another process wrote.
     pub fn from_bytes(bytes: &[u8]) -> Result<Fingerprint> {
         let mut r = WireReader::new(bytes);
         let (kind, rank, op, dtype) = (r.u8()?, r.usize()?, r.u8()?, r.u8()?);
@@ -41,7 +41,7 @@ impl Fingerprint {
         Ok(Fingerprint { what, dtype, in_place, header, parts, of, at })
     }
 
-    /// 128 bits that differ where fingerprints do, for engines that compare beside the exchange (FNV-1a of the wire form).
+    /// A hash of 128 bits for engines that compare fingerprints beside the exchange (FNV-1a of the wire form).
     pub fn digest(&self) -> u128 {
         const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
         const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

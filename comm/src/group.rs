@@ -1,4 +1,4 @@
-//! Who belongs to a communicator.
+//! The members of a communicator.
 
 use std::{fmt, sync::Arc};
 
@@ -16,22 +16,22 @@ impl Group {
         Group { name: "world".into(), rank, members: (0..size).collect() }
     }
 
-    /// The group called `name` of these world ranks, seen from the one at place `rank`.
+    /// Makes the group called `name` of these world ranks, seen from the one at index `rank`.
     pub fn new(name: &str, rank: usize, members: Arc<[usize]>) -> Self {
         Group { name: name.into(), rank, members }
     }
 
-    /// What messages call it: `world`, or how it was split off.
+    /// The name in messages: `world`, or the split that made the group.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// This rank's place in the group.
+    /// This rank's index in the group.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.members.len()
     }

@@ -9,16 +9,16 @@ use super::{
     ByteExchange, Call, Comm, Communicator, Guarantees, Pending, Work, communicator::of_inner, ranks::guarded,
 };
 
-/// A communicator on which a rank's calls, those of groups split from it included, run one after another in the order they were started:
-/// a transfer begins when everything before it has ended, as on an engine that works on one queue of a device. Calls of one
-/// [`start_all`](Communicator::start_all) run together. To test that a program does not rely on transfers being independent: one that
-/// does ends by the deadline here.
+/// A communicator on which a rank's calls, calls of groups split from it included, run one after another in the order
+/// they were started. A transfer begins when everything before it has ended, as on an engine that works on one queue of
+/// a device. Calls of one [`start_all`](Communicator::start_all) run together. It tests that a program does not rely on
+/// independent transfers: one that does fails by the timeout.
 pub struct InOrderCommunicator<R: Runtime> {
     inner: Comm<R>,
     queue: Arc<Queue<R>>,
 }
 
-/// What one rank has started.
+/// The calls that one rank has started.
 struct Queue<R: Runtime> {
     state: Mutex<State<R>>,
     changed: Condvar,
@@ -26,13 +26,13 @@ struct Queue<R: Runtime> {
 
 struct State<R: Runtime> {
     waiting: VecDeque<Started<R>>,
-    /// Whether calls taken from the queue have not ended.
+    /// True while calls taken from the queue have not ended.
     running: bool,
-    /// Handles of this rank: the thread ends with the last.
+    /// The number of this rank's handles: the thread ends with the last.
     handles: usize,
 }
 
-/// Calls that were started together, and where their results go.
+/// Calls that were started together, and the slots of their results.
 struct Started<R: Runtime> {
     inner: Comm<R>,
     calls: Vec<Call<R>>,
@@ -45,7 +45,7 @@ struct Slot<R: Runtime> {
 }
 
 impl<R: Runtime> InOrderCommunicator<R> {
-    /// With nothing started. An error if there is no thread for its queue.
+    /// Wraps a communicator, with an empty queue. An error if the thread of the queue cannot be started.
     pub fn new(inner: Comm<R>) -> Result<Self> {
         let state = State { waiting: VecDeque::new(), running: false, handles: 1 };
         let queue = Arc::new(Queue { state: Mutex::new(state), changed: Condvar::new() });
@@ -101,7 +101,7 @@ impl<R: Runtime> fmt::Debug for InOrderCommunicator<R> {
 }
 
 impl<R: Runtime> Queue<R> {
-    /// Runs what was started next, and waits until it has ended. False when nothing more can come.
+    /// Runs the next calls in the queue, and waits until they have ended. False when nothing more can come.
     fn run_next(&self) -> bool {
         let started = {
             let mut state = self.state.lock();
@@ -122,7 +122,7 @@ impl<R: Runtime> Queue<R> {
         true
     }
 
-    /// Blocks until everything that was started has ended: what blocks runs after it, as on one queue.
+    /// Blocks until all started calls have ended, so that a blocking call runs after them, as on one queue.
     fn drain(&self) {
         let mut state = self.state.lock();
         while state.running || !state.waiting.is_empty() {
@@ -132,10 +132,10 @@ impl<R: Runtime> Queue<R> {
 }
 
 impl<R: Runtime> Started<R> {
-    /// Every result is filled, whatever happens: their owners wait for them.
+    /// Runs the calls, and fills every result in any case: their owners wait for them.
     fn run(self) {
         let Started { inner, calls, results } = self;
-        // An error or a panic within reaches the other ranks, as it would on the thread that made the calls.
+        // An error or a panic reaches the other ranks, as it would on the thread that made the calls.
         let works = guarded(&inner, |inner| inner.start_all(calls));
         match works {
             Ok(works) => results.iter().zip(works).for_each(|(result, work)| result.fill(work.wait())),

@@ -1,11 +1,12 @@
-//! Communicators: how ranks exchange tensors.
+//! Communicators: the exchange of tensors between ranks.
 //!
-//! An engine implements [`Communicator`]: its one way to exchange data is [`start`](Communicator::start), which takes a [`Call`], that
-//! is, a collective as data with the memory it works on. What people write is [`Collectives`], one method per collective, for every
-//! engine alike. Memory goes in by value and comes back from [`Work::wait`], so nothing in flight can be touched.
+//! An engine implements [`Communicator`]. Its one way to exchange data is [`start`](Communicator::start), which takes a
+//! [`Call`], that is, a collective as data with the memory it works on. Users call [`Collectives`], one method per
+//! collective, for every engine alike. Memory goes in by value and comes back from [`Work::wait`], so nothing in flight
+//! can be touched.
 //!
-//! **Invariant**: a collective ends on every rank, with a result or with an error, before its deadline has passed. After an error
-//! the communicator stays unusable, and says why.
+//! **Invariant**: a collective ends on every rank, with a result or with an error, before its deadline has passed.
+//! After an error the communicator stays unusable, and every later call returns that error.
 #![forbid(unsafe_code)]
 
 mod agreement;

@@ -1,4 +1,4 @@
-//! Whether calls can meet, and who belongs to a group that is split off: the same rules for every engine.
+//! Matching of calls, and membership of groups that are split off: one set of rules for every engine.
 
 use std::panic::Location;
 
@@ -6,7 +6,8 @@ use numcore::{Error, Result, Runtime};
 
 use super::{ByteExchange, Communicator, Fingerprint, Places};
 
-/// Why two calls that meet are not one collective, if they are not: of two ranks of a group with these world ranks.
+/// The reason for which two calls of one round are not one collective, if they are not. The calls are of two ranks of a
+/// group with these world ranks.
 pub fn disagreement(
     members: &[usize],
     (first, a): (usize, &Fingerprint),
@@ -32,7 +33,7 @@ pub fn disagreement(
 /// A rank's place in a group that is split off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitPlace {
-    /// What the group's ranks have named.
+    /// The color that the group's ranks have given.
     pub color: usize,
     /// This rank in the group.
     pub rank: usize,
@@ -40,7 +41,7 @@ pub struct SplitPlace {
     pub members: Vec<usize>,
 }
 
-/// Tells the other ranks of a split, and gives this rank's place; none where it stays out.
+/// Exchanges a split with the other ranks, and returns this rank's place; none if it stays out.
 pub fn split_place<R: Runtime>(
     comm: &impl Communicator<R>,
     color: Option<usize>,
@@ -58,7 +59,7 @@ pub fn split_place<R: Runtime>(
     Ok(Some(SplitPlace { color, rank, members }))
 }
 
-/// The ranks that have named a color, in the order of their keys, from the bytes of all ranks: none, or color and key.
+/// The ranks of a color, in the order of their keys, from the bytes of all ranks: none, or color and key.
 fn ranks_of(all: &[Vec<u8>], color: usize) -> Vec<usize> {
     let key = |rank: &usize| {
         let (of, key) = all[*rank].split_first_chunk()?;

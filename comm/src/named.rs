@@ -1,4 +1,4 @@
-//! Calls that say what they are of.
+//! Calls with the name of the object that they belong to.
 
 use std::{fmt, panic::Location, sync::Arc, time::Duration};
 
@@ -6,15 +6,16 @@ use numcore::{Result, Runtime, TensorMut};
 
 use super::{ByteExchange, Call, Comm, Communicator, Work, communicator::of_inner};
 
-/// A communicator whose calls are all of something that has a name, a unit of parameters for one. Calls of different names do not
-/// meet, though they have the same place and size: ranks that come to things in different orders disagree, and do not mix them.
+/// A communicator whose calls all belong to a named object, such as a unit of parameters. Calls of different names do
+/// not match, even with equal place and size. Ranks that come to objects in different orders thus get an error, and do
+/// not mix them.
 pub struct Named<R: Runtime> {
     inner: Comm<R>,
     name: Arc<str>,
 }
 
 impl<R: Runtime> Named<R> {
-    /// A communicator over `inner` whose calls are of `name`.
+    /// Makes a communicator over `inner` whose calls belong to `name`.
     pub fn over(inner: &Comm<R>, name: &str) -> Comm<R> {
         Arc::new(Named { inner: inner.clone(), name: name.into() })
     }
@@ -22,7 +23,7 @@ impl<R: Runtime> Named<R> {
 
 impl<R: Runtime> Named<R> {
     fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
-        // The innermost name says most.
+        // The innermost name is the most specific.
         self.inner.exchange_bytes(ByteExchange { of: exchange.of.or(Some(&self.name)), ..exchange })
     }
 }
@@ -44,23 +45,24 @@ impl<R: Runtime> Communicator<R> for Named<R> {
     }
 }
 
-/// What tells the calls of one of several trainers on the same ranks apart from the others': its number, from the second on.
+/// The label that separates the calls of several trainers on one set of ranks: the trainer's number, from the second
+/// on.
 #[derive(Clone, Debug)]
 pub struct Label(Option<Arc<str>>);
 
 impl Label {
-    /// Of the next trainer over these ranks. All ranks make theirs in one order.
+    /// Makes the label of the next trainer over these ranks. All ranks make theirs in one order.
     pub fn next<R: Runtime>(comm: &Comm<R>) -> Self {
         let number = comm.next_number();
         Label((number > 0).then(|| format!("trainer {number}").into()))
     }
 
-    /// A communicator for all of its calls.
+    /// A communicator for all of the trainer's calls.
     pub fn over<R: Runtime>(&self, comm: &Comm<R>) -> Comm<R> {
         self.0.as_ref().map_or_else(|| comm.clone(), |own| Named::over(comm, own))
     }
 
-    /// A communicator for its calls that are of something.
+    /// A communicator for the trainer's calls that belong to the object `of`.
     pub fn named<R: Runtime>(&self, comm: &Comm<R>, of: &str) -> Comm<R> {
         match &self.0 {
             Some(own) => Named::over(comm, &format!("{of} of {own}")),

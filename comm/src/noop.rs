@@ -13,8 +13,8 @@ use numcore::{Error, Result, Runtime, TensorMut, ops::Op};
 
 use super::{Call, Collective, Comm, Communicator, Group, Guarantees, Work};
 
-/// The communicator of a single rank: collectives give back what they got, through the runtime; transfers are errors, for there is
-/// nobody to meet. Code for many ranks runs on it unchanged.
+/// The communicator of a single rank. Collectives return their input, through the runtime; transfers are errors, as
+/// there is no peer. Code for many ranks runs on it unchanged.
 #[derive(Clone, Debug)]
 pub struct NoOpCommunicator<R: Runtime> {
     rt: R,
@@ -23,7 +23,7 @@ pub struct NoOpCommunicator<R: Runtime> {
 }
 
 impl<R: Runtime> NoOpCommunicator<R> {
-    /// A world of one on this runtime.
+    /// Makes a world of one on this runtime.
     pub fn new(rt: &R) -> Self {
         NoOpCommunicator { rt: rt.clone(), group: Group::world(0, 1), numbers: Arc::default() }
     }

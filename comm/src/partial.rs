@@ -6,26 +6,26 @@ use numcore::{Result, Runtime, Tensor};
 
 use super::{Collectives, Communicator, ReduceOp, collectives::MakeCall, memory};
 
-/// What only this rank contributes: the square of a norm over its shard, the loss of its tokens. It cannot be read before it is
-/// combined with the other ranks' parts, so no rank decides by its own part alone.
+/// A rank's own contribution to a value: the square of a norm over its shard, the loss of its tokens. It cannot be read
+/// before it is combined with the other ranks' parts, so no rank decides by its own part alone.
 #[derive(Clone, Debug)]
 #[must_use = "a part means nothing until it is combined with the others"]
 pub struct Partial<T>(T);
 
 impl<T> Partial<T> {
-    /// This rank's part.
+    /// Wraps this rank's part.
     pub fn new(part: T) -> Self {
         Partial(part)
     }
 
-    /// Computes with the part, giving a part again.
+    /// Computes with the part; the result is a part again.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Partial<U> {
         Partial(f(self.0))
     }
 }
 
 impl<R: Runtime> Partial<Tensor<R>> {
-    /// The combination of all ranks' parts. Blocks the caller's queue, not the host.
+    /// Combines all ranks' parts. Blocks the caller's queue, not the host.
     #[track_caller]
     pub fn combine<C: Communicator<R> + ?Sized>(self, comm: &C, op: ReduceOp) -> Result<Tensor<R>> {
         let own = match self.0.try_mut() {
@@ -37,7 +37,7 @@ impl<R: Runtime> Partial<Tensor<R>> {
 }
 
 impl Partial<f64> {
-    /// The combination of all ranks' parts, as a number on the host.
+    /// Combines all ranks' parts into a number on the host. Blocks.
     #[track_caller]
     pub fn combine_on<R: Runtime, C: Communicator<R> + ?Sized>(self, comm: &C, op: ReduceOp) -> Result<f64> {
         let all = comm.exchange_equal_at(self.0.to_le_bytes(), Location::caller())?;

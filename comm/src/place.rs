@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, panic::Location};
 
-/// A line of source text: that of a call, which all ranks must make from one place.
+/// A position in the source text: the line of a call, which all ranks must make from one place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The file, as the compiler names it.

@@ -1,4 +1,4 @@
-//! Values that can be told to another process: what a program on many ranks returns.
+//! Values that can be sent to another process: the return types of programs on many ranks.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,19 +12,19 @@ use super::{
 
 /// A value with a wire form.
 pub trait Portable: Send + Sized {
-    /// Writes it.
+    /// Writes the value's wire form.
     fn write(&self, to: &mut Writer);
-    /// Reads what was written.
+    /// Reads a value that [`write`](Portable::write) wrote.
     fn read(from: &mut WireReader<'_>) -> Result<Self>;
 
-    /// All of its bytes.
+    /// The wire form alone, as bytes.
     fn to_bytes(&self) -> Vec<u8> {
         let mut w = Writer::default();
         self.write(&mut w);
         w.finish()
     }
 
-    /// The value of all of these bytes.
+    /// Reads a value from its wire form; bytes after its end are an error.
     fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut r = WireReader::new(bytes);
         let value = Self::read(&mut r)?;
@@ -72,7 +72,7 @@ impl Portable for String {
     }
 }
 
-/// A text that lives as long as the process that reads it.
+/// Text that lives as long as the process that reads it: reading leaks it.
 impl Portable for &'static str {
     fn write(&self, to: &mut Writer) {
         to.text(self);
@@ -195,7 +195,8 @@ impl<T: Portable> Portable for Result<T> {
     }
 }
 
-/// Errors of many ranks and of training stay what they are; others become arguments with the whole sentence.
+/// Errors between ranks, arguments and missing gradients keep their kind; other kinds become arguments with the
+/// complete message.
 impl Portable for Error {
     fn write(&self, to: &mut Writer) {
         match self.kind() {

@@ -1,4 +1,4 @@
-//! Running a program on every rank of a world of threads.
+//! Runs of a program on every rank of a world of threads.
 
 use std::{
     any::Any,
@@ -11,7 +11,7 @@ use numcore::{Error, ErrorKind, Result, Runtime};
 use super::{Comm, Places, ThreadCommunicator, abort_with, failure::LEFT};
 use crate::sync;
 
-/// A world of threads in the making.
+/// The options of a world of threads.
 #[doc(alias("create_local_comm_pair"))]
 #[derive(Clone, Debug)]
 pub struct Ranks {
@@ -26,26 +26,27 @@ impl Ranks {
         Ranks { size, timeout: Duration::from_secs(60), places: Places::Same }
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// How long a call may take before every rank gets an error.
+    /// Sets the time that a call may take before every rank gets an error.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Lets ranks make the same call from different places in the program.
+    /// Lets ranks make matching calls from different places in the program.
     pub fn any_place(mut self) -> Self {
         self.places = Places::Any;
         self
     }
 
-    /// Runs `program` on every rank, each in a thread of its own with a runtime of its own, and gives what they return, by rank.
+    /// Runs `program` on every rank, each in a thread of its own with a runtime of its own, and returns the results, by
+    /// rank.
     ///
-    /// If a rank fails or panics, the others' calls end with an error that names it, and its own error is returned.
+    /// A rank that fails or panics ends the others' calls with an error that names it, and its own error is returned.
     pub fn run<R: Runtime, T: Send>(
         &self,
         runtime: impl Fn(usize) -> Result<R>,
@@ -54,7 +55,7 @@ impl Ranks {
         all_or_first_error(self.outcomes(runtime, program)?)
     }
 
-    /// Runs `program` as [`run`](Ranks::run) does, and gives every rank's own outcome, by rank.
+    /// Runs `program` as [`run`](Ranks::run) does, and returns every rank's own outcome, by rank.
     pub fn outcomes<R: Runtime, T: Send>(
         &self,
         runtime: impl Fn(usize) -> Result<R>,
@@ -103,8 +104,8 @@ fn outcome<T>(rank: usize, thread: std::io::Result<sync::ScopedJoinHandle<'_, Re
     }
 }
 
-/// What the ranks of a world return: a rank that fails drops its groups before the world hears why, and who met it missing there is told
-/// the error.
+/// Adds causes to the outcomes of a world's ranks. A rank that fails drops its groups before the world gets its error,
+/// so other ranks see only that it left; they get the error added.
 pub fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
     let own = |outcome: &Result<T>| outcome.as_ref().err().filter(|error| is_own(error)).map(Error::to_string);
     let causes: Vec<Option<String>> = outcomes.iter().map(own).collect();
@@ -118,7 +119,7 @@ pub fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
     outcomes.into_iter().map(|outcome| outcome.map_err(with_cause)).collect()
 }
 
-/// What all ranks returned, or the error of a rank that failed by itself, if there is one, or else the first error.
+/// Returns all ranks' values, or the error of a rank that failed by itself, if there is one, or else the first error.
 pub fn all_or_first_error<T>(mut outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
     if let Some(first) = outcomes.iter().position(|o| o.as_ref().is_err_and(is_own)) {
         outcomes.swap(0, first);
@@ -126,7 +127,7 @@ pub fn all_or_first_error<T>(mut outcomes: Vec<Result<T>>) -> Result<Vec<T>> {
     outcomes.into_iter().collect()
 }
 
-/// Whether a rank failed by itself, not because another did.
+/// Tells whether a rank failed by itself, not because another did.
 fn is_own(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::Peer { peer, .. } => error.rank() == Some(*peer),
@@ -134,7 +135,7 @@ fn is_own(error: &Error) -> bool {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

@@ -1,10 +1,10 @@
-//! The flight recorder: what every rank called last, for the messages of errors.
+//! The flight recorder: the last calls of every rank, for the messages of errors.
 
 use std::{collections::VecDeque, fmt::Write, sync::Arc};
 
 use super::Fingerprint;
 
-/// Calls kept of each rank.
+/// The number of calls kept of each rank.
 const KEPT: usize = 4;
 
 /// The last calls of the ranks of a world.
@@ -15,7 +15,7 @@ pub struct Recorder(Vec<VecDeque<Noted>>);
 type Noted = (Arc<[usize]>, u64, Fingerprint);
 
 impl Recorder {
-    /// Of a world of so many ranks.
+    /// Makes the empty recorder of a world of `ranks` ranks.
     pub fn new(ranks: usize) -> Self {
         Recorder(vec![VecDeque::with_capacity(KEPT); ranks])
     }
@@ -30,7 +30,7 @@ impl Recorder {
         calls.push_back((group, number, call));
     }
 
-    /// A line for each rank.
+    /// The text of all calls, a line for each rank.
     pub fn lines(&self) -> String {
         let mut text = String::from("last calls:");
         for (rank, calls) in self.0.iter().enumerate() {

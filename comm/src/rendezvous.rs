@@ -1,4 +1,4 @@
-//! Where ranks meet to be a world, again and again while ranks are lost and others come.
+//! The forming of worlds of ranks, again and again while ranks are lost and others come.
 
 use std::time::Duration;
 
@@ -6,47 +6,51 @@ use numcore::{Error, Result, Runtime};
 
 use super::Comm;
 
-/// Makes worlds of the ranks that are there: a communicator is dead after its first error, and those who can go on meet for another one.
+/// Forms worlds of the ranks that are present. A communicator is dead after its first error, and the remaining ranks
+/// form a new world.
 ///
-/// One rank's side of it; each rank has its own.
+/// Each rank has its own value, its side of the rendezvous.
 pub trait Rendezvous<R: Runtime>: Send {
-    /// Blocks until a world is made that this rank is in. Every rank that can go on calls it, each for itself.
+    /// Blocks until a world is formed that this rank is in. Every rank that can go on calls it, each for itself.
     ///
     /// # Errors
-    /// An error if no world can be made of those who came: fewer than a [`Quorum`] asks for. All of them get the error.
+    /// An error if the ranks that came cannot form a world, being fewer than a [`Quorum`] requires. All of them get the
+    /// error.
     fn meet(&mut self) -> Result<Membership<R>>;
 
-    /// How many ranks wait that are in no world yet. Ranks see different numbers, at different times.
+    /// The number of waiting ranks that are in no world yet. It may differ between ranks.
     fn newcomers(&self) -> usize {
         0
     }
 
-    /// Notes that the run has committed: a later world without a commit is an error, and does not start the run from its beginning.
+    /// Notes that the run has committed: a later world without a commit is an error, and does not start the run from
+    /// its beginning.
     fn committed(&mut self) {}
 }
 
-/// A world that was made, as one of its ranks has it.
+/// A world that was formed, as one of its ranks has it.
 #[derive(Debug)]
 pub struct Membership<R: Runtime> {
-    /// The ranks of the world.
+    /// The communicator of the world.
     pub comm: Comm<R>,
-    /// Which world it is, from 0: later ones have higher numbers.
+    /// The number of the world, from 0: later ones have higher numbers.
     pub generation: u64,
-    /// Whether a rank of an earlier world has [committed](Rendezvous::committed) something.
+    /// True if a rank of an earlier world has [committed](Rendezvous::committed).
     pub committed: bool,
-    /// How many of the ranks were not in the world before; in the first world none counts.
+    /// The number of ranks that were not in the previous world; 0 in the first world.
     pub newcomers: usize,
 }
 
-/// Which ranks that came are enough to be a world.
+/// The condition under which present ranks may form a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quorum {
     /// The fewest ranks of a world, newcomers among them.
     pub min_ranks: usize,
-    /// Whether a world needs more than half of the ranks of the one before. That forbids going on with one of two. It is for ranks that may be cut off from each other
-    /// and would each go on by themselves; the ranks of one process never are.
+    /// True if a world needs more than half of the previous world's ranks, so one of two cannot go on. It is for ranks
+    /// that may be cut off from each other and would each go on by themselves; the ranks of one process never are.
     pub majority: bool,
-    /// How long those who came wait for ranks of the last world that have not left: a rank that hangs is given up after that.
+    /// The time that present ranks wait for ranks of the last world that have not left: a rank that hangs is given up
+    /// after that.
     pub join_timeout: Duration,
 }
 
@@ -57,7 +61,8 @@ impl Default for Quorum {
 }
 
 impl Quorum {
-    /// Why `ranks` ranks, `back` of which were among the `before` ranks of the last world, may not form a world; `None` if they may.
+    /// The reason for which `ranks` ranks, `back` of which were among the `before` ranks of the last world, may not
+    /// form a world; `None` if they may.
     pub fn missing(&self, ranks: usize, back: usize, before: usize) -> Option<String> {
         if self.majority && 2 * back <= before {
             return Some(format!("{back} of the last world's {before} ranks are no majority"));
@@ -82,10 +87,10 @@ mod tests {
         assert_eq!(any.missing(1, 1, 2), None);
         let most = Quorum { majority: true, ..Quorum::default() };
         assert!(most.missing(1, 1, 2).unwrap().contains("no majority"));
-        // Newcomers are no part of it.
+        // Newcomers do not count for the majority.
         assert!(most.missing(5, 1, 2).is_some());
         assert_eq!(most.missing(2, 2, 3), None);
-        // The first world has none before it.
+        // All ranks of the last world are a majority, too.
         assert_eq!(most.missing(2, 2, 2), None);
         let two = Quorum { min_ranks: 2, ..Quorum::default() };
         assert!(two.missing(1, 1, 3).unwrap().contains("at least 2"));

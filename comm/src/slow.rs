@@ -1,4 +1,4 @@
-//! A slower network than there is: to see what it would do to a model before one rents it.
+//! A simulated slow network, to measure its effect on a model before renting one.
 
 use std::{
     panic::Location,
@@ -14,17 +14,17 @@ use super::{
     ByteExchange, Call, Collective, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume,
 };
 
-/// What joins a rank to the others: bytes go both ways at once.
+/// The connection of a rank to the others, which moves bytes in both directions at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// What a call takes however little it moves.
+    /// The time of a call, however little it moves.
     pub latency: Duration,
-    /// Bytes a second, each way: 1.25e9 for ten gigabit Ethernet.
+    /// Bytes per second, each way: 1.25e9 for ten gigabit Ethernet.
     pub bandwidth: f64,
 }
 
 impl Link {
-    /// How long it takes `calls` calls that move `bytes` in all, one after another.
+    /// The time of `calls` calls that move `bytes` in all, one after another.
     ///
     /// ```
     /// use std::time::Duration;
@@ -38,16 +38,17 @@ impl Link {
     }
 }
 
-/// A communicator whose calls take as long as over a slow [`Link`] at least. Values are what they are without it.
+/// A communicator whose calls take at least as long as over a slow [`Link`]. Values are unchanged.
 ///
-/// A call goes onto the link when it is started and when the calls before it have left the link, stays there for the link's latency and
-/// for what it moves (that of a ring, or of the two ranks of a transfer), and is done when both this time and the call itself are over;
-/// what is computed meanwhile hides it. Sends and receives use one direction each, everything else both. All groups split from it
-/// share the link. A world of one has none.
+/// A call enters the link when it is started and when the calls before it have left the link. It stays for the link's
+/// latency and the time of its bytes (of a ring, or of the two ranks of a transfer). It is done when both this time and
+/// the call itself are over; computation meanwhile hides it. Sends and receives use one direction each, everything else
+/// both. All groups split from it share the link. A world of one has none.
 ///
-/// The wait is the host's, and the link is this rank's own: its time runs from the rank's own start of a call, whether or not the others
-/// have come to it, so a receive that was posted long before its send costs no more than the wait for it. Of ranks in step, as in data
-/// parallelism, the slowest is what a network would make of all; pipelines come out too fast by up to a transfer for each receive.
+/// The host does the waiting, and the link is this rank's own. Its time runs from the rank's own start of a call,
+/// whether or not the others have come to it. A receive that was posted long before its send thus costs no more than
+/// the wait for it. For ranks in step, as in data parallelism, the slowest rank sets the time of all, as on a network.
+/// Pipelines come out too fast by up to a transfer for each receive.
 ///
 /// ```
 /// use std::{sync::Arc, time::Duration};
@@ -74,7 +75,8 @@ pub struct SlowCommunicator<R: Runtime> {
 }
 
 impl<R: Runtime> SlowCommunicator<R> {
-    /// This rank behind a link that nothing is on. An error unless the bandwidth is more than 0 (it may be infinite).
+    /// Wraps this rank's communicator, with an idle link. An error unless the bandwidth is more than 0 (it may be
+    /// infinite).
     pub fn new(inner: Comm<R>, link: Link) -> Result<Self> {
         if link.bandwidth.is_nan() || link.bandwidth <= 0.0 {
             let why = format!("a bandwidth of {} bytes/s carries nothing; give one above 0", link.bandwidth);
@@ -83,7 +85,8 @@ impl<R: Runtime> SlowCommunicator<R> {
         Ok(SlowCommunicator { inner, link, lanes: Arc::default() })
     }
 
-    /// When a call that is started now has left the link. No later than a call may end: then it is an error, here and for all.
+    /// The time at which a call that is started now has left the link. A time later than the call's timeout is an
+    /// error, on this rank and all others.
     fn due(&self, call: &Call<R>, now: Instant) -> Result<Instant> {
         let volume = Volume::of(call, self.rank(), self.size());
         let due = self.lanes.lock().book(&self.link, call.what(), volume, now);
@@ -98,7 +101,7 @@ impl<R: Runtime> SlowCommunicator<R> {
 }
 
 impl<R: Runtime> SlowCommunicator<R> {
-    /// Not over the link: agreements are no part of a step.
+    /// Exchanges bytes without the link: agreements are no part of a step.
     fn exchange_on_host(&self, exchange: ByteExchange<'_>) -> Result<Vec<Vec<u8>>> {
         self.inner.exchange_bytes(exchange)
     }
@@ -134,12 +137,12 @@ impl<R: Runtime> std::fmt::Debug for SlowCommunicator<R> {
     }
 }
 
-/// Until when each direction, out and back, is busy; not at all at first.
+/// The times until which each direction, out and back, is busy; none at first.
 #[derive(Debug, Default)]
 struct Lanes([Option<Instant>; 2]);
 
 impl Lanes {
-    /// Puts a call that is started `now` behind what is there: when it is through. None where that is beyond all time.
+    /// Queues a call that is started `now`, and returns the time at which it has left the link; none if that overflows.
     fn book(&mut self, link: &Link, what: Collective, volume: Volume, now: Instant) -> Option<Instant> {
         let used = match what {
             Collective::Send { .. } => &mut self.0[..1],
@@ -163,7 +166,7 @@ where
     Work<T>: Send + Sync,
 {
     fn wait(self: Box<Self>) -> Result<T> {
-        // First of all the call: what went wrong is told at once.
+        // The call is waited for first, so that its error is returned at once.
         let result = self.work.wait()?;
         thread::sleep(self.due.saturating_duration_since(Instant::now()));
         Ok(result)
@@ -182,7 +185,8 @@ mod tests {
     const SUM: Collective = Collective::AllReduce(ReduceOp::Sum);
     const LINK: Link = Link { latency: Duration::from_millis(1), bandwidth: 1e6 };
 
-    /// When calls are through that are started at these milliseconds and move these kilobytes, in milliseconds.
+    /// The times at which calls have left the link, in milliseconds, given their start in milliseconds and their size
+    /// in kilobytes.
     fn through(calls: &[(Collective, u64, u64)]) -> Vec<u128> {
         let (mut lanes, begin) = (Lanes::default(), Instant::now());
         let book = |&(what, at, kilobytes): &(Collective, u64, u64)| {

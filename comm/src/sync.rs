@@ -1,5 +1,5 @@
-//! What the ranks of one process meet through: locks, threads, queues between them, time. One place, so that a test can put a scheduler
-//! under it which tries many orders of events (`tests/explore`).
+//! Synchronization of the ranks of one process: locks, threads, queues between them, time. They are in one place, so
+//! that a test can put a scheduler under it which tries many orders of events (`tests/explore`).
 
 use std::{io, thread::Builder};
 pub(crate) use std::{
@@ -10,7 +10,7 @@ pub(crate) use std::{
 
 pub(crate) use parking_lot::{Condvar, Mutex};
 
-/// Starts a thread that ends by itself.
+/// Starts a detached thread.
 pub(crate) fn spawn(name: String, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
     Builder::new().name(name).spawn(run).map(|_| ())
 }

@@ -9,17 +9,18 @@ use numcore::{
 
 use super::{ByteExchange, Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
 
-/// A communicator whose calls are spans of a [recording](numcore::trace::Recording): one from the start of a call until its result was
-/// waited for, with its bucket or unit and the bytes this rank sends, and one for the time the host spent waiting. A call of which
-/// nobody waits for the result is no span. While nothing is recorded, a call costs one look at a static.
+/// A communicator whose calls are spans of a [recording](numcore::trace::Recording). One span lasts from the start of a
+/// call to the end of the wait for its result. It has the call's bucket or unit and the bytes this rank sends. Another
+/// span is the time the host spent waiting. A call whose result is never waited for has no span. While nothing is
+/// recorded, a call costs one read of a static.
 ///
-/// It belongs around an engine, inside of what names calls.
+/// It belongs around an engine, inside of wrappers that name calls.
 pub struct TracedCommunicator<R: Runtime> {
     inner: Comm<R>,
 }
 
 impl<R: Runtime> TracedCommunicator<R> {
-    /// Over a communicator.
+    /// Wraps a communicator.
     pub fn over(inner: &Comm<R>) -> Comm<R> {
         Arc::new(TracedCommunicator { inner: inner.clone() })
     }
@@ -64,7 +65,7 @@ impl<R: Runtime> fmt::Debug for TracedCommunicator<R> {
     }
 }
 
-/// A call in flight that is a span when it is over.
+/// A call in flight that becomes a span when it is over.
 struct TracedCall {
     name: &'static str,
     of: Option<Arc<str>>,

@@ -1,7 +1,8 @@
-//! What a rank sends and receives in a collective, and what it computes between: data, without memory.
+//! The transfers of a rank in a collective, and the computations between them: data, without memory.
 //!
-//! Reductions are a reduce-scatter by direct exchange, in which a part is combined in the order of ranks by the rank it belongs to, and an
-//! all-gather. They go in chunks, so that one is combined while the next arrives, and what is received aside stays small.
+//! Reductions are a reduce-scatter by direct exchange, in which a part is combined in rank order by the rank it belongs
+//! to, and an all-gather. They go in chunks, so that one is combined while the next arrives, and receive buffers stay
+//! small.
 
 use numcore::{Result, Runtime, Tensor, TensorMut, ops::Input, ops::ViewOps};
 
@@ -10,41 +11,41 @@ use super::{
     combine::{Combiner, cuts},
 };
 
-/// Which memory of a call elements are sent from, received into or combined in.
+/// The memory of a call that elements are sent from, received into or combined in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransferMemory {
     /// A piece of the output.
     Piece(usize),
     /// Elements of the input.
     Input {
-        /// The first.
+        /// The first element.
         start: usize,
-        /// How many.
+        /// The number of elements.
         len: usize,
     },
     /// A piece of the memory that an engine allocates for a chunk.
     Scratch(usize),
 }
 
-/// What is done when everything of a phase has arrived.
+/// The computation at the end of a phase, when all of its data has arrived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PhaseEnd {
-    /// Nothing.
+    /// No computation.
     Nothing,
     /// Values are combined into a piece of the output.
     Combine {
-        /// How.
+        /// The reduction.
         op: ReduceOp,
         /// The values, in the order of ranks; `out` may be one of them.
         ins: Vec<TransferMemory>,
-        /// The piece.
+        /// The piece of the output.
         out: usize,
     },
-    /// What this rank sends to itself is copied into a piece of the output.
+    /// This rank's part of its own input is copied into a piece of the output.
     Copy {
-        /// From the input.
+        /// The source, in the input.
         from: TransferMemory,
-        /// The piece.
+        /// The piece of the output.
         to: usize,
     },
 }
@@ -52,53 +53,53 @@ pub enum PhaseEnd {
 /// Transfers with other ranks of the group, all under way at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferPhase {
-    /// To which rank, and from where. Empty ones are not sent.
+    /// Destination ranks and the memory to send. Empty ones are not sent.
     pub sends: Vec<(usize, TransferMemory)>,
-    /// From which rank, and into what. Empty ones are not received.
+    /// Source ranks and the memory to receive into. Empty ones are not received.
     pub receives: Vec<(usize, TransferMemory)>,
-    /// What follows.
+    /// The computation that follows.
     pub end: PhaseEnd,
 }
 
-/// Phases one after another; chunks are independent of each other, and all ranks have the same number of both.
+/// Phases one after another; chunks are independent of each other, and all ranks have equal numbers of both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferChunk {
     /// The number of the chunk in its plan.
     pub index: usize,
-    /// What is moved, one phase after another.
+    /// The transfers, one phase after another.
     pub phases: Vec<TransferPhase>,
-    /// Elements of each piece of memory that it needs beside input and output.
+    /// Elements of each piece of scratch memory, beside input and output.
     pub scratch: Vec<usize>,
 }
 
 /// One rank's part of a collective as transfers between two ranks: data, without memory.
 ///
-/// Reductions are a reduce-scatter by direct exchange, in which a part is combined in the order of ranks by the rank it belongs to, and an
-/// all-gather: sums are the same bits on every engine that follows the plan.
+/// Reductions are a reduce-scatter by direct exchange, in which a part is combined in rank order by the rank it belongs
+/// to, and an all-gather. Sums have equal bits on every engine that follows the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferPlan {
-    /// How the output is cut, if there is one that something is done with.
+    /// The lengths of the output's pieces, if the plan uses an output.
     pub pieces: Vec<usize>,
-    /// What is moved.
+    /// The transfers, by chunk.
     pub chunks: Vec<TransferChunk>,
 }
 
 /// A call without its memory, on rank `rank` of `n`.
 #[derive(Clone, Debug)]
 pub struct CallShape<'a> {
-    /// What is exchanged.
+    /// The kind of collective.
     pub what: Collective,
     /// This rank.
     pub rank: usize,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub n: usize,
-    /// [`Call::send_parts`](crate::Call::send_parts).
+    /// The elements of [`Call::send_parts`](crate::Call::send_parts).
     pub send: &'a [usize],
-    /// [`Call::recv_parts`](crate::Call::recv_parts).
+    /// The elements of [`Call::recv_parts`](crate::Call::recv_parts).
     pub recv: &'a [usize],
-    /// Whether there is memory that is only read.
+    /// True if the call has an input, which is only read.
     pub has_input: bool,
-    /// The most elements of a rank's part that a chunk of a reduction has.
+    /// The largest number of elements of a rank's part in one chunk of a reduction.
     pub chunk: usize,
 }
 
@@ -112,7 +113,8 @@ impl PhaseEnd {
         }
     }
 
-    /// Computes it on the combiner's queue: `out` is the piece that is written, `input` and `scratch` are read.
+    /// Runs the computation on the combiner's queue: `out` is the piece that is written, `input` and `scratch` are
+    /// read.
     pub fn run<R: Runtime>(
         &self,
         combiner: &mut Combiner<R>,
@@ -156,15 +158,15 @@ impl PhaseEnd {
 }
 
 impl TransferPlan {
-    /// Nothing is moved.
+    /// The plan without transfers.
     pub fn empty() -> TransferPlan {
         TransferPlan { pieces: Vec::new(), chunks: Vec::new() }
     }
 
-    /// The part of this call's rank.
+    /// The plan of this call's rank.
     pub fn of(call: &CallShape<'_>) -> TransferPlan {
         if call.n == 1 && !call.has_input {
-            // In place, a group of one has what it would get.
+            // In place, a group of one already has its result.
             return TransferPlan::empty();
         }
         match call.what {
@@ -204,7 +206,7 @@ impl CallShape<'_> {
         TransferPlan { pieces, chunks: vec![TransferChunk { index: 0, phases, scratch: Vec::new() }] }
     }
 
-    /// Each part is combined by its rank in place; then, if `spread`, all ranks get it.
+    /// Combines each part in place on its rank; then, if `spread`, sends it to all ranks.
     fn reduce_parts(&self, op: ReduceOp, parts: &[usize], spread: bool) -> TransferPlan {
         let count = parts.iter().map(|p| p.div_ceil(self.chunk)).max().unwrap_or(0);
         let len = |part: usize, k: usize| self.chunk.min(parts[part].saturating_sub(k * self.chunk));
@@ -230,7 +232,8 @@ impl CallShape<'_> {
         TransferPlan { pieces, chunks: (0..count).map(chunk).collect() }
     }
 
-    /// Memory for what `len` elements of every other rank are received in, and all ranks' in their order.
+    /// The lengths of scratch memory for `len` elements of every other rank, and the operands of all ranks in their
+    /// order.
     fn aside(&self, len: usize, own: TransferMemory) -> (Vec<usize>, Vec<TransferMemory>) {
         let mut ins: Vec<TransferMemory> = (0..self.n - 1).map(TransferMemory::Scratch).collect();
         ins.insert(self.rank, own);
@@ -306,7 +309,7 @@ impl CallShape<'_> {
 mod tests {
     use super::*;
 
-    /// What a rank sends to another is what that one receives from it, chunk by chunk and phase by phase.
+    /// Checks that each send to a rank matches that rank's receive, chunk by chunk and phase by phase.
     #[test]
     fn sends_and_receives_of_all_ranks_match() {
         for n in 1..6 {
@@ -358,7 +361,8 @@ mod tests {
                 }
             }
         }
-        // A rank whose own part is shorter has fewer chunks to combine, yet all send and receive the same; empty ones are not sent.
+        // A rank whose own part is shorter has fewer chunks to combine, yet sends and receives match on all ranks;
+        // empty ones are not sent.
         sent.retain(|t| t.4 > 0);
         received.retain(|t| t.4 > 0);
         sent.sort_unstable();

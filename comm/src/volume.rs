@@ -1,22 +1,22 @@
-//! How much a call moves.
+//! The bytes that a call moves.
 
 use numcore::Runtime;
 
 use super::{Call, Collective};
 
-/// Bytes of a call, as one rank sees it.
+/// Bytes of a call on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Of the whole tensor: of what is combined, gathered or sent.
+    /// The bytes of the unsharded tensor: of the values that are combined, gathered or sent.
     pub payload: u64,
-    /// What this rank must send at least.
+    /// The bytes that this rank must send at least.
     pub sent: u64,
-    /// What it receives meanwhile.
+    /// The bytes that it receives meanwhile.
     pub received: u64,
 }
 
 impl Volume {
-    /// Of a call by `rank` of `n`, exchanged as in a ring.
+    /// The volume of a call by `rank` of `n`, exchanged as in a ring.
     pub fn of<R: Runtime>(call: &Call<R>, rank: usize, n: usize) -> Self {
         let (send, recv): (usize, usize) = (call.send_parts().iter().sum(), call.recv_parts().iter().sum());
         let own = |parts: &[usize]| parts[rank];

@@ -7,36 +7,36 @@ use numcore::{Error, Result};
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// A byte.
+    /// Writes a byte.
     pub fn u8(&mut self, value: u8) -> &mut Self {
         self.0.push(value);
         self
     }
 
-    /// A number.
+    /// Writes a number.
     pub fn u64(&mut self, value: u64) -> &mut Self {
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// A length, a rank or an index.
+    /// Writes a length, a rank or an index, as a `u64`.
     pub fn usize(&mut self, value: usize) -> &mut Self {
         self.u64(value as u64)
     }
 
-    /// Bytes after their length.
+    /// Writes bytes after their length.
     pub fn bytes(&mut self, value: &[u8]) -> &mut Self {
         self.usize(value.len());
         self.0.extend(value);
         self
     }
 
-    /// Text.
+    /// Writes UTF-8 text after its length in bytes.
     pub fn text(&mut self, value: &str) -> &mut Self {
         self.bytes(value.as_bytes())
     }
 
-    /// A list of lengths or ranks.
+    /// Writes a list of lengths or ranks after its length.
     pub fn list(&mut self, values: &[usize]) -> &mut Self {
         self.usize(values.len());
         values.iter().for_each(|&value| {
@@ -45,50 +45,51 @@ impl Writer {
         self
     }
 
-    /// All that was written.
+    /// Returns all written bytes.
     pub fn finish(self) -> Vec<u8> {
         self.0
     }
 }
 
-/// Reads what a [`Writer`] wrote. Bytes that end too early or say what cannot be are errors: they came from another process.
+/// Reads the values of a [`Writer`]. Bytes that end too early or cannot be valid are errors: they came from another
+/// process.
 #[derive(Clone, Debug)]
 pub struct WireReader<'a>(&'a [u8]);
 
 impl<'a> WireReader<'a> {
-    /// From the beginning.
+    /// Makes a reader at the beginning of the bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         WireReader(bytes)
     }
 
-    /// A byte.
+    /// Reads a byte.
     pub fn u8(&mut self) -> Result<u8> {
         self.take(1).map(|bytes| bytes[0])
     }
 
-    /// A number.
+    /// Reads a number.
     pub fn u64(&mut self) -> Result<u64> {
         let bytes = self.take(8)?;
         bytes.try_into().map(u64::from_le_bytes).map_err(|_| malformed("a number"))
     }
 
-    /// A length, a rank or an index.
+    /// Reads a length, a rank or an index.
     pub fn usize(&mut self) -> Result<usize> {
         usize::try_from(self.u64()?).map_err(|_| malformed("a length"))
     }
 
-    /// Bytes after their length.
+    /// Reads bytes after their length.
     pub fn bytes(&mut self) -> Result<&'a [u8]> {
         let length = self.usize()?;
         self.take(length)
     }
 
-    /// Text.
+    /// Reads text after its length.
     pub fn text(&mut self) -> Result<&'a str> {
         std::str::from_utf8(self.bytes()?).map_err(|_| malformed("text"))
     }
 
-    /// A list of lengths or ranks.
+    /// Reads a list of lengths or ranks.
     pub fn list(&mut self) -> Result<Vec<usize>> {
         let length = self.usize()?;
         if length > self.0.len() / 8 {
@@ -97,7 +98,7 @@ impl<'a> WireReader<'a> {
         (0..length).map(|_| self.usize()).collect()
     }
 
-    /// An error unless everything was read.
+    /// Checks that everything was read.
     pub fn finish(self) -> Result<()> {
         if self.0.is_empty() { Ok(()) } else { Err(malformed("the end")) }
     }
@@ -107,7 +108,7 @@ impl<'a> WireReader<'a> {
     }
 }
 
-/// The error of a message that is not what this program writes.
+/// The error of a message that this program cannot have written.
 pub(crate) fn malformed(what: &str) -> Error {
     Error::argument(
         "message",

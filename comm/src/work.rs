@@ -2,15 +2,17 @@
 
 use numcore::{Error, Result, Within};
 
-/// What an engine keeps of a call in flight. Dropping it changes nothing: memory in flight is the engine's until it is done.
+/// An engine's handle of a call in flight. Dropping it does not stop the call: memory in flight is the engine's until
+/// it is done.
 pub trait Pending<T>: Send + Sync {
     /// Blocks until the result can be used by the caller's queue.
     fn wait(self: Box<Self>) -> Result<T>;
-    /// Blocks until the result is there and no error can follow. As [`wait`](Pending::wait) for engines whose `wait` does both.
+    /// Blocks until the result is there and no error can follow. It is [`wait`](Pending::wait) for engines whose `wait`
+    /// does both.
     fn done(self: Box<Self>) -> Result<T> {
         self.wait()
     }
-    /// Whether [`wait`](Pending::wait) would return at once.
+    /// Tells whether [`wait`](Pending::wait) would return at once.
     fn is_done(&self) -> bool;
 }
 
@@ -24,18 +26,18 @@ enum WorkState<T> {
 }
 
 impl<T> Work<T> {
-    /// One that is done.
+    /// Makes a work that is done.
     pub fn ready(value: T) -> Self {
         Work(WorkState::Ready(value))
     }
 
-    /// One that an engine is still working on.
+    /// Makes a work that an engine is still doing.
     pub fn pending(pending: impl Pending<T> + 'static) -> Self {
         Work(WorkState::Pending(Box::new(pending)))
     }
 
-    /// Waits for the result: the caller's queue is ordered after it, and the host blocks only where it must. An error if a rank
-    /// failed, disagreed, or did not arrive before the deadline; whatever memory was lent stays lent then.
+    /// Waits for the result: the caller's queue is ordered after it, and the host blocks only where it must. An error
+    /// if a rank failed, disagreed, or did not arrive before the deadline; the call's memory is not returned then.
     #[track_caller]
     pub fn wait(self) -> Result<T> {
         match self.0 {
@@ -44,8 +46,8 @@ impl<T> Work<T> {
         }
     }
 
-    /// Waits on the host until the result is there: no error of this call can follow. [`wait`](Work::wait) only orders the caller's queue,
-    /// where the engine's [`guarantees`](crate::Communicator::guarantees) say that errors may come after it.
+    /// Waits on the host until the result is there: no error of this call can follow. [`wait`](Work::wait) only orders
+    /// the caller's queue, if errors may come after it by the engine's [`guarantees`](crate::Communicator::guarantees).
     #[track_caller]
     pub fn done(self) -> Result<T> {
         match self.0 {
@@ -54,7 +56,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// Whether [`wait`](Work::wait) would return at once.
+    /// Tells whether [`wait`](Work::wait) would return at once.
     pub fn is_done(&self) -> bool {
         match &self.0 {
             WorkState::Ready(_) => true,
@@ -62,7 +64,7 @@ impl<T> Work<T> {
         }
     }
 
-    /// This work, with `f` applied to its result.
+    /// Makes a work that applies `f` to the result of this one.
     pub fn map<U>(self, f: impl FnOnce(T) -> Result<U> + Send + Sync + 'static) -> Work<U>
     where
         T: Send + Sync + 'static,
@@ -103,7 +105,7 @@ where
     }
 }
 
-/// The memory a call was given, or an error if an engine lost it.
+/// The memory of a call, or an error if an engine lost it.
 pub fn given<T>(memory: Option<T>) -> Result<T> {
     memory.ok_or_else(|| Error::argument("Work::wait", "the engine gave no memory back"))
 }

@@ -30,7 +30,7 @@ pub enum Event<'a, R: Runtime> {
     BeforeEvaluate,
     /// Evaluations are to run: all, or the due ones.
     Evaluate {
-        /// True if all are to run; false for those whose interval has passed.
+        /// True if all are to run; false for the evaluations whose interval has passed.
         all: bool,
     },
     /// Evaluations have run. Their values, reduced over ranks, are in their order.
@@ -102,7 +102,7 @@ pub trait Callback<R: Runtime, M, B> {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()>;
 
     /// The name of the callback's state in checkpoints; empty without state there. State is restored to the callback of
-    /// the same name, so the name should say which value it watches, for example. Callbacks of one name are numbered by
+    /// an equal name, so the name should say which value it watches, for example. Callbacks of one name are numbered by
     /// their order.
     fn name(&self) -> &str {
         ""

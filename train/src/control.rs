@@ -31,7 +31,7 @@ pub struct Control {
 /// The evaluations that run at the end of a step, or the callbacks that save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Which {
-    /// Only those whose interval has passed, or that have another reason of their own.
+    /// Only the ones whose interval has passed, or that have another reason of their own.
     Due,
     All,
 }

@@ -22,8 +22,8 @@ use crate::{Callback, Event, Run};
 /// Records windows of steps, each after some steps that are not recorded, and writes them as files:
 /// `trace.rank<r>.<n>.json` for Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
 ///
-/// A loop of one's own has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank:
-/// if ranks are threads of one process, the first to begin records all of them.
+/// A custom loop has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank: if
+/// ranks are threads of one process, the first to begin records all of them.
 ///
 /// ```no_run
 /// use train::recorder::Profile;
@@ -148,7 +148,7 @@ impl Profile {
     }
 
     /// Ends the window in progress, if there is one, and writes its files. Kernels that a device has not run yet have
-    /// no span: in a loop of one's own, call [`Runtime::synchronize`] before.
+    /// no span: in a custom loop, call [`Runtime::synchronize`] before.
     ///
     /// # Errors
     /// An error if a file cannot be written.

@@ -97,9 +97,9 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     }
 
     /// Sets another length of the run, from the end of this step on; a longer one set in
-    /// [`Ending`](crate::Event::Ending) lets the run go on. All ranks call it at the same point with the same length,
-    /// so it may depend only on values that are equal on all of them, as the [progress](Run::progress) is. Checkpoints
-    /// do not keep the length; a callback that has chosen one keeps it, and sets it again in
+    /// [`Ending`](crate::Event::Ending) lets the run go on. All ranks call it at one point with equal lengths, so it
+    /// may depend only on values that are equal on all. The [progress](Run::progress) is such a value. Checkpoints do
+    /// not keep the length; a callback that has chosen one keeps it, and sets it again in
     /// [`Begin`](crate::Event::Begin).
     ///
     /// # Errors

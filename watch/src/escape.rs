@@ -1,6 +1,6 @@
-//! Text in SVG and HTML.
+//! Escaping of text for SVG and HTML.
 
-/// The text with everything that markup would obey written as entities, and without characters that XML forbids.
+/// Escapes a text: markup characters become entities, and characters that XML forbids become U+FFFD.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,8 +1,8 @@
-//! JSON that is written as it is measured: in the order of its fields, and with numbers that JSON has no word for.
+//! JSON in the order of its fields, with words for numbers that JSON lacks.
 
 use serde_json::Value;
 
-/// A piece of text in quotes, with everything escaped that must be.
+/// A JSON string, with escapes.
 pub(crate) fn quoted(text: &str) -> String {
     // A string is always JSON.
     serde_json::to_string(text).unwrap_or_default()
@@ -18,7 +18,7 @@ pub(crate) fn number(x: f64) -> String {
     }
 }
 
-/// The number that [`number`] wrote.
+/// Reads a number that [`number`] wrote.
 pub(crate) fn read_number(value: &Value) -> Option<f64> {
     match value {
         Value::String(word) if word == "NaN" => Some(f64::NAN),
@@ -28,12 +28,12 @@ pub(crate) fn read_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// A list of things that are JSON already.
+/// A list of items that are JSON already.
 pub(crate) fn list(items: impl IntoIterator<Item = String>) -> String {
     format!("[{}]", items.into_iter().collect::<Vec<_>>().join(","))
 }
 
-/// An object of names and of things that are JSON already.
+/// An object of names and of values that are JSON already.
 pub(crate) fn object<N: AsRef<str>>(fields: impl IntoIterator<Item = (N, String)>) -> String {
     let field = |(name, value): (N, String)| format!("{}:{value}", quoted(name.as_ref()));
     format!("{{{}}}", fields.into_iter().map(field).collect::<Vec<_>>().join(","))

@@ -1,6 +1,6 @@
-//! What people look at while a model trains: [sinks](sink) that records go to, [metrics] that no number of ranks
-//! changes, [reports](report), and [timelines](recorder) of what was recorded. The training loop of the crate `train`
-//! gives all of it; a loop of one's own can too.
+//! Displays of a model's training: [sinks](sink) that records go to, [metrics] that are independent of the number of
+//! ranks, [reports](report), and [timelines](recorder) of recordings. The training loop of the crate `train` fills all
+//! of them; a custom loop can too.
 #![forbid(unsafe_code)]
 
 mod escape;

@@ -1,11 +1,12 @@
 //! Ranks as threads of one process: the embedded default, and the test bed of everything above.
 //!
-//! A call is posted in the round of its number; the rank that arrives last cuts the round into tasks, one for each rank's worker
-//! thread, which together read and write all ranks' memory in place. So nothing is copied through mailboxes, combining is always in
-//! the order of ranks, and all of it overlaps with what the ranks compute.
+//! A call is posted in the round of its number. The rank that arrives last cuts the round into tasks, one for each
+//! rank's worker thread, which together read and write all ranks' memory in place. So nothing is copied through
+//! mailboxes, combining is always in rank order, and all of it overlaps with the ranks' computation.
 //!
-//! One lock guards the rounds of all groups of a world: it is held to post, to take up results, never while anything is computed.
-//! A rank that fails, disagrees or leaves ends every round of the world at once: who waits sees why.
+//! One lock guards the rounds of all groups of a world: it is held to post, to take up results, never while anything is
+//! computed. A rank that fails, disagrees or leaves ends every round of the world at once, with the cause for the
+//! waiting ranks.
 
 mod rendezvous;
 mod round;
@@ -34,7 +35,8 @@ pub use rendezvous::{ThreadRendezvous, ThreadSeat};
 use round::{RankCall, ResultSlot};
 use world::{Name, World};
 
-/// A rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by [`ThreadCommunicator::world`].
+/// The communicator of a rank among threads. Made by [`Ranks::run`](super::Ranks::run), or all at once by
+/// [`ThreadCommunicator::world`].
 pub struct ThreadCommunicator<R: Runtime> {
     world: Arc<World<R>>,
     group: usize,
@@ -45,13 +47,14 @@ pub struct ThreadCommunicator<R: Runtime> {
 }
 
 impl<R: Runtime> ThreadCommunicator<R> {
-    /// The communicators of a world, one for each runtime, to be given to as many threads. A call that takes longer than `timeout` is
-    /// an error on every rank.
+    /// Makes the communicators of a world, one for each runtime, for one thread each. A call that takes longer than
+    /// `timeout` is an error on every rank.
     pub fn world(runtimes: Vec<R>, timeout: Duration) -> Result<Vec<Comm<R>>> {
         Self::members(runtimes, timeout, Places::Same)
     }
 
-    /// The communicators of a [`world`](ThreadCommunicator::world); `places` tells from where in the program calls may come.
+    /// Makes the communicators of a [`world`](ThreadCommunicator::world); `places` sets the source lines from which
+    /// matching calls may come.
     pub fn members(runtimes: Vec<R>, timeout: Duration, places: Places) -> Result<Vec<Comm<R>>> {
         if runtimes.is_empty() {
             return Err(Error::argument("ThreadCommunicator", "a world needs at least one rank"));

@@ -1,4 +1,4 @@
-//! The meetings of ranks that are threads of one process.
+//! The forming of worlds of ranks that are threads of one process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,8 +13,9 @@ use super::super::{Comm, Membership, Places, Quorum, Rendezvous};
 use super::ThreadCommunicator;
 use crate::sync::{Condvar, Instant, Mutex};
 
-/// Where ranks that are threads of this process meet. Ranks of the last world are waited for until they come or leave, or the
-/// [`join_timeout`](Quorum::join_timeout) has passed; whoever [joins](ThreadRendezvous::join) is taken in when they meet next, if it is on their device.
+/// The rendezvous of ranks that are threads of this process. Ranks of the last world are waited for until they come or
+/// leave, or the [`join_timeout`](Quorum::join_timeout) has passed. A rank that [joins](ThreadRendezvous::join) is
+/// taken into the next world, if it is on the others' device.
 #[derive(Clone)]
 pub struct ThreadRendezvous<R: Runtime> {
     shared: Arc<Shared<R>>,
@@ -35,29 +36,31 @@ struct Shared<R: Runtime> {
     changed: Condvar,
 }
 
-/// Who is there. Seats are numbered in the order in which they were taken.
+/// The state of a rendezvous. Seats are numbered in the order in which they were taken.
 struct Meeting<R: Runtime> {
     seats: usize,
     generation: u64,
     committed: bool,
     /// Ranks of the last world that have not left, or of the first one that is to be.
     members: BTreeSet<usize>,
-    /// How many ranks the last world had.
+    /// The number of ranks of the last world.
     before: usize,
     waiting: BTreeMap<usize, R>,
-    /// When the first of the members came that wait now.
+    /// The arrival of the first member that waits now.
     since: Option<Instant>,
-    /// What came of the last meeting, for those who have not heard it.
+    /// The results of the last forming, until each rank has taken its own.
     outcomes: BTreeMap<usize, Result<Membership<R>, String>>,
 }
 
 impl<R: Runtime> ThreadRendezvous<R> {
-    /// A rendezvous, and the seats of the first world, one for each runtime. Calls of its worlds may take `timeout`.
+    /// Makes a rendezvous, and the seats of the first world, one for each runtime. Calls of its worlds may take
+    /// `timeout`.
     pub fn new(runtimes: Vec<R>, quorum: Quorum, timeout: Duration) -> Result<(Self, Vec<ThreadSeat<R>>)> {
         Self::at_places(runtimes, quorum, timeout, Places::Same)
     }
 
-    /// A rendezvous as [`new`](ThreadRendezvous::new) makes it; `places` tells from where in the program calls may come.
+    /// Makes a rendezvous as [`new`](ThreadRendezvous::new) does; `places` sets the source lines from which matching
+    /// calls may come.
     pub fn at_places(
         runtimes: Vec<R>,
         quorum: Quorum,
@@ -84,8 +87,8 @@ impl<R: Runtime> ThreadRendezvous<R> {
         Ok((ThreadRendezvous { shared }, seats))
     }
 
-    /// The seat of a rank that is in no world yet. One whose runtime is on another device than the others' is an error where it
-    /// [meets](Rendezvous::meet) them, its own alone.
+    /// Makes the seat of a rank that is in no world yet. If its runtime is on another device than the others', its own
+    /// [`meet`](Rendezvous::meet) is an error, the others' are not.
     pub fn join(&self, rt: R) -> ThreadSeat<R> {
         let mut state = self.shared.state.lock();
         state.seats += 1;
@@ -139,7 +142,8 @@ impl<R: Runtime> Drop for ThreadSeat<R> {
 }
 
 impl<R: Runtime> Shared<R> {
-    /// Makes a world, or says why there will be none, if either is clear by now; `is_over` tells that nobody is waited for any longer.
+    /// Forms a world, or refuses it, if either is clear by now; `is_over` is true if the wait for ranks is over.
+    /// Returns true if it did either.
     fn decide(&self, state: &mut Meeting<R>, is_over: bool) -> bool {
         let waits = |seat: &&usize| state.waiting.contains_key(*seat);
         let back: Vec<usize> = state.members.iter().filter(waits).copied().collect();
@@ -162,7 +166,7 @@ impl<R: Runtime> Shared<R> {
 }
 
 impl<R: Runtime> Meeting<R> {
-    /// Nobody who waits is in a world any more.
+    /// Refuses all waiting ranks, which are in no world any more.
     fn refuse(&mut self, why: &str) {
         for seat in std::mem::take(&mut self.waiting).into_keys() {
             self.members.remove(&seat);
@@ -171,7 +175,8 @@ impl<R: Runtime> Meeting<R> {
         self.since = None;
     }
 
-    /// Does not take in the newcomers with whom there can be no world, or, where each could be in one, any of them. The others go on waiting.
+    /// Refuses the newcomers that cannot be in a world with the first rank, or, if each could, all of them. The other
+    /// ranks go on waiting.
     fn refuse_newcomers(&mut self, first: usize, new: &[usize], why: &Error, shared: &Shared<R>) {
         let unfit = |seat: &usize| {
             let two = [first, *seat].iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
@@ -188,14 +193,15 @@ impl<R: Runtime> Meeting<R> {
         }
     }
 
-    /// All who wait are a world: those first who come `back` from the last one. If there can be none with the newcomers, they are refused.
+    /// Forms a world of all waiting ranks: first the ranks `back` of the last one, then the newcomers. Newcomers are
+    /// refused if the world cannot be made with them.
     fn found(&mut self, back: &[usize], shared: &Shared<R>) {
         let new: Vec<usize> = self.waiting.keys().filter(|seat| !back.contains(seat)).copied().collect();
         let seats: Vec<usize> = back.iter().chain(&new).copied().collect();
         let runtimes = seats.iter().filter_map(|seat| self.waiting.get(seat).cloned()).collect();
         let comms = match ThreadCommunicator::members(runtimes, shared.timeout, shared.places) {
             Ok(comms) => comms,
-            // Whatever a newcomer lacks is not to end the run of those who were there.
+            // An unfit newcomer must not end the run of the ranks that were there.
             Err(error) if !new.is_empty() => return self.refuse_newcomers(seats[0], &new, &error, shared),
             Err(error) => return self.refuse(&error.to_string()),
         };

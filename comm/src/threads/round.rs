@@ -1,4 +1,4 @@
-//! One collective: who has arrived, how its memory is shared out among workers, and how it comes back.
+//! One collective: the ranks that have arrived, and its memory, cut for the workers and joined again.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::super::{Call, Collective, Fingerprint, Places, ReduceOp, combine::cut
 use super::super::{failure::Why, meeting::disagreement};
 use crate::sync::Mutex;
 
-/// Below this many bytes a collective is one worker's: waking the others takes longer.
+/// The size in bytes below which a collective is one worker's: waking the others takes longer.
 const SMALL: usize = 1 << 16;
 
-/// Which round: the group's calls have one count, those between two ranks another.
+/// The key of a round: the group's calls have one count, transfers between two ranks another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RoundKey {
     All(u64),
@@ -26,10 +26,10 @@ impl RoundKey {
     }
 }
 
-/// Where a rank finds its result.
+/// The slot of a rank's result.
 pub(super) type ResultSlot<R> = Arc<Mutex<Option<Done<R>>>>;
 
-/// A rank's result: its memory, and what its queue must be ordered after.
+/// A rank's result: its memory, and the events that its queue must wait for.
 pub(super) struct Done<R: Runtime> {
     pub(super) memory: Option<TensorMut<R>>,
     pub(super) after: Arc<Vec<R::Event>>,
@@ -42,14 +42,14 @@ pub(super) struct RankCall<R: Runtime> {
     pub(super) slot: ResultSlot<R>,
 }
 
-/// What one worker does with the memory of a share.
+/// The computation of one worker on the memory of a share.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum RoundStep {
-    /// Every output becomes the combination of all outputs.
+    /// Every output becomes the reduction of all outputs.
     ReduceAll(ReduceOp),
-    /// Output `k` becomes it.
+    /// Output `k` becomes the reduction of all outputs.
     ReduceInto(ReduceOp, usize),
-    /// The only output becomes the combination of the inputs.
+    /// The only output becomes the reduction of the inputs.
     ReduceInputs(ReduceOp),
     /// Output `k` is copied to the others.
     Spread(usize),
@@ -102,7 +102,7 @@ impl<R: Runtime> Round<R> {
         Round { seats, members, arrived, first: None, slots, pieces, shares: 0, events }
     }
 
-    /// Notes a rank's call; what it cannot agree on with the first to arrive is a failure.
+    /// Notes a rank's call; a mismatch with the first call to arrive is a failure.
     pub(super) fn arrive(&mut self, rank: usize, job: RankCall<R>, places: Places) -> Option<Why> {
         let own = job.call.fingerprint();
         let at = self.members.iter().position(|&r| r == rank)?;
@@ -136,7 +136,7 @@ impl<R: Runtime> Round<R> {
         format!("rank {} called {}", self.seats[rank], call.in_world(&self.seats))
     }
 
-    /// Cuts the work: for each worker its share. None if there is nothing to do.
+    /// Cuts the work into shares, each with the rank of its worker; empty if there is nothing to do.
     pub(super) fn shares(&mut self) -> Result<Vec<(usize, WorkerShare<R>)>> {
         let jobs: Vec<RankCall<R>> = self.arrived.iter_mut().filter_map(Option::take).collect();
         let calls: Vec<CallLengths> = jobs.iter().map(|j| CallLengths::of(&j.call)).collect();
@@ -177,7 +177,7 @@ impl<R: Runtime> Round<R> {
         let (n, mut shares) = (self.members.len(), Vec::new());
         let given = inputs.iter().all(Option::is_some) && !inputs.is_empty();
         if n == 1 && !given {
-            // In place, a group of one has what it would get: replicas of a pipeline that has none.
+            // In place, a group of one already has its result, as the replicas of a pipeline without replicas.
             return Ok(shares);
         }
         let pieces = self.pieces.iter().map(Vec::len).max().unwrap_or(0);
@@ -239,7 +239,7 @@ impl<R: Runtime> Round<R> {
         self.shares == 0
     }
 
-    /// Puts every rank's memory together again, in its slot.
+    /// Joins every rank's memory again, in its slot.
     pub(super) fn complete(self) -> Result<()> {
         let after = Arc::new(self.events);
         for (slot, pieces) in self.slots.into_iter().zip(self.pieces) {
@@ -262,7 +262,7 @@ impl CallLengths {
         CallLengths { send: call.send.clone(), recv: call.recv.clone(), bytes: call.dtype().size() }
     }
 
-    /// How the output is cut.
+    /// The lengths of the output's pieces.
     fn cuts(&self, what: Collective, n: usize) -> Vec<usize> {
         match what {
             Collective::AllReduce(_) | Collective::Broadcast { .. } | Collective::Reduce { .. } => {
@@ -273,7 +273,7 @@ impl CallLengths {
         }
     }
 
-    /// Part `m` of what this rank sends.
+    /// The range of the part that this rank sends to rank `m`.
     fn span(&self, m: usize) -> std::ops::Range<usize> {
         let start = self.send[..m].iter().sum();
         start..start + self.send[m]
@@ -292,7 +292,7 @@ fn parts<R: Runtime>(
     inputs.iter().enumerate().filter_map(part).collect()
 }
 
-/// What rank `m` expects of each rank must be what that rank sends it.
+/// Checks that rank `m` expects from each rank as many elements as that rank sends it.
 fn check_pairs(plans: &[CallLengths], m: usize, seats: &[usize]) -> Result<()> {
     let differs = |&i: &usize| plans[i].send[m] != plans[m].recv[i];
     match (0..plans.len()).find(differs) {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::sync::mpsc::Receiver;
 
-/// A share, and where its results go.
+/// A share of a round, and the round that its results go to.
 pub(super) struct WorkerTask<R: Runtime> {
     pub(super) world: Arc<World<R>>,
     pub(super) group: usize,
@@ -23,7 +23,7 @@ pub(super) struct WorkerTask<R: Runtime> {
     pub(super) share: WorkerShare<R>,
 }
 
-/// Runs tasks until nobody can send any more.
+/// Runs tasks until all senders are gone.
 pub(super) fn work<R: Runtime>(rt: R, tasks: &Receiver<WorkerTask<R>>) {
     let mut combiner = Combiner::new(rt);
     for WorkerTask { world, group, key, rank, share } in tasks {
@@ -62,7 +62,7 @@ fn run<R: Runtime>(combiner: &mut Combiner<R>, mut share: WorkerShare<R>) -> Res
     Ok(Finished { event: combiner.runtime().record()?, outs: share.outs })
 }
 
-/// Output `k`, and the others.
+/// Separates output `k` from the others.
 fn apart<R: Runtime>(mut outs: Vec<&mut TensorMut<R>>, k: usize) -> (Vec<&mut TensorMut<R>>, Vec<&mut TensorMut<R>>) {
     let own = outs.remove(k);
     (vec![own], outs)

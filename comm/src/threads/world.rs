@@ -1,4 +1,4 @@
-//! What all ranks of all groups share: rounds under one lock, and the first failure, which ends everything.
+//! The state shared by all ranks of all groups: rounds under one lock, and the first failure, which ends everything.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -27,13 +27,13 @@ struct WorldState<R: Runtime> {
     recorder: Recorder,
     /// The groups with members that have not left, or with calls that are not done.
     groups: BTreeMap<usize, RankGroup<R>>,
-    /// How many groups there were so far.
+    /// The number of groups made so far.
     made: usize,
-    /// Groups that not every member has found yet.
+    /// Groups that not every member has entered yet.
     names: BTreeMap<Name, usize>,
 }
 
-/// A group that was split off: the group it was split off from, the number of that split, its color. None: the world.
+/// The name of a group that was split off: the parent group, the number of the split, the color. None: the world.
 pub(super) type Name = Option<(usize, u64, usize)>;
 
 struct RankGroup<R: Runtime> {
@@ -45,7 +45,7 @@ struct RankGroup<R: Runtime> {
 
 struct RankState<R: Runtime> {
     queue: Option<Sender<WorkerTask<R>>>,
-    /// Calls of the whole group, splits, and transfers to and from each rank, so far.
+    /// The counts so far: collectives of the group, splits, and transfers to and from each rank.
     calls: u64,
     splits: u64,
     sent: BTreeMap<usize, u64>,
@@ -60,7 +60,7 @@ impl<R: Runtime> World<R> {
         Arc::new(World { timeout, places, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// The group of this name, which a rank enters; the first of its members makes it.
+    /// Enters a rank into the group of this name; the first member makes the group.
     pub(super) fn enter(&self, name: Name, seats: &Arc<[usize]>, rank: usize, queue: Sender<WorkerTask<R>>) -> usize {
         let mut state = self.state.lock();
         let WorldState { groups, made, names, .. } = &mut *state;
@@ -76,7 +76,7 @@ impl<R: Runtime> World<R> {
         id
     }
 
-    /// How many groups were split off this one before, as this rank counts.
+    /// The number of earlier splits of this group, as this rank counts.
     pub(super) fn splits(&self, group: usize, rank: usize) -> u64 {
         let mut state = self.state.lock();
         let Some(group) = state.groups.get_mut(&group) else { return 0 };
@@ -85,7 +85,7 @@ impl<R: Runtime> World<R> {
         *splits - 1
     }
 
-    /// A rank makes a call. The last to arrive hands the work out.
+    /// Posts a rank's call. The last to arrive hands the work out.
     pub(super) fn post(self: &Arc<Self>, group: usize, rank: usize, job: RankCall<R>) -> Result<RoundKey, Failure> {
         let mut state = self.state.lock();
         if let Some(failure) = &state.failure {
@@ -133,7 +133,7 @@ impl<R: Runtime> World<R> {
         Ok(())
     }
 
-    /// A worker is done with its share of a round.
+    /// Takes back a worker's finished share of a round.
     pub(super) fn finish(&self, group: usize, key: RoundKey, rank: usize, done: Result<Finished<R>, String>) {
         let mut state = self.state.lock();
         // The world has failed meanwhile, and every member has left.
@@ -203,7 +203,7 @@ impl<R: Runtime> World<R> {
         self.fail_with(&mut self.state.lock(), why);
     }
 
-    /// The first failure is the one everybody sees. Memory of calls that nobody will finish goes back.
+    /// Fails the world. The first failure is the one that all ranks get. Memory of calls that cannot finish goes back.
     fn fail_with(&self, state: &mut WorldState<R>, why: Why) -> Failure {
         let first = state.failure.get_or_insert_with(|| Failure { why, calls: state.recorder.lines() }).clone();
         state.groups.values_mut().for_each(|g| g.rounds.clear());
@@ -212,7 +212,7 @@ impl<R: Runtime> World<R> {
         first
     }
 
-    /// A rank's last handle is gone: who waits for it waits in vain.
+    /// Notes that a rank's last handle is gone, which fails the world if others wait for it.
     pub(super) fn leave(&self, group: usize, rank: usize) {
         let mut state = self.state.lock();
         let Some(own) = state.groups.get_mut(&group) else { return };
@@ -227,13 +227,13 @@ impl<R: Runtime> World<R> {
 }
 
 impl<R: Runtime> WorldState<R> {
-    /// World ranks that have not made a call yet which others wait in.
+    /// World ranks missing in a round that others wait in.
     fn missing(&self, group: usize, key: RoundKey) -> Vec<usize> {
         let Some(group) = self.groups.get(&group) else { return Vec::new() };
         group.missing(key).into_iter().map(|rank| group.seats[rank]).collect()
     }
 
-    /// Removes a group that nobody is in any more: its workers end.
+    /// Removes a group without members: its workers end.
     fn forget_if_over(&mut self, group: usize) {
         if self.groups.get(&group).is_some_and(RankGroup::is_over) {
             self.groups.remove(&group);
@@ -254,7 +254,7 @@ impl<R: Runtime> RankGroup<R> {
         RankGroup { seats, members, rounds: BTreeMap::new() }
     }
 
-    /// Whether every member has entered and left, and every call is done.
+    /// Tells whether every member has entered and left, and every call is done.
     fn is_over(&self) -> bool {
         self.rounds.is_empty() && self.members.iter().all(|m| m.left)
     }
@@ -281,14 +281,14 @@ impl<R: Runtime> RankGroup<R> {
         self.rounds.get(&key).map_or_else(Vec::new, Round::missing)
     }
 
-    /// Whether a rank that has left is missing in a round.
+    /// The failure of a round in which a rank that has left is missing; none otherwise.
     fn deserted(&self, key: RoundKey) -> Option<Why> {
         let peer = self.missing(key).into_iter().find(|&r| self.members[r].left)?;
         let what = self.rounds.get(&key)?.described();
         Some(Why::Peer { peer: self.seats[peer], cause: format!("{LEFT} while {what}") })
     }
 
-    /// Gives every rank its memory back.
+    /// Returns every rank its memory.
     fn complete(&mut self, key: RoundKey) -> Result<(), Why> {
         let Some(round) = self.rounds.remove(&key) else { return Ok(()) };
         round.complete().map_err(|e| Why::Mismatch { why: e.to_string() })

@@ -18,8 +18,9 @@ use super::{
 };
 use crate::{Callback, CallbackState, Event, Interval, Run, RunSnapshot, StopReason, control::Which};
 
-/// Saves checkpoints: at an interval, when a value is the best so far, at the end of the run, and on a signal (SIGTERM,
-/// Ctrl-C), which ends the run. The training step waits for a copy to host memory; a thread writes the copy.
+/// Saves checkpoints: at an interval, when a value is the best so far, and at the end of the run. A signal (SIGTERM,
+/// Ctrl-C) saves one, too, and ends the run. The training step waits for a copy to host memory; a thread writes the
+/// copy.
 ///
 /// A checkpoint is complete or absent, and an old one is removed only after a new one is in place. A save that fails
 /// ends the run with its error, unless [`report_failures`](Checkpoints::report_failures) is set; the last good
@@ -125,8 +126,8 @@ impl<R: Runtime> Checkpoints<R> {
     }
 
     /// Switches the checkpoint of a failed run; at first on. After a step that ends by an error or a panic on any rank,
-    /// the state before that step is saved, from which the run can be resumed. The communicator is aborted then, so
-    /// rank 0 waits some seconds for the files of the others.
+    /// it saves the state before that step. The run can be resumed from there once the cause is removed. The
+    /// communicator is aborted then, so rank 0 waits some seconds for the files of the others.
     pub fn on_failure(mut self, yes: bool) -> Self {
         self.on_failure = yes;
         self

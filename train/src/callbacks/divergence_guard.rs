@@ -9,8 +9,8 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 
 /// Records, at each synchronization, the differences between ranks that [train by
 /// themselves](distributed::local_updates), as `divergence`. It is the largest distance of a rank's weights from the
-/// new ones, over the norm of the new ones. If a fragment's divergence has risen in three synchronizations in a row and
-/// is above a threshold, the run ends: ranks should synchronize more often, or learn more slowly.
+/// new ones, over the norm of the new ones. The run ends if a fragment's divergence has risen in three synchronizations
+/// in a row and is above a threshold. Ranks should then synchronize more often, or learn more slowly.
 ///
 /// Ranks that never synchronize in full ([`ElasticAveraging`](distributed::local_updates::ElasticAveraging)) differ
 /// more: 0.3 is a threshold for them.

@@ -20,9 +20,9 @@ use crate::{Callback, Event, Run};
 /// | `memory/peak_bytes` | the peak of memory in use on this rank, since the runtime was made |
 ///
 /// MFU = (tokens per second × FLOPs per token) / (peak FLOP/s of a rank × ranks). FLOPs per token are 6 times the
-/// number of the model's parameters (two for each weight in the forward pass, four in the backward pass), unless they
-/// are [given](Throughput::flops_per_token): with attention, `6·N + 12·layers·width·context`. Recomputed FLOPs are not
-/// counted, so that recomputing does not look like work.
+/// number of the model's parameters: two for each weight in the forward pass, four in the backward pass.
+/// [`flops_per_token`](Throughput::flops_per_token) sets another number: with attention, `6·N +
+/// 12·layers·width·context`. Recomputed FLOPs are not counted, so that recomputing does not look like work.
 pub struct Throughput<'t> {
     peak_flops: Option<f64>,
     flops_per_token: Option<f64>,

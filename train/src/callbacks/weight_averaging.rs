@@ -23,8 +23,8 @@ static BLEND: LazyLock<Program> =
 /// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update, and evaluates the
 /// averages in place of the weights. Checkpoints hold them under `ema/`.
 ///
-/// Every rank keeps the averages of a part of the parameters, so over all ranks there is one average, whatever the
-/// strategy: with four ranks a quarter on each. For an evaluation they take the place of the weights. With ZeRO they
+/// Every rank keeps the averages of a part of the parameters: with four ranks a quarter on each. So there is one
+/// average over all ranks, whatever the strategy. For an evaluation they take the place of the weights. With ZeRO they
 /// are put into the shards, so that no rank has more of the parameters than it keeps; elsewhere ranks broadcast their
 /// parts. Averages of halves are `f32`. The stages of a pipeline are evaluated with their weights, and the averages are
 /// in its checkpoints.

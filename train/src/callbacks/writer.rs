@@ -31,7 +31,7 @@ impl WriteJob {
     pub fn run<R: Runtime>(&self, comm: &Comm<R>) -> Result<()> {
         let RunSnapshot { step, state, notes } = &*self.snapshot;
         self.folder.save_snapshot(comm, *step, state, notes)?;
-        // A failure on rank 0 alone is one on all ranks, which must have the same result of a save.
+        // A failure on rank 0 alone is one on all ranks, which must have equal results of a save.
         all_ok_after(comm, "Checkpoints", || if comm.rank() == 0 { self.tidy() } else { Ok(()) })
     }
 

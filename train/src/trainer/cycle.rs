@@ -240,7 +240,7 @@ where
         self.state.is_due(&self.record_every) || self.state.length.is_reached(&self.state.progress)
     }
 
-    /// Sets epoch and position to those of the next batch.
+    /// Sets epoch and position to the next batch's.
     pub(super) fn take_position(&mut self) {
         let at = self.batches.state();
         (self.state.progress.epoch, self.state.progress.position) = (at.epoch, at.position);

@@ -27,7 +27,7 @@ pub struct DistributedTrainConfig {
     /// The role of this rank beside training.
     pub role: DistributedRole,
     /// The address at which the processes would join. Under a launcher it is not used, as the launcher has joined them.
-    /// Without one it is an error, whose message tells how to start the processes.
+    /// Without one it is an error, whose message describes how to start the processes.
     pub coordinator_addr: Option<SocketAddr>,
     /// A folder shared by all processes, through which they join without a launcher. Without a folder, a launcher joins
     /// the processes, or ranks are threads.
@@ -111,7 +111,8 @@ impl DistributedTrainConfig {
     ///
     /// # Errors
     /// An error if the numbers or the role contradict each other or the launcher. Also if ranks would have to be
-    /// processes and no launcher has started them. The error tells which field to set or how to start the program.
+    /// processes and no launcher has started them. The error names the field to set or the command that starts the
+    /// program.
     pub fn engine(&self, process: Option<LaunchedProcess>) -> Result<EngineKind> {
         self.check()?;
         let &DistributedTrainConfig { world_size, rank, coordinator_addr, .. } = self;

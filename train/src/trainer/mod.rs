@@ -187,7 +187,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// Ranks that train by themselves commit where they synchronize, all of their parameters at once: a commit that is
     /// due before that waits for the next synchronization.
     ///
-    /// A checkpoint that is saved again when the run [goes back](crate::Control::go_back) has no commit of its own: if
+    /// A checkpoint that is saved again when the run [goes back](crate::Control::go_back) has no commit of its own. If
     /// a rank is lost before the next commit, the steps that led there are taken again. A commit waits until the
     /// checkpoint before is in place. After a failure only the commit, and the checkpoints that were in place, are
     /// used.

@@ -1,4 +1,4 @@
-//! Training by a loop of one's own, with one line per step: [`Trainer::setup`].
+//! Training by a custom loop, with one line per step: [`Trainer::setup`].
 
 use data::{Batch, Batches, Loader, State};
 use distributed::{
@@ -26,7 +26,7 @@ pub struct TrainConfig {
     pub max_steps: Option<u64>,
 }
 
-/// A model with its training step, for a loop of one's own: [`Trainer::setup`] makes it.
+/// A model with its training step, for a custom loop: [`Trainer::setup`] makes it.
 #[doc(alias("DistributedCudaTrainer"))]
 pub struct TrainSetup<'m, R: Runtime, M: ?Sized> {
     model: &'m M,
@@ -36,8 +36,8 @@ pub struct TrainSetup<'m, R: Runtime, M: ?Sized> {
 }
 
 impl Trainer<'_, NullRuntime, (), (), ()> {
-    /// Sets up a loop of one's own that trains on any number of ranks. Rank 0's weights are copied to all ranks, the
-    /// model is put into training mode, and [`step`](TrainSetup::step) is a line.
+    /// Sets up a custom loop that trains on any number of ranks. Rank 0's weights are copied to all ranks, the model is
+    /// put into training mode, and [`step`](TrainSetup::step) is a line.
     ///
     /// ```
     /// use data::{Array, Loader, Rows};
@@ -185,7 +185,7 @@ impl<'m, R: Runtime, M: Module<R> + ?Sized> TrainSetup<'m, R, M> {
 }
 
 impl<'m, R: Runtime, M> TrainSetup<'m, R, M> {
-    /// Makes a [`Trainer`], the loop with callbacks and sinks, in place of a loop of one's own.
+    /// Makes a [`Trainer`], the loop with callbacks and sinks, in place of a custom loop.
     pub fn with_loader<B>(self, loader: Loader<B>) -> Trainer<'m, R, M, TrainStep<R>, B> {
         Trainer::new(self.model, self.step, loader).weighting(self.config.weighting)
     }

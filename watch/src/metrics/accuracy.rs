@@ -1,11 +1,11 @@
-//! [`Accuracy`]: how often the right class is among the best.
+//! [`Accuracy`]: the fraction of rows whose right class is among the best.
 
 use numcore::{Result, Runtime, Tensor};
 
 use super::{Metric, bytes, scores};
 
-/// The share of rows whose right class is among the `k` of the highest scores. Of equal scores the first class counts as higher, so
-/// exactly `k` classes are looked at.
+/// The fraction of rows whose right class is among the `k` of the highest scores. Of equal scores the first class
+/// counts as higher, so exactly `k` classes count as best.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accuracy {
     k: usize,
@@ -20,21 +20,21 @@ impl Default for Accuracy {
 }
 
 impl Accuracy {
-    /// Of the one best class.
+    /// Counts rows whose right class has the highest score.
     pub fn new() -> Self {
         Self::top(1)
     }
 
-    /// Of the `k` best classes.
+    /// Counts rows whose right class is among the `k` best.
     pub fn top(k: usize) -> Self {
         Accuracy { k, right: 0, rows: 0 }
     }
 
-    /// Counts rows of `scores`, one for each class, against the right classes; rows of the target [`IGNORED`](super::IGNORED) do not count.
+    /// Counts rows of `scores: [N, C]` against the right classes `targets: [N]`, with `C` = `classes`; rows of the
+    /// target [`IGNORED`](super::IGNORED) do not count.
     ///
     /// # Errors
-    /// An error if there are not as many scores as rows times classes, or a target is no class; nothing is counted
-    /// then.
+    /// An error if the number of scores is not rows times classes, or a target is no class; nothing is counted then.
     pub fn update(&mut self, scores: &[f32], classes: usize, targets: &[i64]) -> Result<()> {
         for (row, target) in scores::rows("Accuracy::update", scores, classes, targets)? {
             self.rows += 1;
@@ -46,13 +46,13 @@ impl Accuracy {
     /// Counts scores `[.., C]` against classes `[..]` (`i64`), both read back to the host.
     ///
     /// # Errors
-    /// The errors of [`update`](Accuracy::update); if a tensor cannot be read.
+    /// The errors of [`update`](Accuracy::update), and an error if a tensor cannot be read.
     pub fn update_tensors<R: Runtime>(&mut self, scores: &Tensor<R>, targets: &Tensor<R>) -> Result<()> {
         let classes = scores.dims().last().copied().unwrap_or(0);
         self.update(&host_scores(scores)?, classes, &targets.to_vec::<i64>()?)
     }
 
-    /// How many rows were counted.
+    /// The number of counted rows.
     pub fn count(&self) -> u64 {
         self.rows
     }

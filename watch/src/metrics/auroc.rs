@@ -4,10 +4,11 @@ use numcore::{Error, Result};
 
 use super::{IGNORED, Metric, bytes};
 
-/// The probability that a positive example has a higher score than a negative one, equal scores counting a half: the area under the
-/// curve of true positives over false positives, exactly.
+/// The probability that a positive example has a higher score than a negative one, equal scores counting a half. It is
+/// the area under the curve of true positives over false positives, exactly.
 ///
-/// Every score is kept, 16 bytes an example, on every rank those of all ranks. There is no value without examples of both classes.
+/// Every score is kept, 8 bytes an example; combining ranks puts the scores of all ranks on each. There is no value
+/// without examples of both classes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Auroc {
     positive: Vec<f64>,
@@ -15,15 +16,16 @@ pub struct Auroc {
 }
 
 impl Auroc {
-    /// With no example.
+    /// Makes a metric without examples.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Keeps scores of examples of class 0 or 1; those of the target [`IGNORED`] do not count.
+    /// Keeps scores of examples of class 0 or 1; examples of the target [`IGNORED`] do not count.
     ///
     /// # Errors
-    /// An error if there are not as many of both, a score is NaN, or a target is neither 0 nor 1; nothing is kept then.
+    /// An error if scores and targets differ in number, a score is NaN, or a target is neither 0 nor 1; nothing is kept
+    /// then.
     pub fn update(&mut self, scores: &[f64], targets: &[i64]) -> Result<()> {
         let wrong = |why: String| Err(Error::argument("Auroc::update", why));
         if scores.len() != targets.len() {
@@ -51,8 +53,9 @@ impl Auroc {
         Ok(())
     }
 
-    /// Twice the pairs of a positive and a negative example in which the positive one is higher, an equal pair counting once: by the
-    /// ranks of the positive examples among all, equal scores sharing their mean rank (Mann and Whitney's U, in integers).
+    /// Twice the number of pairs of a positive and a negative example in which the positive one is higher, an equal
+    /// pair counting a half. It is computed from the ranks of the positive examples among all, equal scores sharing
+    /// their mean rank (Mann and Whitney's U, in integers).
     fn twice_won(&self) -> u128 {
         let tagged = |scores: &[f64], is_positive| scores.iter().map(move |&s| (s, is_positive)).collect::<Vec<_>>();
         let mut all = [tagged(&self.positive, true), tagged(&self.negative, false)].concat();

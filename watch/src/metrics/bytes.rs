@@ -1,4 +1,4 @@
-//! What metrics exchange: integers in a row.
+//! The wire form of metrics: a row of integers.
 
 use numcore::{Error, Result};
 
@@ -7,7 +7,7 @@ pub fn of(numbers: impl IntoIterator<Item = u64>) -> Vec<u8> {
     numbers.into_iter().flat_map(u64::to_le_bytes).collect()
 }
 
-/// The numbers that bytes are.
+/// Reads the numbers of a wire form.
 pub fn read(op: &'static str, bytes: &[u8]) -> Result<Vec<u64>> {
     match bytes.as_chunks::<8>() {
         (numbers, []) => Ok(numbers.iter().map(|&number| u64::from_le_bytes(number)).collect()),
@@ -15,7 +15,7 @@ pub fn read(op: &'static str, bytes: &[u8]) -> Result<Vec<u64>> {
     }
 }
 
-/// The error where what was counted elsewhere is of another kind.
+/// The error for a wire form of another kind of metric.
 pub fn other(op: &'static str) -> Error {
     Error::argument(
         op,

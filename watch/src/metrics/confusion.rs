@@ -1,11 +1,11 @@
-//! [`ConfusionMatrix`]: which class is taken for which.
+//! [`ConfusionMatrix`]: counts of each class given for each right class.
 
 use numcore::{Error, Result, Runtime, Tensor};
 
 use super::{IGNORED, Metric, accuracy::host_scores, bytes, scores};
 use crate::sink::Picture;
 
-/// Counts of rows by their right class (row of the matrix) and by the class they were given (column).
+/// Counts of rows by their right class (row of the matrix) and by their predicted class (column).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfusionMatrix {
     classes: usize,
@@ -13,7 +13,7 @@ pub struct ConfusionMatrix {
 }
 
 impl ConfusionMatrix {
-    /// Of so many classes.
+    /// Makes the matrix of `classes` classes, with all counts 0.
     ///
     /// # Errors
     /// An error if the matrix would have more elements than there are addresses.
@@ -28,10 +28,11 @@ impl ConfusionMatrix {
         Ok(ConfusionMatrix { classes, counts: vec![0; cells] })
     }
 
-    /// Counts classes that were given against the right ones; rows of the target [`IGNORED`] do not count.
+    /// Counts predicted classes `given: [N]` against the right ones `targets: [N]`; rows of the target [`IGNORED`] do
+    /// not count.
     ///
     /// # Errors
-    /// An error if there are not as many of both, or one of them is no class; nothing is counted then.
+    /// An error if the two differ in length, or one of them has a value that is no class; nothing is counted then.
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         const OP: &str = "ConfusionMatrix::update";
         if given.len() != targets.len() {
@@ -61,37 +62,38 @@ impl ConfusionMatrix {
         self.update(&given, &targets)
     }
 
-    /// How many classes there are.
+    /// The number of classes.
     pub fn classes(&self) -> usize {
         self.classes
     }
 
-    /// How many rows of class `right` were given the class `given`; 0 where one of them is no class.
+    /// The number of rows of class `right` with the predicted class `given`; 0 if one of them is no class.
     pub fn of(&self, right: usize, given: usize) -> u64 {
         if right < self.classes && given < self.classes { self.counts[right * self.classes + given] } else { 0 }
     }
 
-    /// How many rows were counted.
+    /// The number of counted rows.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// How many rows of a class there are.
+    /// The number of rows whose right class this is.
     pub fn rows_of(&self, class: usize) -> u64 {
         (0..self.classes).map(|given| self.of(class, given)).sum()
     }
 
-    /// How many rows were given a class.
+    /// The number of rows whose predicted class this is.
     pub fn given(&self, class: usize) -> u64 {
         (0..self.classes).map(|right| self.of(right, class)).sum()
     }
 
-    /// A picture of the matrix, for a [sink](crate::sink::Value::Image): a cell is as bright as its share of the rows of its right class.
+    /// A picture of the matrix, for a [sink](crate::sink::Value::Image): the brightness of a cell is its fraction of
+    /// the rows of its right class.
     ///
     /// # Errors
     /// An error if there is no class.
     pub fn to_image(&self) -> Result<Picture> {
-        /// Pixels of a side of a cell.
+        /// The side of a cell in pixels.
         const CELL: usize = 16;
         let side = self.classes * CELL;
         let share = |right: usize, given: usize| self.of(right, given) as f32 / self.rows_of(right).max(1) as f32;

@@ -1,16 +1,16 @@
 //! [`ExactSum`]: sums of `f64` that never round.
 
-/// Limbs of 32 bits that hold every `f64` in fixed point, and carries of 2⁶³ of them.
+/// The number of limbs of 32 bits that hold every `f64` in fixed point, and the carries of 2⁶³ additions.
 const LIMBS: usize = 68;
 const BITS: u32 = 32;
-/// Additions after which carries are passed on: a limb of 64 bits has room for more.
+/// The number of additions after which carries are passed on: a limb of 64 bits has room for more.
 const CARRY_AFTER: u32 = 1 << 30;
 
-/// A sum of `f64` without rounding: any order of additions, and any division into parts, has the same value. Only that value is rounded,
-/// once, to the nearest.
+/// A sum of `f64` without rounding: any order of additions, and any division into parts, gives one value. Only that
+/// value is rounded, once, to the nearest.
 ///
-/// The sum is a number in fixed point, from the least subnormal up (Kulisch's accumulator); an addition touches three of its limbs. NaN
-/// and infinities are counted apart; the value is what IEEE addition makes of them.
+/// The sum is a number in fixed point, from the least subnormal up (Kulisch's accumulator); an addition touches three
+/// of its limbs. NaN and infinities are counted separately; the value then follows IEEE addition.
 ///
 /// ```
 /// use watch::metrics::ExactSum;
@@ -20,11 +20,12 @@ const CARRY_AFTER: u32 = 1 << 30;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ExactSum {
-    /// The least significant first, in units of 2⁻¹⁰⁷⁴. All but the last are less than 2³² once carries are passed on.
+    /// The limbs, least significant first, in units of 2⁻¹⁰⁷⁴. All but the last are less than 2³² once carries are
+    /// passed on.
     limbs: [i64; LIMBS],
-    /// Additions since then.
+    /// The number of additions since carries were passed on.
     added: u32,
-    /// How many NaN, +∞ and −∞ were added.
+    /// The numbers of NaN, +∞ and −∞ that were added.
     special: [u64; 3],
 }
 
@@ -98,7 +99,7 @@ impl ExactSum {
     pub(super) fn of_limbs(numbers: &[u64]) -> Option<Self> {
         let (limbs, special) = numbers.split_at_checked(LIMBS)?;
         let mut limbs: [i64; LIMBS] = std::array::from_fn(|i| limbs[i] as i64);
-        // What another process claims cannot overflow here.
+        // Limbs from another process are bounded, so that they cannot overflow.
         limbs[..LIMBS - 1].iter_mut().for_each(|limb| *limb &= i64::from(u32::MAX));
         limbs[LIMBS - 1] = limbs[LIMBS - 1].clamp(i64::MIN / 4, i64::MAX / 4);
         Some(ExactSum { limbs, added: 0, special: special.try_into().ok()? })

@@ -4,23 +4,24 @@ use numcore::{Error, Result};
 
 use super::{ConfusionMatrix, Metric};
 
-/// How the classes' own F1 become one number, as in scikit-learn.
+/// The average of the classes' own F1, as in scikit-learn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Average {
-    /// Of one class against all others: scikit-learn's `binary`, whose class is 1.
+    /// One class against all others: scikit-learn's `binary`, whose class is 1.
     Of(usize),
-    /// The mean of the classes, of those alone that occur as a target or were given.
+    /// The mean over classes that occur as a target or a prediction.
     Macro,
-    /// The mean of the classes, weighted by how many rows they have.
+    /// The mean over classes, weighted by their numbers of rows.
     Weighted,
-    /// Of all classes' counts together. Where every row has one class, it is the accuracy.
+    /// The F1 of all classes' counts together. If every row has one class, it is the accuracy.
     Micro,
 }
 
 /// The harmonic mean of precision and recall: `2·tp / (2·tp + fp + fn)`.
 ///
-/// A class that neither occurs nor was given has an F1 of 0/0. As in scikit-learn with its default `zero_division`, that is 0 for
-/// [`Average::Of`], and such classes are no part of the other averages. Without any row there is no value.
+/// A class that is neither target nor prediction of any row has an F1 of 0/0. As in scikit-learn with its default
+/// `zero_division`, that is 0 for [`Average::Of`], and such classes are no part of the other averages. Without any row
+/// there is no value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct F1 {
     average: Average,
@@ -28,10 +29,10 @@ pub struct F1 {
 }
 
 impl F1 {
-    /// Of so many classes.
+    /// Makes the metric of `classes` classes.
     ///
     /// # Errors
-    /// An error if no memory holds their matrix, or the class to be told from all others is none of them.
+    /// An error if no memory holds their matrix, or the class of [`Average::Of`] is none of them.
     pub fn new(classes: usize, average: Average) -> Result<Self> {
         if let Average::Of(class) = average
             && class >= classes
@@ -42,20 +43,22 @@ impl F1 {
         Ok(F1 { average, matrix: ConfusionMatrix::new(classes)? })
     }
 
-    /// Counts classes that were given against the right ones, as [`ConfusionMatrix::update`] does.
+    /// Counts predicted classes `given: [N]` against the right ones `targets: [N]`, as [`ConfusionMatrix::update`]
+    /// does.
     ///
     /// # Errors
-    /// An error if there are not as many of both, or one of them is no class; nothing is counted then.
+    /// An error if the two differ in length, or one of them has a value that is no class; nothing is counted then.
     pub fn update(&mut self, given: &[i64], targets: &[i64]) -> Result<()> {
         self.matrix.update(given, targets)
     }
 
-    /// What was counted.
+    /// The counts.
     pub fn matrix(&self) -> &ConfusionMatrix {
         &self.matrix
     }
 
-    /// Of one class: twice the rows that are right, over the rows of the class and those that were given it; `None` for 0/0.
+    /// The F1 of one class: twice the rows that are right, over the rows of the class plus the predictions of it;
+    /// `None` for 0/0.
     fn of_class(&self, class: usize) -> Option<f64> {
         ratio(2 * self.matrix.of(class, class), self.matrix.rows_of(class) + self.matrix.given(class))
     }

@@ -1,10 +1,10 @@
-//! [`Mean`] and [`Perplexity`]: weighted means that no order of addition changes.
+//! [`Mean`] and [`Perplexity`]: weighted means that are independent of the order of addition.
 
 use numcore::Result;
 
 use super::{ExactSum, Metric, bytes};
 
-/// The mean of values with weights: of losses of batches, each weighing as many rows as it has.
+/// The mean of values with weights, such as the losses of batches, each weighted by its number of rows.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mean {
     sum: ExactSum,
@@ -12,17 +12,17 @@ pub struct Mean {
 }
 
 impl Mean {
-    /// Of nothing yet.
+    /// Makes a mean without values.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a value that weighs 1.
+    /// Adds a value of weight 1.
     pub fn add(&mut self, value: f64) {
         self.add_weighted(value, 1.0);
     }
 
-    /// Adds a value with its weight. A value that weighs 0 does not count, also if it is NaN.
+    /// Adds a value with its weight. A value of weight 0 does not count, also if it is NaN.
     pub fn add_weighted(&mut self, value: f64, weight: f64) {
         if weight != 0.0 {
             self.add_sum(value * weight, weight);
@@ -67,22 +67,23 @@ impl Metric for Mean {
     }
 }
 
-/// `e` to the mean loss of a token: among how many tokens a language model is as undecided as between equally likely ones.
+/// The exponential of the mean loss of a token: the number of equally likely tokens that would be as uncertain as the
+/// model's prediction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Perplexity(Mean);
 
 impl Perplexity {
-    /// Of nothing yet.
+    /// Makes a perplexity without losses.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a mean loss, in nats, of so many tokens that count.
+    /// Adds a mean loss, in nats, of `tokens` counted tokens.
     pub fn add_mean(&mut self, loss: f64, tokens: u64) {
         self.0.add_weighted(loss, tokens as f64);
     }
 
-    /// Adds a summed loss, in nats, of so many tokens that count.
+    /// Adds a summed loss, in nats, of `tokens` counted tokens.
     pub fn add_sum(&mut self, loss: f64, tokens: u64) {
         self.0.add_sum(loss, tokens as f64);
     }

@@ -1,8 +1,8 @@
 //! Metrics of an evaluation, exact over ranks.
 //!
-//! A metric counts on the host, in integers or in sums that never round. So it does not depend on how examples are divided into batches
-//! and over ranks: [`over_ranks`] gives the bits that one rank would have. What has no value (the accuracy of no examples, the area
-//! under a curve of one class) is `None`.
+//! A metric counts on the host, in integers or in sums that never round. So it does not depend on the division of
+//! examples into batches and over ranks: [`over_ranks`] gives the bits that one rank would have. A metric without a
+//! value (the accuracy of no examples, the area under a curve of one class) is `None`.
 //!
 //! ```
 //! use watch::metrics::{Accuracy, IGNORED, Metric};
@@ -37,28 +37,28 @@ use numcore::{Result, Runtime};
 /// The target of a row that does not count: PyTorch's `ignore_index`.
 pub const IGNORED: i64 = -100;
 
-/// Something that is counted over the examples of an evaluation, on every rank over its own.
+/// A count over the examples of an evaluation, on every rank over its own.
 pub trait Metric {
-    /// What was counted so far, as [`absorb`](Metric::absorb) reads it.
+    /// The counts so far, as [`absorb`](Metric::absorb) reads them.
     fn counted(&self) -> Vec<u8>;
 
-    /// Adds what a metric of the same kind counted elsewhere.
+    /// Adds the counts of another metric of this kind, from another rank for one.
     ///
     /// # Errors
-    /// An error if the bytes are not what such a metric counted.
+    /// An error if the bytes are not the counts of such a metric.
     fn absorb(&mut self, counted: &[u8]) -> Result<()>;
 
-    /// Forgets what was counted.
+    /// Resets all counts.
     fn reset(&mut self);
 
-    /// The metric, or nothing where it has no value.
+    /// The metric, or none if it has no value.
     fn value(&self) -> Option<f64>;
 }
 
 /// The metric of all ranks' examples, on every rank. Blocks; all ranks call it.
 ///
 /// # Errors
-/// An error if the communicator fails, or a rank counts something else.
+/// An error if the communicator fails, or a rank has another kind of metric.
 #[track_caller]
 pub fn over_ranks<M: Metric + Clone, R: Runtime>(metric: &M, comm: &(impl Communicator<R> + ?Sized)) -> Result<M> {
     let all = comm.exchange(&metric.counted())?;

@@ -1,10 +1,10 @@
-//! Rows of scores, one for each class, and the class that is right.
+//! Rows of scores, one for each class, and the right class.
 
 use numcore::{Error, Result};
 
 use super::IGNORED;
 
-/// Rows that count, with their target.
+/// The counted rows, with their target.
 pub fn rows<'a>(
     op: &'static str,
     scores: &'a [f32],
@@ -20,7 +20,7 @@ pub fn rows<'a>(
     Ok(scores.chunks(classes).zip(targets).filter_map(|(row, target)| Some((row, target?))))
 }
 
-/// A class, which is one of so many.
+/// Checks that a class is in `0..classes`.
 pub fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
     usize::try_from(class).ok().filter(|&c| c < classes).ok_or_else(|| {
         Error::argument(
@@ -30,8 +30,8 @@ pub fn class(op: &'static str, class: i64, classes: usize) -> Result<usize> {
     })
 }
 
-/// How many classes come before `target`: those of a higher score, and the first of those with an equal one. A NaN comes before
-/// every number, so a row with one is right only if the target is what a search for the greatest value finds.
+/// The number of classes before `target`: classes of a higher score, and earlier ones of an equal score. A NaN comes
+/// before every number, so a row with one is right only if a search for the greatest value finds the target.
 pub fn place(row: &[f32], target: usize) -> usize {
     let own = row[target];
     let before = |(class, &score): (usize, &f32)| {

@@ -1,7 +1,8 @@
 //! Trace events in JSON, as `chrome://tracing`, Perfetto and Holistic Trace Analysis read them.
 //!
-//! A process is a rank, a thread is a track. Memory is one counter with a series for each category, so it is drawn stacked. A collective
-//! has an arrow from what was running when it was started. Names of categories are those of Kineto, PyTorch's profiler.
+//! A process is a rank, a thread is a track. Memory is one counter with a series for each category, so it is drawn
+//! stacked. A collective has an arrow from the span that was running when it was started. Categories have the names of
+//! Kineto, PyTorch's profiler.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ impl RunTimeline {
         file(events, None)
     }
 
-    /// The events of one rank of `ranks`, as tools that compare ranks read them: one file for each.
+    /// The events of one rank of `ranks`, for tools that compare ranks and read one file for each.
     pub fn to_chrome_json_of(&self, rank: usize, ranks: usize) -> String {
         let own = self.ranks.iter().filter(|r| r.rank == rank);
         let backend = quoted("weftgrad");
@@ -70,7 +71,7 @@ impl RankTimeline {
         self.event("X", Some(tid), &span.label(), &more)
     }
 
-    /// An arrow to every collective from the innermost span that was running when it began.
+    /// Arrows to every collective, from the first track with a span that was running when it began.
     fn flows(&self) -> Vec<String> {
         let collectives = self.tracks.iter().enumerate().flat_map(|(tid, track)| {
             track.spans.iter().filter(|span| span.kind == SpanKind::Collective).map(move |span| (tid, span))
@@ -112,14 +113,14 @@ impl RankTimeline {
 }
 
 impl Track {
-    /// Whether one of its spans, none of which is a collective, holds a moment.
+    /// Tells whether one of its spans, collectives excepted, contains a moment.
     fn is_busy_at(&self, at: u64) -> bool {
         let started = self.spans.partition_point(|span| span.start <= at);
         self.spans[..started].iter().any(|span| span.kind != SpanKind::Collective && span.end >= at)
     }
 }
 
-/// Kineto's name for it.
+/// Kineto's name of the category.
 fn category(kind: SpanKind) -> &'static str {
     match kind {
         SpanKind::Phase | SpanKind::Data | SpanKind::Wait => "user_annotation",

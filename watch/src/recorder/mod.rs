@@ -1,4 +1,4 @@
-//! What happened in real steps, and when: [`RunTimeline`], from a [recording](numcore::trace) to Chrome's JSON, which Perfetto and
+//! Timelines of real steps: [`RunTimeline`], from a [recording](numcore::trace) to Chrome's JSON, which Perfetto and
 //! `chrome://tracing` show, and to SVG.
 //!
 //! ```

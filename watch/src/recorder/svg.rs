@@ -12,14 +12,14 @@ const LEFT: f64 = 150.0;
 const ROW: f64 = 16.0;
 const GAP: f64 = 6.0;
 const TOP: f64 = 24.0;
-/// Narrower spans, in pixels, are not drawn: there can be a hundred thousand of them.
+/// The least width of a drawn span, in pixels: there can be a hundred thousand of them.
 const NARROWEST: f64 = 0.3;
-/// Spans within spans that are drawn.
+/// The largest number of spans around a drawn span.
 const DEEPEST: usize = 5;
 
 impl RunTimeline {
-    /// A picture: a row per rank and track, spans within spans below them, time to the right; the name and the time of a span appear when
-    /// it is pointed at. Spans too narrow to be seen are left out, and counted at the end.
+    /// Draws a picture: a row per rank and track, spans within spans below them, time to the right. Pointing at a span
+    /// shows its name and time. Spans too narrow or too deep are left out, and counted at the end.
     pub fn to_svg(&self) -> String {
         let (mut body, mut y, mut hidden) = (String::new(), TOP, 0);
         let scale = WIDTH / self.length.max(1) as f64;
@@ -44,7 +44,7 @@ impl RunTimeline {
     }
 }
 
-/// The spans of a track; how many are not drawn.
+/// Draws the spans of a track; returns the number of spans left out.
 fn draw(body: &mut String, track: &Track, depths: &[usize], y: f64, scale: f64) -> usize {
     let is_seen = |span: &TrackSpan, depth: usize| span.length() as f64 * scale >= NARROWEST && depth <= DEEPEST;
     let (seen, hidden): (Vec<_>, Vec<_>) =
@@ -60,7 +60,7 @@ fn rect(span: &TrackSpan, y: f64, scale: f64) -> String {
     let name = escaped(&span.label());
     let bytes = if span.bytes > 0 { format!(", {} bytes", span.bytes) } else { String::new() };
     let milliseconds = span.length() as f64 / 1e6;
-    // As much of the name as fits.
+    // A name that does not fit is left out.
     let letters = (width / 6.5) as usize;
     let text = if span.label().chars().count() <= letters {
         format!("<text x=\"{:.2}\" y=\"{:.1}\" fill=\"#111\">{name}</text>", x + 2.0, y + 11.0)
@@ -90,13 +90,13 @@ fn axis(length: u64, scale: f64, bottom: f64) -> String {
     marks.map(mark).collect()
 }
 
-/// The least of 1, 2, 5, 10, 20 … that is not less.
+/// The least of 1, 2, 5, 10, 20 … that is at least `x`.
 fn nice(x: f64) -> f64 {
     let power = 10f64.powf(x.max(1.0).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&step| step >= x).unwrap_or(x)
 }
 
-/// The end of what is too long for the left margin.
+/// The label, or its beginning if it is too long for the left margin.
 fn short(label: &str) -> String {
     const LETTERS: usize = 24;
     match label.char_indices().nth(LETTERS) {

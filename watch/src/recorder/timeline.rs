@@ -8,18 +8,18 @@ use std::{
 use numcore::trace::{SpanKind, Trace, TraceCounter, TraceSpan};
 use pipeline_schedule as pipeline;
 
-/// What happened when, on every rank of which this process knows.
+/// The spans and counters of every rank that this process has recorded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RunTimeline {
     /// Ranks in ascending order.
     pub ranks: Vec<RankTimeline>,
-    /// How long it is, in nanoseconds.
+    /// The length in nanoseconds.
     pub length: u64,
-    /// Spans and counters that were overwritten before the end: the oldest ones.
+    /// The number of spans and counters that were overwritten before the end: the oldest ones.
     pub lost: u64,
 }
 
-/// What happened on one rank.
+/// The spans and counters of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RankTimeline {
     /// The rank.
@@ -30,27 +30,27 @@ pub struct RankTimeline {
     pub counters: Vec<CounterSeries>,
 }
 
-/// Spans of which two are either apart, or one is within the other.
+/// Spans of which two are either disjoint, or one is within the other.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Track {
     /// The name of the thread, or `communication`.
     pub name: String,
-    /// Spans by their start; of those that begin together the longest first.
+    /// Spans by their start; of spans with equal starts the longest first.
     pub spans: Vec<TrackSpan>,
 }
 
 /// A span of a track.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackSpan {
-    /// What the span is of.
+    /// The kind of work in the span.
     pub kind: SpanKind,
     /// The name of the operation.
     pub name: Arc<str>,
-    /// What it was applied to, if that has a name: a bucket, a unit, an action of a pipeline.
+    /// The named object it was applied to, if any: a bucket, a unit, an action of a pipeline.
     pub of: Option<Arc<str>>,
-    /// When it began, in nanoseconds.
+    /// The start in nanoseconds.
     pub start: u64,
-    /// When it ended.
+    /// The end in nanoseconds.
     pub end: u64,
     /// Bytes that it moved; 0 where that is not known.
     pub bytes: u64,
@@ -59,14 +59,14 @@ pub struct TrackSpan {
 /// A value over time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CounterSeries {
-    /// What it is: a category of memory, `cpu %`.
+    /// The name of the value: a category of memory, `cpu %`.
     pub name: String,
     /// Moments in nanoseconds, and the value from then on.
     pub points: Vec<(u64, u64)>,
 }
 
 impl RunTimeline {
-    /// The timeline of a recording. What threads without a rank did is shown at `rank`, that of the process.
+    /// The timeline of a recording. Spans of threads without a rank are shown at `rank`, the rank of the process.
     pub fn of(trace: &Trace, rank: usize) -> Self {
         let mut ranks = BTreeMap::new();
         for thread in &trace.threads {
@@ -122,25 +122,25 @@ impl TrackSpan {
         TrackSpan { kind, name, of, start, end, bytes }
     }
 
-    /// What it is called, with what it is of.
+    /// The name of the operation, with the object it was applied to.
     pub fn label(&self) -> String {
         self.of.as_ref().map_or_else(|| self.name.to_string(), |of| format!("{} of {of}", self.name))
     }
 
-    /// How long it took, in nanoseconds.
+    /// The duration in nanoseconds.
     pub fn length(&self) -> u64 {
         self.end.saturating_sub(self.start)
     }
 }
 
 impl Track {
-    /// A track of spans of one thread, which nest by themselves; none of no spans.
+    /// A track of spans of one thread, which nest by themselves; none without spans.
     fn nested(name: &str, mut spans: Vec<TrackSpan>) -> Option<Self> {
         sort(&mut spans);
         (!spans.is_empty()).then(|| Track { name: name.into(), spans })
     }
 
-    /// How many spans hold each span.
+    /// The number of spans around each span.
     pub fn depths(&self) -> Vec<usize> {
         let mut open: Vec<u64> = Vec::new();
         let depth = |span: &TrackSpan| {
@@ -158,7 +158,7 @@ fn sort(spans: &mut [TrackSpan]) {
     spans.sort_by_key(|span| (span.start, std::cmp::Reverse(span.end)));
 }
 
-/// Spans that may overlap, on as many tracks as it takes.
+/// Distributes spans that may overlap over as many tracks as it takes.
 fn lanes(name: &str, mut spans: Vec<TrackSpan>) -> Vec<Track> {
     sort(&mut spans);
     let mut lanes: Vec<Track> = Vec::new();
@@ -185,7 +185,7 @@ fn of_rank(ranks: &mut BTreeMap<usize, RankTimeline>, rank: usize) -> &mut RankT
     ranks.entry(rank).or_insert_with(|| RankTimeline { rank, ..RankTimeline::default() })
 }
 
-/// Counters of one name as one series: the sum of what their sources had last.
+/// Joins counters of one name into one series: the sum of the last values of their sources.
 fn series(mut counters: Vec<&TraceCounter>) -> Vec<CounterSeries> {
     counters.sort_by_key(|counter| counter.at);
     let names: BTreeSet<&str> = counters.iter().map(|counter| &*counter.name).collect();

@@ -1,4 +1,4 @@
-//! [`UsageSampler`]: how busy the CPU and NVIDIA's GPUs are, looked at from time to time.
+//! [`UsageSampler`]: the load of the CPU and of NVIDIA's GPUs, sampled at an interval.
 
 use std::{
     fs,
@@ -11,8 +11,8 @@ use std::{
 
 use numcore::{Error, Result, trace};
 
-/// Adds counters to the recording in progress until it is dropped: `cpu %`, of which 100 is one core of this process, and `gpu %`, the mean
-/// of all GPUs of the machine. The first is there on Linux, the second where there is `nvidia-smi`.
+/// Adds counters to the recording in progress until it is dropped: `cpu %`, of which 100 is one core of this process,
+/// and `gpu %`, the mean of all GPUs of the machine. The first exists on Linux, the second where there is `nvidia-smi`.
 #[derive(Debug)]
 pub struct UsageSampler {
     stop: Option<Sender<()>>,
@@ -21,7 +21,7 @@ pub struct UsageSampler {
 }
 
 impl UsageSampler {
-    /// Looks every `interval`, which is at least 20 ms: the kernel counts in hundredths of seconds.
+    /// Samples every `interval`, which is at least 20 ms: the kernel counts in hundredths of seconds.
     ///
     /// # Errors
     /// An error if no thread can be started.
@@ -57,13 +57,13 @@ impl UsageSampler {
         Ok(())
     }
 
-    /// Reads what `nvidia-smi` prints, one line per GPU and interval.
+    /// Reads the output of `nvidia-smi`, one line per GPU and interval.
     fn watch_gpus(&mut self, interval: Duration) -> Result<()> {
         let every = format!("--loop-ms={}", interval.as_millis());
         let what = ["--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits", &every];
         let mut smi = Command::new("nvidia-smi");
         smi.args(what).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        // Without it there is no such GPU, or nothing that would know.
+        // Without `nvidia-smi` there is no such GPU, or no way to read its load.
         let Ok(mut child) = smi.spawn() else { return Ok(()) };
         let out = child.stdout.take();
         self.smi = Some(child);
@@ -83,24 +83,24 @@ impl Drop for UsageSampler {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(mut smi) = self.smi.take() {
-            // It ends by itself if it cannot be ended, with the pipe it writes to.
+            // A process that cannot be killed ends by itself, with the pipe it writes to.
             let _ = smi.kill().and_then(|()| smi.wait());
         }
         for thread in self.threads.drain(..) {
-            // A panic there was reported there.
+            // A panic of the thread was reported there.
             let _ = thread.join();
         }
     }
 }
 
-/// Lines of GPUs, until all were seen once.
+/// The loads of one round of lines, one line per GPU.
 #[derive(Default)]
 struct GpuUsage {
     seen: Vec<u64>,
 }
 
 impl GpuUsage {
-    /// The mean of all GPUs, when the first of the next round comes.
+    /// Reads a line; returns the mean of all GPUs when the first line of the next round comes.
     fn read(&mut self, line: &str) -> Option<u64> {
         let (index, usage) = line.split_once(',')?;
         let (index, usage) = (index.trim().parse::<usize>().ok()?, usage.trim().parse::<u64>().ok()?);
@@ -110,7 +110,7 @@ impl GpuUsage {
     }
 }
 
-/// Hundredths of seconds that the threads of this process have computed.
+/// The CPU time of this process's threads, in hundredths of seconds.
 fn cpu_time() -> Option<u64> {
     times_of(&fs::read_to_string("/proc/self/stat").ok()?)
 }
@@ -122,7 +122,7 @@ fn times_of(stat: &str) -> Option<u64> {
     Some(times.next()?.ok()? + times.next()?.ok()?)
 }
 
-/// Hundredths of seconds of `time`, in percent.
+/// The fraction of `time`, in percent.
 fn percent(hundredths: u64, time: Duration) -> u64 {
     (hundredths as f64 / time.as_secs_f64().max(1e-3)).round() as u64
 }

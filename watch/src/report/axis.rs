@@ -1,6 +1,6 @@
-//! Axes of charts: where marks are, and what is written at them.
+//! Axes of charts: positions and labels of marks.
 
-/// A range of values along an axis of so many pixels.
+/// A range of values along an axis of `pixels` pixels.
 #[derive(Clone, Copy, Debug)]
 pub struct ChartAxis {
     pub low: f64,
@@ -9,18 +9,18 @@ pub struct ChartAxis {
 }
 
 impl ChartAxis {
-    /// The range of finite values, never empty; of no values, from 0 to 1.
+    /// The range of finite values, never empty; without values, from 0 to 1.
     pub fn over(values: impl Iterator<Item = f64>, pixels: f64) -> Self {
         let (low, high) = values
             .filter(|x| x.is_finite())
             .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
         let (low, high) = if low > high { (0.0, 1.0) } else { (low, high) };
-        // Halves, because the difference of the largest numbers is none.
+        // Halves, because the difference of the largest numbers overflows.
         let room = if high / 2.0 - low / 2.0 > 0.0 { 0.0 } else { (high.abs() * 0.05).max(1e-6) };
         ChartAxis { low: low - room, high: high + room, pixels }
     }
 
-    /// Where a value lies, in pixels from the low end.
+    /// The position of a value, in pixels from the low end.
     pub fn at(&self, x: f64) -> f64 {
         (x / 2.0 - self.low / 2.0) / (self.high / 2.0 - self.low / 2.0) * self.pixels
     }
@@ -33,7 +33,7 @@ impl ChartAxis {
     }
 }
 
-/// The least of 1, 2, 5, 10, 20 … times a power of ten that is not less.
+/// The least of 1, 2, 5, 10, 20 … times a power of ten that is at least `x`.
 pub fn nice(x: f64) -> f64 {
     let power = 10f64.powf(x.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|&step| step >= x * (1.0 - 1e-9)).unwrap_or(x)

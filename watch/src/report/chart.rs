@@ -8,9 +8,9 @@ use crate::escape::escaped;
 /// Lines over a common axis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Chart {
-    /// What is shown.
+    /// The title above the chart.
     pub title: String,
-    /// What is along the axis: `step`.
+    /// The label of the horizontal axis: `step`.
     pub x_label: String,
     /// The lines, in the order of the legend.
     pub lines: Vec<ChartLine>,
@@ -21,7 +21,7 @@ pub struct Chart {
 pub struct ChartLine {
     /// The line's name in the legend.
     pub name: String,
-    /// Points from left to right. Where a value is NaN or infinite the line has a gap.
+    /// Points from left to right. The line has a gap at a value that is NaN or infinite.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -32,7 +32,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 36.0;
 
-/// Colours that people who see colours differently tell apart, on white and on black (Okabe and Ito).
+/// Colours for people with any color vision, on white and on black (Okabe and Ito).
 pub const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /// The frame of a chart: axes with marks, lines through them, the title.
@@ -46,7 +46,7 @@ impl Frame {
         Frame { x: ChartAxis::over(xs, WIDTH - LEFT - RIGHT), y: ChartAxis::over(ys, HEIGHT - TOP - BOTTOM) }
     }
 
-    /// Where a point lies in the picture.
+    /// The position of a point in the picture.
     pub fn at(&self, (x, y): (f64, f64)) -> (f64, f64) {
         (LEFT + self.x.at(x), HEIGHT - BOTTOM - self.y.at(y))
     }
@@ -102,7 +102,7 @@ fn legend(names: &[String]) -> String {
 }
 
 impl Chart {
-    /// The chart as a picture of 560 × 300. Text has the colour of what is around it, so it is seen on dark pages too.
+    /// Draws the chart as a picture of 560 × 300. Text has the page's text colour, so it is visible on dark pages too.
     pub fn to_svg(&self) -> String {
         let points = || self.lines.iter().flat_map(|line| line.points.iter().filter(|p| p.1.is_finite()));
         let frame = Frame::over(points().map(|p| p.0), points().map(|p| p.1));
@@ -120,7 +120,7 @@ impl ChartLine {
         for run in self.points.split(|p| !p.1.is_finite() || !p.0.is_finite()) {
             match run {
                 [] => {}
-                // A line of one point is not seen.
+                // A line of one point is invisible.
                 [only] => {
                     let (x, y) = frame.at(*only);
                     let _ = write!(alone, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2\" fill=\"{colour}\"/>");
@@ -140,7 +140,7 @@ impl ChartLine {
     }
 }
 
-/// The first, least, greatest and last point of every pixel column: what a line through all points would cover.
+/// The first, least, greatest and last point of every pixel column, which cover as much as a line through all points.
 fn thinned(points: &[(f64, f64)], frame: &Frame) -> Vec<(f64, f64)> {
     let column = |p: &(f64, f64)| frame.x.at(p.0) as i64;
     let mut kept = Vec::new();

@@ -3,9 +3,9 @@
 use super::{Chart, ChartLine};
 use crate::sink::Record;
 
-/// A chart for all numbers of one name, over the step. Names that end alike are lines of one chart: `train/loss` and `validation/loss`.
-/// Charts and lines come in the order in which their names were first recorded. A step that was measured again, after a run went back, takes the place of what was
-/// measured from there on.
+/// Makes charts of all numbers over the step. Names with an equal last part are lines of one chart: `train/loss` and
+/// `validation/loss`. Charts and lines come in the order in which their names were first recorded. A step that was
+/// measured again, after a run went back, replaces the points from that step on.
 pub fn charts_of(records: &[Record]) -> Vec<Chart> {
     let mut charts: Vec<Chart> = Vec::new();
     for record in records {

@@ -7,11 +7,11 @@ use numcore::MemoryCategory;
 use super::chart::{COLOURS, Frame};
 use crate::recorder::RankTimeline;
 
-/// Points of a picture: a pixel or two each.
+/// The number of points of a picture: a pixel or two each.
 const POINTS: u64 = 400;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Areas on top of each other, one for each category; none if no memory was recorded.
+/// Draws areas on top of each other, one for each category; none if no memory was recorded.
 pub fn to_svg(rank: &RankTimeline, length: u64) -> Option<String> {
     let categories: Vec<&str> = MemoryCategory::ALL.iter().map(|category| category.name()).collect();
     let series: Vec<&[(u64, u64)]> = categories
@@ -48,7 +48,7 @@ pub fn to_svg(rank: &RankTimeline, length: u64) -> Option<String> {
     Some(frame.around(&format!("memory of rank {} in MiB", rank.rank), "ms", &names, &body))
 }
 
-/// The most bytes in each of the intervals in which there was a change, and what was left at the end of those before.
+/// The peak in bytes of each interval with a change, and the remaining bytes for the interval after it.
 fn peaks_of(points: &[(u64, u64)], length: u64) -> BTreeMap<u64, u64> {
     let mut peaks = BTreeMap::new();
     let mut before = 0;
@@ -65,7 +65,7 @@ fn peaks_of(points: &[(u64, u64)], length: u64) -> BTreeMap<u64, u64> {
     peaks
 }
 
-/// One value for each interval: that of the last interval before it that has one.
+/// The values of all intervals; one without a value has the previous interval's.
 fn values(peaks: &BTreeMap<u64, u64>) -> impl Iterator<Item = u64> {
     (0..=POINTS).scan(0, |last, k| {
         *last = peaks.get(&k).copied().unwrap_or(*last);

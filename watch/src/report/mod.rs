@@ -1,6 +1,6 @@
-//! What a run came to, as files for people: curves as SVG, and one page of HTML with everything.
+//! Reports of a run, as files for people: curves as SVG, and one page of HTML with everything.
 //!
-//! The files need nothing else: no network, no script, no font. What they show is escaped.
+//! The files need nothing else: no network, no script, no font. All text in them is escaped.
 //!
 //! ```
 //! use watch::{report::Report, sink::Record};

@@ -17,7 +17,7 @@ pub struct Report {
     timeline: Option<RunTimeline>,
 }
 
-/// A browser that honours it loads nothing from anywhere, and runs nothing.
+/// The content policy: a browser that honours it loads nothing from anywhere, and runs nothing.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; img-src data:";
 
 const STYLE: &str = "
@@ -34,7 +34,7 @@ pre { white-space: pre-wrap; background: #8881; padding: .6rem; border-radius: .
 ";
 
 impl Report {
-    /// An empty page of this title.
+    /// Makes an empty page of this title.
     pub fn new(title: impl Into<String>) -> Self {
         Report { title: title.into(), ..Report::default() }
     }
@@ -48,13 +48,13 @@ impl Report {
         self
     }
 
-    /// Adds measurements, after those there are.
+    /// Adds records, after the earlier ones.
     pub fn records(mut self, records: &[Record]) -> Self {
         self.records.extend_from_slice(records);
         self
     }
 
-    /// Adds one measurement.
+    /// Adds one record.
     pub(super) fn push(&mut self, record: &Record) {
         self.records.push(record.clone());
     }
@@ -65,13 +65,13 @@ impl Report {
         self
     }
 
-    /// Shows this timeline, and the memory that was recorded with it.
+    /// Sets the timeline to show, with the memory that was recorded in it.
     pub fn timeline(mut self, timeline: RunTimeline) -> Self {
         self.timeline = Some(timeline);
         self
     }
 
-    /// The page.
+    /// The page's HTML.
     pub fn to_html(&self) -> String {
         let title = escaped(&self.title);
         let parts =
@@ -155,12 +155,12 @@ impl Report {
     }
 }
 
-/// A part of the page, unless there is nothing in it. The title is escaped already.
+/// A part of the page, unless its body is empty. The title is escaped already.
 fn part(title: &str, open: &str, body: &str, close: &str) -> String {
     if body.is_empty() { String::new() } else { format!("<h2>{title}</h2>\n{open}{body}{close}\n") }
 }
 
-/// Replaces a file at once, and makes the folder it lies in.
+/// Replaces a file at once, and makes its folder.
 pub(super) fn replace(path: &Path, text: &str) -> Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;

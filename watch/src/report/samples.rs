@@ -8,7 +8,7 @@ use crate::{
     sink::{Histogram, Picture, Record, Value},
 };
 
-/// Values of one name that are shown: the last ones.
+/// The number of values of one name that are shown: the last ones.
 const SHOWN: usize = 5;
 
 /// The last texts and pictures of each name, and the last histogram.
@@ -75,11 +75,11 @@ fn bars(h: &Histogram, name: &str, step: u64) -> String {
     frame.around(&title, "value", &[], &body)
 }
 
-/// Bars of a histogram.
+/// The number of bars of a histogram.
 const BINS: usize = 40;
 
-/// The counts in bins of equal width from the least number to the greatest, those of a bucket spread evenly over it, as TensorBoard
-/// shows them.
+/// The counts in bins of equal width from the least number to the greatest. The count of a bucket is spread evenly over
+/// it, as TensorBoard shows it.
 fn rebinned(h: &Histogram) -> Vec<f64> {
     let width = (h.max - h.min) / BINS as f64;
     let mut bins = vec![0.0; BINS];
@@ -97,7 +97,7 @@ fn rebinned(h: &Histogram) -> Vec<f64> {
     bins
 }
 
-/// RFC 4648.
+/// Base64 of RFC 4648.
 fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let group = |three: &[u8]| {

@@ -15,25 +15,26 @@ pub struct SvgCurves {
 }
 
 impl SvgCurves {
-    /// Writes into a folder, which is made if it is not there.
+    /// Writes into a folder, which is made if it does not exist.
     pub fn in_folder(folder: impl AsRef<Path>) -> Self {
         SvgCurves { path: folder.as_ref().join("curves.svg"), records: Vec::new() }
     }
 
-    /// Begins with what was measured before: the lines of a run that this one goes on from, as [`read_jsonl`](crate::sink::read_jsonl) reads them. What is measured
-    /// again replaces what was there from that step on.
+    /// Begins with earlier records: the lines of a run that this one goes on from, as
+    /// [`read_jsonl`](crate::sink::read_jsonl) reads them. A step that is measured again replaces the points from that
+    /// step on.
     pub fn records(mut self, before: &[Record]) -> Self {
         before.iter().for_each(|record| self.push(record));
         self
     }
 
-    /// Curves are of numbers; pictures would fill the memory.
+    /// Keeps the numbers of a record alone, as pictures would fill the memory.
     fn push(&mut self, record: &Record) {
         let values = record.values.iter().filter(|(_, value)| matches!(value, crate::sink::Value::Scalar(_)));
         self.records.push(Record { values: values.cloned().collect(), ..*record });
     }
 
-    /// Charts in two columns.
+    /// Draws charts in two columns.
     fn to_svg(&self) -> String {
         let charts = charts_of(&self.records);
         let rows = charts.len().div_ceil(2).max(1);
@@ -61,7 +62,7 @@ impl Sink for SvgCurves {
     }
 }
 
-/// Writes a [`Report`] of everything it was given whenever it is flushed: at checkpoints and at the end.
+/// Writes a [`Report`] of all records whenever it is flushed: at checkpoints and at the end.
 #[derive(Debug)]
 pub struct HtmlReport {
     path: PathBuf,
@@ -69,7 +70,7 @@ pub struct HtmlReport {
 }
 
 impl HtmlReport {
-    /// Writes `report`, with what a run measures from now on, to a file.
+    /// Writes `report`, with all records from now on, to a file.
     pub fn at(path: impl AsRef<Path>, report: Report) -> Self {
         HtmlReport { path: path.as_ref().into(), report }
     }

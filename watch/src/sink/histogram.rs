@@ -1,9 +1,9 @@
-//! [`Histogram`]: how many numbers lie where.
+//! [`Histogram`]: the distribution of numbers.
 
 use std::sync::OnceLock;
 
-/// How numbers are distributed: counts in buckets whose edges grow by a tenth each, as TensorBoard's do, so one histogram shows
-/// values of 1e-12 and of 1e20.
+/// The distribution of numbers: counts in buckets whose edges grow by a tenth each, as TensorBoard's do, so one
+/// histogram shows values of 1e-12 and of 1e20.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
     /// The least of the finite numbers; 0 without any.
@@ -14,11 +14,12 @@ pub struct Histogram {
     pub sum: f64,
     /// The sum of their squares.
     pub sum_squares: f64,
-    /// The right edge of each bucket, which belongs to the next one. The first bucket is empty: its edge is the left one of the second.
+    /// The right edge of each bucket, which belongs to the next one. The first bucket is empty: its edge is the left
+    /// one of the second.
     pub limits: Vec<f64>,
-    /// How many numbers lie in each bucket.
+    /// The number of values in each bucket.
     pub counts: Vec<u64>,
-    /// NaN and infinities, which are in no bucket.
+    /// The number of NaN and infinities, which are in no bucket.
     pub not_finite: u64,
 }
 
@@ -35,14 +36,14 @@ impl Histogram {
             }
             (all.min, all.max) = (all.min.min(x), all.max.max(x));
             (all.sum, all.sum_squares) = (all.sum + x, all.sum_squares + x * x);
-            // The greatest number there is lies on the last edge.
+            // The greatest `f64` lies on the last edge.
             let bucket = edges.partition_point(|&edge| edge <= x);
             buckets[bucket.min(edges.len() - 1)] += 1;
         }
         all.keep_used(edges, &buckets)
     }
 
-    /// How many numbers lie in buckets.
+    /// The number of values in all buckets.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }

@@ -9,7 +9,7 @@ use super::{Record, Sink};
 pub struct Many(Vec<Box<dyn Sink>>);
 
 impl Many {
-    /// No sink: records go nowhere.
+    /// Makes a sink without inner sinks: records go nowhere.
     pub fn new() -> Self {
         Self::default()
     }
@@ -20,13 +20,15 @@ impl Many {
         self
     }
 
-    /// Calls all sinks, also after one that failed; the first error.
+    /// Calls all sinks, also after one that failed; returns the first error.
     fn each(&mut self, mut call: impl FnMut(&mut dyn Sink) -> Result<()>) -> Result<()> {
         self.0.iter_mut().map(|sink| call(sink)).fold(Ok(()), Result::and)
     }
 }
 
 impl Sink for Many {
+    /// Gives the record to all sinks.
+    ///
     /// # Errors
     /// The first error of a sink; the others have the record nevertheless.
     fn write(&mut self, record: &Record) -> Result<()> {

@@ -6,17 +6,17 @@ use numcore::Result;
 
 use super::{Record, Sink};
 
-/// Keeps every record. Clones share what is kept, so one of them can be given away and another read.
+/// Keeps every record. Clones share the records, so one of them can be given away and another read.
 #[derive(Clone, Debug, Default)]
 pub struct MemorySink(Arc<Mutex<Vec<Record>>>);
 
 impl MemorySink {
-    /// With nothing kept.
+    /// Makes a sink without records.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Everything kept so far.
+    /// All records so far.
     pub fn records(&self) -> Vec<Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

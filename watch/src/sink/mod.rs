@@ -1,6 +1,7 @@
-//! Where a run's measurements go: [`Sink`], and the sinks there are.
+//! Destinations of a run's measurements: [`Sink`], and its implementations.
 //!
-//! A sink takes one [`Record`] per step and knows nothing of the loop that measured it, so every sink works in a loop of one's own:
+//! A sink takes one [`Record`] at a time and is independent of the loop that measured it, so every sink works in a
+//! custom loop:
 //!
 //! ```
 //! use watch::sink::{MemorySink, Many, Record, Sink};
@@ -36,12 +37,13 @@ pub use terminal::Terminal;
 
 use numcore::Result;
 
-/// Takes what a run measures, on the rank that writes (world rank 0): a terminal, a file, TensorBoard.
+/// A destination of a run's measurements, on the rank that writes (world rank 0): a terminal, a file, TensorBoard.
 pub trait Sink: Send {
-    /// Takes the measurements of one step. Those of a run come in the order of their steps.
+    /// Takes measurements of one step. Records of a run come in the order of their steps, except that a run that went
+    /// back repeats steps.
     fn write(&mut self, record: &Record) -> Result<()>;
 
-    /// Puts everything written so far where a reader finds it. Called at checkpoints and at the end of a run.
+    /// Makes all records so far visible to readers. Called at checkpoints and at the end of a run.
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }

@@ -12,7 +12,7 @@ pub struct Picture {
 }
 
 impl Picture {
-    /// A picture of 1 channel (grey), 3 (RGB) or 4 (RGBA), whose channels of a pixel are adjacent.
+    /// Makes a picture of 1 channel (grey), 3 (RGB) or 4 (RGBA) from `pixels: [height, width, channels]`.
     ///
     /// # Errors
     /// An error if there are other channels, a side is 0, or the number of bytes is not width × height × channels.
@@ -28,27 +28,27 @@ impl Picture {
         Ok(Picture { width, height, channels, pixels })
     }
 
-    /// A picture of numbers, 0 black and 1 white; others are clamped, and NaN is black.
+    /// Makes a picture of numbers, 0 black and 1 white; others are clamped, and NaN is black.
     ///
     /// # Errors
-    /// An error if it would be no picture, as in [`new`](Picture::new).
+    /// The errors of [`new`](Picture::new).
     pub fn of_numbers(width: u32, height: u32, channels: u8, numbers: &[f32]) -> Result<Self> {
         // A cast of a NaN is 0.
         let pixels = numbers.iter().map(|x| (x.clamp(0.0, 1.0) * 255.0).round() as u8).collect();
         Picture::new(width, height, channels, pixels)
     }
 
-    /// Pixels in a row.
+    /// The number of pixels in a row.
     pub fn width(&self) -> u32 {
         self.width
     }
 
-    /// Rows.
+    /// The number of rows.
     pub fn height(&self) -> u32 {
         self.height
     }
 
-    /// Bytes of a pixel.
+    /// The number of bytes of a pixel.
     pub fn channels(&self) -> u8 {
         self.channels
     }
@@ -58,7 +58,7 @@ impl Picture {
         &self.pixels
     }
 
-    /// The picture as a PNG file.
+    /// Encodes the picture as a PNG file.
     pub fn to_png(&self) -> Vec<u8> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, self.width, self.height);
@@ -68,7 +68,7 @@ impl Picture {
             _ => png::ColorType::Rgba,
         });
         let written = encoder.write_header().and_then(|mut writer| writer.write_image_data(&self.pixels));
-        // Writing to a vector cannot fail, and a picture has as many bytes as its sides say.
+        // Writing to a vector cannot fail, and a picture has exactly the bytes of its width, height and channels.
         if written.is_ok() { file } else { Vec::new() }
     }
 }

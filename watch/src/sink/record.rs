@@ -1,19 +1,19 @@
-//! What sinks take: [`Record`] and [`Value`].
+//! The input of sinks: [`Record`] and [`Value`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::{Histogram, Picture};
 
-/// What was measured at one step.
+/// The measurements of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Updates done so far, over the whole run.
+    /// The number of updates so far, over the whole run.
     pub step: u64,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Which part of the run is done, from 0 to 1, where its length is known.
+    /// The fraction of the run that is done, from 0 to 1; none if its length is not known.
     pub fraction: Option<f64>,
-    /// When it was measured.
+    /// The time of the measurement.
     pub time: SystemTime,
     /// Names and values, in the order in which they were recorded. A name appears once.
     pub values: Vec<(String, Value)>,
@@ -27,19 +27,19 @@ pub enum Value {
     Scalar(f64),
     /// A piece of text: a sample that a model wrote.
     Text(String),
-    /// How numbers are distributed: a parameter, a gradient.
+    /// A distribution of numbers: a parameter, a gradient.
     Histogram(Histogram),
     /// A picture: a sample that a model drew, a confusion matrix.
     Image(Picture),
 }
 
 impl Record {
-    /// Nothing measured yet at this step, now.
+    /// Makes a record of this step and the current time, without measurements.
     pub fn new(step: u64, epoch: u64) -> Self {
         Record { step, epoch, fraction: None, time: SystemTime::now(), values: Vec::new() }
     }
 
-    /// Adds a measurement, in place of an earlier one of the same name.
+    /// Adds a measurement, in place of an earlier one of the name.
     pub fn with(mut self, name: impl Into<String>, value: Value) -> Self {
         let name = name.into();
         match self.values.iter_mut().find(|(known, _)| *known == name) {

@@ -10,9 +10,10 @@ use numcore::{Error, Result};
 
 use super::{Record, Sink, Value};
 
-/// A progress bar with the time left and the numbers of the last step. Where there is no terminal (a file, a batch system) it writes a
-/// plain line now and then instead: for the first step, the last, and whenever ten seconds have passed. The length of the run
-/// comes with each record of a training loop of the crate `train`; in a loop of one's own [`steps`](Terminal::steps) sets it.
+/// Shows a progress bar with the time left and the numbers of the last step. Without a terminal (a file, a batch
+/// system) it writes plain lines instead: for the first step, the last, and whenever ten seconds have passed. The
+/// length of the run comes with each record of a training loop of the crate `train`; in a custom loop
+/// [`steps`](Terminal::steps) sets it.
 ///
 /// ```
 /// use watch::sink::{Record, Sink, Terminal};
@@ -24,17 +25,17 @@ use super::{Record, Sink, Value};
 /// ```
 pub struct Terminal {
     total: Option<u64>,
-    /// What is shown, and in which order; nothing for the first numbers of each record.
+    /// The names of the shown numbers, in their order; none for the first numbers of each record.
     shown: Option<Vec<String>>,
-    /// Numbers that are worth a line whenever they are recorded.
+    /// Numbers that get a line whenever they are recorded.
     announced: Vec<String>,
     every: Duration,
     out: Output,
     first: Option<(Done, SystemTime)>,
-    /// The last record for which a line was written, and the last of all.
+    /// Step and time of the last record with a line; `latest` has the last record of all.
     written: Option<(u64, SystemTime)>,
     latest: Option<(u64, String)>,
-    /// Whether it was said that a loss is not finite.
+    /// True once the warning of a loss that is not finite was shown.
     has_warned: bool,
 }
 
@@ -43,14 +44,14 @@ enum Output {
     Lines(Box<dyn Write + Send>),
 }
 
-/// How far a run is, in steps or in parts of the whole; and the whole.
+/// The progress of a run and its length, in steps or as fractions of the whole.
 #[derive(Clone, Copy)]
 struct Done {
     now: f64,
     all: f64,
 }
 
-/// Numbers that are shown where nobody chose.
+/// The number of shown numbers by default.
 const NUMBERS: usize = 4;
 
 impl Default for Terminal {
@@ -60,7 +61,7 @@ impl Default for Terminal {
 }
 
 impl Terminal {
-    /// Progress on standard error: a bar if that is a terminal, otherwise lines.
+    /// Shows progress on standard error: a bar if that is a terminal, otherwise lines.
     pub fn new() -> Self {
         if io::stderr().is_terminal() {
             Self::over(Output::Bar(ProgressBar::no_length()))
@@ -69,7 +70,7 @@ impl Terminal {
         }
     }
 
-    /// Progress as lines, elsewhere.
+    /// Shows progress as lines written to `out`.
     pub fn lines_to(out: impl Write + Send + 'static) -> Self {
         Self::over(Output::Lines(Box::new(out)))
     }
@@ -89,25 +90,26 @@ impl Terminal {
         }
     }
 
-    /// The length of the run, so that the time left is known.
+    /// Sets the length of the run in steps, so that the time left is known.
     pub fn steps(mut self, total: u64) -> Self {
         self.total = Some(total);
         self
     }
 
-    /// The numbers to show; at first the first four of each record.
+    /// Sets the numbers to show; at first the first four of each record.
     pub fn show<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.shown = Some(names.into_iter().map(Into::into).collect());
         self
     }
 
-    /// Numbers of which every value gets a line of its own, such as those of evaluations: in a terminal above the bar.
+    /// Sets the numbers whose every value gets a line of its own, such as values of evaluations: in a terminal above
+    /// the bar.
     pub fn announce<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.announced = names.into_iter().map(Into::into).collect();
         self
     }
 
-    /// How much time is between two plain lines.
+    /// Sets the time between two plain lines.
     pub fn every(mut self, time: Duration) -> Self {
         self.every = time;
         self
@@ -130,7 +132,7 @@ impl Terminal {
         }
     }
 
-    /// Steps done, and the time that what is left takes at the rate of this run so far.
+    /// The steps done, and the time left at the rate of this run so far.
     fn progress(&self, record: &Record) -> String {
         let Some(done) = self.done(record) else { return format!("step {}", record.step) };
         let left = self.first.and_then(|(first, time)| {
@@ -154,7 +156,7 @@ impl Terminal {
         record.scalars().any(|(name, _)| self.announced.iter().any(|announced| announced == name))
     }
 
-    /// What is said, once, of a loss that is not finite.
+    /// The warning of a loss that is not finite, once.
     fn warning(&mut self, record: &Record) -> Option<(String, String)> {
         let (_, loss) = record.scalars().find(|(name, x)| *name == "loss" && !x.is_finite())?;
         let is_first = !std::mem::replace(&mut self.has_warned, true);
@@ -199,7 +201,7 @@ impl Sink for Terminal {
         {
             self.first = Some((done, record.time));
             if let Output::Bar(bar) = &self.out {
-                // The time left is measured from where this run began, which may be in the middle.
+                // The time left is measured from the beginning of this run, which may be in the middle.
                 show_on(bar, record, self.total, "");
                 bar.reset_eta();
             }
@@ -207,7 +209,7 @@ impl Sink for Terminal {
         self.show_record(record).map_err(|e| Error::io("standard error", e))
     }
 
-    /// Writes the line of the last step, where none was due for it.
+    /// Writes the line of the last step, if none was due for it.
     fn flush(&mut self) -> Result<()> {
         let Output::Lines(out) = &mut self.out else { return Ok(()) };
         let missing = self.latest.take().filter(|(step, _)| self.written.is_none_or(|(written, _)| written != *step));
@@ -223,14 +225,14 @@ impl Drop for Terminal {
             Output::Bar(bar) if self.first.is_some() => bar.abandon(),
             Output::Bar(_) => {}
             Output::Lines(_) => {
-                // There is nowhere left to say that it failed.
+                // There is nowhere left to report a failure.
                 let _ = self.flush();
             }
         }
     }
 }
 
-/// Parts that a run is divided into where its length is not in steps.
+/// The number of parts that a run is divided into if its length is not in steps.
 const PARTS: f64 = 1000.0;
 
 fn show_on(bar: &ProgressBar, record: &Record, total: Option<u64>, numbers: &str) {
@@ -259,12 +261,12 @@ fn texts(record: &Record) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// The text without what a terminal would obey.
+/// Removes control characters that a terminal would obey from the text.
 fn plain(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// Four digits, in few characters.
+/// A number with four digits after the point, or three and an exponent.
 fn short(x: f64) -> String {
     let size = x.abs();
     if x == 0.0 || (1e-3..1e6).contains(&size) { format!("{x:.4}") } else { format!("{x:.3e}") }

@@ -16,16 +16,17 @@ use summary::Summary;
 
 use super::{Record, Sink};
 
-/// Writes `metrics.jsonl`, one object per step, and `summary.json`: the last, least and greatest value of every number.
+/// Writes `metrics.jsonl`, one object per record, and `summary.json`: the last, least and greatest value of every
+/// number.
 ///
 /// ```json
 /// {"step":12,"epoch":0,"time":1700000000.25,"values":{"loss":0.5,"grad_norm":"NaN","sample":{"text":"To be"}}}
 /// ```
 ///
-/// JSON has no word for NaN and infinities: they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, and texts, histograms and
-/// pictures are objects, so nothing is mistaken for them. Of a picture only the sizes are written.
+/// JSON has no word for NaN and infinities: they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`. Texts,
+/// histograms and pictures are objects, so nothing is mistaken for them. Of a picture only the sizes are written.
 ///
-/// A resumed run goes on in the file of the run before. What that one measured after the checkpoint is measured again then;
+/// A resumed run goes on in the file of the earlier run. Steps after the checkpoint are measured again then;
 /// [`read_jsonl`] keeps the later lines. A line that a kill cut short is removed.
 ///
 /// Each line is handed to the operating system as it is written; it is on the disk when the system puts it there.
@@ -35,13 +36,13 @@ pub struct Jsonl {
     path: PathBuf,
     summary: Summary,
     summary_path: PathBuf,
-    /// Whether the first line is to take the place of what is there.
+    /// True if the first line is to replace the file's contents.
     replaces: bool,
 }
 
 impl Jsonl {
-    /// Writes into a folder as [`in_folder`](Jsonl::in_folder) does, for a new run: its first line takes the place of all that an earlier run left in the file. Until then
-    /// that is there, so a run that cannot begin removes nothing.
+    /// Writes into a folder as [`in_folder`](Jsonl::in_folder) does, for a new run: its first line replaces all that an
+    /// earlier run left in the file. Until then the old lines stay, so a run that cannot begin removes nothing.
     ///
     /// # Errors
     /// An error if the folder cannot be made, or the file cannot be written.
@@ -50,10 +51,10 @@ impl Jsonl {
         Ok(Jsonl { file, path, summary: Summary::default(), summary_path, replaces: true })
     }
 
-    /// Writes into a folder, which is made if it is not there.
+    /// Writes into a folder, which is made if it does not exist.
     ///
     /// # Errors
-    /// An error if the folder cannot be made, the file cannot be written, or what an earlier run left in it is
+    /// An error if the folder cannot be made, the file cannot be written, or an earlier run's lines in it are
     /// malformed.
     pub fn in_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let (mut file, path, summary_path) = open(folder.as_ref())?;
@@ -69,7 +70,7 @@ impl Jsonl {
     }
 }
 
-/// The file of lines in a folder, its path, and that of the summary.
+/// The file of lines in a folder, its path, and the path of the summary.
 fn open(folder: &Path) -> Result<(File, PathBuf, PathBuf)> {
     fs::create_dir_all(folder).map_err(|e| Error::io(folder, e))?;
     let path = folder.join("metrics.jsonl");
@@ -101,12 +102,12 @@ impl Sink for Jsonl {
 
 impl Drop for Jsonl {
     fn drop(&mut self) {
-        // Who wants to know calls `flush`.
+        // Errors are returned only by a call of `flush`.
         let _ = self.flush();
     }
 }
 
-/// Removes what stands after the last whole line.
+/// Removes the bytes after the last complete line.
 fn cut_torn_line(file: &mut File) -> io::Result<()> {
     const STEP: u64 = 4096;
     let length = file.seek(SeekFrom::End(0))?;

@@ -15,8 +15,9 @@ use crate::{
     sink::{Histogram, Record, Value},
 };
 
-/// Reads what [`Jsonl`](super::Jsonl) wrote. Values come in the order of their names; pictures, of which nothing but the sizes was
-/// written, are left out. Where a run went back to a checkpoint, the lines before it that were measured again are left out too.
+/// Reads the lines that [`Jsonl`](super::Jsonl) wrote. Values come in the order of their names; pictures, of which only
+/// the sizes were written, are left out. If a run went back to a checkpoint, the earlier lines of steps that were
+/// measured again are left out too.
 ///
 /// # Errors
 /// An error if the file cannot be read, or a line of it is malformed.
@@ -40,8 +41,8 @@ pub fn read_jsonl(path: impl AsRef<Path>) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// A step can have several lines: what was evaluated before the first step of a run that goes on, what was measured at the end. A name that is measured again has its
-/// new value.
+/// Merges a later line of a step into the record. A step can have several lines, from evaluations before the first step
+/// of a resumed run or from the end of a run. A name that is measured again has its new value.
 fn merge(into: &mut Record, later: Record) {
     for (name, value) in later.values {
         match into.values.iter_mut().find(|(known, _)| *known == name) {
@@ -67,7 +68,7 @@ fn record(json: &Json) -> Option<Record> {
     })
 }
 
-/// A value; nothing within for what was not written as a whole.
+/// Reads a value; none within for a picture, of which only the sizes were written.
 fn value(json: &Json) -> Option<Option<Value>> {
     let Some(object) = json.as_object() else { return Some(Some(Value::Scalar(read_number(json)?))) };
     let (kind, what) = object.iter().next().filter(|_| object.len() == 1)?;

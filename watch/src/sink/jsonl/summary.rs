@@ -1,4 +1,4 @@
-//! What a run came to: the last, least and greatest value of every number.
+//! The summary of a run: the last, least and greatest value of every number.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! The messages of event files: `Event`, `Summary` and what they hold. Numbers of fields are those of TensorFlow's `event.proto`,
-//! `summary.proto` and `tensor.proto`.
+//! The messages of event files: `Event`, `Summary` and their parts. Fields have the numbers of TensorFlow's
+//! `event.proto`, `summary.proto` and `tensor.proto`.
 
 use crate::sink::{Histogram, Picture, Record, Value};
 use data::protobuf::ProtoMessage;
@@ -9,14 +9,15 @@ pub fn version(wall_time: f64) -> Vec<u8> {
     ProtoMessage::new().double(1, wall_time).bytes(3, "brain.Event:2").into_bytes()
 }
 
-/// All measurements of a step.
+/// The message with all measurements of a step.
 pub fn event(record: &Record) -> Vec<u8> {
     let summary =
         record.values.iter().fold(ProtoMessage::new(), |all, (name, value)| all.message(1, summary(name, value)));
     ProtoMessage::new().double(1, record.seconds()).int(2, record.step as i64).message(5, summary).into_bytes()
 }
 
-/// The start of a session at a record's step: what files of before have of that step and later ones is left out.
+/// The message that starts a session at a record's step: TensorBoard then drops that step and later ones of earlier
+/// files.
 pub fn session_start(record: &Record) -> Vec<u8> {
     const START: i64 = 1;
     let log = ProtoMessage::new().int(1, START);
@@ -52,7 +53,7 @@ fn histogram(h: &Histogram) -> ProtoMessage {
         .doubles(7, h.counts.iter().map(|&n| n as f64))
 }
 
-/// A text is a tensor of one string that belongs to the plugin `text`.
+/// The message of a text: a tensor of one string that belongs to the plugin `text`.
 fn text(name: &str, words: &str) -> ProtoMessage {
     const STRING: i64 = 7;
     let plugin = ProtoMessage::new().bytes(1, "text");

@@ -1,7 +1,8 @@
 //! [`TensorBoard`]: event files.
 //!
-//! An event file is a sequence of records, each a protocol buffer between two checksums: `frame` writes the records, `message` the
-//! messages, `data::protobuf` the fields of which messages are made. The file is written by a thread of its own, `thread`.
+//! An event file is a sequence of records, each a protocol buffer between two checksums: `frame` writes the records,
+//! `message` the messages, `data::protobuf` the fields of messages. The file is written by a thread of its own,
+//! `thread`.
 
 mod frame;
 mod message;
@@ -21,23 +22,24 @@ use thread::EventThread;
 
 use super::{Record, Sink};
 
-/// Writes an event file that TensorBoard reads: numbers, texts, histograms and pictures. NaN and infinities are written as they are.
+/// Writes an event file that TensorBoard reads: numbers, texts, histograms and pictures. NaN and infinities are written
+/// as they are.
 ///
-/// Every run writes a file of its own, also one that is resumed: TensorBoard reads all files of a folder as one run, and stops at the
-/// first damaged record of a file. Numbers are `f32` there. In a folder with files of before the first record begins a session, which makes
-/// TensorBoard leave out what those have of its step and later ones.
+/// Every run writes a file of its own, also one that is resumed: TensorBoard reads all files of a folder as one run,
+/// and stops at the first damaged record of a file. Numbers in it are `f32`. In a folder with earlier files, the first
+/// record begins a session. TensorBoard then drops the record's step and later ones from the earlier files.
 ///
-/// A thread writes the file, at least every 2 seconds. It is at most 1 000 records behind: then [`write`](Sink::write) waits, so
-/// nothing is dropped. An error of the thread comes out of the next `write` or `flush`.
+/// A thread writes the file, at least every 2 seconds. It is at most 1 000 records behind: then [`write`](Sink::write)
+/// waits, so nothing is dropped. An error of the thread comes out of the next `write` or `flush`.
 #[derive(Debug)]
 pub struct TensorBoard {
     writer: EventThread,
-    /// Whether the next record goes on after files of before.
+    /// True if the next record goes on after earlier files.
     resumes: bool,
 }
 
 impl TensorBoard {
-    /// Begins a file in a folder, which is made if it is not there.
+    /// Begins a file in a folder, which is made if it does not exist.
     ///
     /// # Errors
     /// An error if the folder cannot be made, or the file cannot be written.
@@ -71,10 +73,10 @@ impl Sink for TensorBoard {
     }
 }
 
-/// What the names of event files begin with.
+/// The prefix of the names of event files.
 const EVENTS: &str = "events.out.tfevents.";
 
-/// Whether a folder has event files.
+/// Tells whether a folder has event files.
 fn has_events(folder: &Path) -> Result<bool> {
     for entry in fs::read_dir(folder).map_err(|e| Error::io(folder, e))? {
         let name = entry.map_err(|e| Error::io(folder, e))?.file_name();
@@ -85,7 +87,7 @@ fn has_events(folder: &Path) -> Result<bool> {
     Ok(false)
 }
 
-/// A file that nobody has: TensorBoard orders files by the seconds in their names.
+/// Creates a file with an unused name: TensorBoard orders files by the seconds in their names.
 fn fresh_file(folder: &Path, seconds: u64) -> Result<(File, PathBuf)> {
     static FILES: AtomicU64 = AtomicU64::new(0);
     loop {

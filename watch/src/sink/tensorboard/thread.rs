@@ -13,16 +13,16 @@ use std::{
 
 use numcore::{Error, Result};
 
-/// Records that may wait to be written.
+/// The number of records that may wait to be written.
 const QUEUE: usize = 1000;
-/// How long what was written may stay in memory.
+/// The longest time that written bytes may stay in memory.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// A file that a thread of its own writes. Dropping it writes what is left.
+/// A file that a thread of its own writes. Dropping it writes the rest.
 #[derive(Debug)]
 pub struct EventThread {
     path: PathBuf,
-    /// Nothing once the thread was told to end.
+    /// The queue to the thread; none once the thread is to end.
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
     failed: Failure,
@@ -31,11 +31,11 @@ pub struct EventThread {
 #[derive(Debug)]
 enum Order {
     Write(Vec<u8>),
-    /// Write everything, then answer.
+    /// An order to write everything, then answer.
     Flush(SyncSender<()>),
 }
 
-/// Why the thread ended, if it did.
+/// The reason for which the thread ended, if it did.
 type Failure = Arc<Mutex<Option<(io::ErrorKind, String)>>>;
 
 impl EventThread {
@@ -46,7 +46,7 @@ impl EventThread {
         let work = move || {
             let mut waiting = None;
             if let Err(error) = run(BufWriter::new(file), &orders, &mut waiting) {
-                // Before the queue closes and who waits is let go, so that they find the reason.
+                // The reason is stored before the queue closes and the waiting callers wake, so that they find it.
                 *report.lock().unwrap_or_else(PoisonError::into_inner) = Some((error.kind(), error.to_string()));
             }
         };
@@ -58,7 +58,7 @@ impl EventThread {
         &self.path
     }
 
-    /// Has the thread write `bytes`; waits while it is far behind.
+    /// Queues `bytes` for the thread to write; waits while it is far behind.
     pub fn put(&self, bytes: Vec<u8>) -> Result<()> {
         self.send(Order::Write(bytes))
     }
@@ -86,12 +86,13 @@ impl EventThread {
 impl Drop for EventThread {
     fn drop(&mut self) {
         self.queue = None;
-        // A panic there was reported there.
+        // A panic of the thread was reported there.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-/// Writes until nobody gives orders any more. After an error, who waits for an answer is left in `waiting`.
+/// Writes until all senders are gone. After an error, `waiting` holds the channel of the caller that waits for an
+/// answer.
 fn run(mut file: impl Write, orders: &Receiver<Order>, waiting: &mut Option<SyncSender<()>>) -> io::Result<()> {
     let mut flushed = Instant::now();
     loop {
@@ -100,7 +101,7 @@ fn run(mut file: impl Write, orders: &Receiver<Order>, waiting: &mut Option<Sync
             Ok(Order::Flush(answer)) => {
                 let answer = waiting.insert(answer);
                 file.flush()?;
-                // Nobody may wait for it any more.
+                // The caller may not wait any more.
                 let _ = answer.send(());
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -117,7 +118,7 @@ fn run(mut file: impl Write, orders: &Receiver<Order>, waiting: &mut Option<Sync
 mod tests {
     use super::*;
 
-    /// Takes so many bytes, then has no space left.
+    /// Takes `self.0` bytes, then has no space left.
     struct Disk(usize);
 
     impl Write for Disk {
