@@ -36,7 +36,7 @@ impl<R: Runtime> Mesh<R> {
     /// Makes the groups of `plan`. Every rank of `world` calls this.
     ///
     /// # Errors
-    /// Unless the plan has as many ranks as `world`, and is equal on all of them.
+    /// Fails unless the plan has as many ranks as `world`, and is equal on all of them.
     #[track_caller]
     pub fn new(world: &Comm<R>, plan: ParallelPlan) -> Result<Self> {
         if plan.world() != world.size() {

@@ -1,7 +1,7 @@
-//! What a rank can be told to do.
+//! The actions of a rank.
 //!
-//! The vocabulary, and its text (see [`Action`]'s `Display` and `FromStr`), is that of `torch.distributed.pipelining` but for its three words
-//! that wait for something asynchronous.
+//! The vocabulary and its text (see [`Action`]'s `Display` and `FromStr`) are those of `torch.distributed.pipelining`,
+//! without its three words that wait for the end of an asynchronous action.
 
 /// One entry of a rank's list.
 #[doc(alias("PipelineAction"))]
@@ -9,11 +9,12 @@
 pub enum Action {
     /// A forward or (part of a) backward pass.
     Compute(Compute),
-    /// A forward and a backward pass of independent micro-batches run as one, each hiding the other's communication (DualPipeV).
+    /// A forward and a backward pass of independent micro-batches, run as one (DualPipeV). Each hides the other's
+    /// communication.
     Overlap(Compute, Compute),
-    /// One end of a transfer between neighbouring stages on different ranks.
+    /// One end of a transfer between neighboring stages on different ranks.
     Message(Message),
-    /// Something done to a stage's parameters or gradients as a whole.
+    /// An action on all parameters or gradients of a stage.
     Unit(UnitAction),
 }
 
@@ -22,7 +23,7 @@ pub enum Action {
 pub struct Compute {
     /// The stage.
     pub stage: usize,
-    /// Which pass.
+    /// The kind of pass.
     pub pass: Pass,
     /// The micro-batch.
     pub micro: usize,
@@ -33,7 +34,7 @@ pub struct Compute {
 pub enum Pass {
     /// Forward.
     F,
-    /// The whole backward.
+    /// The complete backward.
     B,
     /// The gradient of the stage's input alone; weight gradients are deferred.
     I,
@@ -46,15 +47,15 @@ pub enum Pass {
 pub struct Message {
     /// The stage at this end.
     pub stage: usize,
-    /// What travels.
+    /// The content: an output or a gradient.
     pub direction: Direction,
-    /// Which end this is.
+    /// The end: send or receive.
     pub end: End,
     /// The micro-batch.
     pub micro: usize,
 }
 
-/// What travels between stages.
+/// The content of a transfer between stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Direction {
     /// A stage's output, to the next stage.
@@ -66,37 +67,38 @@ pub enum Direction {
 /// The two ends of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum End {
-    /// The side that has it.
+    /// The sender.
     Send,
-    /// The side that gets it.
+    /// The receiver.
     Recv,
 }
 
-/// An action on a whole stage.
+/// An action on a stage as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitAction {
     /// The stage.
     pub stage: usize,
-    /// What is done.
+    /// The operation.
     pub op: UnitOp,
 }
 
-/// What can be done to a whole stage.
+/// The operations on a stage as a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum UnitOp {
     /// Gather the stage's sharded parameters (ZeRO-3).
     Unshard,
     /// Free the gathered parameters.
     Reshard,
-    /// The stage's gradients of all micro-batches are in; no weight gradient comes after it. Where they can be reduced
-    /// over the data-parallel ranks at the earliest; a training step does not wait for it:
-    /// buckets and units are sent during the last weight gradient before it (sharded gradients in each), and waited for
-    /// after the schedule.
+    /// The stage's gradients of all micro-batches are complete; no weight gradient comes after it. It is the earliest
+    /// point at which they can be reduced over the data-parallel ranks.
+    ///
+    /// A training step does not wait for it. Buckets and units are sent during the last weight gradient before it
+    /// (sharded gradients in each), and waited for after the schedule.
     ReduceGrad,
 }
 
 impl Action {
-    /// The passes this action runs: two for an overlap, none for messages and units. The forward comes first.
+    /// The passes of this action: two for an overlap, of which the forward comes first; none for messages and units.
     pub fn computes(&self) -> impl Iterator<Item = Compute> + use<> {
         let (first, second) = match *self {
             Action::Compute(compute) => (Some(compute), None),
@@ -106,7 +108,7 @@ impl Action {
         first.into_iter().chain(second)
     }
 
-    /// The stages this action is about; two for an overlap.
+    /// The stages of this action; two for an overlap.
     pub fn stages(&self) -> impl Iterator<Item = usize> + use<> {
         let other = match *self {
             Action::Message(message) => Some(message.stage),
@@ -116,27 +118,27 @@ impl Action {
         self.computes().map(|compute| compute.stage).chain(other)
     }
 
-    /// The micro-batches this action is about; none for units.
+    /// The micro-batches of this action; two for an overlap, none for units.
     pub fn micros(&self) -> impl Iterator<Item = usize> + use<> {
         let other = if let Action::Message(message) = *self { Some(message.micro) } else { None };
         self.computes().map(|compute| compute.micro).chain(other)
     }
 
-    /// Whether this runs a pass.
+    /// Tells whether this action runs a pass.
     pub fn is_compute(&self) -> bool {
         matches!(self, Action::Compute(_) | Action::Overlap(..))
     }
 }
 
 impl Compute {
-    /// The message end that hands on what this pass made: none for W, nor where there is no such neighbour.
+    /// The message end that sends this pass's output; none for W, and none if there is no such neighbor.
     pub fn send(&self, stages: usize) -> Option<Message> {
         let direction = self.pass.makes()?;
         let message = Message { stage: self.stage, direction, end: End::Send, micro: self.micro };
         message.peer().filter(|peer| peer.stage < stages).map(|_| message)
     }
 
-    /// The message end that brings what this pass reads: none for W, nor at the ends of the pipeline.
+    /// The message end that receives this pass's input; none for W, and none at the ends of the pipeline.
     pub fn recv(&self, stages: usize) -> Option<Message> {
         let direction = self.pass.makes()?;
         let message = Message { stage: self.stage, direction, end: End::Recv, micro: self.micro };
@@ -145,7 +147,7 @@ impl Compute {
 }
 
 impl Pass {
-    /// What this pass makes for a neighbouring stage: nothing for W.
+    /// The content that this pass makes for a neighboring stage; none for W.
     pub fn makes(self) -> Option<Direction> {
         match self {
             Pass::F => Some(Direction::Forward),
@@ -154,7 +156,7 @@ impl Pass {
         }
     }
 
-    /// Whether the stage's weight gradients of the micro-batch are final after this pass (and its activations free).
+    /// Tells whether this pass completes the stage's weight gradients of the micro-batch, and frees its activations.
     pub fn makes_weight_gradient(self) -> bool {
         matches!(self, Pass::B | Pass::W)
     }

@@ -1,75 +1,76 @@
-//! What things take: ticks, and bytes.
+//! Costs of actions, in ticks and bytes.
 
 use super::action::{Action, Compute, Pass};
 
-/// Ticks per action. A tick is whatever the caller counts in (measured: nanoseconds); whole numbers keep simulations exact.
+/// Ticks per action. The caller chooses the unit of a tick (nanoseconds for measured costs); integers keep simulations
+/// exact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// Of each stage; the last entry holds for all further stages.
+    /// Costs of each stage; the last entry holds for all further stages.
     pub stages: Vec<StageCosts>,
-    /// From the send of a message to its arrival on the other rank.
+    /// Ticks from the send of a message to its arrival on the other rank.
     pub comm: u64,
-    /// What an overlapped pair takes less than its two passes (at most the shorter of them).
+    /// Ticks that an overlapped pair saves over its two passes, at most those of the shorter one.
     pub overlap_saves: u64,
-    /// What a gather, its release or a gradient reduction occupies the rank for (0: hidden entirely).
+    /// Ticks for which a gather, its release or a gradient reduction occupies the rank (0: hidden entirely).
     pub unit: u64,
 }
 
-/// What one stage takes: ticks of each pass, and bytes.
+/// Costs of one stage: ticks of each pass, and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StageCosts {
-    /// Forward.
+    /// Ticks of a forward.
     pub f: u64,
-    /// Whole backward.
+    /// Ticks of a complete backward.
     pub b: u64,
-    /// Input gradient.
+    /// Ticks of the input gradient.
     pub i: u64,
-    /// Weight gradients.
+    /// Ticks of the weight gradients.
     pub w: u64,
     /// Bytes of a micro-batch's activations, from its F to its B or W.
     pub activations: u64,
 }
 
 impl StageCosts {
-    /// B = I + W; activations are not counted.
+    /// Costs with B = I + W and activations of 0 bytes.
     pub fn new(f: u64, i: u64, w: u64) -> Self {
         StageCosts { f, b: i.saturating_add(w), i, w, activations: 0 }
     }
 
-    /// These costs, with this many bytes of activations.
+    /// These costs, with `activations` bytes of activations.
     pub fn with_activations(self, activations: u64) -> Self {
         StageCosts { activations, ..self }
     }
 }
 
 impl Costs {
-    /// Equal costs for every stage, as [`StageCosts::new`] has them; messages, overlap and units are free.
+    /// Equal costs for every stage, as in [`StageCosts::new`]; messages, overlap and units are free.
     pub fn uniform(f: u64, i: u64, w: u64) -> Self {
         Costs::of(vec![StageCosts::new(f, i, w)])
     }
 
-    /// Of stages that differ; messages, overlap and units are free.
+    /// Costs of different stages; messages, overlap and units are free.
     pub fn of(stages: Vec<StageCosts>) -> Self {
         Costs { stages, comm: 0, overlap_saves: 0, unit: 0 }
     }
 
-    /// These costs, with messages that take `comm`.
+    /// These costs, with messages of `comm` ticks.
     pub fn with_comm(self, comm: u64) -> Self {
         Costs { comm, ..self }
     }
 
-    /// Everything takes one step: the columns of a CSV file.
+    /// One tick for everything: the columns of a CSV file.
     pub(super) fn steps() -> Self {
         let stages = vec![StageCosts { b: 1, ..StageCosts::new(1, 1, 1) }];
         Costs { stages, comm: 1, overlap_saves: 1, unit: 1 }
     }
 
-    /// What a stage takes; `None` where there is no entry at all.
+    /// The costs of a stage; `None` if there is no entry.
     pub fn stage(&self, stage: usize) -> Option<&StageCosts> {
         self.stages.get(stage).or(self.stages.last())
     }
 
-    /// What a pass takes.
+    /// The ticks of a pass.
     pub fn pass(&self, compute: Compute) -> u64 {
         self.stage(compute.stage).map_or(0, |stage| match compute.pass {
             Pass::F => stage.f,
@@ -79,7 +80,7 @@ impl Costs {
         })
     }
 
-    /// How long an action occupies its rank, messages aside.
+    /// The ticks for which an action occupies its rank; 0 for messages.
     pub fn occupies(&self, action: Action) -> u64 {
         match action {
             Action::Compute(compute) => self.pass(compute),

@@ -1,9 +1,11 @@
 //! Schedules as CSV: one row per rank, one column per time step, empty cells for idle steps, no header.
 //!
-//! `torch.distributed.pipelining` reads two such formats, which it tells apart by an argument. Of computation alone (`compute_only`) empty
-//! cells are idle steps. With communication there are none, and every send and every reduction of gradients, asynchronous there, has a cell
-//! that waits for it. Here a send is over when it is received and a reduction when the step ends, so those cells are checked and dropped
-//! when they are read, and made when they are written ([`Schedule::to_torch_csv`]).
+//! `torch.distributed.pipelining` reads two such formats, and an argument selects one. In the format of passes alone
+//! (`compute_only`) empty cells are idle steps. The format with communication has no empty cells. Sends and gradient
+//! reductions are asynchronous there, and each has a cell that waits for it.
+//!
+//! In this crate a send is over when it is received, and a reduction when the step ends. Cells that wait are checked
+//! and dropped by reads, and made by [`Schedule::to_torch_csv`].
 
 use std::{collections::HashSet, fmt::Write as _};
 
@@ -19,13 +21,13 @@ use super::text;
 const WHAT: &str = "pipeline CSV";
 
 impl Schedule {
-    /// Reads a schedule, torch's too. Empty cells are skipped, and torch's `WAIT_SEND_F`, `WAIT_SEND_B` and `WAIT_REDUCE_GRAD`: the order of
-    /// actions within a row is all that counts. Stages live where the rows say, and there are as many micro-batches as the largest one
-    /// named says.
+    /// Reads a schedule, of torch too. Only the order of actions within a row counts: empty cells and torch's
+    /// `WAIT_SEND_F`, `WAIT_SEND_B` and `WAIT_REDUCE_GRAD` are skipped. Rows define the ranks of stages, and the
+    /// largest micro-batch defines their number.
     ///
     /// # Errors
-    /// Names row and column (from 1) of a cell that is no action, that waits for what its row has not begun, or whose stage another row has
-    /// too; or the stage that no row has.
+    /// Names row and column (from 1) of a cell that is no action, that waits for an action missing before it in its
+    /// row, or whose stage another row has too. A stage in no row is also an error.
     pub fn from_csv(text: &str) -> Result<Self> {
         let rows =
             text.trim_end().lines().enumerate().map(|(row, line)| parse_row(row, line)).collect::<Result<Vec<_>>>()?;
@@ -36,17 +38,19 @@ impl Schedule {
         Schedule::new(placement, micros, rows)
     }
 
-    /// Writes the schedule as torch reads it: one of passes alone as [`to_csv`](Schedule::to_csv) does; one that is lowered, or has units,
-    /// without idle cells, and with a cell that waits for each send and each reduction of gradients. A send is waited for before the rank's
-    /// next send to the same stage in the same direction, a reduction before the next one begins (torch has one pending at most), and what
-    /// is left at the end of the row.
+    /// Writes the schedule as torch reads it. A schedule of passes alone is written like [`to_csv`](Schedule::to_csv).
+    /// A lowered one, or one with units, has no idle cells, but a cell that waits for each send and each gradient
+    /// reduction.
+    ///
+    /// A send is waited for before the rank's next send of the same stage in the same direction. A reduction is waited
+    /// for before the next one begins (torch has one pending at most). The rest is waited for at the end of the row.
     pub fn to_torch_csv(&self) -> String {
         let passes_alone = self.actions().all(|(_, _, action)| action.is_compute());
         if passes_alone { self.to_csv() } else { self.rows().iter().map(|row| torch_row(row) + "\n").collect() }
     }
 
-    /// Writes the schedule. Columns are the steps it would take if every action, and every message with both its ends, took
-    /// one step; a schedule that cannot end is written without idle cells.
+    /// Writes the schedule. Columns are time steps, with one step for every action and for every message with both its
+    /// ends. A schedule that cannot end is written without idle cells.
     pub fn to_csv(&self) -> String {
         let comm = u64::from(self.is_lowered());
         let steps = replay(self, &Costs::steps().with_comm(comm), SendMode::Synchronous).ok();
@@ -86,7 +90,7 @@ fn parse_row(row: usize, line: &str) -> Result<Vec<CsvCell>> {
     Ok(cells)
 }
 
-/// A row's actions, each asynchronous one with its wait.
+/// A row's actions, with a wait for each asynchronous one.
 fn torch_row(row: &[Action]) -> String {
     let (mut cells, mut pending) = (Vec::new(), Vec::<Action>::new());
     for action in row {
@@ -101,7 +105,8 @@ fn torch_row(row: &[Action]) -> String {
     cells.join(",")
 }
 
-/// Of what is asynchronous, what is pending one at a time: sends of a stage in a direction, and reductions.
+/// The queue of an asynchronous action, in which one is pending at a time: sends of a stage in a direction, or
+/// reductions.
 fn queue(action: &Action) -> Option<(usize, Direction)> {
     match action {
         Action::Message(message) => Some((message.stage, message.direction)),

@@ -4,7 +4,8 @@ use numcore::Error;
 
 use super::replay::BlockedRank;
 
-/// Tells the ranks that wait for each other in a circle, or else the one that waits for what will never be.
+/// An error that names the ranks which wait for each other in a cycle, or else the one that waits for something
+/// impossible.
 pub(super) fn deadlock_error(op: &'static str, stuck: &[BlockedRank]) -> Error {
     let told: Vec<String> = wait_cycle(stuck)
         .iter()
@@ -13,7 +14,7 @@ pub(super) fn deadlock_error(op: &'static str, stuck: &[BlockedRank]) -> Error {
     Error::schedule(op, format!("deadlock: {}", told.join("; ")))
 }
 
-/// Going from each rank to the one it waits for ends in a circle, or with a rank that waits for nobody.
+/// Follows waits from rank to rank, to a cycle or to a rank that waits for no rank.
 fn wait_cycle(stuck: &[BlockedRank]) -> Vec<&BlockedRank> {
     let next = |s: &BlockedRank| stuck.iter().find(|other| Some(other.rank) == s.on);
     let mut walk: Vec<&BlockedRank> = stuck.first().into_iter().collect();

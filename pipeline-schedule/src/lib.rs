@@ -2,10 +2,11 @@
 //!
 //! A [`Schedule`] is one list of [`Action`]s per rank. It goes through
 //!
-//! 1. [`ScheduleKind::generate`]: who computes what in which order (or [`Schedule::from_csv`]: somebody else's order);
+//! 1. [`ScheduleKind::generate`]: makes the passes of each rank, in order ([`Schedule::from_csv`] reads another
+//!    program's);
 //! 2. [`Schedule::lower`]: adds messages between ranks, parameter gathers and gradient reductions;
 //! 3. [`Schedule::check`]: plays all ranks jointly with synchronous sends; only it makes a [`Checked`];
-//! 4. [`Schedule::simulate`]: times, idle time, live activations; [`Timeline`] draws them.
+//! 4. [`Schedule::simulate`]: computes times, idle time and live activations; [`Timeline`] draws them.
 //!
 //! ```
 //! use pipeline_schedule::{Limits, Lowering, PipeShape, ScheduleKind};
@@ -17,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! None of these touches a tensor: times are whole ticks, results are exact. The pipelines of the crate `distributed`
-//! run what is checked.
+//! None of these touches a tensor: times are integer ticks, results are exact. The pipelines of the crate `distributed`
+//! run a [`Checked`].
 #![forbid(unsafe_code)]
 
 mod action;

@@ -1,4 +1,4 @@
-//! Which stage lives on which rank.
+//! The placement of stages on ranks.
 
 use numcore::{Error, Result};
 
@@ -10,10 +10,10 @@ pub struct StagePlacement {
 }
 
 impl StagePlacement {
-    /// Stage `s` lives on rank `rank_of[s]`.
+    /// Places stage `s` on rank `rank_of[s]`.
     ///
     /// # Errors
-    /// When a rank in `0..=max` has no stage, or there is none at all.
+    /// Fails if a rank in `0..=max` has no stage, or there is no stage.
     pub fn new(rank_of: Vec<usize>) -> Result<Self> {
         let ranks = rank_of.iter().max().map_or(0, |&last| last.saturating_add(1));
         let idle = (0..ranks).find(|rank| !rank_of.contains(rank));
@@ -26,27 +26,28 @@ impl StagePlacement {
         }
     }
 
-    /// Stage `s` on rank `s % ranks`: a loop round the ranks, `stages_per_rank` times.
+    /// Places stage `s` on rank `s % ranks`: a loop round the ranks, `stages_per_rank` times.
     pub(super) fn looped(ranks: usize, stages_per_rank: usize) -> Self {
         StagePlacement { ranks, rank_of: (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect() }
     }
 
-    /// Two stages per rank, down and up again: rank `r` has stages `r` and `2·ranks − 1 − r`. First and last stage share rank 0.
+    /// Places two stages on each rank, down and up again: rank `r` has stages `r` and `2·ranks − 1 − r`. First and last
+    /// stage share rank 0.
     pub(super) fn folded(ranks: usize) -> Self {
         StagePlacement { ranks, rank_of: (0..ranks).chain((0..ranks).rev()).collect() }
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// How many stages.
+    /// The number of stages.
     pub fn stages(&self) -> usize {
         self.rank_of.len()
     }
 
-    /// The rank of a stage; `None` for a stage there is not.
+    /// The rank of a stage; `None` if `stage` is out of range.
     pub fn rank_of(&self, stage: usize) -> Option<usize> {
         self.rank_of.get(stage).copied()
     }
@@ -56,7 +57,7 @@ impl StagePlacement {
         self.rank_of.iter().enumerate().filter(move |&(_, &owner)| owner == rank).map(|(stage, _)| stage)
     }
 
-    /// Whether both stages live on one rank, so that nothing needs sending.
+    /// Tells whether both stages are on one rank, so that they need no messages.
     pub fn together(&self, a: usize, b: usize) -> bool {
         self.rank_of(a) == self.rank_of(b)
     }

@@ -1,32 +1,32 @@
-//! Playing a schedule: all ranks jointly, each going through its list in order.
+//! Playing a schedule: all ranks jointly, each through its list in order.
 //!
-//! One engine answers three questions: does it end (`check`), when does everything happen (`simulate`, `lower`), and which
-//! column does an action stand in (`csv`). Times do not depend on the order ranks are looked at: an action's start is the
-//! latest of its rank's previous end and its inputs' arrivals, all of which the lists fix.
+//! One engine serves three callers. `check` asks if the schedule ends, `simulate` and `lower` need the time of each
+//! action, and `csv` its column. Times do not depend on the order in which ranks are visited. The start of an action is
+//! the latest of its rank's previous end and its inputs' arrivals, all fixed by the lists.
 
 use super::action::{Action, Compute, Direction, End, Message, Pass};
 use super::costs::Costs;
 use super::schedule::{PassInput, Schedule};
 
-/// How a message occupies the ranks at its ends.
+/// The time for which a message occupies the ranks at its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendMode {
-    /// It travels by itself: neither end waits, only the pass that reads it.
+    /// Neither end waits; only the pass that reads the message does.
     Overlapped,
     /// Rendezvous: both ends wait for each other, and for the transfer.
     Synchronous,
 }
 
-/// When something happened, in ticks.
+/// The time of an action, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Begin.
+    /// The start.
     pub start: u64,
-    /// End.
+    /// The end.
     pub end: u64,
 }
 
-/// A rank that cannot go on.
+/// A rank that cannot continue.
 #[derive(Clone, Debug)]
 pub(super) struct BlockedRank {
     pub rank: usize,
@@ -37,9 +37,9 @@ pub(super) struct BlockedRank {
     pub on: Option<usize>,
 }
 
-/// When each action of each rank happens, or every rank that cannot go on.
+/// The time of each action of each rank, or every rank that cannot continue.
 ///
-/// A schedule without messages is played as if each result were sent when it is there.
+/// A schedule without messages is played as if each result were sent as soon as it is made.
 pub(super) fn replay(schedule: &Schedule, costs: &Costs, sends: SendMode) -> Result<Vec<Vec<Span>>, Vec<BlockedRank>> {
     let mut player = Replay::new(schedule, costs, sends);
     while player.round() {}
@@ -51,13 +51,13 @@ struct Replay<'a> {
     schedule: &'a Schedule,
     costs: &'a Costs,
     sends: SendMode,
-    /// Results go to other ranks without messages.
+    /// True if results go to other ranks without messages.
     implicit: bool,
-    /// Per rank, what has happened; its length is the position in the list.
+    /// The times of the actions played so far, per rank. The length of a list is the rank's position.
     spans: Vec<Vec<Span>>,
-    /// When a stage's output, and its input's gradient, was made.
+    /// The time at which a stage's output, and its input's gradient, was made.
     made: [TimeTable; 2],
-    /// When a message arrived at a stage.
+    /// The time at which a message arrived at a stage.
     arrived: [TimeTable; 2],
 }
 
@@ -104,7 +104,7 @@ impl<'a> Replay<'a> {
         self.spans[rank].last().map_or(0, |span| span.end)
     }
 
-    /// Every rank goes as far as it can; whether any moved.
+    /// Advances every rank as far as possible. True if any rank moved.
     fn round(&mut self) -> bool {
         let mut moved = false;
         for rank in 0..self.spans.len() {
@@ -138,7 +138,7 @@ impl<'a> Replay<'a> {
         true
     }
 
-    /// When a pass's inputs are there; `None` if they are not yet.
+    /// The time at which a pass's inputs are ready; `None` if they are not yet.
     fn ready(&self, compute: Compute) -> Option<u64> {
         let Compute { stage, pass, micro } = compute;
         let own = match pass {
@@ -163,14 +163,14 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// What is sent at `time` arrives.
+    /// Records the arrival of a message sent at `time`.
     fn arrive(&mut self, send: Message, time: u64) {
         if let Some(recv) = send.peer().filter(|recv| recv.stage < self.schedule.stages()) {
             self.arrived[send.direction as usize].set(recv.stage, recv.micro, time.saturating_add(self.costs.comm));
         }
     }
 
-    /// An overlapped message: posted in no time.
+    /// Posts an overlapped message, in no time.
     fn post(&mut self, rank: usize, message: Message) -> bool {
         if message.end == End::Send {
             if self.made[message.direction as usize].get(message.stage, message.micro).is_none() {
@@ -183,7 +183,7 @@ impl<'a> Replay<'a> {
         true
     }
 
-    /// A synchronous message: happens when both ends stand at it.
+    /// Plays a synchronous message, once both ends have reached it.
     fn meet(&mut self, rank: usize, message: Message) -> bool {
         let Some((peer, other)) = self.partner(message) else { return false };
         if self.head(other) != Some(peer.into()) {
@@ -241,7 +241,7 @@ impl<'a> Replay<'a> {
         Some(rank)
     }
 
-    /// What a pass that is not ready lacks.
+    /// The missing input of a pass that is not ready.
     fn missing(&self, compute: Compute) -> Option<String> {
         let Compute { stage, pass, micro } = compute;
         let own = match pass {

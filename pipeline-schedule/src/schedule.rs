@@ -5,9 +5,9 @@ use numcore::{Error, Result};
 use super::action::{Action, Compute, Message, Pass};
 use super::placement::StagePlacement;
 
-/// What every rank does, in its order. Whether it can run is another question: see [`check`](Schedule::check).
+/// The actions of every rank, in order. [`check`](Schedule::check) tells whether they can run.
 ///
-/// Holds: every action stands on the rank of its stage and names a stage and a micro-batch there is.
+/// **Invariant**: every action is on the rank of its stage, and its stage and micro-batch exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     placement: StagePlacement,
@@ -16,11 +16,11 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// `rows[rank]` is what a rank does, in order.
+    /// Makes a schedule in which `rows[rank]` has the actions of a rank, in order.
     ///
     /// # Errors
-    /// When there is not one row per rank, or an action stands on another rank than its stage, or names a stage or
-    /// micro-batch there is not, or there are more micro-batches than actions.
+    /// Fails if there is not one row per rank, or if there are more micro-batches than actions. Each action must be on
+    /// the rank of its stage, and its stage and micro-batch must exist.
     pub fn new(placement: StagePlacement, micro_batches: usize, rows: Vec<Vec<Action>>) -> Result<Self> {
         let schedule = Schedule { placement, micros: micro_batches, rows };
         if schedule.rows.len() != schedule.placement.ranks() {
@@ -53,22 +53,22 @@ impl Schedule {
         action.stages().find_map(wrong_stage).or(wrong_micro.then(|| format!("there are only {micros} micro-batches")))
     }
 
-    /// Which stage lives where.
+    /// The placement of stages on ranks.
     pub fn placement(&self) -> &StagePlacement {
         &self.placement
     }
 
-    /// How many micro-batches a step has.
+    /// The number of micro-batches in a run.
     pub fn micro_batches(&self) -> usize {
         self.micros
     }
 
-    /// How many stages the model is cut into.
+    /// The number of stages of the model.
     pub fn stages(&self) -> usize {
         self.placement.stages()
     }
 
-    /// Every rank's actions.
+    /// The actions of every rank.
     pub fn rows(&self) -> &[Vec<Action>] {
         &self.rows
     }
@@ -81,17 +81,17 @@ impl Schedule {
             .flat_map(|(rank, row)| row.iter().enumerate().map(move |(position, &action)| (rank, position, action)))
     }
 
-    /// Whether [`lower`](Schedule::lower) has been here: messages or units are present.
+    /// Tells whether the schedule has messages or units, as after [`lower`](Schedule::lower).
     pub fn is_lowered(&self) -> bool {
         self.actions().any(|(_, _, action)| !action.is_compute())
     }
 
-    /// Whether there is no backward pass at all: an evaluation.
+    /// Tells whether the schedule has no backward pass: an evaluation.
     pub fn is_forward_only(&self) -> bool {
         self.actions().flat_map(|(_, _, action)| action.computes()).all(|compute| compute.pass == Pass::F)
     }
 
-    /// The source of what a pass reads.
+    /// The source of a pass's input.
     pub fn input(&self, compute: Compute) -> PassInput {
         let Some((recv, send)) = compute.recv(self.stages()).and_then(|recv| Some((recv, recv.peer()?))) else {
             return PassInput::Nothing;
@@ -103,7 +103,7 @@ impl Schedule {
         }
     }
 
-    /// The message that takes what a pass makes to another rank, if it goes to one.
+    /// The message that sends a pass's output to another rank; none if the output stays on its rank.
     pub fn output(&self, compute: Compute) -> Option<Message> {
         let send = compute.send(self.stages())?;
         let recv = send.peer()?;
@@ -111,13 +111,13 @@ impl Schedule {
     }
 }
 
-/// The source of what a pass reads.
+/// The source of a pass's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassInput {
-    /// From the batch or the loss, or (W) from its own I.
+    /// The batch, the loss or, for W, the I of its own stage.
     Nothing,
-    /// From a pass of this stage on the same rank.
+    /// A pass of this stage on the same rank.
     Here(usize),
-    /// From another rank.
+    /// Another rank.
     Received(Message),
 }

@@ -1,4 +1,4 @@
-//! How long a schedule takes, where it idles, and how many activations it holds.
+//! Simulation of a schedule: its duration, idle time, and activations held.
 
 use numcore::Result;
 
@@ -8,7 +8,7 @@ use super::deadlock::deadlock_error;
 use super::replay::{SendMode, Span, replay};
 use super::schedule::Schedule;
 
-/// A schedule with the times at which everything happens.
+/// A schedule with the times of all its actions.
 #[derive(Clone, Debug)]
 pub struct Simulation<'a> {
     schedule: &'a Schedule,
@@ -16,21 +16,23 @@ pub struct Simulation<'a> {
     costs: Costs,
 }
 
-/// What one rank did.
+/// Measurements of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankReport {
     /// Ticks spent computing.
     pub work: u64,
-    /// Ticks of the whole step in which it did not compute.
+    /// Ticks of the complete step in which it did not compute.
     pub idle: u64,
-    /// Ticks between its own first and last pass in which it did not compute: what is left of `idle` when steps follow
+    /// Ticks between its own first and last pass in which it did not compute. These remain of `idle` if steps follow
     /// each other without a barrier.
     pub gaps: u64,
-    /// The most micro-batches, summed over its stages, whose activations it held at once: from F to B or W.
+    /// The largest number of micro-batches, summed over its stages, whose activations it held at once: from F to B or
+    /// W.
     pub peak_live: usize,
-    /// The most bytes of activations it held at once, by [`StageCosts::activations`](super::StageCosts::activations).
+    /// The largest number of bytes of activations it held at once, by
+    /// [`StageCosts::activations`](super::StageCosts::activations).
     pub peak_bytes: u64,
-    /// Messages it sent.
+    /// The number of messages it sent.
     pub sent: usize,
 }
 
@@ -38,7 +40,7 @@ impl Schedule {
     /// Plays a schedule (lowered or not) with these costs.
     ///
     /// # Errors
-    /// When it cannot end: names every rank that is stuck, where, and what it waits for.
+    /// Fails if the schedule cannot end: names every stuck rank, its position, and the cause of its wait.
     pub fn simulate(&self, costs: &Costs, sends: SendMode) -> Result<Simulation<'_>> {
         let spans = replay(self, costs, sends).map_err(|stuck| deadlock_error("pipeline simulation", &stuck))?;
         Ok(Simulation { schedule: self, spans, costs: costs.clone() })
@@ -46,12 +48,12 @@ impl Schedule {
 }
 
 impl Simulation<'_> {
-    /// What was played.
+    /// The schedule.
     pub fn schedule(&self) -> &Schedule {
         self.schedule
     }
 
-    /// When each action happened, per rank, in the order of the schedule's rows.
+    /// The time of each action, per rank, in the order of the schedule's rows.
     pub fn spans(&self) -> &[Vec<Span>] {
         &self.spans
     }
@@ -61,7 +63,7 @@ impl Simulation<'_> {
         self.spans.iter().flatten().map(|span| span.end).max().unwrap_or(0)
     }
 
-    /// What a rank did; `None` for a rank there is not.
+    /// The measurements of a rank; `None` if `rank` is out of range.
     pub fn rank(&self, rank: usize) -> Option<RankReport> {
         let row = self.schedule.rows().get(rank)?;
         let passes =
@@ -79,7 +81,7 @@ impl Simulation<'_> {
         })
     }
 
-    /// What every rank did.
+    /// The measurements of every rank.
     pub fn ranks(&self) -> Vec<RankReport> {
         (0..self.spans.len()).filter_map(|rank| self.rank(rank)).collect()
     }
@@ -89,8 +91,8 @@ fn is_send(action: &Action) -> bool {
     matches!(action, Action::Message(message) if message.end == End::Send)
 }
 
-/// The most that a row's micro-batches weigh, each by its stage, between their F and their B or W. During an overlap both are there. A
-/// row of forwards alone keeps none beyond its pass.
+/// The largest total weight of a row's live micro-batches, each weighted by its stage. A micro-batch is live from F to
+/// B or W; both of an overlap are. A row of forwards alone keeps none beyond its pass.
 fn peak(row: &[Action], weight: impl Fn(usize) -> u64) -> u64 {
     let passes = || row.iter().flat_map(Action::computes);
     if passes().all(|compute| compute.pass == super::Pass::F) {

@@ -1,7 +1,8 @@
 //! Actions as text: `2F0`, `1SEND_F3`, `2UNSHARD`, `(0F1;1B0)OVERLAP_F_B`.
 //!
-//! Stage, word, micro-batch; units have no micro-batch. This is the notation of `torch.distributed.pipelining`, which has three words more:
-//! `WAIT_SEND_F`, `WAIT_SEND_B` and `WAIT_REDUCE_GRAD`, the ends of what runs here without an action of its own (see [`csv`](super::csv)).
+//! The parts are stage, word and micro-batch; units have no micro-batch. The notation is that of
+//! `torch.distributed.pipelining`, which has three more words: `WAIT_SEND_F`, `WAIT_SEND_B` and `WAIT_REDUCE_GRAD`.
+//! They are ends of asynchronous actions, which have no action of their own in this crate (see [`csv`](super::csv)).
 
 use std::{fmt, str::FromStr};
 
@@ -46,7 +47,7 @@ impl ActionWord {
         WORDS.iter().find(|(_, word)| *word == self).map_or("", |(text, _)| text)
     }
 
-    /// `None` when a micro-batch is there that should not be, or the other way round.
+    /// The action of this word; `None` if a micro-batch is missing, or present for a unit.
     fn action(self, stage: usize, micro: Option<usize>) -> Option<Action> {
         Some(match self {
             ActionWord::Pass(pass) => Compute { stage, pass, micro: micro? }.into(),
@@ -129,17 +130,17 @@ fn overlap(text: &str) -> Option<Action> {
     }
 }
 
-/// What torch's three further words begin with: the end of an asynchronous send or reduction.
+/// The prefix of torch's three further words: the end of an asynchronous send or reduction.
 const WAIT: &str = "WAIT_";
 
-/// The action whose end a cell of torch's waits for, if it is such a cell: `1WAIT_SEND_F3` waits for `1SEND_F3`.
+/// The action whose end a cell of torch waits for; none for other cells. `1WAIT_SEND_F3` waits for `1SEND_F3`.
 pub(super) fn waited_for(text: &str) -> Option<Action> {
     let (stage, rest) = number(text.trim())?;
     let action = single(&format!("{stage}{}", rest.strip_prefix(WAIT)?))?;
     is_asynchronous(&action).then_some(action)
 }
 
-/// The cell in which torch waits for an action: none for those that are over when they return.
+/// The cell in which torch waits for an action; none for synchronous actions.
 pub(super) fn wait_for(action: &Action) -> Option<String> {
     let text = action.to_string();
     let (stage, word) = text.split_at(text.find(|c: char| !c.is_ascii_digit())?);
@@ -153,7 +154,7 @@ fn is_asynchronous(action: &Action) -> bool {
     )
 }
 
-/// A decimal number and what follows it.
+/// A decimal number and the text after it.
 fn number(text: &str) -> Option<(usize, &str)> {
     let (digits, rest) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     Some((digits.parse().ok()?, rest))

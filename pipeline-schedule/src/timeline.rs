@@ -1,11 +1,11 @@
-//! A step as a picture: SVG, and the trace format Chrome and Perfetto read.
+//! Pictures of a step: SVG, and the trace format of Chrome and Perfetto.
 
 use std::fmt::Write as _;
 
 use super::action::{Action, End, Pass};
 use super::simulate::Simulation;
 
-/// What happened when, per rank: simulated, or measured by whoever ran the schedule.
+/// The times of all actions, per rank, simulated or measured.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
     /// One list per rank.
@@ -15,11 +15,11 @@ pub struct Timeline {
 /// An action and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimelineEvent {
-    /// What happened.
+    /// The action.
     pub action: Action,
-    /// When it began, in ticks.
+    /// The start of the action, in ticks.
     pub start: u64,
-    /// When it ended, in ticks.
+    /// The end of the action, in ticks.
     pub end: u64,
 }
 
@@ -45,8 +45,8 @@ impl Timeline {
         self.ranks.iter().flatten().map(|event| event.end).max().unwrap_or(0)
     }
 
-    /// A picture: a row per rank, time to the right, a box per action that takes time, coloured by pass (paler for a rank's
-    /// further stages) and labelled with its micro-batch; the whole name appears when pointed at.
+    /// Draws a row per rank, with time to the right and a box for each action that takes time. Boxes are colored by
+    /// pass (paler for a rank's further stages) and labeled with the micro-batch. A tooltip has the full name.
     pub fn to_svg(&self) -> String {
         let height = 2.0 * TOP + ROW * self.ranks.len() as f64;
         let mut svg = format!(

@@ -1,4 +1,4 @@
-//! Ranks that train by themselves as one training step.
+//! Local updates as one training step.
 
 use nn::Module;
 use numcore::{DType, Result, Runtime, Tensor};
@@ -11,8 +11,8 @@ use crate::{
     train::{Combines, Step, StepInput, StepWork, TrainingMetrics, WeightedSum},
 };
 
-/// Each rank takes steps of its own, and what is told of one is the rank's own but for its weight, which is that of all
-/// ranks: they count tokens alike. That takes two small exchanges.
+/// Each rank takes steps of its own, and the metrics are the rank's own. Only the weight is that of all ranks, so that
+/// they count tokens alike; it takes two small exchanges.
 impl<R: Runtime, S: Step<R>> Step<R> for LocalSteps<R, S> {
     fn ranks(&self) -> &StepRanks<R> {
         &self.ranks

@@ -1,14 +1,14 @@
-//! Checkpoints of ranks that train by themselves: what is common once, and what each rank has by itself.
+//! Checkpoints of local updates: common values once, and the values of each rank.
 //!
-//! | name | what | saved by |
+//! | name | content | saved by |
 //! |---|---|---|
 //! | `parameter/…` | global weights; parameters that are not trained | the rank that has the elements |
-//! | `outer/0/…`, `outer/mean/…` | the rule's state; sums that were under way | the rank that has the elements |
-//! | `buffer/…` | buffers as rank 0 has them, for those who load the model alone | rank 0 |
-//! | `rank/R/local/…` | all that the inner step of rank `R` saves: its own weights, its optimizer's state | that rank |
+//! | `outer/0/…`, `outer/mean/…` | the rule's state; sums in flight | the rank that has the elements |
+//! | `buffer/…` | buffers of rank 0, for readers of the model alone | rank 0 |
+//! | `rank/R/local/…` | all entries of the inner step of rank `R`: its own weights, its optimizer's state | that rank |
 //!
-//! As many ranks as saved go on as if nothing had been. Another number of ranks begins with the global weights, rank `r` with the
-//! optimizer's state of rank `r` modulo the number that saved.
+//! With as many ranks as saved, training continues as if it had never stopped. Another number of ranks begins with the
+//! global weights. Rank `r` then has the optimizer's state of rank `r` modulo the number that saved.
 
 use std::collections::BTreeMap;
 
@@ -28,10 +28,10 @@ const TAKEN: &str = "outer/taken";
 const MEETINGS: &str = "outer/meetings";
 const TOGETHER: &str = "outer/together";
 
-/// What is known of a checkpoint before it is read.
+/// Facts about a checkpoint that are read before it.
 pub(super) struct SavedRanks {
     ranks: usize,
-    /// Whether the sum of each fragment was under way.
+    /// True for each fragment whose sum was in flight.
     flying: Vec<bool>,
 }
 
@@ -43,7 +43,7 @@ fn rate(k: usize) -> String {
     format!("outer/rate/{k}")
 }
 
-/// A part once more.
+/// A copy of a checkpoint part.
 fn copied<R: Runtime>(part: &CheckpointPart<R>) -> Result<CheckpointPart<R>> {
     let row = match &part.row {
         StateRow::Device(row) => StateRow::Device(row.clone()),
@@ -52,19 +52,19 @@ fn copied<R: Runtime>(part: &CheckpointPart<R>) -> Result<CheckpointPart<R>> {
     Ok(CheckpointPart { name: part.name.clone(), placement: part.placement.clone(), start: part.start, row })
 }
 
-/// What a rank's inner step calls something.
+/// The checkpoint's name of an entry of a rank's inner step.
 fn local(rank: usize, name: &str) -> String {
     names::own(rank, &format!("local/{name}"))
 }
 
 impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
-    /// Whether all ranks have the same value of a tensor that the inner step saves: a parameter that is not trained.
+    /// Tells whether an entry of the inner step is a parameter that is not trained, which is equal on all ranks.
     fn is_common(&self, name: &str) -> bool {
         let trained = || self.fragments.iter().flat_map(|fragment| &fragment.leaves).map(|outer| outer.leaf.name());
         names::is_parameter(name) && trained().all(|leaf| names::parameter(&leaf) != name)
     }
 
-    /// What the inner step of a rank calls something, in the checkpoint.
+    /// The checkpoint's name of an entry of a rank's inner step: its own name if the entry is common to all ranks.
     fn renamed(&self, rank: usize, name: &str) -> String {
         if self.is_common(name) { name.into() } else { local(rank, name) }
     }
@@ -74,32 +74,32 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self.comm.rank() % self.saved.as_ref().map_or(self.comm.size(), |saved| saved.ranks)
     }
 
-    /// What this rank's losses have weighed since a fragment met; each rank of a machine has its own.
+    /// The name of the loss weight of fragment `k` since its last synchronization. Each rank of a machine has its own.
     fn weight_name(&self, k: usize) -> String {
         format!("weight/{k}/{}", self.inner.ranks().everyone.rank())
     }
 
-    /// Saves everything that going on needs. Every rank calls it.
+    /// Saves everything that resuming needs. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Folder::save`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were not
-    /// named.
+    /// Fails as [`Folder::save`], and if an inner step has several ranks and [all ranks](LocalSteps::among) were not
+    /// set.
     #[track_caller]
     pub fn save(&self, folder: &Folder, notes: &CheckpointNotes) -> Result<()> {
         folder.save(self.everyone()?, self.steps, self, notes)
     }
 
-    /// A writer for [`save_in_background`](LocalSteps::save_in_background); every rank makes one, and keeps it.
+    /// A writer for [`save_in_background`](LocalSteps::save_in_background). Every rank makes one, and keeps it.
     #[track_caller]
     pub fn snapshot_writer(&self) -> Result<SnapshotWriter<R>> {
         SnapshotWriter::new(self.everyone()?)
     }
 
-    /// Saves as [`save`](LocalSteps::save) does, while training goes on: returns when a copy is made, which a thread
+    /// Saves as [`save`](LocalSteps::save) does, while training goes on. Returns once a copy is made, which a thread
     /// writes. Every rank calls it.
     ///
     /// # Errors
-    /// Those of [`SnapshotWriter::save`].
+    /// Fails as [`SnapshotWriter::save`].
     pub fn save_in_background(
         &self,
         writer: &mut SnapshotWriter<R>,
@@ -109,11 +109,12 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         writer.save(folder, self.steps, self, notes)
     }
 
-    /// Goes on from the last complete checkpoint in a folder, saved by any number of ranks; none if there is none. Every rank calls it.
+    /// Resumes from the last complete checkpoint in a folder, saved by any number of ranks. Returns none if there is no
+    /// checkpoint. Every rank calls it.
     ///
     /// # Errors
-    /// As [`Folder::load_latest`]; and where an inner step is one of several ranks, and [all](LocalSteps::among) were
-    /// not named.
+    /// Fails as [`Folder::load_latest`], and if an inner step has several ranks and [all ranks](LocalSteps::among) were
+    /// not set.
     #[track_caller]
     pub fn load(&mut self, folder: &Folder) -> Result<Option<Manifest>> {
         let everyone = self.everyone()?.clone();
@@ -131,7 +132,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Err(Error::argument("LocalSteps", why).on_rank(self.comm.world_rank()))
     }
 
-    /// Names of what is kept of each element besides the global weight.
+    /// Names of the tensors that are kept beside the global weights.
     fn kept(&self, k: usize, is_flying: bool) -> Vec<String> {
         let states = (0..self.fragments[k].state.len()).map(|i| format!("outer/{i}"));
         states.chain(is_flying.then(|| "outer/mean".to_string())).collect()
@@ -172,7 +173,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         }
     }
 
-    /// Takes over the parts of a fragment that this rank keeps.
+    /// Takes over this rank's parts of a fragment.
     fn restore_fragment(&mut self, k: usize, read: &mut dyn FnMut(&Wanted) -> Result<Tensor<R>>) -> Result<()> {
         let (is_flying, wanted) = (self.is_flying(k), self.outer_wanted(k, self.is_flying(k)));
         let fragment = &mut self.fragments[k];
@@ -204,7 +205,7 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         let rank = self.comm.rank();
         let mut parts = self.inner.parts()?;
         parts.retain(|part| rank == 0 || !self.is_common(&part.name));
-        // Buffers of the first rank once more, by their plain names: for those who load the model alone.
+        // Buffers of the first rank are saved by their plain names as well, for readers of the model alone.
         let buffers: Vec<CheckpointPart<R>> = match rank {
             0 => parts.iter().filter(|part| names::is_buffer(&part.name)).map(copied).collect::<Result<_>>()?,
             _ => Vec::new(),
@@ -217,7 +218,8 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
         Ok(parts)
     }
 
-    /// The next call puts this rank's own weights back, whatever it is given: those are not what [`parts`](Checkpointed::parts) calls parameters.
+    /// The first call puts `rows` in place of the weights. The next call restores this rank's own weights and ignores
+    /// its `rows`: the own weights are not the parameters of [`parts`](Checkpointed::parts).
     fn put_parameter_parts(&mut self, rows: &[Tensor<R>]) -> Result<bool> {
         if self.inner.ranks().everyone.size() > 1 {
             return Ok(false);
@@ -228,7 +230,7 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
             return Ok(true);
         }
         self.own = Some(leaves().map(|leaf| leaf.value()).collect::<Result<_>>()?);
-        // Those of parameters that are not trained come first, and are what they are.
+        // Rows of parameters that are not trained come first, and are not changed.
         let count: usize = self.fragments.iter().map(|fragment| fragment.own().count()).sum();
         let mut rows = rows[rows.len().saturating_sub(count)..].iter();
         for fragment in &self.fragments {

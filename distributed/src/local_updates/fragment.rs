@@ -1,4 +1,4 @@
-//! A part of the parameters that meets at once.
+//! A part of the parameters that is synchronized at once.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use parking_lot::Mutex;
 use super::{OuterRule, OuterStep};
 use crate::comm::{Collectives, Comm, Communicator, ReduceOp, Work, memory};
 
-/// A parameter, and where it begins in the flat range of its fragment.
+/// A parameter, and its start in the flat range of its fragment.
 pub(super) struct OuterLeaf<R: Runtime> {
     pub leaf: Arc<Leaf<R>>,
-    /// What is here of it.
+    /// The piece of the parameter on this rank.
     pub placement: TensorPlacement,
     pub start: usize,
-    /// Whether this rank saves the elements that it keeps: of inner ranks that have the same parameter, one does.
+    /// True if this rank saves its elements of the parameter: one of the inner ranks that have the same parameter does.
     pub saves: bool,
 }
 
@@ -29,7 +29,7 @@ impl<R: Runtime> OuterLeaf<R> {
         self.placement.local().numel()
     }
 
-    /// What a flat range of the fragment has of it.
+    /// This parameter's values in a flat range of the fragment.
     fn of(&self, all: &Tensor<R>) -> Result<Tensor<R>> {
         all.narrow(0, self.start, self.numel())?.reshape(self.placement.local())
     }
@@ -38,43 +38,43 @@ impl<R: Runtime> OuterLeaf<R> {
 /// A sum of weights that was started.
 enum Flying<R: Runtime> {
     Travelling(Work<TensorMut<R>>),
-    /// This rank's range of it.
+    /// This rank's range of the sum.
     Arrived(Tensor<R>),
 }
 
-/// Parameters that meet at once, as one flat range of which each rank keeps a part.
+/// Parameters that are synchronized at once, as one flat range of which each rank keeps a part.
 pub(super) struct OuterFragment<R: Runtime> {
     pub leaves: Vec<OuterLeaf<R>>,
     dtype: DType,
-    /// Elements of each rank's part; the last one's may be past the end.
+    /// The number of elements of each rank's part; the last rank's may reach past the end.
     part: usize,
-    /// Where this rank's part begins.
+    /// The start of this rank's part.
     pub start: usize,
     /// This rank's part of the global weights.
     pub global: Tensor<R>,
     pub state: Vec<Tensor<R>>,
-    /// What this rank's losses have weighed since the last meeting.
+    /// The total weight of this rank's losses since the last synchronization.
     pub weight: f64,
     flying: Mutex<Option<Flying<R>>>,
     /// The inner learning rate when the sum was started.
     pub rate: f64,
 }
 
-/// What a meeting makes of a fragment.
+/// The result of a synchronization for a fragment.
 pub(super) struct NextWeights<R: Runtime> {
     global: Tensor<R>,
     state: Vec<Tensor<R>>,
     values: Vec<Tensor<R>>,
 }
 
-/// Squares of what a rank has.
+/// Squared norms of one rank's weights.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Distances {
-    /// Of the distance of its weights from the new global ones.
+    /// The squared distance of its weights from the new global weights.
     pub apart: f64,
-    /// Of the norm of the new global weights.
+    /// The squared norm of the new global weights.
     pub norm: f64,
-    /// Of the norm of its own weights.
+    /// The squared norm of its own weights.
     pub own: f64,
 }
 
@@ -85,7 +85,7 @@ impl Distances {
 }
 
 impl<R: Runtime> OuterFragment<R> {
-    /// A fragment whose global weights are those that ranks have now.
+    /// Makes a fragment whose global weights are the ranks' current ones.
     pub fn new(comm: &Comm<R>, mut leaves: Vec<OuterLeaf<R>>, dtype: DType, states: usize) -> Result<Self> {
         let mut numel = 0;
         for outer in &mut leaves {
@@ -111,14 +111,14 @@ impl<R: Runtime> OuterFragment<R> {
         Ok(fragment)
     }
 
-    /// Makes the weights that this rank has now the global ones.
+    /// Makes this rank's current weights the global ones.
     pub fn take_global(&mut self, comm: &Comm<R>) -> Result<()> {
         let own = self.joined(comm)?.narrow(0, self.start, self.part)?.copy()?;
         self.global = own;
         Ok(())
     }
 
-    /// All weights as one flat range, with zeros up to equal parts for all ranks.
+    /// All weights as one flat range, padded with zeros to equal parts for all ranks.
     fn joined(&self, comm: &Comm<R>) -> Result<Tensor<R>> {
         let row =
             |outer: &OuterLeaf<R>| outer.leaf.value()?.contiguous()?.reshape([outer.numel()])?.to_dtype(self.dtype);
@@ -128,7 +128,7 @@ impl<R: Runtime> OuterFragment<R> {
         cat(&rows.iter().collect::<Vec<_>>(), 0)
     }
 
-    /// Starts to sum the weights that ranks have now, of which this rank's count for `share`.
+    /// Starts to sum the ranks' current weights; this rank's are multiplied by `share`.
     pub fn begin(&mut self, comm: &Comm<R>, share: f64, rate: f64) -> Result<()> {
         let own = memory(&self.joined(comm)?.mul(share)?)?;
         *self.flying.get_mut() = Some(Flying::Travelling(comm.reduce_scatter_in_place(own, ReduceOp::Sum)?));
@@ -136,7 +136,7 @@ impl<R: Runtime> OuterFragment<R> {
         Ok(())
     }
 
-    /// Whether a sum was started and not applied.
+    /// Tells whether a sum was started and not applied.
     pub fn is_flying(&self) -> bool {
         self.flying.lock().is_some()
     }
@@ -158,7 +158,7 @@ impl<R: Runtime> OuterFragment<R> {
         self.spread(comm, &self.global)
     }
 
-    /// Gives every rank the weights of which each has a part.
+    /// Gives every rank the weights of which each rank has a part.
     pub fn spread(&self, comm: &Comm<R>, part: &Tensor<R>) -> Result<()> {
         let all = self.gathered(comm, part)?;
         self.leaves
@@ -172,13 +172,13 @@ impl<R: Runtime> OuterFragment<R> {
         comm.all_gather(part, out)?.wait()?.freeze()
     }
 
-    /// Puts a mean in place of one that travels.
+    /// Puts a mean in place of one in flight.
     pub fn set_mean(&mut self, mean: Option<Tensor<R>>) {
         *self.flying.get_mut() = mean.map(Flying::Arrived);
     }
 
-    /// What the sum that was started makes of the weights: every rank gets the new global ones, and keeps a share of its own difference from
-    /// them. Nothing is changed.
+    /// Computes the weights after the started sum: the new global ones, from which a rank keeps the share `keep` of its
+    /// own difference. Changes nothing.
     pub fn next(&self, comm: &Comm<R>, rule: &dyn OuterRule<R>, keep: f64) -> Result<(NextWeights<R>, Distances)> {
         let none = || Error::internal("local updates", "no sum was started");
         let mean = self.mean()?.ok_or_else(none)?;
@@ -192,13 +192,13 @@ impl<R: Runtime> OuterFragment<R> {
             let apart = own.sub(&global)?;
             distances = distances.add(Distances { apart: square(&apart)?, norm: square(&global)?, own: square(&own)? });
             let value = if keep == 0.0 { global } else { global.add(&apart.mul(keep)?)? };
-            // Not a view of all: it would keep the whole range in memory.
+            // Not a view of `all`, which would keep the whole range in memory.
             values.push(value.to_dtype(outer.leaf.spec().dtype)?.copy()?);
         }
         Ok((NextWeights { global, state, values }, distances))
     }
 
-    /// Takes what a meeting has come to.
+    /// Applies the result of a synchronization.
     pub fn take(&mut self, next: NextWeights<R>) -> Result<()> {
         let NextWeights { global, state, values } = next;
         self.leaves.iter().zip(values).try_for_each(|(outer, value)| outer.leaf.set(value))?;
@@ -207,7 +207,7 @@ impl<R: Runtime> OuterFragment<R> {
         Ok(())
     }
 
-    /// This rank's elements of each parameter, which are not past the end: the parameter, where they begin in it, and where in this rank's part.
+    /// This rank's elements of each parameter, without the padding.
     pub fn own(&self) -> impl Iterator<Item = OwnElements<'_, R>> {
         let (start, end) = (self.start, self.start + self.part);
         self.leaves.iter().filter_map(move |outer| {
@@ -221,7 +221,7 @@ impl<R: Runtime> OuterFragment<R> {
         })
     }
 
-    /// This rank's part, of rows of [its elements](OuterFragment::own): with zeros past the end.
+    /// This rank's part, joined from rows of [its elements](OuterFragment::own) and padded with zeros.
     pub fn padded(&self, rows: &[&Tensor<R>]) -> Result<Tensor<R>> {
         let have: usize = rows.iter().map(|row| row.shape().numel()).sum();
         let zeros = Tensor::zeros(self.global.runtime(), [self.part - have], self.dtype)?;
@@ -234,17 +234,17 @@ impl<R: Runtime> OuterFragment<R> {
     }
 }
 
-/// Elements of a parameter that a rank keeps the global weights of.
+/// Elements of a parameter of which a rank keeps the global weights.
 pub(super) struct OwnElements<'a, R: Runtime> {
     pub outer: &'a OuterLeaf<R>,
-    /// The first of them in the parameter.
+    /// The first of these elements in the parameter.
     pub at: usize,
-    /// The first of them in the rank's part.
+    /// The first of these elements in the rank's part.
     pub part: usize,
     pub len: usize,
 }
 
-/// Trained parameters in consecutive parts of about equal size, as many as there may be of one parameter at least.
+/// Cuts the trained parameters into `count` consecutive fragments of about equal size, each of at least one parameter.
 pub(super) fn fragments<R: Runtime>(
     comm: &Comm<R>,
     named: &[(String, Param<R>)],
@@ -263,7 +263,8 @@ pub(super) fn fragments<R: Runtime>(
     let mut before = 0;
     for (k, parameter) in trained.iter().enumerate() {
         let left = trained.len() - k;
-        // The next part begins where its share of all elements does, and early enough to leave a parameter to each of the others.
+        // The next fragment begins where its share of all elements does, and early enough to leave a parameter to each
+        // of the others.
         let full = before * count >= parts.len() * total || left == count - parts.len();
         if full && parts.len() < count && parts.last().is_some_and(|part| !part.is_empty()) {
             parts.push(Vec::new());

@@ -1,31 +1,34 @@
-//! When ranks that train by themselves meet.
+//! The times of synchronizations of local updates.
 
 use numcore::{Error, Result};
 
 use crate::strategy::BufferSync;
 
-/// When ranks that train by themselves bring their weights together, and in how many parts.
+/// Options of local updates: the steps between synchronizations of weights, and the parts of each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LocalUpdates {
-    /// Steps from one meeting to the next, `H`. With none, ranks meet where they call
-    /// [`LocalSteps::meet`](super::LocalSteps::meet) alone, which may be after a different number of steps on each.
+    /// The number of steps from one synchronization to the next, `H`. With `None` ranks synchronize only in calls of
+    /// [`LocalSteps::meet`](super::LocalSteps::meet), which may come after a different number of steps on each.
     pub every: Option<u64>,
-    /// Steps at the beginning after each of which ranks meet: post-local SGD (Lin et al., *Don't Use Large Mini-Batches, Use Local SGD*, 2018).
+    /// The number of steps at the beginning after each of which ranks synchronize: post-local SGD (Lin et al., *Don't
+    /// Use Large Mini-Batches, Use Local SGD*, 2018).
     pub warmup: u64,
-    /// Parts of the parameters, consecutive ones of about equal size, that meet one after another within [`every`](LocalUpdates::every) steps. It
-    /// divides them.
+    /// The number of parts of the parameters. Parts are consecutive, of about equal size, and synchronized one after
+    /// another within [`every`](LocalUpdates::every) steps, which must be a multiple of it.
     pub fragments: usize,
-    /// Steps that the sum of a fragment may travel for before it is applied, less than from one fragment to the next.
+    /// The number of steps for which the sum of a fragment may be in flight before it is applied. It is less than the
+    /// number of steps from one fragment to the next.
     pub delay: u64,
-    /// Share of its own new weights that a rank keeps where a delayed sum arrives, in `[0, 1)`: what it learned meanwhile. At 0 it takes the global
-    /// weights. [`ElasticAveraging`](super::ElasticAveraging) has a share of its own, which this multiplies nothing of: leave it at 0 there.
+    /// The share of its own new weights that a rank keeps when a delayed sum arrives, in `[0, 1)`: its training in the
+    /// meantime. At 0 it takes the global weights. [`ElasticAveraging`](super::ElasticAveraging) has its own share,
+    /// which replaces this one: leave it at 0.
     pub keep: f64,
-    /// What becomes of buffers, such as running statistics, at each meeting of the first fragment.
+    /// The synchronization of buffers, such as running statistics, with each synchronization of the first fragment.
     pub buffers: BufferSync,
 }
 
 impl Default for LocalUpdates {
-    /// Meetings after every 100 steps, of all parameters at once, at which buffers are averaged.
+    /// A synchronization after every 100 steps, of all parameters at once, which averages buffers.
     fn default() -> Self {
         LocalUpdates { every: Some(100), warmup: 0, fragments: 1, delay: 0, keep: 0.0, buffers: BufferSync::Average }
     }
@@ -62,7 +65,7 @@ impl LocalUpdates {
         Ok(())
     }
 
-    /// Which fragment meets after this many steps of training; none if none does.
+    /// The fragment that is due after this many steps of training; none if no fragment is.
     pub(super) fn due(&self, steps: u64) -> Option<usize> {
         let after = steps.checked_sub(self.warmup).filter(|after| *after > 0)?;
         let apart = self.every? / self.fragments as u64;

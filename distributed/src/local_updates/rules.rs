@@ -1,27 +1,29 @@
-//! What ranks make of their weights when they meet.
+//! Rules for new weights at a synchronization.
 
 use std::fmt;
 
 use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
 
-/// What a rule is given at a meeting: a flat range of weights, in `f32`, or `f64` where a parameter is.
+/// The input of a rule: a flat range of weights, in `f64` if a parameter is, else in `f32`.
 pub struct OuterStep<'a, R: Runtime> {
-    /// The weights that all ranks had after the last meeting.
+    /// The weights that all ranks had after the last synchronization.
     pub global: &'a Tensor<R>,
-    /// The mean of the weights that they have now.
+    /// The mean of the ranks' current weights.
     pub mean: &'a Tensor<R>,
     /// The learning rate of the last inner step.
     pub inner_rate: f64,
 }
 
-/// What ranks make of their weights when they meet, element by element: each rank computes it for its range of them.
+/// A rule for new global weights at a synchronization, element by element. Each rank computes it for its range of
+/// weights.
 pub trait OuterRule<R: Runtime>: fmt::Debug + Send + Sync {
-    /// How many tensors of state it has, of zeros at first.
+    /// The number of state tensors, which are zeros at first.
     fn states(&self) -> usize {
         0
     }
 
-    /// The next global weights; what replaces its state is put there. Nothing is kept if it fails, or a later part of the meeting does.
+    /// Computes the next global weights, and replaces the tensors of `state`. Changes are discarded if it fails, or a
+    /// later part of the synchronization does.
     fn next(&self, step: &OuterStep<'_, R>, state: &mut [Tensor<R>]) -> Result<Tensor<R>>;
 
     /// The share of its own difference from the global weights that a rank keeps.
@@ -29,13 +31,13 @@ pub trait OuterRule<R: Runtime>: fmt::Debug + Send + Sync {
         0.0
     }
 
-    /// An error if its numbers make no sense.
+    /// An error if an option of the rule is out of range.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Ranks go on with the mean of their weights.
+/// Replaces all weights by their mean over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LocalSgd;
 
@@ -45,11 +47,11 @@ impl<R: Runtime> OuterRule<R> for LocalSgd {
     }
 }
 
-/// Ranks stay apart, and are drawn to the mean of their weights: `x ← (1 − α)·x + α·X̄`.
+/// Draws the different weights of ranks to their mean: `x ← (1 − α)·x + α·X̄`.
 #[doc(alias = "EASGD")]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ElasticAveraging {
-    /// How far, from 0, not at all, to 1, which is [`LocalSgd`].
+    /// The step α towards the mean, in `(0, 1]`; 1 is [`LocalSgd`].
     pub alpha: f64,
 }
 
@@ -113,14 +115,14 @@ impl<R: Runtime> OuterRule<R> for SlowMo {
     }
 }
 
-/// SGD over the rounds, whose gradient is `X − X̄`, with momentum as PyTorch's `SGD` has it.
+/// SGD over the rounds with the gradient `X − X̄`. Its momentum is that of PyTorch's `SGD`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DiLoCo {
     /// The outer learning rate η.
     pub lr: f64,
     /// The outer momentum μ, in `[0, 1)`.
     pub momentum: f64,
-    /// Whether the momentum is Nesterov's.
+    /// True for Nesterov's momentum.
     pub nesterov: bool,
 }
 
@@ -140,7 +142,7 @@ impl<R: Runtime> OuterRule<R> for DiLoCo {
         let gradient = step.global.sub(step.mean)?;
         let Some(velocity) = state.first_mut() else {
             return match self.lr {
-                // To the bit.
+                // Equal to the mean, to the bit.
                 1.0 => Ok(step.mean.clone()),
                 lr => step.global.sub(&gradient.mul(lr)?),
             };

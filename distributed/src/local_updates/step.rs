@@ -1,4 +1,4 @@
-//! A training step of ranks that train by themselves and meet.
+//! A training step of ranks that make local updates.
 
 use std::{panic::Location, sync::Arc};
 
@@ -19,10 +19,10 @@ use crate::{
     train::{Empty, Meeting, Step, StepInput, StepWork, TrainingMetrics},
 };
 
-/// Trains a model on ranks that each take steps of their own and bring their weights together every so often: [the rules](super).
+/// Trains a model on ranks that each take steps of their own and synchronize their weights by [a rule](super).
 ///
-/// The inner step is made over the ranks of one machine, or a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) for a rank alone; `comm` joins
-/// those ranks of all machines that have the same parameters.
+/// The inner step is made over the ranks of one machine, or a [`NoOpCommunicator`](crate::comm::NoOpCommunicator) for a
+/// single rank. `comm` joins the ranks of all machines that have the same parameters.
 ///
 /// ```
 /// use distributed::{
@@ -52,7 +52,7 @@ use crate::{
 /// ```
 pub struct LocalSteps<R: Runtime, S: Step<R>> {
     pub(super) inner: S,
-    /// The ranks that meet.
+    /// The ranks that synchronize.
     pub(super) comm: Comm<R>,
     pub(super) ranks: StepRanks<R>,
     pub(super) rule: Box<dyn OuterRule<R>>,
@@ -61,27 +61,31 @@ pub struct LocalSteps<R: Runtime, S: Step<R>> {
     /// Parameters that are in no fragment.
     frozen: Vec<Arc<Leaf<R>>>,
     pub(super) buffers: Buffers<R>,
-    /// What this rank's losses of the last step weighed, and the learning rate it was taken with.
+    /// The total weight of this rank's losses of the last step; `rate` is the learning rate of that step.
     weight: f64,
     rate: f64,
-    /// This rank's own weights, while others are in their place.
+    /// This rank's own weights, while other values are in their place.
     pub(super) own: Option<Vec<Tensor<R>>>,
-    /// Steps taken, which meetings are counted by.
+    /// The number of steps taken, which sets the times of synchronizations.
     pub(super) steps: u64,
     pub(super) meetings: u64,
-    /// After which step all ranks had the same weights, last.
+    /// The last step after which all ranks had equal weights.
     pub(super) together: u64,
     pub(super) last: Option<Meeting>,
-    /// How many ranks saved the checkpoint that is being loaded, and whether sums of fragments were under way then.
+    /// The number of ranks that saved the checkpoint being loaded, and the fragments whose sums were in flight then.
     pub(super) saved: Option<super::checkpoint::SavedRanks>,
 }
 
 impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
-    /// Gives every rank the parameters of rank 0. Every rank calls it, after its inner step was made.
+    /// Makes the step, and gives every rank the parameters of rank 0. Every rank calls it, after its inner step was
+    /// made.
     ///
     /// # Errors
-    /// On every rank, unless all have the same model, rule and options, and these make sense; and where the inner step shards parameters (ZeRO
-    /// stage 3), of which a rank has none in whole, or trains parameters in half precision.
+    /// On every rank:
+    ///
+    /// - unless all ranks have the same model, rule and options, and these are valid;
+    /// - if the inner step shards parameters (ZeRO stage 3), so that no rank has them unsharded;
+    /// - if the inner step trains parameters in half precision.
     #[track_caller]
     pub fn new(
         comm: &Comm<R>,
@@ -107,7 +111,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
         }
         let features = inner.combines().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
-        // Ranks of one inner step may have other parameters than each other.
+        // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
         for (name, parameter) in &named {
             let leaf = parameter.leaf();
@@ -115,14 +119,14 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             leaf.set(value.wait()?.freeze()?)?;
         }
         let fragments = {
-            // Of the ranks of an inner step that have the same parameters.
+            // Only the first of the inner step's ranks that have the same parameters saves them.
             let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.alike.max(1));
             let saves = |p: &Param<R>| {
                 is_first && p.placed().map_or(inside.counts_examples, |placed| placed.is_first_replica())
             };
             fragments(&comm, &named, options.fragments, rule.states(), saves)?
         };
-        // Of all ranks, each draws random values of its own.
+        // Each of all ranks draws random values of its own.
         let of = inside.share.of;
         let share = BatchShare { index: comm.rank() * of + inside.share.index, of: comm.size() * of };
         set_random_stream(share.index as u32);
@@ -160,18 +164,22 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         })
     }
 
-    /// Names all ranks that train, where an inner step is one of several ranks: those of all inner steps, which agree
-    /// on what is saved and when a run ends.
+    /// Sets the communicator of all ranks that train, if an inner step has several ranks. It joins the ranks of all
+    /// inner steps, which agree on checkpoints and on the end of a run.
     pub fn among(mut self, everyone: &Comm<R>) -> Self {
         self.ranks.everyone = everyone.clone();
         self
     }
 
-    /// One step of this rank, and a meeting with the others where it is due. What it tells is this rank's own: loss, weight and norm. Where its losses weigh
-    /// nothing, the rank has no examples in this step: its weights stay, and the loss it tells is 0.
+    /// Runs one step of this rank, and a synchronization if one is due. The metrics are this rank's own: loss, weight
+    /// and norm.
+    ///
+    /// A rank whose losses weigh nothing has no examples in this step: its weights stay, and the loss in its metrics is
+    /// 0.
     ///
     /// # Errors
-    /// As [`Step::step`]; and on every rank if a meeting fails, after which no weights have changed but by the step.
+    /// Fails as [`Step::step`]. A failed synchronization is an error on every rank; weights have then changed by the
+    /// step alone.
     #[track_caller]
     pub fn step<I: Into<StepInput<R>>>(
         &mut self,
@@ -181,7 +189,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self.step_with(self.inner.accumulation(), micro_batch).map_err(|error| error.at(line))
     }
 
-    /// A [`step`](LocalSteps::step) of fewer micro-batches than configured.
+    /// Runs a [`step`](LocalSteps::step) of fewer micro-batches than configured.
     #[track_caller]
     pub fn step_with<I: Into<StepInput<R>>>(
         &mut self,
@@ -191,10 +199,11 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self.take(StepWork::new(micro_batches, &mut |k| micro_batch(k).map(Into::into)))
     }
 
-    /// A step of the others in which this rank has no examples. Its weights stay, and count in a meeting by what its losses have weighed since the last one.
+    /// Takes part in a step of the others without examples. This rank's weights stay. They count in the next
+    /// synchronization by the weight of this rank's losses since the last one.
     ///
     /// # Errors
-    /// As [`step`](LocalSteps::step), and if the inner step cannot be [idle](Feature::Idle).
+    /// Fails as [`step`](LocalSteps::step), and if the inner step cannot be [idle](Feature::Idle).
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let line = Location::caller();
@@ -209,7 +218,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self.after(metrics)
     }
 
-    /// An error if a parameter is trained by now that was frozen when meetings were laid out.
+    /// An error if a parameter is trained now that was frozen when the fragments were made.
     fn require_frozen(&self) -> Result<()> {
         self.frozen.iter().find(|leaf| leaf.requires_grad()).map_or(Ok(()), |leaf| {
             let why = "was frozen when this step was made, so ranks would not bring it together: make another `LocalSteps` to train it";
@@ -217,7 +226,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         })
     }
 
-    /// After a step of this rank: meets with the others where it is due.
+    /// Ends a step of this rank: synchronizes if a fragment is due.
     fn after(&mut self, metrics: Result<TrainingMetrics<R>>) -> Result<TrainingMetrics<R>> {
         let metrics = abort_on_err(&self.comm, metrics)?;
         (self.weight, self.rate) = (metrics.own_weight(), metrics.learning_rate());
@@ -232,41 +241,43 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Ok(TrainingMetrics { meeting, ..metrics })
     }
 
-    /// Meets with the other ranks now, with all parameters; sums that are under way are applied before. Every rank calls it.
+    /// Synchronizes all parameters with the other ranks now. Sums in flight are applied before. Every rank calls it.
     ///
     /// # Errors
-    /// On every rank: if the weights of one are not finite, or one has failed; no weights have changed then.
+    /// On every rank, if the weights of one rank are not finite, or one has failed. No weights have changed then.
     #[track_caller]
     pub fn meet(&mut self) -> Result<Meeting> {
         let met = self.arrive().and_then(|()| self.meet_all());
         abort_on_err(&self.comm, met)
     }
 
-    /// What the losses of the last step weighed on all ranks. Every rank calls it.
+    /// The total weight of the losses of the last step on all ranks. Every rank calls it.
     #[track_caller]
     pub fn weight_of_all(&self) -> Result<f64> {
         let inside = self.inner.ranks();
         let own = sums(&inside.losses, &[self.weight])?[0];
-        // Ranks that have parts of the same sequences each say what these weigh.
+        // Ranks that have parts of the same sequences each report the weight of the whole sequences.
         Ok(sums(&self.comm, &[own])?[0] / inside.alike.max(1) as f64)
     }
 
-    /// Steps taken, also those that this rank left out because its gradients were not finite: equal on all ranks, unless they meet by hand alone.
+    /// The number of steps taken, including those that this rank skipped because its gradients were not finite. It is
+    /// equal on all ranks, unless they synchronize by hand alone.
     pub fn global_step(&self) -> u64 {
         self.steps
     }
 
-    /// Meetings so far: of each fragment one.
+    /// The number of synchronizations so far. Each fragment counts separately.
     pub fn meetings(&self) -> u64 {
         self.meetings
     }
 
-    /// The last meeting, if ranks have met.
+    /// The last synchronization; none before the first.
     pub fn last_meeting(&self) -> Option<Meeting> {
         self.last
     }
 
-    /// Whether there are meetings after which all ranks have the same weights: not where fragments meet in turn, or ranks keep a share of their own.
+    /// Tells whether all ranks have equal weights after a synchronization. They have not if there are several
+    /// fragments, or if ranks keep a share of their own weights.
     pub fn comes_together(&self) -> bool {
         let keep = if self.options.delay == 0 { 0.0 } else { self.options.keep };
         self.fragments.len() == 1 && keep == 0.0 && self.rule.keep() == 0.0
@@ -277,7 +288,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         &self.ranks
     }
 
-    /// The ranks that meet.
+    /// The ranks that synchronize.
     pub fn comm(&self) -> &Comm<R> {
         &self.comm
     }
@@ -287,7 +298,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         &self.inner
     }
 
-    /// The step of this rank, for schedules.
+    /// The step of this rank as a mutable reference, for schedules.
     pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }
@@ -313,13 +324,14 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         self.end(&all, 0.0)
     }
 
-    /// Starts to sum fragments, weighted by what the losses of each rank weighed.
+    /// Starts to sum fragments, weighted by the loss weight of each rank.
     fn begin(&mut self, which: &[usize]) -> Result<()> {
-        // Of a machine, what all of its ranks did: they meet those of other machines each by itself, and must come to the same.
+        // The weight of a machine is that of all its ranks: each synchronizes with other machines separately, to the
+        // same result.
         let weights: Vec<f64> = which.iter().map(|&k| self.fragments[k].weight).collect();
         let own = sums(&self.inner.ranks().losses, &weights)?;
         let totals = sums(&self.comm, &own)?;
-        // Ranks that left out steps have other rates, and a rule has one for all.
+        // Ranks that skipped steps have other rates, and a rule needs one for all.
         let rate = self
             .comm
             .exchange_equal(self.rate.to_le_bytes())?
@@ -332,7 +344,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Ok(())
     }
 
-    /// Applies sums that were started. A rank keeps a share of its own difference from the global weights.
+    /// Applies sums that were started. A rank keeps the share `keep` of its own difference from the global weights.
     fn end(&mut self, which: &[usize], keep: f64) -> Result<Meeting> {
         let keep = if self.rule.keep() == 0.0 { keep } else { self.rule.keep() };
         let (mut met, mut all) = (Vec::new(), Distances::default());
@@ -361,7 +373,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Ok(meeting)
     }
 
-    /// An error on every rank if the weights of one are not finite, or the rule made them so.
+    /// An error on every rank if the weights of one are not finite, or the rule's result is not.
     fn require_finite(&self, own: Distances) -> Result<()> {
         let [mine, made] = [own.own, own.norm].map(|square| u8::from(!square.is_finite()));
         let all = self.comm.exchange_equal([mine, made])?;
@@ -380,7 +392,7 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         Err(Error::state("a meeting of ranks", why).on_rank(self.comm.world_rank()))
     }
 
-    /// Applies the sums that are under way.
+    /// Applies the sums in flight.
     fn arrive(&mut self) -> Result<()> {
         let flying: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_flying()).collect();
         if flying.is_empty() { Ok(()) } else { self.end(&flying, self.options.keep).map(drop) }

@@ -1,7 +1,8 @@
 //! Pipeline parallelism: a model in stages, which ranks run by a checked schedule.
 //!
-//! Schedules are data of the crate [`pipeline_schedule`], whose names are these too: [`ScheduleKind::generate`] makes
-//! one, [`Schedule::lower`] and [`Schedule::check`] make it a [`Checked`], and a [`Pipeline`] of [`Stage`]s runs that.
+//! Schedules are data of the crate [`pipeline_schedule`], whose names are re-exported. [`ScheduleKind::generate`] makes
+//! one, [`Schedule::lower`] and [`Schedule::check`] turn it into a [`Checked`], and a [`Pipeline`] of [`Stage`]s runs
+//! it.
 
 mod run;
 

@@ -41,8 +41,8 @@ impl<R: Runtime> TensorAxis<R> {
     /// Makes the tensor axis of `mesh`.
     ///
     /// # Errors
-    /// Unless the model is cut over exactly the ranks along the axis. The ranks must also have the same model, train
-    /// the same parameters, and draw the same random values.
+    /// Fails unless the model is cut over exactly the ranks along the axis. The ranks must also have the same model,
+    /// train the same parameters, and draw the same random values.
     #[track_caller]
     pub(crate) fn new(mesh: &Mesh<R>, label: &Label, model: &(impl Module<R> + ?Sized)) -> Result<Self> {
         check_context(mesh, model)?;

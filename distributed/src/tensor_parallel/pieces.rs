@@ -1,5 +1,5 @@
-//! Products of layers between which a sequence is cut over ranks, with what they exchange in pieces: one travels while the product of another is
-//! computed (asynchronous tensor parallelism).
+//! Linear layers with a sequence cut over ranks, which exchange it in pieces. One piece is in flight while the product
+//! of another is computed (asynchronous tensor parallelism).
 
 use std::{ops::Range, sync::Arc};
 
@@ -15,8 +15,8 @@ use crate::{
     differentiable::{exchange_of, start},
 };
 
-/// `x · wᵀ + b` of all ranks' parts of `x` ([`Exchange::AllGather`]), or this rank's part of the sum of all ranks' products
-/// ([`Exchange::ReduceScatter`], without a bias).
+/// Computes `x · wᵀ + b` from all ranks' parts of `x` ([`Exchange::AllGather`]). With [`Exchange::ReduceScatter`] it
+/// computes this rank's part of the sum of all ranks' products, without a bias.
 pub(super) fn linear_in_pieces<R: Runtime>(
     what: Exchange,
     comm: &Comm<R>,
@@ -31,7 +31,7 @@ pub(super) fn linear_in_pieces<R: Runtime>(
     Ok(apply_function(Arc::new(node), &ins)?.remove(0))
 }
 
-/// A node of the tape: inputs `x`, the weight seen as `[I, O]`, and a bias if there is one.
+/// A node of the tape: inputs `x`, the weight viewed as `[I, O]`, and a bias if there is one.
 struct InPieces<R: Runtime> {
     what: Exchange,
     pieces: usize,
@@ -86,7 +86,7 @@ impl<R: Runtime> Function<R> for InPieces<R> {
 }
 
 impl<R: Runtime> InPieces<R> {
-    /// Products of pieces of all ranks' parts, as each arrives.
+    /// Multiplies pieces of all ranks' parts as each arrives.
     fn of_gathered(&self, dim: usize, ins: &[Tensor<R>]) -> Result<Tensor<R>> {
         let (x, ranks) = (&ins[X], self.comm.size());
         let cuts = self.cuts(size_of(x, dim)?);
@@ -95,7 +95,7 @@ impl<R: Runtime> InPieces<R> {
         let under_way = cuts.iter().map(piece).collect::<Result<Vec<_>>>()?;
         let product = |arriving: ArrivingGradient<R>| product(&arriving()?, ins);
         let products = under_way.into_iter().map(product).collect::<Result<Vec<_>>>()?;
-        // Each has its piece of every rank's part; a rank's part is all of its pieces.
+        // A product has its piece of every rank's part; a rank's part is all of its pieces.
         let of_rank = |rank: usize| {
             let of_piece =
                 move |(all, cut): (&Tensor<R>, &Range<usize>)| all.narrow(dim as isize, rank * cut.len(), cut.len());
@@ -105,12 +105,12 @@ impl<R: Runtime> InPieces<R> {
         cat(&all.iter().collect::<Vec<_>>(), dim as isize)
     }
 
-    /// Sums of products, of pieces of every rank's part: one travels while the next is computed.
+    /// Sums products of pieces of every rank's part: one is in flight while the next is computed.
     fn scattered(&self, dim: usize, ins: &[Tensor<R>]) -> Result<Tensor<R>> {
         let (x, ranks) = (&ins[X], self.comm.size());
         let all = size_of(x, dim)?;
         let comm = Named::over(&self.comm, &self.of);
-        // What does not make equal parts is the exchange's error.
+        // Unequal parts are an error of the exchange.
         let own =
             if all.is_multiple_of(ranks) { all / ranks } else { return start(self.what, &comm, product(x, ins)?)?() };
         let piece = |cut: &Range<usize>| {
@@ -123,14 +123,14 @@ impl<R: Runtime> InPieces<R> {
         cat(&sums.iter().collect::<Vec<_>>(), dim as isize)
     }
 
-    /// Where a part of so many tokens is cut: into as equal pieces as can be, of which none is empty.
+    /// The pieces of a part of `own` tokens: of nearly equal size, none empty unless the part is.
     fn cuts(&self, own: usize) -> Vec<Range<usize>> {
         let n = self.pieces.min(own).max(1);
         (0..n).map(|k| k * own / n..(k + 1) * own / n).collect()
     }
 
-    /// The gradient of the product of all ranks' parts. These are gathered again while the gradient of the product's input is computed, which is
-    /// summed while that of the weight is.
+    /// The gradient of the product of all ranks' parts. The parts are gathered again while the gradient of the
+    /// product's input is computed. That gradient is summed while the weight's is computed.
     fn backward_of_gathered(&self, cx: &mut dyn Backprop<Var<R>>, upstream: &Var<R>) -> Result<()> {
         if cx.inputs() > BIAS && cx.wants(BIAS) {
             cx.give_sum_to(BIAS, upstream)?;
@@ -153,7 +153,7 @@ impl<R: Runtime> InPieces<R> {
         format!("{}, backward", self.of)
     }
 
-    /// An exchange that is under way, or, of a value whose gradient is recorded, one that is done.
+    /// An exchange in flight. For a value whose gradient is recorded it is complete.
     fn exchanged(&self, what: Exchange, x: &Var<R>, of: &str) -> Result<Box<dyn FnOnce() -> Result<Var<R>>>> {
         if x.requires_grad() {
             let done = exchange_of(what, &self.comm, x, of)?;
@@ -164,12 +164,12 @@ impl<R: Runtime> InPieces<R> {
     }
 }
 
-/// The product of some rows, as the layer makes it of all.
+/// The product of some rows, as the layer computes it for all rows.
 fn product<R: Runtime>(rows: &Tensor<R>, ins: &[Tensor<R>]) -> Result<Tensor<R>> {
     rows.linear(&ins[WEIGHT].t()?, ins.get(BIAS))
 }
 
-/// Gives the gradient of a weight seen as `[I, O]`, by all rows of the input at once.
+/// Gives the gradient of a weight viewed as `[I, O]`, from all rows of the input at once.
 fn give_weight<R: Runtime>(cx: &mut dyn Backprop<Var<R>>, upstream: &Var<R>, x: &Var<R>) -> Result<()> {
     let rows = |x: &Var<R>| {
         let shape = x.spec().shape;

@@ -1,4 +1,4 @@
-//! A communicator as the group that layers are cut over.
+//! A communicator as the group over which layers are cut.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::pieces::linear_in_pieces;
 pub struct TensorRanks<R: Runtime>(Comm<R>);
 
 impl<R: Runtime> TensorRanks<R> {
-    /// The group of these ranks.
+    /// The group of the ranks of `comm`.
     pub fn group(comm: &Comm<R>) -> Arc<dyn TensorGroup<R>> {
         Arc::new(TensorRanks(comm.clone()))
     }

@@ -61,7 +61,7 @@ impl<R: Runtime> Sharded<R> {
     /// shard axis, such as a communicator, is sharded along data. Ranks along context have shards of their own.
     ///
     /// # Errors
-    /// Unless all ranks have the same model and options.
+    /// Fails unless all ranks have the same model and options.
     #[track_caller]
     pub fn new(
         mesh: &impl AsMesh<R>,

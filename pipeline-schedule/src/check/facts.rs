@@ -1,14 +1,14 @@
-//! What every action needs to be true on its rank, and what it makes true. Nothing may be made true twice.
+//! Facts that every action needs on its rank, and facts that it makes true. No fact may be made true twice.
 
 use std::fmt;
 
 use crate::action::{Action, Compute, Direction, End, Message, Pass, UnitAction, UnitOp};
 use crate::schedule::{PassInput, Schedule};
 
-/// Something that is true from some position of a row on.
+/// A statement that is true from some position of a row on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Fact {
-    /// A stage's output, or its input's gradient, is there.
+    /// A stage's output, or its input's gradient, exists.
     Made(Direction, usize, usize),
     /// A stage's weight gradients of a micro-batch are final.
     Weights(usize, usize),
@@ -30,7 +30,7 @@ impl fmt::Display for Fact {
     }
 }
 
-/// What must be true before an action.
+/// The facts that an action needs.
 pub(super) fn needs(schedule: &Schedule, action: Action) -> Vec<Fact> {
     match action {
         Action::Message(Message { stage, direction, end: End::Send, micro }) => {
@@ -58,7 +58,7 @@ fn pass_needs(schedule: &Schedule, compute: Compute) -> impl Iterator<Item = Fac
     own.into_iter().chain(input)
 }
 
-/// What is true after an action.
+/// The facts that an action makes true.
 pub(super) fn makes(action: Action) -> Vec<Fact> {
     match action {
         Action::Message(message) => vec![Fact::Passed(message)],
@@ -73,7 +73,7 @@ fn pass_makes(compute: Compute) -> impl Iterator<Item = Fact> {
     made.into_iter().chain(pass.makes_weight_gradient().then_some(Fact::Weights(stage, micro)))
 }
 
-/// What must be true of a rank at the end of a step.
+/// The facts that must be true of a rank at the end of a step.
 pub(super) fn expected(schedule: &Schedule, rank: usize, forward_only: bool) -> Vec<Fact> {
     let passes: &[Pass] = if forward_only { &[Pass::F] } else { &[Pass::F, Pass::B] };
     let mut facts = Vec::new();

@@ -1,4 +1,4 @@
-//! One rank's row against the facts.
+//! The check of one rank's row against the facts.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ struct RowChecker<'a> {
     sharded: bool,
     forward_only: bool,
     limits: Limits,
-    /// Since which position something is true. Only ever looked up.
+    /// The position since which a fact is true. The map is only looked up, so its order does not matter.
     known: HashMap<Fact, usize>,
     gathered: Vec<usize>,
     live: usize,
@@ -55,7 +55,7 @@ impl RowChecker<'_> {
         self.gather(action)
     }
 
-    /// Messages only where neighbours live apart.
+    /// Requires the peer stage of a message to be on another rank.
     fn wanted(&self, action: Action) -> CheckResult {
         let Action::Message(message) = action else { return Ok(()) };
         let apart = |peer: &Message| {
@@ -72,7 +72,7 @@ impl RowChecker<'_> {
         let count = |of: fn(Compute) -> bool| action.computes().filter(|&compute| of(compute)).count();
         self.live += count(|compute| compute.pass == Pass::F);
         within("live micro-batches", self.live, self.limits.live)?;
-        // Where no backward follows, nothing is kept for one.
+        // Without backward passes no activations are kept.
         self.live -= if self.forward_only { self.live } else { count(|compute| compute.pass.makes_weight_gradient()) };
         Ok(())
     }

@@ -1,5 +1,6 @@
-//! DualPipeV (DeepSeek's DualPipe cut in half by Sea AI Lab, 2025): on a fold, forwards of one stage run overlapped with
-//! backwards of the other. Idle (p−1)(F&B + B − 3W), where F&B is an overlapped pair, for F = I ≥ W; 2p+1 live chunks on every rank.
+//! DualPipeV (DeepSeek's DualPipe cut in half by Sea AI Lab, 2025): on a fold, forwards of one stage overlap with
+//! backwards of the other. Idle (p−1)(F&B + B − 3W), where F&B is an overlapped pair, for F = I ≥ W; 2p+1 live chunks
+//! on every rank.
 
 use super::{Generator, Need, RowBuilder, Size, StageLayout, TWO_STAGES};
 
@@ -20,7 +21,7 @@ fn row(Size { p, m, .. }: Size, r: usize, row: RowBuilder) -> RowBuilder {
     row.repeat(below, |row| row.w().i(0))
 }
 
-/// The last rank, where the fold is, has nothing to overlap its first pair with: both halves would wait for the longer.
+/// The last rank, at the fold, has nothing to overlap its first pair with: both halves would wait for the longer.
 fn steady(pairs: usize, at_the_fold: bool, row: RowBuilder) -> RowBuilder {
     let row = if at_the_fold { row.f(0).b(1) } else { row.overlap(0, 1) }.overlap(1, 0);
     row.repeat(pairs - 1, |row| row.overlap(0, 1).overlap(1, 0))

@@ -7,10 +7,10 @@ use crate::placement::StagePlacement;
 use crate::schedule::Schedule;
 
 impl Schedule {
-    /// The forward passes of `micro_batches` through stages that live where `placement` says: no gradients, nothing kept.
+    /// The forward passes of `micro_batches` through stages at `placement`, without gradients or kept activations.
     ///
     /// # Errors
-    /// When there is no micro-batch, or more than lists are made for.
+    /// Fails unless the number of passes, stages times micro-batches, is from 1 to 2^26.
     pub fn forward_only(placement: &StagePlacement, micro_batches: usize) -> Result<Self> {
         let passes = placement.stages().checked_mul(micro_batches).filter(|passes| (1..=1 << 26).contains(passes));
         if passes.is_none() {

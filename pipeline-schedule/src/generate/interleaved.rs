@@ -1,13 +1,14 @@
 //! Interleaved 1F1B (Narayanan et al. 2021, Megatron-LM): 1F1B over v stages per rank.
 //!
-//! Micro-batches go in rounds of g = m / max(1, ⌊m/p⌋): a rank runs g micro-batches through a stage, then the same g through
-//! its next stage. (Megatron-LM asks for m % p = 0 and has g = p; `torch.distributed.pipelining` has this g.)
-//! Idle (p−1)(F+B)/v per rank, where F and B are a rank's whole passes; at most (v−1)g + 2(p−1−r) + 1 live chunks.
+//! Micro-batches go in rounds of g = m / max(1, ⌊m/p⌋): a rank runs g micro-batches through a stage, then these g
+//! through its next stage. (Megatron-LM requires m % p = 0 and has g = p; `torch.distributed.pipelining` has this g.)
+//! Idle (p−1)(F+B)/v per rank, where F and B are a rank's complete passes; at most (v−1)g + 2(p−1−r) + 1 live chunks.
 
 use super::{Generator, Need, RowBuilder, Size, StageLayout};
 use crate::action::Pass;
 
-/// With fewer micro-batches than ranks it would run, but idle for longer than its formula: (v, m, p) = (2, 3, 4) for 6, not 4.5.
+/// With fewer micro-batches than ranks it would run, but idle for longer than its formula: (v, m, p) = (2, 3, 4) for 6,
+/// not 4.5.
 pub(super) const FILLED: Need = ("m ≥ p", |size| size.m >= size.p);
 pub(super) const EVEN_ROUNDS: Need = ("m % max(1, ⌊m/p⌋) = 0", |size| size.m % rounds(size) == 0);
 
@@ -26,10 +27,10 @@ fn rounds(size: Size) -> usize {
     (size.m / size.p).max(1)
 }
 
-/// Which stage and micro-batch each pass of a rank is of.
+/// The stage and the micro-batch of each pass of a rank.
 pub(super) struct InterleavedOrder {
     size: Size,
-    /// Micro-batches in a round.
+    /// The number of micro-batches in a round.
     g: usize,
 }
 
@@ -38,7 +39,7 @@ impl InterleavedOrder {
         InterleavedOrder { size, g: size.m / rounds(size) }
     }
 
-    /// How many forwards a rank has before the first through its last stage.
+    /// The number of forwards that a rank has before the first through its last stage.
     pub(super) fn before_last_stage(&self) -> usize {
         (self.size.v - 1) * self.g
     }
@@ -59,12 +60,12 @@ impl InterleavedOrder {
         (total - ahead..total).fold(row, b)
     }
 
-    /// The `k`-th pass of a rank is of this of its stages,
+    /// The index of the stage of a rank's `k`-th pass, among the rank's stages.
     fn chunk(&self, k: usize) -> usize {
         k / self.g % self.size.v
     }
 
-    /// and of this micro-batch.
+    /// The micro-batch of a rank's `k`-th pass.
     fn micro(&self, k: usize) -> usize {
         k / (self.g * self.size.v) * self.g + k % self.g
     }

@@ -1,8 +1,8 @@
-//! Interleaved 1F1B whose weight gradients wait and fill the bubble at the end, as those of ZB-H1 do: ZB-H1 over v stages per rank
-//! (`torch.distributed.pipelining` has the same order).
+//! ZB-H1 over v stages per rank: interleaved 1F1B whose deferred weight gradients fill the bubble at the end
+//! (`torch.distributed.pipelining` has this order).
 //!
-//! Idle (p−1)(F+I−W)/v per rank, where F, I and W are a rank's whole passes; at most (v−1)g + p live chunks, on every rank, in rounds of g
-//! micro-batches as interleaved 1F1B has them.
+//! Idle (p−1)(F+I−W)/v per rank, where F, I and W are a rank's complete passes. At most (v−1)g + p live chunks on every
+//! rank, in rounds of g micro-batches as in interleaved 1F1B.
 
 use super::{
     Generator, StageLayout,

@@ -1,4 +1,4 @@
-//! Schedules people know, by name. Each file writes down one order of passes; this one names them.
+//! Well-known schedules, by name. Each file writes down one order of passes; this one names them.
 //!
 //! Symbols throughout: `p` ranks, `v` stages per rank, `m` micro-batches, `r` a rank.
 
@@ -22,15 +22,15 @@ use super::placement::StagePlacement;
 use super::schedule::Schedule;
 use row::RowBuilder;
 
-/// A schedule: its name in text (and others it goes by), where its stages live, what it asks for, and its generator.
+/// A schedule: its name in text and aliases, the placement of its stages, its preconditions, and its generator.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal $(| $alias:literal)*, $generator:path;)*) => {
-        /// The schedules there are generators for.
+        /// The schedules that can be generated.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum ScheduleKind { $($(#[$doc])* $kind,)* }
 
         impl ScheduleKind {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &[ScheduleKind] = &[$(ScheduleKind::$kind),*];
 
             fn names(self) -> &'static [&'static str] {
@@ -72,7 +72,7 @@ kinds! {
     DualPipeV = "DualPipeV", dualpipe_v::GENERATOR;
 }
 
-/// How many ranks, stages and micro-batches a schedule has.
+/// The size of a schedule: ranks, stages and micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PipeShape {
     /// Ranks of the pipeline: `p`.
@@ -84,7 +84,7 @@ pub struct PipeShape {
 }
 
 impl ScheduleKind {
-    /// The passes of every rank.
+    /// Makes the passes of every rank.
     ///
     /// # Errors
     /// Names the precondition that fails, with the numbers.
@@ -113,7 +113,7 @@ impl fmt::Display for ScheduleKind {
 impl FromStr for ScheduleKind {
     type Err = Error;
 
-    /// Reads a name, whatever its case.
+    /// Reads a name or an alias, in upper or lower case.
     fn from_str(text: &str) -> Result<ScheduleKind> {
         let named = |kind: &&ScheduleKind| kind.names().iter().any(|name| name.eq_ignore_ascii_case(text));
         ScheduleKind::ALL.iter().find(named).copied().ok_or_else(|| {
@@ -123,7 +123,7 @@ impl FromStr for ScheduleKind {
     }
 }
 
-/// How a schedule is made.
+/// The generator of a schedule.
 struct Generator {
     shape: StageLayout,
     needs: &'static [Need],
@@ -131,17 +131,17 @@ struct Generator {
     row: fn(Size, usize, RowBuilder) -> RowBuilder,
 }
 
-/// Where stages live.
+/// The placement of stages.
 enum StageLayout {
     Loop,
     Fold,
 }
 
-/// A precondition: its text and whether it holds.
+/// A precondition: its text and its test.
 type Need = (&'static str, fn(Size) -> bool);
 
 const POSITIVE: Need = ("p ≥ 1, v ≥ 1 and m ≥ 1", |size| size.p.min(size.v).min(size.m) >= 1);
-/// Beyond that the lists themselves are gigabytes.
+/// Longer lists would take gigabytes.
 const BOUNDED: Need = ("p·v·m ≤ 2^26", |size| {
     size.p.checked_mul(size.v).and_then(|stages| stages.checked_mul(size.m)).is_some_and(|passes| passes <= 1 << 26)
 });

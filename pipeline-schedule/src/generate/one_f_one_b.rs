@@ -1,5 +1,5 @@
-//! 1F1B, or PipeDream-flush (Narayanan et al. 2021): p−r forwards ahead, then one backward for one forward.
-//! Idle (p−1)(F+B) per rank, as GPipe; min(p−r, m) live micro-batches.
+//! 1F1B, or PipeDream-flush (Narayanan et al. 2021): p−r forwards ahead, then one backward for one forward. Idle
+//! (p−1)(F+B) per rank, as GPipe; min(p−r, m) live micro-batches.
 
 use super::{Generator, ONE_STAGE, RowBuilder, Size, StageLayout};
 

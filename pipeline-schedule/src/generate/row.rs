@@ -1,4 +1,4 @@
-//! A rank's list while it is written: every pass takes the next micro-batch of its stage.
+//! The builder of a rank's list: every pass takes the next micro-batch of its stage.
 
 use std::collections::VecDeque;
 
@@ -9,7 +9,7 @@ pub(super) struct RowBuilder {
     stages: Vec<usize>,
     /// The next micro-batch, per chunk: forward, backward.
     next: Vec<[usize; 2]>,
-    /// Weight gradients that an I has left for later.
+    /// Weight gradients that an I has deferred.
     deferred: VecDeque<Compute>,
     actions: Vec<Action>,
 }
@@ -19,12 +19,12 @@ impl RowBuilder {
         RowBuilder { next: vec![[0, 0]; stages.len()], stages, deferred: VecDeque::new(), actions: Vec::new() }
     }
 
-    /// How many forwards a chunk has had.
+    /// The number of forwards that a chunk has had.
     pub fn forwards(&self, chunk: usize) -> usize {
         self.next[chunk][0]
     }
 
-    /// How many weight gradients are left for later.
+    /// The number of deferred weight gradients.
     pub fn deferred(&self) -> usize {
         self.deferred.len()
     }
@@ -39,14 +39,14 @@ impl RowBuilder {
         self.push(backward)
     }
 
-    /// Backward as far as the input's gradient; its W is deferred.
+    /// Appends the backward to the input's gradient; its W is deferred.
     pub fn i(mut self, chunk: usize) -> Self {
         let backward = self.take(chunk, Pass::I);
         self.deferred.push_back(Compute { pass: Pass::W, ..backward });
         self.push(backward)
     }
 
-    /// The oldest deferred weight gradient, of whichever chunk; nothing when there is none.
+    /// Appends the oldest deferred weight gradient of any chunk; nothing if there is none.
     pub fn w(mut self) -> Self {
         match self.deferred.pop_front() {
             Some(weights) => self.push(weights),
@@ -54,7 +54,7 @@ impl RowBuilder {
         }
     }
 
-    /// The oldest deferred weight gradient of one chunk; nothing when there is none.
+    /// Appends the oldest deferred weight gradient of one chunk; nothing if there is none.
     pub fn w_of(mut self, chunk: usize) -> Self {
         let stage = self.stages[chunk];
         let oldest = self.deferred.iter().position(|weights| weights.stage == stage);
@@ -64,31 +64,31 @@ impl RowBuilder {
         }
     }
 
-    /// A forward of one chunk overlapped with the whole backward of the other.
+    /// Appends a forward of one chunk overlapped with the complete backward of the other.
     pub fn overlap(mut self, forward: usize, backward: usize) -> Self {
         let pair = Action::Overlap(self.take(forward, Pass::F), self.take(backward, Pass::B));
         self.actions.push(pair);
         self
     }
 
-    /// A pass of a micro-batch that is not simply the next one.
+    /// Appends a pass of any micro-batch, not only the next one.
     pub fn pass(self, chunk: usize, pass: Pass, micro: usize) -> Self {
         let stage = self.stages[chunk];
         self.push(Compute { stage, pass, micro })
     }
 
-    /// The I of such a micro-batch, whose W is deferred.
+    /// Appends the I of any micro-batch, whose W is deferred.
     pub fn i_of(mut self, chunk: usize, micro: usize) -> Self {
         self.deferred.push_back(Compute { stage: self.stages[chunk], pass: Pass::W, micro });
         self.pass(chunk, Pass::I, micro)
     }
 
-    /// `step` as often as told.
+    /// Applies `step` `times` times.
     pub fn repeat(self, times: usize, step: impl Fn(Self) -> Self) -> Self {
         (0..times).fold(self, |row, _| step(row))
     }
 
-    /// Everything, all deferred weight gradients at the end.
+    /// The complete list, with all deferred weight gradients at the end.
     pub fn finish(self) -> Vec<Action> {
         let left = self.deferred();
         self.repeat(left, RowBuilder::w).actions

@@ -1,5 +1,5 @@
-//! ZBV (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): zero bubble on a fold. The loss is on rank 0, so
-//! a rank's two stages balance each other's wait. No gaps when F = I = W; 2p live chunks on every rank.
+//! ZBV (Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"): zero bubble on a fold. The loss is on rank 0,
+//! so a rank's two stages balance each other's wait. No gaps if F = I = W; 2p live chunks on every rank.
 
 use super::{Generator, Need, RowBuilder, Size, StageLayout, TWO_STAGES};
 

@@ -1,17 +1,17 @@
-//! Where sends and receives stand.
+//! The positions of sends and receives.
 //!
-//! The schedule is played with the expected costs and sends that travel by themselves. Then every message gets a moment, the
-//! same for both its ends: the first at which it is there, its reader will not be late, and both ranks stand between two passes.
-//! Where there is no such moment, one of them has to wait for the other: the moment is the one at which it waits least. Each
-//! rank's list is its passes and messages by time.
+//! The schedule is played with the expected costs and overlapped sends. Every message then gets a moment, equal for
+//! both its ends. It is the first at which the value is ready, its reader will not be late, and both ranks are between
+//! two passes. Without such a moment one rank has to wait for the other, and the moment with the least wait is taken.
+//! Each rank's list is its passes and messages by time.
 //!
-//! All lists are parts of one total order in which everything comes after what it needs and a message is one event, so
-//! synchronous sends cannot deadlock. Sends that travel by themselves delay no pass at all; synchronous ones delay none whose
-//! messages found both ranks between passes. With F = I = W that was all of them at every size tested, but for Interleaved1F1B, whose
-//! forwards can meet a neighbour's backward half way.
+//! All lists are parts of one total order in which every action comes after its inputs and a message is one event, so
+//! synchronous sends cannot deadlock. Overlapped sends delay no pass at all. Synchronous sends delay no pass if their
+//! messages found both ranks between passes. With F = I = W that was true of all messages at every size tested, except
+//! for Interleaved1F1B, whose forwards can meet a neighbor's backward half way.
 //!
-//! Rejected: sending right after the producing pass and receiving right before the reading one, which deadlocks 1F1B; and
-//! putting down both ends when a walk over the ranks in turn first can, which is safe but knows nothing of time.
+//! Two alternatives were rejected. Sending right after the producing pass and receiving right before the reading one
+//! deadlocks 1F1B. Placing both ends as soon as a walk over the ranks in turn can is safe, but ignores time.
 
 use numcore::{Error, Result};
 
@@ -31,9 +31,9 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// The total order of messages. At one moment a whole ring of neighbours may want to pass something on; odd and even senders
-    /// in turn make that take two transfers or three, not one per rank. (LoopedBFS at (v, m, p) = (2, 16, 8) with synchronous
-    /// messages of 0.3 F takes 161 F, and 219 F with senders in plain order.)
+    /// The total order of messages. At one moment a complete ring of neighbors may have something to send. Odd and even
+    /// senders in turn make that take two transfers or three, not one per rank. (LoopedBFS at (v, m, p) = (2, 16, 8)
+    /// with synchronous messages of 0.3 F takes 161 F, and 219 F with senders in plain order.)
     fn key(&self) -> (u64, Direction, usize, usize, usize, usize) {
         let Message { stage, direction, micro, .. } = self.send;
         (self.moment, direction, self.from % 2, self.from, stage, micro)
@@ -57,7 +57,7 @@ pub(super) fn add(schedule: &Schedule, costs: &Costs) -> Result<Vec<Vec<Action>>
     Ok(schedule.rows().iter().zip(&spans).zip(&ends).map(|((row, spans), ends)| merge(row, spans, ends)).collect())
 }
 
-/// A rank's passes and message ends by time; a message before the pass that starts at its moment.
+/// A rank's passes and message ends by time; a message is before the pass that starts at its moment.
 fn merge(row: &[Action], spans: &[Span], ends: &[(u64, Action)]) -> Vec<Action> {
     let mut merged = Vec::with_capacity(row.len() + ends.len());
     let mut ends = ends.iter().peekable();
@@ -89,7 +89,7 @@ fn transfers(schedule: &Schedule, costs: &Costs, spans: &[Vec<Span>]) -> Vec<Tra
     transfers
 }
 
-/// When each stage's outputs and input gradients are there.
+/// The times at which each stage's outputs and input gradients are ready.
 fn times(schedule: &Schedule, spans: &[Vec<Span>]) -> [Vec<u64>; 2] {
     let size = schedule.stages() * schedule.micro_batches();
     let mut made = [vec![0; size], vec![0; size]];
@@ -104,8 +104,8 @@ fn times(schedule: &Schedule, spans: &[Vec<Span>]) -> [Vec<u64>; 2] {
     made
 }
 
-/// The moment from `ready` to `latest` at which the ranks wait least for each other; the first of several. One at which the
-/// sender is in a pass counts only if that pass ends in time for the reader.
+/// The moment from `ready` to `latest` at which the ranks wait least for each other; the first of several. A moment
+/// within a pass of the sender counts only if that pass ends in time for the reader.
 fn meeting(from: &[Span], to: &[Span], ready: u64, latest: u64) -> u64 {
     let (mut best, mut least) = (ready, u64::MAX);
     let mut moment = Some(ready);
@@ -120,7 +120,7 @@ fn meeting(from: &[Span], to: &[Span], ready: u64, latest: u64) -> u64 {
     best
 }
 
-/// The end of the pass this moment is in the middle of.
+/// The end of the pass that contains this moment.
 fn busy_until(spans: &[Span], moment: u64) -> Option<u64> {
     let next = spans.partition_point(|span| span.end <= moment);
     spans.get(next).filter(|span| span.start < moment).map(|span| span.end)

@@ -1,4 +1,4 @@
-//! From passes to everything a rank does: messages, parameter gathers, gradient reductions.
+//! Lowering: adds messages, parameter gathers and gradient reductions to the passes of a schedule.
 
 mod messages;
 mod units;
@@ -8,25 +8,28 @@ use numcore::{Error, Result};
 use super::costs::Costs;
 use super::schedule::Schedule;
 
-/// How to lower.
+/// Options of lowering.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lowering {
-    /// What passes and messages are expected to take: it decides where messages stand. Every pass takes at least one tick.
-    /// `comm` is what a message takes while passes go on beside it; leave it 0 where a message holds its ranks.
+    /// The expected costs of passes and messages, which decide the positions of messages. Every pass takes at least one
+    /// tick. `comm` is the time of a message beside running passes; leave it 0 if a message blocks its ranks.
     pub costs: Costs,
-    /// Whether parameters are sharded (ZeRO-3), so that stages are gathered before use and freed after.
+    /// True if parameters are sharded (ZeRO-3), so that stages are gathered before use and freed after.
     pub sharded: bool,
 }
 
 impl Schedule {
-    /// Adds to a schedule of passes alone: a send and a receive wherever neighbouring stages live on different ranks; a
-    /// REDUCE_GRAD after each stage's last weight gradient; UNSHARD and RESHARD if parameters are sharded.
+    /// Adds to a schedule of passes alone:
     ///
-    /// The result is free of deadlock with synchronous sends, and where the expected costs allow it, no pass waits for a
+    /// - a send and a receive between neighboring stages on different ranks;
+    /// - a REDUCE_GRAD after each stage's last weight gradient;
+    /// - UNSHARD and RESHARD if parameters are sharded.
+    ///
+    /// The result has no deadlock with synchronous sends. If the expected costs allow it, no pass waits for a
     /// synchronous send either.
     ///
     /// # Errors
-    /// When the schedule has been lowered, a pass costs nothing, or passes wait for each other in a circle.
+    /// Fails if the schedule has been lowered, a pass costs nothing, or passes wait for each other in a cycle.
     pub fn lower(&self, lowering: Lowering) -> Result<Schedule> {
         let refuse = |why: &str| Err(Error::schedule("pipeline lowering", why));
         if self.is_lowered() {

@@ -1,8 +1,8 @@
-//! What a rank does to whole stages: gather and free parameters, reduce gradients.
+//! Actions on stages as units: gathers and releases of parameters, reductions of gradients.
 //!
-//! Gathered are the stage a rank works on and the one it will work on next, so that a gather has a whole pass to hide behind and
-//! at most two stages (three during an overlap) are in memory. They stand behind the sends that follow the pass before: other
-//! ranks wait for those, and for a gather nobody does.
+//! A rank keeps the stage that it works on and its next one gathered. A gather then has a complete pass to hide behind,
+//! and at most two stages (three during an overlap) are in memory. Units are placed behind the sends that follow the
+//! previous pass: other ranks wait for those, and no rank waits for a gather.
 
 use crate::action::{Action, End, UnitAction, UnitOp};
 
@@ -25,7 +25,7 @@ pub(super) fn add(row: &[Action], sharded: bool) -> Vec<Action> {
     out
 }
 
-/// What follows a pass: reductions of the stages that are done, then frees and gathers for the next pass.
+/// The units after a pass: reductions of completed stages, then releases and gathers for the next pass.
 fn after(action: Action, rest: &[Action], gathered: &mut Vec<usize>, sharded: bool) -> Vec<Action> {
     let done = action.computes().filter(|c| c.pass.makes_weight_gradient()).map(|c| c.stage);
     let done = done.filter(|&stage| !passes(rest).flatten().any(|other| other == stage));
@@ -36,7 +36,7 @@ fn after(action: Action, rest: &[Action], gathered: &mut Vec<usize>, sharded: bo
     units
 }
 
-/// The stages of each pass to come.
+/// The stages of each later pass.
 fn passes(rest: &[Action]) -> impl Iterator<Item = impl Iterator<Item = usize>> {
     rest.iter().filter(|action| action.is_compute()).map(|action| action.computes().map(|compute| compute.stage))
 }
@@ -51,7 +51,7 @@ fn ahead(rest: &[Action]) -> Vec<usize> {
     wanted
 }
 
-/// Frees what is no longer wanted, then gathers what is.
+/// Frees stages that are no longer needed, then gathers those that are.
 fn exchange(gathered: &mut Vec<usize>, wanted: &[usize]) -> Vec<Action> {
     let free = gathered.iter().filter(|stage| !wanted.contains(stage)).map(|&stage| (stage, UnitOp::Reshard));
     let fetch = wanted.iter().filter(|stage| !gathered.contains(stage)).map(|&stage| (stage, UnitOp::Unshard));

@@ -1,24 +1,24 @@
-//! What goes into a run and what comes out of it.
+//! The input and the output of a pipeline's run.
 
 use numcore::{Error, Result, Runtime, Tensor, ops::ViewOps};
 
 use crate::{loss::Loss, pipeline::TimelineEvent};
 
-/// A step's micro-batches. Only the rank of the first stage looks at inputs and only that of the last stage at targets: elsewhere
-/// they may be left empty, or be there because every rank reads the same data.
+/// The micro-batches of a run. Only the rank of the first stage reads inputs, and only the rank of the last stage reads
+/// targets. Other ranks may leave them empty, or fill them because every rank reads the same data.
 #[derive(Clone, Debug)]
 pub struct MicroBatches<R: Runtime> {
-    /// What the first stage is given, per micro-batch.
+    /// The inputs of the first stage, for each micro-batch.
     pub inputs: Vec<Vec<Tensor<R>>>,
-    /// What the loss is given beside the last stage's outputs, per micro-batch.
+    /// The targets, for each micro-batch: the loss gets them beside the last stage's outputs.
     pub targets: Vec<Vec<Tensor<R>>>,
-    /// Whether their losses weigh nothing, so that they change no gradient: this replica has no example of its own in a step of the others. All of its ranks say
-    /// the same.
+    /// True if the losses weigh nothing, so that they change no gradient: this replica has no example of its own in a
+    /// step of the others. All ranks of the replica must set the same value.
     pub weightless: bool,
 }
 
 impl<R: Runtime> MicroBatches<R> {
-    /// None: for a rank with neither the first nor the last stage.
+    /// No micro-batches: for a rank with neither the first nor the last stage.
     pub fn none() -> Self {
         MicroBatches { inputs: Vec::new(), targets: Vec::new(), weightless: false }
     }
@@ -26,7 +26,7 @@ impl<R: Runtime> MicroBatches<R> {
     /// Cuts a batch along the first axis of all its tensors into `count` equal micro-batches.
     ///
     /// # Errors
-    /// When a first axis is no multiple of `count`: micro-batches of one pipeline have the same shapes.
+    /// Fails if a first axis is no multiple of `count`: micro-batches of one pipeline have the same shapes.
     pub fn split(inputs: &[Tensor<R>], targets: &[Tensor<R>], count: usize) -> Result<Self> {
         let inputs = (0..count).map(|k| part(inputs, k, count)).collect::<Result<_>>()?;
         let targets = (0..count).map(|k| part(targets, k, count)).collect::<Result<_>>()?;
@@ -46,7 +46,7 @@ fn part<R: Runtime>(tensors: &[Tensor<R>], k: usize, count: usize) -> Result<Vec
     tensors.iter().map(one).collect()
 }
 
-/// What a run left on this rank.
+/// The output of a run on this rank.
 pub struct PipelineOutput<R: Runtime> {
     pub(crate) losses: Vec<Loss<R>>,
     pub(super) outputs: Vec<Vec<Tensor<R>>>,
@@ -56,26 +56,26 @@ pub struct PipelineOutput<R: Runtime> {
 }
 
 impl<R: Runtime> PipelineOutput<R> {
-    /// The losses of the micro-batches, detached, on the rank of the last stage; empty elsewhere.
-    /// [`Pipeline::losses`](super::Pipeline::losses) gives them to all.
+    /// The losses of the micro-batches, detached, on the rank of the last stage; empty on others.
+    /// [`Pipeline::losses`](super::Pipeline::losses) gives them to all ranks.
     pub fn losses(&self) -> &[Loss<R>] {
         &self.losses
     }
 
-    /// What the last stage made of each micro-batch, where there was no backward; empty elsewhere.
+    /// The outputs of the last stage for each micro-batch, after a run without backward; empty on other ranks.
     pub fn outputs(&self) -> &[Vec<Tensor<R>>] {
         &self.outputs
     }
 
-    /// The gradients of the sum of all losses with respect to the floating inputs of each micro-batch, on the rank of the first stage,
-    /// if they were [asked for](super::PipelineOptions::input_gradients).
+    /// The gradients of the sum of all losses with respect to the floating inputs of each micro-batch, on the rank of
+    /// the first stage. Empty unless [requested](super::PipelineOptions::input_gradients).
     #[doc(alias("input_grads"))]
     pub fn input_gradients(&self) -> &[Vec<Tensor<R>>] {
         &self.input_gradients
     }
 
-    /// The most micro-batches, summed over this rank's stages, whose activations it held at once: what
-    /// [`simulate`](crate::pipeline::Schedule::simulate) says.
+    /// The largest number of micro-batches, summed over this rank's stages, whose activations it held at once. It
+    /// equals the prediction of [`simulate`](crate::pipeline::Schedule::simulate).
     pub fn peak_live(&self) -> usize {
         self.peak_live
     }

@@ -1,18 +1,18 @@
-//! What passes between two stages: agreed on with the first micro-batch, held to afterwards.
+//! The values that pass between two stages: agreed on with the first micro-batch, and required of all others.
 
 use std::fmt;
 
 use autograd::Var;
 use numcore::{DType, Error, Result, Runtime, Shape, ops::Apply, ops::Spec};
 
-/// The values a stage makes for the next one.
+/// The values that a stage makes for the next one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Boundary(Vec<BoundaryValue>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BoundaryValue {
     spec: Spec,
-    /// Whether its gradient is sent back.
+    /// True if its gradient is sent back.
     grad: bool,
 }
 
@@ -21,7 +21,7 @@ impl Boundary {
         Boundary(values.iter().map(|value| BoundaryValue { spec: value.spec(), grad: value.requires_grad() }).collect())
     }
 
-    /// Every value.
+    /// The specs of all values.
     pub(super) fn values(&self) -> Vec<Spec> {
         self.0.iter().map(|part| part.spec).collect()
     }
@@ -35,7 +35,7 @@ impl Boundary {
         self.0.get(value).is_some_and(|part| part.grad)
     }
 
-    /// For the header: per value its dtype, whether its gradient is sent back, its rank and sizes.
+    /// The words of a header. For each value: dtype, 1 if its gradient is sent back, rank, sizes.
     pub(super) fn to_words(&self) -> Vec<i64> {
         let words = |part: &BoundaryValue| {
             let Spec { shape, dtype } = part.spec;
@@ -55,7 +55,7 @@ impl Boundary {
         Ok(Boundary(parts))
     }
 
-    /// An error unless a stage made the same as before.
+    /// An error unless a stage made the same values as before.
     pub(super) fn require(&self, stage: usize, micro: usize, made: &Boundary) -> Result<()> {
         if self == made {
             return Ok(());

@@ -1,4 +1,5 @@
-//! One run on one rank: its row, action by action. It knows nothing of schedules but the actions themselves.
+//! One run on one rank: its row, action by action. The executor depends on the actions alone, not on the kind of
+//! schedule.
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
@@ -20,12 +21,12 @@ use crate::{
     },
 };
 
-/// A schedule with what its runs have found out.
+/// A schedule with the state that lasts between its runs.
 pub(super) struct RunPlan {
     pub(super) checked: Arc<Checked>,
-    /// Entry `s` is what stage `s` makes for stage `s + 1`, as far as this rank knows.
+    /// The boundaries that this rank knows: entry `s` describes the values that stage `s` makes for stage `s + 1`.
     pub(super) boundaries: Vec<Option<Boundary>>,
-    /// Whether the rank of the next stage has been told.
+    /// True for each stage whose boundary was announced to the rank of the next stage.
     pub(super) announced: Vec<bool>,
 }
 
@@ -35,14 +36,14 @@ impl RunPlan {
         RunPlan { checked: Arc::new(checked), boundaries: vec![None; stages], announced: vec![false; stages] }
     }
 
-    /// The next run begins as the first: with headers that say what is to come.
+    /// Forgets all boundaries, so that the next run sends headers again.
     pub(super) fn forget_shapes(&mut self) {
         self.boundaries.fill(None);
         self.announced.fill(false);
     }
 }
 
-/// What a run is given.
+/// The inputs of a run.
 pub(super) struct RunInputs<'a, R: Runtime> {
     pub(super) comm: Comm<R>,
     pub(super) plan: &'a mut RunPlan,
@@ -51,23 +52,23 @@ pub(super) struct RunInputs<'a, R: Runtime> {
     pub(super) hooks: &'a mut dyn StageHooks<R>,
     pub(super) batch: MicroBatches<R>,
     pub(super) options: PipelineOptions,
-    /// What the gradient of every loss starts from.
+    /// The gradient from which the backward pass of every loss starts.
     pub(super) seed: f64,
-    /// Which rows of all micro-batches together count, where others only fill them up.
+    /// The counted rows of all micro-batches together, if other rows only fill them up.
     pub(super) counted: Option<CountedRows>,
-    /// Where the run's random numbers start; `None` leaves the thread's stream alone.
+    /// The state from which the run's random numbers start. `None` leaves the thread's stream alone.
     pub(super) random: Option<RandomState>,
 }
 
-/// What a stage keeps of a micro-batch between its passes.
+/// The state of a stage for a micro-batch between its passes.
 pub(super) enum Live<R: Runtime> {
-    /// From F to B or I: what the backward pass starts from, and what it is to reach.
+    /// From F to B or I: the roots of the backward pass, and the inputs that it is to reach.
     Forward { inputs: Vec<Var<R>>, roots: Vec<Var<R>> },
-    /// From I to W; nothing where no gradient came by.
+    /// From I to W; none if no gradient reached the stage.
     Weights(Option<Box<Deferred<R>>>),
 }
 
-/// What travels to a stage, or waits there: its inputs, or its outputs' gradients, of a micro-batch.
+/// A message to a stage, sent or waiting: direction, stage and micro-batch of inputs, or of gradients of outputs.
 pub(super) type MessageSlot = (Direction, usize, usize);
 
 /// A run in progress.
@@ -75,19 +76,19 @@ pub(super) struct ScheduleRun<'a, R: Runtime> {
     pub(super) job: RunInputs<'a, R>,
     pub(super) checked: Arc<Checked>,
     transfers: Transfers<R>,
-    /// What the stages here will read.
+    /// Received values and gradients that this rank's stages will read.
     pub(super) inbox: BTreeMap<MessageSlot, Vec<Tensor<R>>>,
-    /// What they made for stages elsewhere.
+    /// Values and gradients for stages on other ranks.
     outbox: BTreeMap<Message, Vec<Tensor<R>>>,
     pub(super) live: BTreeMap<(usize, usize), Live<R>>,
-    /// Per stage, its last weight gradient.
+    /// The last weight gradient of each stage.
     pub(super) last: BTreeMap<usize, Compute>,
-    /// By micro-batch.
+    /// Losses, by micro-batch.
     pub(super) losses: BTreeMap<usize, Loss<R>>,
     pub(super) outputs: BTreeMap<usize, Vec<Tensor<R>>>,
     pub(super) input_gradients: BTreeMap<usize, Vec<Tensor<R>>>,
     peak_live: usize,
-    /// What it is doing.
+    /// The current action.
     pub(super) at: Option<Action>,
     clock: Option<ActionClock>,
 }
@@ -155,7 +156,7 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
     fn act(&mut self, action: Action) -> Result<()> {
         match action {
             Action::Compute(compute) => self.pass(compute),
-            // As a simulation counts them: for a moment the activations of both are here.
+            // A simulation counts them so too: for a moment the activations of both are in memory.
             Action::Overlap(forward, backward) => {
                 self.pass(forward)?;
                 self.pass(backward)
@@ -175,13 +176,13 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
             Pass::B | Pass::I => self.backward(compute)?,
             Pass::W => self.weights(compute)?,
         }
-        // An evaluation keeps nothing, but what a pass works on is there while it works.
+        // An evaluation keeps nothing, but the values of the current pass are in memory.
         let working = usize::from(compute.pass == Pass::F && self.checked.is_forward_only());
         self.peak_live = self.peak_live.max(self.live.len() + working);
         Ok(())
     }
 
-    /// Waits for what a pass reads.
+    /// Waits for the values that a pass reads.
     fn fetch(&mut self, compute: Compute) -> Result<()> {
         let PassInput::Received(recv) = self.schedule().input(compute) else { return Ok(()) };
         if let Some(from) = self.other(recv) {
@@ -213,7 +214,7 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
         }
     }
 
-    /// Hands on what a pass made: to a send to come, or to the neighbouring stage if that is here.
+    /// Hands on the output of a pass: to a later send, or to the neighboring stage if it is on this rank.
     pub(super) fn give(&mut self, compute: Compute, made: Vec<Tensor<R>>) {
         let neighbour = compute.send(self.schedule().stages()).and_then(|send| send.peer());
         match (self.schedule().output(compute), neighbour) {
@@ -227,7 +228,7 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
         self.checked.schedule()
     }
 
-    /// The rank at the other end.
+    /// The rank at the other end of a message.
     fn other(&self, message: Message) -> Option<usize> {
         self.schedule().placement().rank_of(message.peer()?.stage)
     }
@@ -245,12 +246,12 @@ impl ActionClock {
         Ok(ActionClock { origin: Instant::now(), events: Vec::new() })
     }
 
-    /// Nanoseconds so far.
+    /// Nanoseconds since the origin.
     fn now(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// An action is over when the device is done with it.
+    /// Records an action, which ends when the device has finished it.
     fn note<R: Runtime>(&mut self, action: Action, start: u64, rt: &R) -> Result<()> {
         if action.is_compute() {
             rt.synchronize()?;

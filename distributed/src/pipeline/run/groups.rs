@@ -8,31 +8,36 @@ use crate::{
     plan::Axis,
 };
 
-/// The groups a rank is in.
+/// The groups of ranks that one rank is in.
 pub struct PipelineGroups<R: Runtime> {
     /// All ranks.
     pub world: Comm<R>,
-    /// The ranks of this rank's replica of the pipeline; where stages are cut along tensor, or sequences along context, those with this rank's
-    /// place there.
+    /// The ranks of this rank's replica of the pipeline. Along tensor and context they have this rank's position.
     pub pipe: Comm<R>,
     /// The ranks that have the same stages, or the same pieces of them, one in each replica.
     pub data: Comm<R>,
-    /// The ranks whose losses together are those of a step: all, or, of those along tensor, which have the same losses, this rank's like.
+    /// The ranks whose losses together are those of a step. Ranks along tensor have equal losses, so only those at this
+    /// rank's position along tensor are included.
     pub losses: Comm<R>,
-    /// This rank's place along tensor.
+    /// This rank's position along tensor.
     pub(crate) tensor_rank: usize,
-    /// How many ranks have parts of the same sequences.
+    /// The number of ranks that have parts of the same sequences.
     pub(crate) context_ranks: usize,
-    /// Whose random values this rank draws: ranks that have parts of the same sequences, or pieces of the same layers, draw the same.
+    /// The number of this rank's random stream. Ranks that have parts of the same sequences, or pieces of the same
+    /// layers, draw from the same stream.
     pub(crate) draws_as: usize,
 }
 
 impl<R: Runtime> PipelineGroups<R> {
-    /// The groups of a pipeline of `ranks` ranks. On a mesh, stages are along its pipe axis, replicas along data and shard, parts of sequences
-    /// along context, and pieces of the layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of replica `r / ranks`. Blocks.
+    /// Makes the groups of a pipeline of `ranks` ranks. Blocks.
+    ///
+    /// On a mesh, stages are along its pipe axis, replicas along data and shard, parts of sequences along context, and
+    /// pieces of the layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of
+    /// replica `r / ranks`.
     ///
     /// # Errors
-    /// When the mesh has another number of ranks along its pipe axis, or the communicator cannot be cut into such pipelines.
+    /// Fails if the mesh has another number of ranks along its pipe axis, or the communicator cannot be cut into such
+    /// pipelines.
     #[track_caller]
     pub fn new(mesh: &impl AsMesh<R>, ranks: usize) -> Result<Self> {
         let mesh = mesh.as_mesh();
@@ -71,10 +76,10 @@ impl<R: Runtime> PipelineGroups<R> {
         }
         let (world, pipe, data) = (mesh.world().clone(), mesh.axis(Axis::Pipe).clone(), mesh.batch().clone());
         let losses = mesh.group(&[&[Axis::Pipe][..], &Axis::GRADIENTS].concat())?;
-        // Made here by all ranks together: ranks of different stages ask for it at different moments.
+        // Made by all ranks together at this point: ranks of different stages request it at different moments.
         mesh.group(Axis::STEP)?;
         let context_ranks = mesh.plan().size(Axis::Context);
-        // Along the axes of `losses` context is the innermost.
+        // Context is the innermost of the axes of `losses`.
         let draws_as = losses.rank() / context_ranks;
         let tensor_rank = mesh.axis(Axis::Tensor).rank();
         Ok(PipelineGroups { world, pipe, data, losses, tensor_rank, context_ranks, draws_as })

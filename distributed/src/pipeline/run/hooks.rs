@@ -1,4 +1,5 @@
-//! What a run does to a stage as a whole is its caller's: where gradients go, how they are reduced, how parameters are gathered.
+//! Hooks of a run, for the work that belongs to a stage as a whole: the place of gradients, their reduction, and
+//! gathers of parameters.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,31 +8,32 @@ use numcore::{Result, Runtime, Tensor, TensorMut, ops::Apply};
 
 use crate::pipeline::Compute;
 
-/// What a [`Pipeline`](super::Pipeline) calls for a stage. Calls come in the order of this rank's row; an error ends the run on
+/// Calls of a [`Pipeline`](super::Pipeline) for a stage, in the order of this rank's row. An error ends the run on
 /// every rank.
 ///
-/// Equal ranks of several replicas get equal calls in equal order, so these may be collectives of such a group. A collective among the
-/// ranks of one pipeline must not be waited for here: its ranks come to it at different times, and some of them wait for this one.
+/// Ranks of the same stages in several replicas get equal calls in equal order, so hooks may be collectives of such a
+/// group. Hooks must not wait for a collective among the ranks of one pipeline: its ranks reach it at different times,
+/// and some of them wait for this one.
 #[doc(alias("param_grads"))]
 pub trait StageHooks<R: Runtime> {
-    /// The hook of a backward pass through the stage: B, I, which makes no weight gradient, or W. `last`: no further weight gradient of the
-    /// stage comes after it in this run, so buckets may be sent.
+    /// The hook of a backward pass through the stage: B, I, which makes no weight gradient, or W. `last` is true for
+    /// the stage's last weight gradient in this run, after which buckets may be sent.
     fn gradients(&mut self, pass: Compute, last: bool) -> Result<&mut dyn BackwardHook<R>>;
 
-    /// All micro-batches' gradients of the stage are in: can be reduced over the data-parallel ranks, unless they were sent in the last
-    /// backward pass already.
+    /// Called after all micro-batches' gradients of the stage. They can be reduced over the data-parallel ranks, unless
+    /// they were sent in the last backward pass already.
     fn reduce_grad(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())
     }
 
-    /// The stage is about to be used: its sharded parameters are to be gathered.
+    /// Gathers the sharded parameters of a stage that is about to be used.
     fn unshard(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())
     }
 
-    /// The stage is not used for a while: gathered parameters can be freed.
+    /// Frees the gathered parameters of a stage that is not used for a while.
     fn reshard(&mut self, stage: usize) -> Result<()> {
         let _ = stage;
         Ok(())
@@ -48,7 +50,7 @@ impl<R: Runtime, H: BackwardHook<R>> StageHooks<R> for BTreeMap<usize, H> {
     }
 }
 
-/// The hook of an evaluation: there is no backward pass.
+/// The hooks of an evaluation: there is no backward pass.
 pub(super) struct NoHooks;
 
 impl<R: Runtime> StageHooks<R> for NoHooks {
@@ -69,7 +71,8 @@ impl<'a, R: Runtime> InputHook<'a, R> {
         InputHook { inputs, grads: vec![None; inputs.len()], inner }
     }
 
-    /// The gradients of the inputs that need one: zeros where an input played no part, so that the other rank is never left waiting.
+    /// The gradients of the inputs that need one. An unused input gets zeros, so that the other rank never waits in
+    /// vain.
     pub(super) fn into_gradients(self) -> Result<Vec<Tensor<R>>> {
         let wanted = self.inputs.iter().zip(self.grads).filter(|(input, _)| input.requires_grad());
         let zeros = |input: &Var<R>| Tensor::zeros(input.runtime(), input.spec().shape, input.spec().dtype);

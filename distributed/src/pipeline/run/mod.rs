@@ -1,10 +1,10 @@
-//! Running a checked schedule: stages, messages between them, gradients.
+//! Runs of a checked schedule: stages, messages between them, gradients.
 //!
-//! Each rank builds a [`Pipeline`] of its [`Stage`]s and the same [`Checked`](super::Checked) schedule, and all [`run`](Pipeline::run) it together. A run
-//! interprets the rank's row and nothing else; what belongs to a stage as a whole, its gradients and their reduction, it leaves to
-//! [`StageHooks`]; in training those are the strategies of the stages.
+//! Each rank makes a [`Pipeline`] of its [`Stage`]s and the same [`Checked`](super::Checked) schedule, and all ranks
+//! [`run`](Pipeline::run) it together. A run interprets the rank's row and nothing else. Gradients of a stage and their
+//! reduction belong to [`StageHooks`]; in training these are the strategies of the stages.
 //!
-//! **Invariant**: a run ends on every rank, with a result or with an error that names the rank it began on.
+//! **Invariant**: a run ends on every rank, with a result or with an error that names the rank where it began.
 
 mod batch;
 mod boundary;

@@ -7,8 +7,8 @@ use numcore::{Result, Runtime};
 use super::{LossFn, PipelineOptions, Stage, Tie};
 use crate::{context_parallel::ContextExchange, loss::Loss, mesh::Mesh, pipeline::Checked};
 
-/// A model cut into stages, as one rank has it: the schedule it is run by, this rank's stages, the loss, and what
-/// stages share. A [`Pipeline`](super::Pipeline) runs it, a [`TrainStep`](crate::train::TrainStep) trains it.
+/// A model cut into stages, as one rank has it: the schedule of its runs, this rank's stages, the loss, and tied
+/// parameters. A [`Pipeline`](super::Pipeline) runs it, a [`TrainStep`](crate::train::TrainStep) trains it.
 ///
 /// Schedule, ties and options must be the same on every rank.
 ///
@@ -42,14 +42,15 @@ pub struct PipelineModel<R: Runtime> {
 }
 
 impl<R: Runtime> PipelineModel<R> {
-    /// A rank that has made its own stages alone: with their numbers.
+    /// Makes the model from a rank's own stages, with their numbers.
     pub fn new(checked: Checked, stages: Vec<(usize, Box<dyn Stage<R>>)>) -> Self {
         PipelineModel { checked, stages, loss: None, ties: Vec::new(), options: PipelineOptions::default() }
     }
 
-    /// Keeps, of all stages of the model in order, those that live on a rank. Ranks count on from one replica of the
-    /// pipeline to the next, as in [`PipelineGroups::new`](super::PipelineGroups::new); on a mesh it is the rank along
-    /// the pipe axis. Parameters of several stages that are [duplicates](nn::Param::duplicate) of one another are tied.
+    /// Makes the model from all stages in order, and keeps those of `rank`. Ranks count on from one replica of the
+    /// pipeline to the next, as in [`PipelineGroups::new`](super::PipelineGroups::new); on a mesh `rank` is the rank
+    /// along the pipe axis. Parameters of several stages that are [duplicates](nn::Param::duplicate) of one another are
+    /// tied.
     pub fn on<S: Stage<R> + 'static>(rank: usize, checked: Checked, all: impl IntoIterator<Item = S>) -> Self {
         let all: Vec<S> = all.into_iter().collect();
         let (placement, ties) = (checked.schedule().placement(), Tie::of_duplicates(&all));
@@ -59,30 +60,30 @@ impl<R: Runtime> PipelineModel<R> {
         PipelineModel { ties, ..Self::new(checked, own) }
     }
 
-    /// A micro-batch's loss: of what the last stage made, and the micro-batch's targets. Looked at on the rank of the
-    /// last stage alone; there only a schedule of forwards can do without.
+    /// Sets the loss of a micro-batch: a function of the last stage's outputs and the micro-batch's targets. Only the
+    /// rank of the last stage calls it. A schedule with backward passes requires it there.
     pub fn loss(self, loss: impl FnMut(&[Var<R>], &[Var<R>]) -> Result<Loss<R>> + Send + 'static) -> Self {
         PipelineModel { loss: Some(Box::new(loss)), ..self }
     }
 
-    /// Parameters of which several stages have a copy, besides those that [`on`](PipelineModel::on) found. It takes a
-    /// trainer to keep copies equal: a pipeline alone does not look at them.
+    /// Adds parameters of which several stages have a copy to those that [`on`](PipelineModel::on) found. A training
+    /// step keeps copies equal; a pipeline alone does not.
     pub fn ties(mut self, ties: Vec<Tie>) -> Self {
         let new = ties.into_iter().filter(|tie| !self.ties.contains(tie)).collect::<Vec<_>>();
         self.ties.extend(new);
         self
     }
 
-    /// How runs go.
+    /// Sets the options of runs.
     pub fn options(self, options: PipelineOptions) -> Self {
         PipelineModel { options, ..self }
     }
 
     /// Cuts this rank's stages over the ranks along the tensor axis, as [`Mesh::parallelize`] cuts a model. A pattern
-    /// of the plan names something in some stage, which may live on another rank. Every rank of the mesh calls it.
+    /// of the plan may name parameters of a stage on another rank. Every rank of the mesh calls it.
     ///
     /// # Errors
-    /// As [`Mesh::parallelize`].
+    /// Fails as [`Mesh::parallelize`].
     #[doc(alias = "parallelize_module")]
     #[track_caller]
     pub fn parallelize(self, mesh: &Mesh<R>, plan: &TensorPlan) -> Result<Self> {
@@ -91,13 +92,15 @@ impl<R: Runtime> PipelineModel<R> {
     }
 
     /// Cuts the sequences of this rank's stages over the ranks along the context axis, as [`Mesh::context_parallel`]
-    /// cuts those of a model: the first stage takes its part of the tokens, and stages exchange parts. Micro-batches
-    /// have whole sequences and targets. A [loss](PipelineModel::loss) is by the part that the last stage makes, and
-    /// stands for whole sequences: as [`ContextSlot::loss`](nn::parallel::ContextSlot::loss) makes it, or
-    /// [`NextTokenLoss`](nn::NextTokenLoss). Every rank of the mesh calls it.
+    /// does for a model. The first stage takes its part of the tokens, and stages exchange parts. Every rank of the
+    /// mesh calls it.
+    ///
+    /// Micro-batches have whole sequences and targets. A [loss](PipelineModel::loss) is computed from the part that the
+    /// last stage makes, and stands for whole sequences. [`ContextSlot::loss`](nn::parallel::ContextSlot::loss) and
+    /// [`NextTokenLoss`](nn::NextTokenLoss) make such losses.
     ///
     /// # Errors
-    /// As [`Mesh::context_parallel`].
+    /// Fails as [`Mesh::context_parallel`].
     #[track_caller]
     pub fn context_parallel(self, mesh: &Mesh<R>, exchange: ContextExchange) -> Result<Self> {
         mesh.context_parallel(&StagesHere(&self.stages), exchange)?;
@@ -105,7 +108,7 @@ impl<R: Runtime> PipelineModel<R> {
     }
 }
 
-/// The stages of a rank as one module, under the names of the whole model.
+/// The stages of a rank as one module, under the names of the unstaged model.
 struct StagesHere<'a, R: Runtime>(&'a [(usize, Box<dyn Stage<R>>)]);
 
 impl<R: Runtime> Module<R> for StagesHere<'_, R> {

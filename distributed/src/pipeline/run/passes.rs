@@ -1,4 +1,5 @@
-//! The passes of one stage and micro-batch. B is one backward pass; I is the same backward pass as far as it leads to the inputs, W the rest of it.
+//! The passes of one stage and micro-batch. B is one backward pass. I is the part of it that leads to the inputs, W the
+//! rest.
 
 use std::collections::HashSet;
 
@@ -17,7 +18,7 @@ use crate::{
     pipeline::{Compute, Direction, Pass},
 };
 
-/// Random numbers a pass can draw before it meets those of the next: dropout takes one per layer.
+/// The number of random values reserved for each pass: dropout takes one per layer.
 const DRAWS: u64 = 1 << 20;
 
 impl<R: Runtime> ScheduleRun<'_, R> {
@@ -41,7 +42,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         Ok(())
     }
 
-    /// What a stage is given: leaves where a gradient is to be sent back, plain values otherwise.
+    /// The inputs of a stage: leaves if their gradients are to be sent back, plain values otherwise.
     fn inputs(&mut self, stage: usize, micro: usize) -> Result<Vec<Var<R>>> {
         let values = match stage {
             0 => self.job.batch.inputs.get_mut(micro).map(std::mem::take),
@@ -83,7 +84,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         }
     }
 
-    /// The end of the model: its loss, and its outputs where nothing else wants them.
+    /// Ends the forward of the last stage: computes the loss, and keeps the outputs of a run of forwards alone.
     fn finish_forward(&mut self, compute: Compute, inputs: Vec<Var<R>>, outputs: Vec<Var<R>>) -> Result<()> {
         let mut roots = Vec::new();
         if let Some(loss) = self.job.loss.as_deref_mut() {
@@ -109,7 +110,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         Ok(())
     }
 
-    /// B and I: from what the next stage sent to the gradients of the inputs.
+    /// Runs B or I: from the gradients of the outputs to those of the inputs.
     pub(super) fn backward(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, pass } = compute;
         let Some(Live::Forward { inputs, roots }) = self.live.remove(&(stage, micro)) else {
@@ -142,8 +143,8 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         Ok(())
     }
 
-    /// A backward pass from a stage's outputs with the gradients that came for them; from the loss with its own. `None` where nothing
-    /// needs a gradient.
+    /// The backward pass of a stage, seeded with the received gradients of its outputs, or with the loss scale at the
+    /// loss. None if no output needs a gradient.
     fn seeded(&mut self, stage: usize, micro: usize, roots: Vec<Var<R>>) -> Result<Option<Backward<R>>> {
         let roots: Vec<Var<R>> = roots.into_iter().filter(Var::requires_grad).collect();
         let gradients = if stage + 1 == self.schedule().stages() {
@@ -164,7 +165,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         Ok(sweep)
     }
 
-    /// W: the rest of the backward pass that I began.
+    /// Runs W: the rest of the backward pass that I began.
     pub(super) fn weights(&mut self, compute: Compute) -> Result<()> {
         let Compute { stage, micro, .. } = compute;
         let last = self.last.get(&stage) == Some(&compute);
@@ -178,13 +179,13 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         }
     }
 
-    /// The leaves of a stage that compute for other replicas, where this one has no example of its own.
+    /// The leaves of a stage that compute for other replicas, if this replica has no example of its own; else none.
     fn shared(&self, stage: usize) -> HashSet<usize> {
         let stage = self.job.stages.get(&stage).filter(|_| self.job.batch.weightless);
         stage.map_or_else(HashSet::new, |stage| expert_leaves(&**stage))
     }
 
-    /// Tells layers which rows of a micro-batch count: the first ones of the batch do.
+    /// Sets the counted rows of a micro-batch: the first rows of the batch count.
     fn count_rows(&self, micro: usize) {
         let micros = self.schedule().micro_batches();
         let part = |CountedRows { count, rows }: CountedRows| {
@@ -194,7 +195,8 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         set_counted_rows(self.job.counted.map(part));
     }
 
-    /// A pass draws the same random numbers in every schedule, on whichever rank: by run, stage and micro-batch.
+    /// Sets the random stream of a pass, by run, stage and micro-batch. It is the same in every schedule and on every
+    /// rank.
     fn seed_random(&self, Compute { stage, micro, .. }: Compute) {
         if let Some(start @ RandomState { drawn, .. }) = self.job.random {
             let pass = (stage * self.schedule().micro_batches() + micro) as u64;
@@ -202,7 +204,7 @@ impl<R: Runtime> ScheduleRun<'_, R> {
         }
     }
 
-    /// How far the stream of random numbers is used up by one run.
+    /// The length of the random stream that one run uses.
     pub(super) fn draws(stages: usize, micros: usize) -> u64 {
         (stages as u64).wrapping_mul(micros as u64).wrapping_mul(DRAWS)
     }

@@ -1,4 +1,4 @@
-//! A pipeline on one rank: its stages, its schedule, and runs of it.
+//! A pipeline on one rank: its stages, its schedule, and its runs.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,33 +22,36 @@ use crate::{
     pipeline::{Action, Checked, Limits, Lowering, Schedule, Timeline, TimelineEvent},
 };
 
-/// A micro-batch's loss: of what the last stage made, and the micro-batch's targets.
+/// The loss of a micro-batch, from the last stage's outputs and the micro-batch's targets.
 pub type LossFn<R> = dyn FnMut(&[Var<R>], &[Var<R>]) -> Result<Loss<R>> + Send;
 
-/// How runs go. The same on every rank.
+/// Options of runs, which must be equal on every rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PipelineOptions {
-    /// Whether the gradients of the first stage's floating inputs are computed.
+    /// True if the gradients of the first stage's floating inputs are computed.
     pub input_gradients: bool,
-    /// Whether every action is measured: ranks begin each run together, and passes wait for the device.
+    /// True if every action is measured: ranks begin each run together, and passes wait for the device.
     pub measured: bool,
-    /// Whether the shapes between stages may differ from run to run: other numbers of examples, other lengths of sequences. Ranks then agree
-    /// on them in every run, which costs a header for each boundary between ranks; otherwise they agree in the first run, and receive
-    /// buffers are posted ahead from the beginning of each later one.
+    /// True if the shapes between stages may differ from run to run: other numbers of examples, other lengths of
+    /// sequences. Ranks then agree on them in every run, which costs a header for each boundary between ranks.
+    /// Otherwise they agree in the first run, and receive buffers are posted ahead from the beginning of each later
+    /// one.
     pub dynamic_shapes: bool,
 }
 
-/// A model cut into stages that live on the ranks of a communicator, run as a checked schedule says.
+/// A model cut into stages on the ranks of a communicator, run by a checked schedule.
 ///
-/// The gradients of a run are those of the sum of all micro-batches' losses. They are added to whatever the
-/// [hooks](StageHooks) hold, so several runs can be accumulated. For the same stages, which schedule it is changes neither losses
-/// nor, where a parameter is used once in its stage and the micro-batches' backwards come in the same order, a bit of the gradients. Random
-/// numbers (dropout) depend on run, stage and micro-batch alone, and start from where the rank's thread is in its stream.
+/// Gradients of a run are those of the sum of all micro-batches' losses. They are added to the gradients that the
+/// [hooks](StageHooks) hold, so several runs can be accumulated. For the same stages the choice of the schedule does
+/// not change the losses. It changes no bit of a gradient either, if the parameter is used once in its stage and the
+/// micro-batches' backwards have one order. Random numbers (dropout) depend on run, stage and micro-batch alone, and
+/// start from the current position in the stream of the rank's thread.
 ///
-/// Values between stages have, for every micro-batch, the shapes and dtypes of the first; the ranks at both ends agree on them in every
-/// evaluation, and once for all runs that train, or in each of them ([`PipelineOptions::dynamic_shapes`]). The communicator's timeout must be longer than a run: some memory is posted long before it is needed.
+/// Values between stages have the shapes and dtypes of the first micro-batch. The ranks at both ends agree on them in
+/// every evaluation, and once for all training runs or in each ([`PipelineOptions::dynamic_shapes`]). The
+/// communicator's timeout must be longer than a run: some memory is posted long before it is needed.
 ///
-/// A rank that fails or panics in a run ends it on every rank with an error that names it and the action it was at; the
+/// A rank that fails or panics in a run ends it on every rank. The error names the rank and its action; the
 /// communicator is unusable then.
 pub struct Pipeline<R: Runtime> {
     comm: Comm<R>,
@@ -62,11 +65,17 @@ pub struct Pipeline<R: Runtime> {
 }
 
 impl<R: Runtime> Pipeline<R> {
-    /// This rank's part. Blocks.
+    /// Makes this rank's part. Blocks.
     ///
     /// # Errors
-    /// On every rank, when on any of them the schedule is for another number of ranks, a stage is missing, or another rank's, two
-    /// stages share a parameter, or the loss is missing; and when ranks differ in schedule or options.
+    /// On every rank, if on any rank:
+    ///
+    /// - the schedule is for another number of ranks;
+    /// - a stage is missing, or another rank's;
+    /// - two stages share a parameter;
+    /// - the loss is missing.
+    ///
+    /// Ranks must also have equal schedules and options.
     pub fn new(comm: &Comm<R>, model: PipelineModel<R>) -> Result<Self> {
         all_ok(comm, "Pipeline::new", fit(comm, &model))?;
         comm.agree("the pipeline's schedule", &model.fingerprint())?;
@@ -77,12 +86,12 @@ impl<R: Runtime> Pipeline<R> {
         Ok(Pipeline { comm, stages, loss, plan, evaluation, options, seed: 1.0 })
     }
 
-    /// One step: every micro-batch through every stage and back. Gradients go to `hooks`. With a schedule of forwards alone it is
-    /// an [evaluation](Pipeline::evaluate).
+    /// Runs every micro-batch through every stage and back. Gradients go to `hooks`. With a schedule of forwards alone
+    /// it is an [evaluation](Pipeline::evaluate).
     ///
     /// # Errors
-    /// On every rank, when on any of them a stage, the loss or a hook fails, micro-batches or targets are missing or too many,
-    /// or a shape or dtype between stages changes.
+    /// On every rank, if a stage, the loss or a hook fails on any rank. The same holds if micro-batches or targets are
+    /// missing or too many, or if a shape or dtype between stages changes.
     pub fn run(&mut self, batch: MicroBatches<R>, hooks: &mut dyn StageHooks<R>) -> Result<PipelineOutput<R>> {
         let start = random_state();
         let output = self.run_or_abort(batch, hooks, false);
@@ -92,12 +101,15 @@ impl<R: Runtime> Pipeline<R> {
         output
     }
 
-    /// Forwards alone, nothing recorded: outputs, and losses if there is a loss, on the rank of the last stage. As many micro-batches
-    /// as the schedule has; their shapes are independent of those trained with and of other evaluations. Layers that care whether the model trains must be
-    /// told ([`eval`](ModuleExt::eval)).
+    /// Runs forwards alone, without recording. Returns outputs on the rank of the last stage, and losses if there is a
+    /// loss.
+    ///
+    /// The schedule sets the number of micro-batches. Their shapes are independent of those in training and in other
+    /// evaluations. Layers that behave differently in training must be switched with [`eval`](ModuleExt::eval).
     ///
     /// # Errors
-    /// As [`run`](Pipeline::run); but a rank that had handed on all it made before another one failed learns of it in its next call.
+    /// Fails as [`run`](Pipeline::run). A rank that had sent all its values before another rank failed returns the
+    /// error from its next call.
     pub fn evaluate(&mut self, batch: MicroBatches<R>) -> Result<PipelineOutput<R>> {
         self.evaluate_with(batch, &mut NoHooks)
     }
@@ -114,7 +126,7 @@ impl<R: Runtime> Pipeline<R> {
         output
     }
 
-    /// Sum and weight of each micro-batch's loss, on every rank: those of the rank of the last stage. Blocks.
+    /// The sum and the weight of each micro-batch's loss, on every rank, from the rank of the last stage. Blocks.
     pub fn losses(&self, output: &PipelineOutput<R>) -> Result<Vec<(f64, f64)>> {
         let own = output.losses().iter().map(|loss| Ok((loss.sum.item()?, loss.weight))).collect::<Result<Vec<_>>>();
         let own = all_ok(&self.comm, "Pipeline::losses", own)?;
@@ -125,8 +137,8 @@ impl<R: Runtime> Pipeline<R> {
         Ok(words.chunks_exact(2).map(|pair| (pair[0], pair[1])).collect())
     }
 
-    /// When every rank did what in a [measured](PipelineOptions::measured) run: in nanoseconds from a moment at which all had begun.
-    /// Blocks.
+    /// The times of every rank's actions in a [measured](PipelineOptions::measured) run, in nanoseconds from a moment
+    /// at which all ranks had begun. Blocks.
     pub fn timeline(&self, output: &PipelineOutput<R>) -> Result<Timeline> {
         let line = |TimelineEvent { action, start, end }: &TimelineEvent| format!("{action} {start} {end}\n");
         let own: String = output.events.iter().map(line).collect();
@@ -135,7 +147,8 @@ impl<R: Runtime> Pipeline<R> {
         Ok(Timeline { ranks: all.iter().map(events).collect::<Result<_>>()? })
     }
 
-    /// What the gradient of every loss starts from, 1 at first: loss scaling. Only the rank of the last stage looks at it.
+    /// Sets the gradient from which the backward pass of every loss starts, for loss scaling. It is 1 at first. Only
+    /// the rank of the last stage uses it.
     pub fn set_loss_scale(&mut self, scale: f64) {
         self.seed = scale;
     }
@@ -145,7 +158,7 @@ impl<R: Runtime> Pipeline<R> {
         &self.stages
     }
 
-    /// What is run.
+    /// The schedule of runs.
     pub fn schedule(&self) -> &Schedule {
         self.plan.checked.schedule()
     }
@@ -159,7 +172,7 @@ impl<R: Runtime> Pipeline<R> {
         self.schedule().placement().rank_of(stage).unwrap_or(0)
     }
 
-    /// A run. Whatever ends it early reaches the others, with the action it happened at.
+    /// Runs a batch. An error or a panic reaches the other ranks, with the action at which it happened.
     fn run_or_abort(
         &mut self,
         batch: MicroBatches<R>,
@@ -182,7 +195,7 @@ impl<R: Runtime> Pipeline<R> {
         if evaluate || self.options.dynamic_shapes || plan.checked.is_forward_only() {
             plan.forget_shapes();
         }
-        // Of forwards alone, ranks of early stages are done before those of late ones begin.
+        // In a run of forwards alone, ranks of early stages are done before those of late ones begin.
         match plan.checked.is_forward_only() {
             true => all_ok(&comm, "Pipeline::evaluate", counted)?,
             false => counted.map_err(|error| abort_at(None, error))?,
@@ -224,7 +237,7 @@ impl<R: Runtime> Pipeline<R> {
     }
 }
 
-/// Whether this rank has what the schedule wants of it.
+/// Checks that this rank has the stages and the loss that the schedule requires.
 fn fit<R: Runtime>(comm: &Comm<R>, PipelineModel { checked, stages, loss, .. }: &PipelineModel<R>) -> Result<()> {
     let refuse = |why: String| Err(Error::argument("Pipeline::new", why));
     let (placement, rank) = (checked.schedule().placement(), comm.rank());
@@ -256,7 +269,7 @@ fn fit<R: Runtime>(comm: &Comm<R>, PipelineModel { checked, stages, loss, .. }: 
     Ok(())
 }
 
-/// The schedule's stages and micro-batches without backward.
+/// A schedule of the same stages and micro-batches without backward.
 fn evaluation(checked: &Checked) -> Result<Checked> {
     let schedule = Schedule::forward_only(checked.schedule().placement(), checked.schedule().micro_batches())?;
     let lowering = Lowering { sharded: checked.is_sharded(), ..Lowering::default() };
@@ -264,7 +277,7 @@ fn evaluation(checked: &Checked) -> Result<Checked> {
 }
 
 impl<R: Runtime> PipelineModel<R> {
-    /// A hash of schedule and options: whole schedules of many ranks are too long to send to all of them.
+    /// A hash of schedule and options: complete schedules of many ranks are too long to send to all of them.
     pub(crate) fn fingerprint(&self) -> [u8; 8] {
         let (schedule, options, mut hash) = (self.checked.schedule(), self.options, Fnv1a::new());
         let mut add = |text: String| {
@@ -277,7 +290,7 @@ impl<R: Runtime> PipelineModel<R> {
     }
 }
 
-/// A line of a rank's timeline.
+/// Parses a line of a rank's timeline.
 fn event(line: &str) -> Result<TimelineEvent> {
     let mut words = line.rsplitn(3, ' ');
     let (end, start, action) = (words.next(), words.next(), words.next());

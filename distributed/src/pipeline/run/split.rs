@@ -24,8 +24,8 @@ use super::Stage;
 /// ```
 ///
 /// # Errors
-/// When cuts do not ascend or leave a stage without layers, or two stages would share a parameter: on different ranks
-/// there is no sharing, so one of them needs a [copy](nn::Param::duplicate).
+/// Fails if cuts do not ascend or leave a stage without layers, or if two stages would share a parameter. Stages on
+/// different ranks cannot share, so one of them needs a [copy](nn::Param::duplicate).
 pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Result<Vec<Box<dyn Stage<R>>>> {
     let bounds: Vec<usize> = std::iter::once(0).chain(cuts.iter().copied()).chain([layers.len()]).collect();
     if !bounds.is_sorted_by(|a, b| a < b) {
@@ -37,11 +37,11 @@ pub fn split<R: Runtime>(layers: Vec<Box<dyn Forward<R>>>, cuts: &[usize]) -> Re
     Ok(stages.into_iter().map(|stage| Box::new(stage) as _).collect())
 }
 
-/// Cuts that make the stage with the most parameters as small as it can be; of several, those with the earliest stages
-/// small.
+/// Cuts that minimize the number of parameters of the largest stage. Of several solutions it is the one with the
+/// smallest early stages.
 ///
 /// # Errors
-/// When there are fewer layers than stages, or no stage is asked for.
+/// Fails if there are fewer layers than stages, or if `stages` is 0.
 pub fn balanced<R: Runtime>(layers: &[Box<dyn Forward<R>>], stages: usize) -> Result<Vec<usize>> {
     if stages == 0 || layers.len() < stages {
         let why = format!("{} layers cannot be cut into {stages} stages", layers.len());
@@ -51,8 +51,8 @@ pub fn balanced<R: Runtime>(layers: &[Box<dyn Forward<R>>], stages: usize) -> Re
     Ok(cuts(&sizes, stages))
 }
 
-/// The linear partition problem: `least[k][n]` is the size of the largest of `k + 1` stages of the first `n` layers, at
-/// best.
+/// Solves the linear partition problem: `least[k][n]` is the least possible size of the largest of `k + 1` stages of
+/// the first `n` layers.
 fn cuts(sizes: &[usize], stages: usize) -> Vec<usize> {
     let layers = sizes.len();
     let mut before = vec![0; layers + 1];

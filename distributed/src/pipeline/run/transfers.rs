@@ -1,8 +1,10 @@
 //! Messages between ranks: several tensors each, in the order of the rows, without tags.
 //!
-//! Receives are posted ahead of their place, as far as what comes is known and the order of the pair allows: [`AHEAD`] further
-//! than the row has come, where the engine's transfers are independent. Where they run in the order they are started, everything is started
-//! in the order of the row, which is a part of one total order of all ranks' messages (see `lower/messages.rs`). Sends are asynchronous; what they send is the engine's until it has been received.
+//! Receives are posted ahead of their place, as far as their shapes are known and the order of the pair allows. An
+//! engine with independent transfers posts [`AHEAD`] messages further than the current place in the row. An engine that
+//! runs transfers in the order of their start gets everything in the order of the row. The row is a part of one total
+//! order of all ranks' messages (see `lower/messages.rs`). Sends are asynchronous; the engine keeps sent tensors until
+//! they have been received.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,23 +16,23 @@ use crate::{
     pipeline::{Action, Direction, End, Message, StagePlacement},
 };
 
-/// How many messages of each rank may have memory here before it is their turn. One hides a transfer behind the pass before; more
-/// costs memory, and the deadline of a receive runs from its posting.
+/// The number of messages from each rank that are posted before their turn. One hides a transfer behind the pass
+/// before; more cost memory, and the deadline of a receive runs from its posting.
 const AHEAD: usize = 1;
 
-/// What is known of the boundaries between stages: entry `s` is what stage `s` makes for stage `s + 1`.
+/// The known boundaries between stages: entry `s` describes the values that stage `s` makes for stage `s + 1`.
 pub(super) type Boundaries = [Option<Boundary>];
 
-/// One rank's messages in a run.
+/// The messages of one rank in a run.
 pub(super) struct Transfers<R: Runtime> {
     comm: Comm<R>,
-    /// How many messages of each rank are posted before it is their turn.
+    /// The number of messages from each rank that are posted before their turn.
     ahead: usize,
     sends: VecDeque<Work<()>>,
     lines: BTreeMap<usize, ReceiveQueue<R>>,
 }
 
-/// What comes from one rank.
+/// The messages that arrive from one rank.
 struct ReceiveQueue<R: Runtime> {
     from: usize,
     order: Vec<Message>,
@@ -51,13 +53,13 @@ impl<R: Runtime> Transfers<R> {
         Transfers { comm: comm.clone(), ahead, sends: VecDeque::new(), lines }
     }
 
-    /// Posts what may come first.
+    /// Posts the messages that may arrive first.
     pub(super) fn begin(&mut self, known: &Boundaries) -> Result<()> {
         let comm = &self.comm;
         self.lines.values_mut().try_for_each(|line| line.post_ahead(comm, self.ahead, known))
     }
 
-    /// Tells the receiver what is to come, before the first message of a boundary.
+    /// Sends the specs of a boundary to the receiver, before its first message.
     pub(super) fn send_header(&mut self, boundary: &Boundary, to: usize) -> Result<()> {
         let (rt, words) = (self.comm.runtime(), boundary.to_words());
         let headers =
@@ -75,7 +77,8 @@ impl<R: Runtime> Transfers<R> {
         Ok(())
     }
 
-    /// It is a message's turn: it is posted now at the latest, after the header that says what it is. Others follow.
+    /// Posts a message whose turn it is, unless it was posted before. The first message of a boundary is preceded by
+    /// its header. Messages after it are posted ahead.
     pub(super) fn expect(&mut self, message: Message, from: usize, known: &mut Boundaries) -> Result<()> {
         let Some(line) = self.lines.get_mut(&from) else { return Ok(()) };
         let at = line.order.iter().position(|&other| other == message).unwrap_or(0);
@@ -88,7 +91,7 @@ impl<R: Runtime> Transfers<R> {
         line.post_ahead(&self.comm, at + 1 + self.ahead, known)
     }
 
-    /// Waits for what was expected.
+    /// Waits for a message that was posted.
     pub(super) fn take(&mut self, message: Message, from: usize) -> Result<Vec<Tensor<R>>> {
         let line = self.lines.get_mut(&from);
         let arrived = line.and_then(|line| {
@@ -106,7 +109,7 @@ impl<R: Runtime> Transfers<R> {
 }
 
 impl<R: Runtime> ReceiveQueue<R> {
-    /// Posts messages up to number `end`, or to the first of which nothing is known.
+    /// Posts messages up to number `end`, or to the first with an unknown boundary.
     fn post_ahead(&mut self, comm: &Comm<R>, end: usize, known: &Boundaries) -> Result<()> {
         while self.posted < end.min(self.order.len()) {
             let message = self.order[self.posted];
@@ -123,7 +126,7 @@ impl<R: Runtime> ReceiveQueue<R> {
     }
 }
 
-/// The boundary a message crosses: that of the earlier of its two stages.
+/// The boundary that a message crosses, numbered by the earlier of its two stages.
 fn boundary_of(message: Message) -> usize {
     message.peer().map_or(message.stage, |peer| peer.stage.min(message.stage))
 }
