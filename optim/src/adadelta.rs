@@ -9,13 +9,13 @@ config! {
     AdadeltaConfig = "Adadelta" {
         /// The learning rate `γ`.
         lr: f64 = 1.0, NonNegative;
-        /// `ρ`: the decay rate of the running means.
+        /// The decay rate `ρ` of the running means.
         rho: f64 = 0.9, Unit;
-        /// `ε`, added under both square roots.
+        /// The constant `ε` added under both square roots.
         eps: f64 = 1e-6, NonNegative;
         /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

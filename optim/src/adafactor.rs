@@ -15,25 +15,25 @@ config! {
     AdafactorConfig = "Adafactor" {
         /// The largest relative step size `ρ`.
         lr: f64 = 1e-2, NonNegative;
-        /// `τ` in `β₂ₜ = 1 − t^τ`.
+        /// The exponent `τ` in `β₂ₜ = 1 − t^τ`.
         beta2_decay: f64 = -0.8, NonPositive;
-        /// `ε₁`, the lower bound of second moments; by default the machine epsilon of the parameters' dtype.
+        /// The lower bound `ε₁` of second moments; by default the machine epsilon of the dtype of updates.
         eps1: Option<f64> = None, NonNegative;
-        /// `ε₂`, the lower bound of a parameter's root mean square.
+        /// The lower bound `ε₂` of a parameter's root mean square.
         eps2: f64 = 1e-3, NonNegative;
-        /// `d`: the threshold of an update's root mean square, above which the update is clipped.
+        /// The threshold `d` of an update's root mean square, above which the update is clipped.
         d: f64 = 1.0, AtLeastOne;
         /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
 
-/// Adafactor, as PyTorch has it. With `RMS(x) = ‖x‖/√n`, `ρₜ = min(ρ, 1/√t)`, `w = t^τ`:
+/// Adafactor, in PyTorch's variant. With `RMS(x) = ‖x‖/√n`, `ρₜ = min(ρ, 1/√t)`, `w = t^τ`:
 ///
-/// `α = max(ε₂, RMS(θ)) ρₜ`, `θ ← (1 − ρλ)θ`; for a matrix (the last two axes), `r ← r + w(mean(g²) of rows − r)`, `c`
-/// the same of columns, `v = rc / max(mean(r), ε₁)`; of a vector `v ← v + w(g² − v)`; `u = g/√max(v, ε₁²)`,
+/// `α = max(ε₂, RMS(θ)) ρₜ`, `θ ← (1 − ρλ)θ`. For a matrix (the last two axes), `r ← r + w(mean(g²) of rows − r)`, `c`
+/// likewise of columns, `v = rc / max(mean(r), ε₁)`; for a vector `v ← v + w(g² − v)`. Then `u = g/√max(v, ε₁²)`,
 /// `θ ← θ − α u / max(1, RMS(u)/d)`.
 ///
 /// Shazeer and Stern, *Adafactor: Adaptive Learning Rates with Sublinear Memory Cost*, 2018.
@@ -41,7 +41,7 @@ pub type Adafactor<R> = FlatOptimizer<R, AdafactorConfig>;
 
 const NONE: fn(&Shape) -> Shape = |_| Shape::from([0]);
 
-/// The parameter's shape with `axis` (from the end) of size 1; nothing for vectors.
+/// The parameter's shape with `axis` (from the end) of size 1; no elements for vectors.
 fn without(shape: &Shape, axis: usize) -> Shape {
     if shape.rank() < 2 { NONE(shape) } else { shape.with(shape.rank() - axis, 1) }
 }
@@ -93,7 +93,7 @@ impl AdafactorConfig {
 impl UpdateRule for AdafactorConfig {
     type Kernel = ();
 
-    /// Means of a matrix' rows and columns; second moments of a vector.
+    /// The running means of squares over a matrix's rows and columns, and the second moments of a vector.
     fn tensors(&self) -> Vec<StateSpec> {
         let vector: fn(&Shape) -> Shape = |s| if s.rank() < 2 { *s } else { NONE(s) };
         let rows: fn(&Shape) -> Shape = |s| without(s, 1);

@@ -9,15 +9,15 @@ config! {
     AdagradConfig = "Adagrad" {
         /// The learning rate `γ`.
         lr: f64 = 1e-2, NonNegative;
-        /// `η`: the decay of the step size.
+        /// The decay `η` of the step size.
         lr_decay: f64 = 0.0, NonNegative;
         /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
         /// The initial value of the accumulated squares.
         initial_accumulator_value: f64 = 0.0, NonNegative;
-        /// `ε`, added to the root of the sum.
+        /// The constant `ε` added to the root of the sum.
         eps: f64 = 1e-10, NonNegative;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -9,15 +9,15 @@ config! {
     AdamConfig = "Adam" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: the decay rates of the running means.
+        /// The decay rates `β₁`, `β₂` of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
-        /// `ε`, added to the root of the second moment.
+        /// The constant `ε` added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
         /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to divide by the largest second moment so far (AMSGrad, Reddi et al. 2018).
+        /// True to divide by the largest second moment so far (AMSGrad, Reddi et al. 2018).
         amsgrad: bool = false, Any;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
@@ -58,7 +58,7 @@ pub(crate) fn numbers([b1, b2]: [f64; 2], eps: f64, decay: f64, now: StepContext
     scalars([1.0 - b1, b2, 1.0 - b2, eps, decay, unbias2.sqrt(), now.lr * unbias1])
 }
 
-/// Weight decay: added to the gradient, or shrinking the parameter itself.
+/// The kinds of weight decay: added to the gradient (coupled), or shrinking the parameter itself (decoupled).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Decay {
     Coupled,
@@ -78,7 +78,7 @@ pub(crate) fn program(name: &'static str, form: UpdateForm, decay: Decay, amsgra
     })
 }
 
-/// The new parameter and moments; `top` is the largest second moment so far, where that is kept.
+/// The new parameter and moments. `top` is the largest second moment so far, for AMSGrad.
 fn step<'b>(
     [p, g, m, v]: [Expr<'b>; 4],
     top: Option<Expr<'b>>,

@@ -9,13 +9,13 @@ config! {
     AdamaxConfig = "Adamax" {
         /// The learning rate `γ`.
         lr: f64 = 2e-3, NonNegative;
-        /// `β₁`, `β₂`: the decay rates of the running mean and of the infinity norm.
+        /// The decay rates `β₁`, `β₂` of the running mean and of the infinity norm.
         betas: [f64; 2] = [0.9, 0.999], Unit;
-        /// `ε`, added to the gradient's magnitude.
+        /// The constant `ε` added to the gradient's magnitude.
         eps: f64 = 1e-8, NonNegative;
         /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -12,15 +12,15 @@ config! {
     AdamWConfig = "AdamW" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: the decay rates of the running means.
+        /// The decay rates `β₁`, `β₂` of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
-        /// `ε`, added to the root of the second moment.
+        /// The constant `ε` added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
         /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 1e-2, NonNegative;
-        /// Whether to divide by the largest second moment so far (AMSGrad, Reddi et al. 2018).
+        /// True to divide by the largest second moment so far (AMSGrad, Reddi et al. 2018).
         amsgrad: bool = false, Any;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

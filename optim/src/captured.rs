@@ -1,5 +1,5 @@
-//! Updates in captured steps. What an update takes from the host is, in every launch of a captured step, what it was in the capture; so it is
-//! refused there, or read from device memory that is filled before each launch.
+//! Updates in captured steps. A captured launch repeats the host's numbers of the capture. So an update that needs
+//! other numbers is an error there, or reads them from device memory that is written before each launch.
 
 use std::{ops::Range, sync::Arc};
 
@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{StepContext, UpdateRule};
 
-/// An error if an update is captured now that would be another one in the next step.
+/// Returns an error if an update is being captured that would differ in the next step.
 pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
     rt: Option<&R>,
     scheduled: bool,
@@ -32,36 +32,36 @@ pub(crate) fn require_replayable<R: Runtime, C: UpdateRule>(
     Err(Error::argument(C::NAME, why))
 }
 
-/// Whether an update depends on the number of updates before it, as Adam's bias correction does.
+/// Tells whether an update depends on the number of updates before it, as Adam's bias correction does.
 fn depends_on_step<C: UpdateRule>(config: &C) -> bool {
     let at = |step| config.launch_scalars(StepContext { lr: 1.0, step });
     at(1).is_none() || at(1) != at(2)
 }
 
-/// The numbers of a part's updates in device memory, and the updates that a captured step reads them for.
+/// The numbers of a part's updates in device memory, and the captured updates that read them.
 pub(crate) struct DeviceNumbers<R: Runtime> {
     memory: Option<Flat<R>>,
-    /// What the memory holds.
+    /// The numbers that the memory holds.
     row: SmallVec<[f64; 8]>,
-    /// The program of the last update.
+    /// The memory-reading form of the last update's program.
     form: Option<Arc<MemoryForm>>,
     captured: Option<CapturedUpdate>,
-    /// Of the captured update's next launch, where they were prepared.
+    /// The numbers of the captured update's next launch, once prepared.
     next: Option<NextNumbers<R>>,
 }
 
-/// What the memory will hold.
+/// Numbers for the next launch, not yet in the memory.
 struct NextNumbers<R: Runtime> {
     step: u64,
     numbers: SmallVec<[f64; 8]>,
-    /// On the device, if they are not what the memory holds.
+    /// The numbers on the device, if they differ from those that the memory holds.
     row: Option<Tensor<R>>,
 }
 
 /// The update of a captured step.
 struct CapturedUpdate {
     form: Arc<MemoryForm>,
-    /// The numbers of the capture.
+    /// The numbers at the time of the capture.
     row: SmallVec<[f64; 8]>,
     /// The parameters that it updates.
     params: Vec<Range<usize>>,
@@ -73,7 +73,7 @@ struct MemoryForm {
     in_memory: Program,
     inputs: SmallVec<[DType; 8]>,
     outputs: SmallVec<[Option<DType>; 8]>,
-    /// The dtype that updates are computed in.
+    /// The dtype in which updates are computed.
     dtype: DType,
 }
 
@@ -97,15 +97,16 @@ impl<R: Runtime> Default for DeviceNumbers<R> {
 }
 
 impl<R: Runtime> DeviceNumbers<R> {
-    /// Before the updates of a step: a capture replaces the one before it.
+    /// Prepares for the updates of a step: a new capture replaces the previous one.
     pub(crate) fn begin(&mut self, capturing: bool) {
         if capturing {
             (self.captured, self.next) = (None, None);
         }
     }
 
-    /// The program that reads its numbers from memory, and those: one scalar tensor each, after the program's other inputs. The memory holds them
-    /// unless the update is captured: then [`advance`](DeviceNumbers::advance) does so before each launch.
+    /// Returns the program that reads its numbers from memory, and one scalar tensor for each number, which follow the
+    /// program's other inputs. The numbers are written to the memory now, except in a capture: then
+    /// [`advance`](DeviceNumbers::advance) writes them before each launch.
     pub(crate) fn of_update(
         &mut self,
         rt: &R,
@@ -155,7 +156,7 @@ impl<R: Runtime> DeviceNumbers<R> {
         self.put(&uploaded(rt, dtype, numbers)?, numbers)
     }
 
-    /// Memory for this many numbers.
+    /// Allocates memory for `count` numbers.
     fn reserve(&mut self, rt: &R, dtype: DType, count: usize) -> Result<()> {
         if self.row.len() != count {
             let layout = FlatLayout::new(dtype, [("numbers".to_string(), Shape::new(&[count])?)]);
@@ -173,7 +174,8 @@ impl<R: Runtime> DeviceNumbers<R> {
         Ok(())
     }
 
-    /// Uploads the numbers that `scalars` gives for the captured updates' next step, and changes nothing yet. Whether there are such updates.
+    /// Uploads the numbers that `scalars` gives for the next step of the captured updates, and changes nothing yet.
+    /// Returns false if there are no such updates.
     pub(crate) fn prepare(
         &mut self,
         rt: &R,
@@ -193,7 +195,7 @@ impl<R: Runtime> DeviceNumbers<R> {
         Ok(true)
     }
 
-    /// Writes what was prepared, and counts the captured updates in `steps`.
+    /// Writes the prepared numbers to the memory, and counts the captured updates in `steps`.
     pub(crate) fn advance(&mut self, steps: &mut [u64]) -> Result<()> {
         let Some(NextNumbers { step, numbers, row }) = self.next.take() else { return Ok(()) };
         row.map_or(Ok(()), |row| self.put(&row, &numbers))?;
@@ -203,7 +205,7 @@ impl<R: Runtime> DeviceNumbers<R> {
     }
 }
 
-/// Numbers as a tensor of the device.
+/// Uploads numbers to a tensor of the device.
 fn uploaded<R: Runtime>(rt: &R, dtype: DType, numbers: &[f64]) -> Result<Tensor<R>> {
     match dtype {
         DType::F64 => Tensor::from_slice(rt, [numbers.len()], numbers),

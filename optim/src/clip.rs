@@ -1,4 +1,4 @@
-//! Gradient clipping on the device, without waiting for it.
+//! Gradient clipping on the device, without a wait of the host.
 
 use std::sync::{Arc, LazyLock};
 
@@ -28,9 +28,9 @@ pub enum NormOrder {
 pub trait GradientSet<R: Runtime> {
     /// All gradients as they are stored, as contiguous tensors.
     fn pieces(&self) -> Result<Vec<Tensor<R>>>;
-    /// The runtime, if there are parameters at all.
+    /// The runtime; `None` if there are no parameters.
     fn runtime(&self) -> Option<R>;
-    /// A scalar by which the tensors are still to be multiplied.
+    /// A pending scalar factor of all gradients.
     fn pending(&self) -> Option<&Tensor<R>>;
     /// Multiplies all gradients by a scalar on the device.
     fn scale_by(&mut self, factor: Tensor<R>) -> Result<()>;
@@ -44,7 +44,7 @@ static SCALED_NORM: LazyLock<Program> =
     LazyLock::new(|| Program::new("scaled_norm", |[norm, factor], []| [norm * factor.cast_like(norm).abs()]));
 static CLAMP: LazyLock<Program> = LazyLock::new(|| Program::new("clip_value", |[x], [limit]| [x.clamp(-limit, limit)]));
 
-/// The norm of all gradients as if they were one vector: a scalar on the device, `f32` (`f64` if a gradient is).
+/// The norm of all gradients taken as one vector: a scalar on the device, `f32` (`f64` if a gradient is).
 /// [`item`](Tensor::item) waits for it and returns it to the host.
 pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -> Result<Tensor<R>> {
     let pieces = gradients.pieces()?;
@@ -68,10 +68,14 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
     }
 }
 
-/// Multiplies all gradients by `min(1, max_norm / (norm + 1e-6))`; returns the norm before, a scalar on the device.
+/// Multiplies all gradients by `min(1, max_norm / (norm + 1e-6))`, and returns the norm before, a scalar on the device.
 ///
 /// For [`FlatGradients`], no memory is touched: the coefficient stays on the device, and the optimizer's launch applies
-/// it. A norm that is not finite makes all gradients NaN or 0, as PyTorch's does; look at it if that can happen.
+/// it. A norm that is not finite makes all gradients NaN or 0, as in PyTorch; check the returned norm if that can
+/// happen.
+///
+/// # Errors
+/// An error if `max_norm` is negative or NaN.
 pub fn clip_grad_norm<R: Runtime>(
     gradients: &mut impl GradientSet<R>,
     max_norm: f64,
@@ -85,7 +89,10 @@ pub fn clip_grad_norm<R: Runtime>(
     Ok(total)
 }
 
-/// Clamps every element of every gradient to `[−limit, limit]`; NaN is kept.
+/// Clamps every element of every gradient to `[−limit, limit]`; NaN stays NaN.
+///
+/// # Errors
+/// An error if `limit` is negative or NaN.
 pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f64) -> Result<()> {
     if limit.is_nan() || limit < 0.0 {
         return Err(Error::argument("clip_grad_value", format!("the limit cannot be {limit}")));
@@ -93,14 +100,14 @@ pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f
     gradients.clamp(limit)
 }
 
-/// Whether no gradient has an infinite or undefined element. Waits for the device.
+/// Tells whether all elements of all gradients are finite. Waits for the device.
 pub fn all_finite<R: Runtime>(gradients: &impl GradientSet<R>) -> Result<bool> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
     Ok(pieces.is_empty() || joined(&pieces, dtype, zero_if_finite)?.sum(&[], false)?.item()?.is_finite())
 }
 
-/// One value of each tensor, concatenated.
+/// Computes one value of each tensor, and concatenates the values.
 fn joined<R: Runtime>(
     pieces: &[Tensor<R>],
     dtype: DType,
@@ -147,7 +154,7 @@ impl<R: Runtime> GradientSet<R> for FlatGradients<R> {
     }
 }
 
-/// Replaces every gradient by `f` of it.
+/// Replaces every gradient `g` by `f(g)`.
 fn replace<R: Runtime>(gradients: &mut Gradients<R>, f: impl Fn(&Tensor<R>) -> Result<Tensor<R>>) -> Result<()> {
     let new =
         gradients.iter().map(|(leaf, g)| Ok((leaf.clone(), f(g)?))).collect::<Result<Vec<(Arc<Leaf<R>>, _)>>>()?;

@@ -1,4 +1,4 @@
-//! Several optimizers as one: for example Muon for the matrices of a model, AdamW for the rest.
+//! Several optimizers as one, for example Muon for the matrices of a model and AdamW for the rest.
 
 use std::sync::Arc;
 
@@ -14,7 +14,10 @@ pub struct Combined<R: Runtime> {
 }
 
 impl<R: Runtime> Combined<R> {
-    /// Combines these optimizers, in this order. A parameter that belongs to two of them is an error.
+    /// Combines these optimizers, in this order.
+    ///
+    /// # Errors
+    /// An error if a parameter belongs to two of them.
     pub fn new(all: Vec<Box<dyn Optimizer<R>>>) -> Result<Self> {
         let mut seen = std::collections::HashSet::new();
         for leaf in all.iter().flat_map(|o| o.params()).flat_map(|p| p.leaves()) {
@@ -90,7 +93,7 @@ impl<R: Runtime> Optimizer<R> for Combined<R> {
         self.all.iter_mut().for_each(|o| o.set_schedule(schedule.clone()));
     }
 
-    /// The entries of each optimizer, every name prefixed with the optimizer's index: `0.momentum_buffer.weight`.
+    /// The entries of all optimizers, each name prefixed with the optimizer's index: `0.momentum_buffer.weight`.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         let mut state = Vec::new();
         for (k, optimizer) in self.all.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Hyper-parameters: plain structs with PyTorch's names and defaults, each validated by one rule and saved as scalars.
+//! Hyper-parameters: plain structs with PyTorch's names and defaults, validated by ranges and saved as scalars.
 
 use numcore::{Error, Result};
 use smallvec::SmallVec;
@@ -47,11 +47,11 @@ impl HyperBound {
 /// The scalars that a hyper-parameter is saved as.
 pub type HyperNumbers = SmallVec<[f64; 3]>;
 
-/// The type of a hyper-parameter, which converts to and from scalars.
+/// The type of a hyper-parameter, which can be converted to and from scalars.
 pub trait HyperValue {
     /// The scalars that this value is saved as.
     fn numbers(&self) -> HyperNumbers;
-    /// Sets the value from these scalars; returns false, and changes nothing, if they are not a valid value.
+    /// Sets the value from these scalars. Returns false if they are not a valid value.
     fn assign(&mut self, numbers: &[f64]) -> bool;
 }
 
@@ -98,7 +98,7 @@ impl HyperValue for u32 {
     }
 }
 
-/// Saved as one scalar, or as none for `None`.
+/// An optional hyper-parameter, saved as one scalar, or as none for `None`.
 impl HyperValue for Option<f64> {
     fn numbers(&self) -> HyperNumbers {
         self.iter().copied().collect()
@@ -111,7 +111,7 @@ impl HyperValue for Option<f64> {
 
 /// One hyper-parameter of a [`Config`].
 pub struct HyperParam<'a> {
-    /// The name of the hyper-parameter, as PyTorch's.
+    /// The name of the hyper-parameter, as in PyTorch.
     pub name: &'static str,
     /// The value of the hyper-parameter.
     pub value: &'a mut dyn HyperValue,
@@ -119,18 +119,21 @@ pub struct HyperParam<'a> {
     pub bound: HyperBound,
 }
 
-/// The hyper-parameters of an optimizer. Write one with [`config!`](crate::config).
+/// The hyper-parameters of an optimizer, usually declared with [`config!`](crate::config).
 pub trait Config: Clone + Default + Send + Sync + 'static {
     /// The name of the optimizer in messages.
     const NAME: &'static str;
-    /// The base learning rate, which a [`LrSchedule`](crate::LrSchedule) starts from.
+    /// The base learning rate, from which a [`LrSchedule`](crate::LrSchedule) starts.
     fn lr(&self) -> f64;
     /// Sets the base learning rate.
     fn set_lr(&mut self, lr: f64);
     /// All hyper-parameters, in declaration order.
     fn settings(&mut self) -> Vec<HyperParam<'_>>;
 
-    /// Sets a hyper-parameter by name: from a command line or a file.
+    /// Sets a hyper-parameter by name, for example from a command line or a file.
+    ///
+    /// # Errors
+    /// An error if the name is unknown, or the scalars are not a valid value.
     fn set(&mut self, name: &str, numbers: &[f64]) -> Result<()> {
         let mut settings = self.settings();
         let Some(found) = settings.iter_mut().find(|s| s.name == name) else {
@@ -143,7 +146,7 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
         Err(Error::argument(Self::NAME, format!("`{name}` cannot be {numbers:?}")))
     }
 
-    /// Checks all hyper-parameters; the error names the first one out of range.
+    /// Checks that all hyper-parameters are in range; the error names the first that is not.
     fn check(&self) -> Result<()> {
         let mut copy = self.clone();
         for HyperParam { name, value, bound } in copy.settings() {
@@ -157,14 +160,14 @@ pub trait Config: Clone + Default + Send + Sync + 'static {
     }
 }
 
-/// All hyper-parameters as text, scalar by scalar.
+/// Formats all hyper-parameters as text, scalar by scalar.
 pub(crate) fn described(config: &impl Config) -> String {
     let mut copy = config.clone();
     copy.settings().iter().map(|s| format!(" {} {:?}", s.name, s.value.numbers().as_slice())).collect()
 }
 
-/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and the range of each. One of them must be
-/// called `lr`.
+/// Declares the hyper-parameters of an optimizer: a struct, its defaults, and the range of each. One must be called
+/// `lr`.
 ///
 /// ```
 /// use optim::Config;

@@ -1,12 +1,12 @@
-//! Splitting of parameters into those with and those without weight decay.
+//! The division of parameters into those with and without weight decay.
 
 use std::{borrow::Borrow, sync::Arc};
 
 use autograd::Leaf;
 use numcore::Runtime;
 
-/// Splits parameters into matrices and higher ranks, which are decayed, and the others (biases, norms), which are not;
-/// each in the order given.
+/// Divides parameters into matrices and tensors of higher rank, which are decayed, and the others (biases, norms),
+/// which are not. Each list keeps the given order.
 #[expect(clippy::type_complexity, reason = "two lists of parameters")]
 pub fn split_decay<R: Runtime, L: Borrow<Arc<Leaf<R>>>>(
     params: impl IntoIterator<Item = L>,

@@ -1,4 +1,4 @@
-//! Elementwise optimizers: the formula is one pointwise program, run over whole flat buffers in one launch.
+//! Elementwise optimizers: the update formula is one pointwise program, run over a flat buffer in one launch.
 
 use std::sync::Arc;
 
@@ -13,25 +13,25 @@ use crate::{Config, Shards, StateSpec, StepContext, UpdateMemory, UpdateRule};
 /// The run-time scalars of an update.
 pub type Scalars = SmallVec<[Scalar; 8]>;
 
-/// The run-time scalars of an update, in the order its program takes them.
+/// Collects the run-time scalars of an update, in the order in which its program takes them.
 pub fn scalars<const N: usize>(numbers: [f64; N]) -> Scalars {
     numbers.into_iter().map(Scalar::F64).collect()
 }
 
-/// The operands of an update's program; the formula is the same for all forms.
+/// The operands of an update's program. The formula is the same for all forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UpdateForm {
-    /// The parameters' dtype when it is f16 or bf16: the update then acts on an `f32` master copy, and the same launch
+    /// The parameters' dtype if it is f16 or bf16. The update then acts on an `f32` master copy, and the same launch
     /// writes the rounded parameter.
     pub half: Option<DType>,
-    /// Whether the gradient is multiplied by a factor on the device (clipping, loss scaling).
+    /// True if the gradient is multiplied by a factor on the device (clipping, loss scaling).
     pub scaled: bool,
-    /// Whether the gradient is negated, so that the update ascends.
+    /// True if the gradient is negated, so that the update ascends.
     pub maximize: bool,
 }
 
 impl UpdateForm {
-    /// All six forms, in the order of declaration.
+    /// The six forms without `maximize`: `f32` or `f64`, f16 and bf16 parameters, each without and with a factor.
     pub const ALL: [UpdateForm; 6] = {
         const fn of(half: Option<DType>, scaled: bool) -> UpdateForm {
             UpdateForm { half, scaled, maximize: false }
@@ -40,13 +40,13 @@ impl UpdateForm {
         [of(None, false), of(None, true), of(f16, false), of(f16, true), of(bf16, false), of(bf16, true)]
     };
 
-    /// This form with or without the gradient negated.
+    /// Sets whether the gradient is negated.
     pub fn maximizing(self, maximize: bool) -> UpdateForm {
         UpdateForm { maximize, ..self }
     }
 
-    /// The program of a formula: given the parameter, its gradient, `S` states and `N` run-time scalars, the new
-    /// parameter and states.
+    /// Builds the program of a formula. The formula maps the parameter, its gradient, `S` states and `N` run-time
+    /// scalars to the new parameter and states.
     ///
     /// Outputs are `[parameter, states.., master?]`; inputs are the outputs' old values, then `[gradient, factor?]`.
     pub fn program<const S: usize, const N: usize>(
@@ -77,7 +77,7 @@ impl UpdateForm {
     }
 }
 
-/// An optimizer whose update of an element depends only on that element of parameter, gradient and state.
+/// An optimizer that updates each element from the same element of parameter, gradient and state alone.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an elementwise rule",
     note = "a rule that looks at whole matrices or at norms (Muon, LAMB, Adafactor) needs whole parameters: a training step with `zero` cannot use it, one without can"
@@ -85,10 +85,10 @@ impl UpdateForm {
 pub trait Elementwise: Config {
     /// The tensors kept for each parameter, of its shape.
     fn states(&self) -> Vec<StateSpec>;
-    /// The program of the formula, built by [`UpdateForm::program`].
+    /// Builds the program of the formula with [`UpdateForm::program`].
     fn program(&self, form: UpdateForm) -> Program;
     /// The run-time scalars of the update, combined on the host in `f64` where possible: a program computes in the
-    /// parameters' dtype, where `1 − β` would lose digits.
+    /// parameters' dtype, in which `1 − β` would lose digits.
     fn scalars(&self, now: StepContext) -> Scalars;
     /// Checks hyper-parameters that constrain each other.
     fn consistent(&self) -> Result<()> {
@@ -96,7 +96,7 @@ pub trait Elementwise: Config {
     }
 }
 
-/// The two programs of an elementwise update: without, and with a factor on the gradient.
+/// The two programs of an elementwise update: without and with a factor on the gradient.
 #[derive(Clone, Debug)]
 pub struct Programs {
     plain: Program,
@@ -104,7 +104,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// The program with or without a factor.
+    /// Returns the program with or without a factor.
     pub fn get(&self, scaled: bool) -> &Program {
         if scaled { &self.scaled } else { &self.plain }
     }
@@ -152,8 +152,8 @@ impl<E: Elementwise> UpdateRule for E {
     }
 }
 
-/// The programs of the elementwise optimizers with their default hyper-parameters, in every form: for runtimes that
-/// compile programs ahead of time.
+/// The programs of the elementwise optimizers with their default hyper-parameters, and of SGD with momentum, in all
+/// forms of [`UpdateForm::ALL`]. For runtimes that compile programs ahead of time.
 pub fn programs() -> Vec<Program> {
     fn of<E: Elementwise>() -> impl Iterator<Item = Program> {
         let rule = E::default();

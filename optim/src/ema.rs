@@ -17,8 +17,8 @@ use crate::{FlatParams, Optimizer, memory::lending};
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
 
-/// The exponential moving average of an optimizer's parameters: `a ← δa + (1 − δ)θ`, one launch per buffer; for
-/// half-precision parameters, the average of their `f32` master copies.
+/// The exponential moving average of an optimizer's parameters, `a ← δa + (1 − δ)θ`, with one launch per buffer.
+/// Half-precision parameters are averaged from their `f32` master copies.
 ///
 /// Polyak and Juditsky, *Acceleration of Stochastic Approximation by Averaging*, 1992.
 pub struct Ema<R: Runtime> {
@@ -27,12 +27,12 @@ pub struct Ema<R: Runtime> {
     updates: u64,
     averages: Vec<Flat<R>>,
     leaves: Vec<Vec<Arc<Leaf<R>>>>,
-    /// The parameters' own values, while the averages take their place.
+    /// The parameters' own values, while the averages replace them.
     own: Option<Vec<Vec<Tensor<R>>>>,
 }
 
 impl<R: Runtime> Ema<R> {
-    /// Averages that start from the parameters as they are. `decay` is in `[0, 1)`.
+    /// Starts averages from the current parameters; `decay` is in `[0, 1)`.
     pub fn new(optimizer: &mut dyn Optimizer<R>, decay: f64) -> Result<Self> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::argument("Ema", format!("the decay must be in [0, 1), it is {decay}")));
@@ -52,8 +52,8 @@ impl<R: Runtime> Ema<R> {
         Ok(ema)
     }
 
-    /// Lets the decay increase from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights are
-    /// soon forgotten.
+    /// Lets the decay increase from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1), so that early
+    /// weights are forgotten soon.
     pub fn with_warmup(mut self) -> Self {
         self.warmup = true;
         self
@@ -70,7 +70,7 @@ impl<R: Runtime> Ema<R> {
         self.updates
     }
 
-    /// Updates the averages with the parameters' present values: call it after each step of the optimizer.
+    /// Updates the averages with the parameters' current values. Call it after each step of the optimizer.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer<R>) -> Result<()> {
         self.require_out("update")?;
         if self.warmup && self.averages.first().is_some_and(|flat| flat.runtime().is_capturing()) {
@@ -88,7 +88,7 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
-    /// Moves the averages to the order of the parameters in an optimizer that was [reordered](Optimizer::reorder).
+    /// Moves the averages to the order of the parameters in a [reordered](Optimizer::reorder) optimizer.
     fn follow(&mut self, params: &[&mut FlatParams<R>]) -> Result<()> {
         let stays = |(p, of): (&&mut FlatParams<R>, &Vec<Arc<Leaf<R>>>)| {
             p.len() == of.len() && p.leaves().iter().zip(of).all(|(a, b)| Arc::ptr_eq(a, b))
@@ -115,8 +115,8 @@ impl<R: Runtime> Ema<R> {
         Ok(())
     }
 
-    /// Makes the averages the parameters' values, without a copy where the dtypes agree. Until
-    /// [`swap_out`](Ema::swap_out) neither the optimizer nor this can be updated.
+    /// Sets the parameters to the averages, without a copy if the dtypes agree. Until [`swap_out`](Ema::swap_out)
+    /// neither the optimizer nor the averages can be updated.
     pub fn swap_in(&mut self) -> Result<()> {
         self.require_out("swap_in")?;
         let value = |(average, of): (&Flat<R>, &Vec<Arc<Leaf<R>>>)| {
@@ -139,7 +139,7 @@ impl<R: Runtime> Ema<R> {
         }
     }
 
-    /// Runs `f` while the averages are the parameters' values.
+    /// Runs `f` with the averages as the parameters' values.
     pub fn averaged<T>(&mut self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         self.swap_in()?;
         let result = f();
@@ -147,7 +147,8 @@ impl<R: Runtime> Ema<R> {
         result
     }
 
-    /// The averages as `ema.<parameter>`, and the count of updates: views, to be dropped before the next update.
+    /// The averages as `ema.<parameter>`, and the count of updates. They are views, to be dropped before the next
+    /// update.
     pub fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>> {
         let mut state = Vec::new();
         for (average, of) in self.averages.iter().zip(&self.leaves) {
@@ -161,8 +162,10 @@ impl<R: Runtime> Ema<R> {
         Ok(state)
     }
 
-    /// Loads a state that [`state_dict`](Ema::state_dict) returned. An entry that is missing, unexpected or does not
-    /// fit is an error, and changes nothing.
+    /// Loads a state that [`state_dict`](Ema::state_dict) returned.
+    ///
+    /// # Errors
+    /// An error if an entry is missing or unexpected, or does not fit. Nothing changes then.
     pub fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         self.require_out("load_state_dict")?;
         let mut reader = crate::state::StateReader::new(state);
@@ -196,7 +199,7 @@ impl<R: Runtime> Ema<R> {
     }
 }
 
-/// Where each parameter of buffer `p` has its average.
+/// The location of the average of each parameter of buffer `p`.
 fn places<R: Runtime>((p, of): (usize, &Vec<Arc<Leaf<R>>>)) -> Vec<(usize, (usize, usize))> {
     of.iter().enumerate().map(|(i, leaf)| (leaf.id(), (p, i))).collect()
 }

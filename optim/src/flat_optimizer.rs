@@ -12,7 +12,7 @@ use crate::{
     params::same_places,
 };
 
-/// An optimizer of rule `C` over groups of parameters, each group's in one buffer per dtype.
+/// An optimizer with rule `C` over groups of parameters; each group has one buffer per dtype.
 ///
 /// ```
 /// use numcore::{DType, NullRuntime, Tensor};
@@ -31,7 +31,7 @@ use crate::{
 /// # }
 /// ```
 ///
-/// Groups of parameters have hyper-parameters of their own:
+/// Groups of parameters have their own hyper-parameters:
 ///
 /// ```
 /// # use autograd::Leaf;
@@ -54,7 +54,7 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     pub(crate) parts: Vec<ParamPart<R, C>>,
     pub(crate) steps: u64,
     schedule: Option<Arc<dyn LrSchedule>>,
-    /// Whether updates read their numbers from device memory.
+    /// True if updates read their numbers from device memory.
     capturable: bool,
     /// The parameters of the model that were frozen when the optimizer was made.
     pub(crate) frozen: Vec<Arc<Leaf<R>>>,
@@ -62,12 +62,13 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
     pub(crate) own: OwnGradients<R>,
 }
 
-/// The steps ahead at which schedules are compared.
+/// The steps ahead for which schedules are compared.
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
-    /// An optimizer over the parameters of `model` that require gradients now, in one group. A parameter that was
-    /// frozen cannot be trained by it later; one that is frozen afterwards can be trained again.
+    /// Makes an optimizer over the parameters of `model` that require gradients now, in one group. A parameter frozen
+    /// now cannot be trained by it later, except through [`add_params`](Optimizer::add_params). One that is frozen
+    /// afterwards can be trained again.
     #[track_caller]
     pub fn new(model: &(impl Module<R> + ?Sized), config: C) -> Result<Self> {
         let leaves = model.parameters().into_iter().map(|p| p.leaf());
@@ -75,7 +76,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(FlatOptimizer { frozen, ..Self::over(config, trained)? })
     }
 
-    /// An optimizer without parameters yet; groups start from these hyper-parameters.
+    /// Makes an optimizer without parameters; its groups start from these hyper-parameters.
     pub fn in_groups(defaults: C) -> Self {
         FlatOptimizer {
             defaults,
@@ -90,10 +91,12 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         }
     }
 
-    /// Adds a group of parameters, whose hyper-parameters `set` may change.
+    /// Adds a group of parameters, whose hyper-parameters `set` may change. The parameters' values move into one buffer
+    /// per dtype, in this order.
     ///
-    /// The parameters' values move into one buffer per dtype, in this order. A parameter, or a name, that the optimizer
-    /// already has is an error, as are hyper-parameters out of range.
+    /// # Errors
+    /// An error if the optimizer already has a parameter or a name of the group, or hyper-parameters are out of range.
+    /// Also if the rule cannot update a parameter.
     #[track_caller]
     pub fn group<L: Borrow<Arc<Leaf<R>>>>(
         mut self,
@@ -114,7 +117,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(self)
     }
 
-    /// An optimizer over these leaves, in one group.
+    /// Makes an optimizer over these leaves, in one group.
     #[track_caller]
     pub fn over<L: Borrow<Arc<Leaf<R>>>>(config: C, params: impl IntoIterator<Item = L>) -> Result<Self> {
         Self::in_groups(config).group(params, |_| {})
@@ -126,8 +129,8 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         self
     }
 
-    /// Keeps the numbers of an update (learning rate, bias corrections, weight decay) in device memory, so that updates can be captured whatever
-    /// changes from step to step: PyTorch's `capturable`. Results have the same bits.
+    /// Keeps the numbers of an update (learning rate, bias corrections, weight decay) in device memory. So an update
+    /// can be captured even if they change from step to step, like PyTorch's `capturable`. Results have the same bits.
     ///
     /// Before each launch of the captured step, [`advance`](Optimizer::advance) writes the numbers of the next update:
     ///
@@ -153,7 +156,10 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         &self.groups[k]
     }
 
-    /// Changes the hyper-parameters of group `k`. The state kept for each parameter must not change.
+    /// Changes the hyper-parameters of group `k`.
+    ///
+    /// # Errors
+    /// An error if they are out of range, or need other state for each parameter.
     pub fn set_config(&mut self, k: usize, set: impl FnOnce(&mut C)) -> Result<()> {
         let mut config = self.groups[k].clone();
         set(&mut config);
@@ -180,7 +186,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         self.groups[k] = config;
     }
 
-    /// Configurations and kernels with other hyper-parameters.
+    /// The configurations and kernels with other hyper-parameters.
     fn replaced(&self, groups: &[HyperParams]) -> Result<Vec<(C, Vec<C::Kernel>)>> {
         require_groups(C::NAME, groups.len(), self.groups.len())?;
         let one = |(k, (group, config)): (usize, (&HyperParams, &C))| {
@@ -225,7 +231,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Err(Error::argument(C::NAME, why))
     }
 
-    /// Takes the values out of all leaves, or out of none.
+    /// Takes the values out of all leaves, or of none.
     fn claim(&mut self) -> Result<()> {
         for k in 0..self.parts.len() {
             if let Err(e) = self.parts[k].claim() {
@@ -380,7 +386,7 @@ impl<R: Runtime, C: UpdateRule> Optimizer<R> for FlatOptimizer<R, C> {
     }
 }
 
-/// Parameters by dtype, in order of first appearance.
+/// Groups parameters by dtype, in order of first appearance.
 pub(crate) fn by_dtype<R: Runtime>(leaves: Vec<Arc<Leaf<R>>>) -> Vec<Vec<Arc<Leaf<R>>>> {
     let mut parts: Vec<(DType, Vec<Arc<Leaf<R>>>)> = Vec::new();
     for leaf in leaves {

@@ -1,4 +1,4 @@
-//! Parameters that an optimizer is given after it was made.
+//! Parameters that are added to an existing optimizer.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     param_part::ParamPart,
 };
 
-/// Which group a parameter of this name is in.
+/// A function from a parameter's name and shape to its group.
 type GroupOf = Arc<dyn Fn(&str, &Spec) -> usize + Send + Sync>;
 
 /// The groups of parameters that are known by name.
@@ -23,7 +23,7 @@ pub(crate) struct GroupsByName<C> {
 }
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
-    /// The group of a further parameter, which may be one that has none yet.
+    /// The group of a further parameter, which may have had no parameters so far.
     fn group_for(&mut self, leaf: &Leaf<R>) -> Result<usize> {
         let Some(by_name) = &mut self.by_name else {
             let why = format!(
@@ -41,7 +41,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         Ok(group)
     }
 
-    /// Adds parameters to the groups that they belong to.
+    /// Adds parameters to their groups.
     pub(crate) fn take_in(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         self.require_new(leaves)?;
         let groups = leaves.iter().map(|leaf| self.group_for(leaf)).collect::<Result<Vec<_>>>()?;

@@ -1,4 +1,4 @@
-//! Gradients in the flat buffers that the optimizer reads.
+//! Gradients in flat buffers, from which the optimizer reads them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -17,30 +17,32 @@ use crate::{
     runs::runs,
 };
 
-/// The gradients of an optimizer's parameters, in the layout of the parameters: a [`BackwardHook`] whose slots are
-/// ranges of flat buffers, of the parameters' dtype unless they were made [in `f32`](FlatGradients::in_f32). Further backward passes accumulate (micro-batches); after [`zero`](FlatGradients::zero),
-/// which touches no memory, the next one overwrites.
+/// The gradients of an optimizer's parameters, in the layout of the parameters. It is a [`BackwardHook`] whose slots
+/// are ranges of flat buffers, of the parameters' dtype unless made [in `f32`](FlatGradients::in_f32). Further backward
+/// passes accumulate (micro-batches). After [`zero`](FlatGradients::zero), which touches no memory, the next pass
+/// overwrites.
 ///
-/// Leaves the optimizer does not own take no part: their gradients are dropped. Those of its own model that were frozen
-/// when it was made are an error: they would never be trained.
+/// Gradients of leaves that the optimizer does not own are dropped. Gradients of its own model's leaves that were
+/// frozen when it was made are an error, since those leaves would never be trained.
 pub struct FlatGradients<R: Runtime> {
     flats: Vec<Flat<R>>,
     leaves: Vec<Vec<Arc<Leaf<R>>>>,
     place: HashMap<usize, (usize, usize)>,
     /// Leaves of the optimizer's model that were frozen when it was made.
     frozen: HashSet<usize>,
-    /// A factor by which all gradients are still to be multiplied: the optimizer's launch applies it.
+    /// A pending factor of all gradients, which the optimizer's launch applies.
     scale: Option<Tensor<R>>,
 }
 
 impl<R: Runtime> FlatGradients<R> {
-    /// Empty gradients for these parameters.
+    /// Creates empty gradients for these parameters.
     pub fn new(params: &[&FlatParams<R>]) -> Result<Self> {
         Self::of(params, |params| params.layout().clone())
     }
 
-    /// Empty gradients for these parameters, those of half-precision parameters in `f32`: a backward pass computes a gradient in the
-    /// parameter's dtype, and it is added up in `f32` over passes (Megatron's main gradients).
+    /// Creates empty gradients for these parameters; those of half-precision parameters are `f32`. A backward pass
+    /// computes a gradient in the parameter's dtype, and it is accumulated in `f32` over passes (Megatron's main
+    /// gradients).
     pub fn in_f32(params: &[&FlatParams<R>]) -> Result<Self> {
         Self::of(params, |params| params.layout().with_dtype(params.working()))
     }
@@ -60,7 +62,7 @@ impl<R: Runtime> FlatGradients<R> {
         })
     }
 
-    /// These, which refuse gradients of leaves that were frozen when the optimizer was made: it would never train them.
+    /// Rejects gradients of leaves that were frozen when the optimizer was made, since it would never train them.
     pub(crate) fn refusing(self, frozen: &[Arc<Leaf<R>>]) -> Self {
         FlatGradients { frozen: frozen.iter().map(|leaf| leaf.id()).collect(), ..self }
     }
@@ -80,18 +82,18 @@ impl<R: Runtime> FlatGradients<R> {
         &self.flats
     }
 
-    /// The buffers, for communication; the record of written ranges must stay correct.
+    /// The buffers, for communication. The record of written ranges must stay correct.
     pub fn flats_mut(&mut self) -> &mut [Flat<R>] {
         &mut self.flats
     }
 
-    /// The factor by which all gradients are still to be multiplied (a scalar), if there is one.
+    /// The pending factor of all gradients, a scalar, if there is one.
     pub fn scale(&self) -> Option<&Tensor<R>> {
         self.scale.as_ref()
     }
 
-    /// The gradient of a leaf; `None` if it took no part. Without a pending factor it is a view, and no backward pass
-    /// can write these gradients until it is dropped.
+    /// The gradient of a leaf; `None` if no backward pass wrote it. Without a pending factor it is a view, and no
+    /// backward pass can write these gradients until it is dropped.
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Result<Option<Tensor<R>>> {
         let Some(&(p, i)) = self.place.get(&leaf.id()).filter(|&&(p, i)| self.flats[p].is_written(i)) else {
             return Ok(None);
@@ -103,8 +105,10 @@ impl<R: Runtime> FlatGradients<R> {
         }
     }
 
-    /// Replaces the gradient of a leaf, in the parameter's type or in that of [`get`](FlatGradients::get); an error if the optimizer does not own
-    /// the leaf.
+    /// Replaces the gradient of a leaf, given in the dtype of the parameter or of [`get`](FlatGradients::get).
+    ///
+    /// # Errors
+    /// An error if the optimizer does not own the leaf, or the shape or dtype does not fit.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: &Tensor<R>) -> Result<()> {
         self.apply_scale()?;
         let Some(&(p, i)) = self.place.get(&leaf.id()) else {
@@ -122,7 +126,7 @@ impl<R: Runtime> FlatGradients<R> {
         own.into_iter().try_for_each(|(leaf, grad)| self.set(leaf, grad))
     }
 
-    /// An error that names every parameter that needs a gradient and has none.
+    /// Returns an error that names every parameter that requires a gradient and has none.
     pub fn require_all(&self) -> Result<()> {
         let missing = |(p, of): (usize, &Vec<Arc<Leaf<R>>>)| {
             let no = |(i, l): &(usize, &Arc<Leaf<R>>)| l.requires_grad() && !self.flats[p].is_written(*i);
@@ -132,14 +136,14 @@ impl<R: Runtime> FlatGradients<R> {
         if names.is_empty() { Ok(()) } else { Err(ErrorKind::MissingGradient { names }.into()) }
     }
 
-    /// Multiplies all gradients by a factor, when they are next read: no memory is touched now.
+    /// Multiplies all gradients by a factor when they are next read; no memory is touched now.
     pub fn multiply(&mut self, factor: f64) -> Result<()> {
         let Some(flat) = self.flats.first() else { return Ok(()) };
         let scale = Tensor::full(flat.runtime(), [], crate::clip::norm_dtype(self.dtypes()), factor)?;
         self.multiply_by(scale)
     }
 
-    /// Multiplies all gradients by a scalar on the device; see [`multiply`](FlatGradients::multiply).
+    /// Multiplies all gradients by a scalar on the device, as [`multiply`](FlatGradients::multiply) does.
     pub fn multiply_by(&mut self, factor: Tensor<R>) -> Result<()> {
         let factor = factor.reshape([])?;
         self.scale = Some(match &self.scale {
@@ -149,7 +153,7 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(())
     }
 
-    /// Multiplies all gradients by the pending factor now: before more is accumulated into them.
+    /// Multiplies all gradients by the pending factor now, before more is accumulated into them.
     pub fn apply_scale(&mut self) -> Result<()> {
         let Some(scale) = self.scale.take() else { return Ok(()) };
         self.in_place(|memory| update(&SCALE, &[&scale], &[], &mut [memory]))
@@ -166,7 +170,7 @@ impl<R: Runtime> FlatGradients<R> {
         Ok(())
     }
 
-    /// An error unless a gradient is of the leaf's shape, and of its type or that of buffer `p`.
+    /// Returns an error unless a gradient has the leaf's shape, and the dtype of the leaf or of buffer `p`.
     fn fits(&self, p: usize, leaf: &Leaf<R>, grad: &Tensor<R>) -> Result<()> {
         let (spec, kept) = (leaf.spec(), self.flats[p].layout().dtype());
         if spec.shape == *grad.shape() && [spec.dtype, kept].contains(&grad.dtype()) {
@@ -185,7 +189,7 @@ impl<R: Runtime> FlatGradients<R> {
 impl<R: Runtime> BackwardHook<R> for FlatGradients<R> {
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         self.apply_scale()?;
-        // Gradients of another dtype than their parameters' are no place for a backward pass to write to.
+        // A backward pass cannot write into a buffer of another dtype than the parameter's.
         let place = self.place.get(&leaf.id()).filter(|(p, _)| self.flats[*p].layout().dtype() == leaf.spec().dtype);
         place.map(|&(p, i)| self.flats[p].lend(i)).transpose()
     }

@@ -1,17 +1,17 @@
-//! Hyper-parameters as values, so that they can be saved beside parameters and put back.
+//! Hyper-parameters as values, which can be saved beside parameters and restored.
 
 use numcore::{Error, Result};
 
 use crate::{Config, HyperNumbers};
 
-/// The hyper-parameters of a group of parameters: PyTorch's `param_groups` of a state dict. A learning rate among them is the base one, which a
-/// schedule starts from.
+/// The hyper-parameters of a group of parameters, as in the `param_groups` of PyTorch's state dict. A learning rate
+/// among them is the base rate, from which a schedule starts.
 #[doc(alias("param_groups"))]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HyperParams {
     /// The names of the group's parameters.
     pub parameters: Vec<String>,
-    /// Each hyper-parameter's name and the scalars that it is saved as: none of one that is off.
+    /// The name of each hyper-parameter, with the scalars that it is saved as; no scalars for one that is off.
     pub values: Vec<(String, HyperNumbers)>,
 }
 
@@ -22,7 +22,8 @@ impl HyperParams {
         HyperParams { parameters, values }
     }
 
-    /// A configuration with these hyper-parameters in place of its own. An error if one is unknown, missing or out of range.
+    /// Returns a configuration with these hyper-parameters in place of its own, or an error if one is unknown, missing
+    /// or out of range.
     pub(crate) fn applied<C: Config>(&self, config: &C) -> Result<C> {
         let mut new = config.clone();
         let names: Vec<&str> = new.settings().iter().map(|s| s.name).collect();
@@ -35,7 +36,7 @@ impl HyperParams {
     }
 }
 
-/// An error unless there are hyper-parameters for each of an optimizer's groups.
+/// Returns an error unless there are hyper-parameters for each of an optimizer's groups.
 pub(crate) fn require_groups(optimizer: &'static str, given: usize, groups: usize) -> Result<()> {
     if given == groups {
         return Ok(());
@@ -43,7 +44,7 @@ pub(crate) fn require_groups(optimizer: &'static str, given: usize, groups: usiz
     Err(Error::argument(optimizer, format!("hyper-parameters of {given} groups were given, it has {groups}")))
 }
 
-/// The error of an optimizer that does not tell its hyper-parameters.
+/// The error of an optimizer that does not report its hyper-parameters.
 pub(crate) fn untold<T>(what: &'static str) -> Result<T> {
     let why = "does not tell its hyper-parameters: implement `hyper_parameters` and its partners, or leave them to the configuration";
     Err(Error::argument(what, why))

@@ -1,4 +1,4 @@
-//! What an optimizer can be made of.
+//! Conversions into the source of a training step's optimizers.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{Combined, Elementwise, FlatOptimizer, Optimizer, ParamGroups, Shards, UpdateRule};
 
-/// Whatever a training step can make its optimizers of: a configuration, [`ParamGroups`], an optimizer that was made
-/// already, or a function ([`OptimizerFn`]).
+/// A value that a training step can make its optimizers of: a configuration, [`ParamGroups`], an existing optimizer, or
+/// a function ([`OptimizerFn`]).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` makes no optimizer",
     label = "give a configuration, `AdamWConfig` for one, `ParamGroups`, or an optimizer"
 )]
 pub trait IntoOptimizer<R: Runtime> {
-    /// The source of optimizers.
+    /// Converts the value into a source of optimizers.
     fn into_source(self) -> OptimizerSource<R>;
 }
 
-/// The source of a training step's optimizers: of one, of one for each stage of a pipeline, or of those of shards.
+/// The source of a training step's optimizers: of one, of one per pipeline stage, or of those of shards.
 pub struct OptimizerSource<R: Runtime> {
     make: Box<MakeOptimizer<R>>,
     shards: Option<Arc<dyn Shards<R>>>,
@@ -28,12 +28,12 @@ pub struct OptimizerSource<R: Runtime> {
 type MakeOptimizer<R> = dyn FnMut(Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>>;
 
 impl<R: Runtime> OptimizerSource<R> {
-    /// A source of optimizers of whole parameters.
+    /// Creates a source of optimizers of unsharded parameters.
     pub fn new(make: impl FnMut(Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>> + 'static) -> Self {
         OptimizerSource { make: Box::new(make), shards: None }
     }
 
-    /// A source of one optimizer, which was made already and has its parameters.
+    /// Creates a source of one existing optimizer, which has its parameters already.
     pub fn made(optimizer: Box<dyn Optimizer<R>>) -> Self {
         let mut made = Some(optimizer);
         Self::new(move |_| {
@@ -43,22 +43,22 @@ impl<R: Runtime> OptimizerSource<R> {
         })
     }
 
-    /// The optimizer of these parameters, of which there may be none. An optimizer that was made already has its own.
+    /// Makes the optimizer of these parameters, which may be empty. An existing optimizer keeps its own parameters.
     ///
     /// # Errors
-    /// As the optimizer's; and if an optimizer that was made already was given before.
+    /// Errors of making the optimizer; and an error if an existing optimizer was returned before.
     pub fn optimizer(&mut self, leaves: Vec<Arc<Leaf<R>>>) -> Result<Box<dyn Optimizer<R>>> {
         (self.make)(leaves)
     }
 
-    /// The rule by which shards are updated; none of a rule that looks at whole parameters, and of optimizers that were
-    /// made already.
+    /// The rule that updates shards. `None` for a rule that needs unsharded parameters, and for existing optimizers.
     pub fn shards(&self) -> Option<&Arc<dyn Shards<R>>> {
         self.shards.as_ref()
     }
 }
 
-/// All parameters in one group, which knows its learning rate without any too.
+/// A configuration makes an optimizer with all parameters in one group, which has a learning rate even without
+/// parameters.
 impl<R: Runtime, C: UpdateRule + 'static> IntoOptimizer<R> for C {
     fn into_source(self) -> OptimizerSource<R> {
         let shards = self.shards();
@@ -105,7 +105,7 @@ impl<R: Runtime> IntoOptimizer<R> for Combined<R> {
     }
 }
 
-/// A function that makes an optimizer of the parameters it is given: of a model's, or of one stage's after another.
+/// A function that makes an optimizer of given parameters: of a model, or of its stages one after another.
 #[derive(Clone)]
 pub struct OptimizerFn<F>(pub F);
 

@@ -11,13 +11,13 @@ config! {
     LambConfig = "LAMB" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: the decay rates of the running means.
+        /// The decay rates `β₁`, `β₂` of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
-        /// `ε`, added to the root of the second moment.
+        /// The constant `ε` added to the root of the second moment.
         eps: f64 = 1e-6, NonNegative;
         /// The weight decay coefficient `λ`: `λθ` is added to the direction.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
@@ -30,7 +30,7 @@ config! {
 /// You et al., *Large Batch Optimization for Deep Learning: Training BERT in 76 minutes*, 2020.
 pub type Lamb<R> = FlatOptimizer<R, LambConfig>;
 
-/// Inputs `[m, v, (r), g, θ]`, outputs `[m, v, r]`.
+/// The program of the direction: inputs `[m, v, (r), g, θ]`, outputs `[m, v, r]`.
 static DIRECTION: LazyLock<Program> = LazyLock::new(|| {
     Program::new("lamb_direction", |[m, v, _, g, p], [take1, keep2, take2, eps, decay, unbias1, unbias2]| {
         let m = m + (g - m) * take1;

@@ -1,16 +1,16 @@
 //! Optimizers. An elementwise optimizer is a formula: a [pointwise program](numcore::pointwise) that runs over all
-//! parameters of a group in one launch, in place, on every runtime. Adding one is a file like `lion.rs`:
-//! hyper-parameters, states, formula, scalars.
+//! parameters of a group in one launch, in place, on every runtime. A new one takes one file like `lion.rs`, with
+//! hyper-parameters, states, formula and scalars.
 //!
 //! The optimizer takes ownership of its parameters' memory: their values move into one buffer per group and dtype
-//! ([`FlatParams`]), each leaf being a view. Gradients are written to buffers of the same layout ([`FlatGradients`], a
-//! hook for the backward pass), and state is kept in further buffers. Half-precision parameters have an `f32` master
-//! copy, which the same launch updates and rounds.
+//! ([`FlatParams`]), and each leaf becomes a view. Gradients are written to buffers of the same layout
+//! ([`FlatGradients`], a hook of the backward pass); state is in further buffers. Half-precision parameters have an
+//! `f32` master copy, which the same launch updates and rounds.
 //!
-//! Learning rates and all other scalars are given at launch: changing them compiles nothing. Clipping and loss scaling
-//! are one factor on the device, which the same launch applies.
+//! Learning rates and all other scalars are passed at launch, so changing them compiles nothing. Clipping and loss
+//! scaling are one factor on the device, which the same launch applies.
 //!
-//! **Invariant**: an update that cannot begin changes nothing; a parameter without a gradient is not touched.
+//! **Invariant**: an update that cannot begin changes nothing, and a parameter without a gradient is unchanged.
 #![forbid(unsafe_code)]
 
 #[macro_use]

@@ -7,13 +7,13 @@ use crate::{Elementwise, FlatOptimizer, Scalars, StateSpec, StepContext, UpdateF
 config! {
     /// Hyper-parameters of [`Lion`], with PyTorch's names where it has them.
     LionConfig = "Lion" {
-        /// Step size `γ`: a third to a tenth of AdamW's.
+        /// The step size `γ`, a third to a tenth of AdamW's.
         lr: f64 = 1e-4, NonNegative;
-        /// `β₁` of the direction, `β₂` of the momentum.
+        /// The decay rates `β₁` of the direction and `β₂` of the momentum.
         betas: [f64; 2] = [0.9, 0.99], Unit;
-        /// `λ`: by which part of the step size parameters shrink; three to ten times AdamW's.
+        /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size; three to ten times AdamW's.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

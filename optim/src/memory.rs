@@ -1,4 +1,4 @@
-//! The memory of one update: a run of parameters, or one parameter, with its gradient and state.
+//! The memory of one update: parameters with their gradients and state.
 
 use std::{ops::Range, sync::LazyLock};
 
@@ -11,29 +11,30 @@ use smallvec::SmallVec;
 
 use crate::{FlatParams, captured::DeviceNumbers};
 
-/// What an update reads and writes. Tensors read from it must be dropped before the same memory is written.
+/// The memory that an update reads and writes: a run of parameters, or one, with gradient and state. Tensors read from
+/// it must be dropped before the same memory is written.
 pub struct UpdateMemory<'a, R: Runtime> {
     pub(crate) params: &'a mut FlatParams<R>,
     pub(crate) states: &'a mut [Flat<R>],
     pub(crate) grads: &'a Flat<R>,
     pub(crate) scale: Option<&'a Tensor<R>>,
     pub(crate) ranges: Range<usize>,
-    /// Where the numbers of the update are, if not with each launch.
+    /// The device memory of the update's numbers, if they are not passed with each launch.
     pub(crate) numbers: Option<&'a mut DeviceNumbers<R>>,
 }
 
 impl<R: Runtime> UpdateMemory<'_, R> {
-    /// Whether the gradient has a factor that still is to be applied.
+    /// Tells whether the gradient has a pending factor.
     pub fn is_scaled(&self) -> bool {
         self.scale.is_some()
     }
 
-    /// The first parameter's shape: of a rule called for each, its parameter's.
+    /// The shape of the first parameter; for a rule that is called per parameter, that of its parameter.
     pub fn shape(&self) -> Shape {
         *self.params.layout().range(self.ranges.start).shape()
     }
 
-    /// The dtype updates are computed in.
+    /// The dtype in which updates are computed.
     pub fn working(&self) -> DType {
         self.params.working()
     }
@@ -43,7 +44,8 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         self.params.runtime().clone()
     }
 
-    /// Runs a program of [`UpdateForm::program`](crate::UpdateForm::program) over the whole run: one launch.
+    /// Runs a program of [`UpdateForm::program`](crate::UpdateForm::program) over all parameters of the run in one
+    /// launch.
     pub fn launch(&mut self, program: &Program, scalars: &[Scalar]) -> Result<()> {
         let at = self.grads.layout().span(self.ranges.clone());
         let grad = self.grads.whole()?.narrow(0, at.start, at.len())?;
@@ -75,7 +77,7 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         (outs.iter().copied().chain(ins).collect(), outs.into_iter().map(Some).collect())
     }
 
-    /// The gradient of the parameter in the dtype of updates, its factor applied.
+    /// Returns the gradient of the parameter in the dtype of updates, with the pending factor applied.
     pub fn gradient(&self) -> Result<Tensor<R>> {
         let grad = self.grads.tensor(self.ranges.start)?.to_dtype(self.working())?;
         match self.scale {
@@ -84,18 +86,18 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         }
     }
 
-    /// The parameter in the dtype of updates.
+    /// Returns the parameter in the dtype of updates: the master copy of a half-precision one.
     pub fn weight(&self) -> Result<Tensor<R>> {
         self.params.master.as_ref().unwrap_or(&self.params.values).tensor(self.ranges.start)
     }
 
-    /// State `k` of the parameter.
+    /// Returns state `k` of the parameter.
     pub fn state(&self, k: usize) -> Result<Tensor<R>> {
         self.states[k].tensor(self.ranges.start)
     }
 
-    /// Updates the parameter in place: `program` takes it first, then `ins`. A half-precision parameter is rounded from
-    /// its master copy.
+    /// Updates the parameter in place. The inputs of `program` are the parameter, then `ins`. A half-precision
+    /// parameter is rounded from its master copy.
     pub fn update_weight(&mut self, program: &Program, ins: &[&Tensor<R>], scalars: &[Scalar]) -> Result<()> {
         let i = self.ranges.start;
         let flat = self.params.master.as_mut().unwrap_or(&mut self.params.values);
@@ -103,8 +105,8 @@ impl<R: Runtime> UpdateMemory<'_, R> {
         self.params.round(i)
     }
 
-    /// Updates states of the parameter in place: `program` takes and gives `states`, then `fresh` memory that it only
-    /// gives, then takes `ins`. All must have one shape.
+    /// Updates states of the parameter in place. Inputs of `program` are the `states`, then `fresh`, then `ins`; its
+    /// outputs are the new `states`, then `fresh`, whose old contents are undefined. All must have one shape.
     pub fn update_states(
         &mut self,
         states: Range<usize>,
@@ -127,7 +129,7 @@ impl<R: Runtime> UpdateMemory<'_, R> {
     }
 }
 
-/// `x · factor`, for a factor of any floating dtype.
+/// Multiplies `x` by a factor of any floating dtype.
 pub(crate) static SCALE: LazyLock<Program> =
     LazyLock::new(|| Program::new("scale", |[x, factor], []| [x * factor.cast_like(x)]));
 

@@ -1,4 +1,4 @@
-//! Muon: the momentum of a matrix, made orthogonal.
+//! Muon: momentum of matrices, orthogonalized.
 
 use std::sync::LazyLock;
 
@@ -12,13 +12,14 @@ use crate::{
     FlatOptimizer, HyperNumbers, HyperValue, StateSpec, StepContext, UpdateMemory, UpdateRule, norms::sum_of_squares,
 };
 
-/// How Muon's step size depends on a matrix of `a` rows and `b` columns.
+/// The dependence of Muon's step size on a matrix of `a` rows and `b` columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AdjustLr {
-    /// `√max(1, a/b)` (Jordan 2024).
+    /// The factor `√max(1, a/b)` (Jordan 2024).
     #[default]
     Original,
-    /// `0.2 √max(a, b)`: updates as large as AdamW's, so that its step size can be reused (Liu et al. 2025).
+    /// The factor `0.2 √max(a, b)`, with which updates are as large as AdamW's, so that its step size can be reused
+    /// (Liu et al. 2025).
     MatchRmsAdamW,
     /// The factor `√(a/b)` (Bernstein 2025).
     SpectralUnclamped,
@@ -54,34 +55,35 @@ config! {
         lr: f64 = 1e-3, NonNegative;
         /// The decoupled weight decay `λ`: parameters shrink by `λ` times the step size.
         weight_decay: f64 = 0.1, NonNegative;
-        /// `μ`: how much of the momentum is kept.
+        /// The fraction `μ` of the momentum that is kept.
         momentum: f64 = 0.95, NonNegative;
-        /// Looks ahead along the momentum.
+        /// True to use Nesterov momentum.
         nesterov: bool = true, Any;
-        /// `a`, `b`, `c` of the iteration.
+        /// The coefficients `a`, `b`, `c` of the iteration.
         ns_coefficients: [f64; 3] = [3.4445, -4.7750, 2.0315], Any;
-        /// The lower bound of the norm that the update is first divided by.
+        /// The lower bound of the norm by which the momentum is divided first.
         eps: f64 = 1e-7, NonNegative;
-        /// How often the iteration is applied.
+        /// The number of iterations.
         ns_steps: u32 = 5, Any;
-        /// How the step size depends on the matrix.
+        /// The dependence of the step size on the shape of the matrix.
         adjust_lr: AdjustLr = AdjustLr::Original, Any;
-        /// Whether the iteration's matmuls run on `bf16` tensors, as matrix units require: an update is then rounded a
-        /// little more. Otherwise they are `f32` matmuls of values rounded to `bf16` between iterations.
+        /// True if the iteration's matmuls run on `bf16` tensors, as matrix units require; an update is then rounded a
+        /// little more. If false, they are `f32` matmuls of values rounded to `bf16` between iterations.
         bf16_products: bool = false, Any;
     }
 }
 
-/// Muon, for matrices; give other parameters to another optimizer, and both to [`Combined`](crate::Combined).
+/// Muon, for matrices only. Use another optimizer for other parameters, and [`Combined`](crate::Combined) for both.
 ///
-/// `b ← μb + (1 − μ)g`; `u = μb + (1 − μ)g` with Nesterov's momentum, else `b`; `X = u/‖u‖`, then five times `A = XXᵀ`,
-/// `X ← aX + (bA + cA²)X`, which makes the singular values about 1; `θ ← (1 − γλ)θ − γ f X`, `f` by [`AdjustLr`].
+/// `b ← μb + (1 − μ)g`; `u = μb + (1 − μ)g` with Nesterov's momentum, else `b`; `X = u/‖u‖`. Then `ns_steps` times
+/// `A = XXᵀ`, `X ← aX + (bA + cA²)X`, which brings the singular values to about 1. `θ ← (1 − γλ)θ − γ f X`, with `f` by
+/// [`AdjustLr`].
 ///
 /// Jordan et al., *Muon: An optimizer for hidden layers in neural networks*, 2024. Liu et al., *Muon is Scalable for
 /// LLM Training*, 2025.
 pub type Muon<R> = FlatOptimizer<R, MuonConfig>;
 
-/// Inputs `[b, (u), g]`, outputs `[b, u]`.
+/// The program of the momentum: inputs `[b, (u), g]`, outputs `[b, u]`.
 static MOMENTUM: LazyLock<[Program; 2]> = LazyLock::new(|| {
     [false, true].map(|nesterov| {
         Program::new("muon_momentum", |[b, _, g], [take]| {
@@ -98,7 +100,7 @@ static NORMALISE: LazyLock<Program> = LazyLock::new(|| {
     })
 });
 
-/// `ax + by`, rounded to `bf16` once.
+/// The program of `ax + by`, rounded to `bf16` once.
 static BLEND: LazyLock<Program> = LazyLock::new(|| {
     Program::new("muon_blend", |[x, y], [a, b]| [(x.cast(DType::F32) * a + y.cast(DType::F32) * b).cast(DType::BF16)])
 });
@@ -107,7 +109,7 @@ static STEP: LazyLock<Program> =
     LazyLock::new(|| Program::new("muon_step", |[p, x], [shrink, lr]| [p * shrink - x.cast_like(p) * lr]));
 
 impl MuonConfig {
-    /// `u: [A, B]` with its singular values brought to about 1, in `bf16`.
+    /// Brings the singular values of `u: [A, B]` to about 1; the result is `bf16`.
     fn orthogonal<R: Runtime>(&self, u: &Tensor<R>) -> Result<Tensor<R>> {
         let tall = u.dims()[0] > u.dims()[1];
         let x = u.to_dtype(DType::BF16)?;

@@ -9,17 +9,17 @@ config! {
     NAdamConfig = "NAdam" {
         /// The learning rate `γ`.
         lr: f64 = 2e-3, NonNegative;
-        /// `β₁`, `β₂`: the decay rates of the running means.
+        /// The decay rates `β₁`, `β₂` of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
-        /// `ε`, added to the root of the second moment.
+        /// The constant `ε` added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
         /// The weight decay coefficient `λ`.
         weight_decay: f64 = 0.0, NonNegative;
-        /// `ψ`: how fast the momentum rises to `β₁`.
+        /// The rate `ψ` at which the momentum rises to `β₁`.
         momentum_decay: f64 = 4e-3, NonNegative;
-        /// Whether weight decay shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
+        /// True if weight decay shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
         decoupled_weight_decay: bool = false, Any;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
@@ -36,8 +36,8 @@ impl NAdamConfig {
         self.betas[0] * (1.0 - 0.5 * 0.96f64.powf(step as f64 * self.momentum_decay))
     }
 
-    /// `Mₜ` as a function of the step, so no state is kept and resuming is exact. Once `1 − Mₜ` rounds to 1, further
-    /// factors change nothing, which bounds the loop.
+    /// The product `Mₜ` as a function of the step, so no state is kept and resuming is exact. Once `1 − Mₜ` rounds to
+    /// 1, further factors change nothing, which bounds the loop.
     fn product(&self, step: u64) -> f64 {
         let mut product = 1.0;
         for t in 1..=step {

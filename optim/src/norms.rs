@@ -9,7 +9,7 @@ use numcore::{
     },
 };
 
-/// The dtype in which norms of a dtype are computed: `f64` for itself, `f32` for all others.
+/// The dtype in which norms of a dtype are computed: `f64` for `f64`, `f32` for all others.
 pub(crate) fn wide(dtype: DType) -> DType {
     if dtype == DType::F64 { dtype } else { DType::F32 }
 }
@@ -19,8 +19,8 @@ fn sum<R: Runtime>(x: &Tensor<R>, program: &Widened) -> Result<Tensor<R>> {
     Tensor::apply1(Reduce::sum_of(program.of(x.dtype()).clone(), ScalarList::new(), to), &[x])
 }
 
-/// The sum of squares of a floating tensor, as one element with the tensor's rank; in `f32` for half precision, which
-/// is upcast as it is read.
+/// The sum of squares of a floating tensor, as one element with the tensor's rank. Half precision is upcast to `f32` as
+/// it is read.
 pub fn sum_of_squares<R: Runtime>(x: &Tensor<R>) -> Result<Tensor<R>> {
     sum(x, &SQUARES)
 }

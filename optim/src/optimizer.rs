@@ -11,11 +11,11 @@ use crate::{FlatGradients, FlatParams, HyperParams, LrSchedule, OwnGradients, hy
 pub trait Optimizer<R: Runtime>: Send + Sync {
     /// The parameters, buffer by buffer, in the order they were given.
     fn params(&self) -> Vec<&FlatParams<R>>;
-    /// The flat buffers of the parameters, to read their values.
+    /// The flat buffers of the parameters, for example to read their values ([`FlatParams::weights`]).
     fn params_mut(&mut self) -> Vec<&mut FlatParams<R>>;
 
     /// Updates the parameters from gradients of the same layout, one buffer each, multiplied by the scalar `scale` if
-    /// given. Parameters without a gradient are not touched. If the update cannot begin, nothing is changed.
+    /// given. Parameters without a gradient are unchanged. If the update cannot begin, nothing changes.
     fn update(&mut self, grads: &[Flat<R>], scale: Option<&Tensor<R>>) -> Result<()>;
     /// The gradients that [`backward`](Optimizer::backward) writes.
     fn own_gradients(&mut self) -> &mut OwnGradients<R>;
@@ -26,64 +26,72 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
     fn lrs(&self) -> Vec<f64>;
     /// Sets the base learning rate of all groups.
     fn set_lr(&mut self, lr: f64) -> Result<()>;
-    /// Sets the schedule: from now on learning rates are this function of the step, starting from each group's base
-    /// rate.
+    /// Sets the schedule. From now on learning rates are this function of the step and of each group's base rate.
     fn set_schedule(&mut self, schedule: Arc<dyn LrSchedule>);
 
-    /// Everything needed to resume exactly: `<state>.<parameter>`, `master.<parameter>` and `step.<parameter>`,
+    /// All state needed to resume exactly: `<state>.<parameter>`, `master.<parameter>` and `step.<parameter>`,
     /// `group.<k>.<hyper-parameter>` (`f64`) and `steps` (`i64`). The tensors are views: no update can run until they
     /// are dropped.
     fn state_dict(&self) -> Result<Vec<(String, Tensor<R>)>>;
-    /// Loads a state that [`state_dict`](Optimizer::state_dict) returned. Names, shapes and dtypes must be exactly this
-    /// optimizer's: an error lists all entries that are missing, unexpected or do not fit, and nothing is changed.
+    /// Loads a state that [`state_dict`](Optimizer::state_dict) returned.
+    ///
+    /// # Errors
+    /// An error that lists all entries that are missing or unexpected, or whose shape or dtype differs. Nothing changes
+    /// then.
     fn load_state_dict(&mut self, state: &[(String, Tensor<R>)]) -> Result<()>;
-    /// An error if [`load_state_dict`](Optimizer::load_state_dict) would refuse this state.
+    /// Checks a state without loading it: returns the error that [`load_state_dict`](Optimizer::load_state_dict) would
+    /// return.
     fn check_state_dict(&self, state: &[(String, Tensor<R>)]) -> Result<()>;
-    /// An error if an update could not begin, because a parameter's value or a state tensor has another holder.
+    /// Returns an error if an update could not begin because a parameter's value or a state tensor has another holder.
     fn check_sole(&mut self) -> Result<()>;
 
     /// The hyper-parameters of each group, with the names of its parameters.
     ///
     /// # Errors
-    /// For an optimizer that does not tell them.
+    /// An error of an optimizer that does not report them.
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
         untold("Optimizer")
     }
-    /// Replaces the hyper-parameters of each group, in the order of [`hyper_parameters`](Optimizer::hyper_parameters). A schedule goes on, from
-    /// the new base rates.
+    /// Replaces the hyper-parameters of each group, in the order of [`hyper_parameters`](Optimizer::hyper_parameters).
+    /// A schedule continues from the new base rates.
     ///
     /// # Errors
-    /// Those of [`check_hyper_parameters`](Optimizer::check_hyper_parameters); nothing is changed then.
+    /// Errors of [`check_hyper_parameters`](Optimizer::check_hyper_parameters); nothing changes then.
     fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
         self.check_hyper_parameters(groups)
     }
-    /// An error if [`set_hyper_parameters`](Optimizer::set_hyper_parameters) would refuse these: for another number of groups, a
-    /// hyper-parameter that is unknown, missing or out of range, and where other state would be kept of the parameters.
+    /// Checks hyper-parameters for [`set_hyper_parameters`](Optimizer::set_hyper_parameters) without setting them.
+    ///
+    /// # Errors
+    /// An error for another number of groups, and for a hyper-parameter that is unknown, missing or out of range. Also
+    /// if the new hyper-parameters would need other state for each parameter.
     fn check_hyper_parameters(&self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
         untold("Optimizer")
     }
 
-    /// Moves a captured update on to the next step: its learning rate, its step number and what follows from them. Call it before each launch of
-    /// the captured step.
+    /// Advances a captured update to the next step: its learning rate, its step number and the numbers derived from
+    /// them. Call it before each launch of the captured step.
     ///
     /// # Errors
-    /// If no update was captured, as of an optimizer that is not [capturable](crate::FlatOptimizer::capturable); if the numbers cannot be uploaded: the
-    /// optimizer is then as it was.
+    /// An error if no update was captured, for example by an optimizer that is not
+    /// [capturable](crate::FlatOptimizer::capturable). Also if the numbers cannot be uploaded; the optimizer is then
+    /// unchanged.
     fn advance(&mut self) -> Result<()> {
         Err(Error::argument("advance", "an update of this optimizer cannot be captured, so it is not launched again"))
     }
 
-    /// Does what may fail of [`advance`](Optimizer::advance) and changes nothing: of several optimizers either all advance or none does.
+    /// Does the part of [`advance`](Optimizer::advance) that can fail, and changes nothing. So either all or none of
+    /// several optimizers advance.
     ///
     /// # Errors
-    /// Those of [`advance`](Optimizer::advance).
+    /// Errors of [`advance`](Optimizer::advance).
     fn prepare_advance(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Whether each element is updated by itself, so that pieces of parameters are updated as the whole would be. Rules that look at norms
-    /// or matrices do not.
+    /// Tells whether each element is updated independently, so that pieces of parameters can be updated as unsharded
+    /// ones would be. False for rules that use norms or matrices.
     fn is_elementwise(&self) -> bool {
         false
     }
@@ -95,15 +103,15 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
         format!("{:?}:{}", self.lrs(), names.collect::<String>())
     }
 
-    /// Moves the parameters of each buffer, with their state, into ascending order of `key`: gradients that become
-    /// ready one after another are then adjacent in memory. Gradient buffers created before no longer fit.
+    /// Reorders the parameters of each buffer, with their state, by ascending `key`, so that gradients that become
+    /// ready one after another are adjacent in memory. Gradient buffers created before no longer fit.
     fn reorder(&mut self, key: &dyn Fn(&Arc<Leaf<R>>) -> usize) -> Result<()>;
 
-    /// Adds parameters that were frozen when the optimizer was made, and are trained from now on, each to the group that it would have been in.
-    /// State and step counts of the others stay. Gradient buffers created before no longer fit.
+    /// Adds parameters that were frozen when the optimizer was made and are trained from now on, each to its group.
+    /// State and step counts of the other parameters are kept. Gradient buffers created before no longer fit.
     ///
     /// # Errors
-    /// For an optimizer that does not know the groups of further parameters; nothing is changed then.
+    /// An error of an optimizer that cannot determine the groups of further parameters; nothing changes then.
     fn add_params(&mut self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         let names: Vec<String> = leaves.iter().map(|leaf| format!("`{}`", leaf.name())).collect();
         let why = format!(
@@ -115,17 +123,20 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
 
     /// Runs the backward pass of `loss`, which must have one element, into the optimizer's own gradients.
     ///
-    /// Gradients accumulate since the last step, so several micro-batches make one step. After an error the gradients
-    /// of all of them are discarded. To observe each gradient when it becomes final, or to write to other memory, use
+    /// Gradients accumulate since the last step, so several micro-batches make one step. After an error the accumulated
+    /// gradients are discarded. To observe each gradient when it is final, or to write to other memory, use
     /// [`backward_with_hooks`] and [`step_from`](Optimizer::step_from).
     #[track_caller]
     fn backward(&mut self, loss: &Var<R>) -> Result<()> {
         self.accumulate(&mut |gradients| backward_with_hooks(loss, gradients)).at_caller()
     }
 
-    /// Updates the parameters from the gradients that [`backward`](Optimizer::backward) wrote since the last step: one
-    /// launch for each buffer whose parameters all have one (elementwise rules). The next backward pass overwrites the
-    /// gradients. A step without gradients is an error; if the update fails, the gradients are kept.
+    /// Updates the parameters from the gradients that [`backward`](Optimizer::backward) wrote since the last step. An
+    /// elementwise rule takes one launch for each buffer whose parameters all have a gradient. The next backward pass
+    /// overwrites the gradients.
+    ///
+    /// # Errors
+    /// An error if there are no gradients. If the update fails, the gradients are kept.
     #[doc(alias("zero_grad"))]
     #[track_caller]
     fn step(&mut self) -> Result<()> {
@@ -146,29 +157,29 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
         self.own_gradients().get_mut(|| FlatGradients::new(&[]))
     }
 
-    /// Discards the gradients accumulated since the last step. (A step does so by itself.)
+    /// Discards the gradients accumulated since the last step. A step does this by itself.
     fn zero_grad(&mut self) {
         self.own_gradients().zero();
     }
 
-    /// Further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
+    /// Allocates further gradient buffers for the optimizer's parameters, for a backward pass with hooks.
     fn alloc_gradients(&self) -> Result<FlatGradients<R>> {
         Ok(FlatGradients::new(&self.params())?.refusing(&self.frozen()))
     }
 
-    /// The parameters of its model that were frozen when it was made: gradients of them are refused.
+    /// The parameters of its model that were frozen when it was made, whose gradients are rejected.
     #[doc(hidden)]
     fn frozen(&self) -> Vec<Arc<Leaf<R>>> {
         Vec::new()
     }
 
-    /// Updates the parameters like [`step`](Optimizer::step), from gradient buffers that the caller filled.
+    /// Updates the parameters as [`step`](Optimizer::step) does, from gradient buffers that the caller filled.
     #[track_caller]
     fn step_from(&mut self, gradients: &FlatGradients<R>) -> Result<()> {
         self.update(gradients.flats(), gradients.scale()).at_caller()
     }
 
-    /// Updates the parameters like [`step`](Optimizer::step), from gradients by leaf, which replace the optimizer's
+    /// Updates the parameters as [`step`](Optimizer::step) does, from gradients by leaf, which replace the optimizer's
     /// own.
     #[track_caller]
     fn step_with(&mut self, gradients: &Gradients<R>) -> Result<()> {
@@ -177,7 +188,7 @@ pub trait Optimizer<R: Runtime>: Send + Sync {
         self.step()
     }
 
-    /// Writes into the optimizer's own gradients, which hold what was accumulated since the last step.
+    /// Runs `write` on the optimizer's own gradients, which hold those accumulated since the last step.
     #[doc(hidden)]
     fn accumulate(&mut self, write: &mut dyn FnMut(&mut FlatGradients<R>) -> Result<()>) -> Result<()> {
         let mut own = std::mem::take(self.own_gradients());

@@ -1,4 +1,4 @@
-//! The gradients an optimizer keeps for its parameters: `backward` writes them, `step` reads them.
+//! The gradients that an optimizer keeps for its parameters: `backward` writes them, `step` reads them.
 
 use numcore::{Error, Result, Runtime};
 
@@ -9,7 +9,7 @@ use crate::FlatGradients;
 /// They stay readable after a step, until the next backward pass overwrites them.
 pub struct OwnGradients<R: Runtime> {
     buffers: Option<FlatGradients<R>>,
-    /// Whether a step can use the gradients.
+    /// True if a step can use the gradients.
     ready: bool,
 }
 
@@ -25,7 +25,7 @@ impl<R: Runtime> OwnGradients<R> {
         self.buffers.as_ref()
     }
 
-    /// The gradient buffers, to clip or replace what a backward pass wrote; `alloc` creates them at the first call.
+    /// The gradient buffers, for example to clip or replace gradients; `alloc` creates them at the first call.
     pub(crate) fn get_mut(
         &mut self,
         alloc: impl FnOnce() -> Result<FlatGradients<R>>,
@@ -41,8 +41,8 @@ impl<R: Runtime> OwnGradients<R> {
         self.ready = false;
     }
 
-    /// Runs `write` on buffers that hold what was accumulated since the last step, which `alloc` creates at the first
-    /// call. If `write` fails, all of them are discarded, because an interrupted backward pass has written some of
+    /// Runs `write` on buffers with the gradients accumulated since the last step; `alloc` creates them at the first
+    /// call. If `write` fails, all gradients are discarded, because an interrupted backward pass has written some of
     /// them.
     pub(crate) fn accumulate(
         &mut self,
@@ -59,7 +59,7 @@ impl<R: Runtime> OwnGradients<R> {
         done
     }
 
-    /// Runs a step from the gradients, which are used up if it succeeds.
+    /// Runs a step from the gradients, which are spent if it succeeds.
     pub(crate) fn spend(&mut self, step: impl FnOnce(&FlatGradients<R>) -> Result<()>) -> Result<()> {
         let buffers = self.buffers.as_ref().filter(|_| self.ready);
         let buffers = buffers

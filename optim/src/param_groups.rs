@@ -1,4 +1,4 @@
-//! Hyper-parameters for parameters that are known by name only.
+//! Groups of hyper-parameters for parameters that are known by name only.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::{
     shard::{Shard, replaced},
 };
 
-/// Hyper-parameters by group, as [`FlatOptimizer`](crate::FlatOptimizer) has them, for parameters that are known by
-/// name only.
+/// Groups of hyper-parameters for parameters that are known by name only; [`FlatOptimizer`](crate::FlatOptimizer) has
+/// groups of the parameters themselves.
 ///
 /// ```
 /// use optim::{AdamWConfig, ParamGroups};
@@ -31,12 +31,12 @@ pub struct ParamGroups<E> {
 type Select = Arc<dyn Fn(&str, &Spec) -> bool + Send + Sync>;
 
 impl<E: Elementwise> ParamGroups<E> {
-    /// Hyper-parameters for all parameters in one group.
+    /// Uses these hyper-parameters for all parameters, in one group.
     pub fn new(defaults: E) -> Self {
         ParamGroups { configs: vec![defaults], which: Vec::new(), schedule: None }
     }
 
-    /// Adds a group of the parameters for which `which` holds; a parameter is in the last such group.
+    /// Adds a group with the parameters for which `which` is true; a parameter is in the last such group.
     pub fn group(
         mut self,
         which: impl Fn(&str, &Spec) -> bool + Send + Sync + 'static,
@@ -55,8 +55,8 @@ impl<E: Elementwise> ParamGroups<E> {
         self
     }
 
-    /// An optimizer of these parameters, each in the group that picks it. Groups that pick none are left out,
-    /// but for one, which knows the learning rate.
+    /// Makes an optimizer of these parameters, each in the group that selects it. Groups without parameters are
+    /// omitted, except one, which has the learning rate.
     pub(crate) fn optimizer<R: Runtime>(&self, leaves: Vec<Arc<Leaf<R>>>) -> Result<FlatOptimizer<R, E>> {
         let mut groups = vec![Vec::new(); self.configs.len()];
         for leaf in leaves {
@@ -86,7 +86,8 @@ impl<E: Elementwise> ParamGroups<E> {
 }
 
 impl ParamGroups<AdamWConfig> {
-    /// Weight decay for matrices and more alone: none for biases and norms, as [`split_decay`](crate::split_decay) has it.
+    /// Applies weight decay only to matrices and tensors of higher rank, not to biases and norms, as
+    /// [`split_decay`](crate::split_decay) divides them.
     pub fn decay_matrices(config: AdamWConfig) -> Self {
         ParamGroups::new(config).group(|_, spec| spec.shape.rank() < 2, |c| c.weight_decay = 0.0)
     }
@@ -134,7 +135,7 @@ impl<R: Runtime, E: Elementwise> Shards<R> for ParamGroups<E> {
     }
 }
 
-/// All parameters in one group.
+/// An elementwise rule by itself puts all parameters in one group.
 impl<R: Runtime, E: Elementwise> Shards<R> for E {
     fn group(&self, _: &str, _: &Spec) -> usize {
         0

@@ -1,4 +1,4 @@
-//! What an optimizer holds of the parameters of one group and dtype: values, states, counts of updates.
+//! The parameters of one group and dtype in an optimizer: values, states, counts of updates.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct ParamPart<R: Runtime, C: UpdateRule> {
     pub(crate) group: usize,
     pub(crate) params: FlatParams<R>,
-    /// In the order of [`UpdateRule::tensors`].
+    /// The states, in the order of [`UpdateRule::tensors`].
     pub(crate) states: Vec<Flat<R>>,
     /// The number of updates that each parameter has had.
     pub(crate) steps: Vec<u64>,
@@ -61,7 +61,7 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
         Err(ErrorKind::Shared { op: C::NAME, what }.into())
     }
 
-    /// The next parameters that one call of the rule updates: adjacent ones that have a gradient and an equal count of
+    /// The next parameters that one call of the rule updates: adjacent ones with a gradient and equal counts of
     /// updates.
     fn next_run(&self, from: usize, grads: &Flat<R>) -> Option<std::ops::Range<usize>> {
         let key = |i: usize| (self.steps[i], if C::PER_PARAMETER { i } else { 0 });
@@ -87,7 +87,7 @@ impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
                 let mut memory = UpdateMemory { params, states, grads, scale, ranges: ranges.clone(), numbers };
                 config.update(&self.kernel, now, &mut memory)?;
             }
-            // What is captured has not happened yet.
+            // A captured update has not happened yet.
             if !replayed {
                 self.steps[ranges].fill(now.step);
             }

@@ -11,9 +11,9 @@ use numcore::{
 
 use crate::{StateSpec, memory::lending};
 
-/// Parameters of one dtype in one buffer, in the order given, with an `f32` master copy when they are f16 or bf16.
+/// Parameters of one dtype in one buffer, in the given order, with an `f32` master copy if they are f16 or bf16.
 ///
-/// A leaf whose value is replaced afterwards (a checkpoint was loaded into the model) keeps working: the new value is
+/// A leaf stays usable if its value is replaced, for example by a checkpoint loaded into the model: the new value is
 /// copied into the buffer before the next update.
 pub struct FlatParams<R: Runtime> {
     leaves: Vec<Arc<Leaf<R>>>,
@@ -21,11 +21,14 @@ pub struct FlatParams<R: Runtime> {
     pub(crate) master: Option<Flat<R>>,
 }
 
-/// Values of leaves that are not views of the buffer.
+/// The values of leaves that are not views of the buffer, with their indices.
 type Replaced<R> = Vec<(usize, Tensor<R>)>;
 
 impl<R: Runtime> FlatParams<R> {
     /// Moves the leaves' values, all of one floating dtype on one device, into a new buffer.
+    ///
+    /// # Errors
+    /// An error if there are no leaves, or dtypes or devices differ.
     pub fn new(leaves: Vec<Arc<Leaf<R>>>) -> Result<Self> {
         let Some(first) = leaves.first() else { return Err(Error::argument("FlatParams", "no parameters")) };
         let (rt, dtype) = (first.runtime().with_category(MemoryCategory::Activations), first.spec().dtype);
@@ -41,12 +44,12 @@ impl<R: Runtime> FlatParams<R> {
         for i in 0..params.len() {
             params.leaves[i].put(params.values.tensor(i)?)?;
         }
-        // The memory that held the values until now has no size that a step will request.
+        // Frees the memory of the old values, since no step will request its sizes.
         rt.trim();
         Ok(params)
     }
 
-    /// These parameters in another order, in fresh memory.
+    /// Copies these parameters in another order into new memory.
     pub(crate) fn permuted(&self, order: &[usize]) -> Result<Self> {
         let mut moved = Self::new(order.iter().map(|&i| self.leaves[i].clone()).collect())?;
         if let (Some(new), Some(old)) = (&mut moved.master, &self.master) {
@@ -65,7 +68,7 @@ impl<R: Runtime> FlatParams<R> {
         self.leaves.len()
     }
 
-    /// Whether there are no parameters: never.
+    /// Tells whether there are no parameters, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.leaves.is_empty()
     }
@@ -80,7 +83,7 @@ impl<R: Runtime> FlatParams<R> {
         self.values.runtime()
     }
 
-    /// The dtype of the parameters when it is f16 or bf16.
+    /// The dtype of the parameters if it is f16 or bf16.
     pub fn half(&self) -> Option<DType> {
         Some(self.layout().dtype()).filter(|&d| is_half(d))
     }
@@ -90,15 +93,15 @@ impl<R: Runtime> FlatParams<R> {
         self.half().map_or(self.layout().dtype(), |_| DType::F32)
     }
 
-    /// All values as updates see them (the master copy of half-precision parameters), gaps included, in one row. No
-    /// update can run until it is dropped.
+    /// Returns all values as updates see them, gaps included, in one row: the master copy of half-precision parameters.
+    /// No update can run until it is dropped.
     pub fn weights(&mut self) -> Result<Tensor<R>> {
         self.adopt()?;
         self.master.as_ref().unwrap_or(&self.values).whole()
     }
 
-    /// A tensor kept for each parameter, in the dtype of updates: with equal offsets when it has the parameters'
-    /// shapes.
+    /// Creates a state tensor for each parameter, in the dtype of updates. States of the parameters' shapes have the
+    /// parameters' offsets.
     pub(crate) fn state(&self, state: &StateSpec) -> Result<Flat<R>> {
         let shapes = self.leaves.iter().map(|l| (state.shape)(&l.spec().shape));
         let layout = match shapes.clone().eq(self.leaves.iter().map(|l| l.spec().shape)) {
@@ -113,7 +116,7 @@ impl<R: Runtime> FlatParams<R> {
         Ok(flat)
     }
 
-    /// Copies values that were replaced since into the buffer. If it fails, leaves keep their values.
+    /// Copies values that were replaced in leaves into the buffer. If it fails, leaves keep their values.
     pub fn adopt(&mut self) -> Result<()> {
         let mut is_view = |(i, leaf): (usize, &Arc<Leaf<R>>)| leaf.value().is_ok_and(|v| is_range(&v, &self.values, i));
         if self.leaves.iter().enumerate().all(&mut is_view) {
@@ -139,7 +142,7 @@ impl<R: Runtime> FlatParams<R> {
         })
     }
 
-    /// Returns their values to the leaves; those that `changed` get a new version.
+    /// Returns the values to the leaves; leaves for which `changed` is true get a new version.
     pub(crate) fn release(&self, changed: impl Fn(usize) -> bool) -> Result<()> {
         self.leaves.iter().enumerate().try_for_each(|(i, leaf)| {
             let view = self.values.tensor(i)?;
@@ -147,7 +150,7 @@ impl<R: Runtime> FlatParams<R> {
         })
     }
 
-    /// Checks that no other holder of a value exists. An error cannot name the parameter, since all share one buffer.
+    /// Checks that no value has another holder. The error cannot name the parameter, since all share one buffer.
     fn sole(&mut self) -> Result<()> {
         let shared = |what: String| Error::from(ErrorKind::Shared { op: "step", what });
         if require_sole(&mut self.values).is_err() {
@@ -159,14 +162,14 @@ impl<R: Runtime> FlatParams<R> {
         }
     }
 
-    /// Copies a value into range `i`, and into the master copy where that does not already round to it.
+    /// Copies a value into range `i`, and into the master copy unless that already rounds to it.
     fn fill(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
         self.values.overwrite(i, value)?;
         let (Some(half), Some(master)) = (self.half(), &mut self.master) else { return Ok(()) };
         lending(&mut [master], |f| f.lend(i), |outs| update(keep(half), &[value], &[], outs))
     }
 
-    /// Rounds master copy `i` to the parameter; nothing to do without one.
+    /// Rounds master copy `i` to the parameter; does nothing without one.
     pub(crate) fn round(&mut self, i: usize) -> Result<()> {
         let (Some(half), Some(master)) = (self.half(), &self.master) else { return Ok(()) };
         let rounding = Pointwise::new(&ROUND[usize::from(half == DType::BF16)], &[]).into();
@@ -177,7 +180,8 @@ impl<R: Runtime> FlatParams<R> {
 /// The half-precision dtypes, `f16` and `bf16`.
 const HALVES: [DType; 2] = [DType::F16, DType::BF16];
 
-/// A master value is kept where it rounds to the parameter: loading parameters and master copies in any order is exact.
+/// Keeps a master value that rounds to the parameter, so that loading parameters and master copies in any order is
+/// exact.
 static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
     HALVES.map(|half| {
         Program::new("keep_master", |[master, value], []| {
@@ -186,7 +190,7 @@ static KEEP: LazyLock<[Program; 2]> = LazyLock::new(|| {
     })
 });
 
-/// From a master copy and a parameter of dtype `half` that was replaced, the new master copy.
+/// The program of the new master copy, from the old one and a replaced parameter of dtype `half`.
 pub(crate) fn keep(half: DType) -> &'static Program {
     &KEEP[usize::from(half == DType::BF16)]
 }
@@ -236,7 +240,7 @@ fn compute_into<R: Runtime>(flat: &mut Flat<R>, i: usize, op: &Op, x: &Tensor<R>
     )
 }
 
-/// "parameter `a`", or "one of the parameters `a`, `b` …" with at most a handful of names.
+/// Formats "parameter `a`", or "one of the parameters `a`, `b` …" with at most 16 names.
 pub(crate) fn one_of(what: &str, names: impl Iterator<Item = String>) -> String {
     const SHOWN: usize = 16;
     let names: Vec<String> = names.collect();
@@ -248,7 +252,7 @@ pub(crate) fn one_of(what: &str, names: impl Iterator<Item = String>) -> String 
     }
 }
 
-/// Whether two layouts have the same offsets. Gradients may be of a wider dtype than half-precision parameters; a
+/// Tells whether two layouts have equal offsets. Gradients may be of a wider dtype than half-precision parameters; a
 /// kernel only needs equal offsets.
 pub(crate) fn same_places(a: &FlatLayout, b: &FlatLayout) -> bool {
     let ranges = || a.len() == b.len() && (0..a.len()).all(|i| a.range(i) == b.range(i));

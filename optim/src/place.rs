@@ -1,4 +1,4 @@
-//! Placement of optimizer state, and of other shards, between uses: on the device, or in host memory.
+//! The place of optimizer state and of other shards between uses: the device, or host memory.
 
 use numcore::{
     DType, Error, Flat, FlatLayout, MemoryCategory, Result, Runtime, Shape, Tensor, TensorMut, ops::ViewOps,
@@ -6,25 +6,25 @@ use numcore::{
 
 use crate::params::require_sole;
 
-/// The placement of a sharded optimizer's state, master copies included, between updates; of other shards that a rank
-/// keeps too, between uses. Values are equal to the bit either way.
+/// The place of a sharded optimizer's state between updates, master copies included, and of other shards of a rank
+/// between uses. The values are the same to the bit in either place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum StatePlace {
-    /// State stays on the device.
+    /// Keeps the state on the device.
     #[default]
     Device,
-    /// State is kept in host memory. For an update, the state of one shard at a time is copied to the device, and back
-    /// after it. Every step copies the whole state across the bus twice, while the host waits. In exchange, the device
-    /// holds at most the state of the largest shard, and only during its update. On a CPU device the copies bring
-    /// nothing.
+    /// Keeps the state in host memory. For an update, the state of one shard at a time is copied to the device, and
+    /// back after it. Every step copies all state across the bus twice, while the host waits. In exchange, the device
+    /// holds at most the state of the largest shard, and only during its update. On a CPU device the copies have no
+    /// benefit.
     Host,
 }
 
-/// One row of state: on the device, or in host memory.
+/// One row of state, on the device or in host memory.
 pub enum StateRow<R: Runtime> {
     /// The tensor on the device.
     Device(Tensor<R>),
-    /// The stored bytes of elements of a dtype.
+    /// The dtype and the bytes of the elements.
     Host(DType, Vec<u8>),
 }
 
@@ -45,7 +45,7 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// The elements as a tensor on the device.
+    /// Returns the elements as a tensor on the device.
     pub fn on(&self, rt: &R) -> Result<Tensor<R>> {
         match self {
             StateRow::Device(row) => Ok(row.clone()),
@@ -53,7 +53,7 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// The stored bytes, row-major.
+    /// Copies the stored bytes, row-major.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         match self {
             StateRow::Device(row) => row.to_bytes(),
@@ -61,10 +61,11 @@ impl<R: Runtime> StateRow<R> {
         }
     }
 
-    /// The stored bytes, row-major, into memory that is reused: afterwards the vector has them and nothing else.
+    /// Copies the stored bytes, row-major, into `bytes`, whose memory is reused and whose previous contents are
+    /// discarded.
     ///
     /// # Errors
-    /// As [`to_bytes`](StateRow::to_bytes).
+    /// Errors of [`to_bytes`](StateRow::to_bytes).
     pub fn to_bytes_in(&self, bytes: &mut Vec<u8>) -> Result<()> {
         match self {
             StateRow::Device(row) => row.to_bytes_in(bytes),
@@ -100,13 +101,13 @@ impl<R: Runtime> States<R> {
         States { rt: rt.clone(), place, buffers: Vec::new() }
     }
 
-    /// Adds a buffer, which it then owns.
+    /// Adds a buffer and takes ownership of it.
     pub(crate) fn add(&mut self, name: &'static str, flat: Flat<R>) -> Result<()> {
         self.buffers.push((name, self.put(flat)?));
         Ok(())
     }
 
-    /// Names and element types of the buffers.
+    /// The names and dtypes of the buffers.
     pub(crate) fn names(&self) -> Vec<(&'static str, DType)> {
         self.buffers.iter().map(|(name, buffer)| (*name, buffer.layout().dtype())).collect()
     }
@@ -133,7 +134,7 @@ impl<R: Runtime> States<R> {
         Ok(())
     }
 
-    /// Whether no buffer has another holder; buffers in host memory never have one.
+    /// Tells whether no buffer has another holder; buffers in host memory never have one.
     pub(crate) fn is_sole(&mut self) -> bool {
         self.buffers.iter_mut().all(|(_, buffer)| match buffer {
             StateBuffer::Device(flat) => require_sole(flat).is_ok(),
@@ -141,8 +142,8 @@ impl<R: Runtime> States<R> {
         })
     }
 
-    /// Checks that the device has memory for all buffers at once. The memory is released again, since an update
-    /// allocates it soon after.
+    /// Checks that the device has memory for all buffers at once. The memory is released again; an update allocates it
+    /// soon after.
     pub(crate) fn require_memory(&self) -> Result<()> {
         let rt = self.rt.with_category(MemoryCategory::Optimizer);
         let memory = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
@@ -154,7 +155,7 @@ impl<R: Runtime> States<R> {
         self.buffers.iter().filter_map(memory).collect::<Result<Vec<_>>>().map(|_| ())
     }
 
-    /// Runs `f` over all buffers on the device. The state it leaves is kept, even if it fails.
+    /// Runs `f` over all buffers on the device, and keeps the state that it leaves, even if it fails.
     pub(crate) fn update(&mut self, f: impl FnOnce(&mut [&mut Flat<R>]) -> Result<()>) -> Result<()> {
         let rt = &self.rt;
         let bring = |(_, buffer): &(&str, StateBuffer<R>)| match buffer {
@@ -168,7 +169,7 @@ impl<R: Runtime> States<R> {
             StateBuffer::Device(flat) => Some(flat),
             StateBuffer::Host(..) => None,
         });
-        // All are in one place, so their order stays.
+        // All buffers are in one place, so their order is kept.
         let done = f(&mut own.chain(&mut brought).collect::<Vec<_>>());
         let back = brought.into_iter().map(|flat| self.put(flat)).collect::<Result<Vec<_>>>();
         let back = back.map(|all| self.buffers.iter_mut().zip(all).for_each(|((_, buffer), new)| *buffer = new));

@@ -9,15 +9,15 @@ config! {
     RAdamConfig = "RAdam" {
         /// The learning rate `γ`.
         lr: f64 = 1e-3, NonNegative;
-        /// `β₁`, `β₂`: the decay rates of the running means.
+        /// The decay rates `β₁`, `β₂` of the running means.
         betas: [f64; 2] = [0.9, 0.999], Unit;
-        /// `ε`, added to the root of the second moment.
+        /// The constant `ε` added to the root of the second moment.
         eps: f64 = 1e-8, NonNegative;
         /// The weight decay coefficient `λ`.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether weight decay shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
+        /// True if weight decay shrinks the parameter itself (by `γλ`) instead of adding `λθ` to the gradient.
         decoupled_weight_decay: bool = false, Any;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }
@@ -31,7 +31,7 @@ config! {
 pub type RAdam<R> = FlatOptimizer<R, RAdamConfig>;
 
 impl RAdamConfig {
-    /// `rₜ`, while the variance of the step size is known.
+    /// The rectification `rₜ`; `None` while `ρₜ ≤ 5`.
     fn rectification(&self, step: u64) -> Option<f64> {
         let (b2, t) = (self.betas[1], step as f64);
         let limit = 2.0 / (1.0 - b2) - 1.0;

@@ -9,17 +9,17 @@ config! {
     RmsPropConfig = "RMSprop" {
         /// The learning rate `γ`.
         lr: f64 = 1e-2, NonNegative;
-        /// `α`: the decay rate of the running means.
+        /// The decay rate `α` of the running means.
         alpha: f64 = 0.99, NonNegative;
-        /// `ε`, added to the root of the mean.
+        /// The constant `ε` added to the root of the mean.
         eps: f64 = 1e-8, NonNegative;
         /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
         /// The momentum `μ`; with 0 there is no momentum buffer.
         momentum: f64 = 0.0, NonNegative;
-        /// Whether to divide by the root of the variance instead of the mean of squares.
+        /// True to divide by the root of the variance instead of the mean of squares.
         centered: bool = false, Any;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -11,53 +11,53 @@ use crate::{Config, Scalars, Shards, UpdateMemory};
 pub struct StepContext {
     /// The learning rate of this update.
     pub lr: f64,
-    /// The number of updates of these parameters, this one included: from 1. Parameters without a gradient have fewer.
+    /// The number of updates of these parameters, this one included, from 1. Parameters without a gradient in some
+    /// steps have fewer.
     pub step: u64,
 }
 
 /// A tensor kept for each parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct StateSpec {
-    /// The name of the state in state dicts, as PyTorch's.
+    /// The name of the state in state dicts, as in PyTorch.
     pub name: &'static str,
     /// The initial value of every element.
     pub init: f64,
-    /// The shape of the state for a parameter's shape; no elements where a parameter has no such state.
+    /// The shape of the state, given a parameter's shape; without elements if a parameter has no such state.
     pub shape: fn(&Shape) -> Shape,
 }
 
 impl StateSpec {
-    /// State of the parameter's shape, initialized to zeros.
+    /// Creates state of the parameter's shape, initialized to zeros.
     pub fn zeros(name: &'static str) -> StateSpec {
         StateSpec { name, init: 0.0, shape: |s| *s }
     }
 
-    /// State of the parameter's shape, filled with an initial value.
+    /// Creates state of the parameter's shape, filled with an initial value.
     pub fn filled(name: &'static str, init: f64) -> StateSpec {
         StateSpec { init, ..StateSpec::zeros(name) }
     }
 
-    /// State of another shape, initialized to zeros.
+    /// Creates state of another shape, initialized to zeros.
     pub fn shaped(name: &'static str, shape: fn(&Shape) -> Shape) -> StateSpec {
         StateSpec { shape, ..StateSpec::zeros(name) }
     }
 }
 
-/// An optimizer's update. Every [`Elementwise`](crate::Elementwise) rule implements it; implement it directly for a
-/// rule that depends on a whole parameter (a norm, a matrix).
+/// The update of an optimizer. Every [`Elementwise`](crate::Elementwise) rule implements it. Implement it directly for
+/// a rule that depends on a complete parameter (a norm, a matrix).
 pub trait UpdateRule: Config {
-    /// Precomputed data of one buffer: programs.
+    /// The precomputed data of one buffer, such as programs.
     type Kernel: Send + Sync;
 
-    /// Whether [`update`](UpdateRule::update) is called for each parameter; otherwise it is called for runs of adjacent
-    /// ones.
+    /// True if [`update`](UpdateRule::update) is called for each parameter, false if for runs of adjacent ones.
     const PER_PARAMETER: bool = true;
 
     /// The tensors kept for each parameter. State of half-precision parameters is `f32`, of others the parameters'
     /// dtype.
     fn tensors(&self) -> Vec<StateSpec>;
 
-    /// Prepares updates; `half` is the parameters' dtype when it is f16 or bf16.
+    /// Prepares updates. `half` is the parameters' dtype if it is f16 or bf16.
     fn kernel(&self, half: Option<DType>) -> Result<Self::Kernel>;
 
     /// Checks hyper-parameters that constrain each other.
@@ -65,20 +65,21 @@ pub trait UpdateRule: Config {
         Ok(())
     }
 
-    /// The run-time scalars of the one launch that an update is; `None` of a rule whose updates take more. An update in a captured step reads
-    /// them from device memory ([`FlatOptimizer::capturable`](crate::FlatOptimizer::capturable)).
+    /// The run-time scalars of an update that is one launch; `None` for a rule whose updates take several launches. An
+    /// update in a captured step reads them from device memory
+    /// ([`FlatOptimizer::capturable`](crate::FlatOptimizer::capturable)).
     fn launch_scalars(&self, now: StepContext) -> Option<Scalars> {
         let _ = now;
         None
     }
 
-    /// The reason why a parameter of this shape and dtype cannot be updated by the rule; `None` if it can.
+    /// The reason that the rule cannot update a parameter of this shape and dtype; `None` if it can.
     fn refuses(&self, spec: &Spec) -> Option<String> {
         let _ = spec;
         None
     }
 
-    /// The rule as one that updates shards; none if an element's update depends on others.
+    /// The rule as one that updates shards; `None` if the update of an element depends on other elements.
     fn shards<R: Runtime>(&self) -> Option<Arc<dyn Shards<R>>> {
         None
     }

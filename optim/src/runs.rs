@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-/// The next run at or after `from`: the adjacent ranges, of `n`, that have one common key. Ranges without a key are
-/// skipped.
+/// The next run at or after `from`: adjacent ranges, of `n`, with equal keys. Ranges without a key are skipped.
 pub(crate) fn next_run<K: PartialEq>(n: usize, from: usize, key: impl Fn(usize) -> Option<K>) -> Option<Range<usize>> {
     let start = (from..n).find(|&i| key(i).is_some())?;
     let first = key(start);

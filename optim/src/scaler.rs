@@ -6,7 +6,7 @@ use numcore::{Error, Result, Runtime, Tensor, ops::PointwiseOps};
 use crate::{FlatGradients, Optimizer, all_finite, state::StateReader};
 
 /// Dynamic loss scaling: multiplies the loss by the largest factor at which gradients do not overflow. Gradients are
-/// divided by the factor before the step; after an overflow the step is skipped and the factor shrinks.
+/// divided by the factor before the step. After an overflow the step is skipped and the factor decreases.
 ///
 /// ```text
 /// optimizer.backward(&scaler.scale(&loss)?)?;              // micro-batches add
@@ -26,7 +26,7 @@ pub struct LossScaler {
     pub interval: u64,
     factor: f64,
     good: u64,
-    /// Whether the present gradients are finite, once that was checked.
+    /// The result of the check that the current gradients are finite; `None` before it.
     finite: Option<bool>,
 }
 
@@ -38,7 +38,10 @@ impl Default for LossScaler {
 }
 
 impl LossScaler {
-    /// The default scaler, starting from another factor.
+    /// Creates a default scaler with another initial factor.
+    ///
+    /// # Errors
+    /// An error if the factor is not positive and finite.
     pub fn starting_at(factor: f64) -> Result<Self> {
         if !(factor > 0.0 && factor.is_finite()) {
             return Err(Error::argument("LossScaler", format!("the factor must be positive, it is {factor}")));
@@ -63,12 +66,12 @@ impl LossScaler {
         self.good
     }
 
-    /// The scaled loss, from which to run backward.
+    /// Scales the loss, from which to run backward.
     pub fn scale<R: Runtime>(&self, loss: &Var<R>) -> Result<Var<R>> {
         loss.mul(self.factor)
     }
 
-    /// Divides the gradients by the factor (when they are next read) and returns whether all are finite; waits for the
+    /// Divides the gradients by the factor (when they are next read), and returns true if all are finite. Waits for the
     /// device.
     pub fn unscale<R: Runtime>(&mut self, gradients: &mut FlatGradients<R>) -> Result<bool> {
         if self.finite.is_some() {
@@ -81,7 +84,7 @@ impl LossScaler {
     }
 
     /// Updates the parameters from the optimizer's own gradients if all are finite, discards them otherwise, and adapts
-    /// the factor. Returns whether it updated.
+    /// the factor. Returns true if it updated.
     pub fn step<R: Runtime>(&mut self, optimizer: &mut (impl Optimizer<R> + ?Sized)) -> Result<bool> {
         if self.finite.is_none() {
             self.unscale(optimizer.gradients()?)?;
@@ -96,7 +99,7 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Updates the parameters like [`step`](LossScaler::step), from gradient buffers that the caller filled.
+    /// Updates the parameters as [`step`](LossScaler::step) does, from gradient buffers that the caller filled.
     pub fn step_from<R: Runtime>(
         &mut self,
         optimizer: &mut (impl Optimizer<R> + ?Sized),
@@ -113,7 +116,7 @@ impl LossScaler {
         Ok(finite)
     }
 
-    /// Adapts the factor after a step that was good, or skipped.
+    /// Adapts the factor after a step: `good` is false for a skipped one.
     pub fn adapt(&mut self, good: bool) {
         self.good = if good { self.good + 1 } else { 0 };
         if !good {
@@ -131,7 +134,7 @@ impl LossScaler {
         Ok(vec![("loss_scale".into(), factor), ("good_steps".into(), good)])
     }
 
-    /// Loads a state that [`state_dict`](LossScaler::state_dict) returned; nothing is changed if it does not fit.
+    /// Loads a state that [`state_dict`](LossScaler::state_dict) returned; nothing changes if it does not fit.
     pub fn load_state_dict<R: Runtime>(&mut self, state: &[(String, Tensor<R>)]) -> Result<()> {
         let mut reader = StateReader::new(state);
         let good = reader.count("good_steps");

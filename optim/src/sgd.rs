@@ -15,9 +15,9 @@ config! {
         dampening: f64 = 0.0, Any;
         /// The weight decay coefficient `λ`: `λθ` is added to the gradient.
         weight_decay: f64 = 0.0, NonNegative;
-        /// Whether to use Nesterov momentum (Sutskever et al. 2013).
+        /// True to use Nesterov momentum (Sutskever et al. 2013).
         nesterov: bool = false, Any;
-        /// Whether to maximize the objective instead of minimizing it.
+        /// True to maximize the objective instead of minimizing it.
         maximize: bool = false, Any;
     }
 }

@@ -1,4 +1,4 @@
-//! Sharded optimizers: elementwise rules over fragments of parameters, whose memory the caller owns.
+//! Sharded optimizers: elementwise rules over fragments of parameters in memory of the caller.
 
 use std::{ops::Range, sync::Arc};
 
@@ -21,7 +21,7 @@ use crate::{
     state::MASTER,
 };
 
-/// Builders of sharded optimizers.
+/// A builder of sharded optimizers.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot update shards of parameters",
     label = "give an elementwise rule, `AdamWConfig` for one, or `ParamGroups::new(...)` of it",
@@ -32,33 +32,35 @@ pub trait Shards<R: Runtime>: Send + Sync {
     fn group(&self, name: &str, spec: &Spec) -> usize;
     /// The learning rate of each group at a step, from 0.
     fn lrs(&self, step: u64) -> Vec<f64>;
-    /// The learning rate of each group without a schedule: what a schedule that is given to a training step starts from.
+    /// The learning rate of each group without a schedule, from which the schedule of a training step starts.
     fn base_lrs(&self) -> Vec<f64> {
         self.lrs(0)
     }
-    /// The settings that must be equal on ranks that train together, as text, except which parameter is in which group:
-    /// the rule, hyper-parameters and future learning rates. The default covers learning rates.
+    /// The settings that must be equal on ranks that train together, as text: the rule, hyper-parameters and future
+    /// learning rates, but not the group of each parameter. The default covers learning rates.
     fn describe(&self) -> String {
         format!("{:?}", SAMPLED.map(|step| self.lrs(step)))
     }
     /// The hyper-parameters of each group, without names of parameters.
     ///
     /// # Errors
-    /// For a builder that does not tell them.
+    /// An error of a builder that does not report them.
     fn hyper_parameters(&self) -> Result<Vec<HyperParams>> {
         untold("Shards")
     }
-    /// A builder with other hyper-parameters for each group, in the order of [`hyper_parameters`](Shards::hyper_parameters), whose parameters
-    /// do not matter. A schedule goes on, from the new base rates.
+    /// Returns a builder with other hyper-parameters for each group, in the order of
+    /// [`hyper_parameters`](Shards::hyper_parameters); names of parameters are ignored. A schedule continues from the
+    /// new base rates.
     ///
     /// # Errors
-    /// For another number of groups, a hyper-parameter that is unknown, missing or out of range, and where other state would be kept.
+    /// An error for another number of groups, for a hyper-parameter that is unknown, missing or out of range, and if
+    /// other state would be needed.
     fn with_hyper_parameters(&self, groups: &[HyperParams]) -> Result<Arc<dyn Shards<R>>> {
         let _ = groups;
         untold("Shards")
     }
-    /// An optimizer of fragments with the given layout, each of a group. Half-precision parameters have an `f32` master
-    /// copy, initialized from `values` (one row).
+    /// Makes an optimizer of fragments with the given layout, each in its group. Half-precision parameters have an
+    /// `f32` master copy, initialized from `values` (one row).
     fn shard(
         &self,
         layout: &FlatLayout,
@@ -70,14 +72,16 @@ pub trait Shards<R: Runtime>: Send + Sync {
 
 /// The optimizer of one shard.
 pub trait ShardOptimizer<R: Runtime>: Send {
-    /// An error if an [`update`](ShardOptimizer::update) by these rates could not begin: because one is not finite, a
-    /// state tensor has another holder, or the device lacks memory for the state. Nothing is changed.
+    /// Returns an error if an [`update`](ShardOptimizer::update) with these rates could not begin: a rate is not
+    /// finite, a state tensor has another holder, or the device lacks memory for the state. Changes nothing.
     fn check(&mut self, lrs: &[f64]) -> Result<()>;
-    /// An error if state could not be written, because it has another holder.
+    /// Returns an error if state could not be written because it has another holder.
     fn check_sole(&mut self) -> Result<()>;
-    /// Updates `values`, a row that begins with the shard's fragments, in place, from gradients of the same layout,
-    /// multiplied by a scalar; returns the memory. Fragments that are not `used` are not updated. On an error the
-    /// memory is dropped, and the state of every fragment is that before or after its update.
+    /// Updates `values`, a row that begins with the shard's fragments, in place, and returns its memory. Gradients have
+    /// the same layout and are multiplied by the scalar `scale`. Fragments for which `used` is false are skipped.
+    ///
+    /// # Errors
+    /// On an error the memory is dropped, and the state of every fragment is that before or after its update.
     fn update(
         &mut self,
         lrs: &[f64],
@@ -86,22 +90,22 @@ pub trait ShardOptimizer<R: Runtime>: Send {
         scale: &Tensor<R>,
         used: &dyn Fn(usize) -> bool,
     ) -> Result<TensorMut<R>>;
-    /// Replaces the hyper-parameters of each group by some that its builder [took](Shards::with_hyper_parameters).
+    /// Replaces the hyper-parameters of each group by some that its builder [accepted](Shards::with_hyper_parameters).
     ///
     /// # Errors
-    /// Those of the builder; nothing is changed then.
+    /// Errors of the builder; nothing changes then.
     fn set_hyper_parameters(&mut self, groups: &[HyperParams]) -> Result<()> {
         let _ = groups;
         untold("ShardOptimizer")
     }
-    /// Names and element types of the state kept for each fragment, the master copy included.
+    /// The names and dtypes of the state kept for each fragment, the master copy included.
     fn state(&self) -> Vec<(&'static str, DType)>;
     /// State `k` of a fragment.
     fn row(&self, k: usize, piece: usize) -> Result<StateRow<R>>;
     /// Replaces state `k` of a fragment by a value of the fragment's shape.
     fn set_row(&mut self, k: usize, piece: usize, value: &Tensor<R>) -> Result<()>;
-    /// Notes that the caller replaced the value of a fragment: the master copy of a half-precision parameter follows,
-    /// unless it already rounds to the value.
+    /// Adopts a value of a fragment that the caller has replaced: the master copy of a half-precision parameter
+    /// follows, unless it already rounds to the value.
     fn adopt(&mut self, piece: usize, value: &Tensor<R>) -> Result<()> {
         let Some(k) = self.state().iter().position(|(name, _)| *name == MASTER) else { return Ok(()) };
         let own = self.row(k, piece)?.on(value.runtime())?;
@@ -110,20 +114,20 @@ pub trait ShardOptimizer<R: Runtime>: Send {
         drop(own);
         self.set_row(k, piece, &kept)
     }
-    /// The number of updates that each fragment has had.
+    /// The number of updates of each fragment.
     fn steps(&self) -> &[u64];
-    /// The number of updates that each fragment has had, to set them.
+    /// The number of updates of each fragment, writable.
     fn steps_mut(&mut self) -> &mut [u64];
 }
 
-/// An optimizer of one shard, by the rules of each group.
+/// An optimizer of one shard, with the rule of each fragment's group.
 pub(crate) struct Shard<R: Runtime, E> {
     rules: Rules<E>,
     states: States<R>,
     steps: Vec<u64>,
 }
 
-/// The rules that update fragments, and the layout of these.
+/// The rules that update fragments, and the layout of the fragments.
 struct Rules<E> {
     configs: Vec<(E, Programs)>,
     groups: Vec<usize>,
@@ -159,7 +163,7 @@ impl<R: Runtime, E: Elementwise> Shard<R, E> {
 }
 
 impl<E: Elementwise> Rules<E> {
-    /// Updates adjacent fragments of one group, all at their `step`-th update, in one launch.
+    /// Updates adjacent fragments of one group, all at update `now.step`, in one launch.
     fn launch<R: Runtime>(
         &self,
         run: Range<usize>,
@@ -192,7 +196,7 @@ impl<E: Elementwise> Rules<E> {
         require_rates(E::NAME, lrs)
     }
 
-    /// The parameters whose state or value has another holder.
+    /// Names the parameters whose state or value may have another holder.
     fn one_of(&self, what: &str) -> String {
         one_of(what, (0..self.groups.len()).map(|k| self.layout.name(k).to_string()))
     }
@@ -231,7 +235,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
         if runs.is_empty() {
             return Ok(values);
         }
-        // The gaps between the runs, and the runs themselves, alternating.
+        // The lengths of the gaps between the runs and of the runs themselves, alternating.
         let (mut lens, mut at) = (Vec::new(), 0);
         for run in &runs {
             let span = rules.layout.span(run.clone());
@@ -279,7 +283,7 @@ impl<R: Runtime, E: Elementwise> ShardOptimizer<R> for Shard<R, E> {
     }
 }
 
-/// Rules with other hyper-parameters, which keep the state that the old ones do.
+/// Checks rules with other hyper-parameters, which must need the same state as the old ones, and returns them.
 pub(crate) fn replaced<E: Elementwise>(configs: &[E], groups: &[HyperParams]) -> Result<Vec<E>> {
     require_groups(E::NAME, groups.len(), configs.len())?;
     let one = |(k, (config, group)): (usize, (&E, &HyperParams))| {

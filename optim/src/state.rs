@@ -1,4 +1,4 @@
-//! Saving and loading: an optimizer's state as named tensors, and the check that a state fits the optimizer.
+//! The state of an optimizer as named tensors: saving, loading, and the check that a state fits the optimizer.
 
 use std::collections::HashMap;
 
@@ -8,12 +8,12 @@ use crate::{FlatOptimizer, Optimizer, UpdateRule, param_part::ParamPart};
 
 /// The name prefix of the master copies of half-precision parameters.
 pub(crate) const MASTER: &str = "master";
-/// The name of the optimizer's step count.
+/// The name of the optimizer's step count in its state.
 const STEPS: &str = "steps";
 
-/// A state that was checked, and not yet loaded.
+/// A state that was checked and not loaded yet.
 pub(crate) struct ValidatedState<'a, R: Runtime, C: UpdateRule> {
-    /// By part: which tensor goes into which range of which buffer.
+    /// By part: the buffer, the range in it, and the tensor to copy there.
     tensors: Vec<Vec<(usize, usize, &'a Tensor<R>)>>,
     updates: Vec<Vec<u64>>,
     configs: Vec<(C, Vec<C::Kernel>)>,
@@ -93,13 +93,13 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
 }
 
 impl<R: Runtime, C: UpdateRule> ParamPart<R, C> {
-    /// The buffers with state, by name: the rule's, then the master copies.
+    /// The buffers with state, by name: those of the rule, then the master copies.
     fn flats(&self, config: &C) -> Vec<(&'static str, &Flat<R>)> {
         let states = config.tensors().into_iter().map(|s| s.name).zip(&self.states);
         states.chain(self.params.master.as_ref().map(|m| (MASTER, m))).collect()
     }
 
-    /// Every state tensor with elements: its name, its buffer and range.
+    /// All state tensors with elements: the name, the buffer and the range of each.
     fn entries<'a>(&'a self, config: &C) -> Vec<(String, (&'a Flat<R>, usize))> {
         let leaves = self.params.leaves();
         let of = |(state, flat): (&'static str, &'a Flat<R>)| {

@@ -2,13 +2,13 @@
 
 use super::{LrSchedule, Warmup, cosine, progress};
 
-/// `η + (base − η)(1 + cos(πt/T))/2`: falls to `η` in `T` steps, and rises after that (PyTorch's definition). To keep
-/// the final rate use [`WarmupCosine`].
+/// A cosine schedule, `η + (base − η)(1 + cos(πt/T))/2`: it falls to `η` in `T` steps, and rises after that (PyTorch's
+/// definition). To keep the final rate use [`WarmupCosine`].
 ///
 /// Loshchilov and Hutter, *SGDR: Stochastic Gradient Descent with Warm Restarts*, 2017.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cosine {
-    /// `T`, the number of steps of the fall.
+    /// The number `T` of steps of the fall.
     pub t_max: u64,
     /// The final rate `η`, an absolute value.
     pub eta_min: f64,
@@ -20,7 +20,7 @@ impl LrSchedule for Cosine {
     }
 }
 
-/// [`Cosine`] with warm restarts: each period is `t_mult` times as long as the one before.
+/// A cosine schedule like [`Cosine`] with warm restarts: each period is `t_mult` times as long as the one before.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CosineRestarts {
     /// The number of steps of the first period.
@@ -45,11 +45,11 @@ impl LrSchedule for CosineRestarts {
     }
 }
 
-/// Rises to the base rate in `warmup` steps, falls along a cosine to `base · end` until step `total`, and stays there:
-/// the usual schedule of language models.
+/// The usual schedule of language models: it rises to the base rate in `warmup` steps, falls along a cosine to
+/// `base · end` until step `total`, and stays there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WarmupCosine {
-    /// Steps of the warm-up: at step `t` of it the rate is `base (t + 1)/(warmup + 1)`, never 0.
+    /// The number of steps of the warm-up; at its step `t` the rate is `base (t + 1)/(warmup + 1)`, never 0.
     pub warmup: u64,
     /// The step at which the decay ends, counted from the start of the warm-up.
     pub total: u64,

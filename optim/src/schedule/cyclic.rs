@@ -2,8 +2,8 @@
 
 use super::{LrSchedule, cosine};
 
-/// The one-cycle schedule: from `max/div` up to `max`, then down to `max/div/final_div`, both along cosines; stays
-/// there from step `total` on.
+/// The one-cycle schedule: from `max/div` up to `max`, then down to `max/div/final_div`, both along cosines. It stays
+/// there from step `total − 1` on.
 ///
 /// Smith and Topin, *Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates*, 2018.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,8 +21,8 @@ pub struct OneCycle {
 }
 
 impl OneCycle {
-    /// PyTorch's defaults: a rise over 30 % of the steps, from a 25th of the highest rate, and a fall to a 10 000th of
-    /// the first.
+    /// Uses PyTorch's defaults: a rise over 30 % of the steps from a 25th of the highest rate, and a fall to a 10 000th
+    /// of the first rate.
     pub fn new(max_lr: f64, total: u64) -> Self {
         OneCycle { max_lr, total, pct_start: 0.3, div: 25.0, final_div: 1e4 }
     }

@@ -56,7 +56,7 @@ impl LrSchedule for ExponentialLr {
     }
 }
 
-/// A linear schedule from `base · start` to `base · end`, constant after that.
+/// A linear schedule from `base · start` to `base · end`, then constant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearLr {
     /// The factor at step 0.

@@ -1,4 +1,4 @@
-//! Learning rates as pure functions of the step: there is no state to save, and the rate of any step can be computed.
+//! Learning rates as pure functions of the step: they have no state to save, and the rate of any step can be computed.
 
 mod cosine;
 mod cyclic;
@@ -22,11 +22,11 @@ pub fn require_rates(op: &'static str, lrs: &[f64]) -> Result<()> {
     }
 }
 
-/// A learning rate for each step.
+/// A learning-rate schedule: a rate for each step.
 ///
-/// A function is a schedule, too: `|base, step| base / (1.0 + step as f64)`.
+/// A closure is a schedule too: `|base, step| base / (1.0 + step as f64)`.
 pub trait LrSchedule: Send + Sync {
-    /// The rate at a step (from 0), for this base rate.
+    /// The rate at a step, from 0, given the base rate.
     fn lr(&self, base: f64, step: u64) -> f64;
 
     /// The multiplier of the base rate at a step.
@@ -41,12 +41,12 @@ impl<F: Fn(f64, u64) -> f64 + Send + Sync> LrSchedule for F {
     }
 }
 
-/// The progress of `step` in `total`, in `[0, 1]`; 1 when `total` is 0.
+/// The progress of `step` within `total`, in `[0, 1]`; 1 if `total` is 0.
 fn progress(step: u64, total: u64) -> f64 {
     if step >= total { 1.0 } else { step as f64 / total as f64 }
 }
 
-/// From `start` at 0 to `end` at 1, along one falling or rising branch of a cosine.
+/// Interpolates from `start` at 0 to `end` at 1 along half a period of a cosine.
 fn cosine(start: f64, end: f64, at: f64) -> f64 {
     end + (start - end) / 2.0 * (1.0 + (std::f64::consts::PI * at).cos())
 }

@@ -18,12 +18,12 @@ pub struct Warmup {
 }
 
 impl Warmup {
-    /// A warm-up that never is 0: `(t + 1)/(steps + 1)`.
+    /// Creates a warm-up that is never 0: `(t + 1)/(steps + 1)`.
     pub fn rising(steps: u64) -> Self {
         Warmup { steps, start: 1.0 / (steps as f64 + 1.0) }
     }
 
-    /// This warm-up, followed by `next` from its own step 0.
+    /// Appends `next` to this warm-up, starting from its own step 0.
     pub fn then<S: LrSchedule>(self, next: S) -> SequentialLr<S> {
         SequentialLr { warmup: self, next }
     }
@@ -62,7 +62,7 @@ pub enum Cooldown {
 /// Durations*, 2024.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wsd {
-    /// Steps of the warm-up, as in [`Warmup::rising`].
+    /// The number of steps of the warm-up, as in [`Warmup::rising`].
     pub warmup: u64,
     /// The number of steps of the plateau.
     pub stable: u64,
