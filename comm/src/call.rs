@@ -153,8 +153,8 @@ impl<R: Runtime> Call<R> {
         &self.recv
     }
 
-    /// Makes this call without its memory, for a communicator that moves no data for it. Its ranks compare equal
-    /// fingerprints, and get its error if they disagree, fail or stay away. An engine that cannot compare calls by
+    /// Makes this call without its memory, for a communicator that moves no data for it. Its ranks compare the call's
+    /// fingerprint there, and get an error if they disagree, fail or stay away. An engine that cannot compare calls by
     /// itself starts the header on a communicator that can.
     pub fn header<H: Runtime>(&self) -> Call<H> {
         Call {

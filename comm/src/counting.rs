@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 
 use super::{ByteExchange, Call, Comm, Communicator, Pending, Work, communicator::of_inner, volume::Volume};
 
-/// The exchanged data of one rank.
+/// The amount of data that one rank exchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The number of calls.

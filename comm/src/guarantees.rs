@@ -27,15 +27,14 @@ pub enum ErrorTiming {
 pub struct Guarantees {
     /// The order of additions.
     pub order: SumOrder,
-    /// True if a sum may change with the length of the tensor it is a part of, and thus with the cut of gradients into
-    /// buckets.
+    /// True if a sum may change with the length of the tensor it is a part of, and thus with gradient buckets.
     pub by_layout: bool,
     /// True if all ranks get equal bits of combined values. If false, a decision is rank 0's, broadcast.
     pub equal_on_all_ranks: bool,
     /// True if NaN wins in `Min` and `Max`.
     pub nan_wins: bool,
     /// True if a transfer waits for nothing but its peer. If false, calls of a rank run one after another in the order
-    /// they were started, and calls that must run together are started by
+    /// they were started. Calls that must run together are then started by
     /// [`start_all`](crate::Communicator::start_all).
     pub independent_transfers: bool,
     /// True if bytes are exchanged on the host. If false, [`exchange_bytes`](crate::Communicator::exchange_bytes) is

@@ -105,7 +105,7 @@ fn outcome<T>(rank: usize, thread: std::io::Result<sync::ScopedJoinHandle<'_, Re
 }
 
 /// Adds causes to the outcomes of a world's ranks. A rank that fails drops its groups before the world gets its error,
-/// so other ranks see only that it left; they get the error added.
+/// so other ranks see only that it left. They get the error added.
 pub fn with_causes<T>(outcomes: Vec<Result<T>>) -> Vec<Result<T>> {
     let own = |outcome: &Result<T>| outcome.as_ref().err().filter(|error| is_own(error)).map(Error::to_string);
     let causes: Vec<Option<String>> = outcomes.iter().map(own).collect();

@@ -14,8 +14,8 @@ pub trait Rendezvous<R: Runtime>: Send {
     /// Blocks until a world is formed that this rank is in. Every rank that can go on calls it, each for itself.
     ///
     /// # Errors
-    /// An error if the ranks that came cannot form a world, being fewer than a [`Quorum`] requires. All of them get the
-    /// error.
+    /// An error if the ranks that came cannot form a world: they are fewer than a [`Quorum`] requires, or no rank of
+    /// the last world is left. All of them get the error; a newcomer that does not fit the others gets one alone.
     fn meet(&mut self) -> Result<Membership<R>>;
 
     /// The number of waiting ranks that are in no world yet. It may differ between ranks.
@@ -47,7 +47,7 @@ pub struct Quorum {
     /// The fewest ranks of a world, newcomers among them.
     pub min_ranks: usize,
     /// True if a world needs more than half of the previous world's ranks, so one of two cannot go on. It is for ranks
-    /// that may be cut off from each other and would each go on by themselves; the ranks of one process never are.
+    /// that may be cut off from each other and would each go on by themselves. The ranks of one process never are.
     pub majority: bool,
     /// The time that present ranks wait for ranks of the last world that have not left: a rank that hangs is given up
     /// after that.

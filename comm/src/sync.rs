@@ -1,5 +1,5 @@
 //! Synchronization of the ranks of one process: locks, threads, queues between them, time. They are in one place, so
-//! that a test can put a scheduler under it which tries many orders of events (`tests/explore`).
+//! that a test can put a scheduler under them that tries many orders of events (`tests/explore`).
 
 use std::{io, thread::Builder};
 pub(crate) use std::{

@@ -128,7 +128,7 @@ impl Control {
     }
 
     /// Combines the requests of all ranks, in one exchange of a few bytes, and in one more where a callback stops the
-    /// run; one rank exchanges nothing. No request is left afterwards.
+    /// run. One rank exchanges nothing. No request is left afterwards.
     pub(crate) fn agree<R: Runtime>(&mut self, comm: &Comm<R>, recorded: bool, elapsed: Duration) -> Result<Agreed> {
         let asked = std::mem::take(self);
         if comm.size() == 1 {

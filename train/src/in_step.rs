@@ -3,8 +3,8 @@
 use nn::{Module, Visitor};
 use numcore::Runtime;
 
-/// The model of a loop whose training step owns the model, as a pipeline owns its stages: `Trainer::new(&InStep,
-/// pipeline, loader)`.
+/// The model of a loop whose training step owns the model, as a pipeline owns its stages:
+/// `Trainer::new(&InStep, pipeline, loader)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InStep;
 

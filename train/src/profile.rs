@@ -22,7 +22,7 @@ use crate::{Callback, Event, Run};
 /// Records windows of steps, each after some steps that are not recorded, and writes them as files:
 /// `trace.rank<r>.<n>.json` for Perfetto, one file per rank, and `trace.<n>.svg`. PyTorch's `torch.profiler.schedule`.
 ///
-/// A custom loop has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank: if
+/// A custom loop has one per process. It is a [`Callback`] of a [`Trainer`](crate::Trainer) too, on every rank. If
 /// ranks are threads of one process, the first to begin records all of them.
 ///
 /// ```no_run

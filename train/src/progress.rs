@@ -19,7 +19,7 @@ pub struct Progress {
     /// over examples.
     pub tokens: f64,
     /// The time that the run has trained by the clock of rank 0, resumed parts included. It is read once a step, at the
-    /// step's end, so within the callbacks of a step it is the end time of the previous step.
+    /// step's end. Within the callbacks of a step it is thus the end time of the previous step.
     pub elapsed: Duration,
 }
 

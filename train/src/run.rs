@@ -103,7 +103,7 @@ impl<'r, R: Runtime, M, B> Run<'r, R, M, B> {
     /// [`Begin`](crate::Event::Begin).
     ///
     /// # Errors
-    /// An error if no run can have this length, if lengths differ between ranks, or if the length is in tokens and the
+    /// An error if no run can have this length or lengths differ between ranks. Also if the length is in tokens and the
     /// old one is not.
     pub fn set_length(&mut self, length: Length) -> Result<()> {
         length.check()?;

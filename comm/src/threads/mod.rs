@@ -1,7 +1,7 @@
 //! Ranks as threads of one process: the embedded default, and the test bed of everything above.
 //!
 //! A call is posted in the round of its number. The rank that arrives last cuts the round into tasks, one for each
-//! rank's worker thread, which together read and write all ranks' memory in place. So nothing is copied through
+//! rank's worker thread. Together these read and write all ranks' memory in place. So nothing is copied through
 //! mailboxes, combining is always in rank order, and all of it overlaps with the ranks' computation.
 //!
 //! One lock guards the rounds of all groups of a world: it is held to post, to take up results, never while anything is

@@ -113,47 +113,47 @@ impl<R: Runtime> Checkpoints<R> {
         self
     }
 
-    /// Switches the checkpoint at the end of the run; at first on.
+    /// Enables or disables the checkpoint at the end of the run; at first enabled.
     pub fn at_end(mut self, yes: bool) -> Self {
         self.at_end = yes;
         self
     }
 
-    /// Switches the checkpoint, and the end of the run, on SIGTERM and Ctrl-C; at first on.
+    /// Enables or disables saving a checkpoint, and ending the run, on SIGTERM and Ctrl-C; at first enabled.
     pub fn on_signal(mut self, yes: bool) -> Self {
         self.on_signal = yes;
         self
     }
 
-    /// Switches the checkpoint of a failed run; at first on. After a step that ends by an error or a panic on any rank,
-    /// it saves the state before that step. The run can be resumed from there once the cause is removed. The
-    /// communicator is aborted then, so rank 0 waits some seconds for the files of the others.
+    /// Enables or disables the checkpoint of a failed run; at first enabled. After a step that ends by an error or a
+    /// panic on any rank, it saves the state before that step. The run can be resumed from there once the cause is
+    /// removed. The communicator is aborted then, so rank 0 waits some seconds for the files of the others.
     pub fn on_failure(mut self, yes: bool) -> Self {
         self.on_failure = yes;
         self
     }
 
-    /// Switches writing in a thread while training goes on; at first on. Otherwise, and over an engine whose transfers
-    /// are not independent, the step waits until the checkpoint is in place.
+    /// Enables or disables writing in a thread while training goes on; at first enabled. Otherwise, and over an engine
+    /// whose transfers are not independent, the step waits until the checkpoint is in place.
     pub fn in_thread(mut self, yes: bool) -> Self {
         self.in_thread = yes;
         self
     }
 
-    /// Switches the removal of an earlier run's checkpoints from the folder, for a run that starts from scratch. At
-    /// first it is off, and a folder that has some is an error.
+    /// Enables or disables the removal of an earlier run's checkpoints from the folder, for a run that starts from
+    /// scratch. At first it is disabled, and a folder that has some is an error.
     #[doc(alias("overwrite_output_dir"))]
     pub fn overwrite(mut self, yes: bool) -> Self {
         self.overwrite = yes;
         self
     }
 
-    /// Switches whether the model gets the weights of the [best](Checkpoints::best) checkpoint when the run is over,
-    /// after early stopping or at its full length; at first off. An interrupted run keeps the last weights. So does a
-    /// run without a best checkpoint, as each value was NaN; it records the text `checkpoint/best`. Buffers are
-    /// restored with the parameters. The optimizer is not: the last checkpoint, from which a run can go on, stays the
-    /// last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model has the
-    /// best averages.
+    /// Sets whether the model gets the weights of the [best](Checkpoints::best) checkpoint when the run is over; at
+    /// first it does not. The run may end by early stopping or at its full length. An interrupted run keeps the last
+    /// weights. So does a run without a best checkpoint, as each value was NaN; it records the text `checkpoint/best`.
+    /// Buffers are restored with the parameters. The optimizer is not: the last checkpoint, from which a run can go on,
+    /// stays the last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model
+    /// has the best averages.
     #[doc(alias("load_best_model_at_end"))]
     #[doc(alias("restore_best_weights"))]
     pub fn restore_best(mut self, yes: bool) -> Self {

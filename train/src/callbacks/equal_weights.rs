@@ -6,9 +6,9 @@ use numcore::{Error, ErrorKind, Result, Runtime, Tensor};
 
 use crate::{Callback, Event, Interval, Run};
 
-/// Compares the model of all ranks at an interval, to the bit: one pass over memory, and an exchange of a few bytes for
-/// each parameter. A difference ends the run with an error that names the first parameter, or buffer if buffers are
-/// compared, and the ranks.
+/// Compares the model of all ranks at an interval, to the bit. It takes one pass over memory, and an exchange of a few
+/// bytes for each parameter. A difference ends the run with an error that names the first parameter, or buffer if
+/// buffers are compared, and the ranks.
 ///
 /// Ranks are compared that have the same piece of a parameter: all of them, unless the model is cut over a tensor axis.
 /// With ZeRO whose stage shards parameters each comparison gathers them.

@@ -21,7 +21,7 @@ type Predict<'e, M, B, O> = Box<dyn FnMut(&M, &Batch<B>) -> Result<O> + 'e>;
 type Measure<'e, B, O> = Box<dyn FnMut(&O, &Batch<B>) -> Result<(f64, f64)> + 'e>;
 
 /// Evaluates the model on other data: the mean of the training loss over it, and other measurements. Sums and weights
-/// are added up in `f64` over batches and ranks, and divided once: with [`Loss::sum`](distributed::train::Loss::sum)
+/// are added up in `f64` over batches and ranks, and divided once. With [`Loss::sum`](distributed::train::Loss::sum)
 /// every example counts once, whatever the number of ranks. A [`Loss::mean`](distributed::train::Loss::mean) weighs 1,
 /// however many examples it is the mean of, so its value is the mean of the means of batches and shares.
 ///
@@ -77,8 +77,8 @@ pub struct Evaluate<'e, M, B, O = ()> {
 }
 
 impl<'e, M, B: Send + 'static> Evaluate<'e, M, B> {
-    /// Evaluates on the batches of epoch 0 of a loader, under the name `validation`, at the end of every epoch and at
-    /// the end of the run.
+    /// Evaluates on the batches of epoch 0 of a loader, at the end of every epoch and at the end of the run. Its name
+    /// is `validation`.
     pub fn on(loader: Loader<B>) -> Self {
         Evaluate {
             loader,
@@ -142,13 +142,13 @@ impl<'e, M, B: Send + 'static, O> Evaluate<'e, M, B, O> {
         self
     }
 
-    /// Switches the evaluation before the first step; at first off.
+    /// Enables or disables the evaluation before the first step; at first disabled.
     pub fn at_start(mut self, yes: bool) -> Self {
         self.at_start = yes;
         self
     }
 
-    /// Switches the evaluation when the run ends, unless it has just run; at first on.
+    /// Enables or disables the evaluation when the run ends, unless it has just run; at first enabled.
     pub fn at_end(mut self, yes: bool) -> Self {
         self.at_end = yes;
         self

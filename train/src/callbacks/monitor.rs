@@ -4,8 +4,8 @@ use numcore::{Error, Result, Runtime};
 
 use crate::{CallbackState, Run, parsed};
 
-/// A value of an evaluation that a decision depends on, and the direction in which it gets better. It is the value
-/// reduced over all ranks.
+/// A value of an evaluation that a decision depends on, and the direction in which it gets better. The value is reduced
+/// over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Monitor {
     name: String,

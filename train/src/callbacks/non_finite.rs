@@ -12,8 +12,8 @@ use crate::{Callback, CallbackState, Event, Run, parsed};
 /// This callback checks after it.
 ///
 /// A loss shows the result of the previous update. With [`max_norm`](distributed::train::TrainStepBuilder::max_norm)
-/// the norm of the gradients is known, and an update that is not finite is found at its own step, before it is saved.
-/// Without it, non-finite gradients of a finite loss can be saved, and are found one step later: give `max_norm` where
+/// the norm of the gradients is known: an update that is not finite is found at its own step, before it is saved.
+/// Without it, non-finite gradients of a finite loss can be saved, and are found one step later. Give `max_norm` where
 /// a run is to go back.
 ///
 /// ```

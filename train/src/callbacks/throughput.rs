@@ -21,8 +21,8 @@ use crate::{Callback, Event, Run};
 ///
 /// MFU = (tokens per second × FLOPs per token) / (peak FLOP/s of a rank × ranks). FLOPs per token are 6 times the
 /// number of the model's parameters: two for each weight in the forward pass, four in the backward pass.
-/// [`flops_per_token`](Throughput::flops_per_token) sets another number: with attention, `6·N +
-/// 12·layers·width·context`. Recomputed FLOPs are not counted, so that recomputing does not look like work.
+/// [`flops_per_token`](Throughput::flops_per_token) sets another number: with attention,
+/// `6·N + 12·layers·width·context`. Recomputed FLOPs are not counted, so that recomputing does not look like work.
 pub struct Throughput<'t> {
     peak_flops: Option<f64>,
     flops_per_token: Option<f64>,
@@ -74,8 +74,8 @@ impl<'t> Throughput<'t> {
         self
     }
 
-    /// Sets the function that returns this rank's total time waiting in collectives so far: `||
-    /// counting.total().exposed` of a [`CountingCommunicator`](distributed::comm::CountingCommunicator).
+    /// Sets the function that returns this rank's total time waiting in collectives so far:
+    /// `|| counting.total().exposed` of a [`CountingCommunicator`](distributed::comm::CountingCommunicator).
     pub fn exchange(mut self, waited: impl FnMut() -> Duration + 't) -> Self {
         self.exchange = Some(Box::new(waited));
         self

@@ -20,7 +20,7 @@ use crate::{Callback, Event, Run};
 static BLEND: LazyLock<Program> =
     LazyLock::new(|| Program::new("ema", |[average, weight], [take]| [average + (weight - average) * take]));
 
-/// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update, and evaluates the
+/// Keeps an exponential moving average of the weights, `a ← δ·a + (1 − δ)·θ` after every update. Evaluations use the
 /// averages in place of the weights. Checkpoints hold them under `ema/`.
 ///
 /// Every rank keeps the averages of a part of the parameters: with four ranks a quarter on each. So there is one
@@ -150,13 +150,13 @@ impl<R: Runtime> WeightAveraging<R> {
         self
     }
 
-    /// Switches evaluations with the averages; at first on.
+    /// Enables or disables evaluations with the averages; at first enabled.
     pub fn evaluate(mut self, yes: bool) -> Self {
         self.evaluate = yes;
         self
     }
 
-    /// Switches whether the averages become the model's weights when the run is over; at first off.
+    /// Sets whether the averages become the model's weights when the run is over; at first they do not.
     pub fn use_at_end(mut self, yes: bool) -> Self {
         self.use_at_end = yes;
         self

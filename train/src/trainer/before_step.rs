@@ -4,8 +4,8 @@ use autograd::{RandomState, random_state};
 use nn::Buffer;
 use numcore::{Result, Runtime, Tensor};
 
-/// The random state and the values of buffers before a step. Weights need no copy: a step changes them last, and its
-/// error names the case in which it failed while it did.
+/// The random state and the values of buffers before a step. Weights need no copy: a step changes them last, and
+/// reports a failure within that change.
 pub(super) struct BeforeStep<R: Runtime> {
     pub random: RandomState,
     buffers: Vec<Tensor<R>>,

@@ -91,7 +91,7 @@ where
         let comm = self.engine.step.ranks().everyone.clone();
         let reason = match catch_unwind(AssertUnwindSafe(|| self.all())) {
             Ok(Ok(reason)) => reason,
-            // All ranks return this error, and synchronize again with other members.
+            // All ranks return this error, and form a new world with other members.
             Ok(Err(error)) if self.is_changing() => {
                 self.flush_sinks()?;
                 return Err(error);
@@ -129,7 +129,7 @@ where
         self.end(reason)
     }
 
-    /// Does the requests that callbacks make before the first step; returns the reason if one stops the run.
+    /// Carries out the requests that callbacks make before the first step; returns the reason if one stops the run.
     fn before_first(&mut self) -> Result<Option<StopReason>> {
         self.commit()?;
         self.fire(&Event::Begin)?;

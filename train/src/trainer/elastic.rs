@@ -73,7 +73,7 @@ where
         world.commit(self.state.progress.step, &state, &notes)
     }
 
-    /// Tells whether all ranks are about to synchronize again, with other members.
+    /// Tells whether all ranks are about to form a new world, with other members.
     pub(super) fn is_changing(&self) -> bool {
         self.elastic.as_ref().is_some_and(|commits| commits.world.is_changing())
     }

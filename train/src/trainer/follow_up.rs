@@ -36,7 +36,7 @@ where
     F: FnMut(&M, &Batch<B>) -> Result<StepInput<R>>,
     B: Send + 'static,
 {
-    /// Does the agreed requests, and the requests that callbacks make because of them. Records and saves come
+    /// Carries out the agreed requests, and the requests that callbacks make because of them. Records and saves come
     /// afterwards.
     pub(super) fn follow_up(&mut self, follow: &mut FollowUp<'_, R>) -> Result<()> {
         for _ in 0..ROUNDS {
@@ -52,7 +52,7 @@ where
         Err(Error::argument("Run::control", why))
     }
 
-    /// Does the first request that is left; false if there is none.
+    /// Carries out the first request that is left; false if there is none.
     ///
     /// Going back comes first: nothing may look at weights that are not finite. Skipping batches comes before the end
     /// of the run, as it can reach that end. An epoch is over when its evaluations have run.

@@ -81,16 +81,16 @@ pub struct Trainer<'a, R: Runtime, M, S, B> {
     elastic: Option<Commits<'a, R>>,
 }
 
-/// The set over which a step's gradient is the mean.
+/// The averaging of a step's gradient: by example or by worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Weighting {
     /// The mean over everything that losses are sums over, on all ranks together. An example, or a token, counts as
     /// much as any other, in any rank and micro-batch.
     #[default]
     ByWeight,
-    /// The mean over ranks and micro-batches, each of which counts as much as any other, however many examples it has:
-    /// the mean of the workers' means. Weights of losses are then no numbers of tokens or examples, so no length and no
-    /// interval can be in tokens.
+    /// The mean over ranks and micro-batches, each of which counts as much as any other, however many examples it has.
+    /// It is the mean of the workers' means. Weights of losses are then no numbers of tokens or examples, so no length
+    /// and no interval can be in tokens.
     ByWorker,
 }
 
@@ -171,7 +171,7 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
         self
     }
 
-    /// Sets the set over which a step's gradient is the mean; at first [by weight](Weighting::ByWeight).
+    /// Sets the averaging of a step's gradient, by example or by worker; at first [by weight](Weighting::ByWeight).
     pub fn weighting(mut self, weighting: Weighting) -> Self {
         self.weighting = weighting;
         self
@@ -181,10 +181,10 @@ impl<'a, R: Runtime, M, S, B> Trainer<'a, R, M, S, B> {
     /// its beginning, at the interval `every`, and right before each checkpoint.
     ///
     /// The run belongs within the program of [`Elastic::run`](distributed::elastic::Elastic::run), to which every error
-    /// goes. Two errors make all ranks synchronize again: one that names another rank, and the one that announces
+    /// goes. Two errors make all ranks form a new world: one that names another rank, and the one that announces
     /// waiting ranks.
     ///
-    /// Ranks that train by themselves commit where they synchronize, all of their parameters at once: a commit that is
+    /// Ranks that train by themselves commit where they synchronize, all of their parameters at once. A commit that is
     /// due before that waits for the next synchronization.
     ///
     /// A checkpoint that is saved again when the run [goes back](crate::Control::go_back) has no commit of its own. If

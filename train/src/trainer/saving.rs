@@ -136,9 +136,9 @@ pub(super) fn saved_in<R: Runtime, M, B>(callbacks: &Callbacks<'_, R, M, B>) -> 
     callbacks.iter().filter_map(|callback| callback.folder()).cloned().collect()
 }
 
-/// Loads the checkpoint of the latest step in all folders, if there is one, and returns its folder and notes. Folders
-/// hold no checkpoints of steps after the point to which the run went back. Notes are read, and checked on all ranks,
-/// before anything is changed.
+/// Loads the checkpoint of the latest step in all folders, if there is one, and returns its folder and notes. Each
+/// folder's latest one counts, which is never one that the run has left by going back. Notes are read, and checked on
+/// all ranks, before anything is changed.
 pub(super) fn load<R: Runtime, M, B, S: Step<R>>(
     folders: &[Folder],
     step: &mut S,

@@ -18,7 +18,7 @@ use super::{DistributedTrainConfig, Trainer, Weighting, engine::counted};
 pub struct TrainConfig {
     /// The options of the training step: micro-batches, clipping, loss scaling, buffers.
     pub step: TrainingConfig,
-    /// The set over which a step's gradient is the mean.
+    /// The averaging of a step's gradient: by example or by worker.
     pub weighting: Weighting,
     /// The expected ranks; none for as many as the communicator has.
     pub distributed: Option<DistributedTrainConfig>,
@@ -67,7 +67,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// ```
     ///
     /// # Errors
-    /// On every rank, if models or optimizers differ between ranks.
+    /// An error on every rank if models or optimizers differ between ranks.
     #[track_caller]
     pub fn setup<'m, R: Runtime, M: Module<R> + ?Sized>(
         comm: &Comm<R>,
@@ -80,7 +80,8 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     /// Sets up training as [`setup`](Trainer::setup) does, with a configuration.
     ///
     /// # Errors
-    /// The errors of [`setup`](Trainer::setup), and if the configuration contradicts itself or the communicator.
+    /// The errors of [`setup`](Trainer::setup), and an error if the configuration contradicts itself or the
+    /// communicator.
     #[track_caller]
     pub fn setup_with<'m, R: Runtime, M: Module<R> + ?Sized>(
         comm: &Comm<R>,

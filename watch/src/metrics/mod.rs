@@ -2,7 +2,7 @@
 //!
 //! A metric counts on the host, in integers or in sums that never round. So it does not depend on the division of
 //! examples into batches and over ranks: [`over_ranks`] gives the bits that one rank would have. A metric without a
-//! value (the accuracy of no examples, the area under a curve of one class) is `None`.
+//! value (the accuracy of no examples, the area under a curve of one class) has the value `None`.
 //!
 //! ```
 //! use watch::metrics::{Accuracy, IGNORED, Metric};

@@ -1,8 +1,8 @@
 //! Trace events in JSON, as `chrome://tracing`, Perfetto and Holistic Trace Analysis read them.
 //!
 //! A process is a rank, a thread is a track. Memory is one counter with a series for each category, so it is drawn
-//! stacked. A collective has an arrow from the span that was running when it was started. Categories have the names of
-//! Kineto, PyTorch's profiler.
+//! stacked. A collective has an arrow from the first track that was busy when it was started. Categories have the names
+//! of Kineto, PyTorch's profiler.
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ const RIGHT: f64 = 14.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 36.0;
 
-/// Colours for people with any color vision, on white and on black (Okabe and Ito).
+/// Colours that any colour vision tells apart, on white and on black (Okabe and Ito).
 pub const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 /// The frame of a chart: axes with marks, lines through them, the title.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// The distribution of numbers: counts in buckets whose edges grow by a tenth each, as TensorBoard's do, so one
+/// The distribution of numbers: counts in buckets whose edges grow by a tenth each, as TensorBoard's do. So one
 /// histogram shows values of 1e-12 and of 1e20.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {

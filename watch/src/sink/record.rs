@@ -39,7 +39,7 @@ impl Record {
         Record { step, epoch, fraction: None, time: SystemTime::now(), values: Vec::new() }
     }
 
-    /// Adds a measurement, in place of an earlier one of the name.
+    /// Adds a measurement, in place of an earlier one of this name.
     pub fn with(mut self, name: impl Into<String>, value: Value) -> Self {
         let name = name.into();
         match self.values.iter_mut().find(|(known, _)| *known == name) {
