@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 
 use super::api::{NcclApi, Operation, RawComm, Status, UniqueId};
 
-/// `ncclInvalidUsage`.
+/// The status `ncclInvalidUsage`.
 const INVALID_USAGE: Status = Status(5);
-/// `ncclRemoteError`.
+/// The status `ncclRemoteError`.
 const REMOTE_ERROR: Status = Status(6);
 
 /// The emulated library.

@@ -29,7 +29,7 @@ pub(crate) struct Flight {
     /// Ranks of the group whose header has not arrived yet.
     pub(crate) absent: Vec<usize>,
     pub(crate) met: Met,
-    /// By rank of the group, the first tag of the messages that go there.
+    /// The first tag of the messages to each rank of the group.
     pub(crate) tags: Vec<u32>,
     pub(crate) begun: bool,
     pub(crate) since: Instant,

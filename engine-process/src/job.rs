@@ -67,7 +67,7 @@ impl<T> Slot<T> {
 /// The contents of all headers of a call, which ranks exchange before data moves.
 #[derive(Debug, Default)]
 pub(crate) struct Met {
-    /// By rank of the group: the first tag of messages to it, and the first tag of messages from it.
+    /// For each rank of the group, the first tags of messages to it and from it.
     pub(crate) tags: Vec<(u32, u32)>,
     /// The payloads of the headers, by rank of the group.
     pub(crate) payloads: Vec<Vec<u8>>,

@@ -114,7 +114,7 @@ impl Processes {
     /// Sets the most bytes in one message, clamped to 1 to 2³⁰; longer data goes in pieces. The default is 64 MiB, and
     /// 4 MiB for a shared folder. All processes must set the same.
     ///
-    /// A call is late when none of its messages has passed for the [timeout](Processes::timeout).
+    /// A call is late once none of its messages has passed for the [timeout](Processes::timeout).
     pub fn message_limit(mut self, bytes: usize) -> Self {
         self.limits.message = bytes.clamp(1, LARGEST_MESSAGE);
         self
@@ -249,7 +249,7 @@ impl Processes {
         let most = if self.failed.load(Ordering::SeqCst) { self.timeout } else { Duration::MAX };
         let patience = most.min(self.end_timeout);
         drop(self.link.send(Command::Finish(patience)));
-        // The thread ends the process rather than panic.
+        // A join error is ignored: the thread aborts the process instead of panicking.
         drop(thread.join());
     }
 

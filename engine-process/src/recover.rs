@@ -17,7 +17,7 @@ use super::{message::Message, progress::Progress};
 
 /// The announcements of all processes: the number of worlds each has made, and the processes it knows to be lost.
 pub(crate) struct Recovery {
-    /// By process, in order of arrival: announcements that no world has used yet.
+    /// Announcements that no world has used yet, by process, in order of arrival.
     told: Vec<VecDeque<(u64, Vec<usize>)>>,
     own: Option<Own>,
 }
@@ -280,7 +280,7 @@ mod tests {
         let mut own = Recovery::new(4);
         own.hear(2, 1, vec![1]);
         own.hear(3, 1, vec![1]);
-        // Process 3 has died since, which process 2 knew before it could agree.
+        // Process 3 has died since; process 2 knew of it before it could agree.
         own.hear(2, 1, vec![1, 3]);
         assert_eq!(own.agree(0, 1, &[1]), Ok(1));
         assert_eq!(own.agree(0, 2, &[1]), Err(vec![2, 3]));

@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// The first of three processes; what it sends to the second fails for a while.
+    /// The first of three processes; its sends to the second fail for a while.
     #[derive(Default)]
     struct Flaky {
         fails: usize,
@@ -288,7 +288,7 @@ mod tests {
             let _ = streams.advance(&mut flaky, &mut Vec::new());
         }
         assert_eq!(flaky.sent[1], flaky.sent[2]);
-        // A whole message is its length and itself.
+        // A complete message is its length and its bytes.
         let message = Message::Leave(group).to_bytes();
         assert_eq!(flaky.sent[1].len(), 1000 * (8 + message.len()));
     }

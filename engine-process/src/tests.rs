@@ -142,7 +142,7 @@ fn whoever_meets_again_knows_that_the_run_has_committed() {
         let mut meeting = processes.rendezvous(NullRuntime::new(), Quorum::default())?;
         let first = meeting.meet()?;
         meeting.committed();
-        // The other may have failed before it is told here that all have come.
+        // The other may fail before this process learns that all have come.
         let _ = first.comm.barrier();
         first.comm.abort("a step failed");
         let again = meeting.meet()?;
@@ -156,7 +156,7 @@ fn whoever_meets_again_knows_that_the_run_has_committed() {
 fn those_that_recover_do_not_wait_for_one_that_comes_to_its_end_meanwhile() {
     let left = processes(3, &Fate::default(), |processes| {
         if processes.rank() == 2 {
-            // The others wait for it by now.
+            // The others are waiting for this process by now.
             thread::sleep(WHILE);
             return Ok(Vec::new());
         }
@@ -175,7 +175,7 @@ fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
         2 => {
             thread::sleep(WHILE);
             drop(processes);
-            // Its end is known; then it is told once more, as a death.
+            // Its goodbye has arrived; then its death is reported too.
             thread::sleep(WHILE);
             fate.dead.lock().insert(2);
             thread::sleep(WHILE);
@@ -192,7 +192,7 @@ fn what_was_said_in_one_recovery_is_not_heard_in_the_next() {
                 thread::sleep(4 * WHILE);
                 return Ok(Vec::new());
             }
-            // Nobody else begins the next one.
+            // No other process begins the next recovery.
             match processes.recover_within(&rt, WHILE).map(|_| ()).unwrap_err().kind() {
                 ErrorKind::Timeout { missing, .. } => Ok(missing.clone()),
                 other => panic!("{other:?}"),
@@ -229,7 +229,7 @@ fn worlds_that_are_over_leave_nothing() {
         drop(world);
         let (group, members) = ([number].into(), [0].into());
         progress.obey(Command::Leave { group, members });
-        // What another says of it later.
+        // A late message of another process about the world.
         progress.hear(super::stream::Event::Message(0, super::message::Message::Leave([number, 1].into())));
         assert!(progress.worlds.is_empty() && progress.inbox.len() == 0, "{number}");
     }

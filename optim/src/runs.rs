@@ -10,7 +10,7 @@ pub(crate) fn next_run<K: PartialEq>(n: usize, from: usize, key: impl Fn(usize) 
     Some(start..end)
 }
 
-/// All runs of ranges for which `is` holds.
+/// All runs of adjacent ranges for which `is` is true.
 pub(crate) fn runs(n: usize, is: impl Fn(usize) -> bool) -> impl Iterator<Item = Range<usize>> {
     let mut at = 0;
     std::iter::from_fn(move || {

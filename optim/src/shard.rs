@@ -72,8 +72,8 @@ pub trait Shards<R: Runtime>: Send + Sync {
 
 /// The optimizer of one shard.
 pub trait ShardOptimizer<R: Runtime>: Send {
-    /// Returns an error if an [`update`](ShardOptimizer::update) with these rates could not begin: a rate is not
-    /// finite, a state tensor has another holder, or the device lacks memory for the state. Changes nothing.
+    /// Returns an error if an [`update`](ShardOptimizer::update) with these rates could not begin; changes nothing. The
+    /// reason is a rate that is not finite, a state tensor with another holder, or too little device memory.
     fn check(&mut self, lrs: &[f64]) -> Result<()>;
     /// Returns an error if state could not be written because it has another holder.
     fn check_sole(&mut self) -> Result<()>;

@@ -13,7 +13,7 @@ const STEPS: &str = "steps";
 
 /// A state that was checked and not loaded yet.
 pub(crate) struct ValidatedState<'a, R: Runtime, C: UpdateRule> {
-    /// By part: the buffer, the range in it, and the tensor to copy there.
+    /// The buffer, the range in it, and the tensor to copy there, by part.
     tensors: Vec<Vec<(usize, usize, &'a Tensor<R>)>>,
     updates: Vec<Vec<u64>>,
     configs: Vec<(C, Vec<C::Kernel>)>,

@@ -57,9 +57,9 @@
 //! ```
 //!
 //! The crates of which this one consists are [`numcore`] (tensors, programs, the [`Runtime`] trait), [`autograd`] (the
-//! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features of the same names, all in `full`, add `data` (datasets and
-//! loaders), `distributed` (many ranks), `watch` (sinks, metrics, reports), `train` (the training loop), `models`
-//! (pretrained models) and `export` (models as GGUF and ONNX files).
+//! tape), [`nn`], [`optim`] and [`runtime_cpu`]. Features, all of them in `full`, add crates of the same names: `data`
+//! (datasets and loaders), `distributed` (many ranks), `watch` (sinks, metrics, reports) and `train` (the training
+//! loop). Likewise `models` adds pretrained models, and `export` writes them as GGUF and ONNX files.
 #![forbid(unsafe_code)]
 
 #[cfg(feature = "cpu")]

@@ -57,7 +57,7 @@ pub(super) unsafe fn collective(ranks: &[Operation]) -> bool {
                 };
                 for (_, to) in &all {
                     for (rank, (from, _)) in all.iter().enumerate() {
-                        // In place, a rank's own part is there already.
+                        // In place, a rank's own part is at its destination already.
                         std::ptr::copy(*from as *const u8, (*to as *mut u8).add(rank * bytes), bytes);
                     }
                 }

@@ -42,7 +42,7 @@ impl Kind {
     }
 }
 
-/// A message as it arrived.
+/// A message that was read from a log.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Arrived {
     pub(super) on: Channel,
@@ -50,7 +50,7 @@ pub(super) struct Arrived {
     pub(super) bytes: Vec<u8>,
 }
 
-/// The writer's end.
+/// The writing end of a log.
 pub(super) struct LogWriter {
     path: PathBuf,
     segment: u64,
@@ -58,7 +58,7 @@ pub(super) struct LogWriter {
     limit: u64,
 }
 
-/// The reader's end.
+/// The reading end of a log.
 pub(super) struct LogReader {
     path: PathBuf,
     segment: u64,
@@ -188,7 +188,7 @@ mod tests {
             for (tag, bytes) in sent.iter().enumerate() {
                 to.append(Channel::Data, tag as u32, bytes).unwrap();
             }
-            // A poll ends where a file does.
+            // A poll ends at the end of a file.
             let arrived: Vec<Arrived> = (0..20).flat_map(|_| from.poll().unwrap()).collect();
             let expected: Vec<Arrived> = sent.iter().enumerate().map(|(k, bytes)| message(k as u32, bytes)).collect();
             assert_eq!(arrived, expected, "round {round}");
@@ -204,7 +204,7 @@ mod tests {
         LogWriter::create(log.clone()).unwrap();
         let whole = [&head(&segment(&log, 0), Kind::Message(Channel::Data), 7, b"abc")[..], b"abc"].concat();
         for cut in 0..whole.len() {
-            // Shown as zeros at first, or not shown at all.
+            // The end reads as zeros at first, or is missing.
             for shown in [&[&whole[..cut], &vec![0; whole.len() - cut][..]].concat(), &whole[..cut].to_vec()] {
                 let mut from = LogReader::new(log.clone());
                 fs::write(segment(&log, 0), shown).unwrap();
@@ -222,7 +222,7 @@ mod tests {
         let mut to = LogWriter::create(folder.path().join("0-1")).unwrap();
         let mut from = LogReader::new(folder.path().join("0-1"));
         to.append(Channel::Data, 1, b"first").unwrap();
-        // The disk is full in the middle of the second.
+        // The disk is full in the middle of the second message.
         let path = segment(&to.path, 0);
         let file = OpenOptions::new().append(true).open(&path);
         file.and_then(|mut file| file.write_all(&head(&path, Kind::Message(Channel::Data), 2, &[7; 1000]))).unwrap();

@@ -282,7 +282,7 @@ mod tests {
     fn processes_meet_whatever_earlier_jobs_have_left() {
         let folder = Scratch::new("meet");
         for size in [2, 1, 3, 3, 5, 2] {
-            // One that was killed leaves everything.
+            // A killed process leaves all of its files.
             job(folder.path(), size, |mut own| {
                 exchange(&mut own);
                 std::mem::forget(own);
@@ -373,7 +373,7 @@ mod tests {
             while stopped.list("job").get(1) != Some(&stopped.own.number) {
                 thread::yield_now();
             }
-            // It was stopped here, and another comes in its place.
+            // The process was stopped at this point, and another takes its place.
             let list = stopped.list("job");
             let mut own = meet(folder.path(), 1, 2, wait).unwrap();
             exchange(&mut own);

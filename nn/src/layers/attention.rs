@@ -74,7 +74,7 @@ impl<R: Runtime> MultiHeadAttention<R> {
         Ok(MultiHeadAttention { in_proj_weight, in_proj_bias, out_proj, heads, context: ContextSlot::refuses() })
     }
 
-    /// This layer without biases.
+    /// Drops the biases.
     pub fn without_bias(self) -> Self {
         MultiHeadAttention { in_proj_bias: None, out_proj: self.out_proj.without_bias(), ..self }
     }
@@ -185,7 +185,7 @@ pub(super) fn merge_heads<R: Runtime>(x: &Var<R>) -> Result<Var<R>> {
     x.transpose(1, 2)?.flatten(2, 3)
 }
 
-/// Exactly three parts, or an error.
+/// Converts a list of exactly three parts to an array; an error for another length.
 pub(super) fn three<T>(parts: Vec<T>) -> Result<[T; 3]> {
     parts.try_into().map_err(|_| Error::argument("attention", "queries, keys and values are three"))
 }

@@ -86,19 +86,19 @@ impl<R: Runtime, const N: usize> Conv<R, N> {
         Ok(Conv { weight, bias, options })
     }
 
-    /// This layer without a bias.
+    /// Drops the bias.
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
         self
     }
 
-    /// This layer with other padding: different on each side, or the amount that keeps the sizes.
+    /// Sets other padding: different on each side, or the amount that keeps the sizes.
     pub fn with_padding(mut self, padding: ConvPadding<N>) -> Self {
         self.options.padding = padding;
         self
     }
 
-    /// This layer padded with the input's own elements: PyTorch's `padding_mode`.
+    /// Pads with the input's own elements, as PyTorch's `padding_mode` does.
     #[doc(alias = "padding_mode")]
     pub fn with_padding_mode(mut self, mode: PadMode) -> Self {
         self.options.mode = mode;
@@ -143,13 +143,16 @@ impl<R: Runtime, const N: usize> ConvTranspose<R, N> {
         Ok(ConvTranspose { weight, bias, options, output_padding: [0; N] })
     }
 
-    /// This layer without a bias.
+    /// Drops the bias.
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
         self
     }
 
-    /// Enlarges the result, whose size a stride leaves undetermined; less than the stride, or than the dilation.
+    /// Enlarges the result, whose size a stride leaves undetermined.
+    ///
+    /// # Errors
+    /// An error unless the padding is less than the stride or the dilation on each axis.
     #[track_caller]
     pub fn with_output_padding(mut self, output_padding: [usize; N]) -> Result<Self> {
         let stride = self.options.stride;

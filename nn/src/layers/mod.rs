@@ -74,7 +74,7 @@ fn optional<R: Runtime>(parameter: &Option<Param<R>>) -> Option<Var<R>> {
 macro_rules! without_bias {
     ($($layer:ident),*) => {$(
         impl<R: numcore::Runtime> $layer<R> {
-            /// This layer without a bias.
+            /// Drops the bias.
             pub fn without_bias(mut self) -> Self {
                 self.bias = None;
                 self

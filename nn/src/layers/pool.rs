@@ -26,30 +26,30 @@ macro_rules! window_pools {
         pub type $three = $name<3>;
 
         impl<const N: usize> $name<N> {
-            /// Windows of `kernel` elements along each axis that do not overlap.
+            /// Creates windows of `kernel` elements along each axis that do not overlap.
             pub fn new(kernel: usize) -> Self {
                 $name { options: PoolOptions::new([kernel; N]) }
             }
 
-            /// This layer with another stride.
+            /// Sets the stride.
             pub fn with_stride(mut self, stride: [usize; N]) -> Self {
                 self.options.stride = stride;
                 self
             }
 
-            /// This layer with padding: at most half the kernel.
+            /// Sets the padding, at most half the kernel.
             pub fn with_padding(mut self, padding: [usize; N]) -> Self {
                 self.options.padding = padding;
                 self
             }
 
-            /// This layer with `dilation` elements from one element of a window to the next.
+            /// Sets the dilation, the distance between neighbors in a window.
             pub fn with_dilation(mut self, dilation: [usize; N]) -> Self {
                 self.options.dilation = dilation;
                 self
             }
 
-            /// This layer with a window for elements left over at the end.
+            /// Adds a window for elements left over at the end.
             pub fn with_ceil_mode(mut self) -> Self {
                 self.options.ceil_mode = true;
                 self
@@ -74,7 +74,7 @@ window_pools! {
 }
 
 impl<const N: usize> AvgPool<N> {
-    /// This layer without elements of the padding in the divisor.
+    /// Excludes the elements of the padding from the divisor.
     #[doc(alias = "count_include_pad")]
     pub fn without_padding_counted(mut self) -> Self {
         self.options.count_include_pad = false;

@@ -42,7 +42,7 @@ impl<R: Runtime> CausalSelfAttention<R> {
         })
     }
 
-    /// This layer without biases.
+    /// Drops the biases.
     pub fn without_bias(self) -> Self {
         CausalSelfAttention { qkv: self.qkv.without_bias(), proj: self.proj.without_bias(), ..self }
     }
@@ -120,7 +120,7 @@ impl<R: Runtime> Block<R> {
         Ok(if bias { block } else { block.without_bias() })
     }
 
-    /// This block without biases in its linear layers.
+    /// Drops the biases of the linear layers.
     fn without_bias(self) -> Self {
         let attention = self.attention.without_bias();
         Block { attention, fc1: self.fc1.without_bias(), fc2: self.fc2.without_bias(), ..self }

@@ -59,7 +59,7 @@ impl<R: Runtime> Placed<R> {
         &self.group
     }
 
-    /// For parameters of experts: the ranks with different tokens, if there are several.
+    /// The ranks with different tokens, for parameters of experts, if there are several.
     pub fn examples(&self) -> Option<&Arc<dyn TensorGroup<R>>> {
         self.examples.as_ref()
     }

@@ -11,7 +11,7 @@ pub enum TensorStyle {
     Vocabulary,
     /// Sharded by experts along a mesh's expert axis; replicated if there is none.
     Experts,
-    /// Not cut.
+    /// Replicated on all ranks.
     Replicated,
 }
 
