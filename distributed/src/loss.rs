@@ -40,8 +40,9 @@ impl<R: Runtime> Loss<R> {
         Ok(Loss { sum: self.sum.mul(0.0)?, weight: 0.0, counts: false })
     }
 
-    /// The mean of this loss, with weight 1. The gradient of a step is then a mean of means, whatever the weight of
-    /// each rank's share. A loss of weight 0, as of tokens that are all masked, becomes [weightless](Loss::weightless).
+    /// The mean of this loss, with weight 1. The gradient of a step is then a mean of means: the weight of each rank's
+    /// share does not count. A loss of weight 0, as of tokens that are all masked, becomes
+    /// [weightless](Loss::weightless).
     pub fn into_mean(self) -> Result<Self> {
         if self.weight > 0.0 {
             return Ok(Loss { sum: self.sum.div(self.weight)?, weight: 1.0, counts: self.counts });

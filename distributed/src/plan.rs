@@ -67,9 +67,8 @@ impl ParallelPlan {
     /// An arrangement of `world` ranks. Axes that are not named have size 1.
     ///
     /// # Errors
-    /// Fails if the product of all sizes but that of [`Axis::Expert`] is not `world`, or if the size of
-    /// [`Axis::Expert`] does not divide the number of ranks that read different tokens. An axis of size 0 or named
-    /// twice is an error too.
+    /// Fails if the product of all sizes but that of [`Axis::Expert`] is not `world`. The size of [`Axis::Expert`] must
+    /// divide the number of ranks that read different tokens. An axis of size 0 or named twice is an error too.
     pub fn new(world: usize, axes: impl IntoIterator<Item = (Axis, usize)>) -> Result<Self> {
         let (mut sizes, mut experts) = ([1; Axis::ALL.len()], 1);
         let mut named = [false; Axis::ALL.len() + 1];
@@ -186,7 +185,7 @@ impl ParallelPlan {
         Axis::ALL.into_iter().chain([Axis::Expert]).filter(|&axis| axis <= Axis::Shard || self.size(axis) > 1)
     }
 
-    /// The difference of the numbers of neighboring ranks along an axis of `Axis::ALL`.
+    /// The difference of the numbers of neighbouring ranks along an axis of `Axis::ALL`.
     fn stride(&self, axis: Axis) -> usize {
         self.sizes[axis as usize + 1..].iter().product()
     }

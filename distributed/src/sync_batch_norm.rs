@@ -18,15 +18,15 @@ use crate::comm::{Collectives, Comm, Communicator, Named, ReduceOp};
 /// `n` ranks train as one rank with all examples does. `N` may differ between ranks, and be 0 on some; the other sizes
 /// are equal on all ranks. Rows that only [fill a batch up](nn::set_counted_rows) are no part of the statistics.
 ///
-/// Ranks exchange a mean, a sum of squared deviations and a count for each channel. Forward has one all-gather of `2C +
-/// 1` numbers, and backward one reduce-scatter of as many for each rank. They are combined by the formula of Chan,
-/// Golub and LeVeque (*Updating Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979). Gradients are
-/// exact, of any order. Half precision is computed in `f32`. In evaluation, and on one rank, the layer is
+/// Ranks exchange a mean, a sum of squared deviations and a count for each channel. Forward has one all-gather of
+/// `2C + 1` numbers, and backward one reduce-scatter of as many for each rank. They are combined by the formula of
+/// Chan, Golub and LeVeque (*Updating Formulae and a Pairwise Algorithm for Computing Sample Variances*, 1979).
+/// Gradients are exact, of any order. Half precision is computed in `f32`. In evaluation, and on one rank, the layer is
 /// [`BatchNorm`]. It has the same parameters, buffers and names, so state dicts and checkpoints are interchangeable.
 ///
-/// Every rank must apply the layer equally often in a step, and its output must reach the loss on every rank, because
-/// its backward is a collective. A rank whose examples should not count multiplies its loss by 0, as `TrainStep::run`
-/// does, and does not leave the layer out. A rank that does not take part
+/// Every rank must apply the layer equally often in a step. Its output must reach the loss on every rank, because its
+/// backward is a collective. A rank whose examples should not count multiplies its loss by 0, as `TrainStep::run` does,
+/// and does not leave the layer out. A rank that does not take part
 /// ([`TrainStep::idle`](crate::train::TrainStep::idle)) is an error on all ranks.
 ///
 /// A model takes it in place of [`BatchNorm`]: [`SyncBatchNorm::over`] converts a layer.

@@ -1,7 +1,7 @@
 //! The actions of a rank.
 //!
-//! The vocabulary and its text (see [`Action`]'s `Display` and `FromStr`) are those of `torch.distributed.pipelining`,
-//! without its three words that wait for the end of an asynchronous action.
+//! The vocabulary and its text (see [`Action`]'s `Display` and `FromStr`) are those of `torch.distributed.pipelining`.
+//! The three words that wait for the end of an asynchronous action are missing.
 
 /// One entry of a rank's list.
 #[doc(alias("PipelineAction"))]
@@ -12,7 +12,7 @@ pub enum Action {
     /// A forward and a backward pass of independent micro-batches, run as one (DualPipeV). Each hides the other's
     /// communication.
     Overlap(Compute, Compute),
-    /// One end of a transfer between neighboring stages on different ranks.
+    /// One end of a transfer between neighbouring stages on different ranks.
     Message(Message),
     /// An action on all parameters or gradients of a stage.
     Unit(UnitAction),
@@ -131,7 +131,7 @@ impl Action {
 }
 
 impl Compute {
-    /// The message end that sends this pass's output; none for W, and none if there is no such neighbor.
+    /// The message end that sends this pass's output; none for W, and none if there is no such neighbour.
     pub fn send(&self, stages: usize) -> Option<Message> {
         let direction = self.pass.makes()?;
         let message = Message { stage: self.stage, direction, end: End::Send, micro: self.micro };
@@ -147,7 +147,7 @@ impl Compute {
 }
 
 impl Pass {
-    /// The content that this pass makes for a neighboring stage; none for W.
+    /// The content that this pass makes for a neighbouring stage; none for W.
     pub fn makes(self) -> Option<Direction> {
         match self {
             Pass::F => Some(Direction::Forward),

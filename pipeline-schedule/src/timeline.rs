@@ -45,8 +45,8 @@ impl Timeline {
         self.ranks.iter().flatten().map(|event| event.end).max().unwrap_or(0)
     }
 
-    /// Draws a row per rank, with time to the right and a box for each action that takes time. Boxes are colored by
-    /// pass (paler for a rank's further stages) and labeled with the micro-batch. A tooltip has the full name.
+    /// Draws a row per rank, with time to the right and a box for each action that takes time. Boxes are coloured by
+    /// pass (paler for a rank's further stages) and labelled with the micro-batch. A tooltip has the full name.
     pub fn to_svg(&self) -> String {
         let height = 2.0 * TOP + ROW * self.ranks.len() as f64;
         let mut svg = format!(

@@ -14,15 +14,14 @@
 //! | [`DiLoCo`] | `v ← μ·v + (X − X̄)`, `X ← X − η·((X − X̄) + μ·v)` | `X` | Douillard et al., *DiLoCo*, 2023 |
 //!
 //! The mean is weighted by each rank's total loss weight since the last synchronization. Weights are sent as one flat
-//! range. A reduce-scatter sums it, so that each rank keeps `1/N` of the global weights and of the rule's state, and
-//! computes the rule for these alone. An all-gather distributes the result. That is `2Ψ/H` numbers a step for `Ψ`
-//! parameters.
+//! range. A reduce-scatter sums it. Each rank keeps `1/N` of the global weights and of the rule's state, and computes
+//! the rule for these alone. An all-gather distributes the result. That is `2Ψ/H` numbers a step for `Ψ` parameters.
 //!
 //! With [`fragments`](LocalUpdates::fragments) a part of the parameters at a time is synchronized. With a
 //! [`delay`](LocalUpdates::delay) the sum is in flight while ranks go on training (Douillard et al., *Streaming
 //! DiLoCo*, 2025).
 //!
-//! **Invariant**: ranks take the same number of steps between two synchronizations, whatever their data weighs, unless
+//! **Invariant**: ranks take the same number of steps between two synchronizations, at any weight of their data, unless
 //! they synchronize [by hand](LocalUpdates::every). A failed synchronization changes no weights.
 
 mod as_step;

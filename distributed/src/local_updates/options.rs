@@ -10,8 +10,8 @@ pub struct LocalUpdates {
     /// The number of steps from one synchronization to the next, `H`. With `None` ranks synchronize only in calls of
     /// [`LocalSteps::meet`](super::LocalSteps::meet), which may come after a different number of steps on each.
     pub every: Option<u64>,
-    /// The number of steps at the beginning after each of which ranks synchronize: post-local SGD (Lin et al., *Don't
-    /// Use Large Mini-Batches, Use Local SGD*, 2018).
+    /// The number of initial steps after each of which ranks synchronize: post-local SGD (Lin et al., *Don't Use Large
+    /// Mini-Batches, Use Local SGD*, 2018).
     pub warmup: u64,
     /// The number of parts of the parameters. Parts are consecutive, of about equal size, and synchronized one after
     /// another within [`every`](LocalUpdates::every) steps, which must be a multiple of it.

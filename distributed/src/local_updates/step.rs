@@ -81,11 +81,8 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
     /// made.
     ///
     /// # Errors
-    /// On every rank:
-    ///
-    /// - unless all ranks have the same model, rule and options, and these are valid;
-    /// - if the inner step shards parameters (ZeRO stage 3), so that no rank has them unsharded;
-    /// - if the inner step trains parameters in half precision.
+    /// On every rank, unless all ranks have the same model, rule and options, and these are valid. An inner step that
+    /// shards parameters (ZeRO stage 3) or trains them in half precision is an error too.
     #[track_caller]
     pub fn new(
         comm: &Comm<R>,

@@ -22,7 +22,7 @@ pub enum BufferSync {
     #[default]
     Own,
     /// Every rank takes the buffers of rank 0. PyTorch's `DistributedDataParallel` does so with `broadcast_buffers`
-    /// before each forward pass of training. weftgrad does it after each step, so that an evaluation between steps is
+    /// before each forward pass of training. This mode does it after each step, so that an evaluation between steps is
     /// equal on all ranks too.
     Broadcast,
     /// Every rank takes the mean over ranks of floating-point buffers, and rank 0's value of all others (counts).

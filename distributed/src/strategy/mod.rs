@@ -39,12 +39,12 @@ pub type LeafFilter<'a, R> = dyn Fn(&Arc<Leaf<R>>) -> bool + 'a;
 ///
 /// A step calls [`prepare`](Strategy::prepare). For each backward pass it calls [`begin`](Strategy::begin), the methods
 /// of the hook and [`end`](Strategy::end). After the last pass it calls [`finish`](Strategy::finish) and
-/// [`update`](Strategy::update). All ranks make the same calls in the same order, whatever their data.
+/// [`update`](Strategy::update). All ranks make the same calls in the same order, with any data.
 pub trait Strategy<R: Runtime>: BackwardHook<R> + Checkpointed<R> + Any + Send + Sync {
     /// The ranks that train together.
     fn ranks(&self) -> &StepRanks<R>;
 
-    /// Features of the strategy, of which some [exclude](crate::combinations) others.
+    /// Features of the strategy; some [exclude](crate::combinations) others.
     fn features(&self) -> Features {
         Features::default()
     }

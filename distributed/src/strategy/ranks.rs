@@ -9,7 +9,8 @@ use crate::comm::Comm;
 pub struct StepRanks<R: Runtime> {
     /// The ranks that take a step together, and decide alike.
     pub everyone: Comm<R>,
-    /// The ranks over which gradients and losses are summed: those along data, shard and context.
+    /// The ranks over which losses are summed, and the gradients of a model without stages. They read different
+    /// examples, or parts of the same sequences. In a pipeline the ranks of all stages are among them.
     pub losses: Comm<R>,
     /// This rank's share of a batch. Ranks that have parts of the same sequences, or pieces of the same layers, read
     /// the same share.

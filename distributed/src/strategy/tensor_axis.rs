@@ -104,8 +104,8 @@ impl<R: Runtime> TensorAxis<R> {
         self.ranks.as_ref().map_or(Ok(()), |ranks| ranks.agree(what, text.as_bytes()))
     }
 
-    /// Broadcasts each parameter from the first of the ranks that have the same piece of it, and each buffer from the
-    /// first rank along the axis.
+    /// Broadcasts each parameter from the first rank that has the same piece, and each buffer from the first rank along
+    /// the axis.
     pub(crate) fn sync(&self, leaves: &[Arc<Leaf<R>>], buffers: &[(String, Buffer<R>)]) -> Result<()> {
         let Some(ranks) = &self.ranks else { return Ok(()) };
         for leaf in leaves {
@@ -224,8 +224,8 @@ pub(crate) fn described<R: Runtime>(parameters: &[(String, Arc<Leaf<R>>)], buffe
     parameters.iter().map(parameter).chain(buffers.iter().map(buffer)).collect()
 }
 
-/// An error unless the sequences of a model are cut over exactly the ranks along context of a mesh, and these draw the
-/// same random values.
+/// An error unless a model's sequences are cut over exactly the ranks along context of a mesh, and these draw the same
+/// random values.
 #[track_caller]
 fn check_context<R: Runtime>(mesh: &Mesh<R>, model: &(impl Module<R> + ?Sized)) -> Result<()> {
     let (ranks, places) = (mesh.axis(Axis::Context), context_ranks(model));

@@ -24,10 +24,10 @@ pub trait Step<R: Runtime>: Checkpointed<R> {
     /// Runs one step. An error on one rank is an error on all, and ends the communicator.
     fn step(&mut self, work: StepWork<'_, R>) -> Result<TrainingMetrics<R>>;
 
-    /// The sum of the losses of an input on this rank, without gradients.
+    /// The sum and the weight of the losses of an input on this rank, without a backward pass.
     fn evaluate(&mut self, input: StepInput<R>) -> Result<WeightedSum>;
 
-    /// Properties that decide what the step can be combined with, as of now.
+    /// The current properties that decide about combinations of the step.
     fn combines(&self) -> Combines;
 
     /// The modules that the step holds itself, as a pipeline holds its stages.
@@ -45,13 +45,13 @@ pub struct WeightedSum {
     pub weight: f64,
 }
 
-/// Properties of a training step that decide what it can be combined with.
+/// Properties of a training step that decide about its combinations with wrappers and loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Combines {
     /// Features of the step.
     pub features: Features,
-    /// The number of whole batches that all ranks together take in the next step, each read by one of them in turn;
-    /// none if each rank reads its share of every batch.
+    /// The number of complete batches that all ranks together take in the next step, if ranks read batches in turn.
+    /// None if each rank reads its share of every batch.
     pub in_turn: Option<usize>,
 }
 

@@ -14,13 +14,13 @@ use super::BufferSync;
 #[doc(alias("param_groups"))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HyperParameters {
-    /// They are the configuration's: neither saved nor restored.
+    /// Hyper-parameters are the configuration's: neither saved nor restored.
     #[default]
     Configured,
-    /// They are saved. Loading a checkpoint keeps those of the configuration.
+    /// Hyper-parameters are saved. Loading a checkpoint keeps those of the configuration.
     Saved,
-    /// They are saved, and restored from the loaded checkpoint, as PyTorch's `load_state_dict` does. A checkpoint
-    /// without them is an error. So is one with different values for parameters that are in one group now.
+    /// Hyper-parameters are saved, and restored from the loaded checkpoint, as PyTorch's `load_state_dict` does. A
+    /// checkpoint without them is an error. So is one with different values for parameters that are in one group now.
     Restored,
 }
 

@@ -74,7 +74,7 @@ impl<R: Runtime> TrainStep<R> {
         }
         let losses = std::mem::take(&mut self.pushed);
         let metrics = self.update(&losses, Empty::IsError)?;
-        // The next loss is computed before its micro-batch gets here: gradients' memory moves with no graph around.
+        // The caller computes the next loss before the next call: gradients' memory moves while there is no graph.
         self.strategy.prepare(Computing::All)?;
         self.prepared = true;
         Ok(Some(metrics))
@@ -121,7 +121,7 @@ impl<R: Runtime> TrainStep<R> {
         Err(Error::argument("a training step", why))
     }
 
-    /// The ranks over which gradients and losses are summed.
+    /// The ranks over which losses are summed, and the gradients of a model without stages.
     #[doc(alias("communicator"))]
     pub fn comm(&self) -> &Comm<R> {
         &self.strategy.ranks().losses

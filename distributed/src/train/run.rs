@@ -26,9 +26,9 @@ impl<R: Runtime> TrainStep<R> {
     /// part as in [`idle`](TrainStep::idle).
     ///
     /// # Errors
-    /// On every rank, before the first step, if a rank has no batch at all while others have some, and the model has
-    /// experts that compute others' tokens, or stages that compute others' micro-batches. An error of `loss` or `see`
-    /// on one rank is an error on all.
+    /// On every rank, before the first step, if a rank has no batch at all while others have some, and must compute for
+    /// them. Experts compute tokens of other ranks, and stages their micro-batches. An error of `loss` or `see` on one
+    /// rank is an error on all.
     #[track_caller]
     pub fn run<B, I: Into<StepInput<R>>>(
         &mut self,

@@ -153,8 +153,8 @@ fn each_kind(test: impl Fn(ScheduleKind, &Checked)) {
     }
 }
 
-/// Checks that all sums of a stage are started in the step's last backward pass of it that makes weight gradients, and
-/// that REDUCE_GRAD comes next.
+/// Checks that all sums of a stage are started in its last backward pass with weight gradients of the step. REDUCE_GRAD
+/// must come next.
 fn in_the_last_sweep(kind: ScheduleKind, checked: &Checked, ranks: Vec<[Sent; 2]>, sums: u64) {
     for (rank, [first, second]) in ranks.into_iter().enumerate() {
         assert!(first.iter().all(|(_, sent)| *sent == 0), "{kind}, rank {rank}, before the last run: {first:?}");

@@ -88,7 +88,7 @@ impl<R: Runtime> TrainStep<R> {
     ///
     /// # Errors
     /// An error on one rank is an error on all, and ends the communicator. In a world of one rank nothing has changed
-    /// then: the next step is what it would have been.
+    /// then: the next step is the same as without the error.
     #[track_caller]
     pub fn step<I: Into<StepInput<R>>>(
         &mut self,

@@ -17,8 +17,8 @@ use crate::{
     sums::wide,
 };
 
-/// The state of updates: clipping and loss scaling after the last backward pass of a step, and what lasts between
-/// steps.
+/// The state of updates, which clip and scale after the last backward pass of a step: options, loss scale and step
+/// count.
 pub(crate) struct Updates {
     pub(crate) config: TrainingConfig,
     pub(crate) scaler: Option<LossScaler>,

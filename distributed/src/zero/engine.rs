@@ -195,7 +195,7 @@ impl<R: Runtime> ZeroEngine<R> {
     }
 
     /// True if ranks may read different units. No unit can then be gathered when it is read, because gathers of
-    /// different units would meet. All are gathered at once, in one order, and kept for the step.
+    /// different units would be matched. All are gathered at once, in one order, and kept for the step.
     fn reads_differ(&self) -> bool {
         (self.idles || self.options.unused == Unused::Allow) && self.options.stage.shards_parameters()
     }

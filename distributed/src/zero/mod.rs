@@ -2,16 +2,15 @@
 //!
 //! A unit (a layer) is a buffer of parameters that are gathered, reduced and updated together. One engine has three
 //! switches. Stage 1 shards the state, stage 2 reduces gradients to shards, and stage 3 gathers parameters before use
-//! and releases them afterwards. Cuts go through parameters; optimizers see rows and cannot tell a shard from the
-//! whole.
+//! and releases them afterwards. Cuts go through parameters; optimizers see rows, of a shard as of an unsharded buffer.
 //!
 //! Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, 2020; Zhao et al.,
 //! *PyTorch FSDP*, 2023.
 //!
 //! Besides the root and its gradients, at most three units are unsharded in memory at once. In forward these are the
 //! unit that is read and the next one. In backward they are a unit, its gradients, and a third. In the first half of
-//! the unit's leaves the third is the gradients before it in flight; in the second half, the values of the unit after
-//! it. The options `reduce_once`, `gathered_until_backward` and `whole_up_to` keep more.
+//! the unit's leaves the third is the gradients in flight of the unit before. In the second half it is the values of
+//! the unit after. The options `reduce_once`, `gathered_until_backward` and `whole_up_to` keep more.
 //!
 //! Values that are put into parameters from outside (a state dict, [`Param::set`](nn::Param::set)) are the parameters'
 //! from then on, as in data parallelism. Every rank must be given equal ones.

@@ -303,7 +303,7 @@ impl<R: Runtime> ShardGroups<R> {
         Ok(ShardGroups { all, shard, replicas, label })
     }
 
-    /// These groups for the gathers and sums of a unit: calls have the unit's name and `note`.
+    /// The groups for the gathers and sums of a unit: their calls have the unit's name and `note`.
     pub(super) fn of(&self, unit: &str, note: &str) -> Self {
         let of = if unit.is_empty() { format!("the root unit{note}") } else { format!("unit `{unit}`{note}") };
         let named = |comm| self.label.named(comm, &of);

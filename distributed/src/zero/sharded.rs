@@ -342,7 +342,7 @@ impl<R: Runtime> Sharded<R> {
 impl<R: Runtime> Drop for Sharded<R> {
     fn drop(&mut self) {
         if !self.options.stage.shards_parameters() && !std::thread::panicking() {
-            // An error here is that of a world that has failed, and was reported by the call that failed.
+            // An error of this wait is that of a world that has failed, and was reported by the call that failed.
             self.engine.lock().units.iter_mut().for_each(|unit| drop(unit.wait_gathered()));
         }
     }

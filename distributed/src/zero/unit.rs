@@ -125,8 +125,8 @@ impl<R: Runtime> Unit<R> {
         self.start(self.is_sharded())
     }
 
-    /// Begins a backward pass. The names of frozen parameters become part of the name of its calls: ranks that freeze
-    /// different ones get an error, instead of updating different ones.
+    /// Begins a backward pass. The names of frozen parameters become part of the name of its calls. Ranks that freeze
+    /// different parameters get an error, instead of updating different ones.
     pub(super) fn begin_sweep(&mut self) {
         for (ready, leaf) in self.ready.iter_mut().zip(&self.leaves) {
             *ready = !leaf.requires_grad();

@@ -5,10 +5,10 @@
 //! two passes. Without such a moment one rank has to wait for the other, and the moment with the least wait is taken.
 //! Each rank's list is its passes and messages by time.
 //!
-//! All lists are parts of one total order in which every action comes after its inputs and a message is one event, so
-//! synchronous sends cannot deadlock. Overlapped sends delay no pass at all. Synchronous sends delay no pass if their
-//! messages found both ranks between passes. With F = I = W that was true of all messages at every size tested, except
-//! for Interleaved1F1B, whose forwards can meet a neighbor's backward half way.
+//! All lists are parts of one total order, in which every action comes after its inputs and a message is one event.
+//! Synchronous sends therefore cannot deadlock. Overlapped sends delay no pass at all. Synchronous sends delay no pass
+//! if their messages found both ranks between passes. With F = I = W that was true of all messages at every size
+//! tested. The exception is Interleaved1F1B, whose forwards can coincide with the middle of a neighbour's backward.
 //!
 //! Two alternatives were rejected. Sending right after the producing pass and receiving right before the reading one
 //! deadlocks 1F1B. Placing both ends as soon as a walk over the ranks in turn can is safe, but ignores time.
@@ -31,9 +31,9 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// The total order of messages. At one moment a complete ring of neighbors may have something to send. Odd and even
-    /// senders in turn make that take two transfers or three, not one per rank. (LoopedBFS at (v, m, p) = (2, 16, 8)
-    /// with synchronous messages of 0.3 F takes 161 F, and 219 F with senders in plain order.)
+    /// The total order of messages. At one moment a complete ring of neighbours may have something to send. Odd and
+    /// even senders in turn make that take two transfers or three, not one per rank. (LoopedBFS at (v, m, p) = (2, 16,
+    /// 8) with synchronous messages of 0.3 F takes 161 F, and 219 F with senders in plain order.)
     fn key(&self) -> (u64, Direction, usize, usize, usize, usize) {
         let Message { stage, direction, micro, .. } = self.send;
         (self.moment, direction, self.from % 2, self.from, stage, micro)

@@ -21,7 +21,7 @@ pub struct Lowering {
 impl Schedule {
     /// Adds to a schedule of passes alone:
     ///
-    /// - a send and a receive between neighboring stages on different ranks;
+    /// - a send and a receive between neighbouring stages on different ranks;
     /// - a REDUCE_GRAD after each stage's last weight gradient;
     /// - UNSHARD and RESHARD if parameters are sharded.
     ///

@@ -12,8 +12,8 @@ pub struct MicroBatches<R: Runtime> {
     pub inputs: Vec<Vec<Tensor<R>>>,
     /// The targets, for each micro-batch: the loss gets them beside the last stage's outputs.
     pub targets: Vec<Vec<Tensor<R>>>,
-    /// True if the losses weigh nothing, so that they change no gradient: this replica has no example of its own in a
-    /// step of the others. All ranks of the replica must set the same value.
+    /// True if the losses weigh nothing and change no gradient: this replica has no example in a step of the others.
+    /// All ranks of the replica must set the same value.
     pub weightless: bool,
 }
 

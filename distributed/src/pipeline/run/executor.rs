@@ -214,7 +214,7 @@ impl<'a, R: Runtime> ScheduleRun<'a, R> {
         }
     }
 
-    /// Hands on the output of a pass: to a later send, or to the neighboring stage if it is on this rank.
+    /// Hands on the output of a pass: to a later send, or to the neighbouring stage if it is on this rank.
     pub(super) fn give(&mut self, compute: Compute, made: Vec<Tensor<R>>) {
         let neighbour = compute.send(self.schedule().stages()).and_then(|send| send.peer());
         match (self.schedule().output(compute), neighbour) {

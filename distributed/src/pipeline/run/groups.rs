@@ -31,9 +31,9 @@ pub struct PipelineGroups<R: Runtime> {
 impl<R: Runtime> PipelineGroups<R> {
     /// Makes the groups of a pipeline of `ranks` ranks. Blocks.
     ///
-    /// On a mesh, stages are along its pipe axis, replicas along data and shard, parts of sequences along context, and
-    /// pieces of the layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of
-    /// replica `r / ranks`.
+    /// On a mesh, stages are along pipe, replicas along data and shard, parts of sequences along context, and pieces of
+    /// layers along tensor. A communicator is cut into replicas: its rank `r` is rank `r % ranks` of replica
+    /// `r / ranks`.
     ///
     /// # Errors
     /// Fails if the mesh has another number of ranks along its pipe axis, or the communicator cannot be cut into such

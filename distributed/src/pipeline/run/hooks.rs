@@ -12,8 +12,8 @@ use crate::pipeline::Compute;
 /// every rank.
 ///
 /// Ranks of the same stages in several replicas get equal calls in equal order, so hooks may be collectives of such a
-/// group. Hooks must not wait for a collective among the ranks of one pipeline: its ranks reach it at different times,
-/// and some of them wait for this one.
+/// group. Hooks must not wait for a collective among the ranks of one pipeline. These reach it at different times, and
+/// some wait for this rank.
 #[doc(alias("param_grads"))]
 pub trait StageHooks<R: Runtime> {
     /// The hook of a backward pass through the stage: B, I, which makes no weight gradient, or W. `last` is true for

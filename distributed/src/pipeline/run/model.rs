@@ -48,7 +48,7 @@ impl<R: Runtime> PipelineModel<R> {
     }
 
     /// Makes the model from all stages in order, and keeps those of `rank`. Ranks count on from one replica of the
-    /// pipeline to the next, as in [`PipelineGroups::new`](super::PipelineGroups::new); on a mesh `rank` is the rank
+    /// pipeline to the next, as in [`PipelineGroups::new`](super::PipelineGroups::new). On a mesh `rank` is the rank
     /// along the pipe axis. Parameters of several stages that are [duplicates](nn::Param::duplicate) of one another are
     /// tied.
     pub fn on<S: Stage<R> + 'static>(rank: usize, checked: Checked, all: impl IntoIterator<Item = S>) -> Self {
