@@ -186,8 +186,9 @@ impl<R: Runtime> TrainStepBuilder<'_, R> {
     ///
     /// The gradient is not yet summed over ranks. It includes the sums of earlier micro-batches in its memory, and the
     /// loss scale if there is one. With main gradients ([`ZeroOptions::main_gradients`],
-    /// [`BucketOptions::main_gradients`]) a half-precision parameter's is of this micro-batch alone, in the parameter's
-    /// type. For a parameter that is cut along tensor it is the gradient of this rank's piece. An error ends the step.
+    /// [`BucketOptions::main_gradients`]) the gradient of a half-precision parameter is that of this micro-batch alone,
+    /// in the parameter's dtype. For a parameter that is cut along tensor it is the gradient of this rank's piece. An
+    /// error ends the step.
     ///
     /// Costs a copy of every gradient.
     #[doc(alias("register_hook"))]

@@ -144,8 +144,8 @@ impl<R: Runtime> TrainStep<R> {
     /// instead.
     ///
     /// # Errors
-    /// Fails as [`step`](TrainStep::step), and if the strategy needs a backward pass on every rank. Experts over ranks,
-    /// pipelines, and ZeRO stage 3 unless unused parameters are allowed, need one.
+    /// Fails as [`step`](TrainStep::step), and if the strategy needs a backward pass on every rank. Experts over ranks
+    /// and pipelines need one. So does ZeRO stage 3, unless unused parameters are allowed.
     #[track_caller]
     pub fn idle(&mut self) -> Result<TrainingMetrics<R>> {
         let most = self.updates.config.accumulation;

@@ -100,17 +100,17 @@ impl fmt::Debug for UnitOf {
 /// Options of sharded training.
 #[derive(Clone, Debug, Default)]
 pub struct ZeroOptions {
-    /// The state that is sharded.
+    /// The degree of sharding.
     pub stage: ZeroStage,
     /// The division of the model into units.
     pub units: UnitOf,
     /// The treatment of parameters without a gradient. If they are allowed, ranks may read different units. ZeRO stage
     /// 3 then gathers all units for the whole step, and only state and gradients stay sharded in it.
     pub unused: Unused,
-    /// The memory of optimizer state between updates (DeepSpeed: `offload_optimizer`).
+    /// The place of optimizer state between updates, device or host memory (DeepSpeed: `offload_optimizer`).
     #[doc(alias("offload_optimizer"))]
     pub state: StatePlace,
-    /// The memory of this rank's parameter shards at stage 3, while they are neither gathered nor updated (FSDP:
+    /// The place of this rank's parameter shards at stage 3, while they are neither gathered nor updated (FSDP:
     /// `CPUOffload`; DeepSpeed: `offload_param`).
     ///
     /// A shard in host memory is copied to the device for each gather of its unit, and there and back for its update.
@@ -119,11 +119,11 @@ pub struct ZeroOptions {
     #[doc(alias("CPUOffload"))]
     #[doc(alias("offload_param"))]
     pub parameters: StatePlace,
-    /// The memory of this rank's shards of summed gradients at stages 2 and 3, between backward passes and until the
+    /// The place of this rank's shards of summed gradients at stages 2 and 3, between backward passes and until the
     /// update (DeepSpeed's ZeRO-Offload).
     ///
     /// Sums that arrive are copied to the host. Those of further micro-batches are added on the device, so that no bit
-    /// changes. The norm, the check for finite values and the update bring one unit at a time. Whole gradients that
+    /// changes. The norm, the check for finite values and the update bring one unit at a time. Unsharded gradients that
     /// wait for their exchange, with [`reduce_once`](ZeroOptions::reduce_once), are on the device.
     pub gradients: StatePlace,
     /// The dtype in which gradients are sent and summed over ranks: `bf16`, `f32` or `f64` (PyTorch: `reduce_dtype` of
@@ -264,9 +264,9 @@ pub(super) struct UnitOptions {
     pub(super) kept: DType,
     /// True if gradients are exchanged in the last backward pass alone.
     pub(super) reduce_once: bool,
-    /// The memory of this rank's values between uses.
+    /// The place of this rank's values between uses.
     pub(super) values: StatePlace,
-    /// The memory of this rank's summed gradients between uses.
+    /// The place of this rank's summed gradients between uses.
     pub(super) gradients: StatePlace,
 }
 
