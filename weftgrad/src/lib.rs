@@ -146,6 +146,7 @@ pub mod book {
     chapter!(layers, "layers.md");
     chapter!(custom_ops, "custom-ops.md");
     chapter!(first_training_run, "first-training-run.md");
+    chapter!(classify, "classify.md");
     chapter!(data, "data.md");
     chapter!(watching_a_run, "watching-a-run.md");
     chapter!(checkpoints_and_resuming, "checkpoints-and-resuming.md");
