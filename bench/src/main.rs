@@ -14,35 +14,47 @@
 mod serve;
 mod table;
 
-use std::process::ExitCode;
+use std::{num::NonZero, process::ExitCode};
 
+use clap::Parser;
 use weftgrad::{Cpu, Simd};
 use weftgrad_bench::cases;
 
-/// The parsed command line.
+/// Times weftgrad on the cases that other frameworks are timed on.
+#[derive(Parser)]
+#[command(after_help = cases::help())]
 struct Args {
-    serve: bool,
-    json: bool,
-    rounds: usize,
-    threads: Option<usize>,
-    simd: Option<Simd>,
+    /// Cases, each quoted with its sizes; or `serve`: a case per line of standard input.
+    #[arg(required = true)]
     cases: Vec<String>,
+    /// Threads of the CPU; at first all.
+    #[arg(long)]
+    threads: Option<NonZero<usize>>,
+    /// The instruction level: `baseline`, `avx2`, `avx512` or `amx`.
+    #[arg(long, value_parser = level)]
+    simd: Option<Simd>,
+    /// Measurements of each case.
+    #[arg(long, default_value = "5")]
+    rounds: NonZero<usize>,
+    /// JSON in place of a table.
+    #[arg(long)]
+    json: bool,
 }
 
 fn main() -> ExitCode {
     let run = || -> Result<(), String> {
-        let args = parse(std::env::args().skip(1))?;
+        let args = Args::parse();
         let mut cpu = Cpu::builder();
         if let Some(threads) = args.threads {
-            cpu = cpu.threads(threads);
+            cpu = cpu.threads(threads.get());
         }
         if let Some(simd) = args.simd {
             cpu = cpu.simd(simd);
         }
         let cpu = cpu.build();
-        match args.serve {
+        match args.cases == ["serve"] {
             true => serve::serve(cpu).map_err(|e| e.to_string()),
-            false => table::print(cpu, &args.cases, args.rounds, args.json),
+            false => table::print(cpu, &args.cases, args.rounds.get(), args.json),
         }
     };
     match run() {
@@ -54,34 +66,6 @@ fn main() -> ExitCode {
     }
 }
 
-fn level(word: Option<&str>) -> Result<Simd, String> {
-    word.and_then(Simd::named).ok_or_else(|| format!("--simd needs {}", Simd::ALL.map(Simd::name).join(", ")))
-}
-
-fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let mut args = Args { serve: false, json: false, rounds: 5, threads: None, simd: None, cases: Vec::new() };
-    while let Some(word) = words.next() {
-        let mut number = || {
-            let value = words.next().ok_or_else(|| format!("{word} needs a number"))?;
-            value
-                .parse::<usize>()
-                .ok()
-                .filter(|n| *n > 0)
-                .ok_or_else(|| format!("{word}: `{value}` is not a positive number"))
-        };
-        match word.as_str() {
-            "serve" => args.serve = true,
-            "--json" => args.json = true,
-            "--rounds" => args.rounds = number()?,
-            "--threads" => args.threads = Some(number()?),
-            "--simd" => args.simd = Some(level(words.next().as_deref())?),
-            "--help" | "-h" | "list" => return Err(cases::help()),
-            _ if word.starts_with('-') => return Err(format!("unknown option {word}; see --help")),
-            _ => args.cases.push(word),
-        }
-    }
-    if !args.serve && args.cases.is_empty() {
-        return Err(cases::help());
-    }
-    Ok(args)
+fn level(word: &str) -> Result<Simd, String> {
+    Simd::named(word).ok_or_else(|| format!("there are {}", Simd::ALL.map(Simd::name).join(", ")))
 }

@@ -35,8 +35,7 @@ pub trait Collectives<R: Runtime>: Communicator<R> {
         self.in_place(Collective::AllReduce(op), x, None, Location::caller()).at_caller()
     }
 
-    /// Combines `x` of all ranks; rank `root` gets the result, in place. The memory of the others is arbitrary
-    /// afterwards.
+    /// Combines `x` of all ranks in place: rank `root` gets the result, the memory of the others is arbitrary.
     #[track_caller]
     fn reduce(&self, x: TensorMut<R>, op: ReduceOp, root: usize) -> Result<Work<TensorMut<R>>> {
         self.in_place(Collective::Reduce { op, root }, x, None, Location::caller()).at_caller()

@@ -17,7 +17,7 @@ use super::{
 /// use comm::{Collectives, Communicator, Ranks, ReduceOp};
 /// use engine_nccl::Nccl;
 /// # use numcore::{Result, Runtime, Shape, TensorMut, DType};
-/// # fn gpu<R: Runtime>(index: usize) -> Result<R> { Err(numcore::Error::argument("gpu", format!("there is no GPU {index}"))) }
+/// # fn gpu<R: Runtime>(index: usize) -> Result<R> { Err(numcore::Error::argument("gpu", format!("no GPU {index}"))) }
 /// # fn main() -> Result<()> {
 /// # type Cuda = numcore::NullRuntime;
 /// # type Cpu = numcore::NullRuntime;

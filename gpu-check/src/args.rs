@@ -1,90 +1,85 @@
 //! The command line.
 
+use std::{num::NonZero, thread::available_parallelism};
+
+use clap::{Parser, builder::PossibleValuesParser};
+
 use crate::plan::{PARTS, Part};
 
-/// The parsed command line.
+/// Checks and times a GPU.
+#[derive(Parser)]
+#[command(after_help = parts())]
 pub struct Args {
+    #[arg(long, default_value = "cuda", value_parser = PossibleValuesParser::new(DEVICES))]
     pub device: String,
+    /// The file that the findings are written to.
+    #[arg(long, default_value = "gpu-check.json")]
     pub out: String,
+    /// Fewer and smaller items.
+    #[arg(long)]
     pub quick: bool,
-    /// Runs only items whose name contains one of these; all if the list is empty.
+    /// Items whose name contains this text alone; may be given several times.
+    #[arg(long)]
     pub only: Vec<String>,
-    pub parts: Vec<&'static Part>,
+    /// Parts, in place of those that are usual for the device.
+    #[arg(long, value_delimiter = ',', value_parser = named)]
+    parts: Vec<&'static Part>,
+    /// Parts that are left out.
+    #[arg(long, value_delimiter = ',', value_parser = named)]
+    skip: Vec<&'static Part>,
+    /// The time that all items have together, in minutes.
+    #[arg(long, default_value_t = 9.0)]
     pub minutes: f64,
-    pub jobs: usize,
+    /// Items that may run at the same time, where they are not timed.
+    #[arg(long, default_value_t = usual_jobs())]
+    pub jobs: NonZero<usize>,
+    /// Names the items, and runs none.
+    #[arg(long)]
     pub list: bool,
-    /// A compute capability and a driver's version of CUDA to compile kernels for, in place of a run.
+    /// A compute capability and a driver's version of CUDA to compile kernels for, in place of a run: `90,13`.
+    #[arg(long, value_parser = versions)]
     pub precompile: Option<(u32, u32)>,
-    /// One item in this process, its findings in this file: how the program calls itself.
-    pub item: Option<(String, String)>,
+    /// One item in this process, and the file of its findings: how the program calls itself.
+    #[arg(long, num_args = 2, hide = true)]
+    item: Vec<String>,
 }
 
 const DEVICES: &[&str] = if cfg!(feature = "emulate") { &["cuda", "cpu", "emulated"] } else { &["cuda", "cpu"] };
 
-pub fn usage() -> String {
+impl Args {
+    /// The parts to run, in order.
+    pub fn parts(&self) -> impl Iterator<Item = &'static Part> {
+        let is_usual = |part: &Part| !part.gpu_only || self.device == "cuda";
+        let among = |list: &[&Part], part: &Part| list.iter().any(|named| named.name == part.name);
+        let chosen = move |part: &&Part| {
+            !among(&self.skip, part) && if self.parts.is_empty() { is_usual(part) } else { among(&self.parts, part) }
+        };
+        PARTS.iter().filter(chosen)
+    }
+
+    /// The one item to run in this process, and the file of its findings.
+    pub fn item(&self) -> Option<(&str, &str)> {
+        let [item, result] = &self.item[..] else { return None };
+        Some((item, result))
+    }
+}
+
+fn parts() -> String {
     let parts: String = PARTS.iter().map(|p| format!("\n  {:9} {}", p.name, p.about)).collect();
-    format!(
-        "\
-usage: weftgrad-gpu-check [--device {}] [--parts A,B] [--skip A,B] [--only TEXT]... [--quick]
-                          [--minutes M] [--jobs N] [--out FILE] [--list] [--precompile 90,13]
-
-parts, in the order they run:{parts}",
-        DEVICES.join("|")
-    )
+    format!("Parts, in the order they run:{parts}")
 }
 
-pub fn parse(mut words: impl Iterator<Item = String>) -> Result<Args, String> {
-    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let mut args = Args {
-        device: "cuda".into(),
-        out: "gpu-check.json".into(),
-        quick: false,
-        only: Vec::new(),
-        parts: Vec::new(),
-        minutes: 9.0,
-        jobs: processors.saturating_sub(2).clamp(1, 14),
-        list: false,
-        precompile: None,
-        item: None,
-    };
-    let (mut parts, mut skip) = (None, Vec::new());
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value\n{}", usage()));
-        match word.as_str() {
-            "--device" => args.device = value()?,
-            "--out" => args.out = value()?,
-            "--quick" => args.quick = true,
-            "--list" => args.list = true,
-            "--only" => args.only.push(value()?),
-            "--parts" => parts = Some(named(&value()?)?),
-            "--skip" => skip.extend(named(&value()?)?),
-            "--minutes" => args.minutes = number(&value()?)?,
-            "--jobs" => args.jobs = (number(&value()?)? as usize).max(1),
-            "--precompile" => args.precompile = Some(versions(&value()?)?),
-            "--item" => args.item = Some((value()?, value()?)),
-            _ => return Err(format!("unknown option {word}\n{}", usage())),
-        }
-    }
-    if !DEVICES.contains(&args.device.as_str()) {
-        return Err(format!("`{}` is no device\n{}", args.device, usage()));
-    }
-    let usual = PARTS.iter().filter(|p| !p.gpu_only || args.device == "cuda").collect();
-    args.parts = parts.unwrap_or(usual);
-    args.parts.retain(|p| !skip.iter().any(|s| s.name == p.name));
-    Ok(args)
+fn usual_jobs() -> NonZero<usize> {
+    let processors = available_parallelism().map_or(1, NonZero::get);
+    NonZero::new(processors.saturating_sub(2).clamp(1, 14)).unwrap_or(NonZero::<usize>::MIN)
 }
 
-fn named(list: &str) -> Result<Vec<&'static Part>, String> {
-    let find = |name: &str| PARTS.iter().find(|p| p.name == name).ok_or(format!("`{name}` is no part\n{}", usage()));
-    list.split(',').map(find).collect()
+fn named(name: &str) -> Result<&'static Part, String> {
+    PARTS.iter().find(|part| part.name == name).ok_or_else(|| "no such part".into())
 }
 
 /// `90,13`.
 fn versions(text: &str) -> Result<(u32, u32), String> {
     let both = text.split_once(',').and_then(|(arch, cuda)| Some((arch.parse().ok()?, cuda.parse().ok()?)));
-    both.ok_or_else(|| format!("`{text}` is no compute capability and version of CUDA, as in 90,13"))
-}
-
-fn number(text: &str) -> Result<f64, String> {
-    text.parse().map_err(|_| format!("`{text}` is no number\n{}", usage()))
+    both.ok_or_else(|| "give a compute capability and a version of CUDA, as in 90,13".into())
 }

@@ -42,6 +42,7 @@ mod torch;
 use std::process::ExitCode;
 
 use args::Args;
+use clap::Parser;
 use report::Found;
 
 fn main() -> ExitCode {
@@ -55,10 +56,9 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<u8, String> {
-    let args = args::parse(std::env::args().skip(1))?;
+    let args = Args::parse();
     if args.list {
-        args.parts
-            .iter()
+        args.parts()
             .flat_map(|p| p.items(&args).into_iter().map(|i| (p.name, i)))
             .for_each(|(p, i)| println!("{p}/{i}"));
         return Ok(0);
@@ -66,7 +66,7 @@ fn run() -> Result<u8, String> {
     if let Some((capability, driver)) = args.precompile {
         return precompile(&args, capability, driver).map(|()| 0);
     }
-    if let Some((item, result)) = &args.item {
+    if let Some((item, result)) = args.item() {
         return alone(&args, item).write(result).map(|()| 0);
     }
     if let Some(status) = libraries::in_surroundings(goldens::unpack)? {

@@ -29,10 +29,10 @@ pub fn run(args: &Args) -> Report {
     let report = Mutex::new(Report::new(&args.device, &args.out));
     // Parts that only check are one pool: the last long item of one does not keep the next waiting.
     let units = |beside: bool| -> Vec<(&'static Part, String)> {
-        let parts = args.parts.iter().filter(|p| p.beside == beside);
-        parts.flat_map(|p| p.items(args).into_iter().map(|item| (*p, item))).collect()
+        let parts = args.parts().filter(|p| p.beside == beside);
+        parts.flat_map(|p| p.items(args).into_iter().map(|item| (p, item))).collect()
     };
-    all(&units(true), args.jobs, args, end, &report);
+    all(&units(true), args.jobs.get(), args, end, &report);
     all(&units(false), 1, args, end, &report);
     let mut report = report.into_inner().unwrap_or_else(|e| e.into_inner());
     report.end();

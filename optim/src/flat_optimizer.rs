@@ -66,9 +66,8 @@ pub struct FlatOptimizer<R: Runtime, C: UpdateRule> {
 pub(crate) const SAMPLED: [u64; 6] = [0, 1, 10, 100, 1000, 10_000];
 
 impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
-    /// Makes an optimizer over the parameters of `model` that require gradients now, in one group. A parameter frozen
-    /// now cannot be trained by it later, except through [`add_params`](Optimizer::add_params). One that is frozen
-    /// afterwards can be trained again.
+    /// Makes an optimizer over the parameters of `model` that require gradients, in one group. A parameter that is
+    /// frozen now is trained only after [`add_params`](Optimizer::add_params).
     #[track_caller]
     pub fn new(model: &(impl Module<R> + ?Sized), config: C) -> Result<Self> {
         let leaves = model.parameters().into_iter().map(|p| p.leaf());
@@ -91,12 +90,10 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         }
     }
 
-    /// Adds a group of parameters, whose hyper-parameters `set` may change. The parameters' values move into one buffer
-    /// per dtype, in this order.
+    /// Adds a group of parameters, whose hyper-parameters `set` may change. Values move into one buffer per dtype.
     ///
     /// # Errors
-    /// An error if the optimizer already has a parameter or a name of the group, or hyper-parameters are out of range.
-    /// Also if the rule cannot update a parameter.
+    /// If the optimizer has one of them or a name already, or by their rule or range they cannot be updated.
     #[track_caller]
     pub fn group<L: Borrow<Arc<Leaf<R>>>>(
         mut self,
@@ -156,10 +153,7 @@ impl<R: Runtime, C: UpdateRule> FlatOptimizer<R, C> {
         &self.groups[k]
     }
 
-    /// Changes the hyper-parameters of group `k`.
-    ///
-    /// # Errors
-    /// An error if they are out of range, or need other state for each parameter.
+    /// Changes the hyper-parameters of group `k`; an error if they are out of range, or need other state.
     pub fn set_config(&mut self, k: usize, set: impl FnOnce(&mut C)) -> Result<()> {
         let mut config = self.groups[k].clone();
         set(&mut config);

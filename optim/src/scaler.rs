@@ -10,7 +10,7 @@ use crate::{FlatGradients, Optimizer, all_finite, state::StateReader};
 ///
 /// ```text
 /// optimizer.backward(&scaler.scale(&loss)?)?;              // micro-batches add
-/// scaler.unscale(optimizer.gradients()?)?;                 // only if gradients are read before the step, such as clipping
+/// scaler.unscale(optimizer.gradients()?)?; // only if gradients are read before the step, such as clipping
 /// clip_grad_norm(optimizer.gradients()?, 1.0, NormOrder::L2)?;
 /// scaler.step(&mut optimizer)?;                            // false: it overflowed, and nothing was updated
 /// ```

@@ -126,7 +126,5 @@ fn build_by<R: Runtime>(rt: &R, words: &[&str], other: Option<Build<R>>) -> std:
 pub fn help() -> String {
     let lines: String =
         table::<weftgrad::numcore::NullRuntime>().iter().map(|(n, sizes, _)| format!("  {n} {sizes}\n")).collect();
-    format!(
-        "CASE… [--threads N] [--simd LEVEL] [--rounds N] [--json], or serve [--threads N] [--simd LEVEL]; quote a case with its sizes. Cases:\n{lines}"
-    )
+    format!("Cases:\n{lines}")
 }

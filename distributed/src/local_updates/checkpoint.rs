@@ -265,7 +265,7 @@ impl<R: Runtime, S: Step<R>> Checkpointed<R> for LocalSteps<R, S> {
 
     fn lost_at_another_size(&self) -> Option<&'static str> {
         (self.together != self.steps).then_some(
-            "ranks train by themselves, and another number of them would begin with the global weights, without what they have learned since: commit where all              have the same weights, right after a meeting of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
+            "ranks train by themselves, and another number of them would begin with the global weights, without what they have learned since: commit where all have the same weights, right after a meeting of all parameters (one fragment, a rule that keeps nothing of a rank's own)",
         )
     }
 

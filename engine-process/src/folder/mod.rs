@@ -39,7 +39,9 @@ use crate::{Launch, Processes, Transport};
 ///     let processes = SharedFolder::new(&folder).launch(launch).join()?;
 ///     processes.run(|_| Ok(NullRuntime::new()), |comm| comm.exchange(&[rank as u8]))
 /// };
-/// let all = std::thread::scope(|scope| [0, 1].map(|r| scope.spawn(move || rank(r))).map(|thread| thread.join().unwrap()));
+/// let all = std::thread::scope(|scope| {
+///     [0, 1].map(|r| scope.spawn(move || rank(r))).map(|thread| thread.join().unwrap())
+/// });
 /// for gathered in all {
 ///     assert_eq!(gathered?, [[0], [1]]);
 /// }

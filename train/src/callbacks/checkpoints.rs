@@ -58,8 +58,7 @@ pub struct Checkpoints<R: Runtime> {
 }
 
 impl<R: Runtime> Checkpoints<R> {
-    /// Saves checkpoints in a folder, which all ranks must see: at the end of the run, and on a signal. All of them
-    /// stay.
+    /// Saves checkpoints in a folder that all ranks see, at the end of the run and on a signal. All of them stay.
     pub fn in_folder(path: impl Into<PathBuf>) -> Self {
         Checkpoints::at(Folder::new(path))
     }
@@ -152,8 +151,7 @@ impl<R: Runtime> Checkpoints<R> {
     /// first it does not. The run may end by early stopping or at its full length. An interrupted run keeps the last
     /// weights. So does a run without a best checkpoint, as each value was NaN; it records the text `checkpoint/best`.
     /// Buffers are restored with the parameters. The optimizer is not: the last checkpoint, from which a run can go on,
-    /// stays the last one. Where [averages](crate::WeightAveraging) were evaluated in place of the weights, the model
-    /// has the best averages.
+    /// stays the last one. Where [averages](crate::WeightAveraging) were evaluated, the model has the best of those.
     #[doc(alias("load_best_model_at_end"))]
     #[doc(alias("restore_best_weights"))]
     pub fn restore_best(mut self, yes: bool) -> Self {
@@ -198,8 +196,7 @@ impl<R: Runtime> Checkpoints<R> {
         self.judge(written)
     }
 
-    /// Waits for the checkpoint that is being written. All ranks do so at one point of the run, and have the same
-    /// result afterwards.
+    /// Waits for the checkpoint that is being written, on all ranks at one point of the run, with one result.
     fn finish(&mut self) -> Result<()> {
         let written = self.writer.as_mut().map_or(Ok(()), SnapshotWriter::finish);
         self.judge(written)

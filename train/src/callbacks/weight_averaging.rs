@@ -121,14 +121,12 @@ impl<R: Runtime> WeightAveraging<R> {
         }
     }
 
-    /// Averages nothing, and drops the averages of a checkpoint that has some: for a run that goes on without
-    /// averaging.
+    /// Averages nothing, and drops those of a checkpoint: for a run that goes on without averaging.
     pub fn dropped() -> Self {
         WeightAveraging { otherwise: Otherwise::Dropped, ..WeightAveraging::new(0.0).evaluate(false) }
     }
 
-    /// Lets averages begin with the weights of a checkpoint that has none, where otherwise going on from it is an
-    /// error.
+    /// Lets averages begin with the weights of a checkpoint that has none, which is an error otherwise.
     pub fn begin_anew(mut self) -> Self {
         self.otherwise = Otherwise::Begins;
         self
@@ -143,8 +141,7 @@ impl<R: Runtime> WeightAveraging<R> {
         self.otherwise == Otherwise::Refused || self.there.unwrap_or(true)
     }
 
-    /// Lets the decay rise from small values, `min(δ, (1 + t)/(10 + t))` at update `t` (from 1): early weights soon
-    /// count little.
+    /// Lets the decay rise as `min(δ, (1 + t)/(10 + t))` at update `t`, from 1: early weights soon count little.
     pub fn warmup(mut self) -> Self {
         self.warmup = true;
         self

@@ -52,7 +52,8 @@ use crate::{
 /// let model = Linear::new(&Init::new(&cpu, 0), 2, 1)?;
 /// let step = TrainStep::builder(&comm, &model).optimizer(AdamWConfig { lr: 0.05, ..Default::default() }).build()?;
 /// let values = |n: usize| (0..2 * n).map(|i| i as f32 / 100.0).collect();
-/// let loader = |n| Ok::<_, numcore::Error>(Loader::new(Rows::new(Array::new([n, 2], values(n))?)?).batch(4).stack().on(&cpu));
+/// let rows = |n| Rows::new(Array::new([n, 2], values(n))?);
+/// let loader = |n| Ok::<_, numcore::Error>(Loader::new(rows(n)?).batch(4).stack().on(&cpu));
 ///
 /// let report = Trainer::new(&model, step, loader(16)?.shuffle(1))
 ///     .until(Length::Epochs(5.0))

@@ -18,7 +18,6 @@ mod recipes;
 mod rust;
 mod safety;
 mod tree;
-mod vocabulary;
 mod words;
 
 use std::fmt;
@@ -57,7 +56,6 @@ const RULES: &[fn(&Tree) -> Vec<Finding>] = &[
     links::check,
     book::check,
     names::check,
-    vocabulary::check,
     doc_comments::check,
     aliases::check,
 ];

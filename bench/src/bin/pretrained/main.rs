@@ -20,9 +20,23 @@ use std::{
     process::ExitCode,
 };
 
+use clap::Parser;
 use weftgrad::{Cpu, Simd};
 
 use requests::Server;
+
+/// Answers requests about a pretrained model.
+#[derive(Parser)]
+struct Options {
+    /// The folder that holds the model.
+    folder: PathBuf,
+    /// Threads of the CPU; at first all.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// The name of an instruction level.
+    #[arg(long, value_parser = |name: &str| Simd::named(name).ok_or("no such level"))]
+    simd: Option<Simd>,
+}
 
 fn main() -> ExitCode {
     match run() {
@@ -35,16 +49,14 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), String> {
-    let (mut words, mut folder, mut cpu) = (std::env::args().skip(1), None, Cpu::builder());
-    while let Some(word) = words.next() {
-        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
-        match &*word {
-            "--threads" => cpu = cpu.threads(value()?.parse().map_err(|_| "--threads needs a number".to_owned())?),
-            "--simd" => cpu = cpu.simd(Simd::named(&value()?).ok_or("--simd needs the name of a level")?),
-            _ => folder = Some(PathBuf::from(word)),
-        }
+    let Options { folder, threads, simd } = Options::parse();
+    let mut cpu = Cpu::builder();
+    if let Some(threads) = threads {
+        cpu = cpu.threads(threads);
     }
-    let folder = folder.ok_or("which folder holds the model?")?;
+    if let Some(simd) = simd {
+        cpu = cpu.simd(simd);
+    }
     let (mut server, mut out) = (Server::new(folder, cpu.build()), io::stdout().lock());
     for line in io::stdin().lock().lines() {
         let line = line.map_err(|e| e.to_string())?;

@@ -25,10 +25,12 @@ const CASES: [Case; 8] = [
 ];
 
 /// Parses `LATENCY_US,GB_PER_S`.
-pub(crate) fn parse(text: &str) -> Option<Link> {
-    let (latency, bandwidth) = text.split_once(',')?;
-    let latency = Duration::from_micros(latency.parse().ok()?);
-    Some(Link { latency, bandwidth: bandwidth.parse::<f64>().ok()? * 1e9 })
+pub(crate) fn parse(text: &str) -> std::result::Result<Link, String> {
+    let numbers = text.split_once(',').and_then(|(latency, bandwidth)| {
+        Some((latency.parse().ok()?, bandwidth.parse::<f64>().ok().filter(|gb| *gb > 0.0)?))
+    });
+    let (latency, gigabytes) = numbers.ok_or("give microseconds and GB/s, as in 50,0.125")?;
+    Ok(Link { latency: Duration::from_micros(latency), bandwidth: gigabytes * 1e9 })
 }
 
 pub(crate) fn run(n: usize, link: Link) -> Result<()> {

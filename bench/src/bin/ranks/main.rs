@@ -13,8 +13,9 @@ mod links;
 mod processes;
 mod training;
 
-use std::{process::ExitCode, time::Instant};
+use std::{num::NonZero, process::ExitCode, time::Instant};
 
+use clap::Parser;
 use training::{BUCKETS, Case, Way, rounds};
 use weftgrad::{
     distributed::{
@@ -42,25 +43,30 @@ const CASES: [Case; 10] = [
     Case::two("in 4 pieces", Way::Tensor { sequence: true, pieces: 4 }),
 ];
 
-/// What is measured.
-enum Measure {
-    Threads,
-    OnLink(Link),
+/// Times many ranks against one.
+#[derive(Parser)]
+struct Options {
+    /// Rounds, of which the median counts.
+    #[arg(default_value = "5")]
+    rounds: NonZero<usize>,
+    /// The latency in microseconds and the bandwidth in GB/s of a link between ranks, as in `50,0.125`.
+    #[arg(long, value_parser = links::parse)]
+    link: Option<Link>,
+    /// Ranks that are processes, under `mpirun -n 2`.
     #[cfg(feature = "mpi")]
-    Processes,
+    #[arg(long, conflicts_with = "link")]
+    processes: bool,
 }
 
 fn main() -> ExitCode {
-    let Some((rounds, measure)) = options() else {
-        eprintln!("usage: ranks [ROUNDS] [--link LATENCY_US,GB_PER_S | --processes (built with the feature mpi)]");
-        return ExitCode::from(2);
-    };
+    let options = Options::parse();
+    let rounds = options.rounds.get();
     println!("{}", Cpu::new().capabilities().name);
-    let done = match measure {
-        Measure::Threads => run(rounds),
-        Measure::OnLink(link) => links::run(rounds, link),
+    let done = match options.link {
+        Some(link) => links::run(rounds, link),
         #[cfg(feature = "mpi")]
-        Measure::Processes => processes::run(rounds),
+        None if options.processes => processes::run(rounds),
+        None => run(rounds),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -69,21 +75,6 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Rounds, and what is measured.
-fn options() -> Option<(usize, Measure)> {
-    let (mut rounds, mut measure) = (5, Measure::Threads);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match &*argument {
-            "--link" => measure = Measure::OnLink(links::parse(&arguments.next()?)?),
-            #[cfg(feature = "mpi")]
-            "--processes" => measure = Measure::Processes,
-            _ => rounds = argument.parse().ok().filter(|&n| n > 0)?,
-        }
-    }
-    Some((rounds, measure))
 }
 
 fn run(n: usize) -> Result<()> {

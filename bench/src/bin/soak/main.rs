@@ -18,19 +18,25 @@ use std::{
     time::{Duration, Instant},
 };
 
+use clap::Parser;
 use program::Program;
 
 /// No program takes this long; one that does hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// Draws training programs at random, and checks each.
+#[derive(Parser)]
+struct Options {
+    /// The number of programs.
+    #[arg(long, default_value_t = 100)]
+    seeds: u64,
+    /// The seed of the first.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+}
+
 fn main() -> ExitCode {
-    let (seeds, start) = match options() {
-        Ok(options) => options,
-        Err(why) => {
-            eprintln!("soak: {why}\nusage: soak [--seeds N] [--start S]");
-            return ExitCode::from(2);
-        }
-    };
+    let Options { seeds, start } = Options::parse();
     let begun = Instant::now();
     for seed in start..start.saturating_add(seeds) {
         let program = Program::of(seed);
@@ -44,20 +50,6 @@ fn main() -> ExitCode {
         begun.elapsed()
     );
     ExitCode::SUCCESS
-}
-
-fn options() -> Result<(u64, u64), String> {
-    let (mut seeds, mut start) = (100, 0);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(name) = arguments.next() {
-        let value = arguments.next().and_then(|v| v.parse().ok()).ok_or_else(|| format!("{name} takes a number"))?;
-        match &*name {
-            "--seeds" => seeds = value,
-            "--start" => start = value,
-            _ => return Err(format!("unknown option {name}")),
-        }
-    }
-    Ok((seeds, start))
 }
 
 fn within(limit: Duration, work: impl FnOnce() -> run::Verdict + Send + 'static) -> run::Verdict {

@@ -14,21 +14,23 @@ use crate::{context_parallel::ContextExchange, loss::Loss, mesh::Mesh, pipeline:
 ///
 /// ```
 /// use distributed::pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, split};
-/// use distributed::{comm::{Collectives, Comm, NoOpCommunicator}, train::{Loss, TrainStep}};
+/// use distributed::train::{Loss, TrainStep};
 /// use nn::{Init, Linear, Sequential, Tanh};
 /// use numcore::{DType, NullRuntime, Tensor};
 /// use optim::AdamWConfig;
 /// # fn main() -> numcore::Result<()> {
-/// let comm: Comm<NullRuntime> = std::sync::Arc::new(NoOpCommunicator::new(&NullRuntime::new())); let checked =
-/// ScheduleKind::Interleaved.generate(PipeShape { ranks: 1, stages_per_rank: 2, micro_batches: 4
-/// })?.lower(Lowering::default())?.check(Limits::default())?; let init = Init::new(comm.runtime(), 0); let layers =
-/// Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?).into_layers(); let
-/// model = PipelineModel::on(comm.rank(), checked, split(layers, &[2])?)
+/// let rt = NullRuntime::new();
+/// let shape = PipeShape { ranks: 1, stages_per_rank: 2, micro_batches: 4 };
+/// let checked = ScheduleKind::Interleaved.generate(shape)?.lower(Lowering::default())?.check(Limits::default())?;
+/// let init = Init::new(&rt, 0);
+/// let model = Sequential::new().push(Linear::new(&init, 4, 8)?).push(Tanh).push(Linear::new(&init, 8, 1)?);
+/// let stages = split(model.into_layers(), &[2])?;
+/// let model = PipelineModel::on(0, checked, stages)
 ///     .loss(|y, target| Ok(Loss::mean(nn::loss::mse(&y[0], &target[0], Default::default())?)));
-/// let mut trainer = TrainStep::builder(&comm, model).optimizer(AdamWConfig::default()).build()?;
-/// let x = Tensor::zeros(comm.runtime(), [8, 4], DType::F32)?;
-/// let y = Tensor::zeros(comm.runtime(), [8, 1], DType::F32)?;
-/// let metrics = trainer.step(|_| MicroBatches::split(&[x.clone()], &[y.clone()], 4))?;
+/// let mut step = TrainStep::builder(&rt, model).optimizer(AdamWConfig::default()).build()?;
+/// let x = Tensor::zeros(&rt, [8, 4], DType::F32)?;
+/// let y = Tensor::zeros(&rt, [8, 1], DType::F32)?;
+/// let metrics = step.step(|_| MicroBatches::split(&[x.clone()], &[y.clone()], 4))?;
 /// assert_eq!(metrics.global_step(), 1);
 /// # Ok(())
 /// # }
