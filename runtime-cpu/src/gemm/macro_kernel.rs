@@ -100,9 +100,14 @@ impl Blocking {
         if panels > 0 && self.panel_width(n - (panels - 1) * width) < width { panels - 1 } else { panels }
     }
 
+    /// The rows of A that are packed at once.
+    pub(super) fn mc(self) -> usize {
+        MC.next_multiple_of(self.mr)
+    }
+
     /// Elements of the rows of A that are packed at once.
     pub(super) fn packed_a_len(self, kc: usize) -> usize {
-        MC.next_multiple_of(self.mr) * kc
+        self.mc() * kc
     }
 }
 

@@ -32,7 +32,6 @@ macro_rules! matrix_of {
             }
 
             /// This matrix over elements of another type, in the same memory.
-            #[cfg(target_arch = "x86_64")]
             pub(super) fn cast<U>(self) -> Matrix<$other> {
                 Matrix { at: self.at.cast(), row: self.row, column: self.column }
             }

@@ -3,8 +3,8 @@
 //! `README.md` in this folder draws the loop nest and says which panel lives in which cache.
 //!
 //! The order of every sum depends on `k` alone, so the output has the same bits for every partition. Half-precision
-//! operands are accumulated in `f32` and rounded once: bf16 by AMX or AVX-512 BF16 ([`amx`]), all others after an
-//! upcast to `f32`.
+//! operands are accumulated in `f32` and rounded once, or stored in `f32`: bf16 by AMX or AVX-512 BF16 ([`amx`]), all
+//! others upcast to `f32` while they are packed.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -21,13 +21,14 @@ mod pack_b;
 mod packed_b;
 mod partition;
 mod vector;
+mod widen;
 
+use half::{bf16, f16};
 use numcore::{Accumulate, DType, Layout, Out, Result, View};
-use smallvec::SmallVec;
 
 use crate::{
     Cpu, CpuBuffer, Engine,
-    element::Stored,
+    element::{Lane, Stored},
     operand::{Base, Operand},
     pointwise::convert,
     walk::Walk,
@@ -57,7 +58,7 @@ pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_,
     gemm_into(cpu, &a.into(), &b.into(), Operand::from(&out.view), out.how, [None; 2])
 }
 
-/// `out = a · b` plus the matrices in `addends`, which have the shape of `out` and require a batch of one.
+/// `out = a · b` plus the matrices in `addends`, which have the shape and type of `out` and require a batch of one.
 fn gemm_into(
     cpu: &Cpu,
     a: &Operand,
@@ -69,29 +70,38 @@ fn gemm_into(
     if out.layout.numel() == 0 {
         return Ok(());
     }
-    if a.dtype.is_half() && !out.dtype.is_half() {
-        return upcast_gemm(cpu, a, b, out, how, addends);
-    }
     let problem = Gemm::new(&a.layout, &b.layout, &out.layout);
     let engine = &*cpu.queue.engine;
     #[cfg(target_arch = "x86_64")]
-    match (out.dtype, amx::Bf16Isa::best(engine.simd)) {
-        (DType::BF16, Some(isa)) => {
-            amx::run_bf16(&problem, engine, isa, [out.base(), a.base(), b.base()], epilogue(how, addends));
+    match (a.dtype, out.dtype, amx::Bf16Isa::best(engine.simd)) {
+        (DType::BF16, DType::BF16, Some(isa)) => {
+            let operands = (out.base(), [a.base(), b.base()]);
+            amx::run_bf16::<bf16>(&problem, engine, isa, operands, epilogue(how, addends));
             return Ok(());
         }
-        (DType::F32, _) if amx::takes(&problem, engine.simd) => {
-            amx::run_f32(&problem, engine, [out.base(), a.base(), b.base()], epilogue(how, addends));
+        (DType::BF16, DType::F32, Some(isa)) => {
+            let operands = (out.base(), [a.base(), b.base()]);
+            amx::run_bf16::<f32>(&problem, engine, isa, operands, epilogue(how, addends));
             return Ok(());
+        }
+        (DType::F32, DType::F32, _) if amx::takes(&problem, engine.simd) => {
+            amx::run_f32(&problem, engine, (out.base(), [a.base(), b.base()]), epilogue(how, addends));
+            return Ok(());
+        }
+        (DType::F16, DType::F32, _) if amx::takes(&problem, engine.simd) => {
+            let (a, b) = (upcast(cpu, a)?, upcast(cpu, b)?);
+            return gemm_into(cpu, &a.0, &b.0, out, how, addends);
         }
         _ => {}
     }
     if out.dtype.is_half() {
-        return upcast_gemm(cpu, a, b, out, how, addends);
+        return rounded_gemm(cpu, a, b, out, how, addends);
     }
-    match out.dtype {
-        DType::F64 => problem.run::<f64>(engine, out.base(), a.base(), b.base(), epilogue(how, addends)),
-        _ => problem.run::<f32>(engine, out.base(), a.base(), b.base(), epilogue(how, addends)),
+    match a.dtype {
+        DType::F64 => problem.run::<f64>(engine, out.base(), [a.base(), b.base()], epilogue(how, addends)),
+        DType::BF16 => problem.run::<bf16>(engine, out.base(), [a.base(), b.base()], epilogue(how, addends)),
+        DType::F16 => problem.run::<f16>(engine, out.base(), [a.base(), b.base()], epilogue(how, addends)),
+        _ => problem.run::<f32>(engine, out.base(), [a.base(), b.base()], epilogue(how, addends)),
     }
     Ok(())
 }
@@ -139,7 +149,13 @@ impl Gemm {
         }
     }
 
-    fn run<T: Stored + Vectors>(&self, engine: &Engine, out: Base<T>, a: Base<T>, b: Base<T>, epilogue: Epilogue<T>) {
+    fn run<S: Stored<Lane: Vectors>>(
+        &self,
+        engine: &Engine,
+        out: Base<S::Lane>,
+        [a, b]: [Base<S>; 2],
+        epilogue: Epilogue<S::Lane>,
+    ) {
         if self.k == 0 && epilogue.only_accumulates() {
             return;
         }
@@ -151,7 +167,7 @@ impl Gemm {
             let epilogue = epilogue.offset(row, column);
             // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs are
             // in their operands, because shape inference has checked the shapes.
-            unsafe { gemm(engine.simd, size, out, a, b, T::ONE, epilogue) };
+            unsafe { gemm(engine.simd, size, out, a, b, S::Lane::ONE, epilogue) };
         });
     }
 
@@ -177,9 +193,8 @@ fn last_two(l: &Layout) -> Strides {
     [l.strides()[l.rank() - 2], l.strides()[l.rank() - 1]]
 }
 
-/// A half-precision GEMM without instructions for it: operands are upcast to `f32`; the output is rounded once, or not
-/// at all where it is `f32`.
-fn upcast_gemm(
+/// A GEMM of a half-precision output without instructions for it: sums are `f32`, and rounded once.
+fn rounded_gemm(
     cpu: &Cpu,
     a: &Operand,
     b: &Operand,
@@ -187,37 +202,26 @@ fn upcast_gemm(
     how: Accumulate,
     addends: [Option<Operand>; 2],
 ) -> Result<()> {
-    let engine = &*cpu.queue.engine;
-    let mut copies: SmallVec<[CpuBuffer; 4]> = SmallVec::new();
-    let mut upcast = |x: &Operand| -> Result<Operand> {
-        let (memory, layout) = dense(cpu, x, DType::F32)?;
-        let copy = Operand::of(&memory, layout, DType::F32);
-        copies.push(memory);
-        Ok(copy)
-    };
-    let (a, b) = (upcast(a)?, upcast(b)?);
-    let [first, second] = addends.map(|x| x.map(|x| upcast(&x)).transpose());
-    let addends = [first?, second?];
-    if !out.dtype.is_half() {
-        return gemm_into(cpu, &a, &b, out, how, addends);
-    }
+    let [first, second] = addends.map(|x| x.map(|x| upcast(cpu, &x)).transpose());
+    let copies = [first?, second?];
+    let addends = copies.each_ref().map(|x| x.as_ref().map(|(x, _)| *x));
     let contiguous = Layout::contiguous(*out.layout.shape());
     let memory = cpu.scratch(contiguous.numel() * size_of::<f32>())?;
     let unrounded = Operand::of(&memory, contiguous, DType::F32);
-    gemm_into(cpu, &a, &b, unrounded, Accumulate::Overwrite, addends)?;
-    convert(engine, unrounded, out, how)
+    gemm_into(cpu, a, b, unrounded, Accumulate::Overwrite, addends)?;
+    convert(&cpu.queue.engine, unrounded, out, how)
 }
 
-/// A row-major copy of `x` as `dtype`. Axes that `x` broadcasts (stride 0) stay broadcast and take no memory.
-fn dense(cpu: &Cpu, x: &Operand, dtype: DType) -> Result<(CpuBuffer, Layout)> {
+/// A row-major copy of `x` in `f32`, and its memory. Axes that `x` broadcasts (stride 0) stay broadcast and take none.
+fn upcast(cpu: &Cpu, x: &Operand) -> Result<(Operand, CpuBuffer)> {
     let shape = *x.layout.shape();
     let mut once = x.layout;
     for (i, _) in x.layout.strides().iter().enumerate().filter(|(_, s)| **s == 0) {
         once = once.slice(i, 0, shape[i].min(1), 1)?;
     }
     let dense = Layout::contiguous(*once.shape());
-    let memory = cpu.scratch(dense.numel() * dtype.size())?;
+    let memory = cpu.scratch(dense.numel() * size_of::<f32>())?;
     let from = Operand { layout: once, ..*x };
-    convert(&cpu.queue.engine, from, Operand::of(&memory, dense, dtype), Accumulate::Overwrite)?;
-    Ok((memory, dense.broadcast_to(shape)?))
+    convert(&cpu.queue.engine, from, Operand::of(&memory, dense, DType::F32), Accumulate::Overwrite)?;
+    Ok((Operand::of(&memory, dense.broadcast_to(shape)?, DType::F32), memory))
 }

@@ -1,18 +1,52 @@
 //! Packs B into micro-panels, in the order in which the micro-kernel reads them: panel by panel, and row by row within
 //! a panel.
 
-use super::{macro_kernel::Blocking, matrix::Matrix, vector::Vectors};
-use crate::{Simd, simd::transpose};
+use super::{macro_kernel::Blocking, matrix::Matrix, vector::Vectors, widen::widen};
+use crate::{
+    Simd,
+    element::{Lane, Stored},
+    simd::transpose,
+};
 
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Packs `[kc, nc]` elements of `b` into micro-panels. Columns that fill up a panel are zero. `to` has `kc` times `nc`
-/// elements, with `nc` rounded up to whole vectors.
+/// Packs `[kc, nc]` elements of `b` into micro-panels, and upcasts those of half precision. Columns that fill up a panel
+/// are zero. `to` has `kc` times `nc` elements, with `nc` rounded up to whole vectors.
 ///
 /// # Safety
 /// `b` is valid for reads of `[kc, nc]` elements.
-pub(super) unsafe fn pack_b<T: Vectors>(
+pub(super) unsafe fn pack_b<S: Stored<Lane: Vectors>>(
+    simd: Simd,
+    blocking: Blocking,
+    b: Matrix<*const S>,
+    (kc, nc): (usize, usize),
+    to: &mut [S::Lane],
+) {
+    if S::IS_LANE {
+        // SAFETY: the caller guarantees `b`, whose elements are of the type they are packed in.
+        return unsafe { pack_lanes(simd, blocking, b.cast(), (kc, nc), to) };
+    }
+    let mut j = 0;
+    while j < nc {
+        let width = blocking.panel_width(nc - j);
+        let columns = width.min(nc - j);
+        let to = &mut to[j * kc..][..width * kc];
+        // SAFETY: columns `j..j + columns` are among the `nc` for which the caller guarantees `b`; `to` has `width`
+        // elements for each row.
+        unsafe { widen(simd, b.offset(0, j), (kc, columns), (to.as_mut_ptr(), width)) };
+        if columns < width {
+            to.chunks_exact_mut(width).for_each(|row| row[columns..].fill(S::Lane::ZERO));
+        }
+        j += width;
+    }
+}
+
+/// Packs elements of the type they are packed in.
+///
+/// # Safety
+/// As for [`pack_b`].
+unsafe fn pack_lanes<T: Vectors>(
     simd: Simd,
     blocking: Blocking,
     b: Matrix<*const T>,

@@ -2,7 +2,7 @@
 //! kernels: the compiler keeps a micro-tile of accumulators written as arrays in registers at some sizes and spills it
 //! at others (at 12 rows × 32 columns 60 % of the peak, at 14 rows 1 %).
 
-use crate::element::Lane;
+use crate::element::{Lane, Stored};
 
 /// A SIMD vector of elements of type `T`. A value of this type proves that the CPU supports it, since only unsafe
 /// functions create one. So arithmetic on vectors is safe.
@@ -25,7 +25,7 @@ pub(crate) trait Vector<T>: Copy {
 }
 
 /// An element type of a GEMM, and its vectors.
-pub(crate) trait Vectors: Lane {
+pub(crate) trait Vectors: Lane + Stored<Lane = Self> {
     #[cfg(target_arch = "x86_64")]
     type Avx512: Vector<Self>;
     #[cfg(target_arch = "x86_64")]

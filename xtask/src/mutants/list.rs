@@ -58,6 +58,8 @@ const LAYERS: &[&str] = &["test", "-p", "weftgrad-nn", "--test", "all", "--", "b
 const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "doors"];
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metrics"];
+const GEMM: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "widen"];
+const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
@@ -280,6 +282,9 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/zero/sharded.rs", from: "own.rank == rank)", to: "own.rank != rank)", test: PUSHED },
     Mutant { file: "distributed/src/balance/speed.rs", from: "(new / old - 1.0).abs() > self.dead_zone", to: "(new / old - 1.0) > self.dead_zone", test: BALANCE },
     Mutant { file: "train/src/trainer/setup.rs", from: "self.step.global_step() >= most", to: "self.step.global_step() > most", test: DOORS },
+    Mutant { file: "runtime-cpu/src/gemm/widen.rs", from: "let to = to.offset(i, j);", to: "let to = to.offset(0, j);", test: GEMM },
+    Mutant { file: "runtime-cpu/src/gemm/loops.rs", from: "widen(simd, a.offset(i, from)", to: "widen(simd, a.offset(0, from)", test: GEMM },
+    Mutant { file: "runtime-cpu/src/gemm/pack_b.rs", from: "widen(simd, b.offset(0, j)", to: "widen(simd, b.offset(0, 0)", test: GEMM },
     Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "before == 0 || each < before", to: "each < before", test: WAYS },
     Mutant { file: "runtime-cpu/src/pointwise/execute/ways.rs", from: "launches >= ROUNDS * ways", to: "launches >= ways", test: WAYS },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "let mut counted = CountedHook { hook, observer: None, counts,", to: "let mut counted = CountedHook { hook, observer: None, counts: true,", test: PIPED },

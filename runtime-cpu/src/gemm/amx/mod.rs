@@ -17,6 +17,7 @@ mod micro_kernel;
 mod pack_tiles;
 mod split;
 mod split_image;
+mod store_accumulators;
 mod store_tiles;
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,7 @@ use half::bf16;
 
 pub(super) use im2col_tiles::gemm_im2col_lhs;
 pub(crate) use interleave::{BackgroundTask, Interleaved};
-pub(crate) use split::{SplitBf16, not_finite};
+pub(crate) use split::{SplitBf16, TileElement, not_finite};
 pub(crate) use tile_config::is_available;
 pub(crate) use tile_unit::TileUnit;
 pub(super) use tile_weights::TileWeights;
@@ -113,17 +114,24 @@ pub(super) fn takes_weights(size: ConvSize, columns: &[usize]) -> bool {
     size.out_channels >= MIN_K && computed * 2 <= size.channels * columns.len() * 3
 }
 
-/// `out = a · b` of bf16 with the epilogue, each tile of the output by one thread.
-pub(super) fn run_bf16(p: &Gemm, engine: &Engine, isa: Bf16Isa, operands: [Base<bf16>; 3], epilogue: Epilogue<bf16>) {
+/// `out = a · b` of bf16 with the epilogue, each tile of the output by one thread. An output of `f32` has the sums as
+/// they are.
+pub(super) fn run_bf16<O: TileElement>(
+    p: &Gemm,
+    engine: &Engine,
+    isa: Bf16Isa,
+    operands: (Base<O>, [Base<bf16>; 2]),
+    epilogue: Epilogue<O>,
+) {
     // Reading and packing mostly waits for memory.
     let costs = PanelCosts { in_place: 7.0, transposed: 14.0, b: 8.0 };
-    run::<bf16, 1>(p, engine, isa, costs, operands, epilogue);
+    run::<bf16, O, 1>(p, engine, isa, costs, operands, epilogue);
 }
 
 /// `out = a · b` of `f32` with the epilogue, where AMX [`takes`] it.
-pub(super) fn run_f32(p: &Gemm, engine: &Engine, operands: [Base<f32>; 3], epilogue: Epilogue<f32>) {
+pub(super) fn run_f32(p: &Gemm, engine: &Engine, operands: (Base<f32>, [Base<f32>; 2]), epilogue: Epilogue<f32>) {
     let costs = PanelCosts { in_place: 1.5, transposed: 2.5, b: 4.0 };
-    run::<f32, 3>(p, engine, Bf16Isa::Amx, costs, operands, epilogue);
+    run::<f32, f32, 3>(p, engine, Bf16Isa::Amx, costs, operands, epilogue);
 }
 
 /// The cost of reading or packing one tile of depth of a micro-panel, in units of multiplying one A micro-panel by one
@@ -138,13 +146,13 @@ struct PanelCosts {
     b: f64,
 }
 
-fn run<T: SplitBf16<TERMS>, const TERMS: usize>(
+fn run<T: SplitBf16<TERMS>, O: TileElement, const TERMS: usize>(
     p: &Gemm,
     engine: &Engine,
     isa: Bf16Isa,
     costs: PanelCosts,
-    [out, a, b]: [Base<T>; 3],
-    epilogue: Epilogue<T>,
+    (out, [a, b]): (Base<O>, [Base<T>; 2]),
+    epilogue: Epilogue<O>,
 ) {
     if p.k == 0 && epilogue.only_accumulates() {
         return;
@@ -157,7 +165,7 @@ fn run<T: SplitBf16<TERMS>, const TERMS: usize>(
         let epilogue = epilogue.offset(row, column);
         // SAFETY: each tile of the output belongs to one task; the rows of `a` and columns of `b` that it needs are in
         // their operands. The CPU supports `isa`, which comes from the engine's `Simd`.
-        unsafe { tile_loops::gemm::<T, TERMS>(isa, size, out, a, b, epilogue) };
+        unsafe { tile_loops::gemm::<T, O, TERMS>(isa, size, out, a, b, epilogue) };
     });
 }
 

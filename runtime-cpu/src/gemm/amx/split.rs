@@ -24,8 +24,24 @@ use super::{
 };
 use crate::element::Stored;
 
+/// An element of an output of tiles, or of what is added to it.
+pub(crate) trait TileElement: Stored<Lane = f32> {
+    /// Loads those of 32 contiguous elements that the mask names as `f32`; the others are zero.
+    ///
+    /// # Safety
+    /// `at` is valid for reads of the elements that the mask names. The CPU supports AVX-512 BF16.
+    unsafe fn load_f32(at: *const Self, mask: u32) -> [__m512; 2];
+
+    /// Stores those of 32 contiguous elements that the mask names, rounded.
+    ///
+    /// # Safety
+    /// `at` is valid for writes of the elements that the mask names, which no other thread accesses. The CPU supports
+    /// AVX-512 BF16.
+    unsafe fn store_f32(at: *mut Self, mask: u32, x: [__m512; 2]);
+}
+
 /// An element that is the sum of `TERMS` bf16.
-pub(crate) trait SplitBf16<const TERMS: usize>: Stored<Lane = f32> {
+pub(crate) trait SplitBf16<const TERMS: usize>: TileElement {
     /// 32 elements in vector registers.
     type Row: Copy;
 
@@ -46,19 +62,26 @@ pub(crate) trait SplitBf16<const TERMS: usize>: Stored<Lane = f32> {
     /// # Safety
     /// The CPU supports AVX-512 BF16.
     unsafe fn pack_pair(rows: [Self::Row; 2]) -> [[__m512i; 2]; TERMS];
+}
 
-    /// Loads those of 32 contiguous elements that the mask names as `f32`; the others are zero.
-    ///
+impl TileElement for bf16 {
     /// # Safety
-    /// `at` is valid for reads of the elements that the mask names. The CPU supports AVX-512 BF16.
-    unsafe fn load_f32(at: *const Self, mask: u32) -> [__m512; 2];
+    /// [`TileElement`] states what callers guarantee.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn load_f32(at: *const bf16, mask: u32) -> [__m512; 2] {
+        // SAFETY: the caller guarantees the elements that the mask names, and the instructions.
+        widen_bf16(unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) })
+    }
 
-    /// Stores those of 32 contiguous elements that the mask names, rounded.
-    ///
     /// # Safety
-    /// `at` is valid for writes of the elements that the mask names, which no other thread accesses. The CPU supports
-    /// AVX-512 BF16.
-    unsafe fn store_f32(at: *mut Self, mask: u32, x: [__m512; 2]);
+    /// [`TileElement`] states what callers guarantee.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+    unsafe fn store_f32(at: *mut bf16, mask: u32, x: [__m512; 2]) {
+        // SAFETY: the caller guarantees the elements that the mask names, and the instructions.
+        unsafe { _mm512_mask_storeu_epi16(at.cast(), mask, round_bf16(x)) };
+    }
 }
 
 impl SplitBf16<1> for bf16 {
@@ -88,23 +111,31 @@ impl SplitBf16<1> for bf16 {
     unsafe fn pack_pair([low, high]: [__m512i; 2]) -> [[__m512i; 2]; 1] {
         [interleave_rows(low, high)]
     }
+}
 
+impl TileElement for f32 {
     /// # Safety
-    /// [`SplitBf16`] states what callers guarantee.
+    /// [`TileElement`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn load_f32(at: *const bf16, mask: u32) -> [__m512; 2] {
-        // SAFETY: the caller guarantees the elements that the mask names, and the instructions.
-        widen_bf16(unsafe { _mm512_maskz_loadu_epi16(mask, at.cast()) })
+    unsafe fn load_f32(at: *const f32, mask: u32) -> [__m512; 2] {
+        // SAFETY: the caller guarantees the elements that the mask names; others are not read.
+        unsafe {
+            let high = at.wrapping_add(PANEL / 2);
+            [_mm512_maskz_loadu_ps(mask as u16, at), _mm512_maskz_loadu_ps((mask >> 16) as u16, high)]
+        }
     }
 
     /// # Safety
-    /// [`SplitBf16`] states what callers guarantee.
+    /// [`TileElement`] states what callers guarantee.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn store_f32(at: *mut bf16, mask: u32, x: [__m512; 2]) {
-        // SAFETY: the caller guarantees the elements that the mask names, and the instructions.
-        unsafe { _mm512_mask_storeu_epi16(at.cast(), mask, round_bf16(x)) };
+    unsafe fn store_f32(at: *mut f32, mask: u32, [low, high]: [__m512; 2]) {
+        // SAFETY: the caller guarantees the elements that the mask names; others are not written.
+        unsafe {
+            _mm512_mask_storeu_ps(at, mask as u16, low);
+            _mm512_mask_storeu_ps(at.wrapping_add(PANEL / 2), (mask >> 16) as u16, high);
+        }
     }
 }
 
@@ -135,30 +166,6 @@ impl SplitBf16<3> for f32 {
     unsafe fn pack_pair([low, high]: [[__m512; 2]; 2]) -> [[__m512i; 2]; 3] {
         let [left, right] = [split_pairs::<3>([low[0], high[0]]), split_pairs::<3>([low[1], high[1]])];
         std::array::from_fn(|term| [left[term], right[term]])
-    }
-
-    /// # Safety
-    /// [`SplitBf16`] states what callers guarantee.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn load_f32(at: *const f32, mask: u32) -> [__m512; 2] {
-        // SAFETY: the caller guarantees the elements that the mask names; others are not read.
-        unsafe {
-            let high = at.wrapping_add(PANEL / 2);
-            [_mm512_maskz_loadu_ps(mask as u16, at), _mm512_maskz_loadu_ps((mask >> 16) as u16, high)]
-        }
-    }
-
-    /// # Safety
-    /// [`SplitBf16`] states what callers guarantee.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn store_f32(at: *mut f32, mask: u32, [low, high]: [__m512; 2]) {
-        // SAFETY: the caller guarantees the elements that the mask names; others are not written.
-        unsafe {
-            _mm512_mask_storeu_ps(at, mask as u16, low);
-            _mm512_mask_storeu_ps(at.wrapping_add(PANEL / 2), (mask >> 16) as u16, high);
-        }
     }
 }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::{
     TILE_DIM, Tile,
     pack_tiles::PANEL,
-    split::{SplitBf16, not_finite},
+    split::{TileElement, not_finite},
     tile_rows::prefetch_row,
 };
 use crate::gemm::{Epilogue, Matrix};
@@ -77,7 +77,7 @@ impl<T> RowStore<T> {
         acc: [__m512; 2],
         recompute: impl Fn(usize) -> f32,
     ) where
-        T: SplitBf16<TERMS>,
+        T: TileElement,
     {
         // SAFETY: both types are 32 `f32` without invariants.
         let mut elements: [f32; PANEL] = unsafe { std::mem::transmute(acc) };
@@ -98,9 +98,9 @@ impl<T> RowStore<T> {
     /// supports AVX-512 BF16.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    pub(super) unsafe fn put<const TERMS: usize>(&mut self, mut acc: [__m512; 2])
+    pub(super) unsafe fn put(&mut self, mut acc: [__m512; 2])
     where
-        T: SplitBf16<TERMS>,
+        T: TileElement,
     {
         // SAFETY: the caller guarantees output and addends in this row's lanes.
         unsafe {
@@ -137,9 +137,9 @@ impl<T> RowStore<T> {
     #[cold]
     #[inline(never)]
     #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-    unsafe fn put_strided<const TERMS: usize>(&self, mut acc: [__m512; 2])
+    unsafe fn put_strided(&self, mut acc: [__m512; 2])
     where
-        T: SplitBf16<TERMS>,
+        T: TileElement,
     {
         let lanes = || (0..PANEL).filter(|j| self.mask >> j & 1 == 1);
         let mut elements = [T::store(0.0); PANEL];

@@ -15,18 +15,14 @@ struct Operand<T> {
 /// Element types that are tested.
 trait TestElement<const TERMS: usize>: SplitBf16<TERMS> {
     const ISAS: &[Bf16Isa];
-    /// The relative error of rounding a result.
-    const ROUNDING: f64;
 }
 
 impl TestElement<1> for bf16 {
     const ISAS: &[Bf16Isa] = &[Bf16Isa::Amx, Bf16Isa::Dot];
-    const ROUNDING: f64 = 1.0 / 256.0;
 }
 
 impl TestElement<3> for f32 {
     const ISAS: &[Bf16Isa] = &[Bf16Isa::Amx];
-    const ROUNDING: f64 = 0.0;
 }
 
 impl<T: Stored<Lane = f32>> Operand<T> {
@@ -69,25 +65,25 @@ fn size([m, k, n]: [usize; 3]) -> GemmSize {
 }
 
 /// `out = a · b (+ out)`.
-fn run_gemm<T: TestElement<TERMS>, const TERMS: usize>(
+fn run_gemm<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>(
     isa: Bf16Isa,
     sizes: [usize; 3],
     [a, b]: [&Operand<T>; 2],
-    out: &mut Operand<T>,
+    out: &mut Operand<O>,
     add: bool,
 ) {
     let [row, column] = out.strides;
     let at = out.memory[out.start..].as_mut_ptr();
     let (out, epilogue) = (Matrix { at, row, column }, Epilogue::accumulate(add));
     // SAFETY: each matrix has memory of its own for these sizes.
-    unsafe { tile_loops::gemm::<T, TERMS>(isa, size(sizes), out, a.matrix(), b.matrix(), epilogue) }
+    unsafe { tile_loops::gemm::<T, O, TERMS>(isa, size(sizes), out, a.matrix(), b.matrix(), epilogue) }
 }
 
-fn check<T: TestElement<TERMS>, const TERMS: usize>(
+fn check<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>(
     isa: Bf16Isa,
     [m, k, n]: [usize; 3],
     [a, b]: [&Operand<T>; 2],
-    out: &mut Operand<T>,
+    out: &mut Operand<O>,
     add: bool,
 ) {
     let mut expected = vec![(0.0, 0.0); m * n];
@@ -100,22 +96,24 @@ fn check<T: TestElement<TERMS>, const TERMS: usize>(
     for (at, (e, size)) in expected.into_iter().enumerate() {
         let got = out.get(at / n, at % n);
         let steps = if TERMS == 1 { k } else { k.div_ceil(TILE_K) + 2 };
-        let room = e.abs() * T::ROUNDING + size * steps as f64 * f64::from(f32::EPSILON);
+        let rounding = if O::IS_LANE { 0.0 } else { 1.0 / 256.0 };
+        let room = e.abs() * rounding + size * steps as f64 * f64::from(f32::EPSILON);
         assert!((got - e).abs() <= room, "{isa:?} [{m}, {k}, {n}] at {at}: {got} for {e}");
     }
 }
 
-/// Tests of both element types.
-macro_rules! of_both {
+/// Tests of both element types, and of bf16 whose sums are stored as they are.
+macro_rules! of_all {
     ($($name:ident),* $(,)?) => {$(
         #[test]
         fn $name() {
-            of::$name::<bf16, 1>();
-            of::$name::<f32, 3>();
+            of::$name::<bf16, bf16, 1>();
+            of::$name::<bf16, f32, 1>();
+            of::$name::<f32, f32, 3>();
         }
     )*};
 }
-of_both!(
+of_all!(
     sizes_and_strides,
     rows_far_apart,
     long_sums_and_many_columns,
@@ -127,14 +125,14 @@ of_both!(
 mod of {
     use super::*;
 
-    pub(super) fn sizes_and_strides<T: TestElement<TERMS>, const TERMS: usize>() {
+    pub(super) fn sizes_and_strides<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>() {
         let sizes = [1, 15, 16, 17, 31, 32, 33, 70];
         let sizes = sizes.map(|m| sizes.map(|n| [1, 2, 15, 32, 33, 64, 97].map(|k| [m, k, n])));
         for isa in isas::<T, TERMS>() {
             for [m, k, n] in sizes.iter().flatten().flatten().copied() {
                 for a in &Operand::<T>::all([m, k], 1) {
                     for b in &Operand::all([k, n], 2) {
-                        let out = &mut Operand::all([m, n], 3)[(m + k + n) % 4];
+                        let out = &mut Operand::<O>::all([m, n], 3)[(m + k + n) % 4];
                         check(isa, [m, k, n], [a, b], out, k % 2 == 0);
                     }
                 }
@@ -143,7 +141,7 @@ mod of {
     }
 
     /// Rows in place, and rows that alias in L1, which are packed; forwards and backwards.
-    pub(super) fn rows_far_apart<T: TestElement<TERMS>, const TERMS: usize>() {
+    pub(super) fn rows_far_apart<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>() {
         for isa in isas::<T, TERMS>() {
             for sizes @ [m, k, n] in [[64, 64, 40], [70, 704, 33], [33, 1312, 65]] {
                 for apart in [2048, 2049, 4096, -2048, -2080] {
@@ -152,14 +150,14 @@ mod of {
                     a.start = start as usize;
                     a.strides = [apart, 1];
                     let [b, ..] = Operand::all([k, n], 15);
-                    check(isa, sizes, [&a, &b], &mut Operand::all([m, n], 16)[0], apart < 0);
+                    check(isa, sizes, [&a, &b], &mut Operand::<O>::all([m, n], 16)[0], apart < 0);
                 }
             }
         }
     }
 
     /// Partial sums, and more columns than are packed at once.
-    pub(super) fn long_sums_and_many_columns<T: TestElement<TERMS>, const TERMS: usize>() {
+    pub(super) fn long_sums_and_many_columns<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>() {
         for isa in isas::<T, TERMS>() {
             for sizes in [
                 [40, 9000, 70],
@@ -177,30 +175,30 @@ mod of {
                 let [m, k, n] = sizes;
                 let (a, b) = (Operand::<T>::all([m, k], 4), Operand::all([k, n], 5));
                 for i in 0..3 {
-                    check(isa, sizes, [&a[i], &b[(i + 1) % 3]], &mut Operand::all([m, n], 6)[i], i == 1);
+                    check(isa, sizes, [&a[i], &b[(i + 1) % 3]], &mut Operand::<O>::all([m, n], 6)[i], i == 1);
                 }
             }
         }
     }
 
     /// The partition does not change the output's bits.
-    pub(super) fn partitions_do_not_show<T: TestElement<TERMS>, const TERMS: usize>() {
+    pub(super) fn partitions_do_not_show<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>() {
         let [m, k, n] = [70, 700, 90];
         for isa in isas::<T, TERMS>() {
             for (a, b) in Operand::<T>::all([m, k], 7).iter().zip(&Operand::all([k, n], 8)) {
                 // A column-major output is the transposed GEMM, which adds other small terms first.
-                let [rows, columns, ..] = Operand::all([m, n], 9);
+                let [rows, columns, ..] = Operand::<O>::all([m, n], 9);
                 for (mut whole, column) in [(rows, 1), (columns, 2)] {
                     run_gemm(isa, [m, k, n], [a, b], &mut whole, false);
                     for i in (0..m).step_by(13) {
                         for j in (0..n).step_by(37) {
-                            let mut one = Operand { memory: vec![T::store(0.0)], start: 0, strides: [1, column] };
+                            let mut one = Operand { memory: vec![O::store(0.0)], start: 0, strides: [1, column] };
                             let (row, column) = (a.matrix().offset(i, 0), b.matrix().offset(0, j));
                             let [down, across] = one.strides;
                             let out = Matrix { at: one.memory.as_mut_ptr(), row: down, column: across };
                             // SAFETY: an output of one element, and a row and a column of the operands.
                             unsafe {
-                                tile_loops::gemm::<T, TERMS>(
+                                tile_loops::gemm::<T, O, TERMS>(
                                     isa,
                                     size([1, k, 1]),
                                     out,
@@ -217,7 +215,7 @@ mod of {
         }
     }
 
-    pub(super) fn what_is_not_finite_stays<T: TestElement<TERMS>, const TERMS: usize>() {
+    pub(super) fn what_is_not_finite_stays<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>() {
         let sizes @ [m, k, n] = [20, 40, 40];
         for isa in isas::<T, TERMS>() {
             let ([mut a, ..], [mut b, ..]) = (Operand::<T>::all([m, k], 10), Operand::all([k, n], 11));
@@ -229,7 +227,7 @@ mod of {
             // NaNs with all bits, and signaling, as either element of a pair.
             b.memory[8 * n + 5] = T::store(f32::from_bits(0x7fff_ffff));
             b.memory[25 * n + 6] = T::store(f32::from_bits(0x7f80_0001));
-            let [mut out, ..] = Operand::all([m, n], 12);
+            let [mut out, ..] = Operand::<O>::all([m, n], 12);
             run_gemm(isa, sizes, [&a, &b], &mut out, false);
             for j in 0..n {
                 let (x, nothing) = (b.get(7, j), matches!(j, 5 | 6));
@@ -246,9 +244,9 @@ mod of {
         }
     }
 
-    pub(super) fn sums_of_nothing<T: TestElement<TERMS>, const TERMS: usize>() {
+    pub(super) fn sums_of_nothing<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>() {
         for isa in isas::<T, TERMS>() {
-            let [mut out, ..] = Operand::all([40, 40], 13);
+            let [mut out, ..] = Operand::<O>::all([40, 40], 13);
             let ([a, ..], [b, ..]) = (Operand::<T>::all([40, 0], 1), Operand::all([0, 40], 1));
             run_gemm(isa, [40, 0, 40], [&a, &b], &mut out, false);
             assert!((0..1600).all(|i| out.get(i / 40, i % 40) == 0.0));

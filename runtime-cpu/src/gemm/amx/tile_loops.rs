@@ -4,7 +4,7 @@
 //! multiplied. The accumulators of a B micro-panel are rounded into the output while those of the next are computed. B
 //! is packed before its first multiplication: interleaving this with the previous block's saved no time.
 
-use std::{arch::x86_64::__m512, cell::RefCell};
+use std::{cell::RefCell, marker::PhantomData};
 
 use super::{
     BackgroundTask, Bf16Isa, GemmSize, Interleaved, TILE_K, Tile,
@@ -12,8 +12,9 @@ use super::{
     dot,
     micro_kernel::{self, PanelTiles, Streamed, multiply},
     pack_tiles::PANEL,
-    split::{self, SplitBf16},
-    store_tiles::{self, OutputStore, RowStore},
+    split::{SplitBf16, TileElement},
+    store_accumulators::StoreAccumulators,
+    store_tiles::OutputStore,
     tile_config::TileConfig,
     tile_operand::{TileA, TileB},
 };
@@ -48,18 +49,19 @@ thread_local! {
     static WORKSPACE: RefCell<[Vec<Tile>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// `out = a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`.
+/// `out = a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`. The output's type is its own: sums are `f32`, and
+/// rounded where it is bf16.
 ///
 /// # Safety
 /// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other
 /// thread accesses it during the call. The CPU supports `isa`.
-pub(super) unsafe fn gemm<T: SplitBf16<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn gemm<T: SplitBf16<TERMS>, O: TileElement, const TERMS: usize>(
     isa: Bf16Isa,
     size: GemmSize,
-    out: Matrix<*mut T>,
+    out: Matrix<*mut O>,
     a: Matrix<*const T>,
     b: Matrix<*const T>,
-    epilogue: Epilogue<T>,
+    epilogue: Epilogue<O>,
 ) {
     // SAFETY: the caller guarantees valid operands and an output of its own; transposed matrices are the same memory.
     unsafe {
@@ -75,18 +77,18 @@ pub(super) unsafe fn gemm<T: SplitBf16<TERMS>, const TERMS: usize>(
 ///
 /// # Safety
 /// As for [`gemm`]: valid operands, an output that overlaps none and has no other user, a CPU that supports `isa`.
-pub(super) unsafe fn gemm_operands<T: SplitBf16<TERMS>, const TERMS: usize>(
+pub(super) unsafe fn gemm_operands<T: SplitBf16<TERMS>, O: TileElement, const TERMS: usize>(
     isa: Bf16Isa,
     GemmSize { m, k, n }: GemmSize,
-    out: Matrix<*mut T>,
+    out: Matrix<*mut O>,
     a: impl TileA<T, TERMS>,
     b: impl TileB<T, TERMS>,
-    epilogue: Epilogue<T>,
+    epilogue: Epilogue<O>,
 ) {
     WORKSPACE.with_borrow_mut(|workspace| {
         // SAFETY: the caller guarantees a CPU that supports `isa`.
         let _config = (isa == Bf16Isa::Amx).then(|| unsafe { TileConfig::new() });
-        let gemm = TileGemm { isa, k, out, a, b, epilogue };
+        let gemm = TileGemm { isa, k, out, a, b, epilogue, elements: PhantomData };
         let most = if k > gemm.kc() { MAX_PARTIAL_ROWS } else { m };
         for i in (0..m).step_by(most) {
             // SAFETY: rows `i..i + m` of operands that the caller guarantees; the tile registers are configured above.
@@ -115,13 +117,14 @@ pub(super) fn is_transposed([row, column]: [isize; 2]) -> bool {
 
 /// A GEMM on one thread, or the part of it that begins at some row and column of the output.
 #[derive(Clone, Copy)]
-struct TileGemm<T, A, B, const TERMS: usize> {
+pub(super) struct TileGemm<T, O, A, B, const TERMS: usize> {
     isa: Bf16Isa,
-    k: usize,
-    out: Matrix<*mut T>,
-    a: A,
-    b: B,
-    epilogue: Epilogue<T>,
+    pub(super) k: usize,
+    out: Matrix<*mut O>,
+    pub(super) a: A,
+    pub(super) b: B,
+    epilogue: Epilogue<O>,
+    elements: PhantomData<T>,
 }
 
 /// Vector work between multiplications: storing the last accumulators, and packing the next A micro-panel.
@@ -148,20 +151,24 @@ impl<S: BackgroundTask, A: BackgroundTask> Background<S, A> {
     }
 }
 
-impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize> TileGemm<T, A, B, TERMS> {
+impl<T, O, A, B, const TERMS: usize> TileGemm<T, O, A, B, TERMS>
+where
+    T: SplitBf16<TERMS>,
+    O: TileElement,
+    A: TileA<T, TERMS>,
+    B: TileB<T, TERMS>,
+{
     /// Tiles of a micro-panel along one tile's depth.
     const PANEL_TILES: usize = 2 * TERMS;
 
     /// The part of the output from row `i` and column `j` on.
     fn offset(&self, i: usize, j: usize) -> Self {
-        let TileGemm { isa, k, out, a, b, epilogue } = *self;
         TileGemm {
-            isa,
-            k,
-            out: out.offset(i, j),
-            a: a.offset(i, 0),
-            b: b.offset(0, j),
-            epilogue: epilogue.offset(i, j),
+            out: self.out.offset(i, j),
+            a: self.a.offset(i, 0),
+            b: self.b.offset(0, j),
+            epilogue: self.epilogue.offset(i, j),
+            ..*self
         }
     }
 
@@ -240,8 +247,8 @@ impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: u
     unsafe fn a_panel<'a>(
         &'a self,
         plan: &BlockPlan,
-        block: PanelBlock<'a, T>,
-        background: &mut Background<StoreAccumulators<'a, T, A, B, TERMS>, impl BackgroundTask>,
+        block: PanelBlock<'a, O>,
+        background: &mut Background<StoreAccumulators<'a, T, O, A, B, TERMS>, impl BackgroundTask>,
     ) {
         let PanelBlock { a_panel, packed_b, acc, store, at } = block;
         let (all, columns) = (plan.kc(at).div_ceil(TILE_K), plan.nc(at));
@@ -316,78 +323,13 @@ impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: u
     }
 }
 
-/// Adds the accumulators of two micro-panels to partial sums, or stores them in the output, or both, row by row.
-struct StoreAccumulators<'a, T, A, B, const TERMS: usize> {
-    gemm: &'a TileGemm<T, A, B, TERMS>,
-    /// Where they are stored, if they are complete.
-    to: Option<RowStore<T>>,
-    /// The first row and column of the tiles in the output.
-    at: [usize; 2],
-    acc: *const Tile,
-    /// The partial sums of the blocks of `k` before.
-    partials: Option<*mut Tile>,
-    row: usize,
-    rows: usize,
-}
-
-impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize> BackgroundTask
-    for StoreAccumulators<'_, T, A, B, TERMS>
-{
-    fn remaining(&self) -> usize {
-        self.rows - self.row
-    }
-
-    /// # Safety
-    /// As for [`BackgroundTask::advance`]: a row remains, and the CPU supports the instructions.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn advance(&mut self) {
-        // SAFETY: `TileGemm::a_panel` made this, for valid operands, and an output and accumulators that no other
-        // thread accesses.
-        unsafe {
-            let mut acc = store_tiles::load(self.acc, self.row);
-            if let Some(partials) = self.partials {
-                acc = store_tiles::add(partials, self.row, acc);
-            }
-            match (&mut self.to, self.partials) {
-                (Some(to), _) if to.not_finite::<TERMS>(acc) != 0 => self.put_recomputed(acc),
-                (Some(to), _) => to.put(acc),
-                (None, Some(partials)) => store_tiles::store(partials, self.row, acc),
-                (None, None) => {}
-            }
-        }
-        self.row += 1;
-    }
-}
-
-impl<T: SplitBf16<TERMS>, A: TileA<T, TERMS>, B: TileB<T, TERMS>, const TERMS: usize>
-    StoreAccumulators<'_, T, A, B, TERMS>
-{
-    /// Stores a row some of whose sums are not finite: those are recomputed in `f32`.
-    ///
-    /// # Safety
-    /// As for [`BackgroundTask::advance`]: a row remains, and the CPU supports the instructions.
-    #[cold]
-    #[inline(never)]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn put_recomputed(&mut self, acc: [__m512; 2]) {
-        let Some(to) = &mut self.to else { return };
-        let (TileGemm { a, b, k, .. }, i, j) = (self.gemm, self.at[0] + self.row, self.at[1]);
-        // SAFETY: row `i` of `a` and column `j + lane` of `b` are operands' of this GEMM, whose caller guarantees them.
-        unsafe {
-            let recompute = |lane: usize| split::recompute(|q| a.element(i, q), |q| b.element(q, j + lane), *k);
-            to.put_recomputed(acc, recompute);
-        }
-    }
-}
-
 /// An A micro-panel, the packed B it is multiplied with, and where its accumulators go.
-struct PanelBlock<'a, T> {
+struct PanelBlock<'a, O> {
     a_panel: PanelTiles,
     packed_b: *const Tile,
     /// Partial sums against every B micro-panel.
     acc: *mut Tile,
-    store: &'a OutputStore<T>,
+    store: &'a OutputStore<O>,
     at: BlockPosition,
 }
 

@@ -140,7 +140,7 @@ impl TileWeights {
                                     let acc = store_tiles::load(acc.as_ptr(), row);
                                     match to.not_finite::<TERMS>(acc) {
                                         0 => to.put(acc),
-                                        _ => to.put_recomputed(acc, recompute),
+                                        _ => to.put_recomputed::<TERMS>(acc, recompute),
                                     }
                                 }
                             }
