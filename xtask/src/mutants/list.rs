@@ -59,7 +59,6 @@ const DOORS: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", 
 const WAYS: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "ways", "stream"];
 const METRICS: &[&str] = &["test", "-p", "weftgrad-watch", "--lib", "--test", "all", "--", "metrics"];
 const GEMM: &[&str] = &["test", "-p", "weftgrad-runtime-cpu", "--lib", "--", "widen"];
-const METRICS: &[&str] = &["test", "-p", "weftgrad-train", "--lib", "--test", "metrics"];
 const CHECKPOINTS: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "checkpoint_kills"];
 const BATCH_NORM: &[&str] = &["test", "-p", "weftgrad-train", "--test", "all", "--", "buffers"];
 const UNEVEN: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "data_parallel_unused"];
