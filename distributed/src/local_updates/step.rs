@@ -92,21 +92,16 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         options: LocalUpdates,
     ) -> Result<Self> {
         options.check().and_then(|()| rule.check()).map_err(|error| error.on_rank(comm.world_rank()))?;
-        let comm = Label::next(comm).over(comm);
-        let inside = inner.ranks().clone();
-        let mut named = model.named_parameters();
-        named.extend(inner.modules().into_iter().flat_map(|stage| stage.named_parameters()));
-        let line =
-            |(name, p): &(String, Param<R>)| format!("{name} {} {} {}\n", p.dtype(), p.shape(), p.requires_grad());
-        let lines: String = named.iter().map(line).collect();
-        let shares = (inside.share.index, inside.share.of);
+        let (comm, inside) = (Label::next(comm).over(comm), inner.ranks().clone());
+        let (mut named, mut buffers) = (model.named_parameters(), model.named_buffers());
+        for stage in inner.modules() {
+            named.extend(stage.named_parameters());
+            buffers.extend(stage.named_buffers());
+        }
+        let (shares, lines) = ((inside.share.index, inside.share.of), described(&named));
         comm.agree("the model and when ranks meet", format!("{options:?} {rule:?} {shares:?}\n{lines}").as_bytes())?;
         let is_half = |p: &Param<R>| p.requires_grad() && !matches!(p.dtype(), DType::F32 | DType::F64);
         let half = named.iter().any(|(_, parameter)| is_half(parameter));
-        if let Some((name, _)) = named.iter().find(|(_, p)| !p.leaf().is_resident()) {
-            let why = "is kept in shards by the inner step, and ranks bring whole weights together: take a lower stage of ZeRO";
-            return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
-        }
         let features = inner.combines().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
         // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
@@ -115,43 +110,25 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
             let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
             leaf.set(value.wait()?.freeze()?)?;
         }
-        let fragments = {
-            // Only the first of the inner step's ranks that have the same parameters saves them.
-            let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.alike.max(1));
-            let saves = |p: &Param<R>| {
-                is_first && p.placed().map_or(inside.counts_examples, |placed| placed.is_first_replica())
-            };
-            fragments(&comm, &named, options.fragments, rule.states(), saves)?
-        };
-        // Each of all ranks draws random values of its own.
-        let of = inside.share.of;
-        let share = BatchShare { index: comm.rank() * of + inside.share.index, of: comm.size() * of };
-        set_random_stream(share.index as u32);
-        let mut all_buffers = model.named_buffers();
-        all_buffers.extend(inner.modules().into_iter().flat_map(|stage| stage.named_buffers()));
-        let buffers = Buffers(all_buffers);
+        // Only the first of the inner step's ranks that have the same parameters saves them.
+        let is_first = inside.share.index == 0 && inside.losses.rank().is_multiple_of(inside.alike.max(1));
+        let has_first = |p: &Param<R>| p.placed().map_or(inside.counts_examples, |placed| placed.is_first_replica());
+        let saves = |p: &Param<R>| is_first && has_first(p);
+        let fragments = fragments(&comm, &named, options.fragments, rule.states(), saves)?;
+        let buffers = Buffers(buffers);
         buffers.sync(&comm, BufferSync::Broadcast)?;
-        let (rule, rate) = (Box::new(rule), inner.learning_rate());
-        let ranks = StepRanks {
-            everyone: comm.clone(),
-            losses: comm.clone(),
-            share,
-            draws_as: share.index,
-            alike: 1,
-            ..inside
-        };
         let leaves = named.iter().map(|(_, parameter)| parameter.leaf());
         Ok(LocalSteps {
+            ranks: ranks_of(&comm, inside),
+            frozen: leaves.filter(|leaf| !leaf.requires_grad()).collect(),
+            rate: inner.learning_rate(),
+            rule: Box::new(rule),
             weight: 0.0,
-            rate,
             own: None,
             inner,
             comm,
-            ranks,
-            rule,
             options,
             fragments,
-            frozen: leaves.filter(|leaf| !leaf.requires_grad()).collect(),
             buffers,
             steps: 0,
             meetings: 0,
@@ -394,4 +371,19 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let flying: Vec<usize> = (0..self.fragments.len()).filter(|&k| self.fragments[k].is_flying()).collect();
         if flying.is_empty() { Ok(()) } else { self.end(&flying, self.options.keep).map(drop) }
     }
+}
+
+/// A model in a line for each parameter.
+fn described<R: Runtime>(named: &[(String, Param<R>)]) -> String {
+    let line = |(name, p): &(String, Param<R>)| format!("{name} {} {} {}\n", p.dtype(), p.shape(), p.requires_grad());
+    named.iter().map(line).collect()
+}
+
+/// The ranks of a step, of the ranks that synchronize and those of an inner step. Each draws random values of its own.
+fn ranks_of<R: Runtime>(comm: &Comm<R>, inside: StepRanks<R>) -> StepRanks<R> {
+    let BatchShare { index, of } = inside.share;
+    let share = BatchShare { index: comm.rank() * of + index, of: comm.size() * of };
+    set_random_stream(share.index as u32);
+    let (everyone, losses) = (comm.clone(), comm.clone());
+    StepRanks { everyone, losses, share, draws_as: share.index, alike: 1, ..inside }
 }
