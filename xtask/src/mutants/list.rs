@@ -310,7 +310,7 @@ pub const MUTANTS: &[Mutant] = &[
     Mutant { file: "distributed/src/balance/step.rs", from: "*of_share = f64::max(*of_share, computed);", to: "*of_share = 0.0;", test: WRAPPED },
     Mutant { file: "distributed/src/balance/step.rs", from: "ranges[ranks.share.index].clone()", to: "ranges[ranks.everyone.rank() % ranges.len()].clone()", test: WRAPPED },
     Mutant { file: "distributed/src/local_updates/step.rs", from: "inside.share.index == 0 && inside.losses", to: "inside.losses", test: WRAPPED },
-    Mutant { file: "distributed/src/local_updates/step.rs", from: "        named.extend(inner.modules().into_iter().flat_map(|stage| stage.named_parameters()));\n", to: "", test: WRAPPED },
+    Mutant { file: "distributed/src/local_updates/step.rs", from: "            named.extend(stage.named_parameters());\n", to: "", test: WRAPPED },
     Mutant { file: "distributed/src/local_updates/as_step.rs", from: "TrainingMetrics { weight, alike: 1, ..metrics }", to: "TrainingMetrics { weight, ..metrics }", test: LOCAL_LOOP },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "expert_leaves(&**stage)", to: "HashSet::from([expert_leaves(&**stage).len()])", test: EXPERTS },
     Mutant { file: "distributed/src/pipeline/run/passes.rs", from: "count.saturating_sub(micro * own).min(own)", to: "count.min(own)", test: PIPED },

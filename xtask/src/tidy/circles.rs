@@ -1,15 +1,31 @@
-//! Rule: the modules of `distributed` make a tree: none uses another that uses it, on whatever way.
+//! Rule: the modules of a crate make a tree: none uses another that uses it, on whatever way.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Finding;
 use super::tree::Tree;
 
-/// The sources that are looked at.
-const SOURCES: &str = "distributed/src/";
+/// The crates that are looked at. Those below are engines of one piece: tensors and their operations, the tape, kernels.
+const CRATES: &[&str] = &[
+    "comm",
+    "data",
+    "distributed",
+    "engine-mpi",
+    "engine-nccl",
+    "engine-process",
+    "models-export",
+    "pipeline-schedule",
+    "train",
+    "watch",
+    "weftgrad",
+];
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    let uses = uses(tree);
+    CRATES.iter().flat_map(|name| of_crate(tree, &format!("{name}/src/"))).collect()
+}
+
+fn of_crate(tree: &Tree, sources: &str) -> Vec<Finding> {
+    let uses = uses(tree, sources);
     let circles = uses.iter().filter(|((from, to), _)| reaches(&uses, to, from));
     circles.map(|((from, to), path)| Finding::new(path, 1, format!("`{from}` uses `{to}`, which uses it"))).collect()
 }
@@ -17,8 +33,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 /// Which module uses which, and a file where it does.
 type Uses = BTreeMap<(String, String), String>;
 
-fn uses(tree: &Tree) -> Uses {
-    let files: Vec<(&str, &str, &str)> = tree.texts(".rs").filter_map(of_module).collect();
+fn uses(tree: &Tree, sources: &str) -> Uses {
+    let files: Vec<(&str, &str, &str)> = tree.texts(".rs").filter_map(|file| of_module(file, sources)).collect();
     let modules: BTreeSet<&str> = files.iter().map(|(module, ..)| *module).collect();
     let mut uses = Uses::new();
     for (module, path, text) in files {
@@ -29,8 +45,8 @@ fn uses(tree: &Tree) -> Uses {
     uses
 }
 
-fn of_module<'t>((path, text): (&'t str, &'t str)) -> Option<(&'t str, &'t str, &'t str)> {
-    let module = path.strip_prefix(SOURCES)?.split('/').next()?;
+fn of_module<'t>((path, text): (&'t str, &'t str), sources: &str) -> Option<(&'t str, &'t str, &'t str)> {
+    let module = path.strip_prefix(sources)?.split('/').next()?;
     let module = module.strip_suffix(".rs").unwrap_or(module);
     (module != "lib").then_some((module, path, text))
 }
