@@ -12,7 +12,7 @@ fn pointwise(c: &mut Criterion) {
         group.throughput(Throughput::Elements(n as u64));
         group.bench_function(BenchmarkId::new("add", n), |b| b.iter(|| x.add(&x).expect("a sum")));
         group.bench_function(BenchmarkId::new("gelu", n), |b| b.iter(|| x.gelu().expect("a result")));
-        group.bench_function(BenchmarkId::new("sum", n), |b| b.iter(|| x.sum(&[], false).expect("a sum")));
+        group.bench_function(BenchmarkId::new("sum", n), |b| b.iter(|| x.sum_all().expect("a sum")));
     }
 }
 

@@ -28,11 +28,11 @@ pub(crate) fn total<R: Runtime>(rt: &R, numbers: &[Tensor<R>]) -> Result<Tensor<
     match numbers {
         [] => Tensor::zeros(rt, [], wide),
         [first, rest @ ..] if rest.iter().all(|x| x.dtype() == first.dtype()) => {
-            cat(&numbers.iter().collect::<Vec<_>>(), 0)?.to_dtype(wide)?.sum(&[], false)
+            cat(&numbers.iter().collect::<Vec<_>>(), 0)?.to_dtype(wide)?.sum_all()
         }
         _ => {
             let numbers = numbers.iter().map(|x| x.to_dtype(wide)).collect::<Result<Vec<_>>>()?;
-            cat(&numbers.iter().collect::<Vec<_>>(), 0)?.sum(&[], false)
+            cat(&numbers.iter().collect::<Vec<_>>(), 0)?.sum_all()
         }
     }
 }

@@ -177,7 +177,7 @@ fn train(comm: &Comm<Cpu>, steps: usize) -> Result<()> {
         println!("begins with a checkpoint: {loaded}, at step {}", step.global_step());
     }
     for _ in 0..steps {
-        step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean(&[], false)?)))?;
+        step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean_all()?)))?;
         step.save(&folder, &CheckpointNotes::new())?;
         if comm.rank() == 0 {
             println!("saved step {}", step.global_step());
@@ -275,7 +275,7 @@ fn sharded(comm: &Comm<Cpu>) -> Result<(nn::Linear<Cpu>, TrainStep<Cpu>)> {
 fn sharded_step(comm: &Comm<Cpu>, model: &nn::Linear<Cpu>, step: &mut TrainStep<Cpu>, k: u64) -> Result<()> {
     let seed = 100 * k + comm.rank() as u64;
     let x = autograd::Var::new(Tensor::uniform(comm.runtime(), [3, 5], DType::F32, -1.0, 1.0, seed)?);
-    step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean(&[], false)?))).map(drop)
+    step.step(|_| Ok(Loss::mean(model.forward(&x)?.square()?.mean_all()?))).map(drop)
 }
 
 fn weights(step: &TrainStep<Cpu>, model: &nn::Linear<Cpu>) -> Result<Vec<u32>> {

@@ -205,8 +205,8 @@ pub fn nll<T: Apply>(input: &T, target: &T, weight: Option<&T>, options: NllOpti
     let losses = picked.mul(&weights)?.neg()?;
     match options.reduction {
         Reduction::None => rows.restore(losses, Reduction::None),
-        Reduction::Sum => losses.sum(&[], false),
-        Reduction::Mean => losses.sum(&[], false)?.div(&weights.sum(&[], false)?),
+        Reduction::Sum => losses.sum_all(),
+        Reduction::Mean => losses.sum_all()?.div(&weights.sum_all()?),
     }
 }
 

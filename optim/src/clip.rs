@@ -59,7 +59,7 @@ pub fn grad_norm<R: Runtime>(gradients: &impl GradientSet<R>, norm: NormOrder) -
     };
     let all = joined(&pieces, dtype, of)?;
     let total = match norm {
-        NormOrder::L2 => all.sum(&[], false)?.sqrt()?,
+        NormOrder::L2 => all.sum_all()?.sqrt()?,
         NormOrder::Inf => all.amax(&[], false)?,
     };
     match gradients.pending() {
@@ -104,7 +104,7 @@ pub fn clip_grad_value<R: Runtime>(gradients: &mut impl GradientSet<R>, limit: f
 pub fn all_finite<R: Runtime>(gradients: &impl GradientSet<R>) -> Result<bool> {
     let pieces = gradients.pieces()?;
     let dtype = norm_dtype(pieces.iter().map(Tensor::dtype));
-    Ok(pieces.is_empty() || joined(&pieces, dtype, zero_if_finite)?.sum(&[], false)?.item()?.is_finite())
+    Ok(pieces.is_empty() || joined(&pieces, dtype, zero_if_finite)?.sum_all()?.item()?.is_finite())
 }
 
 /// Computes one value of each tensor, and concatenates the values.

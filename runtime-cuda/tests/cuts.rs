@@ -37,12 +37,12 @@ fn random<R: Runtime>(rt: &R, shape: &[usize], dtype: DType) -> Result<Tensor<R>
 
 #[test]
 fn long_sums_in_chunks() {
-    same!(1e-6, |rt| random(rt, &[1 << 18], DType::F32)?.sum(&[], false));
+    same!(1e-6, |rt| random(rt, &[1 << 18], DType::F32)?.sum_all());
     same!(1e-6, |rt| random(rt, &[3, 70_001], DType::F32)?.sum(&[1], false));
     same!(1e-6, |rt| random(rt, &[20_001, 5], DType::F32)?.sum(&[0], false));
     same!(4e-3, |rt| random(rt, &[4096, 40], DType::BF16)?.sum(&[0], false));
     same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.amax(&[], false));
-    same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.mul(1e6)?.to_dtype(DType::I64)?.sum(&[], false));
+    same!(0.0, |rt| random(rt, &[40_000], DType::F32)?.mul(1e6)?.to_dtype(DType::I64)?.sum_all());
 }
 
 /// Columns that are read 16 bytes at a time have the sums, to the bit, of those that are not.
@@ -201,7 +201,7 @@ fn a_captured_step_finds_the_blocks_it_found_before() {
 fn a_capture_that_reads_or_allocates_is_an_error() {
     let cuda = CUDA.fork().unwrap();
     let x = Tensor::uniform(&cuda, [77_777], DType::F32, -1.0, 1.0, 1).unwrap();
-    let error = cuda.capture(|| x.sum(&[], false)?.item()).err().unwrap().to_string();
+    let error = cuda.capture(|| x.sum_all()?.item()).err().unwrap().to_string();
     assert!(error.contains("capture"), "{error}");
     let error =
         cuda.capture(|| x.reshape([77_777, 1])?.broadcast_to([77_777, 80])?.contiguous()).err().unwrap().to_string();

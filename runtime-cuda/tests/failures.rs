@@ -57,7 +57,7 @@ fn products_that_are_refused_at_first() -> Result<()> {
             let leaf = Leaf::new("w", values(rt, &[7, 3], dtype, 4)?)?;
             let once = Var::new(a.reshape([30, 7])?).matmul(&leaf.var())?;
             let twice = Var::new(a.mul(0.5)?.reshape([30, 7])?).matmul(&leaf.var())?;
-            let gradients = once.add(&twice.mul(&once)?)?.sum(&[], false)?.backward()?;
+            let gradients = once.add(&twice.mul(&once)?)?.sum_all()?.backward()?;
             gradients.iter().try_for_each(|(_, g)| g.to_f64s().map(|g| found.push(g)))?;
             found.push(a.narrow(3, 1, 3)?.matmul(&b.narrow(1, 2, 3)?.narrow(0, 0, 1)?)?.to_f64s()?);
         }

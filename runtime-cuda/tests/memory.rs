@@ -103,8 +103,8 @@ fn a_captured_step_uses_what_the_step_before_it_used() -> Result<()> {
     let ones = |mib: usize| Tensor::ones(&cuda, [mib * MIB / 4], DType::F32);
     // The second sum takes the memory of what the first one left, which was two blocks.
     let step = || -> Result<Tensor<Cuda>> {
-        let first = ones(4)?.add(&ones(4)?)?.sum(&[], false)?;
-        let second = ones(7)?.add(&ones(7)?)?.sum(&[], false)?;
+        let first = ones(4)?.add(&ones(4)?)?.sum_all()?;
+        let second = ones(7)?.add(&ones(7)?)?.sum_all()?;
         first.add(&second)
     };
     let want = step()?.item()?;
@@ -120,7 +120,7 @@ fn a_captured_step_uses_what_the_step_before_it_used() -> Result<()> {
         assert_eq!(y.item()?, want);
     }
     for x in &others {
-        assert_eq!(x.sum(&[], false)?.item()?, (6 * MIB / 4) as f64);
+        assert_eq!(x.sum_all()?.item()?, (6 * MIB / 4) as f64);
     }
     drop((graph, y, others));
     cuda.trim();

@@ -67,7 +67,7 @@ fn training<R: Runtime>(comm: Comm<R>) -> Result<(Vec<f64>, Vec<f32>)> {
     for _ in 0..3 {
         let metrics = step.step(|_| {
             let y = model.forward(&x)?;
-            Loss::sum(y.mul(&y)?.sum(&[], false)?, 2.0)
+            Loss::sum(y.mul(&y)?.sum_all()?, 2.0)
         })?;
         losses.push(metrics.loss()?);
     }

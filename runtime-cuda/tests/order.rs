@@ -56,7 +56,7 @@ fn training_steps() {
             let y = Var::new(Tensor::from_slice(cuda, [40], &batch[..40])?);
             let leaf = Leaf::new("w", w.clone())?;
             let error = x.matmul(&leaf.var())?.sub(&y)?;
-            let loss = error.mul(&error)?.mean(&[], false)?;
+            let loss = error.mul(&error)?.mean_all()?;
             let gradients = loss.backward()?;
             gradients.require(std::slice::from_ref(&leaf))?;
             for (_, g) in gradients.iter() {
@@ -81,7 +81,7 @@ fn a_fork_between_events() {
             drop(x);
             let y = values(cuda, 5000, seed + 9)?;
             cuda.wait(&other.record()?)?;
-            y.add(&on(cuda, &sum)?)?.sum(&[], false)?.item()?;
+            y.add(&on(cuda, &sum)?)?.sum_all()?.item()?;
         }
         Ok(())
     });

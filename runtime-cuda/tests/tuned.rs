@@ -88,7 +88,7 @@ fn trials_change_no_result() -> Result<()> {
             let leaf = Leaf::new("w", values(rt, &[8, 3], dtype, 6)?)?;
             let once = Var::new(x.reshape([6, 8])?).matmul(&leaf.var())?;
             let twice = Var::new(x.mul(0.5)?.reshape([6, 8])?).matmul(&leaf.var())?;
-            let gradients = once.add(&twice.mul(&once)?)?.sum(&[], false)?.backward()?;
+            let gradients = once.add(&twice.mul(&once)?)?.sum_all()?.backward()?;
             gradients.iter().try_for_each(|(_, g)| g.to_f64s().map(|g| found.push(g)))?;
         }
         Ok(found)

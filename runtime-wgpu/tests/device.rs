@@ -51,7 +51,7 @@ fn limits_are_named() -> Result<()> {
         return Ok(());
     }
     let large = TensorMut::alloc(&gpu, Shape::from([most / 4 + 64]), DType::F32)?.freeze()?;
-    let error = large.sum(&[], false).unwrap_err();
+    let error = large.sum_all().unwrap_err();
     assert!(error.to_string().contains("max_storage_buffer_binding_size"), "{error}");
     Ok(())
 }
@@ -67,8 +67,8 @@ fn parts_of_a_large_buffer_are_used_through_windows() -> Result<()> {
     let n = most / 4 + 5000;
     let x = Tensor::from_vec(&gpu, (0..n).map(|i| (i % 1000) as f32).collect())?;
     let (start, end) = (x.narrow(0, 3, 1000)?, x.narrow(0, n - 1000, 1000)?);
-    assert_eq!(start.sum(&[], false)?.item()?, 499_500.0);
-    assert_eq!(end.sum(&[], false)?.item()?, 499_500.0);
+    assert_eq!(start.sum_all()?.item()?, 499_500.0);
+    assert_eq!(end.sum_all()?.item()?, 499_500.0);
     assert_eq!(end.flip(&[0])?.add(1.0)?.to_vec::<f32>()?[0], ((n - 1) % 1000) as f32 + 1.0);
     Ok(())
 }

@@ -20,7 +20,7 @@ use train::{Checkpoints, EarlyStop, Interval, Length, Throughput, Trainer};
 const STEPS: u64 = 20_000;
 
 fn loss(model: &Linear<Cpu>, batch: &Batch<Tensor<Cpu>>) -> Result<Loss<Cpu>> {
-    let sum = model.forward(&Var::new(batch.data.clone()))?.square()?.sum(&[], false)?;
+    let sum = model.forward(&Var::new(batch.data.clone()))?.square()?.sum_all()?;
     Loss::sum(sum, batch.count as f64)
 }
 

@@ -53,7 +53,7 @@ fn train(checkpointed: bool) -> (Vec<Vec<f64>>, Vec<String>, u64) {
         h = if checkpointed { checkpoint(&[&h], segment).unwrap().remove(0) } else { segment(&[h]).unwrap().remove(0) };
     }
     let mut log = Log::default();
-    backward_with_hooks(&h.square().unwrap().sum(&[], false).unwrap(), &mut log).unwrap();
+    backward_with_hooks(&h.square().unwrap().sum_all().unwrap(), &mut log).unwrap();
     let leaves = std::iter::once(&x).chain(layers.iter().flat_map(|l| [&l.w, &l.b]));
     let grads = leaves.map(|v| grad_of(&log.gradients, v)).collect();
     let mut ready: Vec<String> = log.ready().iter().map(|s| s.to_string()).collect();
@@ -139,7 +139,7 @@ fn only_inputs_are_kept_and_outputs_live_until_they_are_used() {
     assert!(kept >= 8 * one && little == one, "{kept} and {little}");
     // And after backward nothing is left of either.
     for y in [plain, recomputed] {
-        backward(&y.sum(&[], false).unwrap()).unwrap();
+        backward(&y.sum_all().unwrap()).unwrap();
     }
     assert_eq!(rt.memory().total.live, 2 * one);
 }
@@ -153,7 +153,7 @@ fn several_inputs_and_outputs_some_of_which_are_not_used() {
         checkpoint(&[&x, &constant, &y], |ins| Ok(vec![ins[0].mul(&ins[1])?, ins[0].mul(&ins[2])?, ins[2].exp()?]));
     let outs = outs.unwrap();
     assert_eq!(values(&outs[1]), [3.0, 10.0]);
-    let loss = outs[0].add(&outs[1].mul(2.0).unwrap()).unwrap().sum(&[], false).unwrap();
+    let loss = outs[0].add(&outs[1].mul(2.0).unwrap()).unwrap().sum_all().unwrap();
     let gradients = backward(&loss).unwrap();
     assert_eq!((grad_of(&gradients, &x), grad_of(&gradients, &y)), (vec![16.0, 110.0], vec![2.0, 4.0]));
 }
@@ -184,7 +184,7 @@ fn segments_nest() {
     let (x, w) = (leaf(&rt, "x", [2], &[0.5, -0.25]), leaf(&rt, "w", [2], &[1.5, 2.0]));
     let plain = {
         let h = x.mul(&w).unwrap().tanh().unwrap().mul(&w).unwrap();
-        backward(&h.sum(&[], false).unwrap()).unwrap()
+        backward(&h.sum_all().unwrap()).unwrap()
     };
     let outer_w = w.clone();
     let y = checkpoint(&[&x], move |ins| {
@@ -193,7 +193,7 @@ fn segments_nest() {
         Ok(vec![h.mul(&outer_w)?])
     });
     let mut log = Log::default();
-    backward_with_hooks(&y.unwrap()[0].sum(&[], false).unwrap(), &mut log).unwrap();
+    backward_with_hooks(&y.unwrap()[0].sum_all().unwrap(), &mut log).unwrap();
     for leaf in [&x, &w] {
         assert_eq!(grad_of(&log.gradients, leaf), grad_of(&plain, leaf));
     }
@@ -266,7 +266,7 @@ fn slots_reach_into_segments() {
         let inner = w.clone();
         let segment = move |ins: &[Var<Cpu>]| Ok(vec![ins[0].matmul(&inner.t()?)?.matmul(&inner)?]);
         let h = if checkpointed { checkpoint(&[&x], segment) } else { segment(std::slice::from_ref(&x)) };
-        h.unwrap()[0].matmul(&w).unwrap().sum(&[], false).unwrap()
+        h.unwrap()[0].matmul(&w).unwrap().sum_all().unwrap()
     };
     let plain = backward(&forward(false)).unwrap();
     let layout = FlatLayout::new(DType::F64, [("w".to_string(), [2, 2].into())]);
@@ -286,7 +286,7 @@ fn deferred_weight_gradients_of_a_segment() {
     let inner = w.clone();
     let y = checkpoint(&[&x], move |ins| Ok(vec![ins[0].mul(&inner)?.square()?])).unwrap().remove(0);
     let mut log = Log::default();
-    let rest = Backward::of(&y.sum(&[], false).unwrap()).unwrap().inputs_only(&[&x], &mut log).unwrap();
+    let rest = Backward::of(&y.sum_all().unwrap()).unwrap().inputs_only(&[&x], &mut log).unwrap();
     rest.run(&mut log).unwrap();
     assert_eq!((grad_of(&log.gradients, &x), grad_of(&log.gradients, &w)), (vec![18.0, 64.0], vec![6.0, 32.0]));
     let mut fired = log.ready();
@@ -323,10 +323,10 @@ fn a_segment_whose_inputs_need_no_gradient_still_gives_its_leaves_theirs() {
 fn views_of_leaves_inside_and_views_as_inputs() {
     let rt = cpu();
     let w = leaf(&rt, "w", [2, 3], &numbers(6));
-    let plain = backward(&w.t().unwrap().exp().unwrap().matmul(&w).unwrap().sum(&[], false).unwrap()).unwrap();
+    let plain = backward(&w.t().unwrap().exp().unwrap().matmul(&w).unwrap().sum_all().unwrap()).unwrap();
     let inner = w.clone();
     let y = checkpoint(&[&w.t().unwrap()], move |ins| Ok(vec![ins[0].exp()?.matmul(&inner)?])).unwrap().remove(0);
-    let gradients = backward(&y.sum(&[], false).unwrap()).unwrap();
+    let gradients = backward(&y.sum_all().unwrap()).unwrap();
     assert_eq!(grad_of(&gradients, &w), grad_of(&plain, &w));
 }
 
@@ -352,7 +352,7 @@ fn gradients_of_a_segment_are_not_copied() {
     let w = leaf(&rt, "w", [64, 64], &[0.25; 64 * 64]);
     let own = w.clone();
     let y = checkpoint(&[&x], move |x| Ok(vec![x[0].linear(&own, None)?])).unwrap().remove(0);
-    let loss = y.sum(&[], false).unwrap();
+    let loss = y.sum_all().unwrap();
     rt.reset_peak();
     let before = rt.memory().of(MemoryCategory::Gradients).live;
     let gradients = loss.backward().unwrap();

@@ -79,7 +79,7 @@ fn an_intermediate_can_be_the_input() {
     let rt = cpu();
     let (x, w) = (leaf(&rt, "x", [2], &[1.0, 2.0]), leaf(&rt, "w", [2], &[3.0, 4.0]));
     let below = x.square().unwrap();
-    let y = below.mul(&w).unwrap().sum(&[], false).unwrap();
+    let y = below.mul(&w).unwrap().sum_all().unwrap();
     let mut log = Log::default();
     let rest = Backward::of(&y).unwrap().inputs_only(&[&below], &mut log).unwrap();
     assert!(log.gradients.of(&w).is_none(), "a weight gradient belongs to the second part");
@@ -95,7 +95,7 @@ fn the_first_part_launches_no_weight_gradient() {
     let forward = || {
         let cast = w.to_dtype(numcore::DType::BF16).unwrap();
         let y = x.to_dtype(numcore::DType::BF16).unwrap().matmul(&cast).unwrap();
-        y.to_dtype(numcore::DType::F32).unwrap().sum(&[], false).unwrap()
+        y.to_dtype(numcore::DType::F32).unwrap().sum_all().unwrap()
     };
     let count = |f: &mut dyn FnMut()| {
         let before = rt.launches();
@@ -117,7 +117,7 @@ fn the_first_part_launches_no_weight_gradient() {
 fn a_weight_that_is_used_on_both_sides_fires_after_both() {
     let rt = cpu();
     let (x, w) = (leaf(&rt, "x", [2, 2], &[1.0, 2.0, 3.0, 4.0]), leaf(&rt, "w", [2, 2], &[0.5, -1.0, 2.0, 0.25]));
-    let forward = || x.matmul(&w).unwrap().matmul(&w.t().unwrap()).unwrap().sum(&[], false).unwrap();
+    let forward = || x.matmul(&w).unwrap().matmul(&w.t().unwrap()).unwrap().sum_all().unwrap();
     let (mut whole, mut split) = (Log::default(), Log::default());
     backward_with_hooks(&forward(), &mut whole).unwrap();
     Backward::of(&forward()).unwrap().inputs_only(&[&x], &mut split).unwrap().run(&mut split).unwrap();
@@ -141,7 +141,7 @@ fn inputs_that_play_no_part_defer_everything() {
 fn a_weight_changed_between_the_parts_is_stale_where_it_is_read() {
     let rt = cpu();
     let (x, w) = (leaf(&rt, "x", [2], &[1.0, 2.0]), leaf(&rt, "w", [2], &[3.0, 4.0]));
-    let y = w.square().unwrap().mul(&x).unwrap().sum(&[], false).unwrap();
+    let y = w.square().unwrap().mul(&x).unwrap().sum_all().unwrap();
     let mut log = Log::default();
     let rest = Backward::of(&y).unwrap().inputs_only(&[&x], &mut log).unwrap();
     of(&w).set(Tensor::from_slice(&rt, [2], &[0.0, 0.0]).unwrap()).unwrap();

@@ -12,7 +12,7 @@ use numcore::{
 fn a_graph_is_swept_once_unless_it_is_retained() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[1.0, 2.0]);
-    let y = x.exp().unwrap().mul(&x).unwrap().sum(&[], false).unwrap();
+    let y = x.exp().unwrap().mul(&x).unwrap().sum_all().unwrap();
     let mut log = Log::default();
     Backward::of(&y).unwrap().retain_graph().run(&mut log).unwrap();
     let first = grad_of(&log.gradients, &x);
@@ -38,7 +38,7 @@ fn a_parameter_changed_before_its_backward_is_stale() {
     let rt = cpu();
     let w = leaf(&rt, "decoder.weight", [2], &[1.0, 2.0]);
     let x = leaf(&rt, "x", [2], &[3.0, 4.0]);
-    let y = w.mul(&x).unwrap().sum(&[], false).unwrap();
+    let y = w.mul(&x).unwrap().sum_all().unwrap();
     of(&w).set(Tensor::from_slice(&rt, [2], &[5.0, 6.0]).unwrap()).unwrap();
     let error = backward(&y).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { saved: 0, now: 1, .. }), "{error}");
@@ -49,7 +49,7 @@ fn a_parameter_changed_before_its_backward_is_stale() {
 fn a_change_of_what_backward_does_not_read_is_no_error() {
     let rt = cpu();
     let (w, b) = (leaf(&rt, "w", [2], &[1.0, 2.0]), leaf(&rt, "b", [2], &[3.0, 4.0]));
-    let y = w.mul(2.0).unwrap().add(&b).unwrap().sum(&[], false).unwrap();
+    let y = w.mul(2.0).unwrap().add(&b).unwrap().sum_all().unwrap();
     for leaf in [&w, &b] {
         of(leaf).set(Tensor::from_slice(&rt, [2], &[5.0, 6.0]).unwrap()).unwrap();
     }
@@ -62,7 +62,7 @@ fn a_view_of_a_changed_parameter_is_stale_too() {
     let rt = cpu();
     let w = leaf(&rt, "w", [2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let x = leaf(&rt, "x", [1, 2], &[1.0, 1.0]);
-    let y = x.matmul(&w.t().unwrap()).unwrap().sum(&[], false).unwrap();
+    let y = x.matmul(&w.t().unwrap()).unwrap().sum_all().unwrap();
     of(&w).set(Tensor::from_slice(&rt, [2, 2], &[0.0; 4]).unwrap()).unwrap();
     assert!(matches!(backward(&y).map(|_| ()).unwrap_err().kind(), ErrorKind::Stale { .. }));
 }
@@ -80,7 +80,7 @@ fn nothing_is_recorded_without_gradients() {
     let _ = std::panic::catch_unwind(|| no_grad(|| panic!("inside")));
     assert!(is_grad_enabled());
     // What mixes both only depends on the recorded part.
-    let z = x.mul(&y).unwrap().sum(&[], false).unwrap();
+    let z = x.mul(&y).unwrap().sum_all().unwrap();
     assert_eq!(grad_of(&backward(&z).unwrap(), &x), common::values(&y));
 }
 
@@ -100,7 +100,7 @@ fn a_frozen_leaf_gets_no_gradient() {
     let (w, x) = (leaf(&rt, "w", [2], &[1.0, 2.0]), leaf(&rt, "x", [2], &[3.0, 4.0]));
     of(&w).set_requires_grad(false);
     // The variable is created again from the leaf, as a parameter's is in every forward pass.
-    let y = of(&w).var().mul(&x).unwrap().sum(&[], false).unwrap();
+    let y = of(&w).var().mul(&x).unwrap().sum_all().unwrap();
     let gradients = backward(&y).unwrap();
     assert!(gradients.of(&w).is_none() && gradients.of(&x).is_some());
     gradients.require(&[of(&w), of(&x)]).unwrap();
@@ -128,7 +128,7 @@ fn whole_numbers_need_no_gradient() {
     let ids = Leaf::new("ids", values).unwrap().var();
     assert!(!ids.requires_grad());
     let table = leaf(&rt, "table", [2, 1], &[5.0, 6.0]);
-    let gradients = backward(&table.embedding(&ids).unwrap().mul(2.0).unwrap().sum(&[], false).unwrap()).unwrap();
+    let gradients = backward(&table.embedding(&ids).unwrap().mul(2.0).unwrap().sum_all().unwrap()).unwrap();
     assert_eq!((gradients.len(), grad_of(&gradients, &table)), (1, vec![2.0, 2.0]));
 }
 
@@ -146,7 +146,7 @@ fn gradients_are_summed_over_sweeps_and_can_be_replaced() {
 /// A network whose forward pass keeps much.
 fn network(x: &Var<NullRuntime>, weights: &[Var<NullRuntime>]) -> Var<NullRuntime> {
     let y = weights.iter().try_fold(x.clone(), |y, w| y.matmul(w)?.gelu()?.layer_norm(None, None, 1e-5));
-    y.unwrap().sum(&[], false).unwrap()
+    y.unwrap().sum_all().unwrap()
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn intermediates_are_freed_as_the_sweep_passes() {
     let rt = NullRuntime::new();
     let x = common::blank(&rt, "x", [1 << 10]);
     let one = 4 << 10;
-    let y = (0..64).try_fold(x, |y, _| y.exp()).unwrap().sum(&[], false).unwrap();
+    let y = (0..64).try_fold(x, |y, _| y.exp()).unwrap().sum_all().unwrap();
     let after_forward = rt.memory().total.live;
     assert!(after_forward >= 64 * one);
     rt.reset_peak();
@@ -207,7 +207,7 @@ fn a_graph_does_not_hold_the_memory_of_parameters() {
     let rt = cpu();
     let w = leaf(&rt, "w", [2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let x = leaf(&rt, "x", [2, 2], &[1.0; 4]);
-    let y = x.matmul(&w.t().unwrap()).unwrap().sum(&[], false).unwrap();
+    let y = x.matmul(&w.t().unwrap()).unwrap().sum_all().unwrap();
     let taken = of(&w).take().unwrap();
     let memory = taken.try_mut().map_err(|_| ()).expect("the graph holds the parameter's memory");
     of(&w).put(memory.freeze().unwrap()).unwrap();

@@ -31,7 +31,7 @@ fn gradients_of_intermediates_and_of_leaves_in_one_call() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[1.0, 2.0]);
     let middle = x.square().unwrap();
-    let y = middle.mul(&x).unwrap().sum(&[], false).unwrap();
+    let y = middle.mul(&x).unwrap().sum_all().unwrap();
     let unused = leaf(&rt, "unused", [2], &[0.0; 2]);
     let grads = grad(&[&y], &[&middle, &x, &unused, &y], false).unwrap();
     assert_eq!(values(grads[0].as_ref().unwrap()), [1.0, 2.0]);
@@ -66,9 +66,9 @@ fn a_gradient_penalty_reaches_the_weights() {
     let w = leaf(&rt, "w", [2, 2], &[1.0, 2.0, -1.0, 0.5]);
     let x = leaf(&rt, "x", [1, 2], &[0.3, -0.7]);
     let penalty = |w: &Var<Cpu>| {
-        let y = x.matmul(w).unwrap().tanh().unwrap().sum(&[], false).unwrap();
+        let y = x.matmul(w).unwrap().tanh().unwrap().sum_all().unwrap();
         let g = first(&grad(&[&y], &[&x], true).unwrap()).clone();
-        g.square().unwrap().sum(&[], false).unwrap()
+        g.square().unwrap().sum_all().unwrap()
     };
     let gradient = grad_of(&backward(&penalty(&w)).unwrap(), &w);
     for i in 0..4 {
@@ -87,7 +87,7 @@ fn gradients_of_leaves_read_through_views_have_the_leafs_shape() {
     let rt = cpu();
     let w = leaf(&rt, "w", [2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let part = w.t().unwrap().narrow(0, 1, 2).unwrap();
-    let y = part.square().unwrap().sum(&[], false).unwrap();
+    let y = part.square().unwrap().sum_all().unwrap();
     let g = first(&grad(&[&y], &[&w], true).unwrap()).clone();
     assert_eq!((g.dims(), values(&g)), (vec![2, 3], vec![0.0, 4.0, 6.0, 0.0, 10.0, 12.0]));
     let gg = grad(&[&g.square().unwrap()], &[&w], false).unwrap();
@@ -100,7 +100,7 @@ fn the_gradient_of_a_view_of_a_leaf_is_never_of_another_shape() {
     let rt = cpu();
     let w = leaf(&rt, "w", [2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let seen = w.t().unwrap();
-    let y = seen.square().unwrap().sum(&[], false).unwrap();
+    let y = seen.square().unwrap().sum_all().unwrap();
     match grad(&[&y], &[&seen], false) {
         Ok(grads) => assert_eq!(first(&grads).dims(), [3, 2]),
         Err(error) => assert!(matches!(error.kind(), ErrorKind::NoGradient { .. }), "{error}"),
@@ -139,7 +139,7 @@ fn a_function_of_ones_own_differentiates_twice() {
     let g = first(&grad(&[&y], &[&x], true).unwrap()).clone();
     assert_eq!(values(&g), [12.0, 3.0]);
     assert_eq!(values(first(&grad(&[&g], &[&x], false).unwrap())), [12.0, -6.0]);
-    assert_eq!(grad_of(&backward(&y.sum(&[], false).unwrap()).unwrap(), &x), [12.0, 3.0]);
+    assert_eq!(grad_of(&backward(&y.sum_all().unwrap()).unwrap(), &x), [12.0, 3.0]);
 }
 
 /// Two outputs of two inputs; everything is saved.

@@ -23,7 +23,7 @@ fn a_leaf_used_in_many_places_fires_once() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[2.0, 3.0]);
     let square = x.mul(&x).unwrap();
-    let y = square.add(&x).unwrap().mul(&x).unwrap().sum(&[], false).unwrap();
+    let y = square.add(&x).unwrap().mul(&x).unwrap().sum_all().unwrap();
     let mut log = Log::default();
     backward_with_hooks(&y, &mut log).unwrap();
     assert_eq!(log.ready(), ["x"]);
@@ -38,7 +38,7 @@ fn a_leaf_read_through_views_fires_once_and_counts_every_view() {
     let parts = [w.t().unwrap().reshape([6]), w.reshape([6]), w.flip(&[1]).unwrap().reshape([6])];
     let [a, b, c] = parts.map(Result::unwrap);
     let weights = constant(&rt, [6], &[1.0, 10.0, 100.0, 1e3, 1e4, 1e5]);
-    let y = a.add(&b).unwrap().add(&c).unwrap().mul(&weights).unwrap().sum(&[], false).unwrap();
+    let y = a.add(&b).unwrap().add(&c).unwrap().mul(&weights).unwrap().sum_all().unwrap();
     let mut log = Log::default();
     backward_with_hooks(&y, &mut log).unwrap();
     assert_eq!(log.ready(), ["w"]);
@@ -96,7 +96,7 @@ fn a_leaf_is_final_while_the_rest_of_the_sweep_is_still_to_come() {
             let (x, w) = (blank(rt, "x", [4]), blank(rt, "w", [4]));
             let below = (0..20).try_fold(x, |y, _| y.exp()).unwrap();
             let top = if w_first { w.mul(&below) } else { below.mul(&w) };
-            top.unwrap().sum(&[], false).unwrap()
+            top.unwrap().sum_all().unwrap()
         });
         let w = ready.iter().find(|(n, _)| n == "w").unwrap().1;
         assert!(w <= 3 && all > 20, "w was final after {w} of {all} launches (first operand: {w_first})");
@@ -112,7 +112,7 @@ fn a_consumer_that_contributes_nothing_settles_its_leaf() {
         let below = (0..20).try_fold(x, |y, _| y.exp()).unwrap();
         // The gradient of a comparison's operand is nothing.
         let mask = w.add(&w).unwrap().gt(0.0).unwrap().to_dtype(numcore::DType::F32).unwrap();
-        below.mul(&w).unwrap().mul(&mask).unwrap().sum(&[], false).unwrap()
+        below.mul(&w).unwrap().mul(&mask).unwrap().sum_all().unwrap()
     });
     assert_eq!(ready.iter().filter(|(n, _)| n == "w").count(), 1);
     assert!(ready[0].0 == "w" && ready[0].1 + 15 < all, "{ready:?} of {all}");
@@ -122,7 +122,7 @@ fn a_consumer_that_contributes_nothing_settles_its_leaf() {
 fn a_leaf_whose_every_consumer_contributes_nothing_never_fires() {
     let rt = cpu();
     let (x, w) = (leaf(&rt, "x", [2], &[1.0, 2.0]), leaf(&rt, "w", [2], &[1.0, -1.0]));
-    let y = x.mul(&w.floor().unwrap()).unwrap().sum(&[], false).unwrap();
+    let y = x.mul(&w.floor().unwrap()).unwrap().sum_all().unwrap();
     let mut log = Log::default();
     backward_with_hooks(&y, &mut log).unwrap();
     assert_eq!(log.ready(), ["x"]);
@@ -136,7 +136,7 @@ fn leaves_become_final_in_reverse_order_of_use() {
     let layers: Vec<Var<NullRuntime>> = (0..8).map(|i| blank(&rt, &format!("w{i}"), [4, 4])).collect();
     let y = layers.iter().try_fold(blank(&rt, "x", [2, 4]), |y, w| y.matmul(w)?.relu()).unwrap();
     let mut log = Log::default();
-    backward_with_hooks(&y.sum(&[], false).unwrap(), &mut log).unwrap();
+    backward_with_hooks(&y.sum_all().unwrap(), &mut log).unwrap();
     let weights: Vec<&str> = log.ready().into_iter().filter(|n| *n != "x").collect();
     assert_eq!(weights, ["w7", "w6", "w5", "w4", "w3", "w2", "w1", "w0"]);
 }
@@ -148,7 +148,7 @@ fn the_same_graph_gives_the_same_order_every_time() {
         let leaves: Vec<Var<NullRuntime>> = (0..40).map(|i| blank(&rt, &format!("w{i}"), [3])).collect();
         let pairs: Vec<Var<NullRuntime>> =
             (0..40).map(|i| leaves[i * 7 % 40].mul(&leaves[i * 11 % 40]).unwrap()).collect();
-        let y = cat(&pairs.iter().collect::<Vec<_>>(), 0).unwrap().sum(&[], false).unwrap();
+        let y = cat(&pairs.iter().collect::<Vec<_>>(), 0).unwrap().sum_all().unwrap();
         let mut log = Log::default();
         backward_with_hooks(&y, &mut log).unwrap();
         log.events
@@ -162,7 +162,7 @@ fn several_roots_are_swept_together() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2], &[2.0, 3.0]);
     let shared = x.square().unwrap();
-    let (a, b) = (shared.sum(&[], false).unwrap(), shared.mul(&x).unwrap());
+    let (a, b) = (shared.sum_all().unwrap(), shared.mul(&x).unwrap());
     let seed = constant(&rt, [2], &[1.0, 10.0]);
     let mut log = Log::default();
     Backward::of(&a).unwrap().seed(&b, &seed).unwrap().run(&mut log).unwrap();
@@ -221,7 +221,7 @@ fn a_tied_table_gets_both_gradients() {
     let rows = table.embedding(&ids).unwrap();
     let logits = rows.matmul(&table.t().unwrap()).unwrap();
     let mut log = Log::default();
-    backward_with_hooks(&logits.sum(&[], false).unwrap(), &mut log).unwrap();
+    backward_with_hooks(&logits.sum_all().unwrap(), &mut log).unwrap();
     assert_eq!(log.ready(), ["table"]);
     // d/dT of Σ_n Σ_v T[id_n]·T[v]: column sums of T for picked rows, sums of picked rows for every row.
     assert_eq!(grad_of(&log.gradients, &table), [9.0 + 11.0, 12.0 + 14.0, 11.0, 14.0, 11.0 + 18.0, 14.0 + 24.0]);

@@ -94,7 +94,7 @@ impl Model {
         let h = self.twice(&self.x.linear(first, None)?.tanh()?)?;
         let between = first.mul(first)?;
         let y = h.linear(q, Some(bias))?.mul(&h.linear(k, None)?)?.linear(&between, None)?.linear(first, None)?;
-        self.twice(&y)?.linear(last, None)?.square()?.sum(&[], false)
+        self.twice(&y)?.linear(last, None)?.square()?.sum_all()
     }
 
     /// A loss in which `q` is read before its layer, between that and its sender, and after: three gradients, whose order counts.
@@ -103,7 +103,7 @@ impl Model {
         let h = self.twice(&self.x.linear(first, None)?.tanh()?)?;
         let between = q.mul(k)?;
         let y = h.linear(q, Some(bias))?.linear(&between, None)?.linear(q, None)?;
-        y.linear(last, None)?.square()?.sum(&[], false)
+        y.linear(last, None)?.square()?.sum_all()
     }
 
     fn gradients(&self, gradients: &Gradients<Cpu>) -> Vec<Vec<f64>> {
@@ -177,7 +177,7 @@ fn a_checkpointed_segment_sends_as_well() {
             let h = apply_function(Arc::new(Twice { events: events.clone(), sends }), &[&x[0]])?.remove(0);
             Ok(vec![h.linear(&q, None)?])
         });
-        out.unwrap().remove(0).square().unwrap().sum(&[], false).unwrap()
+        out.unwrap().remove(0).square().unwrap().sum_all().unwrap()
     };
     let run = |model: &Model| {
         let mut noted = Noted { events: model.events.clone(), gradients: Gradients::new() };
@@ -202,7 +202,7 @@ fn a_sender_that_is_far_below_is_not_waited_for() {
             y = y.tanh().unwrap();
         }
         let y = y.linear(last, None).unwrap().mul(&h.linear(k, None).unwrap()).unwrap();
-        model.backward(&y.square().unwrap().sum(&[], false).unwrap())
+        model.backward(&y.square().unwrap().sum_all().unwrap())
     };
     let (near, far) = (run(3, true), run(40, true));
     assert_eq!(near.1, ["last", "sent", "k", "bias", "q", "arrived", "x", "first"]);
@@ -226,7 +226,7 @@ fn a_segment_adds_to_what_waits() {
         let y =
             h.linear(q, Some(bias)).unwrap().add(&h.linear(k, None).unwrap()).unwrap().linear(&segment, None).unwrap();
         let y = y.linear(q, None).unwrap().linear(last, None).unwrap();
-        model.backward(&y.square().unwrap().sum(&[], false).unwrap()).0
+        model.backward(&y.square().unwrap().sum_all().unwrap()).0
     };
     for waits in [false, true] {
         assert_eq!(run(true, waits), run(false, waits), "{waits}");

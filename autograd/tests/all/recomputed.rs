@@ -35,7 +35,7 @@ fn gradients(again: bool) -> [Vec<f64>; 3] {
     // A matmul of three axes reads its left operand through a reshape.
     let y = normed.matmul(&w).unwrap().tanh().unwrap();
     let drawn = random_state();
-    let gradients = backward(&y.square().unwrap().sum(&[], false).unwrap()).unwrap();
+    let gradients = backward(&y.square().unwrap().sum_all().unwrap()).unwrap();
     assert_eq!(random_state(), drawn, "backward leaves the stream of random seeds where it was");
     [&x, &scale, &w].map(|v| grad_of(&gradients, v))
 }
@@ -52,7 +52,7 @@ fn a_value_made_of_one_that_is_made_again() {
         let (x, w) = (leaf(&rt, "x", [3, 4], &numbers(12)), leaf(&rt, "w", [3, 3], &numbers(9)));
         let h = through(again, &[&x], |x| x[0].exp());
         let t = through(again, &[&h], |h| h[0].transpose(0, 1)?.gelu());
-        let y = t.matmul(&w).unwrap().sum(&[], false).unwrap();
+        let y = t.matmul(&w).unwrap().sum_all().unwrap();
         let gradients = backward(&y).unwrap();
         [&x, &w].map(|v| grad_of(&gradients, v))
     };
@@ -64,9 +64,9 @@ fn gradients_can_be_differentiated() {
     let run = |again: bool| {
         let rt = cpu();
         let (x, w) = (leaf(&rt, "x", [3, 4], &numbers(12)), leaf(&rt, "w", [4, 3], &numbers(12)));
-        let y = through(again, &[&x], |x| x[0].gelu()).matmul(&w).unwrap().square().unwrap().sum(&[], false).unwrap();
+        let y = through(again, &[&x], |x| x[0].gelu()).matmul(&w).unwrap().square().unwrap().sum_all().unwrap();
         let first = grad(&[&y], &[&x], true).unwrap().remove(0).unwrap();
-        grad_of(&backward(&first.square().unwrap().sum(&[], false).unwrap()).unwrap(), &w)
+        grad_of(&backward(&first.square().unwrap().sum_all().unwrap()).unwrap(), &w)
     };
     assert_eq!(run(true), run(false));
 }
@@ -85,7 +85,7 @@ fn the_value_is_not_kept() {
     assert_eq!(kept(false).0, 2 * one, "the activation and the product");
     let (bytes, y) = kept(true);
     assert_eq!(bytes, one, "the product alone");
-    backward(&y.sum(&[], false).unwrap()).unwrap();
+    backward(&y.sum_all().unwrap()).unwrap();
     drop(y);
     assert_eq!(rt.memory().total.live, 2 * one, "nothing is left");
 }
@@ -97,7 +97,7 @@ fn leaves_it_reads_are_announced_and_must_be_as_they_were() {
     let w = leaf(&rt, "w", [4, 4], &numbers(16));
     let forward = || -> Var<Cpu> {
         let y = recomputed(&[&x, &scale], |x| x[0].mul(&x[1])).unwrap().matmul(&w).unwrap();
-        y.sum(&[], false).unwrap()
+        y.sum_all().unwrap()
     };
     let mut log = Log::default();
     Backward::of(&forward()).unwrap().run(&mut log).unwrap();
@@ -105,7 +105,7 @@ fn leaves_it_reads_are_announced_and_must_be_as_they_were() {
     // Captured, the sweep reads it for this value alone.
     let seen = scale.clone();
     let captured = recomputed(&[&x.detach()], move |x| x[0].mul(&seen)).unwrap().matmul(&w).unwrap();
-    let captured = captured.sum(&[], false).unwrap();
+    let captured = captured.sum_all().unwrap();
     let loss = forward();
     let changed = scale.value().unwrap().mul(2.0).unwrap();
     of(&scale).set(changed).unwrap();
@@ -142,7 +142,7 @@ fn a_scope_decides_what_is_kept() {
             }
         };
         let y = with_recomputation(on, || checkpoint(&[&x], segment(w.clone()))).unwrap().remove(0);
-        let loss = y.sum(&[], false).unwrap();
+        let loss = y.sum_all().unwrap();
         rt.reset_peak();
         let before = rt.memory().total.live;
         backward(&loss).unwrap();

@@ -50,7 +50,7 @@ fn a_value_released_after_forward_is_fetched_in_backward() {
     let shelf = Arc::new(Shelf::default());
     let w = leaf(&rt, "w", [2, 2], &[1.0, 2.0, 3.0, 4.0]);
     let x = leaf(&rt, "x", [1, 2], &[1.0, 1.0]);
-    let y = x.matmul(&w.t().unwrap()).unwrap().sum(&[], false).unwrap();
+    let y = x.matmul(&w.t().unwrap()).unwrap().sum_all().unwrap();
     release(&w, &shelf);
     assert!(!of(&w).is_resident());
     let gradients = backward(&y).unwrap();
@@ -77,7 +77,7 @@ fn a_value_that_is_absent_in_forward_is_fetched_too() {
 fn an_absent_value_without_residency_is_an_error_that_names_it() {
     let rt = cpu();
     let w = leaf(&rt, "blocks.3.fc1.weight", [2], &[1.0, 2.0]);
-    let y = w.square().unwrap().sum(&[], false).unwrap();
+    let y = w.square().unwrap().sum_all().unwrap();
     of(&w).take();
     let error = backward(&y).map(|_| ()).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::NotResident { .. }), "{error}");
@@ -93,7 +93,7 @@ fn an_absent_value_without_residency_is_an_error_that_names_it() {
 fn a_value_put_back_is_not_stale_and_one_of_another_shape_is_refused() {
     let rt = cpu();
     let w = leaf(&rt, "w", [2], &[1.0, 2.0]);
-    let y = w.square().unwrap().sum(&[], false).unwrap();
+    let y = w.square().unwrap().sum_all().unwrap();
     let value = of(&w).take().unwrap();
     assert!(of(&w).put(Tensor::from_slice(&rt, [3], &[0.0; 3]).unwrap()).is_err());
     of(&w).put(value).unwrap();
@@ -109,7 +109,7 @@ fn leaves_are_announced_before_they_are_read() {
     let x = leaf(&rt, "x", [1, 2], &[1.0, 1.0]);
     let y = x.matmul(w0).unwrap().matmul(w1).unwrap().add(&b.select(0, 0).unwrap()).unwrap().matmul(w2).unwrap();
     let mut log = Log::default();
-    backward_with_hooks(&y.sum(&[], false).unwrap(), &mut log).unwrap();
+    backward_with_hooks(&y.sum_all().unwrap(), &mut log).unwrap();
     let needed: Vec<&str> = log.events.iter().filter_map(|e| e.strip_prefix("needed ")).collect();
     assert_eq!(needed.iter().filter(|n| n.starts_with('w')).copied().collect::<Vec<_>>(), ["w2", "w1", "w0"]);
     assert!(!needed.contains(&"b"), "a sum does not read its operands: {needed:?}");
@@ -128,7 +128,7 @@ fn recomputation_fetches_like_the_first_run() {
     let inner = w.clone();
     let y = checkpoint(&[&x], move |ins| Ok(vec![ins[0].mul(&inner)?.square()?])).unwrap().remove(0);
     release(&w, &shelf);
-    let gradients = backward(&y.sum(&[], false).unwrap()).unwrap();
+    let gradients = backward(&y.sum_all().unwrap()).unwrap();
     // (x·w)²: 2·x·w² and 2·x²·w.
     assert_eq!(grad_of(&gradients, &x), [40.0, 126.0]);
     assert_eq!(grad_of(&gradients, &w), [100.0, 294.0]);

@@ -75,11 +75,11 @@ fn slots_add_up_over_micro_batches_and_start_anew_after_a_reset() {
     let w = leaf(&rt, "w", [2], &[3.0, 5.0]);
     let mut bucket = Bucket::of(&rt, &[&w]);
     for scale in [1.0, 10.0, 100.0] {
-        backward_with_hooks(&w.square().unwrap().sum(&[], false).unwrap().mul(scale).unwrap(), &mut bucket).unwrap();
+        backward_with_hooks(&w.square().unwrap().sum_all().unwrap().mul(scale).unwrap(), &mut bucket).unwrap();
     }
     assert_eq!(bucket.grad(0), [666.0, 1110.0]);
     bucket.flat.reset();
-    backward_with_hooks(&w.sum(&[], false).unwrap(), &mut bucket).unwrap();
+    backward_with_hooks(&w.sum_all().unwrap(), &mut bucket).unwrap();
     assert_eq!(bucket.grad(0), [1.0, 1.0]);
     assert_eq!(bucket.ready, ["w"; 4]);
 }
@@ -90,16 +90,16 @@ fn nothing_old_is_left_in_a_slot() {
     let rt = cpu();
     let w = leaf(&rt, "w", [4], &[1.0, 2.0, 3.0, 4.0]);
     let mut bucket = Bucket::of(&rt, &[&w]);
-    backward_with_hooks(&w.mul(7.0).unwrap().sum(&[], false).unwrap(), &mut bucket).unwrap();
+    backward_with_hooks(&w.mul(7.0).unwrap().sum_all().unwrap(), &mut bucket).unwrap();
     bucket.flat.reset();
     // Only a part is written: the rest is zero, not 7.
-    backward_with_hooks(&w.narrow(0, 1, 2).unwrap().sum(&[], false).unwrap(), &mut bucket).unwrap();
+    backward_with_hooks(&w.narrow(0, 1, 2).unwrap().sum_all().unwrap(), &mut bucket).unwrap();
     assert_eq!(bucket.grad(0), [0.0, 1.0, 1.0, 0.0]);
     // Two parts, one of them twice.
     bucket.flat.reset();
     let parts = [w.narrow(0, 0, 2).unwrap(), w.narrow(0, 3, 1).unwrap(), w.narrow(0, 0, 1).unwrap()];
     let y = cat(&parts.iter().collect::<Vec<_>>(), 0).unwrap().mul(&constant(&rt, [4], &[1.0, 2.0, 3.0, 4.0])).unwrap();
-    backward_with_hooks(&y.sum(&[], false).unwrap(), &mut bucket).unwrap();
+    backward_with_hooks(&y.sum_all().unwrap(), &mut bucket).unwrap();
     assert_eq!(bucket.grad(0), [5.0, 2.0, 0.0, 3.0]);
 }
 
@@ -151,7 +151,7 @@ fn every_family_writes_through_views() {
             let mut bucket = Bucket::of(&rt, &[leaf]);
             let y = build(seen).unwrap();
             let weights: Vec<f64> = (0..y.value().unwrap().shape().numel()).map(|i| 1.0 + (i % 5) as f64).collect();
-            let loss = y.mul(&constant(&rt, *y.value().unwrap().shape(), &weights)).unwrap().sum(&[], false).unwrap();
+            let loss = y.mul(&constant(&rt, *y.value().unwrap().shape(), &weights)).unwrap().sum_all().unwrap();
             backward_with_hooks(&loss, &mut bucket).unwrap();
             assert_eq!((bucket.ready.len(), bucket.own), (1, 0), "{name}");
             bucket.flat.tensor(0).unwrap()
@@ -192,7 +192,7 @@ fn a_slot_of_the_wrong_shape_is_an_error_that_names_the_leaf() {
     }
     let rt = cpu();
     let w = leaf(&rt, "encoder.weight", [2], &[1.0, 2.0]);
-    let error = backward_with_hooks(&w.sum(&[], false).unwrap(), &mut Wrong(rt.clone())).unwrap_err();
+    let error = backward_with_hooks(&w.sum_all().unwrap(), &mut Wrong(rt.clone())).unwrap_err();
     assert!(error.to_string().contains("encoder.weight"), "{error}");
 }
 
@@ -202,7 +202,7 @@ fn gradients_in_slots_are_not_allocated() {
     let rt = cpu();
     let w = leaf(&rt, "w", [1 << 16], &vec![0.5; 1 << 16]);
     let mut bucket = Bucket::of(&rt, &[&w]);
-    let loss = w.sum(&[], false).unwrap();
+    let loss = w.sum_all().unwrap();
     rt_reset(&rt);
     let before = numcore::Runtime::memory(&rt).total;
     backward_with_hooks(&loss, &mut bucket).unwrap();
@@ -221,7 +221,7 @@ fn pieces_give_the_gradient_of_the_whole_in_one_go() {
     let rt = cpu();
     let x = leaf(&rt, "x", [2, 6], &(1..=12).map(f64::from).collect::<Vec<_>>());
     let parts = x.mul(2.0).unwrap().chunk(1, 3).unwrap();
-    let loss = parts[0].mul(&parts[2]).unwrap().sum(&[], false).unwrap();
+    let loss = parts[0].mul(&parts[2]).unwrap().sum_all().unwrap();
     let expected = [20.0, 24.0, 0.0, 0.0, 4.0, 8.0, 44.0, 48.0, 0.0, 0.0, 28.0, 32.0];
     assert_eq!(common::grad_of(&autograd::backward(&loss).unwrap(), &x), expected);
 
@@ -229,7 +229,7 @@ fn pieces_give_the_gradient_of_the_whole_in_one_go() {
     let launches = |piece: fn(&Var<numcore::NullRuntime>) -> Result<Var<numcore::NullRuntime>>| {
         let parts = common::blank(&null, "x", [2, 6]).exp().unwrap().chunk(1, 3).unwrap();
         let parts = parts.iter().map(piece).collect::<Result<Vec<_>>>().unwrap();
-        let loss = cat(&[&parts[2], &parts[0], &parts[1]], 1).unwrap().sum(&[], false).unwrap();
+        let loss = cat(&[&parts[2], &parts[0], &parts[1]], 1).unwrap().sum_all().unwrap();
         let before = null.launches();
         drop(autograd::backward(&loss).unwrap());
         null.launches() - before

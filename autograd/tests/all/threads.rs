@@ -18,7 +18,7 @@ fn training(rank: usize) -> Vec<Vec<f64>> {
     (0..20)
         .map(|_| {
             let y = x.matmul(&w).unwrap().dropout(0.2, next_seed()).unwrap().tanh().unwrap();
-            let grad = grad_of(&backward(&y.square().unwrap().sum(&[], false).unwrap()).unwrap(), &w);
+            let grad = grad_of(&backward(&y.square().unwrap().sum_all().unwrap()).unwrap(), &w);
             let moved: Vec<f64> = common::values(&w).iter().zip(&grad).map(|(w, g)| w - 0.01 * g).collect();
             w = leaf(&rt, "w", [8, 8], &moved);
             grad
@@ -66,7 +66,7 @@ fn one_leaf_in_the_graphs_of_several_threads() {
             s.spawn(move || {
                 let mut log = Log::default();
                 for _ in 0..50 {
-                    backward_with_hooks(&w.mul(k as f64).unwrap().sum(&[], false).unwrap(), &mut log).unwrap();
+                    backward_with_hooks(&w.mul(k as f64).unwrap().sum_all().unwrap(), &mut log).unwrap();
                 }
                 grad_of(&log.gradients, w)
             })

@@ -60,7 +60,7 @@ pub fn add_new<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
 
 pub fn sum<R: Runtime>(rt: &R, _: &str, n: &[usize]) -> Result<Case> {
     let x = data::normal(rt, n, DType::F32, 1)?;
-    Ok(Case::new(move || x.sum(&[], false).map(drop)))
+    Ok(Case::new(move || x.sum_all().map(drop)))
 }
 
 /// The sums of columns: the gradient of a bias.

@@ -25,7 +25,7 @@ pub fn chain<R: Runtime>(rt: &R, name: &str, _: &[usize]) -> Result<Case> {
     let (a, b, back) = (four(rt, 1, true)?, four(rt, 2, false)?, name == "chain");
     Ok(Case::new(move || {
         let end = (0..OPS).try_fold(a.clone(), |x, _| x.add(&b))?;
-        let loss = end.sum(&[], false)?;
+        let loss = end.sum_all()?;
         if back { weftgrad::backward_with_hooks(&loss, &mut Drop) } else { Ok(()) }
     }))
 }
@@ -34,6 +34,6 @@ pub fn chain_mul<R: Runtime>(rt: &R, _: &str, _: &[usize]) -> Result<Case> {
     let (a, b) = (four(rt, 1, true)?, four(rt, 2, true)?);
     Ok(Case::new(move || {
         let end = (0..OPS).try_fold(a.clone(), |x, _| x.mul(&b))?;
-        weftgrad::backward_with_hooks(&end.sum(&[], false)?, &mut Drop)
+        weftgrad::backward_with_hooks(&end.sum_all()?, &mut Drop)
     }))
 }

@@ -101,7 +101,7 @@ fn megabytes_are_as_bytes() {
         let index = Tensor::arange(comm.runtime(), 0, 1, NUMEL, DType::F32)?;
         let sum = comm.all_reduce(memory(&index.add(comm.rank() as f64)?)?, ReduceOp::Sum)?;
         let all = comm.all_gather(&index, empty(&comm, 3 * NUMEL, DType::F32)?)?.wait()?.freeze()?;
-        let off = |a: &Tensor<Cpu>, b: &Tensor<Cpu>| a.sub(b)?.square()?.sum(&[], false)?.item();
+        let off = |a: &Tensor<Cpu>, b: &Tensor<Cpu>| a.sub(b)?.square()?.sum_all()?.item();
         let mut wrong = vec![off(&sum.wait()?.freeze()?, &index.mul(3.0)?.add(3.0)?)?];
         for rank in 0..3 {
             wrong.push(off(&all.narrow(0, rank * NUMEL, NUMEL)?, &index)?);

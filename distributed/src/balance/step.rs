@@ -42,7 +42,7 @@ use crate::{
 ///     let mut epoch = BatchRanges::new(100);
 ///     while let Some(_metrics) = step.step(&mut epoch, |batch| {
 ///         let x = autograd::Var::new(Tensor::full(rt, [8, 4], DType::F32, batch as f64)?);
-///         Loss::sum(model.forward(&x)?.sum(&[], false)?, 8.0)
+///         Loss::sum(model.forward(&x)?.sum_all()?, 8.0)
 ///     })? {}
 ///     assert_eq!(epoch.position(), 100);
 ///     Ok(())

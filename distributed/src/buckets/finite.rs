@@ -12,5 +12,5 @@ pub(crate) fn is_finite<R: Runtime>(x: &TensorMut<R>) -> Result<bool> {
     let dtype = if x.dtype().is_half() { DType::F32 } else { x.dtype() };
     let mut zeros = TensorMut::alloc(x.runtime(), *x.shape(), dtype)?;
     compute(x.runtime(), ZERO_IF_FINITE.of(x.dtype()), &[Input::Memory(x)], &[], &mut [&mut zeros])?;
-    Ok(zeros.freeze()?.sum(&[], false)?.item()?.is_finite())
+    Ok(zeros.freeze()?.sum_all()?.item()?.is_finite())
 }

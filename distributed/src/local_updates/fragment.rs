@@ -186,7 +186,7 @@ impl<R: Runtime> OuterFragment<R> {
         let global = rule.next(&OuterStep { global: &self.global, mean: &mean, inner_rate: self.rate }, &mut state)?;
         let all = self.gathered(comm, &global)?;
         let (mut values, mut distances) = (Vec::new(), Distances::default());
-        let square = |x: &Tensor<R>| x.square()?.sum(&[], false)?.item();
+        let square = |x: &Tensor<R>| x.square()?.sum_all()?.item();
         for outer in &self.leaves {
             let (own, global) = (outer.leaf.value()?.to_dtype(self.dtype)?, outer.of(&all)?);
             let apart = own.sub(&global)?;

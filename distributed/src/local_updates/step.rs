@@ -42,7 +42,7 @@ use crate::{
 ///     let mut step = LocalSteps::new(&comm, &model, inner, DiLoCo::default(), meetings)?;
 ///     let x = autograd::Var::new(Tensor::zeros(rt, [8, 4], DType::F32)?);
 ///     for _ in 0..4 {
-///         step.step(|_| Loss::sum(model.forward(&x)?.sum(&[], false)?, 8.0))?;
+///         step.step(|_| Loss::sum(model.forward(&x)?.sum_all()?, 8.0))?;
 ///     }
 ///     assert_eq!(step.meetings(), 2);
 ///     Ok(())

@@ -10,7 +10,7 @@ fn main() -> Result<()> {
     println!("x = {x}\n\nx · w = {}\n\nsoftmax = {}\n", x.matmul(&w)?, x.matmul(&w)?.softmax(-1)?);
 
     let w = Var::leaf("w", w)?;
-    let loss = Var::new(x).matmul(&w)?.tanh()?.square()?.mean(&[], false)?;
+    let loss = Var::new(x).matmul(&w)?.tanh()?.square()?.mean_all()?;
     let gradients = loss.backward()?;
     println!("loss = {:.6}\n", loss.item()?);
     if let Some(g) = gradients.of(&w) {

@@ -21,7 +21,7 @@ use crate::{Forward, Init, Linear, Module, parallel::ContextSlot};
 /// let layer = MixtureOfExperts::new(&Init::new(rt, 7), MoeConfig::new(64, 128, 8, 2))?;
 /// let out = layer.forward_routed(x)?;
 /// // A loss of what comes after the layer, and a hundredth of the balance loss of a token.
-/// let loss = out.y.square()?.sum(&[], false)?.add(&out.routing.balance_loss()?.mul(0.01 / tokens)?)?;
+/// let loss = out.y.square()?.sum_all()?.add(&out.routing.balance_loss()?.mul(0.01 / tokens)?)?;
 /// # Ok(())
 /// # }
 /// ```

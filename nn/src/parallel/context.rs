@@ -243,9 +243,8 @@ impl<R: Runtime> ContextSlot<R> {
             Reduction::Sum => self.of_whole(&of(&here, loss)?),
             Reduction::Mean => {
                 let rows = of(&here, &as_it_is(Reduction::None))?;
-                let count =
-                    targets.ne(loss.cross_entropy.ignore_index as f64)?.to_dtype(rows.dtype())?.sum(&[], false)?;
-                self.of_whole(&rows.sum(&[], false)?)?.div(&count)
+                let count = targets.ne(loss.cross_entropy.ignore_index as f64)?.to_dtype(rows.dtype())?.sum_all()?;
+                self.of_whole(&rows.sum_all()?)?.div(&count)
             }
         }
     }

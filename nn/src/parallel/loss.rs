@@ -99,10 +99,10 @@ impl VocabularyLoss {
         let CrossEntropyOptions { ignore_index, reduction, .. } = self.cross_entropy;
         match reduction {
             Reduction::None => losses.reshape(target.spec().shape),
-            Reduction::Sum => losses.sum(&[], false),
+            Reduction::Sum => losses.sum_all(),
             Reduction::Mean => {
-                let counts = target.ne(ignore_index as f64)?.to_dtype(losses.dtype())?.sum(&[], false)?;
-                losses.sum(&[], false)?.div(&counts)
+                let counts = target.ne(ignore_index as f64)?.to_dtype(losses.dtype())?.sum_all()?;
+                losses.sum_all()?.div(&counts)
             }
         }
     }

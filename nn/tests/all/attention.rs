@@ -92,7 +92,7 @@ fn prelu_learns_its_slopes() {
     let x = Var::new(Tensor::from_slice(&rt, [1, 2, 2], &[1f32, -2.0, -3.0, 4.0]).unwrap());
     let y = layer.forward(&x).unwrap();
     assert_eq!(y.value().unwrap().to_vec::<f32>().unwrap(), [1.0, -0.5, -0.75, 4.0]);
-    let gradients = y.sum(&[], false).unwrap().backward().unwrap();
+    let gradients = y.sum_all().unwrap().backward().unwrap();
     let slope = gradients.get(&layer.weight.leaf()).unwrap();
     assert_eq!(slope.to_vec::<f32>().unwrap(), [-2.0, -3.0]);
     let three = Var::new(Tensor::ones(&rt, [1, 3], DType::F32).unwrap());

@@ -40,7 +40,7 @@ fn column(values: &[f32]) -> T {
 fn values_and_slopes(f: impl Fn(&V, &V) -> Result<V>, x: &[f32], y: &[f32]) -> (Vec<f64>, Vec<f64>) {
     let x = V::leaf("x", column(x)).unwrap();
     let losses = f(&x, &V::new(column(y))).unwrap();
-    let gradients = losses.sum(&[], false).unwrap().backward().unwrap();
+    let gradients = losses.sum_all().unwrap().backward().unwrap();
     (f64s(&losses), gradients.of(&x).unwrap().to_f64s().unwrap())
 }
 

@@ -47,7 +47,7 @@ impl CrossEntropy {
     /// `Σ_c w_c`: the sum of the class weights.
     fn joint<T: Apply>(&self, x: &T, weight: Option<&T>) -> Result<T> {
         match weight {
-            Some(w) => w.sum(&[], false),
+            Some(w) => w.sum_all(),
             None => Ok(T::constant(Tensor::full(x.runtime(), [], x.spec().dtype, x.spec().shape[1] as f64)?)),
         }
     }
@@ -238,8 +238,8 @@ pub(super) fn composed<T: Apply>(
     let losses = T::apply(op.into(), &ins)?.remove(0);
     match reduction {
         Reduction::None => Ok(losses),
-        Reduction::Sum => losses.sum(&[], false),
-        Reduction::Mean => mean_of(&losses.sum(&[], false)?, target, weight, ignore_index),
+        Reduction::Sum => losses.sum_all(),
+        Reduction::Mean => mean_of(&losses.sum_all()?, target, weight, ignore_index),
     }
 }
 
@@ -255,5 +255,5 @@ pub(super) fn mean_of<T: Apply>(sum: &T, target: &T, weight: Option<&T>, ignore_
         None => valid,
     };
     // Sums of weights leave the range and precision of halves.
-    sum.div(&counts.to_dtype(sum.spec().dtype)?.sum(&[], false)?)
+    sum.div(&counts.to_dtype(sum.spec().dtype)?.sum_all()?)
 }

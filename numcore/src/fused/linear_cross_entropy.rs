@@ -140,7 +140,7 @@ impl Fused for LinearCrossEntropy {
         if !self.summed {
             return Ok(smallvec![losses]);
         }
-        let mut outs: Outs<T> = smallvec![losses.sum(&[], false)?];
+        let mut outs: Outs<T> = smallvec![losses.sum_all()?];
         if self.gradients != Bits::NONE {
             let Spec { shape, dtype } = losses.spec();
             let one = T::constant(Tensor::full(losses.runtime(), shape, dtype, 1.0)?);

@@ -20,7 +20,7 @@ fn a_pending_backward_is_stale_after_a_step() {
     let params = leaves(&cpu, &[&[3, 3]], DType::F32);
     let mut sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
     let w = params[0].var();
-    let loss = w.matmul(&w).unwrap().sum(&[], false).unwrap();
+    let loss = w.matmul(&w).unwrap().sum_all().unwrap();
     let mut gradients = sgd.alloc_gradients().unwrap();
     fill(&mut gradients, &params, 0);
     sgd.step_from(&gradients).unwrap();
@@ -28,7 +28,7 @@ fn a_pending_backward_is_stale_after_a_step() {
     let error = backward_with_hooks(&loss, &mut gradients).unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Stale { .. }), "{error}");
     gradients.zero();
-    let loss = w.matmul(&w).unwrap().sum(&[], false).unwrap();
+    let loss = w.matmul(&w).unwrap().sum_all().unwrap();
     backward_with_hooks(&loss, &mut gradients).unwrap();
 }
 
@@ -40,7 +40,7 @@ fn sweeps_land_in_the_buffers_and_add() {
     let sgd = Sgd::over(SgdConfig::default(), &params).unwrap();
     let loss = || {
         let y = elsewhere.var().matmul(&params[0].var()).unwrap().add(&params[1].var()).unwrap();
-        y.square().unwrap().sum(&[], false).unwrap()
+        y.square().unwrap().sum_all().unwrap()
     };
     let plain: Gradients<Cpu> = loss().backward().unwrap();
     let mut flat = sgd.alloc_gradients().unwrap();
@@ -121,7 +121,7 @@ fn what_comes_without_a_slot_is_added_after_a_pending_factor() {
     let with = |slots: bool| {
         let mut gradients = sgd.alloc_gradients().unwrap();
         for k in 0..2 {
-            let loss = params[0].var().mul(10.0).unwrap().sum(&[], false).unwrap();
+            let loss = params[0].var().mul(10.0).unwrap().sum_all().unwrap();
             match slots {
                 true => backward_with_hooks(&loss, &mut gradients).unwrap(),
                 false => backward_with_hooks(&loss, &mut WithoutSlots(&mut gradients)).unwrap(),
@@ -164,7 +164,7 @@ fn a_parameter_that_was_frozen_when_the_optimizer_was_made_is_refused() {
         .push(nn::Linear::new(&nn::Init::new(&cpu, 2), 2, 1).unwrap());
     let x = autograd::Var::new(tensor(&cpu, &[3, 2], DType::F32, 1));
     let step = |sgd: &mut dyn Optimizer<Cpu>| {
-        let loss = model.forward(&x)?.sum(&[], false)?;
+        let loss = model.forward(&x)?.sum_all()?;
         sgd.backward(&loss).and_then(|()| sgd.step())
     };
     let first = || model.named_parameters().remove(0).1.value().unwrap().to_f64s().unwrap();

@@ -63,7 +63,7 @@ fn elementwise() {
 #[test]
 fn reductions() {
     let ops: [Op; 8] = [
-        ("sum", |x| x.sum(&[], false)),
+        ("sum", |x| x.sum_all()),
         ("sum rows", |x| x.sum(&[1], false)),
         ("sum columns", |x| x.sum(&[0], false)),
         ("turned", |x| x.t()?.sum(&[0], false)),

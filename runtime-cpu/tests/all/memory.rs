@@ -83,7 +83,7 @@ trait SortSum {
 impl SortSum for T {
     fn sort_sum(&self) -> f64 {
         use numcore::ops::SortOps;
-        self.sort(0, true).unwrap().0.sum(&[], false).unwrap().item().unwrap()
+        self.sort(0, true).unwrap().0.sum_all().unwrap().item().unwrap()
     }
 }
 

@@ -26,7 +26,7 @@ use crate::{Callback, Event, Run};
 /// # let step = TrainStep::builder(&NoOpCommunicator::new(&cpu), &model).optimizer(AdamWConfig::default()).build()?;
 /// # let loader = Loader::new(Rows::new(Array::new([8, 2], vec![0.5f32; 16])?)?).batch(4).stack().on(&cpu);
 /// # let loss = |model: &Linear<_>, batch: &data::Batch<numcore::Tensor<_>>| {
-/// #     Loss::sum(model.forward(&Var::new(batch.data.clone()))?.sum(&[], false)?, batch.count as f64)
+/// #     Loss::sum(model.forward(&Var::new(batch.data.clone()))?.sum_all()?, batch.count as f64)
 /// # };
 /// let report = Trainer::new(&model, step, loader).with(StopOnSignal::new()).run(loss)?;
 /// assert_eq!(report.reason, StopReason::Finished); // there was no signal

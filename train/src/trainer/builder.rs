@@ -53,7 +53,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     ///     || AdamWConfig::default(),
     ///     |model, batch: &Batch<Tensor<Cpu>>| {
     ///         let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
-    ///         Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
+    ///         Loss::sum(error.square()?.sum_all()?, batch.count as f64)
     ///     },
     /// )
     /// .loader(|cpu: &Cpu| Ok(Loader::new(Rows::new(Array::new([8, 2], vec![0.5f32; 16])?)?).batch(4).stack().on(cpu)))

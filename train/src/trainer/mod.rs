@@ -60,7 +60,7 @@ use crate::{
 ///     .with(Evaluate::on(loader(10)?).every(Interval::Steps(10)))
 ///     .run(|model, batch| {
 ///         let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
-///         Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
+///         Loss::sum(error.square()?.sum_all()?, batch.count as f64)
 ///     })?;
 /// assert_eq!(report.progress.step, 20);
 /// assert!(report.evaluated["validation/loss"] < 4.0);

@@ -58,7 +58,7 @@ impl Trainer<'_, NullRuntime, (), (), ()> {
     ///     for batch in trainer.epoch(&loader, epoch)? {
     ///         trainer.step(&batch?, |model, batch| {
     ///             let error = model.forward(&Var::new(batch.data.clone()))?.sub(2.0)?;
-    ///             Loss::sum(error.square()?.sum(&[], false)?, batch.count as f64)
+    ///             Loss::sum(error.square()?.sum_all()?, batch.count as f64)
     ///         })?;
     ///     }
     /// }

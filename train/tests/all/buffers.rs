@@ -30,7 +30,7 @@ impl Normed<Cpu> {
     fn loss(&self, batch: &Batch<Rows>, factor: f64) -> Result<Loss<Cpu>> {
         let x = Var::new(batch.data.narrow(1, 0, 3)?.mul(factor)?);
         let y = self.b.forward(&self.norm.forward(&self.a.forward(&x)?)?)?;
-        Loss::sum(y.square()?.sum(&[], false)?, batch.rows as f64)
+        Loss::sum(y.square()?.sum_all()?, batch.rows as f64)
     }
 
     /// Running mean, variance and count.
@@ -91,7 +91,7 @@ fn normed(ranks: usize, last: data::Last) -> Vec<f64> {
         let data = Loader::new(dataset(examples(20))).batch(6).last(last).workers(0).stack().on(comm.runtime());
         Trainer::new(&model, step, data).until(Length::Epochs(2.0)).run(|model: &nn::Sequential<Cpu>, batch| {
             let y = model.forward(&Var::new(batch.data.narrow(1, 0, 3)?.contiguous()?))?;
-            Loss::sum(y.narrow(0, 0, batch.count.max(1))?.square()?.sum(&[], false)?, batch.count as f64)
+            Loss::sum(y.narrow(0, 0, batch.count.max(1))?.square()?.sum_all()?, batch.count as f64)
         })?;
         let state = model.state_dict()?;
         Ok(state.into_iter().map(|(_, value)| value.to_f64s()).collect::<Result<Vec<_>>>()?.concat())

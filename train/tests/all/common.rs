@@ -84,7 +84,7 @@ pub fn held_out(rt: &Cpu) -> Loader<Rows> {
 pub fn loss(model: &Mlp<Cpu>, batch: &Batch<Rows>) -> Result<Loss<Cpu>> {
     let x = Var::new(batch.data.narrow(1, 0, 3)?.contiguous()?);
     let y = Var::new(batch.data.narrow(1, 3, 1)?.contiguous()?);
-    let sum = model.forward(&x)?.sub(&y)?.square()?.sum(&[], false)?;
+    let sum = model.forward(&x)?.sub(&y)?.square()?.sum_all()?;
     Loss::sum(sum, batch.rows as f64)
 }
 

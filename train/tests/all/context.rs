@@ -45,7 +45,7 @@ fn right(model: &Gpt<Cpu>, batch: &Batch<Rows>) -> Result<(f64, f64)> {
     let best = model.forward(&tokens(batch, 0)?)?.value()?.argmax(-1, false)?;
     let due = model.context.take(&tokens(batch, 1)?.value()?, 1)?;
     let hits: Tensor<Cpu> = best.eq(&due)?.to_dtype(DType::F64)?;
-    Ok((hits.sum(&[], false)?.item()?, hits.shape().numel() as f64))
+    Ok((hits.sum_all()?.item()?, hits.shape().numel() as f64))
 }
 
 /// Trains on the ranks of a plan; what was recorded, and the tokens that were counted.

@@ -44,7 +44,7 @@ impl Model<Cpu> {
         let [x, y] =
             [(0, 3), (3, 1)].map(|(at, n)| batch.data.narrow(1, at, n).and_then(|x| x.contiguous()).map(Var::new));
         let out = self.mixture.forward_routed(&self.a.forward(&x?)?.tanh()?)?;
-        let sum = self.b.forward(&out.y)?.sub(&y?)?.square()?.sum(&[], false)?;
+        let sum = self.b.forward(&out.y)?.sub(&y?)?.square()?.sum_all()?;
         Loss::sum(sum.add(&out.routing.balance_loss()?.mul(0.01)?)?, batch.rows as f64)
     }
 }

@@ -52,7 +52,7 @@ fn pipeline(comm: &Comm<Cpu>, tensor: bool) -> Result<TrainStep<Cpu>> {
     let rank = if tensor { mesh.axis(Axis::Pipe).rank() } else { comm.rank() % 2 };
     let model = PipelineModel::on(rank, checked, stages).loss(|y, t| {
         let error = y[0].sub(&t[0])?.square()?;
-        Loss::sum(error.sum(&[], false)?, error.spec().shape.numel() as f64)
+        Loss::sum(error.sum_all()?, error.spec().shape.numel() as f64)
     });
     let plan = TensorPlan::new().column("0.0").row("1");
     let model = if tensor { model.parallelize(&mesh, &plan)? } else { model };
@@ -96,7 +96,7 @@ fn it_is_the_loop_of_one_rank_and_goes_on_to_the_bit() {
         TrainStep::builder(&one, &model).optimizer(SgdConfig { lr: 0.05, ..Default::default() }).build().unwrap();
     let loss = |model: &Sequential<Cpu>, batch: &data::Batch<Rows>| {
         let (x, y) = parts(&batch.data)?;
-        let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum(&[], false)?;
+        let sum = model.forward(&Var::new(x))?.sub(&Var::new(y))?.square()?.sum_all()?;
         Loss::sum(sum, batch.rows as f64)
     };
     let evaluate =

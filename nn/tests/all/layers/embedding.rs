@@ -14,7 +14,7 @@ fn the_padding_row_stays_zero() {
     let rows = table.forward(&indices).unwrap();
     assert_eq!(rows.dims(), [2, 2, 3]);
     assert!(f64s(&rows)[3..9].iter().all(|&x| x == 0.0), "padding is 0");
-    let gradients = rows.sum(&[], false).unwrap().backward().unwrap();
+    let gradients = rows.sum_all().unwrap().backward().unwrap();
     let grad = gradients.get(&table.weight.leaf()).unwrap().to_f64s().unwrap();
     assert_eq!(grad, [1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
 }
@@ -27,7 +27,7 @@ fn a_frozen_row_keeps_its_value() {
     let table = table.with_frozen_row(2).unwrap();
     same(&Var::new(table.weight.value().unwrap()), &Var::new(before));
     let indices = Var::new(Tensor::from_slice(&cpu(), [3], &[2i64, 1, 2]).unwrap());
-    let loss = table.forward(&indices).unwrap().sum(&[], false).unwrap();
+    let loss = table.forward(&indices).unwrap().sum_all().unwrap();
     let grads = loss.backward().unwrap();
     assert_eq!(grads.get(&table.weight.leaf()).unwrap().to_f64s().unwrap(), [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
     assert!(message(Embedding::new(&init(), 4, 2).unwrap().with_frozen_row(4)).contains("padding index 4"));

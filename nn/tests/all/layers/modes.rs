@@ -61,7 +61,7 @@ fn dropout_drops_scales_and_repeats() {
     let x = Var::leaf("x", Tensor::ones(&cpu(), [100_000], DType::F32).unwrap()).unwrap();
     let draw = || {
         let y = dropout.forward(&x).unwrap();
-        let gradients = y.sum(&[], false).unwrap().backward().unwrap();
+        let gradients = y.sum_all().unwrap().backward().unwrap();
         (f64s(&y), gradients.of(&x).unwrap().to_f64s().unwrap())
     };
     manual_seed(5);

@@ -107,7 +107,7 @@ fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
     }
     let n = mask.shape().numel();
     let mask = mask.reshape([n])?;
-    let held = mask.sum(&[], false)?.item()? as usize;
+    let held = mask.sum_all()?.item()? as usize;
     if held == 0 {
         return Tensor::zeros(mask.runtime(), [0], DType::I64);
     }
