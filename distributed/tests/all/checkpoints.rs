@@ -18,6 +18,7 @@ fn what_follows_is_what_would_have_followed() {
         gpt(DType::BF16, &[(Data, 2), (Shard, 2)]),
         gpt(DType::BF16, &[(Shard, 2), (Tensor, 2)]),
         Way { dtype: DType::BF16, ..Way::mixture(4).over(&[(Shard, 2), (Expert, 2)]) },
+        Way::mixture(4).over(&[(Data, 2), (Tensor, 2), (Expert, 2)]),
         staged(ScheduleKind::OneFOneB, 1),
         // The first and the last stage, with both copies of the table, on one rank.
         staged(ScheduleKind::Zbv, 2),

@@ -39,6 +39,9 @@ fn a_tied_parameter_is_saved_once_under_its_first_name() {
         assert!(names.contains_key("parameter/0.weight") && names.contains_key("state/exp_avg/0.weight"));
         let second = names.keys().any(|name| name.contains("6.weight"));
         assert!(!second && names.contains_key("parameter/6.bias"), "{:?}", names.keys());
+        let groups = way.each(|training| training.step.strategy().hyper_parameters());
+        let mut named = groups.iter().flatten().flat_map(|group| &group.parameters);
+        assert!(named.all(|name| name != "6.weight"), "{groups:?}");
         let want = after(way.go_on(None, 0..4, None));
         for at in CUTS.into_iter().filter(|(_, p, v, _)| p * v > 1) {
             for way in [ringed(at), ringed(at).gathered()] {

@@ -29,6 +29,18 @@ fn any_number_of_ranks_along_an_axis() {
 }
 
 #[test]
+fn replicas_of_shards_beside_what_else_cuts() {
+    let axes = |other| [(Axis::Data, 2), (Axis::Shard, 2), (other, 2)];
+    for stage in ZeroStage::ALL {
+        for other in [Axis::Context, Axis::Tensor] {
+            Way { examples: 8, ..Way::gpt(2).zero(stage).over(&axes(other)) }.same();
+        }
+    }
+    let mixture = Way::mixture(4).zero(ZeroStage::Parameters);
+    mixture.over(&[&axes(Axis::Context)[..], &[(Axis::Expert, 4)]].concat()).same();
+}
+
+#[test]
 fn twenty_clipped_steps() {
     use Axis::{Context, Data, Expert, Pipe, Shard, Tensor};
     let long = |way: Way| {

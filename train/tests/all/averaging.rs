@@ -1,18 +1,6 @@
 //! Averages of weights: by their formula, alike for every strategy, and without a trace in the training.
 
-use std::{cell::RefCell, rc::Rc};
-
-use distributed::{
-    comm::Comm,
-    train::{Step, TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::ModuleExt;
-use numcore::Result;
-use runtime_cpu::Cpu;
-use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Resume, Run, Trainer, WeightAveraging};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Remembers the weights after every step.
 struct Weights(Rc<RefCell<Vec<Vec<f64>>>>);

@@ -1,24 +1,8 @@
 //! The loop over ranks of different speeds, which take whole batches in turn.
 
-use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use distributed::balance::{BalancePolicy, Balanced, CadenceOptions};
 
-use distributed::{
-    balance::{BalancePolicy, Balanced, CadenceOptions},
-    comm::{Comm, Communicator, Quorum, ThreadRendezvous},
-    elastic::Elastic,
-    train::TrainStep,
-};
-use numcore::{Error, Result};
-use runtime_cpu::Cpu;
-use train::{Checkpoints, Evaluate, Interval, Length, Resume, Trainer, record_scalar};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 type Balancing = Balanced<TrainStep<Cpu>>;
 

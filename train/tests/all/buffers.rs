@@ -1,17 +1,8 @@
 //! Running statistics of normalisations: a step that came to nothing leaves none.
 
-use autograd::Var;
-use data::{Batch, Loader};
-use distributed::train::{Loss, TrainStep};
-use nn::{BatchNorm, Forward, Init, Linear, Module, ModuleExt};
-use numcore::{
-    DType, Error, Result, Runtime,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
-};
-use runtime_cpu::Cpu;
-use train::{Checkpoints, Interval, Length, Resume, Trainer};
+use nn::BatchNorm;
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 #[derive(Module)]
 #[module(crate = "::nn")]

@@ -1,30 +1,16 @@
 //! What the tests share: a model, data, a sink that remembers, and every way to take a step.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::path::PathBuf;
 
-use autograd::Var;
-use data::{Array, Batch, Loader};
-use distributed::{
-    buckets::BucketOptions,
-    comm::{Comm, NoOpCommunicator, Ranks},
-    train::{Loss, TrainStep, TrainingConfig},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
-};
-use nn::{Dropout, Forward, Init, Linear, Module, ModuleExt};
-use numcore::{
-    DType, Result, Runtime, Tensor,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
-};
+use data::Array;
+use distributed::{buckets::BucketOptions, comm::NoOpCommunicator};
+use nn::Dropout;
+use numcore::Tensor;
 use optim::AdamWConfig;
-use runtime_cpu::Cpu;
-use train::{Record, RunReport, Sink, Trainer, sink::Value};
+use train::RunReport;
+
+use crate::prelude::*;
 
 /// World sizes of every comparison.
 pub const WORLDS: [usize; 6] = [1, 2, 3, 4, 5, 8];

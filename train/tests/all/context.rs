@@ -1,24 +1,14 @@
 //! A loop over a mesh with a context axis: batches are shared out along data alone, and each token counts once.
 
-use autograd::Var;
-use data::{Array, Batch, Loader};
-use distributed::{
-    comm::{Comm, Communicator},
-    context_parallel::ContextExchange,
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
-};
-use nn::{Forward, Gpt, GptConfig, Init, parallel::VocabularyLoss};
+use data::Array;
+use distributed::context_parallel::ContextExchange;
+use nn::{Gpt, GptConfig, parallel::VocabularyLoss};
 use numcore::{
-    DType, Result, Tensor,
+    Tensor,
     fused::{CrossEntropyOptions, Reduction},
-    ops::{PointwiseOps, ReduceOps, ViewOps},
 };
-use runtime_cpu::Cpu;
-use train::{Evaluate, Interval, Length, Trainer, record_scalar};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const TOKENS: usize = 12;
 

@@ -1,12 +1,6 @@
 //! What callbacks ask for: agreed on by all ranks, whoever asks.
 
-use std::{cell::RefCell, rc::Rc};
-
-use distributed::comm::{Communicator, Ranks};
-use numcore::{Error, Result, Runtime};
-use train::{Callback, Evaluate, Event, Interval, Length, Run, StopReason, Trainer, record_scalar};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// What is asked of a run.
 type Ask<R, M, B> = fn(&mut Run<'_, R, M, B>);

@@ -1,12 +1,8 @@
 //! The three doors: a loop of one's own, functions, and a head. One text for one rank and for many.
 
-use distributed::{comm::Communicator, train::TrainingConfig};
-use nn::{Forward, Module, ModuleExt};
-use numcore::{Error, Result, Runtime};
-use runtime_cpu::Cpu;
-use train::{DistributedTrainConfig, Interval, Length, StopReason, TrainConfig, Trainer};
+use train::{DistributedTrainConfig, TrainConfig};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const CONFIG: TrainingConfig = TrainingConfig {
     accumulation: 1,

@@ -6,28 +6,16 @@ use std::{
     fs,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
-    sync::{
-        Condvar, Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
+    sync::Condvar,
 };
 
 use distributed::{
-    checkpoint::{CheckpointReader, Folder},
-    comm::{Comm, Communicator, Fault, FaultyRendezvous, Quorum, Ranks, ThreadRendezvous, ThreadSeat},
-    elastic::{Elastic, ElasticWorld},
-    train::Step,
-    zero::ZeroStage,
+    checkpoint::CheckpointReader,
+    comm::{Fault, FaultyRendezvous, ThreadSeat},
 };
-use numcore::{Error, Result, rng::Philox};
-use runtime_cpu::Cpu;
-use train::{
-    Callback, Checkpoints, Evaluate, Event, Interval, Length, Record, Resume, Run, Sink, Trainer, WeightAveraging,
-    sink::Value,
-};
+use numcore::rng::Philox;
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const LENGTH: u64 = 5;
 /// How many seeds are tried, where that is asked for.

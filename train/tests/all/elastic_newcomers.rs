@@ -1,23 +1,10 @@
 //! Newcomers whose trainers are set up otherwise than those of the run that takes them in: they leave, and the run goes on without them.
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    thread::yield_now,
-    time::Duration,
-};
+use std::{sync::atomic::AtomicBool, thread::yield_now};
 
-use distributed::{
-    comm::{Communicator, Quorum, Rendezvous, ThreadRendezvous, ThreadSeat},
-    elastic::{Elastic, ElasticWorld},
-};
-use numcore::Result;
-use runtime_cpu::Cpu;
-use train::{Callback, Event, Interval, Length, Run, Trainer};
+use distributed::comm::{Rendezvous, ThreadSeat};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Lets others know how far the first world is, and keeps it at step 2 until somebody waits to be taken in.
 struct Wait<'s> {

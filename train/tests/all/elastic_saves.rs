@@ -1,17 +1,6 @@
 //! A rank that is lost while a checkpoint is saved: those that are left save what was to be saved, where it was to be saved.
 
-use std::time::Duration;
-
-use distributed::{
-    checkpoint::Folder,
-    comm::{Communicator, Quorum, ThreadRendezvous},
-    elastic::Elastic,
-};
-use numcore::Error;
-use runtime_cpu::Cpu;
-use train::{Callback, Checkpoints, Event, Interval, Length, Run, Trainer};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Asks all callbacks to save, at step 2.
 struct SaveAll;

@@ -1,12 +1,6 @@
 //! Evaluations: exact over ranks, and without a trace in the training.
 
-use data::Batch;
-use distributed::comm::Communicator;
-use numcore::{Result, ops::ViewOps};
-use runtime_cpu::Cpu;
-use train::{EarlyStop, Evaluate, Interval, Length, Monitor, StopReason, Trainer};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// The largest target, which no mean hides, and how many targets there were.
 fn counted(_: &(), batch: &Batch<Rows>) -> Result<(f64, f64)> {

@@ -1,27 +1,8 @@
 //! A loop over ranks among which experts are shared out: evaluations, averages of weights and resumed runs are those of one rank.
 
-use autograd::Var;
-use data::Batch;
-use distributed::{
-    comm::{Comm, Communicator},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::{Loss, Step, TrainStep},
-    zero::ZeroStage,
-};
-use nn::{
-    Forward, Init, Linear, Module,
-    moe::{MixtureOfExperts, MoeConfig},
-    parallel::TensorPlan,
-};
-use numcore::{
-    DType, Result, Runtime,
-    ops::{PointwiseOps, ReduceOps, ViewOps},
-};
-use runtime_cpu::Cpu;
-use train::{Checkpoints, EqualWeights, Evaluate, Interval, Length, Resume, Trainer, WeightAveraging};
+use nn::moe::{MixtureOfExperts, MoeConfig};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 #[derive(Module)]
 #[module(crate = "::nn")]

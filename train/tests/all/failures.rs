@@ -2,17 +2,10 @@
 
 use std::cell::Cell;
 
-use distributed::{
-    checkpoint::Folder,
-    comm::Ranks,
-    train::{Step, TrainStep},
-    zero::{UnitOf, ZeroOptions, ZeroStage},
-};
-use numcore::{Error, Result, pointwise::Program};
+use numcore::pointwise::Program;
 use optim::{Elementwise, ParamGroups, Scalars, StateSpec, StepContext, UpdateForm, scalars};
-use train::{Checkpoints, Interval, Length, Resume, Trainer};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const LENGTH: u64 = 9;
 
@@ -39,8 +32,6 @@ fn run<S: Step<runtime_cpu::Cpu>>(
         })
         .map(|report| report.resumed.unwrap_or(0))
 }
-
-use distributed::comm::Communicator;
 
 /// Losses of a run of which the step after some fails on the last rank, and that is started again.
 fn failed(ranks: usize, stage: Option<ZeroStage>, at: u64, panics: bool) -> Vec<(u64, f64)> {

@@ -1,11 +1,6 @@
 //! Lengths and intervals in a run: when callbacks are told what.
 
-use std::{cell::RefCell, rc::Rc};
-
-use numcore::{Result, Runtime};
-use train::{Callback, Event, Interval, Length, Run, StopReason, Trainer};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Remembers all events.
 #[derive(Clone, Default)]

@@ -6,16 +6,11 @@ use std::{
     io::Write,
     path::Path,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread::sleep,
-    time::Duration,
 };
 
-use distributed::checkpoint::Folder;
-use numcore::{Result, rng::Philox};
-use train::{Checkpoints, Evaluate, Interval, Length, Record, Resume, Sink, StopReason, Trainer, sink::Value};
+use numcore::rng::Philox;
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const FOLDER: &str = "WEFTGRAD_TEST_TRAIN_FOLDER";
 const RANKS: &str = "WEFTGRAD_TEST_TRAIN_RANKS";

@@ -1,19 +1,12 @@
 //! The loop over ranks that train by themselves and meet.
 
 use distributed::{
-    comm::{Collectives, Comm, Communicator, NoOpCommunicator, Quorum, ThreadRendezvous},
-    elastic::{Elastic, ElasticWorld},
+    comm::{Collectives, NoOpCommunicator},
     local_updates::{DiLoCo, ElasticAveraging, LocalSgd, LocalSteps, LocalUpdates, OuterRule, SlowMo},
-    train::{Loss, TrainStep, TrainingConfig},
 };
-use numcore::{Error, Result, ops::PointwiseOps};
-use runtime_cpu::Cpu;
-use train::{
-    Checkpoints, DivergenceGuard, Evaluate, Interval, Length, NonFinite, Resume, RunReport, StopReason, Trainer,
-    WeightAveraging,
-};
+use train::{DivergenceGuard, RunReport};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 type Local = LocalSteps<Cpu, TrainStep<Cpu>>;
 

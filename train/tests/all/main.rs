@@ -19,6 +19,7 @@ mod local_updates;
 mod order;
 mod pipelines;
 mod policies;
+mod prelude;
 mod remembered;
 mod resuming;
 mod saving;

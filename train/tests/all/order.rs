@@ -1,13 +1,6 @@
 //! In which order a step's consequences come, and that none is lost.
 
-use std::{cell::RefCell, rc::Rc, thread::sleep, time::Duration};
-
-use distributed::{checkpoint::Folder, train::Loss};
-use numcore::{Result, ops::PointwiseOps};
-use runtime_cpu::Cpu;
-use train::{Callback, Checkpoints, EarlyStop, Evaluate, Event, Interval, Length, NonFinite, Resume, Run, Trainer};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 type TestRun<'r, 'x> = &'r mut Run<'x, Cpu, Mlp<Cpu>, Rows>;
 

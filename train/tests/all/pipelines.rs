@@ -1,24 +1,16 @@
 //! The loop over a pipeline, whose stages may be cut along tensor: the losses, evaluations and checkpoints of one rank.
 
-use autograd::Var;
 use data::Last;
 use distributed::{
-    comm::{Comm, Communicator, Ranks},
-    mesh::{AsMesh, Mesh},
+    mesh::AsMesh,
     pipeline::{Limits, Lowering, MicroBatches, PipeShape, PipelineModel, ScheduleKind, split},
-    plan::{Axis, ParallelPlan},
-    train::{Loss, TrainStep},
 };
-use nn::{Forward, Init, Linear, Module, Sequential, parallel::TensorPlan};
-use numcore::{
-    DType, Result, Runtime,
-    ops::{Apply, PointwiseOps, ReduceOps, ViewOps},
-};
+use nn::Sequential;
+use numcore::ops::Apply;
 use optim::SgdConfig;
-use runtime_cpu::Cpu;
-use train::{Checkpoints, Evaluate, InStep, Interval, Length, Resume, Trainer};
+use train::InStep;
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Two layers, whole or as two stages.
 fn layers(rt: &Cpu) -> (Linear<Cpu>, Linear<Cpu>) {

@@ -1,16 +1,8 @@
 //! What is done about numbers that are not finite, ranks that drift apart, and how speed is measured.
 
-use std::{cell::RefCell, rc::Rc};
+use train::{Throughput, Weighting};
 
-use distributed::comm::{Communicator, Ranks};
-use nn::ModuleExt;
-use numcore::{Result, Runtime, ops::PointwiseOps};
-use train::{
-    Callback, Checkpoints, EqualWeights, Event, Interval, Length, NonFinite, Resume, Run, Throughput, Trainer,
-    Weighting,
-};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// The loss, times infinity in one batch.
 fn broken_at(

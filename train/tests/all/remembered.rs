@@ -1,19 +1,11 @@
 //! What policies of checkpoints and of stopping remember, of which value, and in which folder.
 
-use std::{sync::mpsc, time::Duration};
+use std::sync::mpsc;
 
-use data::Batch;
-use distributed::{
-    checkpoint::{Checkpointed, Folder},
-    comm::{Comm, Communicator},
-};
-use numcore::{Error, Result};
-use runtime_cpu::Cpu;
-use train::{
-    BestValue, Callback, Checkpoints, EarlyStop, Evaluate, Event, Interval, Length, Monitor, Resume, Run, Trainer,
-};
+use distributed::checkpoint::Checkpointed;
+use train::BestValue;
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Callbacks of a run.
 fn policies<F: for<'a> FnOnce(Tested<'a>) -> Tested<'a>>(with: F) -> F {

@@ -1,16 +1,8 @@
 //! Resuming: what follows is what would have followed.
 
-use distributed::{
-    comm::{Comm, Communicator},
-    train::Step,
-    zero::ZeroStage,
-};
-use numcore::Result;
 use optim::AdamWConfig;
-use runtime_cpu::Cpu;
-use train::{Checkpoints, EarlyStop, Evaluate, Interval, Length, Resume, Trainer, WeightAveraging};
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const STEPS: u64 = 12;
 

@@ -1,25 +1,8 @@
 //! Which checkpoints are saved, which stay, and what becomes of failures.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use distributed::comm::InOrderCommunicator;
 
-use data::Batch;
-use distributed::{
-    checkpoint::Folder,
-    comm::{Comm, Communicator, InOrderCommunicator, Ranks},
-};
-use numcore::{Error, Result};
-use runtime_cpu::Cpu;
-use train::{
-    Callback, Checkpoints, EarlyStop, Evaluate, Event, Interval, Length, Monitor, NonFinite, Resume, Run, Trainer,
-};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// Values of an evaluation after every step: the second is the best.
 const VALUES: [f64; 6] = [3.0, 1.0, 2.0, 2.5, 1.5, 4.0];

@@ -6,21 +6,11 @@ use std::{
     io::Write,
     path::Path,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicUsize, Ordering},
-    thread::sleep,
-    time::Duration,
 };
 
-use distributed::{
-    checkpoint::Folder,
-    comm::{Communicator, Quorum, ThreadRendezvous},
-    elastic::Elastic,
-};
-use numcore::{Error, Result, Runtime};
-use runtime_cpu::Cpu;
-use train::{Callback, Checkpoints, Evaluate, Event, Interval, Length, Resume, Run, StopOnSignal, StopReason, Trainer};
+use train::StopOnSignal;
 
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 const FOLDER: &str = "WEFTGRAD_TEST_SIGNAL_FOLDER";
 const RANKS: &str = "WEFTGRAD_TEST_SIGNAL_RANKS";

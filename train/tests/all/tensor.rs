@@ -1,17 +1,6 @@
 //! A loop over a mesh with a tensor axis: what is measured counts once, and pieces of the model are compared with their like.
 
-use distributed::{
-    comm::{Comm, Communicator, Ranks},
-    mesh::Mesh,
-    plan::{Axis, ParallelPlan},
-    train::TrainStep,
-};
-use nn::{ModuleExt, parallel::TensorPlan};
-use numcore::{Result, ops::PointwiseOps};
-use runtime_cpu::Cpu;
-use train::{Callback, EqualWeights, Evaluate, Event, Interval, Length, Run, Trainer, record_scalar};
-
-use crate::common::*;
+use crate::{common::*, prelude::*};
 
 /// A model that is cut over a mesh of two ranks along data and two along tensor, and its step.
 fn cut(comm: &Comm<Cpu>) -> Result<(Mesh<Cpu>, Mlp<Cpu>)> {

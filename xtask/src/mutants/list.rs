@@ -49,6 +49,7 @@ const SETS: &[&str] = &[
     "hyper",
     "sending",
     "ways",
+    "what_follows",
 ];
 const COMBINED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "combinations"];
 const WRAPPED: &[&str] = &["test", "-p", "weftgrad-distributed", "--test", "all", "--", "wrapped"];

@@ -1,0 +1,161 @@
+//! Ranks that train by themselves and meet: what ends a step or a meeting, what is refused, and buffers.
+
+use crate::{
+    local_updates::{EXAMPLES, SGD, adam, close, every, model, own, sgd},
+    prelude::*,
+};
+
+/// A model with running statistics.
+#[derive(Module)]
+#[module(crate = "::nn")]
+struct Normed<R: Runtime> {
+    a: Linear<R>,
+    norm: BatchNorm<R>,
+}
+
+#[test]
+fn a_rank_that_fails_ends_the_step_of_all_and_frozen_parameters_stay() {
+    let outcome = Ranks::new(3).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        model.b.weight.set_requires_grad(false);
+        let frozen = model.b.weight.value()?.to_vec::<f64>()?;
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(2))?;
+        for k in 0..2 {
+            step.step(|_| model.loss(rt, k, &own(comm.rank(), 3)))?;
+        }
+        assert!(model.b.weight.value()?.to_vec::<f64>()? == frozen);
+        let before = weights(&model)?;
+        let failed = |k: usize| {
+            step.step(|_| {
+                if comm.rank() == 1 { Err(Error::state("a loss", "fails on purpose")) } else { model.loss(rt, k, &[0]) }
+            })
+            .map(drop)
+        };
+        let mut failed = failed;
+        // The others meet after two steps, and learn of it there.
+        let why = (2..6).find_map(|k| failed(k).err()).ok_or_else(|| Error::state("a test", "nothing failed"))?;
+        Ok((why.to_string(), comm.rank() == 1 && weights(&model)? != before))
+    });
+    for (why, changed) in outcome.unwrap() {
+        assert!(why.contains("fails on purpose"), "{why}");
+        assert!(!changed, "a failed step changes nothing");
+    }
+}
+
+#[test]
+fn options_that_differ_are_told() {
+    let outcome = Ranks::new(2).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        LocalSteps::new(&comm, &model, adam(rt, &model)?, LocalSgd, every(1 + comm.rank() as u64)).map(drop)
+    });
+    assert!(outcome.unwrap_err().to_string().contains("when ranks meet"));
+}
+
+#[test]
+fn weights_that_are_not_finite_meet_nobody() {
+    let outcome = Ranks::new(3).run(cpu, |comm| {
+        let (rt, model) = (comm.runtime(), model(comm.runtime())?);
+        let mut step = LocalSteps::new(&comm, &model, adam(rt, &model)?, DiLoCo::default(), every(100))?;
+        step.step(|_| model.loss(rt, 0, &own(comm.rank(), 3)))?;
+        if comm.rank() == 1 {
+            model.b.weight.leaf().set(model.b.weight.value()?.mul(f64::NAN)?)?;
+        }
+        let before = weights(&model)?;
+        let why = step.meet().unwrap_err().to_string();
+        let same = weights(&model)?.iter().zip(&before).all(|(a, b)| a.to_bits() == b.to_bits());
+        Ok((why, same))
+    });
+    for (why, same) in outcome.unwrap() {
+        assert!(why.contains("weights of rank 1 are not finite"), "{why}");
+        assert!(same, "nothing has changed");
+    }
+}
+
+#[test]
+fn halves_and_what_was_not_saved_are_refused() {
+    let halves = Ranks::new(2).run(cpu, |comm| {
+        let model: Mlp<Cpu> = Mlp::new(&Init::new(comm.runtime(), 3).dtype(DType::BF16))?;
+        LocalSteps::new(&comm, &model, adam(comm.runtime(), &model)?, LocalSgd, every(2)).map(drop)
+    });
+    assert!(halves.unwrap_err().to_string().contains("compute in halves by `autocast`"));
+    let scratch = Scratch::new("local-updates-frozen");
+    let folder = scratch.folder();
+    let with = |frozen: bool, load: bool| {
+        Ranks::new(2).run(cpu, |comm| {
+            let model = model(comm.runtime())?;
+            model.b.weight.set_requires_grad(!frozen);
+            let mut step = LocalSteps::new(&comm, &model, sgd(comm.runtime(), &model)?, LocalSgd, every(2))?;
+            if load {
+                return step.load(&folder).map(drop);
+            }
+            step.save(&folder, &Default::default())
+        })
+    };
+    with(true, false).unwrap();
+    with(true, true).unwrap();
+    let why = with(false, true).unwrap_err().to_string();
+    assert!(why.contains("local/parameter/b.weight"), "{why}");
+}
+
+#[test]
+fn buffers_are_averaged_and_are_in_checkpoints_for_everybody() {
+    let scratch = Scratch::new("local-updates-buffers");
+    let folder = scratch.folder();
+    let make = |rt: &Cpu| {
+        let init = Init::new(rt, 3).dtype(DType::F64);
+        Ok::<_, Error>(Normed { a: Linear::new(&init, 2, 4)?, norm: BatchNorm::new(&init, 4)? })
+    };
+    let means = Ranks::new(3).run(cpu, |comm| {
+        let model = make(comm.runtime())?;
+        let inner = TrainStep::builder(&NoOpCommunicator::new(comm.runtime()), &model).optimizer(adamw()).build()?;
+        let mut step = LocalSteps::new(&comm, &model, inner, LocalSgd, every(2))?;
+        for k in 0..2 {
+            let x = Tensor::normal(comm.runtime(), [6, 2], DType::F64, 0.0, 1.0, (10 * k + comm.rank()) as u64)?;
+            step.step(|_| {
+                Loss::sum(model.norm.forward(&model.a.forward(&Var::new(x.clone()))?)?.square()?.sum(&[], false)?, 6.0)
+            })?;
+        }
+        step.save(&folder, &Default::default())?;
+        model.norm.running_mean.value().to_vec::<f64>()
+    });
+    let means = means.unwrap();
+    assert!(means.iter().all(|mean| *mean == means[0] && mean.iter().any(|value| *value != 0.0)));
+    let rt = cpu(0).unwrap();
+    let other = make(&rt).unwrap();
+    CheckpointReader::open(folder.step(2)).unwrap().load_parameters(&other, |name| Some(name.into())).unwrap();
+    assert!(other.norm.running_mean.value().to_vec::<f64>().unwrap() == means[0]);
+}
+
+/// A rank that never has examples, and a step in which nobody has.
+#[test]
+fn a_rank_without_examples_meets_the_others() {
+    for n in [1, 2, 3, 5] {
+        let all = Ranks::new(n).run(cpu, |comm| {
+            let rt = comm.runtime();
+            let (local, whole) = (model(rt)?, model(rt)?);
+            let mut meeting = LocalSteps::new(&comm, &local, sgd(rt, &local)?, LocalSgd, every(1))?;
+            let config = SgdConfig { lr: SGD, momentum: 0.9, weight_decay: 0.01, ..Default::default() };
+            let mut ddp = TrainStep::builder(&comm, &whole).optimizer(config).build()?;
+            let (mine, idles) = (own(comm.rank(), n.max(2) - 1), comm.rank() + 1 == n.max(2));
+            for k in 0..4 {
+                let metrics = match (idles, k) {
+                    (_, 2) | (true, 0) => meeting.idle()?,
+                    (true, _) => meeting.step(|_| local.loss(rt, k, &[0])?.weightless())?,
+                    (false, _) => meeting.step(|_| local.loss(rt, k, &mine))?,
+                };
+                assert!(metrics.stepped() && metrics.loss()?.is_finite());
+                assert_eq!(meeting.weight_of_all()?, if k == 2 { 0.0 } else { (3 * EXAMPLES) as f64 });
+                match (idles, k) {
+                    (_, 2) => {}
+                    (true, _) => _ = ddp.idle()?,
+                    (false, _) => _ = ddp.step(|_| whole.loss(rt, k, &mine))?,
+                }
+            }
+            assert_eq!((meeting.global_step(), meeting.meetings()), (4, 4));
+            Ok((weights(&local)?, weights(&whole)?))
+        });
+        for (local, whole) in all.unwrap() {
+            close(&local, &whole, 1e-12, &format!("{n} ranks"));
+        }
+    }
+}
