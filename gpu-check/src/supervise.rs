@@ -30,7 +30,7 @@ pub fn run(args: &Args) -> Report {
     // Parts that only check are one pool: the last long item of one does not keep the next waiting.
     let units = |beside: bool| -> Vec<(&'static Part, String)> {
         let parts = args.parts().filter(|p| p.beside == beside);
-        parts.flat_map(|p| p.items(args).into_iter().map(|item| (p, item))).collect()
+        parts.flat_map(|p| p.items(args).into_iter().map(move |item| (p, item))).collect()
     };
     all(&units(true), args.jobs.get(), args, end, &report);
     all(&units(false), 1, args, end, &report);
