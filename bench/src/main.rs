@@ -5,7 +5,7 @@
 //! weftgrad-bench serve [--threads N] [--simd LEVEL]                          one case per line on stdin, `<ns per call> <amount>` on stdout
 //! ```
 //!
-//! A case is a name and its sizes: `"gemm 1024 1024 1024"`, `gpt`, `"softmax 4096 1024"`; `list` prints all names. As a
+//! A case is a name and its sizes: `"gemm 1024 1024 1024"`, `gpt`, `"softmax 4096 1024"`; `--help` prints all names. As a
 //! server it keeps each case's data between calls, so that a driver can alternate between frameworks; `rss` answers the
 //! peak resident KiB, `account USE` the peak KiB of a category (or `total`, `reserved`), `loss CASE` the last loss. A
 //! level is `baseline`, `avx2`, `avx512` or `amx`; a CPU that lacks it takes the highest it has.
@@ -30,7 +30,7 @@ struct Args {
     /// Threads of the CPU; at first all.
     #[arg(long)]
     threads: Option<NonZero<usize>>,
-    /// The instruction level: `baseline`, `avx2`, `avx512` or `amx`.
+    /// The instruction level: `baseline`, `avx2`, `avx512`, `avx512bf16` or `amx`.
     #[arg(long, value_parser = level)]
     simd: Option<Simd>,
     /// Measurements of each case.

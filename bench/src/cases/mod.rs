@@ -110,7 +110,7 @@ fn build_by<R: Runtime>(rt: &R, words: &[&str], other: Option<Build<R>>) -> std:
     let (_, sizes, make) = table::<R>()
         .into_iter()
         .find(|(n, ..)| n == name)
-        .ok_or_else(|| format!("no case `{name}`; `list` names all"))?;
+        .ok_or_else(|| format!("no case `{name}`; `--help` names all"))?;
     let numbers = words[1..].iter().map(|w| w.parse::<usize>().map_err(|_| format!("`{w}` is not a size")));
     let numbers = numbers.collect::<std::result::Result<Vec<_>, _>>()?;
     if numbers.len() != sizes.split_whitespace().count() {

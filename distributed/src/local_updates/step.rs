@@ -105,7 +105,12 @@ impl<R: Runtime, S: Step<R>> LocalSteps<R, S> {
         let features = inner.combines().features.and(Feature::Local).and_if(half, Feature::HalfParameters);
         // Ranks of one inner step may have different parameters.
         abort_on_err(&inside.everyone, features.check("LocalSteps"))?;
-        for (name, parameter) in &named {
+        if let Some((name, _)) = named.iter().find(|(_, p)| p.requires_grad() && !p.leaf().is_resident()) {
+            let why = "is not in memory, and ranks bring whole weights together: train it unsharded";
+            return abort_on_err(&inside.everyone, Err(Error::state(name.clone(), why)));
+        }
+        // A frozen parameter that is read on demand, as from four bits, has the same values on all ranks.
+        for (name, parameter) in named.iter().filter(|(_, parameter)| parameter.leaf().is_resident()) {
             let leaf = parameter.leaf();
             let value = comm.broadcast(memory(&leaf.value()?)?, 0).within(name)?;
             leaf.set(value.wait()?.freeze()?)?;

@@ -24,7 +24,7 @@ impl<R: Runtime> Lora<R> {
     ///
     /// # Errors
     /// If a file cannot be written, or the adapters are cut over ranks, or are of a model in stages of which this rank
-    /// has some: load a training checkpoint on one rank to save them.
+    /// has some: load a training checkpoint on one rank to save them. A rank without an adapted layer cannot tell.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())
     }

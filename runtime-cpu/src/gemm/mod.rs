@@ -4,7 +4,7 @@
 //!
 //! The order of every sum depends on `k` alone, so the output has the same bits for every partition. Half-precision
 //! operands are accumulated in `f32` and rounded once, or stored in `f32`: bf16 by AMX or AVX-512 BF16 ([`amx`]), all
-//! others upcast to `f32` while they are packed.
+//! others upcast to `f32` while they are packed (f16 before a product by AMX).
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
