@@ -19,9 +19,9 @@ pub struct BucketOptions {
     /// `C` chunks; rank `r` computes chunks `r, n + r, 2n + r …` as its micro-batches. Results are bitwise equal at
     /// every `n` that divides `C`; losses and their weights are summed in the same order.
     ///
-    /// Costs an exchange in every micro-batch, which sends `(n − 1)·Ψ` bytes in place of `2·(n − 1)/n·Ψ` (`Ψ`: bytes of
-    /// the gradients). Also costs a second buffer of gradients, and `n` times the memory of a bucket in flight.
-    /// Gradients travel in their own dtype.
+    /// The price is an exchange in every micro-batch, which sends `(n − 1)·Ψ` bytes in place of `2·(n − 1)/n·Ψ` (`Ψ`:
+    /// bytes of the gradients), a second buffer of gradients, and `n` times the memory of a bucket in flight. Gradients
+    /// travel in their own dtype.
     pub canonical: bool,
     /// Accumulates gradients of half-precision parameters in `f32`, over micro-batches and over ranks (Megatron's main
     /// gradients, DeepSpeed's `grad_accum_dtype`). A backward pass computes each gradient in the parameter's type, and

@@ -27,8 +27,8 @@ pub(crate) struct Updates {
     pub(crate) is_torn: bool,
 }
 
-/// `min(1, max / (‖g·s‖ + 1e-6)) · s`, as in `clip_grad_norm`. The positive factor `s` is one that the gradients still
-/// have to be multiplied by.
+/// The scale of clipped gradients, `min(1, max / (‖g·s‖ + 1e-6)) · s`, as in `clip_grad_norm`. The gradients still have
+/// to be multiplied by the positive factor `s`.
 static CLIPPED: LazyLock<Program> =
     LazyLock::new(|| Program::new("clipped", |[norm, scale], [max]| [(max / (norm * scale + 1e-6)).min(1.0) * scale]));
 

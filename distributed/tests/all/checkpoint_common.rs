@@ -34,7 +34,7 @@ impl Drop for Scratch {
     }
 }
 
-/// What may be in shards.
+/// Parts of a training state that may be in shards.
 pub const STAGES: [ZeroStage; 4] = [ZeroStage::None, ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 
 /// A step of any strategy, with what tests of checkpoints do.

@@ -1,4 +1,4 @@
-//! What is refused of experts over ranks, and in which words.
+//! Refusals of experts over ranks, and their words.
 
 use crate::{
     expert_decisions::{loss, on, refused},
