@@ -63,21 +63,21 @@ fn run() -> Result<u8, String> {
             .for_each(|(p, i)| println!("{p}/{i}"));
         return Ok(0);
     }
-    if let Some((capability, driver)) = args.precompile {
-        return precompile(&args, capability, driver).map(|()| 0);
-    }
     if let Some((item, result)) = args.item() {
         return alone(&args, item).write(result).map(|()| 0);
     }
     if let Some(status) = libraries::in_surroundings(goldens::unpack)? {
         return Ok(status);
     }
+    if let Some((capability, driver)) = args.precompile {
+        return precompile(&args, capability, driver).map(|()| 0);
+    }
     let report = supervise::run(&args);
     report.summary();
     Ok(u8::from(!report.passed()))
 }
 
-/// Compiles the kernels of all checks, and of small cases of the rest, for a GPU that is elsewhere.
+/// Compiles the kernels of all items for a GPU that is elsewhere.
 #[cfg(feature = "emulate")]
 fn precompile(args: &Args, capability: u32, driver: u32) -> Result<(), String> {
     let count = weftgrad::Cuda::precompile(capability, driver, |listing| plan::kernels(listing, args));

@@ -32,7 +32,8 @@ pub fn run(rt: &Cuda, case: &str) -> Result<Found, String> {
     let trace = recording.stop();
     let mut kernels: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     for span in trace.threads.iter().flat_map(|thread| &thread.spans).filter(|span| span.kind == SpanKind::Kernel) {
-        let (time, calls) = kernels.entry(span.name.to_string()).or_default();
+        let of = span.of.as_deref().unwrap_or_default();
+        let (time, calls) = kernels.entry(format!("{} {of}", span.name)).or_default();
         (*time, *calls) = (*time + (span.end - span.start), *calls + 1);
     }
     let total: u64 = kernels.values().map(|(time, _)| time).sum();

@@ -15,6 +15,10 @@ pub struct Capabilities {
     pub parallelism: usize,
     /// The largest size of one operand, in bytes.
     pub max_binding: usize,
+    /// Bytes of temporary memory for one piece of an operation that works in pieces: the logits of
+    /// [`LinearCrossEntropy`](crate::fused::LinearCrossEntropy). A constant of the runtime, not of the device, since sums depend on
+    /// how many pieces there are.
+    pub piece: usize,
 }
 
 impl Capabilities {
@@ -67,7 +71,14 @@ mod tests {
 
     fn device(name: &str, compute: &[DType], max_binding: usize) -> Capabilities {
         let storage = DType::ALL.iter().copied().filter(|d| *d != DType::U8).collect();
-        Capabilities { name: name.into(), storage, compute: compute.to_vec(), parallelism: 3, max_binding }
+        Capabilities {
+            name: name.into(),
+            storage,
+            compute: compute.to_vec(),
+            parallelism: 3,
+            max_binding,
+            piece: 1 << 20,
+        }
     }
 
     #[test]

@@ -115,6 +115,7 @@ impl Runtime for NullRuntime {
             compute: DType::ALL.to_vec(),
             parallelism: 1,
             max_binding: usize::MAX,
+            piece: 128 << 20,
         });
         &ALL
     }

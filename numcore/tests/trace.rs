@@ -157,11 +157,11 @@ fn what_a_device_measured_is_shown_when_it_was() {
     let before = Instant::now();
     let trace = record(RecordingOptions::default(), || {
         let start = Instant::now();
-        trace::measured(SpanKind::Kernel, "early", before, before);
-        trace::measured(SpanKind::Kernel, "matmul", start, Instant::now());
+        trace::measured(SpanKind::Kernel, "early", None, before, before);
+        trace::measured(SpanKind::Kernel, "matmul", Some("2 x 3 x 4"), start, Instant::now());
     });
     let spans: Vec<&TraceSpan> = trace.threads.iter().flat_map(|thread| &thread.spans).collect();
     let [span] = spans[..] else { panic!("{spans:?}") };
-    assert_eq!((span.kind, &*span.name), (SpanKind::Kernel, "matmul"));
+    assert_eq!((span.kind, &*span.name, span.of.as_deref()), (SpanKind::Kernel, "matmul", Some("2 x 3 x 4")));
     assert!(span.start <= span.end, "{span:?}");
 }

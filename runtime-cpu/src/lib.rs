@@ -148,6 +148,8 @@ impl Builder {
             compute: DType::ALL.iter().copied().filter(|d| !d.is_half()).collect(),
             parallelism: threads.count(),
             max_binding: isize::MAX as usize,
+            // Half of it costs time where matrices are multiplied fastest.
+            piece: 128 << 20,
         };
         Cpu::on(Arc::new(Engine { threads, simd: self.simd, kernels: Default::default(), capabilities }))
     }

@@ -3,11 +3,10 @@
 // bf16, float), HEAD_DIM (a multiple of 16).
 #include "tile.cuh"
 
-// Rows of a block of the operands that are walked.
-#define BLOCK (sizeof(T) == 2 ? 32 : 16)
-// Strips of a warp: keys have two gradients to hold in registers, queries one.
-#define KEY_STRIPS (HEAD_DIM <= (sizeof(T) == 2 ? 80 : 64) ? 2 : 1)
-#define QUERY_STRIPS 2
+// Rows of a step of the operands that are walked: more have more products between two barriers, fewer leave registers for the sums.
+#define BLOCK (sizeof(T) == 4 ? 16 : HEAD_DIM <= 64 ? 64 : 32)
+// Blocks that a multiprocessor is to hold, of queries.
+#define QUERY_RESIDENT (sizeof(T) == 2 && HEAD_DIM <= 64 ? 3 : 1)
 
 // Lanes of a query in `attention_dots`: each has 16 bytes of its row, the last perhaps none.
 #define DOT_WORDS (HEAD_DIM * (int)sizeof(T) / 16)
@@ -35,33 +34,32 @@ KERNEL void attention_dots(float* dots, const T* g, const T* o, CONSTANT Heads g
 // What the exponents of a query's weights are relative to: a query that saw nothing has no finite logsumexp, and no weights.
 DEVICE float base_of(float lse) { return lse == -infinity(0.0f) ? infinity(0.0f) : lse * LOG2_E; }
 
-// The gradients of keys and values: a block of four key tiles walks the queries of all heads that share them.
-// gridDim = [ceil(keys / 64) * heads / group * batches], blockDim = [128], shared memory (128 + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
+// The gradients of keys and values: a block of keys walks the queries of all heads that share them.
+// gridDim = [ceil(keys / BLOCK_ROWS) * heads / group * batches], blockDim = [128], shared memory (2 BLOCK_ROWS + 4 BLOCK) * (HEAD_DIM * sizeof(T) +
 // 16).
-KERNEL void __launch_bounds__(THREADS)
+KERNEL void __launch_bounds__(THREADS, 2)
     attention_grad_keys(T* dk, T* dv, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                         const float* dots, CONSTANT Heads dk_at, CONSTANT Heads dv_at, CONSTANT Heads g_at, CONSTANT Heads q_at,
                         CONSTANT Heads k_at, CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal,
                         float scale) {
     DYNAMIC_SHARED(memory);
     T* k_tile = (T*)memory;
-    T* v_tile = k_tile + STRIPS * TILE_ROW;
-    T* q_tiles = v_tile + STRIPS * TILE_ROW;
+    T* v_tile = k_tile + BLOCK_ROWS * TILE_ROW;
+    T* q_tiles = v_tile + BLOCK_ROWS * TILE_ROW;
     T* g_tiles = q_tiles + 2 * BLOCK * TILE_ROW;
 
-    int blocks = (sizes.keys + STRIPS - 1) / STRIPS, first = (int)(blockIdx.x % blocks) * STRIPS;
+    int blocks = (sizes.keys + BLOCK_ROWS - 1) / BLOCK_ROWS, first = (int)(blockIdx.x % blocks) * BLOCK_ROWS;
     int line = blockIdx.x / blocks, kvs = sizes.heads / sizes.group, kv = line % kvs, batch = line / kvs;
-    copy_rows<STRIPS>(k_tile, k + batch * k_at.batch + kv * k_at.head, k_at.row, first, sizes.keys);
-    copy_rows<STRIPS>(v_tile, v + batch * v_at.batch + kv * v_at.head, v_at.row, first, sizes.keys);
+    copy_rows<BLOCK_ROWS>(k_tile, k + batch * k_at.batch + kv * k_at.head, k_at.row, first, sizes.keys);
+    copy_rows<BLOCK_ROWS>(v_tile, v + batch * v_at.batch + kv * v_at.head, v_at.row, first, sizes.keys);
     q += batch * q_at.batch + kv * sizes.group * q_at.head;
     g += batch * g_at.batch + kv * sizes.group * g_at.head;
 
     // With a causal mask, queries before the first key see none of these.
     int skipped = causal ? first / BLOCK : 0, all = (sizes.queries + BLOCK - 1) / BLOCK;
     int steps = all > skipped ? all - skipped : 0;
-    typedef Share<KEY_STRIPS> Own;
-    int row = Own::row(), column = Own::column(BLOCK);
-    float dk_sums[KEY_STRIPS][COLUMN_TILES][4] = {}, dv_sums[KEY_STRIPS][COLUMN_TILES][4] = {};
+    int row = warp_row();
+    float dk_sums[COLUMN_TILES][4] = {}, dv_sums[COLUMN_TILES][4] = {};
 
     auto fetch = [&](int i, int stage) {
         int shared = i / steps, from = (skipped + i % steps) * BLOCK;
@@ -70,96 +68,85 @@ KERNEL void __launch_bounds__(THREADS)
     };
     auto use = [&](int i, int stage) {
         int head = kv * sizes.group + i / steps, from = (skipped + i % steps) * BLOCK;
-        const T* q_tile = q_tiles + (stage * BLOCK + column) * TILE_ROW;
-        const T* g_tile = g_tiles + (stage * BLOCK + column) * TILE_ROW;
+        const T* q_tile = q_tiles + stage * BLOCK * TILE_ROW;
+        const T* g_tile = g_tiles + stage * BLOCK * TILE_ROW;
         const T* bias = mask ? mask + batch * mask_at.batch + head * mask_at.head : mask;
         i64 queries = ((i64)batch * sizes.heads + head) * sizes.queries;
-        const int N = BLOCK / KEY_STRIPS / 8;
-        float p[KEY_STRIPS][N][4] = {}, d[KEY_STRIPS][N][4] = {};
+        const int N = BLOCK / 8;
+        float p[N][4] = {}, d[N][4] = {};
         // Rows are keys here and columns queries, so that the weights have the layout of the next matmul's operand.
         Tiles<T>::scores(p, k_tile + row * TILE_ROW, q_tile);
         Tiles<T>::scores(d, v_tile + row * TILE_ROW, g_tile);
-        float unit = Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from + column);
+        float unit = Scores(scale, bias, mask_at, sizes, causal).apply<true>(p, first + row, from);
         EACH (n, N)
             EACH (e, 2) {
-                int query = from + column + column_of(n, e);
+                int query = from + column_of(n, e);
                 bool inside = query < sizes.queries;
                 float base = base_of(inside ? lse[queries + query] : 0.0f), dot = inside ? dots[queries + query] : 0.0f;
-                EACH (m, KEY_STRIPS)
-                    EACH (r, 2) {
-                        float &weight = p[m][n][2 * r + e], &back = d[m][n][2 * r + e];
-                        weight = exp2_flushed(weight * unit - base);
-                        back = weight * (back - dot);
-                    }
+                EACH (r, 2) {
+                    float &weight = p[n][2 * r + e], &back = d[n][2 * r + e];
+                    weight = exp2_flushed(weight * unit - base);
+                    back = weight * (back - dot);
+                }
             }
         Tiles<T>::weighted(dv_sums, p, g_tile);
         Tiles<T>::weighted(dk_sums, d, q_tile);
     };
     pipeline(steps * sizes.group, fetch, use);
 
-    Own::join(dk_sums, (float*)memory);
-    Own::join(dv_sums, (float*)memory);
-    if (!Own::owns()) return;
-    float by_scale[KEY_STRIPS][2], by_one[KEY_STRIPS][2];
-    EACH (m, KEY_STRIPS)
-        EACH (r, 2) by_scale[m][r] = scale, by_one[m][r] = 1.0f;
+    const float by_scale[2] = {scale, scale}, by_one[2] = {1.0f, 1.0f};
     store_rows(dk + batch * dk_at.batch + kv * dk_at.head, dk_at.row, first + row, sizes.keys, dk_sums, by_scale);
     store_rows(dv + batch * dv_at.batch + kv * dv_at.head, dv_at.row, first + row, sizes.keys, dv_sums, by_one);
 }
 
-// The gradient of queries: a block of four query tiles walks the keys. gridDim = [ceil(queries / 64) * heads * batches],
+// The gradient of queries: a block of queries walks the keys. gridDim = [ceil(queries / BLOCK_ROWS) * heads * batches],
 // blockDim and shared memory as above.
-KERNEL void __launch_bounds__(THREADS)
+KERNEL void __launch_bounds__(THREADS, QUERY_RESIDENT)
     attention_grad_queries(T* dq, const T* g, const T* q, const T* k, const T* v, const T* mask, const float* lse,
                            const float* dots, CONSTANT Heads dq_at, CONSTANT Heads g_at, CONSTANT Heads q_at, CONSTANT Heads k_at,
                            CONSTANT Heads v_at, CONSTANT Mask mask_at, CONSTANT Sizes sizes, int causal, float scale) {
     DYNAMIC_SHARED(memory);
     T* q_tile = (T*)memory;
-    T* g_tile = q_tile + STRIPS * TILE_ROW;
-    T* k_tiles = g_tile + STRIPS * TILE_ROW;
+    T* g_tile = q_tile + BLOCK_ROWS * TILE_ROW;
+    T* k_tiles = g_tile + BLOCK_ROWS * TILE_ROW;
     T* v_tiles = k_tiles + 2 * BLOCK * TILE_ROW;
 
-    int blocks = (sizes.queries + STRIPS - 1) / STRIPS, first = (blocks - 1 - (int)(blockIdx.x % blocks)) * STRIPS;
+    int blocks = (sizes.queries + BLOCK_ROWS - 1) / BLOCK_ROWS, first = (blocks - 1 - (int)(blockIdx.x % blocks)) * BLOCK_ROWS;
     int line = blockIdx.x / blocks, head = line % sizes.heads, batch = line / sizes.heads, kv = head / sizes.group;
-    copy_rows<STRIPS>(q_tile, q + batch * q_at.batch + head * q_at.head, q_at.row, first, sizes.queries);
-    copy_rows<STRIPS>(g_tile, g + batch * g_at.batch + head * g_at.head, g_at.row, first, sizes.queries);
+    copy_rows<BLOCK_ROWS>(q_tile, q + batch * q_at.batch + head * q_at.head, q_at.row, first, sizes.queries);
+    copy_rows<BLOCK_ROWS>(g_tile, g + batch * g_at.batch + head * g_at.head, g_at.row, first, sizes.queries);
     k += batch * k_at.batch + kv * k_at.head;
     v += batch * v_at.batch + kv * v_at.head;
     if (mask) mask += batch * mask_at.batch + head * mask_at.head;
 
-    int visible = causal && first + STRIPS < sizes.keys ? first + STRIPS : sizes.keys;
-    typedef Share<QUERY_STRIPS> Own;
-    int row = Own::row(), column = Own::column(BLOCK);
+    int visible = causal && first + BLOCK_ROWS < sizes.keys ? first + BLOCK_ROWS : sizes.keys;
+    int row = warp_row();
     Scores scores(scale, mask, mask_at, sizes, causal);
-    float base[QUERY_STRIPS][2], dot[QUERY_STRIPS][2], by_scale[QUERY_STRIPS][2], sums[QUERY_STRIPS][COLUMN_TILES][4] = {};
-    EACH (m, QUERY_STRIPS)
-        EACH (r, 2) {
-            int query = first + row + m * STRIP + row_of(2 * r);
-            bool inside = query < sizes.queries;
-            base[m][r] = base_of(inside ? lse[(i64)line * sizes.queries + query] : 0.0f);
-            dot[m][r] = inside ? dots[(i64)line * sizes.queries + query] : 0.0f;
-            by_scale[m][r] = scale;
-        }
+    float base[2], dot[2], sums[COLUMN_TILES][4] = {};
+    EACH (r, 2) {
+        int query = first + row + row_of(2 * r);
+        bool inside = query < sizes.queries;
+        base[r] = base_of(inside ? lse[(i64)line * sizes.queries + query] : 0.0f);
+        dot[r] = inside ? dots[(i64)line * sizes.queries + query] : 0.0f;
+    }
 
     auto fetch = [&](int i, int stage) {
         copy_rows<BLOCK>(k_tiles + stage * BLOCK * TILE_ROW, k, k_at.row, i * BLOCK, sizes.keys);
         copy_rows<BLOCK>(v_tiles + stage * BLOCK * TILE_ROW, v, v_at.row, i * BLOCK, sizes.keys);
     };
     auto use = [&](int i, int stage) {
-        const T* k_tile = k_tiles + (stage * BLOCK + column) * TILE_ROW;
-        const int N = BLOCK / QUERY_STRIPS / 8;
-        float p[QUERY_STRIPS][N][4] = {}, d[QUERY_STRIPS][N][4] = {};
+        const T* k_tile = k_tiles + stage * BLOCK * TILE_ROW;
+        const int N = BLOCK / 8;
+        float p[N][4] = {}, d[N][4] = {};
         Tiles<T>::scores(p, q_tile + row * TILE_ROW, k_tile);
-        Tiles<T>::scores(d, g_tile + row * TILE_ROW, v_tiles + (stage * BLOCK + column) * TILE_ROW);
-        float unit = scores.apply<false>(p, first + row, i * BLOCK + column);
-        EACH (m, QUERY_STRIPS)
-            EACH (n, N)
-                EACH (e, 4) d[m][n][e] = exp2_flushed(p[m][n][e] * unit - base[m][e / 2]) * (d[m][n][e] - dot[m][e / 2]);
+        Tiles<T>::scores(d, g_tile + row * TILE_ROW, v_tiles + stage * BLOCK * TILE_ROW);
+        float unit = scores.apply<false>(p, first + row, i * BLOCK);
+        EACH (n, N)
+            EACH (e, 4) d[n][e] = exp2_flushed(p[n][e] * unit - base[e / 2]) * (d[n][e] - dot[e / 2]);
         Tiles<T>::weighted(sums, d, k_tile);
     };
     pipeline((visible + BLOCK - 1) / BLOCK, fetch, use);
 
-    Own::join(sums, (float*)memory);
-    if (!Own::owns()) return;
+    const float by_scale[2] = {scale, scale};
     store_rows(dq + batch * dq_at.batch + head * dq_at.head, dq_at.row, first + row, sizes.queries, sums, by_scale);
 }

@@ -8,7 +8,8 @@
 // `scales` are those of blocks of elements, or of blocks of scales, which `index` and `second` give then.
 DEVICE float scale_of(i64 block, const float* scales, const u8* index, const float* second, i64 nested_block, float offset) {
 #if NESTED
-    return second[index[block]] * scales[quotient(block, nested_block)] + offset;
+    // Rounded twice, as where it is composed.
+    return __fadd_rn(__fmul_rn(second[index[block]], scales[quotient(block, nested_block)]), offset);
 #else
     return scales[block];
 #endif

@@ -1,5 +1,5 @@
 // Products of tiles in shared memory, for attention. Rows go by strips of 16, whose results are spread over a warp as those
-// of the tensor cores' m16n8k16 (device.cuh): `float c[M][N][4]` for M row tiles and N tiles of 8 columns. f16 and bf16 are multiplied by
+// of the tensor cores' m16n8k16 (device.cuh): `float c[N][4]` for N tiles of 8 columns. f16 and bf16 are multiplied by
 // tensor cores with f32 sums; f32 by fused multiply-adds over the same tiles, so that all other code is written once. Defines: T,
 // HEAD_DIM.
 #ifndef WEFT_TILE
@@ -11,12 +11,16 @@
 #define COLUMN_TILES (HEAD_DIM / 8)
 #define WARPS 4
 #define STRIP 16
-#define STRIPS (WARPS * STRIP)
+// Rows of a block: a strip of each warp, which takes all columns. Two strips a warp would read the other operand half as often, but
+// leave room for half as many warps, which an H100 is slower by.
+#define BLOCK_ROWS (WARPS * STRIP)
 #define THREADS (WARPS * WARP)
 #define EACH(i, n) _Pragma("unroll") for (int i = 0; i < n; i++)
 
 DEVICE int lane_row() { return threadIdx.x % WARP / 4; }
 DEVICE int lane_column() { return threadIdx.x % WARP % 4 * 2; }
+// The first row of this warp's strip.
+DEVICE int warp_row() { return threadIdx.x / WARP * STRIP; }
 // The row of element `e` of a strip, and the column of element `e` of tile `n` of scores.
 DEVICE int row_of(int e) { return lane_row() + e / 2 * 8; }
 DEVICE int column_of(int n, int e) { return n * 8 + lane_column() + e % 2; }
@@ -36,93 +40,56 @@ template <int ROWS> DEVICE void copy_rows(T* to, const T* from, i64 row_step, in
     }
 }
 
-// Double buffering: while step i is in use, step i + 1 is in flight. Copies issued before the call arrive with step 0.
+// Double buffering: while step i is in use, step i + 1 is in flight. Copies issued before the call arrive with step 0. One barrier a
+// step is enough: the memory that its copies overwrite was in use before it.
 template <class Fetch, class Use> DEVICE void pipeline(int steps, Fetch fetch, Use use) {
     if (steps > 0) fetch(0, 0);
     copy_async_commit();
     for (int i = 0; i < steps; i++) {
+        copy_async_wait<0>();
+        __syncthreads();
         if (i + 1 < steps) fetch(i + 1, (i + 1) % 2);
         copy_async_commit();
-        copy_async_wait<1>();
-        __syncthreads();
         use(i, i % 2);
-        __syncthreads();
     }
     copy_async_wait<0>();
 }
 
-// A block's four warps share its 64 rows and the columns of each step: a warp takes M row tiles and one of M parts of the
-// columns. M = 1: four strips, all columns. M = 2: every row of the other operand that is read from shared memory serves two
-// strips, where the tensor cores would wait for it otherwise; the two parts' sums are added at the end.
-template <int M> struct Share {
-    // The first row of this warp's strips, and its part of `columns` columns.
-    static DEVICE int row() { return threadIdx.x / WARP / M * M * STRIP; }
-    static DEVICE int column(int columns) { return (int)(threadIdx.x / WARP) % M * (columns / M); }
-    // Whether this warp has the sums at the end.
-    static DEVICE bool owns() { return threadIdx.x / WARP % M == 0; }
-
-    // The other part's value at this position. All threads call this; `scratch` has a float for each.
-    static DEVICE float other(float x, float* scratch) {
-        if (M == 1) return x;
-        __syncthreads();
-        scratch[threadIdx.x] = x;
-        __syncthreads();
-        return scratch[threadIdx.x ^ WARP];
-    }
-
-    // Adds the other part's sums, for the owner; `scratch` has THREADS / 2 * M * N * 4 floats.
-    template <int N> static DEVICE void join(float (&c)[M][N][4], float* scratch) {
-        if (M == 1) return;
-        float* at = scratch + threadIdx.x / WARP / 2 * (M * N * 4 * WARP) + threadIdx.x % WARP;
-        __syncthreads();
-        EACH (m, M)
-            EACH (n, N)
-                EACH (e, 4)
-                    if (!owns()) at[((m * N + n) * 4 + e) * WARP] = c[m][n][e];
-        __syncthreads();
-        EACH (m, M)
-            EACH (n, N)
-                EACH (e, 4)
-                    if (owns()) c[m][n][e] += at[((m * N + n) * 4 + e) * WARP];
-    }
-};
-
 // The type whose overloads say how tiles are multiplied.
 template <class E> struct Tiles {
-    // c += a b^T: M strips of rows against 8 N rows of `b`, over the head's dimension.
-    template <int M, int N> static DEVICE void scores(float (&c)[M][N][4], const E* a, const E* b) {
+    // c += a b^T: a strip of rows against 8 N rows of `b`, over the head's dimension.
+    template <int N> static DEVICE void scores(float (&c)[N][4], const E* a, const E* b) {
         int lane = threadIdx.x % WARP;
         a += lane % 16 * TILE_ROW + lane / 16 * 8;
         b += (lane / 16 * 8 + lane % 8) * TILE_ROW + lane / 8 % 2 * 8;
 #pragma unroll
         for (int k = 0; k < HEAD_DIM; k += 16) {
-            u32 left[M][4];
-            EACH (m, M) load_matrices(left[m], a + m * STRIP * TILE_ROW + k);
+            u32 left[4];
+            load_matrices(left, a + k);
 #pragma unroll
             for (int n = 0; n < N; n += 2) {
                 u32 right[4];
                 load_matrices(right, b + n * 8 * TILE_ROW + k);
-                EACH (m, M) mma_m16n8k16(c[m][n], left[m], right[0], right[1], E());
-                EACH (m, M) mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3], E());
+                mma_m16n8k16(c[n], left, right[0], right[1], E());
+                mma_m16n8k16(c[n + 1], left, right[2], right[3], E());
             }
         }
     }
 
-    // c += p b: weights of M row tiles, as `scores` left them, of 8 K rows of `b`. They are rounded to half precision.
-    template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const E* b) {
+    // c += p b: weights of a strip, as `scores` left them, of 8 K rows of `b`. They are rounded to half precision.
+    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const E* b) {
         int lane = threadIdx.x % WARP;
         b += lane % 16 * TILE_ROW + lane / 16 * 8;
 #pragma unroll
         for (int k = 0; k < K; k += 2) {
-            u32 left[M][4];
-            EACH (m, M)
-                EACH (i, 4) left[m][i] = pack2(p[m][k + i / 2][i % 2 * 2], p[m][k + i / 2][i % 2 * 2 + 1], E());
+            u32 left[4];
+            EACH (i, 4) left[i] = pack2(p[k + i / 2][i % 2 * 2], p[k + i / 2][i % 2 * 2 + 1], E());
 #pragma unroll
             for (int n = 0; n < COLUMN_TILES; n += 2) {
                 u32 right[4];
                 load_matrices_transposed(right, b + k * 8 * TILE_ROW + n * 8);
-                EACH (m, M) mma_m16n8k16(c[m][n], left[m], right[0], right[1], E());
-                EACH (m, M) mma_m16n8k16(c[m][n + 1], left[m], right[2], right[3], E());
+                mma_m16n8k16(c[n], left, right[0], right[1], E());
+                mma_m16n8k16(c[n + 1], left, right[2], right[3], E());
             }
         }
     }
@@ -132,36 +99,36 @@ template <class E> struct Tiles {
 };
 
 template <> struct Tiles<float> {
-    template <int M, int N> static DEVICE void scores(float (&c)[M][N][4], const float* a, const float* b) {
+    template <int N> static DEVICE void scores(float (&c)[N][4], const float* a, const float* b) {
         a += lane_row() * TILE_ROW;
         b += lane_column() * TILE_ROW;
 #pragma unroll 4
         for (int k = 0; k < HEAD_DIM; k += 4) {
-            float left[2 * M][4], right[4];
-            EACH (r, 2 * M) load_pack(left[r], a + r * 8 * TILE_ROW + k);
+            float left[2][4], right[4];
+            EACH (r, 2) load_pack(left[r], a + r * 8 * TILE_ROW + k);
             EACH (n, N)
                 EACH (e, 2) {
                     load_pack(right, b + (n * 8 + e) * TILE_ROW + k);
-                    EACH (r, 2 * M)
-                        EACH (i, 4) c[r / 2][n][r % 2 * 2 + e] += left[r][i] * right[i];
+                    EACH (r, 2)
+                        EACH (i, 4) c[n][r * 2 + e] += left[r][i] * right[i];
                 }
         }
     }
 
     // Every lane needs its rows' weights, which are in the four lanes of a row. Four adjacent columns per lane, not two as the
-    // tensor cores have them: one 16-byte load for 8 M multiply-adds.
-    template <int M, int K> static DEVICE void weighted(float (&c)[M][COLUMN_TILES][4], const float (&p)[M][K][4], const float* b) {
+    // tensor cores have them: one 16-byte load for 8 multiply-adds.
+    template <int K> static DEVICE void weighted(float (&c)[COLUMN_TILES][4], const float (&p)[K][4], const float* b) {
         b += lane_column() * 2;
         EACH (k, K)
             EACH (i, 8) {
-                float left[2 * M];
-                EACH (r, 2 * M) left[r] = __shfl_sync(ALL_LANES, p[r / 2][k][r % 2 * 2 + i % 2], lane_row() * 4 + i / 2);
+                float left[2];
+                EACH (r, 2) left[r] = __shfl_sync(ALL_LANES, p[k][r * 2 + i % 2], lane_row() * 4 + i / 2);
 #pragma unroll
                 for (int n = 0; n < COLUMN_TILES; n += 2) {
                     float right[4];
                     load_pack(right, b + (k * 8 + i) * TILE_ROW + n * 8);
-                    EACH (r, 2 * M)
-                        EACH (e, 4) c[r / 2][n + e / 2][r % 2 * 2 + e % 2] += left[r] * right[e];
+                    EACH (r, 2)
+                        EACH (e, 4) c[n + e / 2][r * 2 + e % 2] += left[r] * right[e];
                 }
             }
     }
@@ -169,16 +136,14 @@ template <> struct Tiles<float> {
     static DEVICE int dimension_of(int n, int e) { return n / 2 * 16 + lane_column() * 2 + n % 2 * 2 + e % 2; }
 };
 
-// Stores the rows of M tiles, `first ..` below `count`, their upper and lower halves scaled.
-template <int M> DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[M][COLUMN_TILES][4],
-                                        const float (&scale)[M][2]) {
-    EACH (m, M)
-        EACH (n, COLUMN_TILES)
-            EACH (r, 2) {
-                int row = first + m * STRIP + row_of(2 * r);
-                float pair[2] = {c[m][n][2 * r] * scale[m][r], c[m][n][2 * r + 1] * scale[m][r]};
-                if (row < count) store_pack(to + row * row_step + Tiles<T>::dimension_of(n, 2 * r), pair);
-            }
+// Stores the rows of a strip, `first ..` below `count`, its upper and lower half scaled.
+DEVICE void store_rows(T* to, i64 row_step, int first, int count, const float (&c)[COLUMN_TILES][4], const float (&scale)[2]) {
+    EACH (n, COLUMN_TILES)
+        EACH (r, 2) {
+            int row = first + row_of(2 * r);
+            float pair[2] = {c[n][2 * r] * scale[r], c[n][2 * r + 1] * scale[r]};
+            if (row < count) store_pack(to + row * row_step + Tiles<T>::dimension_of(n, 2 * r), pair);
+        }
 }
 
 // ---- Shared by forward and backward.
@@ -217,30 +182,28 @@ struct Scores {
         return mask ? score + load(mask[query * at.query + key * at.key]) * LOG2_E : score;
     }
 
-    // Of M strips of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys. Returns what the scores
+    // Of a strip of rows from `row` on, and columns from `column` on. Rows are queries, or, `TURNED`, keys. Returns what the scores
     // are still to be multiplied by: where nothing is added to them and all exist, the exponent's multiply-add does it.
-    template <bool TURNED, int M, int N> DEVICE float apply(float (&s)[M][N][4], int row, int column) const {
-        int end_row = row + M * STRIP, end_column = column + 8 * N;
+    template <bool TURNED, int N> DEVICE float apply(float (&s)[N][4], int row, int column) const {
+        int end_row = row + STRIP, end_column = column + 8 * N;
         bool exist = TURNED ? end_row <= keys && end_column <= queries : end_row <= queries && end_column <= keys;
         // Keys after a query are hidden from it: none of these, or, at the diagonal, some. The largest score of a row is also the
         // largest once scaled, unless signs change.
         bool hides = causal && (TURNED ? end_row > column + 1 : end_column > row + 1);
         if (exist && !mask && scale > 0.0f) {
             if (!hides) return scale;
-            EACH (m, M)
-                EACH (n, N)
-                    EACH (e, 4) {
-                        int r = row + m * STRIP + row_of(e), c = column + column_of(n, e);
-                        if (TURNED ? r > c : c > r) s[m][n][e] = -infinity(0.0f);
-                    }
-            return scale;
-        }
-        EACH (m, M)
             EACH (n, N)
                 EACH (e, 4) {
-                    int r = row + m * STRIP + row_of(e), c = column + column_of(n, e);
-                    s[m][n][e] = TURNED ? of(s[m][n][e], c, r) : of(s[m][n][e], r, c);
+                    int r = row + row_of(e), c = column + column_of(n, e);
+                    if (TURNED ? r > c : c > r) s[n][e] = -infinity(0.0f);
                 }
+            return scale;
+        }
+        EACH (n, N)
+            EACH (e, 4) {
+                int r = row + row_of(e), c = column + column_of(n, e);
+                s[n][e] = TURNED ? of(s[n][e], c, r) : of(s[n][e], r, c);
+            }
         return 1.0f;
     }
 };

@@ -89,6 +89,9 @@ impl Engine {
             compute: DType::ALL.iter().copied().filter(|d| !d.is_half()).collect(),
             parallelism: about.processors,
             max_binding: about.memory,
+            // The weight's gradient is read and written once for each chunk of logits: a quarter of it costs 5 % of a
+            // step of GPT-2 on an H100.
+            piece: 512 << 20,
         };
         let memory = DeviceMemory::new(driver.clone(), device);
         let (generated, written) = (Mutex::default(), Mutex::default());

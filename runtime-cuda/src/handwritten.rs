@@ -107,7 +107,7 @@ impl HandwrittenKernel {
             let _ = writeln!(text, "#define {name} {value}");
         }
         include(&mut text, self.file);
-        KernelSource { text, entry: self.entry.into() }
+        KernelSource { text, entry: self.entry.into(), contracts: true }
     }
 }
 

@@ -28,6 +28,7 @@ pub(crate) struct KernelTimes {
 /// A kernel between its marks.
 struct LaunchedKernel {
     name: &'static str,
+    of: String,
     start: Mark,
     end: Mark,
 }
@@ -55,8 +56,8 @@ impl KernelTimes {
         Ok(KernelTimes { driver, stream, launched, pending })
     }
 
-    /// Runs `launch` between two marks.
-    pub(crate) fn around(&self, name: &'static str, launch: impl FnOnce() -> Fallible<()>) -> Fallible<()> {
+    /// Runs `launch` of an operation, of this kernel or shape, between two marks.
+    pub(crate) fn around(&self, name: &'static str, of: String, launch: impl FnOnce() -> Fallible<()>) -> Fallible<()> {
         let start = self.mark()?;
         let done = launch().and_then(|()| self.mark());
         let end = match done {
@@ -67,7 +68,7 @@ impl KernelTimes {
             }
         };
         *self.pending.count.lock() += 1;
-        if self.launched.send(LaunchedKernel { name, start, end }).is_err() {
+        if self.launched.send(LaunchedKernel { name, of, start, end }).is_err() {
             *self.pending.count.lock() -= 1;
         }
         Ok(())
@@ -110,13 +111,13 @@ const FAR: Duration = Duration::from_secs(1);
 
 /// Records the spans of kernels in the order in which they were launched, until the queue is dropped.
 fn watch(driver: &dyn Driver, mut origin: Origin, kernels: &Receiver<LaunchedKernel>, pending: &Pending) {
-    for LaunchedKernel { name, start, end } in kernels {
+    for LaunchedKernel { name, of, start, end } in kernels {
         // What fails here fails in the queue too, and is reported there.
         let times = driver.await_mark(end).and_then(|()| Ok((origin.when(driver, start)?, origin.when(driver, end)?)));
         driver.destroy_mark(start);
         match times {
             Ok((from, to)) => {
-                trace::measured(SpanKind::Kernel, name, from, to);
+                trace::measured(SpanKind::Kernel, name, Some(&of), from, to);
                 let far = to - origin.at > FAR;
                 let other = if far { std::mem::replace(&mut origin, Origin { mark: end, at: to }).mark } else { end };
                 driver.destroy_mark(other);

@@ -122,12 +122,20 @@ impl Cuda {
 
     /// Compiles what `work` launches for GPUs of a compute capability (90 is 9.0) whose drivers are for a major version of CUDA, into the
     /// [folder](crate#kernels-on-disk) where such a GPU looks for its kernels, and returns how many there are: where they run no compiler is needed. It needs NVRTC,
-    /// and no GPU. Nothing is computed: `work` reads zeros, and its failures are ignored.
+    /// and no GPU, and takes all processors. Nothing is computed: `work` reads zeros, and its failures are ignored.
     ///
     /// # Errors
-    /// If there is no folder, NVRTC is missing or newer than the driver, or a kernel does not compile.
+    /// If there is no folder, NVRTC is missing or newer than the driver, or kernels do not compile: the others are there.
     #[cfg(feature = "emulate")]
     pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Result<usize> {
+        use std::{
+            num::NonZero,
+            sync::{
+                Mutex,
+                atomic::{AtomicUsize, Ordering},
+            },
+            thread::{self, available_parallelism},
+        };
         let error = |e| engine::backend("Cuda::precompile", EMULATED, e);
         let Some(folder) = driver::Compiler::cache_folder() else {
             return Err(error(driver::DriverFailure::new(
@@ -140,8 +148,17 @@ impl Cuda {
         let mut sources = listing.take();
         sources.sort_by(|a, b| a.text.cmp(&b.text));
         sources.dedup();
-        sources.iter().try_for_each(|source| compiler.compile(source).map(drop)).map_err(error)?;
-        Ok(sources.len())
+        let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+        let work = || {
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let failure = compiler.compile(source).err();
+                failed.lock().unwrap_or_else(|e| e.into_inner()).extend(failure);
+            }
+        };
+        let threads = available_parallelism().map_or(1, NonZero::get);
+        thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+        let failed = failed.into_inner().unwrap_or_else(|e| e.into_inner());
+        failed.into_iter().next().map_or(Ok(sources.len()), |first| Err(error(first)))
     }
 
     /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector that reports memory accesses not ordered

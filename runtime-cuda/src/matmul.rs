@@ -32,6 +32,9 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
     if a.dims()[a.dims().len() - 1] == 0 {
         return if out.add { Ok(()) } else { fill(cuda, out.to, Scalar::I64(0), false) };
     }
+    if let Some((extent, at)) = uneven(&a, &b) {
+        return in_two(cuda, [a, b], out, extent, at);
+    }
     let mut kept: Vec<CudaBuffer> = Vec::new();
     let a = fitting(cuda, a, &mut kept)?;
     let b = fitting(cuda, b, &mut kept)?;
@@ -48,6 +51,67 @@ pub(crate) fn product(cuda: &Cuda, a: Operand, b: Operand, out: Target) -> Resul
             product(cuda, a, b, Target { to: dense, add: false })?;
             convert(cuda, &dense, out.to, out.add)
         }
+    }
+}
+
+/// An extent that a product is split along.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Rows,
+    Inner,
+    Columns,
+}
+
+/// Extents from which a product is worth two calls of the library.
+const LARGE: usize = 1024;
+/// Halves in 16 bytes: the library has its fast algorithms for multiples of it alone, also where rows are padded to that.
+const GROUP: usize = 8;
+
+/// The large extent of a product of halves that is no multiple of 16 bytes, and the largest multiple below.
+fn uneven(a: &Operand, b: &Operand) -> Option<(Extent, usize)> {
+    let (left, right) = (MatrixLayout::of(&a.layout), MatrixLayout::of(&b.layout));
+    // Rows count where they are contiguous.
+    let rows = if left.steps[0] == 1 { left.rows } else { 0 };
+    let extents = [(Extent::Columns, right.columns), (Extent::Inner, left.columns), (Extent::Rows, rows)];
+    let is_uneven = |(_, extent): &(Extent, usize)| *extent >= LARGE && !extent.is_multiple_of(GROUP);
+    let (axis, extent) = extents.into_iter().find(is_uneven).filter(|_| a.dtype.is_half())?;
+    Some((axis, extent / GROUP * GROUP))
+}
+
+/// A product in two, of which the second has what is left beyond `at`. It is rounded once: halves that are sums of both
+/// are summed in `f32`.
+fn in_two(cuda: &Cuda, [a, b]: [Operand; 2], out: Target, extent: Extent, at: usize) -> Result<()> {
+    let slice = |x: &Operand, from_end: usize, start: usize, length: usize| -> Result<Operand> {
+        let layout = x.layout.slice(x.layout.rank() - from_end, start, length, 1)?;
+        let address = x.address + ((layout.offset() - x.layout.offset()) * x.dtype.size()) as u64;
+        Ok(Operand { address, layout, ..*x })
+    };
+    let whole = match extent {
+        Extent::Rows => a.dims()[a.dims().len() - 2],
+        Extent::Inner => a.dims()[a.dims().len() - 1],
+        Extent::Columns => b.dims()[b.dims().len() - 1],
+    };
+    let parts = [(0, at), (at, whole - at)];
+    match extent {
+        Extent::Columns => parts.into_iter().try_for_each(|(start, length)| {
+            let to = slice(&out.to, 1, start, length)?;
+            product(cuda, a, slice(&b, 1, start, length)?, Target { to, ..out })
+        }),
+        Extent::Rows => parts.into_iter().try_for_each(|(start, length)| {
+            let to = slice(&out.to, 2, start, length)?;
+            product(cuda, slice(&a, 2, start, length)?, b, Target { to, ..out })
+        }),
+        Extent::Inner if out.to.dtype.is_half() => {
+            let (layout, dtype) = (Layout::contiguous(*out.to.layout.shape()), out.to.dtype.compute());
+            let memory = cuda.scratch(layout.numel() * dtype.size())?;
+            let sum = Operand::of(&memory, layout, dtype);
+            in_two(cuda, [a, b], Target { to: sum, add: false }, extent, at)?;
+            convert(cuda, &sum, out.to, out.add)
+        }
+        Extent::Inner => parts.into_iter().try_for_each(|(start, length)| {
+            let add = out.add || start > 0;
+            product(cuda, slice(&a, 1, start, length)?, slice(&b, 2, start, length)?, Target { add, ..out })
+        }),
     }
 }
 
@@ -74,7 +138,7 @@ pub(crate) fn affine(
     if out.numel() == 0 {
         return Ok(Support::Done);
     }
-    if x.dims()[1] == 0 || !is_addend(&out) {
+    if x.dims()[1] == 0 || !is_addend(&out) || uneven(&x, &w).is_some() {
         return Ok(Support::Decompose);
     }
     let mut kept: Vec<CudaBuffer> = Vec::new();

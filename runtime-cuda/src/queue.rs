@@ -143,7 +143,7 @@ impl Queue {
         // SAFETY: the caller's promise.
         let launch = || unsafe { self.driver().launch(self.stream, kernel, grid, args) };
         self.recent.note(op, entry, grid);
-        let done = self.measured(op, launch);
+        let done = self.measured(op, || entry.to_string(), launch);
         self.kept(op, done.map_err(|e| e.within(&format!("kernel {entry}"))))?;
         // After the launch: a reader that came before it would clear this, and find nothing.
         if args.reports {
@@ -176,10 +176,11 @@ impl Queue {
         // SAFETY: as above.
         let launch = || unsafe { self.driver().gemm(self.stream, gemm, at, workspace, candidate) };
         let refused = |done: &Fallible<()>| matches!(done, Err(e) if e.kind == DriverFailureKind::NotSupported);
-        let mut done = self.measured("matmul", launch);
+        let mut done = self.measured("matmul", || gemm.to_string(), launch);
         if refused(&done) {
             // SAFETY: as above, with no workspace.
-            done = self.measured("matmul", || unsafe { self.driver().gemm(self.stream, gemm, at, (0, 0), None) });
+            let launch = || unsafe { self.driver().gemm(self.stream, gemm, at, (0, 0), None) };
+            done = self.measured("matmul", || gemm.to_string(), launch);
         }
         match done {
             Err(failure) if failure.kind == DriverFailureKind::NotSupported => Ok(Some(failure)),
@@ -187,8 +188,13 @@ impl Queue {
         }
     }
 
-    /// Launches a kernel, and measures when it runs if such spans are recorded.
-    fn measured(&self, name: &'static str, launch: impl FnOnce() -> Fallible<()>) -> Fallible<()> {
+    /// Launches a kernel of an operation, and measures when it runs if such spans are recorded.
+    fn measured(
+        &self,
+        name: &'static str,
+        of: impl FnOnce() -> String,
+        launch: impl FnOnce() -> Fallible<()>,
+    ) -> Fallible<()> {
         if !trace::is_recorded(SpanKind::Kernel) || self.capturing.load(Ordering::Acquire) {
             return launch();
         }
@@ -197,7 +203,7 @@ impl Queue {
             KernelTimes::new(self.engine.driver.clone(), self.stream, track).ok()
         };
         match self.times.get_or_init(new) {
-            Some(times) => times.around(name, launch),
+            Some(times) => times.around(name, of(), launch),
             None => launch(),
         }
     }

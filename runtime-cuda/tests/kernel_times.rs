@@ -37,6 +37,7 @@ fn kernels_have_spans_on_a_track_of_their_queue() {
     let names: Vec<&str> = track.spans.iter().map(|span| &*span.name).collect();
     assert_eq!(names[..3], ["matmul"; 3]);
     assert_eq!(names.len(), 4);
+    assert_eq!(track.spans[0].of.as_deref(), Some("[2, 2] x [2, 2] f32 -> f32"));
     for pair in track.spans.windows(2) {
         assert!(pair[0].start <= pair[0].end && pair[0].end <= pair[1].start, "{pair:?}");
     }

@@ -92,6 +92,8 @@ impl WgpuDevice {
             compute: DType::ALL.iter().copied().filter(|d| !d.is_half() && *d != DType::F64).collect(),
             parallelism: 1,
             max_binding: limits.max_storage_buffer_binding_size as usize,
+            // What WebGPU promises that a kernel can bind.
+            piece: 128 << 20,
         };
         let pipelines = Pipelines::new(&wgpu);
         let id = DeviceId { kind: DeviceKind::Wgpu, index };

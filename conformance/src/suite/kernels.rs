@@ -132,7 +132,14 @@ impl<R: Runtime> Bench<'_, R> {
                 (false, 0.1, false, false),
             ] {
                 let gradients = if summed { Bits(if bias { 7 } else { 3 }) } else { Bits::NONE };
-                let op = LinearCrossEntropy { ignore_index: -100, label_smoothing, bias, summed, chunk, gradients };
+                let op = LinearCrossEntropy {
+                    ignore_index: -100,
+                    label_smoothing,
+                    bias,
+                    summed,
+                    chunk: Some(chunk),
+                    gradients,
+                };
                 let (y, g) = (self.index(n, v, ignored), self.real(&[n], 34));
                 let what = format!("{n}x{c} to {v} by {chunk} bias {bias} smoothing {label_smoothing} sum {summed}");
                 let mut ins = vec![&x, &w];

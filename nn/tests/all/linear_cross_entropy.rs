@@ -43,7 +43,10 @@ impl Operands {
 
     /// The sum of the losses, in chunks.
     fn chunked(&self, chunk: usize, label_smoothing: f64) -> Result<V> {
-        V::apply1(LinearCrossEntropy { label_smoothing, chunk, ..op() }, &[&self.x, &self.w, &self.b, &self.y])
+        V::apply1(
+            LinearCrossEntropy { label_smoothing, chunk: Some(chunk), ..op() },
+            &[&self.x, &self.w, &self.b, &self.y],
+        )
     }
 
     fn composed(&self, options: CrossEntropyOptions) -> Result<V> {
@@ -185,7 +188,8 @@ fn half_precision_gradients_are_rounded_once() {
         for chunk in [1, 64, 256] {
             let loss = o.chunked(chunk, 0.0).unwrap();
             let rows =
-                V::apply1(LinearCrossEntropy { chunk, summed: false, ..op() }, &[&o.x, &o.w, &o.b, &o.y]).unwrap();
+                V::apply1(LinearCrossEntropy { chunk: Some(chunk), summed: false, ..op() }, &[&o.x, &o.w, &o.b, &o.y])
+                    .unwrap();
             assert_eq!((loss.dtype(), rows.dtype()), (DType::F32, DType::F32));
             let of_rows = o.gradients(&rows.sum_all().unwrap());
             for (got, want) in o.gradients(&loss).iter().chain(&of_rows).zip(want.iter().cycle()) {
@@ -226,7 +230,7 @@ fn logits_are_never_whole() {
     };
     let of_sum = peak(&|| drop(backward(&o.chunked(32, 0.0).unwrap()).unwrap()));
     let of_rows = peak(&|| {
-        let op = LinearCrossEntropy { summed: false, chunk: 32, ..op() };
+        let op = LinearCrossEntropy { summed: false, chunk: Some(32), ..op() };
         let losses = V::apply1(op, &[&o.x, &o.w, &o.b, &o.y]).unwrap();
         drop(backward(&losses.sum_all().unwrap()).unwrap());
     });
@@ -241,14 +245,14 @@ fn op() -> LinearCrossEntropy {
         label_smoothing: 0.0,
         bias: true,
         summed: true,
-        chunk: 8,
+        chunk: Some(8),
         gradients: Bits::NONE,
     }
 }
 
 #[test]
 fn chunks_follow_from_sizes() {
-    let rows = |vocabulary, dtype| LinearCrossEntropy::chunk_of(vocabulary, dtype);
+    let rows = |vocabulary, dtype| LinearCrossEntropy::chunk_of(128 << 20, vocabulary, dtype);
     assert_eq!([rows(50_257, DType::BF16), rows(50_257, DType::F32), rows(128_256, DType::BF16)], [1024, 512, 512]);
     assert_eq!([rows(1 << 30, DType::F64), rows(0, DType::F32)], [1, 1 << 27]);
 }
@@ -280,7 +284,7 @@ fn a_class_out_of_range_is_named_by_its_row() {
         assert!(error.to_string().starts_with(what), "{error}");
     };
     let classes = |shape: &[usize]| V::new(Tensor::from_slice(&cpu(), shape, &[0i64, -100, 4, 3, 5, 5]).unwrap());
-    let op = |chunk, summed| LinearCrossEntropy { chunk, summed, ..op() };
+    let op = |chunk, summed| LinearCrossEntropy { chunk: Some(chunk), summed, ..op() };
     for (chunk, summed) in [(1, true), (4, true), (4, false), (6, true)] {
         let got = V::apply1(op(chunk, summed), &[&o.x, &o.w, &o.b, &classes(&[6])]);
         says(got, "linear_cross_entropy: index 5 at position [4] of the index [6]");

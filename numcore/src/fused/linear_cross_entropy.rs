@@ -17,10 +17,6 @@ use crate::{
     pointwise::Program,
 };
 
-/// The bytes of logits that are in memory at once, about: what WebGPU promises that a kernel can bind. Half of it costs
-/// time where matrices are multiplied fastest, since the weight's gradient is read and written once for each chunk.
-const CHUNK_BYTES: usize = 128 << 20;
-
 /// [`CrossEntropy`] of the logits `x · wᵀ + b`, of which [`chunk`](LinearCrossEntropy::chunk) rows are computed at a
 /// time.
 ///
@@ -41,8 +37,9 @@ pub struct LinearCrossEntropy {
     pub bias: bool,
     /// Whether the output is the sum of the rows' losses.
     pub summed: bool,
-    /// The rows whose logits are in memory at once.
-    pub chunk: usize,
+    /// The rows whose logits are in memory at once, where they do not follow from the runtime's
+    /// [`piece`](crate::Capabilities::piece).
+    pub chunk: Option<usize>,
     /// Of `x`, `w` and `b`, those whose gradients are computed with the sum: the further outputs, in this order.
     pub gradients: Bits,
 }
@@ -55,9 +52,9 @@ impl LinearCrossEntropy {
     /// Position of `b` among the inputs, if given.
     pub const BIAS: usize = 2;
 
-    /// The rows of a chunk for logits `[N, V]` of type `dtype`: a power of two, by the size of a row alone.
-    pub fn chunk_of(vocabulary: usize, dtype: DType) -> usize {
-        let rows = CHUNK_BYTES / (vocabulary * dtype.size()).max(1);
+    /// The rows of a chunk of about so many bytes for logits `[N, V]` of type `dtype`: a power of two.
+    pub fn chunk_of(bytes: usize, vocabulary: usize, dtype: DType) -> usize {
+        let rows = bytes / (vocabulary * dtype.size()).max(1);
         1 << rows.max(1).ilog2()
     }
 
@@ -215,7 +212,7 @@ pub(super) fn reduced<T: Apply>(
         label_smoothing,
         bias: bias.is_some(),
         summed: reduction != Reduction::None,
-        chunk: LinearCrossEntropy::chunk_of(ws.shape[0], ws.dtype),
+        chunk: None,
         gradients: Bits::NONE,
     };
     let (x, classes) = (x.reshape([y.numel(), features])?, target.reshape([y.numel()])?);

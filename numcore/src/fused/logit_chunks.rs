@@ -26,7 +26,7 @@ pub(super) fn forward<R: Runtime>(op: &LinearCrossEntropy, ins: &[&Tensor<R>], o
     let ones = match gradients {
         [] => None,
         // A kernel reads it row by row; one chunk's is every chunk's.
-        _ => Some(Tensor::full(&chunks.rt, [op.chunk.clamp(1, chunks.rows().max(1))], dtype, 1.0)?),
+        _ => Some(Tensor::full(&chunks.rt, [chunks.chunk.min(chunks.rows().max(1))], dtype, 1.0)?),
     };
     let upstream = ones.as_ref().map(Upstream::Ones);
     chunks.run(&mut losses.out(), &Layout::contiguous(rows), upstream, gradients)?;
@@ -69,6 +69,8 @@ struct LogitChunks<'a, R: Runtime> {
     to_logits: Tensor<R>,
     bias: Option<&'a Tensor<R>>,
     target: Tensor<R>,
+    /// The rows whose logits are in memory at once.
+    chunk: usize,
     /// The elements between rows of logits: rows that start at multiples of 16 bytes where kernels take them, which
     /// products of matrices are faster with.
     pitch: usize,
@@ -85,7 +87,9 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         };
         let bias = op.bias.then(|| ins[LinearCrossEntropy::BIAS]);
         let target = ins[op.target_at()].contiguous()?;
-        Ok(LogitChunks { op, rt, x, w, to_logits: w.t()?, bias, target, pitch })
+        let of_runtime = || LinearCrossEntropy::chunk_of(rt.capabilities().piece, classes, w.dtype());
+        let chunk = op.chunk.unwrap_or_else(of_runtime).max(1);
+        Ok(LogitChunks { op, rt, x, w, to_logits: w.t()?, bias, target, chunk, pitch })
     }
 
     fn rows(&self) -> usize {
@@ -101,7 +105,7 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         upstream: Option<Upstream<'_, R>>,
         gradients: &mut [Out<'_, R>],
     ) -> Result<()> {
-        let (n, chunk) = (self.rows(), self.op.chunk.max(1));
+        let (n, chunk) = (self.rows(), self.chunk);
         let mut sums = self.op.learned(self.op.gradients).zip(gradients).collect::<SmallVec<[_; 3]>>();
         let mut sums = sums
             .iter_mut()

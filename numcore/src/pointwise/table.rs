@@ -101,7 +101,7 @@ ops! { Unary, Does1: "Ops of one operand.";
     /// The exponential minus one, `eˣ − 1`, accurate near 0.
     Expm1 "expm1" Float(libm::expm1) [["Math::expm1({0})"], ["expm1({0})"], ["wg_expm1({0})"]];
     /// The power of two `2ˣ`, elementwise.
-    Exp2 "exp2" Float(libm::exp2) [["Math::exp2({0})"], ["exp2({0})"], ["wg_exp2({0})"]];
+    Exp2 "exp2" Float(libm::exp2) [["Math::exp2({0})"], ["wg_exp2({0})"], ["wg_exp2({0})"]];
     /// The natural logarithm `ln x`, elementwise.
     Log "log" Float(libm::log) [["Math::log({0})"], ["log({0})"], ["wg_log({0})"]];
     /// The logarithm `ln(1 + x)`, accurate near 0.

@@ -9,7 +9,7 @@ use std::{
 use super::{
     SpanKind,
     clock::{self, ClockPair, ReadClock},
-    names::{self, NameCache},
+    names::NameCache,
     recording::{self, COUNTER},
     ring::Ring,
 };
@@ -65,12 +65,12 @@ pub fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes:
 }
 
 /// A span that somebody else has measured.
-pub fn push_measured(kind: SpanKind, name: &'static str, start: Instant, end: Instant) {
+pub fn push_measured(kind: SpanKind, name: &'static str, of: u32, start: Instant, end: Instant) {
     LOCAL.with_borrow_mut(|local| {
         local.join();
         let ticks = clock::ticks(local.start, ClockPair::now(local.read));
         let name = local.names.number(name);
-        local.push([ticks(start), ticks(end), meta(kind as u64, name), u64::from(names::NONE), 0]);
+        local.push([ticks(start), ticks(end), meta(kind as u64, name), u64::from(of), 0]);
     });
 }
 

@@ -152,9 +152,9 @@ pub fn ended(kind: SpanKind, name: &'static str, of: Option<&str>, start: Moment
 }
 
 /// Records a span of a device, whose runtime has measured it. It is shown with the thread that calls this, which is to record nothing else.
-pub fn measured(kind: SpanKind, name: &'static str, start: Instant, end: Instant) {
+pub fn measured(kind: SpanKind, name: &'static str, of: Option<&str>, start: Instant, end: Instant) {
     if is_recorded(kind) {
-        local::push_measured(kind, name, start, end);
+        local::push_measured(kind, name, of.map_or(names::NONE, names::intern), start, end);
     }
 }
 

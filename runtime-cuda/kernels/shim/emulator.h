@@ -265,6 +265,9 @@ inline int __float_as_int(float x) { return bits_as<int>(x); }
 inline double __longlong_as_double(i64 x) { return bits_as<double>(x); }
 inline i64 __double_as_longlong(double x) { return bits_as<i64>(x); }
 
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+
 inline float exp2_flushed(float x) {
     float y = std::exp2(x);
     return y < 0x1p-126f ? 0.0f : y;

@@ -22,6 +22,9 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) struct KernelSource {
     pub text: String,
     pub entry: String,
+    /// Whether the compiler may round a product and a sum of it once, as a fused multiply-add. In generated kernels it
+    /// may not: which of two products is fused would depend on what else a kernel computes.
+    pub contracts: bool,
 }
 
 /// The type of an element in memory.

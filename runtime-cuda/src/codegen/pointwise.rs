@@ -32,7 +32,7 @@ pub(crate) fn source(program: &Program, typed: &Typed, form: &PointwiseSpec) -> 
     let kernel = PointwiseText { program, form, body: &body };
     let name = entry("wg_pointwise", program.name());
     let text = kernel.text(&name);
-    Ok((KernelSource { text, entry: name }, body))
+    Ok((KernelSource { text, entry: name, contracts: false }, body))
 }
 
 struct PointwiseText<'a> {

@@ -110,6 +110,12 @@ template <class T> WG_FN T wg_sign(T x) { return (T)((x > 0) - (x < (T)0)); }
 WG_FN int wg_abs(int x) { return x < 0 ? (int)(0 - (u32)x) : x; }
 WG_FN i64 wg_abs(i64 x) { return x < 0 ? (i64)(0 - (u64)x) : x; }
 template <class T> WG_FN T wg_abs(T x) { return x; }
+// The library's power of two of a float errs by more than 2 units of the last place. Beyond the clamps all is 0 or infinity.
+WG_FN float wg_exp2(float x) {
+    float c = x > 160.0f ? 160.0f : x < -200.0f ? -200.0f : x, whole = rintf(c);
+    return ldexpf(expf((c - whole) * 0.693147182f), (int)whole);
+}
+WG_FN double wg_exp2(double x) { return exp2(x); }
 // The library's tangent of a float errs by up to 4 units of the last place.
 WG_FN float wg_tan(float x) { return (float)tan((double)x); }
 WG_FN double wg_tan(double x) { return tan(x); }

@@ -59,7 +59,7 @@ pub(crate) fn source(program: &Program, typed: &Typed, form: &ReduceSpec) -> Res
     let body = ElementBody::of(program, typed, &inputs, &[form.out])?;
     let name = entry("wg_reduce", program.name());
     let text = ReduceText { program, form, body: &body }.text(&name);
-    Ok((KernelSource { text, entry: name }, body))
+    Ok((KernelSource { text, entry: name, contracts: false }, body))
 }
 
 struct ReduceText<'a> {

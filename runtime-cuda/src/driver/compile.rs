@@ -80,16 +80,16 @@ impl Compiler {
     /// Two kernels have one name only if source, options, architecture and the driver's version of CUDA are equal. Which version of the compiler
     /// made the code is not part of it: what is there needs no compiler.
     fn file_name(&self, source: &KernelSource) -> String {
-        let text = [source.text.as_str(), &self.options().join(" ")].join("\0");
+        let text = [source.text.as_str(), &self.options(source).join(" ")].join("\0");
         let (a, b) = (hash(text.as_bytes(), 0), hash(text.as_bytes(), 1));
         format!("{a:016x}{b:016x}-sm{}-cuda{}.cubin", self.architecture.0, self.driver.unwrap_or(0))
     }
 
-    fn options(&self) -> [String; 6] {
+    fn options(&self, source: &KernelSource) -> [String; 6] {
         [
             format!("--gpu-architecture=sm_{}", self.architecture.0),
             "--std=c++17".into(),
-            "--fmad=true".into(),
+            format!("--fmad={}", source.contracts),
             "--ftz=false".into(),
             "--prec-div=true".into(),
             "--prec-sqrt=true".into(),
@@ -103,8 +103,9 @@ impl Compiler {
         let text = CString::new(source.text.as_str()).map_err(|e| DriverFailure::new(e.to_string()))?;
         let program = NvrtcProgram::new(&text, c"ptx").map_err(|e| DriverFailure::new(e.to_string()))?;
         // SAFETY: the program was created and lives.
-        let ptx =
-            unsafe { result::compile_program(program.0, &self.options()).and_then(|()| result::get_ptx(program.0)) };
+        let ptx = unsafe {
+            result::compile_program(program.0, &self.options(source)).and_then(|()| result::get_ptx(program.0))
+        };
         let bytes: Vec<u8> = ptx.map_err(|e| DriverFailure::new(e.to_string()))?.iter().map(|&c| c as u8).collect();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
@@ -116,7 +117,7 @@ impl Compiler {
         let name = CString::new(source.entry.as_str()).map_err(|_| named("its name holds a zero byte"))?;
         let program = NvrtcProgram::new(&text, &name).map_err(|e| named(&e.to_string()))?;
         // SAFETY: the program was created and lives.
-        let compiled = unsafe { result::compile_program(program.0, &self.options()) };
+        let compiled = unsafe { result::compile_program(program.0, &self.options(source)) };
         compiled.map_err(|e| named(&format!("{e}\n{}", program.log())))?;
         program.code().map_err(|e| named(&e.to_string()))
     }
@@ -213,7 +214,7 @@ mod tests {
 
     #[test]
     fn names_tell_texts_architectures_and_drivers_apart() {
-        let source = |text: &str| KernelSource { text: text.into(), entry: "k".into() };
+        let source = |text: &str| KernelSource { text: text.into(), entry: "k".into(), contracts: true };
         let compiler = |arch, driver| Compiler::new(Architecture(arch), Some(driver), None);
         let names = [
             compiler(80, 13).file_name(&source("a")),
@@ -227,7 +228,7 @@ mod tests {
     #[test]
     fn what_is_kept_needs_no_compiler() {
         let folder = std::env::temp_dir().join(format!("weftgrad-cuda-kept-{}", process::id()));
-        let source = KernelSource { text: "no CUDA C".into(), entry: "k".into() };
+        let source = KernelSource { text: "no CUDA C".into(), entry: "k".into(), contracts: true };
         let compiler = Compiler::new(Architecture(90), Some(13), Some(folder.clone()));
         write(&folder.join(compiler.file_name(&source)), b"machine code").unwrap();
         assert_eq!(compiler.compile(&source).unwrap(), b"machine code");

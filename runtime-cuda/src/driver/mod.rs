@@ -10,7 +10,7 @@ mod emulated;
 mod failure;
 mod libraries;
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use numcore::DeviceBytes;
 
@@ -100,6 +100,20 @@ impl CublasGemm {
     pub(crate) fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
         let added = [self.c.map(|_| at.c), self.bias.then_some(at.bias)];
         [at.a, at.b].into_iter().chain(added.into_iter().flatten())
+    }
+}
+
+/// As the caller of the row-major product sees it: `[rows, inner] x [inner, columns]`, a `t` after a transposed operand.
+impl fmt::Display for CublasGemm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CublasGemm { m, n, k, batch, dtype, into, .. } = *self;
+        let turned = |operand: GemmOperand| if operand.transposed { "t" } else { "" };
+        write!(f, "[{n}, {k}]{} x [{k}, {m}]{} {dtype} -> {into}", turned(self.b), turned(self.a))?;
+        if batch > 1 {
+            write!(f, ", {batch} of them")?;
+        }
+        let added = [("added", self.add), ("with a bias", self.bias), ("with a residual", self.c.is_some())];
+        added.iter().filter(|(_, is)| *is).try_for_each(|(words, _)| write!(f, ", {words}"))
     }
 }
 

@@ -16,7 +16,22 @@ use crate::{
 /// Head dimensions with a kernel.
 const HEAD_DIMS: [usize; 5] = [32, 64, 80, 96, 128];
 /// Queries, or keys, of a block.
-const STRIPS: usize = 64;
+const ROWS: usize = 64;
+
+/// Rows that `attention` holds in shared memory: those of its queries, and of two steps of keys and values (`KEYS`).
+fn forward_rows(dtype: DType) -> usize {
+    ROWS + 4 * if dtype.is_half() { 64 } else { 32 }
+}
+
+/// Rows that either gradient holds: two operands' of its block, and of two steps of the others (`BLOCK`).
+fn gradient_rows(dtype: DType, head_dim: usize) -> usize {
+    2 * ROWS
+        + 4 * match dtype.is_half() {
+            true if head_dim <= 64 => 64,
+            true => 32,
+            false => 16,
+        }
+}
 
 /// `struct Heads`: strides of `[B, H, rows, HEAD_DIM]`.
 #[derive(Clone, Copy, NoUninit, Zeroable)]
@@ -81,8 +96,8 @@ impl AttentionPlan {
     ) -> Option<AttentionPlan> {
         let (qs, ks) = (q.dims(), k.dims());
         let (head_dim, dtype) = (qs[3], q.dtype);
-        // The largest of the kernels' requests.
-        let shared = if dtype.is_half() { 320 } else { 192 } * (head_dim * dtype.size() + 16);
+        let rows = forward_rows(dtype).max(gradient_rows(dtype, head_dim));
+        let shared = rows * (head_dim * dtype.size() + 16);
         let fits = op.is_plain()
             && HEAD_DIMS.contains(&head_dim)
             && v.dims()[3] == head_dim
@@ -107,10 +122,9 @@ impl AttentionPlan {
         Some(AttentionPlan { sizes, mask, head_dim, dtype, causal: op.causal, scale: op.scale as f32 })
     }
 
-    fn kernel(&self, file: &'static str, entry: &'static str, rows: [usize; 2]) -> HandwrittenKernel {
+    /// A kernel that holds so many rows in shared memory.
+    fn kernel(&self, file: &'static str, entry: &'static str, rows: usize) -> HandwrittenKernel {
         let defines = [("T", DefineValue::from(element(self.dtype))), ("HEAD_DIM", self.head_dim.into())];
-        let [half, full] = rows;
-        let rows = if self.dtype.is_half() { half } else { full };
         HandwrittenKernel::new(file, entry, &defines).with_shared(rows * (self.head_dim * self.dtype.size() + 16))
     }
 
@@ -125,7 +139,7 @@ impl AttentionPlan {
     }
 
     fn blocks(&self, rows: i32, heads: usize) -> [usize; 3] {
-        [(rows as usize).div_ceil(STRIPS) * heads * self.sizes.batches as usize, 1, 1]
+        [(rows as usize).div_ceil(ROWS) * heads * self.sizes.batches as usize, 1, 1]
     }
 }
 
@@ -163,7 +177,7 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppor
         return Ok(Support::Done);
     }
     let [q, k, v] = [aligned(call, 0)?, aligned(call, 1)?, aligned(call, 2)?];
-    let kernel = plan.kernel("attention.cu", "attention", [320, 192]);
+    let kernel = plan.kernel("attention.cu", "attention", forward_rows(plan.dtype));
     let launch = KernelLaunch::new(call.cuda, "attention", &kernel)?.arg(o.address).arg(lse.address);
     let launch = launch.arg(q.address).arg(k.address).arg(v.address).arg(plan.mask.0);
     let launch = launch.arg(Heads::of(&o)).arg(Heads::of(&q)).arg(Heads::of(&k)).arg(Heads::of(&v));
@@ -191,7 +205,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppo
     let rows = q.dims()[..3].iter().product::<usize>();
     let dots = call.scratch(rows * size_of::<f32>())?;
     if rows > 0 {
-        let kernel = plan.kernel("attention_grad.cu", "attention_dots", [0, 0]);
+        let kernel = plan.kernel("attention_grad.cu", "attention_dots", 0);
         let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dots).arg(g.address).arg(o.address);
         let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&o)).arg(plan.sizes);
         // SAFETY: as in `forward`.
@@ -199,7 +213,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppo
     }
     let inputs = [g.address, q.address, k.address, v.address, plan.mask.0, lse, dots];
     if dk.numel() > 0 {
-        let kernel = plan.kernel("attention_grad.cu", "attention_grad_keys", [256, 192]);
+        let kernel = plan.kernel("attention_grad.cu", "attention_grad_keys", gradient_rows(plan.dtype, plan.head_dim));
         let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dk.address).arg(dv.address);
         let launch = inputs.into_iter().fold(launch, KernelLaunch::arg).arg(Heads::of(&dk)).arg(Heads::of(&dv));
         let launch = launch.arg(Heads::of(&g)).arg(Heads::of(&q)).arg(Heads::of(&k)).arg(Heads::of(&v));
@@ -208,7 +222,8 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &Attention) -> Result<Suppo
         unsafe { plan.finish(launch).run(blocks, [128, 1])? };
     }
     if dq.numel() > 0 {
-        let kernel = plan.kernel("attention_grad.cu", "attention_grad_queries", [256, 192]);
+        let kernel =
+            plan.kernel("attention_grad.cu", "attention_grad_queries", gradient_rows(plan.dtype, plan.head_dim));
         let launch = KernelLaunch::new(call.cuda, "attention_grad", &kernel)?.arg(dq.address);
         let launch = inputs
             .into_iter()

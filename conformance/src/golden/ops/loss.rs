@@ -103,7 +103,7 @@ fn linear_cross_entropy<R: Runtime>(c: &Call<'_, R>) -> Result<Vec<Var<R>>> {
         label_smoothing: options.label_smoothing,
         bias: bias.is_some(),
         summed: options.reduction == Reduction::Sum,
-        chunk,
+        chunk: Some(chunk),
         gradients: Bits::NONE,
     };
     let rows = target.dims().iter().product();

@@ -56,7 +56,7 @@ fn chunked<R: Runtime>(x: &[Var<R>], chunk: usize, summed: bool, label_smoothing
         label_smoothing,
         bias: x.len() == 4,
         summed,
-        chunk,
+        chunk: Some(chunk),
         gradients: Bits::NONE,
     };
     let loss = Var::apply1(op, &x.iter().collect::<Vec<_>>())?;

@@ -6,7 +6,8 @@ use std::sync::{
 };
 
 use autograd::{
-    Backward, BackwardHook, Function, Gradients, Leaf, LeafGrad, Residency, Var, apply_function, checkpoint, recomputed,
+    Backward, BackwardHook, Function, Gradients, Leaf, LeafGrad, Residency, Var, apply_function, checkpoint,
+    recomputed, with_recomputation,
 };
 use numcore::{
     DType, Result, Runtime, Tensor, TensorMut,
@@ -127,7 +128,8 @@ fn rerun<R: Runtime>(draw: &mut Draw, x: &Var<R>, given: Spec, segment: bool) ->
     let h = x.mul(1.0)?;
     let y = match segment {
         true => checkpoint(&[&h], move |ins| Ok(vec![make(ins)?]))?.remove(0),
-        false => recomputed(&[&h], make)?,
+        // Also on runtimes that would keep the value.
+        false => with_recomputation(true, || recomputed(&[&h], make))?,
     };
     // A value that is read in backward.
     let w = draw.tensor(&rt, Spec::new(DUE, DType::F32))?;

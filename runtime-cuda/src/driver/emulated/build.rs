@@ -180,7 +180,7 @@ impl<'a> HostKernel<'a> {
     /// Writes the kernel's source in a namespace. Macros have no namespaces, so those it defines are undefined after
     /// it.
     fn write(&self, to: &mut String, header: &str) {
-        let KernelSource { text, entry } = self.source;
+        let KernelSource { text, entry, .. } = self.source;
         let own = text.strip_prefix(PRELUDE).unwrap_or(text).replace("extern \"C\" __global__", "static");
         let waits = ["__syncthreads", "_sync(", "mma_", "__shared__", "DYNAMIC_SHARED"];
         let plain = !waits.iter().any(|w| own.contains(w));
