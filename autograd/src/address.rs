@@ -1,14 +1,14 @@
-//! Look-up of nodes and leaves by address, while they are alive.
+//! Maps of nodes and leaves by their address in memory, while they are alive.
 
 use std::{
     collections::HashMap,
     hash::{BuildHasherDefault, Hasher},
 };
 
-/// A map by address. Its iteration order is never used.
+/// A map whose keys are addresses of nodes or leaves. No result depends on its iteration order.
 pub(crate) type ByAddress<T> = HashMap<usize, T, BuildHasherDefault<Address>>;
 
-/// A hasher for addresses: one multiplication spreads an address over a word. The standard hasher, which withstands
+/// A hasher for addresses: one multiplication spreads an address over 64 bits. The standard hasher, which withstands
 /// keys chosen by an attacker, takes 20 ns.
 #[derive(Default)]
 pub(crate) struct Address(u64);

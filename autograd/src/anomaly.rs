@@ -1,4 +1,4 @@
-//! Anomaly detection: the operation, the place in the program and the layer where NaN began.
+//! Anomaly detection: finds the operation, the line of the program and the layer that produced the first NaN.
 
 use std::{cell::Cell, collections::VecDeque, sync::Arc};
 
@@ -15,14 +15,14 @@ use crate::{
     sweep::id,
 };
 
-/// What this thread looks at.
+/// The tensors in which this thread looks for NaN.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum LookFor {
     #[default]
     Nothing,
-    /// Results of operations.
+    /// The outputs of operations on variables.
     Values,
-    /// Gradients that rules give. What a rule computes on the way is part of it.
+    /// The gradients that gradient rules return. Intermediate results of a rule are not checked separately.
     Gradients,
 }
 
@@ -30,12 +30,17 @@ thread_local! {
     static LOOK_FOR: Cell<LookFor> = const { Cell::new(LookFor::Nothing) };
 }
 
-/// Runs `f`, and ends it with an error where a NaN begins on this thread: in forward, the first operation on variables whose inputs have none
-/// and whose output has one; in backward, the first gradient that has one. The error names the operation, the line of the program that
-/// called it, and the nearest parameters before it, which say what layer it is.
+/// Runs `f` and stops it with an error at the operation that produces the first NaN on this thread.
 ///
-/// Infinities are let be: masks are made of them. Every operation is followed by a look at its result, which waits for the device: a step takes
-/// several times as long. For finding out where, not for training.
+/// In the forward pass, that is the first operation on variables whose inputs contain no NaN and whose output does. In
+/// the backward pass, it is the first gradient that contains a NaN. The error names the operation, the line of the
+/// program that called it, and the nearest parameters before it, which identify the layer.
+///
+/// Infinities are not reported, because masks consist of them. The check of each result waits for the device, so a step
+/// takes several times as long: use it to find a NaN, not for training.
+///
+/// # Errors
+/// `ErrorKind::Anomaly` at the first NaN; otherwise the error of `f`.
 ///
 /// ```
 /// # use autograd::{Var, detect_anomaly};
@@ -51,12 +56,12 @@ pub fn detect_anomaly<T>(f: impl FnOnce() -> Result<T>) -> Result<T> {
     f()
 }
 
-/// Runs a backward pass: where anomalies are looked for, it is gradients that are looked at.
+/// Runs a backward pass. Inside `detect_anomaly`, gradients are checked rather than outputs.
 pub(crate) fn in_backward<T>(f: impl FnOnce() -> T) -> T {
     looking_for(LookFor::Gradients, f)
 }
 
-/// Runs a part of a forward pass again, in backward.
+/// Runs a part of a forward pass again during backward. Inside `detect_anomaly`, outputs of operations are checked.
 pub(crate) fn in_forward<T>(f: impl FnOnce() -> T) -> T {
     looking_for(LookFor::Values, f)
 }
@@ -67,17 +72,17 @@ fn looking_for<T>(what: LookFor, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Whether results of operations are looked at.
+/// Tells whether this thread checks the outputs of operations for NaN.
 pub(crate) fn looks_at_values() -> bool {
     LOOK_FOR.get() == LookFor::Values
 }
 
-/// Whether gradients are looked at.
+/// Tells whether this thread checks gradients for NaN.
 pub(crate) fn looks_at_gradients() -> bool {
     LOOK_FOR.get() == LookFor::Gradients
 }
 
-/// An error if an output of `op` has a NaN, where none of its inputs has.
+/// Returns an error if an output of `op` contains a NaN and none of its inputs does.
 pub(crate) fn check_outputs<R: Runtime>(op: &'static str, ins: &[&Var<R>], outs: &[Tensor<R>]) -> Result<()> {
     let Some(k) = first_nan(outs.iter())? else { return Ok(()) };
     let values = ins.iter().map(|v| v.value()).collect::<Result<Vec<_>>>()?;
@@ -89,7 +94,7 @@ pub(crate) fn check_outputs<R: Runtime>(op: &'static str, ins: &[&Var<R>], outs:
     Err(ErrorKind::Anomaly { op, why }.into())
 }
 
-/// An error if the gradient of input `i` of a node's call has a NaN.
+/// Returns an error if `gradient`, the gradient of input `i` of `node`, contains a NaN.
 pub(crate) fn check_gradient<R: Runtime>(gradient: &Var<R>, i: usize, node: &Arc<Node<R>>) -> Result<()> {
     if first_nan([gradient.value()?].iter())?.is_none() {
         return Ok(());
@@ -112,7 +117,7 @@ fn first_nan<'a, R: Runtime>(mut values: impl Iterator<Item = &'a Tensor<R>>) ->
     error.map_or(Ok(at), Err)
 }
 
-/// The names of the leaves that are fewest operations before these edges.
+/// The names of the leaves that are the fewest operations before these edges.
 fn nearest<'a, R: Runtime>(edges: impl Iterator<Item = &'a Edge<R>>) -> Vec<String> {
     let (mut seen, mut level): (ByAddress<()>, VecDeque<Edge<R>>) = (ByAddress::default(), edges.cloned().collect());
     while !level.is_empty() {

@@ -1,4 +1,4 @@
-//! Automatic mixed precision: operations choose the dtype they run in, parameters keep theirs.
+//! Automatic mixed precision: operations choose the dtype they run in, and parameters keep their dtype.
 
 use std::cell::Cell;
 
@@ -15,18 +15,22 @@ thread_local! {
     static AUTOCAST: Cell<Option<DType>> = const { Cell::new(None) };
 }
 
-/// Runs `f` with automatic mixed precision on this thread: parameters stay `f32`, and variables are cast as each operation wants them.
+/// Runs `f` with automatic mixed precision on this thread. Parameters stay `f32`; each operation casts its variables to
+/// the dtype that the table gives.
 ///
 /// | operations | run in |
 /// |---|---|
 /// | `matmul`, `linear`, `linear_cross_entropy`, convolutions, `attention` | `dtype`, which is `bf16` or `f16` |
-/// | softmax, losses, norms, sums and other reductions, scans | `f32`; `cross_entropy` reads half-precision logits as they are |
+/// | softmax, losses, norms, reductions, scans | `f32`; `cross_entropy` reads half-precision logits as they are |
 /// | pointwise operations, `cat` and others with several operands | the widest type among their operands |
 ///
-/// These are PyTorch's rules for `torch.autocast`. Casts are recorded, so gradients of `f32` parameters are `f32`. Tensors are not variables and are
-/// never cast. Backward runs outside of it, each operation in the types of its forward; [`checkpoint`](crate::checkpoint) and
-/// [`recomputed`](crate::recomputed) compute again as they did first. With `f16`, scale the loss (`optim::LossScaler`). A parameter that is used
-/// several times is cast each time.
+/// These are PyTorch's rules for `torch.autocast`. Operands of `f64` are never cast. Casts are recorded, so gradients
+/// of `f32` parameters are `f32`. A parameter that is used several times is cast each time. Operations on plain tensors
+/// rather than variables never cast.
+///
+/// The backward pass runs without autocast, each operation in the dtypes of its forward.
+/// [`checkpoint`](crate::checkpoint) and [`recomputed`](crate::recomputed) recompute under the autocast of their first
+/// run. With `f16`, scale the loss (`optim::LossScaler`).
 ///
 /// ```
 /// # use autograd::{Var, autocast};
@@ -44,7 +48,7 @@ thread_local! {
 /// ```
 ///
 /// # Errors
-/// `dtype` is not a type of half precision, or what `f` returns.
+/// An error if `dtype` is neither `bf16` nor `f16`, and any error of `f`.
 #[doc(alias = "amp")]
 pub fn autocast<T>(dtype: DType, f: impl FnOnce() -> Result<T>) -> Result<T> {
     if !dtype.is_half() {
@@ -54,31 +58,31 @@ pub fn autocast<T>(dtype: DType, f: impl FnOnce() -> Result<T>) -> Result<T> {
     f()
 }
 
-/// Runs `f` without automatic mixed precision: for a part of a model that needs the types it is given.
+/// Runs `f` without automatic mixed precision, for a part of a model that needs its operands in their own dtypes.
 pub fn no_autocast<T>(f: impl FnOnce() -> T) -> T {
     let _restore = Restore::set(&AUTOCAST, None);
     f()
 }
 
-/// The dtype of the innermost [`autocast`] this thread is in.
+/// The dtype of the innermost [`autocast`] on this thread; `None` outside of it and inside `no_autocast`.
 pub fn autocast_dtype() -> Option<DType> {
     AUTOCAST.get()
 }
 
-/// Runs `f` with the mixed precision of another place, or none.
+/// Runs `f` with the autocast dtype of an earlier forward pass; `None` is no autocast.
 pub(crate) fn at_autocast<T>(dtype: Option<DType>, f: impl FnOnce() -> T) -> T {
     let _restore = Restore::set(&AUTOCAST, dtype);
     f()
 }
 
-/// What an operation is cast to.
+/// The dtype to which autocast casts the floating-point operands of an operation.
 enum CastPolicy {
-    /// The dtype of half precision.
+    /// The half-precision dtype of the scope, `bf16` or `f16`.
     Half,
     Full,
-    /// The widest floating type among the operands, so that they meet.
+    /// The widest floating-point dtype among the operands, so that all have one dtype.
     Widest,
-    /// The types it is given.
+    /// The dtypes of the operands, uncast.
     Given,
 }
 
@@ -95,12 +99,12 @@ fn policy(op: &Op) -> CastPolicy {
     }
 }
 
-/// The operands of `op` as mixed precision wants them; `None` where they are already.
+/// The operands of `op`, cast as autocast requires; `None` if no operand needs a cast.
 #[track_caller]
 pub(crate) fn operands<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Option<SmallVec<[Var<R>; 4]>>> {
     let Some(half) = AUTOCAST.get() else { return Ok(None) };
     let Some(to) = target(op, half, ins) else { return Ok(None) };
-    // The caller chose `f64` deliberately: such values keep it.
+    // The caller chose `f64` deliberately, so such operands keep it.
     let is_cast = |v: &Var<R>| v.dtype().is_float() && v.dtype() != to && v.dtype() != DType::F64;
     if !ins.iter().any(|v| is_cast(v)) {
         return Ok(None);
@@ -109,7 +113,8 @@ pub(crate) fn operands<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Option<Sm
     ins.iter().map(cast).collect::<Result<_>>().map(Some)
 }
 
-/// The operands of `op` as [`autocast`] has them at this place: for a [`Function`](crate::Function) that computes as that operation does.
+/// Casts the operands of `op` as the surrounding [`autocast`] does, for a [`Function`](crate::Function) that computes
+/// the same as `op`. Outside of autocast they are returned unchanged.
 #[track_caller]
 pub fn autocast_operands<R: Runtime, const N: usize>(op: &Op, ins: [&Var<R>; N]) -> Result<[Var<R>; N]> {
     Ok(match operands(op, &ins)? {

@@ -9,7 +9,11 @@ use crate::{
     sweep::{Sweep, SweepOptions},
 };
 
-/// The gradients of `loss`, which must have one element, with respect to every leaf it depends on.
+/// The gradients of `loss`, which must have one element, with respect to every leaf it depends on. The pass frees the
+/// values that the graph saved.
+///
+/// # Errors
+/// An error unless `loss` has one element and requires gradients, or if its graph was freed.
 #[track_caller]
 pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
     let mut gradients = Gradients::new();
@@ -17,15 +21,19 @@ pub fn backward<R: Runtime>(loss: &Var<R>) -> Result<Gradients<R>> {
     Ok(gradients)
 }
 
-/// Runs backward from `loss`, which must have one element, and notifies `hook` when each leaf's gradient is final.
+/// Runs the backward pass of `loss`, which must have one element. It notifies `hook` as soon as each leaf's gradient is
+/// final.
 #[track_caller]
 pub fn backward_with_hooks<R: Runtime>(loss: &Var<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
     Backward::of(loss)?.run(hook)
 }
 
-/// The gradients of the sum of `outputs`' elements with respect to `inputs`, which may be leaves or intermediates;
-/// `None` for an input that the outputs do not depend on. With `create_graph` the gradients can be differentiated
-/// again.
+/// The gradients of the sum of all elements of `outputs` with respect to `inputs`, which are leaves or intermediates.
+/// The entry is `None` for an input on which the outputs do not depend. With `create_graph` the gradients can be
+/// differentiated again. The graph of `outputs` is kept in either case.
+///
+/// # Errors
+/// An error if an output requires no gradients, or an input is a view of a leaf.
 #[track_caller]
 pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
     let mut backward = Backward::new();
@@ -36,7 +44,7 @@ pub fn grad<R: Runtime>(outputs: &[&Var<R>], inputs: &[&Var<R>], create_graph: b
     backward.retain_graph().grads(inputs, create_graph)
 }
 
-/// A backward pass that is being configured: its roots, and whether the graph is kept.
+/// A backward pass under construction: its roots with their gradients, and the option to keep the graph.
 #[must_use = "a backward does nothing until it is run"]
 pub struct Backward<R: Runtime> {
     roots: Vec<(Var<R>, Var<R>)>,
@@ -48,7 +56,10 @@ impl<R: Runtime> Backward<R> {
         Backward { roots: Vec::new(), options: SweepOptions::default() }
     }
 
-    /// A backward pass from a loss of one element.
+    /// A backward pass that starts at a loss of one element, whose gradient is 1.
+    ///
+    /// # Errors
+    /// An error unless `loss` has one element and requires gradients.
     #[track_caller]
     pub fn of(loss: &Var<R>) -> Result<Self> {
         let spec = loss.spec();
@@ -59,13 +70,19 @@ impl<R: Runtime> Backward<R> {
         Self::from(loss, &Var::new(Tensor::ones(loss.runtime(), spec.shape, spec.dtype)?))
     }
 
-    /// A backward pass from any value, given the gradient of the loss with respect to it.
+    /// A backward pass that starts at a value of any shape, given the gradient of the loss with respect to it.
+    ///
+    /// # Errors
+    /// An error if `gradient` differs from `root` in shape or dtype, or `root` requires no gradients.
     #[track_caller]
     pub fn from(root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         Self::new().seed(root, gradient)
     }
 
-    /// Adds another root with its gradient.
+    /// Adds another root with its gradient. Gradients of all roots are summed in one pass.
+    ///
+    /// # Errors
+    /// An error if `gradient` differs from `root` in shape or dtype, or `root` requires no gradients.
     #[track_caller]
     pub fn seed(mut self, root: &Var<R>, gradient: &Var<R>) -> Result<Self> {
         if root.spec() != gradient.spec() {
@@ -81,21 +98,24 @@ impl<R: Runtime> Backward<R> {
         Ok(self)
     }
 
-    /// Keeps what the graph saved, so that another backward pass can use it.
+    /// Keeps the saved values of the graph, so that another backward pass can use them. Without it a pass frees them.
     pub fn retain_graph(mut self) -> Self {
         self.options.retain_graph = true;
         self
     }
 
-    /// Runs the backward pass and delivers gradients to `hook`.
+    /// Runs the backward pass and delivers the gradients of leaves to `hook`.
+    ///
+    /// # Errors
+    /// An error of the hook, of a gradient rule, if the graph was freed, or if a saved leaf changed since forward.
     #[track_caller]
     pub fn run(self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let mut sweep = Sweep::new(&self.roots, self.options);
         no_grad(|| sweep.start(self.roots, hook)).at_caller()
     }
 
-    /// Runs only the op calls that lead to `inputs` (a pipeline stage's), and defers all others: weight gradients for
-    /// later.
+    /// Runs only the op calls on the paths to `inputs` (of a pipeline stage), and defers all others. The deferred calls
+    /// are the weight gradients of a backward split into an input part (I) and a weight part (W).
     #[track_caller]
     pub fn inputs_only(self, inputs: &[&Var<R>], hook: &mut dyn BackwardHook<R>) -> Result<Deferred<R>> {
         let mut sweep = Sweep::new(&self.roots, self.options);
@@ -104,8 +124,12 @@ impl<R: Runtime> Backward<R> {
         Ok(Deferred::new(sweep))
     }
 
-    /// The gradients with respect to `inputs` (leaves, not views of them, and intermediates) as variables; with
-    /// `create_graph` they can be differentiated again.
+    /// The gradients with respect to `inputs` as variables; `None` for an input that the pass does not reach. Inputs
+    /// are leaves or intermediates, but no views of leaves. With `create_graph` the gradients can be differentiated
+    /// again.
+    ///
+    /// # Errors
+    /// An error if an input is a view of a leaf, and the errors of a backward pass.
     #[track_caller]
     pub fn grads(mut self, inputs: &[&Var<R>], create_graph: bool) -> Result<Vec<Option<Var<R>>>> {
         self.options.create_graph = true;
@@ -121,7 +145,7 @@ impl<R: Runtime> Backward<R> {
     }
 }
 
-/// The hook of a backward pass whose results are variables.
+/// A hook that ignores all gradients, for a backward pass whose results are variables.
 struct Ignore;
 
 impl<R: Runtime> BackwardHook<R> for Ignore {

@@ -1,4 +1,4 @@
-//! Activation checkpointing (Chen et al. 2016): a segment saves only its inputs, and runs again in backward.
+//! Activation checkpointing (Chen et al. 2016): a segment saves only its inputs, and runs again in the backward pass.
 
 use std::sync::Arc;
 
@@ -17,23 +17,30 @@ use crate::{
     step::NodeStep,
 };
 
-/// A part of the forward pass that is recomputed in backward. Its function depends only on its inputs, the leaves it
-/// reads, and random seeds.
+/// The function of a segment, which backward recomputes. It depends only on its inputs, the leaves it reads, and random
+/// seeds.
 type SegmentFn<R> = dyn Fn(&[Var<R>]) -> Result<Vec<Var<R>>> + Send + Sync;
 
-/// The node of a segment: what its second run needs. Inputs past `inputs` are the leaves that its first run read.
+/// The node call of a checkpointed segment: everything its second run needs. Inputs of the node from position `inputs`
+/// on are the leaves that the first run read.
 pub(crate) struct Segment<R: Runtime> {
     run: Arc<SegmentFn<R>>,
     inputs: usize,
-    /// All leaves whose values its first run read, frozen ones too: the second run needs the same.
+    /// The leaves whose values the first run read, frozen ones included, with their versions. The second run needs the
+    /// same values.
     read: Versions<R>,
     context: ForwardContext,
 }
 
-/// Runs `segment` on `inputs` without keeping its intermediates; backward runs it again, with the same random seeds.
+/// Runs `segment` on `inputs` without saving its intermediates. The backward pass runs it again, with the same random
+/// seeds and autocast.
 ///
-/// The segment may read leaves (parameters) freely; any other value that needs gradients must be one of `inputs`. Its
-/// gradients cannot be differentiated again.
+/// The segment may read leaves (parameters) freely. Any other value that requires gradients must be one of `inputs`.
+/// The gradients of a segment cannot be differentiated again.
+///
+/// # Errors
+/// An error of `segment`, or if it captured a variable of the graph that is not one of `inputs`. The backward pass
+/// fails if the second run's outputs differ in shape or dtype, or a leaf changed in between.
 #[track_caller]
 pub fn checkpoint<R: Runtime>(
     inputs: &[&Var<R>],
@@ -41,7 +48,7 @@ pub fn checkpoint<R: Runtime>(
 ) -> Result<Vec<Var<R>>> {
     let plain: Vec<Var<R>> = inputs.iter().map(|v| v.detach()).collect();
     if !is_grad_enabled() {
-        // Within another segment, whose node must know of parameters that this one is given.
+        // Inside another segment, whose node must record the parameters that this segment is given as inputs.
         inputs.iter().filter_map(|v| v.edge.as_ref()).try_for_each(note_read)?;
         return segment(&plain);
     }
@@ -63,7 +70,7 @@ pub fn checkpoint<R: Runtime>(
 
 impl<R: Runtime> Segment<R> {
     pub(crate) fn backward(&self, step: &mut NodeStep<'_, R>) -> Result<()> {
-        // A backward pass with `create_graph` runs the segment with gradients enabled; any other without.
+        // A backward pass with `create_graph` calls this with gradients enabled; any other with gradients disabled.
         if is_grad_enabled() {
             let why = "a checkpointed segment cannot be differentiated twice; run it without `checkpoint`".into();
             return Err(ErrorKind::NoGradient { op: "checkpoint", why }.into());
@@ -85,7 +92,7 @@ impl<R: Runtime> Segment<R> {
     }
 }
 
-/// Checks that the second run of a segment gave the outputs of the first.
+/// Checks that the outputs of a segment's second run have the shapes and dtypes of the first run's.
 fn check_outputs<R: Runtime>(step: &NodeStep<'_, R>, outs: &[Var<R>]) -> Result<()> {
     let first = (0..step.upstream.len()).map(|k| step.output_spec(k)).collect::<Result<Vec<_>>>()?;
     let again: Vec<Spec> = outs.iter().map(|v| v.spec()).collect();
@@ -101,14 +108,14 @@ fn check_outputs<R: Runtime>(step: &NodeStep<'_, R>, outs: &[Var<R>]) -> Result<
     Err(Error::state("the segment of `checkpoint`".to_string(), why))
 }
 
-/// Input `i` as a leaf of the inner graph.
+/// Input `i` of the segment as a leaf of the inner graph; as a constant if its gradient is not wanted.
 fn fresh<R: Runtime>(step: &mut NodeStep<'_, R>, i: usize) -> Result<Var<R>> {
     let value = step.input(i)?.value()?;
     if step.wants(i) { Var::leaf("checkpoint input", value) } else { Ok(Var::new(value)) }
 }
 
-/// The hook of the inner backward pass: gradients of inputs go to the outer node's inputs, those of parameters into the
-/// outer slots.
+/// The hook of the inner backward pass. Gradients of the segment's inputs go to the outer node's inputs, gradients of
+/// parameters into the slots of the outer pass.
 struct SegmentHook<'a, 's, R: Runtime> {
     inputs: &'a [Var<R>],
     step: &'a mut NodeStep<'s, R>,
@@ -142,7 +149,8 @@ impl<R: Runtime> BackwardHook<R> for SegmentHook<'_, '_, R> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Gives the gradient of a leaf that the segment read, by the edge from its node. Where nothing was added up yet, its memory is the sum so far.
+    /// Delivers the gradient of a leaf that the segment read, along the edge from the segment's node to the leaf. If no
+    /// gradient of the leaf was accumulated before, the memory of this one becomes the accumulator.
     fn give_leaf(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
         let is = |e: &Option<Edge<R>>| matches!(e, Some(Edge::Leaf(v)) if Arc::ptr_eq(LeafView::leaf(v), leaf));
         let at = self.node.edges.iter().rposition(is);

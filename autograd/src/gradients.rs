@@ -19,23 +19,25 @@ impl<R: Runtime> Default for Gradients<R> {
 }
 
 impl<R: Runtime> Gradients<R> {
-    /// An empty collection of gradients.
+    /// An empty collection of gradients, to be passed to a backward pass as its hook.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The gradient of a leaf; `None` if the leaf took no part.
+    /// The gradient of a leaf; `None` if the leaf took no part in the loss.
     pub fn get(&self, leaf: &Arc<Leaf<R>>) -> Option<&Tensor<R>> {
         self.by_leaf.get(&leaf.id()).map(|&i| &self.entries[i].1)
     }
 
-    /// The gradient of a leaf variable.
+    /// The gradient of a leaf variable; `None` if `var` is no leaf or took no part in the loss.
     pub fn of(&self, var: &Var<R>) -> Option<&Tensor<R>> {
         self.get(var.as_leaf()?)
     }
 
-    /// Replaces a leaf's gradient: for clipping, or gradients computed elsewhere. It must have the leaf's shape, dtype
-    /// and device.
+    /// Replaces the gradient of a leaf, for clipping or for gradients computed elsewhere.
+    ///
+    /// # Errors
+    /// An error if `grad` differs from the leaf in shape, dtype or device.
     pub fn set(&mut self, leaf: &Arc<Leaf<R>>, grad: Tensor<R>) -> Result<()> {
         leaf.check(&grad, "its gradient")?;
         self.put(leaf, grad);
@@ -52,22 +54,25 @@ impl<R: Runtime> Gradients<R> {
         }
     }
 
-    /// All gradients, in the order they became final.
+    /// All gradients, in the order in which they became final.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<Leaf<R>>, &Tensor<R>)> {
         self.entries.iter().map(|(l, g)| (l, g))
     }
 
-    /// The number of leaves with a gradient.
+    /// The number of leaves that have a gradient.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether no leaf has a gradient.
+    /// Tells whether no leaf has a gradient.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Checks that every leaf of `leaves` that needs a gradient has one; the error names those without.
+    /// Checks that every leaf of `leaves` that requires a gradient has one.
+    ///
+    /// # Errors
+    /// `ErrorKind::MissingGradient` with the names of the leaves without a gradient.
     pub fn require(&self, leaves: &[Arc<Leaf<R>>]) -> Result<()> {
         let missing = leaves.iter().filter(|l| l.requires_grad() && self.get(l).is_none());
         let names: Vec<String> = missing.map(|l| l.name().to_string()).collect();

@@ -10,17 +10,17 @@ use numcore::{
 
 use crate::Leaf;
 
-/// A leaf's finished gradient.
+/// The final gradient of a leaf in one backward pass.
 pub enum LeafGrad<R: Runtime> {
-    /// The memory that [`BackwardHook::grad_slot`] returned, overwritten or accumulated into.
+    /// The memory that [`BackwardHook::grad_slot`] returned, with the gradient written or accumulated into it.
     Slot(TensorMut<R>),
-    /// Memory that the backward pass allocated.
+    /// Memory that the backward pass allocated, because the hook returned no slot.
     Own(Tensor<R>),
 }
 
 impl<R: Runtime> LeafGrad<R> {
-    /// The gradient, for reading. A gradient in a slot is copied, because the slot's memory returns to the hook. It includes what the slot
-    /// held before, where micro-batches accumulate.
+    /// The gradient, for reading. A gradient in a slot is copied, because the slot's memory returns to the hook. It
+    /// includes the slot's previous contents where micro-batches accumulate.
     pub fn value(&self) -> Result<Tensor<R>> {
         let slot = match self {
             LeafGrad::Own(own) => return Ok(own.clone()),
@@ -32,22 +32,24 @@ impl<R: Runtime> LeafGrad<R> {
     }
 }
 
-/// The callbacks of a backward pass. An error ends the pass.
+/// The callbacks of a backward pass. An error of a callback ends the pass.
 pub trait BackwardHook<R: Runtime> {
-    /// A leaf's value is about to be read: a chance to prefetch.
+    /// Prepares for a leaf whose value the backward pass is about to read, for example by a prefetch. The default does
+    /// nothing.
     fn on_leaf_needed(&mut self, leaf: &Arc<Leaf<R>>) -> Result<()> {
         let _ = leaf;
         Ok(())
     }
 
-    /// The memory in which the leaf's gradient is accumulated (a bucket's slot). With `None`, the backward pass
-    /// allocates it.
+    /// The memory in which the leaf's gradient is accumulated, for example its slot in a bucket. For `None`, the
+    /// default, the backward pass allocates it.
     fn grad_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         let _ = leaf;
         Ok(None)
     }
 
-    /// The leaf's last consumer has run: its gradient is final. The hook keeps it, sends it, or drops it.
+    /// Receives the final gradient of a leaf, right after the leaf's last consumer in this pass. The hook keeps it,
+    /// sends it, or drops it.
     #[doc(alias("mark_grad_ready"))]
     fn on_leaf_grad_ready(&mut self, leaf: &Arc<Leaf<R>>, grad: LeafGrad<R>) -> Result<()>;
 }

@@ -15,15 +15,15 @@ use smallvec::SmallVec;
 
 use crate::{Var, mode::note_version};
 
-/// Where the value of a leaf comes from when it is not in memory: used in the same way by forward, evaluation,
-/// recomputation and backward.
+/// The source of a leaf's value that is not in memory, such as a sharded parameter. Forward, evaluation, recomputation
+/// and backward fetch from it alike.
 pub trait Residency<R: Runtime>: Send + Sync {
-    /// Fetches the value. The leaf does not keep it.
+    /// Fetches the value, unsharded. The leaf does not keep it.
     fn fetch(&self, leaf: &Leaf<R>) -> Result<Tensor<R>>;
 
-    /// Fetches a piece of the value, in memory of its own: of the whole, unless the piece can be fetched alone.
+    /// Fetches a piece of the value into memory of its own. The default fetches the whole value and copies the piece.
     fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
-        // A copy: what is read is not to keep the whole in memory.
+        // The copy lets the memory of the whole value be freed.
         piece.take(&self.fetch(leaf)?)?.copy()
     }
 }
@@ -44,7 +44,7 @@ struct LeafValue<R: Runtime> {
 }
 
 impl<R: Runtime> Leaf<R> {
-    /// A leaf with this value. Gradients flow to it if its element type is floating.
+    /// A leaf with the given value in memory. It requires gradients if its dtype is floating-point.
     pub fn new(name: &str, value: Tensor<R>) -> Result<Arc<Self>> {
         let value = value.contiguous()?;
         Ok(Arc::new(Leaf {
@@ -57,7 +57,7 @@ impl<R: Runtime> Leaf<R> {
         }))
     }
 
-    /// A leaf without a value in memory: its residency fetches it whenever it is read.
+    /// A leaf without a value in memory: `residency` fetches the value whenever it is read.
     pub fn absent(name: &str, rt: &R, spec: Spec, residency: Arc<dyn Residency<R>>) -> Arc<Self> {
         Arc::new(Leaf {
             rt: rt.clone(),
@@ -74,32 +74,35 @@ impl<R: Runtime> Leaf<R> {
         self.name.read().clone()
     }
 
-    /// Sets the leaf's full name in the model.
+    /// Sets the leaf's full name, its path in the model.
     pub fn rename(&self, name: &str) {
         *self.name.write() = name.into();
     }
 
-    /// The shape and dtype of this leaf, whether or not its value is in memory.
+    /// The shape and dtype of this leaf, known also while its value is not in memory.
     pub fn spec(&self) -> Spec {
         self.spec
     }
 
-    /// The runtime of the leaf's values.
+    /// The runtime on which the leaf's values are.
     pub fn runtime(&self) -> &R {
         &self.rt
     }
 
-    /// Whether gradients flow to this leaf.
+    /// Tells whether gradients flow to this leaf.
     pub fn requires_grad(&self) -> bool {
         self.requires_grad.load(Ordering::Relaxed)
     }
 
-    /// Freezes this leaf (`false`), or lets gradients flow to it again (`true`).
+    /// Freezes this leaf (`false`), or lets gradients flow to it again (`true`). Integer leaves stay without gradients.
     pub fn set_requires_grad(&self, yes: bool) {
         self.requires_grad.store(yes && self.spec.dtype.is_float(), Ordering::Relaxed);
     }
 
-    /// The value: in memory, or fetched by its residency.
+    /// The value in memory, or else fetched by the leaf's residency.
+    ///
+    /// # Errors
+    /// An error of the residency, and `ErrorKind::NotResident` if there is neither a value nor a residency.
     pub fn value(&self) -> Result<Tensor<R>> {
         if let Some(v) = &self.state.read().value {
             return Ok(v.clone());
@@ -115,7 +118,10 @@ impl<R: Runtime> Leaf<R> {
         }
     }
 
-    /// A piece of the value, in memory of its own: of the value in memory, or fetched by its residency.
+    /// Copies a piece of the value in memory, or else fetches the piece from the leaf's residency.
+    ///
+    /// # Errors
+    /// An error of the residency, and `ErrorKind::NotResident` if there is neither a value nor a residency.
     pub fn piece(&self, piece: &TensorPlacement) -> Result<Tensor<R>> {
         if let Some(value) = &self.state.read().value {
             return piece.take(value)?.copy();
@@ -126,17 +132,17 @@ impl<R: Runtime> Leaf<R> {
         }
     }
 
-    /// Whether the value is in memory.
+    /// Tells whether the value is in memory.
     pub fn is_resident(&self) -> bool {
         self.state.read().value.is_some()
     }
 
-    /// The number of times the value was replaced.
+    /// The number of changes of the value so far, by `set` and `touch`.
     pub fn version(&self) -> u64 {
         self.state.read().version
     }
 
-    /// An error if the value was replaced since it had this version.
+    /// Returns an error if the value changed since it had the version `saved`.
     pub(crate) fn unchanged_since(&self, saved: u64) -> Result<()> {
         match self.version() {
             now if now == saved => Ok(()),
@@ -144,33 +150,39 @@ impl<R: Runtime> Leaf<R> {
         }
     }
 
-    /// Replaces the value by another of the same spec; values saved for a backward that is still to come are stale
-    /// then.
+    /// Replaces the value. Values that the tape saved for a pending backward pass become stale, and using them is an
+    /// error.
+    ///
+    /// # Errors
+    /// An error if `value` differs from the leaf in shape, dtype or device.
     pub fn set(&self, value: Tensor<R>) -> Result<()> {
         self.put(value)?;
         self.touch();
         Ok(())
     }
 
-    /// Records that the value has changed: values saved for a backward that is still to come become stale.
+    /// Records that the value changed in place: values saved for a pending backward pass become stale.
     pub fn touch(&self) {
         self.state.write().version += 1;
     }
 
-    /// Restores a value that [`take`](Leaf::take) took out, or that a residency fetched. The value is unchanged, so
-    /// nothing becomes stale.
+    /// Restores a value that [`take`](Leaf::take) removed, or that a residency fetched. The version stays, so no saved
+    /// value becomes stale.
+    ///
+    /// # Errors
+    /// An error if `value` differs from the leaf in shape, dtype or device.
     pub fn put(&self, value: Tensor<R>) -> Result<()> {
         self.check(&value, "the new value")?;
         self.state.write().value = Some(value.contiguous()?);
         Ok(())
     }
 
-    /// An error unless `value` has this leaf's shape, dtype and device.
+    /// Returns an error unless `value` has this leaf's shape, dtype and device.
     pub(crate) fn check(&self, value: &Tensor<R>, what: &str) -> Result<()> {
         self.check_spec(value.spec(), value.device(), what)
     }
 
-    /// Checks memory's shape and dtype (`got`) and device against those of this leaf.
+    /// Returns an error unless `got` (shape and dtype) and `device` are those of this leaf.
     pub(crate) fn check_spec(&self, got: Spec, device: DeviceId, what: &str) -> Result<()> {
         let (is, home) = (self.spec, self.rt.device());
         if is != got {
@@ -183,22 +195,22 @@ impl<R: Runtime> Leaf<R> {
         Ok(())
     }
 
-    /// Takes the value out of memory: to update it in place, or to release it.
+    /// Takes the value out of memory, to update it in place or to release it.
     pub fn take(&self) -> Option<Tensor<R>> {
         self.state.write().value.take()
     }
 
-    /// Sets where values are fetched from.
+    /// Sets the source from which a value that is not in memory is fetched.
     pub fn set_residency(&self, residency: Arc<dyn Residency<R>>) {
         *self.residency.write() = Some(residency);
     }
 
-    /// The leaf as a variable.
+    /// The leaf as a variable of the graph.
     pub fn var(self: &Arc<Self>) -> Var<R> {
         Var::of_leaf(LeafView::whole(self))
     }
 
-    /// The identity of this leaf, for look-up only: order always comes from the model's names.
+    /// The identity of this leaf, for look-up only: any order comes from the names in the model.
     pub fn id(self: &Arc<Self>) -> usize {
         Arc::as_ptr(self) as usize
     }
@@ -210,8 +222,8 @@ impl<R: Runtime> std::fmt::Debug for Leaf<R> {
     }
 }
 
-/// A leaf seen through views. It is not a node of the tape: its gradient is written through the same view of the leaf's
-/// slot.
+/// A leaf, or a chain of views of a leaf. It is no node of the tape: its gradient is written through the same views
+/// into the leaf's slot.
 pub struct LeafView<R: Runtime> {
     leaf: Arc<Leaf<R>>,
     views: SmallVec<[ViewOp; 1]>,
@@ -224,12 +236,12 @@ impl<R: Runtime> LeafView<R> {
         Arc::new(LeafView { leaf: leaf.clone(), views: SmallVec::new(), layout })
     }
 
-    /// The leaf that this variable is.
+    /// The leaf under the views.
     pub fn leaf(&self) -> &Arc<Leaf<R>> {
         &self.leaf
     }
 
-    /// The views, as applied to the leaf one after another.
+    /// The views in the order in which they apply to the leaf.
     pub fn views(&self) -> &[ViewOp] {
         &self.views
     }
@@ -251,7 +263,7 @@ impl<R: Runtime> LeafView<R> {
         self.views.iter().try_fold(self.leaf.value()?, |t, v| Tensor::apply1(v.clone(), &[&t]))
     }
 
-    /// The view of this view, if strides can express it and no element is repeated.
+    /// The composition with one more view. It is `None` if strides cannot express it or elements would repeat.
     pub(crate) fn then(&self, view: &ViewOp) -> Result<Option<Arc<Self>>> {
         let Some(layout) = view.layout(&self.layout)?.filter(|l| !l.overlaps_itself()) else { return Ok(None) };
         let mut views = self.views.clone();

@@ -1,13 +1,15 @@
-//! The tape. A [`Var`] is a tensor and, if it needs gradients, a node of the graph that made it. [`Backward`] walks
-//! that graph once, from the last node to the first, and notifies a [`BackwardHook`] when each leaf's gradient is
-//! final. One such backward pass is a *sweep*, the name of the engine in this crate.
+//! Reverse-mode automatic differentiation on a tape. A [`Var`] is a tensor and, if it needs gradients, a reference to
+//! the node of the graph that computed it. [`Backward`] walks that graph once, from the last node to the first, and
+//! notifies a [`BackwardHook`] when each leaf's gradient is final. One such backward pass is a *sweep*, the name of the
+//! engine in this crate.
 //!
-//! The graph belongs to the variables that hold it: there is no process-global state, and ranks in threads never touch
-//! each other. Every gradient rule lives with its op in `numcore`; this crate only decides what happens to the op calls
-//! it gives: run into a slot, accumulated into an intermediate, recorded (double backward), or deferred ([`Deferred`]).
+//! The graph belongs to the variables that hold it: there is no process-global state, and ranks in threads share no
+//! graph. Every gradient rule lives with its op in `numcore`. This crate only decides the fate of the op calls that a
+//! rule gives. A call is run into a slot, accumulated into an intermediate, recorded (double backward), or deferred
+//! ([`Deferred`]).
 //!
-//! **Invariant**: order comes from node numbers, which grow along every edge, and from the order leaves are met in;
-//! addresses are used for look-up alone.
+//! **Invariant**: order comes from node numbers, which grow along every edge, and from the order in which leaves are
+//! found. Addresses are used for look-up alone.
 #![forbid(unsafe_code)]
 
 mod address;

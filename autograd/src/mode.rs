@@ -1,5 +1,5 @@
-//! The thread-local state of a forward pass: whether it records, and where its random seeds come from. Ranks in threads
-//! never share it.
+//! The thread-local state of a forward pass: the recording mode and the stream of random seeds. Ranks in threads never
+//! share it.
 
 use std::{
     any::Any,
@@ -26,7 +26,7 @@ thread_local! {
 /// The leaves whose values were read, and the version of each at its first reading.
 pub(crate) type Versions<R> = Vec<(Arc<Leaf<R>>, u64)>;
 
-/// Sets a thread-local for the length of a scope, also when it panics.
+/// A guard that sets a thread-local for a scope and restores it on drop, also after a panic.
 pub(crate) struct Restore<T: Copy + 'static>(&'static std::thread::LocalKey<Cell<T>>, T);
 
 impl<T: Copy + 'static> Restore<T> {
@@ -47,7 +47,7 @@ pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Whether this thread records operations.
+/// Tells whether this thread records operations.
 pub fn is_grad_enabled() -> bool {
     GRAD.get()
 }
@@ -57,14 +57,14 @@ pub(crate) fn with_grad<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// The position of a thread in its random seeds: save it to resume exactly.
+/// The position of a thread in its stream of random seeds. A job that saves and restores it resumes exactly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RandomState {
-    /// The seed that the stream is derived from.
+    /// The seed from which the stream is derived.
     pub seed: u64,
     /// The number of seeds drawn so far.
     pub drawn: u64,
-    /// The index among the independent streams of a seed.
+    /// The index among the independent streams of `seed`.
     pub stream: u32,
 }
 
@@ -73,10 +73,11 @@ pub fn manual_seed(seed: u64) {
     RANDOM.set(RandomState { seed, drawn: 0, ..RANDOM.get() });
 }
 
-/// Switches to another stream of this thread's random seeds. Threads with one seed and different streams draw different
-/// dropout masks, those with one stream the same. A thread begins in stream 0; a data-parallel trainer puts its thread
-/// into the stream of its rank among the ranks that have different data, so ranks that have the same data, because
-/// they compute the same values (tensor parallelism), are in one stream.
+/// Switches to another stream of this thread's random seeds.
+///
+/// Threads with one seed draw different dropout masks in different streams, and equal masks in one stream. A thread
+/// begins in stream 0. A data-parallel trainer uses the rank's index among the ranks with different data.
+/// Tensor-parallel ranks, which have the same data and compute the same values, therefore share a stream.
 pub fn set_random_stream(stream: u32) {
     RANDOM.set(RandomState { stream, ..RANDOM.get() });
 }
@@ -86,12 +87,12 @@ pub fn random_state() -> RandomState {
     RANDOM.get()
 }
 
-/// Moves to a position in a stream of random seeds.
+/// Moves this thread to a position in a stream of random seeds.
 pub fn set_random_state(state: RandomState) {
     RANDOM.set(state);
 }
 
-/// The next seed of this thread's stream, for one random operation.
+/// Draws the next seed of this thread's stream, for one random operation.
 pub fn next_seed() -> u64 {
     let RandomState { seed, drawn, stream } = RANDOM.get();
     RANDOM.set(RandomState { seed, drawn: drawn + 1, stream });
@@ -100,7 +101,8 @@ pub fn next_seed() -> u64 {
     u64::from(a) | u64::from(b) << 32
 }
 
-/// What the values of a forward pass, and what is kept of them, depend on in addition to its inputs, so that a part of it can be recomputed.
+/// The thread-local state on which a forward pass's values and saved tensors depend, in addition to its inputs. A part
+/// of the pass is recomputed under it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ForwardContext {
     random: RandomState,
@@ -109,19 +111,19 @@ pub(crate) struct ForwardContext {
 }
 
 impl ForwardContext {
-    /// Where this thread is.
+    /// The present state of this thread.
     pub(crate) fn here() -> Self {
         ForwardContext { random: random_state(), autocast: autocast_dtype(), recomputation: recomputation() }
     }
 
-    /// Runs `f` as it would have run there, then goes back.
+    /// Runs `f` under this state, then restores the state of the thread.
     pub(crate) fn run<T>(self, f: impl FnOnce() -> T) -> T {
         let _restore = Restore::set(&RANDOM, self.random);
         at_recomputation(self.recomputation, || at_autocast(self.autocast, f))
     }
 }
 
-/// Runs `f` without recording, and returns the leaves it read that need gradients, in order.
+/// Runs `f` without recording, and returns the leaves it read that require gradients, in order.
 pub(crate) fn reading<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Vec<Arc<Leaf<R>>>)> {
     let outer = READS.replace(Some(Box::new(Vec::<Arc<Leaf<R>>>::new())));
     let result = no_grad(f);
@@ -132,7 +134,7 @@ pub(crate) fn reading<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T
     Ok((result?, reads))
 }
 
-/// Runs `f`, and returns the leaves whose values it read, whether or not they need gradients.
+/// Runs `f`, and returns all leaves whose values it read, with their versions; frozen leaves are included.
 pub(crate) fn watching<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(T, Versions<R>)> {
     let outer = VERSIONS.replace(Some(Box::new(Versions::<R>::new())));
     let result = f();
@@ -141,7 +143,7 @@ pub(crate) fn watching<R: Runtime, T>(f: impl FnOnce() -> Result<T>) -> Result<(
     Ok((result?, read))
 }
 
-/// Notes that the value of a leaf was read, with its version, which is asked for only where somebody watches.
+/// Notes that the value of a leaf was read. `version` is called only inside `watching`, at the leaf's first reading.
 pub(crate) fn note_version<R: Runtime>(leaf: &Arc<Leaf<R>>, version: impl FnOnce() -> u64) {
     VERSIONS.with_borrow_mut(|read| {
         let Some(read) = read.as_mut().and_then(|b| b.downcast_mut::<Versions<R>>()) else { return };
@@ -151,7 +153,7 @@ pub(crate) fn note_version<R: Runtime>(leaf: &Arc<Leaf<R>>, version: impl FnOnce
     });
 }
 
-/// Notes that an op in an unrecorded segment read this edge.
+/// Notes that an op in an unrecorded segment read this edge. An edge to a node is an error: the segment captured it.
 pub(crate) fn note_read<R: Runtime>(edge: &Edge<R>) -> Result<()> {
     READS.with_borrow_mut(|reads| {
         let Some(reads) = reads.as_mut().and_then(|b| b.downcast_mut::<Vec<Arc<Leaf<R>>>>()) else { return Ok(()) };

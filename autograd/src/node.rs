@@ -1,4 +1,4 @@
-//! Nodes of the tape: an op call, what it read, and what it saves for backward.
+//! Nodes of the tape: an op call, its inputs, and the values it saves for backward.
 
 use std::{cell::Cell, panic::Location, sync::Arc};
 
@@ -15,11 +15,11 @@ use crate::{
     rematerialize::{RematRecipe, Rematerialized},
 };
 
-/// The origin of a variable.
+/// The origin of a variable in the graph.
 pub(crate) enum Edge<R: Runtime> {
     /// Output `k` of a node.
     Node(Arc<Node<R>>, u32),
-    /// A leaf, seen through views.
+    /// A leaf, or views of one.
     Leaf(Arc<LeafView<R>>),
 }
 
@@ -32,11 +32,11 @@ impl<R: Runtime> Clone for Edge<R> {
     }
 }
 
-/// A value, or a reference to a leaf's: saved values of leaves are read when they are needed, not kept.
+/// The value of a variable, or a reference to a leaf. A leaf's value is read when it is needed, not kept.
 pub(crate) enum TapeValue<R: Runtime> {
     Own(Tensor<R>),
     Leaf(Arc<LeafView<R>>),
-    /// A rematerialized value, of which only the recipe is saved.
+    /// A rematerialized value; nodes that save it save only its recipe.
     Rematerialized(Arc<Rematerialized<R>>),
 }
 
@@ -59,7 +59,7 @@ impl<R: Runtime> TapeValue<R> {
         }
     }
 
-    /// Reads a saved input without a clone where its value is in memory; `room` stores a value that is fetched.
+    /// Reads the value without a clone; the tensor of a leaf is stored in `room`.
     pub(crate) fn read<'a>(&'a self, room: &'a mut Option<Tensor<R>>) -> Result<&'a Tensor<R>> {
         match self {
             TapeValue::Own(t) => Ok(t),
@@ -68,7 +68,7 @@ impl<R: Runtime> TapeValue<R> {
         }
     }
 
-    /// Appends the spec of this input to a list.
+    /// Appends the spec of this value to a list.
     pub(crate) fn list(&self, specs: &mut SpecList) {
         match self {
             TapeValue::Own(t) => specs.push(t.shape(), t.dtype()),
@@ -134,10 +134,10 @@ impl<R: Runtime> Node<R> {
     }
 }
 
-/// A saved input: the value itself, or what it can be obtained from.
+/// A saved input: the value itself, or the source from which backward obtains it.
 pub(crate) enum SavedInput<R: Runtime> {
     Own(Tensor<R>),
-    /// A leaf, and its version at that time.
+    /// A leaf, and its version when it was saved.
     Leaf(Arc<LeafView<R>>, u64),
     RematRecipe(Arc<RematRecipe<R>>),
 }
@@ -153,7 +153,7 @@ impl<R: Runtime> Clone for SavedInput<R> {
 }
 
 impl<R: Runtime> SavedInput<R> {
-    /// The saved value; the hook is notified of a leaf that is read.
+    /// The saved value. Before a leaf is read, its version is checked and the hook is notified.
     pub(crate) fn fetch(&self, hook: &mut dyn BackwardHook<R>) -> Result<TapeValue<R>> {
         Ok(match self {
             SavedInput::Own(t) => TapeValue::Own(t.clone()),
@@ -168,7 +168,7 @@ impl<R: Runtime> SavedInput<R> {
     }
 }
 
-/// The values that a node saves for backward: only those that its gradient reads.
+/// The values that a node saves for backward: only those that its gradient rule reads.
 pub(crate) struct Saved<R: Runtime> {
     pub(crate) inputs: SmallVec<[Option<SavedInput<R>>; 2]>,
     pub(crate) outputs: SmallVec<[Option<Tensor<R>>; 1]>,
@@ -180,7 +180,7 @@ impl<R: Runtime> Clone for Saved<R> {
     }
 }
 
-/// Dropping a chain of nodes must not recurse: 100 000 of them would overflow the stack.
+/// Drops a chain of nodes in a loop: recursion over 100 000 nodes would overflow the stack.
 impl<R: Runtime> Drop for Node<R> {
     fn drop(&mut self) {
         let mut stack: SmallVec<[Edge<R>; 4]> = self.edges.drain(..).flatten().collect();
@@ -196,7 +196,8 @@ impl<R: Runtime> Drop for Node<R> {
 
 thread_local! { static CLOCK: Cell<u64> = const { Cell::new(0) }; }
 
-/// A number above this thread's last and above those of all inputs: it grows along every edge, in any mix of threads.
+/// A number above this thread's last one and above the numbers of all inputs. Numbers grow along every edge, also in a
+/// graph that several threads built.
 pub(crate) fn next_number<R: Runtime>(edges: &[Option<Edge<R>>]) -> u64 {
     let of = |e: &Edge<R>| if let Edge::Node(n, _) = e { n.number } else { 0 };
     let below = edges.iter().flatten().map(of).max().unwrap_or(0);

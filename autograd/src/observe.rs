@@ -1,4 +1,4 @@
-//! What a forward pass is made of: the op calls that were applied to variables, and what the tape saves of them.
+//! Observation of a forward pass: the op calls on variables, and the bytes that the tape saves for them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -21,23 +21,23 @@ thread_local! {
     static SEEN: RefCell<Vec<ObservedOp>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An op call that was applied to variables.
+/// One op call on variables in a forward pass.
 #[derive(Clone, Debug)]
 pub struct ObservedOp {
-    /// The op; none for a checkpointed segment or a function of one's own, which has come to an end.
+    /// The op; `None` for a checkpointed segment, listed after its ops.
     pub op: Option<Op>,
-    /// What it was given.
+    /// The shapes and dtypes of the inputs.
     pub inputs: Vec<Spec>,
-    /// What it gave.
+    /// The shapes and dtypes of the outputs.
     pub outputs: Vec<Spec>,
     /// The leaves among the inputs, by [`Leaf::id`](crate::Leaf::id).
     pub leaves: Vec<usize>,
-    /// The number of its node, if the tape recorded it.
+    /// The number of the call's node; `None` if the tape did not record it.
     pub node: Option<u64>,
 }
 
-/// Runs `f`, and gives the op calls that it applied to variables on this thread, in order: also those that are not recorded, and those in
-/// checkpointed segments. Views of leaves are none.
+/// Runs `f`, and returns with its result the op calls that it applied to variables on this thread, in order. Unrecorded
+/// calls and calls inside checkpointed segments are included; views of leaves are not.
 pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
     struct Outer(bool, Vec<ObservedOp>);
     impl Drop for Outer {
@@ -53,13 +53,13 @@ pub fn observe_ops<T>(f: impl FnOnce() -> T) -> (T, Vec<ObservedOp>) {
     (result, seen)
 }
 
-/// Whether op calls of this thread are observed.
+/// Tells whether op calls of this thread are observed.
 #[inline]
 pub(crate) fn is_on() -> bool {
     ON.get()
 }
 
-/// Notes a call of `op`, or of something else that has inputs and outputs.
+/// Records a call of `op`, or of a checkpointed segment for `None`.
 #[cold]
 pub(crate) fn note<R: Runtime>(op: Option<Op>, ins: &[&Var<R>], outputs: Vec<Spec>, node: Option<u64>) {
     use numcore::ops::Apply;
@@ -71,7 +71,7 @@ pub(crate) fn note<R: Runtime>(op: Option<Op>, ins: &[&Var<R>], outputs: Vec<Spe
     SEEN.with_borrow_mut(|seen| seen.push(ObservedOp { op, inputs, outputs, leaves, node }));
 }
 
-/// The number of the node that made a variable.
+/// The number of the node that computed a variable.
 pub(crate) fn number_of<R: Runtime>(var: Option<&Var<R>>) -> Option<u64> {
     match &var?.edge {
         Some(Edge::Node(node, _)) => Some(node.number),
@@ -79,8 +79,9 @@ pub(crate) fn number_of<R: Runtime>(var: Option<&Var<R>>) -> Option<u64> {
     }
 }
 
-/// Bytes that the tape keeps for the gradient of `root`, by the number of the node that keeps them, in ascending order. Memory that several
-/// nodes keep is the first one's; values of leaves are not counted, which are kept anyway.
+/// The bytes that the tape keeps for the gradient of `root`, as pairs (node number, bytes) in ascending order of nodes.
+/// Memory that several nodes keep counts for the first of them. Values of leaves do not count, because they are kept
+/// anyway.
 pub fn saved_bytes<R: Runtime>(root: &Var<R>) -> Vec<(u64, usize)> {
     let mut counted: ByAddress<()> = ByAddress::default();
     let mut bytes_of = |tensors: Vec<Tensor<R>>| -> usize {
@@ -90,7 +91,7 @@ pub fn saved_bytes<R: Runtime>(root: &Var<R>) -> Vec<(u64, usize)> {
     nodes(root).iter().map(|node| (node.number, bytes_of(saved(node)))).collect()
 }
 
-/// The nodes that a value depends on, by number.
+/// The nodes on which a value depends, in ascending order of their numbers.
 fn nodes<R: Runtime>(root: &Var<R>) -> Vec<Arc<Node<R>>> {
     let (mut found, mut met): (Vec<Arc<Node<R>>>, ByAddress<()>) = (Vec::new(), ByAddress::default());
     let mut stack: Vec<Edge<R>> = root.edge.iter().cloned().collect();

@@ -1,10 +1,12 @@
-//! Gradients of leaves that are computed while another gradient is under way.
+//! Overlap of leaf gradients with the transfer of another gradient.
 //!
-//! A function whose gradient is a collective sends it, and the pass has nothing to go on with before it arrives: but for the weight gradients of
-//! the nodes that gave it its gradient. Their op calls are postponed until it is sent (Megatron's overlap of the input gradient's all-reduce
-//! with the weight gradient's GEMM). Calls for one leaf keep their order, so no bit of a sum changes.
+//! A function whose gradient is a collective sends it, and the backward pass cannot continue upstream before it
+//! arrives. Meanwhile it can compute the weight gradients of the nodes that read the function's output. Their op calls
+//! are postponed until the gradient is sent. Megatron overlaps the all-reduce of the input gradient with the GEMM of
+//! the weight gradient so. Calls for one leaf keep their order, so no bit of a sum changes.
 //!
-//! A value that is sent once and read by many layers would have all of them wait until the end: calls wait for a few nodes alone.
+//! A value that is sent once and read by many layers would postpone the calls of all these layers to the end. Calls are
+//! therefore postponed for at most `PATIENCE` nodes.
 
 use std::sync::Arc;
 
@@ -18,20 +20,22 @@ use crate::{
     sweep::{KeptCall, Sweep, target},
 };
 
-/// How many nodes after the last one that postponed a call are visited before what is postponed runs: more than lie between the projections
-/// that read one value, and fewer than a layer has. A number of nodes is the same on every rank.
+/// The number of nodes without a postponed call that are visited before postponed calls run. It exceeds the nodes
+/// between the projections that read one value, and is below the nodes of a layer. A number of nodes is the same on
+/// every rank.
 const PATIENCE: usize = 16;
 
 impl<R: Runtime> Sweep<R> {
-    /// Before a node is visited: whether its calls for leaves are postponed. Runs those that have waited long enough.
+    /// Decides, before a node is visited, if its calls for leaves are postponed. Runs calls that were postponed for
+    /// long enough.
     pub(crate) fn begin_node(&mut self, node: &Node<R>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         self.postpones = self.leads_to_sender(node);
         self.waited = if self.postpones { 0 } else { self.waited + 1 };
         if self.waited > PATIENCE && !self.postponed.is_empty() { self.run_postponed(hook) } else { Ok(()) }
     }
 
-    /// Whether a node reads a leaf, and an output of a function that sends its gradient. Where gradients are recorded, or deferred, nothing
-    /// is postponed.
+    /// Tells whether a node reads an output of a function that sends its gradient. It is false, so that nothing is
+    /// postponed, while gradients are recorded or deferred.
     fn leads_to_sender(&self, node: &Node<R>) -> bool {
         let sends = |edge: &Edge<R>| match edge {
             Edge::Node(node, _) => matches!(&node.call, NodeCall::Function(function) if function.sends_gradient()),
@@ -40,7 +44,7 @@ impl<R: Runtime> Sweep<R> {
         !self.options.create_graph && self.only.is_none() && node.edges.iter().flatten().any(sends)
     }
 
-    /// Runs the op calls that were postponed.
+    /// Runs the postponed op calls in their order.
     pub(crate) fn run_postponed(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let postpones = std::mem::take(&mut self.postpones);
         for KeptCall { to, op, ins } in std::mem::take(&mut self.postponed) {
@@ -50,7 +54,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    /// Runs what was postponed before another gradient is added to that of a leaf that waits.
+    /// Runs the postponed calls if one of them is for `leaf`, before another gradient is added to it.
     pub(crate) fn flush_for(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let waits = self.postponed.iter().any(|call| target(&call.to) == leaf.id());
         if waits { self.run_postponed(hook) } else { Ok(()) }
@@ -58,11 +62,11 @@ impl<R: Runtime> Sweep<R> {
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// The backward pass of a function: one that sends its gradient goes on its way while postponed op calls run.
+    /// Runs the backward of a function. While a gradient that it sends is in transit, postponed op calls run.
     pub(crate) fn function(&mut self, function: &Arc<dyn Function<R>>) -> Result<()> {
         let sends = function.sends_gradient() && !self.sweep.options.create_graph;
         let upstream = self.upstream.first_mut().filter(|_| sends).and_then(Option::take);
-        // Without another holder, so that it can be sent from where it is.
+        // The gradient has no other holder, so it can be sent from its own memory.
         let sent = upstream.map(|upstream| function.send_gradient(upstream.into_value()?)).transpose()?;
         self.sweep.run_postponed(self.hook)?;
         match sent {

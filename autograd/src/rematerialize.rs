@@ -16,12 +16,13 @@ use crate::{
 };
 
 thread_local! {
-    /// What [`with_recomputation`] says; nothing: what the runtime says.
+    /// The choice of the innermost [`with_recomputation`]; `None` leaves it to the runtime.
     static RECOMPUTATION: Cell<Option<bool>> = const { Cell::new(None) };
 }
 
-/// Runs `f` with the values of [`recomputed`] recomputed in backward, or kept, whatever the runtime would do: `true` needs less memory, `false` less
-/// computation. What forward decided holds in backward too, and results have the same bits.
+/// Runs `f` with the values of [`recomputed`] recomputed in backward (`true`) or kept (`false`), whatever the runtime's
+/// default. Recomputation needs less memory, keeping less computation. The choice in forward holds in backward too, and
+/// results have the same bits.
 ///
 /// ```
 /// # use autograd::{Var, recomputed, saved_bytes, with_recomputation};
@@ -39,12 +40,12 @@ pub fn with_recomputation<T>(on: bool, f: impl FnOnce() -> T) -> T {
     at_recomputation(Some(on), f)
 }
 
-/// What the innermost [`with_recomputation`] says here.
+/// The choice of the innermost [`with_recomputation`] on this thread.
 pub(crate) fn recomputation() -> Option<bool> {
     RECOMPUTATION.get()
 }
 
-/// Runs `f` with what another place says.
+/// Runs `f` with the choice of an earlier forward pass.
 pub(crate) fn at_recomputation<T>(on: Option<bool>, f: impl FnOnce() -> T) -> T {
     let _restore = Restore::set(&RECOMPUTATION, on);
     f()
@@ -52,20 +53,20 @@ pub(crate) fn at_recomputation<T>(on: Option<bool>, f: impl FnOnce() -> T) -> T 
 
 type MakeValue<R> = dyn Fn(&[Var<R>]) -> Result<Var<R>> + Send + Sync;
 
-/// A value during the forward pass, with its recipe.
+/// A rematerialized value during the forward pass, with its recipe.
 pub(crate) struct Rematerialized<R: Runtime> {
     pub(crate) value: Tensor<R>,
     pub(crate) recipe: Arc<RematRecipe<R>>,
 }
 
-/// How a value is recomputed.
+/// The recipe by which backward recomputes a value.
 pub(crate) struct RematRecipe<R: Runtime> {
     make: Arc<MakeValue<R>>,
     inputs: Vec<SavedInput<R>>,
-    /// The leaves whose values `make` read.
+    /// The leaves whose values `make` read, with their versions.
     read: Versions<R>,
     context: ForwardContext,
-    /// Of what `make` gave.
+    /// The shape and dtype of the output of `make`.
     spec: Spec,
     /// The views through which the recomputed value is read.
     views: Vec<ViewOp>,
@@ -80,7 +81,7 @@ impl<R: Runtime> Clone for RematRecipe<R> {
 }
 
 impl<R: Runtime> Rematerialized<R> {
-    /// A view of the value, `value`.
+    /// The view `view` of this value, already computed as `value`, with its recipe.
     pub(crate) fn seen(&self, view: &ViewOp, value: &Tensor<R>) -> TapeValue<R> {
         let views = self.recipe.views.iter().chain([view]).cloned().collect();
         let recipe = Arc::new(RematRecipe { views, ..RematRecipe::clone(&self.recipe) });
@@ -88,15 +89,19 @@ impl<R: Runtime> Rematerialized<R> {
     }
 }
 
-/// The value that `make` computes from `inputs`. Ops that need this value for their gradients do not save it, but
-/// recompute it in backward, with the same random seeds. (Activation checkpointing of one value; unlike in
-/// [`checkpoint`](crate::checkpoint), what `make` computes is recorded as usual, and can be differentiated twice.)
+/// Computes a value from `inputs` by `make`. Ops that need this value for their gradients do not save it, but recompute
+/// it in backward, with the same random seeds. This is activation checkpointing of one value. Unlike in
+/// [`checkpoint`](crate::checkpoint), the ops of `make` are recorded as usual, and can be differentiated twice.
 ///
-/// Whether it is worth it is the runtime's to say ([`Runtime::recomputes_in_backward`]): on the CPU values are recomputed, on GPUs they are kept.
+/// The runtime decides the default ([`Runtime::recomputes_in_backward`]): CPUs recompute values, GPUs keep them.
 /// [`with_recomputation`] overrides it.
 ///
-/// It pays off where the value is cheap and its inputs are saved anyway: an activation, whose gradient reads its input;
-/// a norm; a copy in another order. `make` must depend only on its inputs and on random seeds.
+/// Recomputation pays off where the value is cheap and its inputs are saved anyway. Examples are an activation, whose
+/// gradient reads its input; a norm; a copy in another order. `make` must depend only on its inputs, on leaves, and on
+/// random seeds.
+///
+/// # Errors
+/// An error of `make`. The backward pass fails if a second run gives another shape or dtype, or a leaf changed.
 ///
 /// ```
 /// # use autograd::{Var, recomputed};
@@ -130,13 +135,13 @@ pub fn recomputed<R: Runtime>(
 }
 
 impl<R: Runtime> RematRecipe<R> {
-    /// What the value is recomputed from.
+    /// The saved inputs of `make`, from which the value is recomputed.
     pub(crate) fn inputs(&self) -> &[SavedInput<R>] {
         &self.inputs
     }
 
-    /// Recomputes the value in backward: leaves it reads must be unchanged since forward, and are announced to the
-    /// hook.
+    /// Recomputes the value in backward. The leaves that `make` read must be unchanged since forward. The hook is
+    /// notified of leaves among the inputs.
     pub(crate) fn run(&self, hook: &mut dyn BackwardHook<R>) -> Result<Tensor<R>> {
         self.read.iter().try_for_each(|(leaf, saved)| leaf.unchanged_since(*saved))?;
         let inputs = self.inputs.iter().map(|i| Ok(Var { value: i.fetch(hook)?, edge: None }));

@@ -1,4 +1,4 @@
-//! Memory in which gradients are accumulated, lent to an op call that gives several of them at once.
+//! Accumulators of gradients, lent to an op call that writes several gradients at once.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::{
 
 impl<R: Runtime> Sweep<R> {
     /// The memory in which the gradient of each edge is accumulated: a leaf's slot, or a node's gradient with no other
-    /// holder. It is `None` where no memory exists yet, where the op call must be recorded or deferred, and where an
-    /// earlier edge leads to the same memory.
+    /// holder. An entry is `None` where no memory exists yet, the edge leads to a view of a leaf, or an earlier edge
+    /// has the same target. It is also `None` where the op call must be recorded, deferred or postponed.
     pub(crate) fn lend(
         &mut self,
         edges: &[Option<Edge<R>>],
@@ -41,7 +41,7 @@ impl<R: Runtime> Sweep<R> {
         edges.iter().enumerate().map(lend).collect()
     }
 
-    /// Takes memory back that an op call has written.
+    /// Takes back the memory of an edge's gradient after an op call has written it.
     pub(crate) fn take_back(
         &mut self,
         edge: &Edge<R>,

@@ -1,4 +1,4 @@
-//! One node of a backward pass: what its gradient rule reads, and where its results go.
+//! One node of a backward pass: the inputs of its gradient rule, and the delivery of its results.
 
 use std::sync::Arc;
 
@@ -22,12 +22,13 @@ pub(crate) struct NodeStep<'a, R: Runtime> {
     pub(crate) node: &'a Arc<Node<R>>,
     pub(crate) saved: Saved<R>,
     pub(crate) upstream: PendingGrads<R>,
-    /// Whether the gradient of each input was given.
+    /// True, for each input, if its gradient was given.
     pub(crate) given: &'a mut [bool],
 }
 
 impl<R: Runtime> NodeStep<'_, R> {
-    /// Lends the slot of a leaf that this node reads to an inner backward pass, which adds to what waits to be added.
+    /// Lends the slot of a leaf that this node reads to an inner backward pass, after postponed calls for the leaf have
+    /// run.
     pub(crate) fn lend_slot(&mut self, leaf: &Arc<Leaf<R>>) -> Result<Option<TensorMut<R>>> {
         self.sweep.flush_for(leaf, self.hook)?;
         let Some(state) = self.sweep.leaves.get_mut(&leaf.id()) else { return Ok(None) };
@@ -39,22 +40,22 @@ impl<R: Runtime> NodeStep<'_, R> {
         Ok(slot)
     }
 
-    /// Returns a slot that was written.
+    /// Takes back a lent slot that was written.
     pub(crate) fn return_slot(&mut self, leaf: &Arc<Leaf<R>>, slot: TensorMut<R>) -> Result<()> {
         let state = self.sweep.leaves.get_mut(&leaf.id()).ok_or_else(|| unknown(leaf))?;
         state.grad = Some(slot);
         Ok(())
     }
 
-    /// The error for a position that this node's call does not have.
+    /// The error for an input or output that this node's call does not have.
     fn missing(&self, what: &str, i: usize, count: usize) -> Error {
         let why = format!("its gradient rule named {what} {i}; there are {count}");
         Error::argument(self.node.call.name(), why)
     }
 
-    /// Checks a gradient that a user's [`Function`](crate::Function) gives for input `i`: it has that input's shape and
-    /// dtype. The rules of this workspace are tested instead. Each input gets one gradient: a second would be lost or
-    /// added, depending on where the input comes from.
+    /// Checks a gradient that a user's [`Function`](crate::Function) gives for input `i`: it must have the input's
+    /// shape and dtype. The rules of this workspace are covered by tests instead. Each input gets one gradient: a
+    /// second would be lost or added, depending on the origin of the input.
     fn check_given(&self, i: usize, spec: impl FnOnce() -> Result<Spec>) -> Result<()> {
         let name = self.node.call.name();
         if self.given[i] {
@@ -150,7 +151,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
         for (i, spec) in outs.iter().enumerate().filter(|(i, _)| self.wants(*i)) {
             self.check_given(i, || Ok(*spec))?;
         }
-        // Where gradients are looked at, each is a value first.
+        // During anomaly detection, each gradient is computed as a value of its own first.
         let mut memory = if anomaly::looks_at_gradients() {
             outs.iter().map(|_| None).collect()
         } else {
@@ -174,7 +175,7 @@ impl<R: Runtime> Backprop<Var<R>> for NodeStep<'_, R> {
     }
 }
 
-/// The shape and dtype of the output of `op`, which has one.
+/// The shape and dtype of the output of `op`; an error if it has several outputs.
 fn result<R: Runtime>(op: &Op, ins: &[&Var<R>]) -> Result<Spec> {
     let specs: SmallVec<[Spec; 8]> = ins.iter().map(|v| v.spec()).collect();
     match op.infer(&specs)?[..] {

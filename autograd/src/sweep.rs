@@ -1,10 +1,11 @@
-//! The engine: one pass over the graph, from the highest node number to the lowest.
+//! The engine of a backward pass: one walk over the graph, from the highest node number to the lowest.
 //!
-//! Three maps, all for look-up alone: gradients that wait for their node, the state of each leaf, and (when weight
-//! gradients are deferred) which nodes lead to an input. A leaf's gradient is final when every edge to it is settled:
-//! its op call has run, or its node finished without giving one.
+//! It has three maps, all for look-up alone: gradients that await their node, the state of each leaf, and the nodes
+//! that lead to an input. The last one exists only when weight gradients are deferred. A leaf's gradient is final when
+//! every edge to it is settled: its op call has run, or its node finished without giving one.
 //!
-//! Op calls of nodes right above a function that sends its gradient wait for that (see `overlap.rs`).
+//! Op calls for leaves of the nodes that read the output of a gradient-sending function are postponed (see
+//! `overlap.rs`).
 
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
@@ -27,7 +28,7 @@ use crate::{
 /// The gradients of a node's outputs, where known.
 pub(crate) type PendingGrads<R> = SmallVec<[Option<Var<R>>; 1]>;
 
-/// A deferred op call, with the destination of its result.
+/// A deferred or postponed op call, with the destination of its result.
 pub(crate) struct KeptCall<R: Runtime> {
     pub(crate) to: Edge<R>,
     pub(crate) op: Op,
@@ -50,26 +51,26 @@ pub(crate) struct SweepOptions {
     pub(crate) create_graph: bool,
 }
 
-/// The state of a backward pass, from which deferred op calls continue as well.
+/// The state of a backward pass. Deferred op calls continue from it.
 pub(crate) struct Sweep<R: Runtime> {
     pub(crate) options: SweepOptions,
-    /// Nodes in ascending order of their numbers: the last one is next. (A heap compares with ten nodes for each one
-    /// popped.)
+    /// The nodes in ascending order of their numbers: the last one is next. (A heap would do ten comparisons of nodes
+    /// for each one popped.)
     nodes: Vec<Arc<Node<R>>>,
     pub(crate) grads: ByAddress<PendingGrads<R>>,
     pub(crate) leaves: ByAddress<LeafState<R>>,
-    /// Nodes and leaves that lead to the requested inputs; op calls for others are deferred.
+    /// The nodes and leaves that lead to the requested inputs. Op calls for others are deferred.
     pub(crate) only: Option<ByAddress<()>>,
-    /// Nodes whose own gradients were requested.
+    /// The intermediates whose own gradients were requested, as (node, output).
     wanted: HashMap<(usize, u32), Option<Var<R>>>,
     pub(crate) kept: Vec<KeptCall<R>>,
-    /// Op calls for leaves that wait until a gradient is under way.
+    /// The op calls for leaves that are postponed until a gradient is in transit.
     pub(crate) postponed: Vec<KeptCall<R>>,
-    /// Whether those of the node that is visited do.
+    /// True if the calls for leaves of the node being visited are postponed.
     pub(crate) postpones: bool,
-    /// Nodes visited since the last one whose calls wait.
+    /// The number of nodes visited since the last one with postponed calls.
     pub(crate) waited: usize,
-    /// Nodes that run with the deferred calls.
+    /// The nodes that run with the deferred calls.
     later: Vec<Arc<Node<R>>>,
 }
 
@@ -77,7 +78,7 @@ pub(crate) fn id<R: Runtime>(node: &Arc<Node<R>>) -> usize {
     Arc::as_ptr(node) as usize
 }
 
-/// What an edge leads to.
+/// The address of the node or leaf to which an edge leads.
 pub(crate) fn target<R: Runtime>(edge: &Edge<R>) -> usize {
     match edge {
         Edge::Node(n, _) => id(n),
@@ -86,8 +87,8 @@ pub(crate) fn target<R: Runtime>(edge: &Edge<R>) -> usize {
 }
 
 impl<R: Runtime> Sweep<R> {
-    /// Prepares a backward pass from roots with their gradients: finds the graph below and counts the edges to every
-    /// leaf.
+    /// Prepares a backward pass from roots with their gradients: finds the graph and counts the edges to
+    /// every leaf.
     pub(crate) fn new(roots: &[(Var<R>, Var<R>)], options: SweepOptions) -> Self {
         let mut sweep = Sweep {
             options,
@@ -128,7 +129,7 @@ impl<R: Runtime> Sweep<R> {
     }
 
     fn sort(&mut self) {
-        // Found from the roots on, so mostly in descending order.
+        // The nodes were found from the roots on, so they are mostly in descending order.
         self.nodes.sort_by_key(|n| Reverse(n.number));
         self.nodes.reverse();
     }
@@ -138,7 +139,7 @@ impl<R: Runtime> Sweep<R> {
         self.leaves.entry(leaf.id()).or_insert_with(fresh).open += 1;
     }
 
-    /// Restricts the backward pass to what leads to `inputs`; all other op calls are deferred.
+    /// Restricts the backward pass to the nodes that lead to `inputs`; all other op calls are deferred.
     pub(crate) fn restrict(&mut self, inputs: &[&Var<R>]) {
         let mut only: ByAddress<()> = ByAddress::default();
         only.extend(inputs.iter().filter_map(|v| v.edge.as_ref()).map(|e| (target(e), ())));
@@ -187,7 +188,7 @@ impl<R: Runtime> Sweep<R> {
         self.run(hook)
     }
 
-    /// Runs the deferred op calls.
+    /// Runs the deferred op calls and nodes.
     pub(crate) fn resume(&mut self, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         self.only = None;
         self.nodes.append(&mut self.later);
@@ -251,8 +252,8 @@ impl<R: Runtime> Sweep<R> {
         taken.ok_or_else(|| ErrorKind::GraphFreed { op: node.call.name() }.into())
     }
 
-    /// Delivers the result of an op call to an edge: into a leaf's slot, into a node's gradient, or the call is
-    /// deferred.
+    /// Delivers the result of an op call to an edge: into a leaf's slot or a node's gradient. Deferred and postponed
+    /// calls are stored instead.
     pub(crate) fn deliver(
         &mut self,
         to: &Edge<R>,
@@ -323,7 +324,7 @@ impl<R: Runtime> Sweep<R> {
         Ok(())
     }
 
-    /// Counts one edge to the leaf as finished; after the last one its gradient is final, and the hook is notified.
+    /// Counts one edge to the leaf as finished. After the last one its gradient is final, and the hook is notified.
     pub(crate) fn finish_edge(&mut self, leaf: &Arc<Leaf<R>>, hook: &mut dyn BackwardHook<R>) -> Result<()> {
         let state = self.leaf_state(leaf)?;
         state.open -= 1;
@@ -343,7 +344,7 @@ pub(crate) fn run<R: Runtime>(op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     Var::apply1(op, ins)
 }
 
-/// Zeros for the outputs of a function that runs without a gradient too.
+/// The zero gradients for a function with `Function::always`, whose outputs received none.
 fn zeros_upstream<R: Runtime>(node: &Node<R>) -> Result<Option<PendingGrads<R>>> {
     let NodeCall::Function(function) = &node.call else { return Ok(None) };
     let Some(rt) = function.always() else { return Ok(None) };
@@ -354,8 +355,8 @@ fn zeros_upstream<R: Runtime>(node: &Node<R>) -> Result<Option<PendingGrads<R>>>
     (0..node.outputs as usize).map(zeros).collect::<Result<_>>().map(Some)
 }
 
-/// Accumulates the output of an op into a gradient: in place when its memory has no other holder and nothing is
-/// recorded.
+/// Accumulates the output of an op into a gradient. It does so in place if the memory has no other holder and nothing
+/// is recorded.
 fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     use numcore::ops::PointwiseOps;
     let tracked = sum.edge.is_some() || ins.iter().any(|v| v.edge.is_some());
@@ -372,7 +373,7 @@ fn add<R: Runtime>(sum: Var<R>, op: Op, ins: &[&Var<R>]) -> Result<Var<R>> {
     }
 }
 
-/// A gradient of a view of a leaf, as a gradient of the leaf: the adjoints of the views, last first.
+/// Maps a gradient of a view of a leaf to a gradient of the leaf, by the adjoints of the views, last first.
 fn through_views<R: Runtime>(grad: Var<R>, view: &LeafView<R>) -> Result<Var<R>> {
     use numcore::ops::ViewOps;
     let mut shapes = vec![view.leaf().spec().shape];

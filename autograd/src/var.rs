@@ -30,12 +30,15 @@ impl<R: Runtime> Clone for Var<R> {
 }
 
 impl<R: Runtime> Var<R> {
-    /// A value to which no gradient flows.
+    /// A constant: no gradient flows to it.
     pub fn new(value: Tensor<R>) -> Self {
         Var { value: TapeValue::Own(value), edge: None }
     }
 
-    /// A value whose gradient is wanted, under this name; of a floating type.
+    /// A leaf with the given name, whose gradient is wanted.
+    ///
+    /// # Errors
+    /// An error if the dtype of `value` is not floating-point.
     pub fn leaf(name: &str, value: Tensor<R>) -> Result<Self> {
         if !value.dtype().is_float() {
             let why = format!("`{name}` can have no gradient: only floating types do; use `Var::new`");
@@ -49,12 +52,12 @@ impl<R: Runtime> Var<R> {
         Var { value: TapeValue::Leaf(view), edge }
     }
 
-    /// The tensor of this variable; fetched where it is not in memory.
+    /// The tensor of this variable. A leaf that is not in memory is fetched by its residency.
     pub fn value(&self) -> Result<Tensor<R>> {
         self.value.get()
     }
 
-    /// The tensor, without another holder if this variable was the only one.
+    /// The tensor, with no further holder if this variable was the only one.
     pub(crate) fn into_value(self) -> Result<Tensor<R>> {
         match self.value {
             TapeValue::Own(value) => Ok(value),
@@ -62,27 +65,30 @@ impl<R: Runtime> Var<R> {
         }
     }
 
-    /// The only element, as `f64`.
+    /// The value of the only element, as `f64`.
+    ///
+    /// # Errors
+    /// An error if there is not exactly one element.
     pub fn item(&self) -> Result<f64> {
         self.value()?.item()
     }
 
-    /// The sizes of this variable.
+    /// The sizes of the axes.
     pub fn dims(&self) -> Vec<usize> {
         self.spec().shape.to_vec()
     }
 
-    /// The element type of this variable.
+    /// The dtype of the elements.
     pub fn dtype(&self) -> DType {
         self.spec().dtype
     }
 
-    /// Whether gradients flow through this variable.
+    /// Tells whether gradients flow through this variable.
     pub fn requires_grad(&self) -> bool {
         self.edge.is_some()
     }
 
-    /// The leaf that this variable is, if it is one (views of leaves are not).
+    /// The leaf that this variable is; `None` for intermediates, constants and views of leaves.
     pub fn as_leaf(&self) -> Option<&Arc<Leaf<R>>> {
         match &self.value {
             TapeValue::Leaf(view) if view.is_whole() => Some(view.leaf()),
@@ -90,16 +96,16 @@ impl<R: Runtime> Var<R> {
         }
     }
 
-    /// The gradients of this value, which must have one element, with respect to every leaf it depends on.
+    /// The gradients of this value, which must have one element, with respect to every leaf on which it depends.
     #[track_caller]
     pub fn backward(&self) -> Result<Gradients<R>> {
         crate::backward(self)
     }
 
-    /// Records a call that already ran; its outputs with floating types depend on the inputs.
+    /// Records a call that already ran. Its outputs with floating-point dtypes depend on the inputs.
     #[track_caller]
     pub(crate) fn recorded(call: NodeCall<R>, ins: &[&Var<R>], outs: Outs<Tensor<R>>) -> Result<Outs<Var<R>>> {
-        // Segments and functions may have more inputs than fit, and do not ask.
+        // Segments and functions may have more inputs than `Bits` holds, and do not read `wants`.
         let tracked = ins.iter().take(Bits::MAX).enumerate().filter(|(_, v)| v.edge.is_some());
         let wants = tracked.fold(0, |b, (i, _)| b | 1 << i);
         let saves = call.saves(Bits(wants))?;
@@ -128,7 +134,7 @@ impl<R: Runtime> Var<R> {
         Ok(outs.into_iter().enumerate().map(var).collect())
     }
 
-    /// Where this output of a function is one of its inputs as it was, and that one is recomputed in backward, so is this.
+    /// Marks this output of a function as recomputed in backward if it is an unchanged input that is recomputed.
     pub(crate) fn recompute_as(&mut self, ins: &[&Var<R>]) {
         let TapeValue::Own(out) = &self.value else { return };
         let is_out = |v: &&&Var<R>| match &v.value {
@@ -140,7 +146,7 @@ impl<R: Runtime> Var<R> {
         }
     }
 
-    /// This leaf, or view of one, under another view; `None` where strides cannot express it.
+    /// The view `view` of this variable, which is `leaf`; `None` where strides cannot express the view.
     fn leaf_seen(&self, leaf: &Arc<LeafView<R>>, view: &ViewOp) -> Result<Option<Self>> {
         let Some(value) = leaf.then(view)? else { return Ok(None) };
         let edge = self.edge.as_ref().map(|_| Edge::Leaf(value.clone()));
@@ -165,7 +171,7 @@ impl<R: Runtime> Var<R> {
     }
 }
 
-/// Adds the parameters among the operands to an error: they tell which of a model's layers failed.
+/// Adds the parameters among the operands to an error, to identify the layer of the model that failed.
 #[cold]
 fn explained<R: Runtime>(error: Error, ins: &[&Var<R>]) -> Error {
     use ErrorKind::{Argument, DType, Device, Index, NoGradient, Shape, Unsupported};
@@ -197,7 +203,7 @@ pub(crate) fn saved_input<R: Runtime>(value: &TapeValue<R>) -> SavedInput<R> {
     }
 }
 
-/// Applies `f` to the values of `vars`, which are cloned only where a leaf's residency fetches them.
+/// Applies `f` to the values of `vars`, cloning only the tensors of leaves.
 pub(crate) fn with_values<R: Runtime, T>(vars: &[&Var<R>], f: impl FnOnce(&[&Tensor<R>]) -> Result<T>) -> Result<T> {
     let mut rooms: SmallVec<[Option<Tensor<R>>; 4]> = SmallVec::new();
     rooms.resize_with(vars.len(), || None);
