@@ -1,7 +1,7 @@
 //! Pretrained models: Hugging Face's folders in and out, generation, adapters, chat.
 //!
-//! A [`Decoder`] is GPT-2, Llama, Mistral, Mixtral or Qwen, by what `config.json` says. [`Pretrained`] reads a folder into a model and writes one that
-//! transformers loads:
+//! A [`Decoder`] is a model of the family that `config.json` names: GPT-2, Llama, Mistral, Mixtral or Qwen.
+//! [`Pretrained`] reads a folder into a model and writes one that transformers loads:
 //!
 //! ```no_run
 //! use models::{Decoder, Pretrained};
@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! **Invariant**: what would be computed otherwise than transformers computes it is refused, never ignored. A field, a weight or an option
-//! that is not known here is an error with its name.
+//! **Invariant**: a model that would compute something else than transformers does is an error. A field, a weight or an
+//! option that this crate does not know is an error with its name.
 #![forbid(unsafe_code)]
 
 mod chat;

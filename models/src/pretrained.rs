@@ -20,60 +20,62 @@ use crate::{
     source::{Source, SourceNames, written, written_experts},
 };
 
-/// The name of weights' files.
+/// The stem of the names of weights' files.
 const WEIGHTS: &str = "model";
 
 /// A model that Hugging Face's folders hold: `config.json` and safetensors.
 pub trait Pretrained<R: Runtime>: Module<R> + Sized {
-    /// A model as `config.json` describes it, with values that `init` draws.
+    /// Builds a model as `config.json` describes it, with parameters that `init` draws.
     ///
     /// # Errors
-    /// If a field is missing, malformed, or not known and may change what the model computes.
+    /// Fails if a field is missing, malformed, or unknown and not known to be harmless.
     fn from_fields(init: &Init<R>, fields: &ConfigFields) -> Result<Self>;
 
-    /// Which weight of the files is which parameter.
+    /// The conversion table between names of weights in files and names of this model's parameters.
     fn table(&self) -> ConversionTable;
 
-    /// Whether a model of this kind may lack a parameter that files have: a copy of one that is tied, or a head that is not used.
+    /// Tells whether a model of this kind may lack a parameter that files have: a copy tied to another parameter, or an
+    /// unused head.
     fn does_without(&self, parameter: &str) -> bool {
         let _ = parameter;
         false
     }
 
-    /// The parameter that a weight is a copy of, by the name it would have here. A file in which they differ is of a model that does not tie
-    /// them, and is an error.
+    /// The name of the parameter that this one is a copy of, in models that tie weights. A file in which the two differ
+    /// is of a model without tied weights; loading it is an error.
     fn tied_to(&self, parameter: &str) -> Option<&'static str> {
         let _ = parameter;
         None
     }
 
-    /// Whether this is all of a model, and no stage of one.
+    /// Tells whether this is a full model, not a pipeline stage of one.
     fn is_whole(&self) -> bool {
         true
     }
 
-    /// The fields of a `config.json` that gives this model again.
+    /// The fields of a `config.json` from which this model can be built again.
     fn fields(&self) -> Map<String, Value>;
 
-    /// The model in a folder, in the element type that `init` says.
+    /// Loads the model in a folder, with parameters of the element type in `init`.
     ///
-    /// Nothing is allocated before all names and shapes were compared; then one weight at a time is read. With [`Init::lazily`] none is: a
-    /// weight is read when a trainer asks for it, which takes its rank's part of it, so no rank ever holds the model.
+    /// Names and shapes are compared before any memory is allocated; then one weight at a time is read. With
+    /// [`Init::lazily`] only weights in four bits are read at once. A trainer that shards reads its rank's part of each
+    /// other weight, so no rank holds the full model.
     ///
     /// # Errors
-    /// If the folder holds no such model. One error lists all that is missing, unexpected or of another shape, with the names of the file
-    /// and of the model.
+    /// Fails if the folder holds no such model. One error lists all weights that are missing, unexpected or of another
+    /// shape, by their names in the file and in the model.
     fn from_pretrained(folder: impl AsRef<Path>, init: &Init<R>) -> Result<Self> {
         let (model, report) = Self::from_pretrained_partly(folder, init)?;
         report.strict()?;
         Ok(model)
     }
 
-    /// The model in a folder, of which parameters may be missing, and keep the values `init` draws: a new head on a pretrained model. What
-    /// was missing and what was left over is in the report.
+    /// Loads the model in a folder where weights may be missing: a new head on a pretrained model. Parameters without a
+    /// weight keep the values that `init` draws. The report lists missing and left-over weights.
     ///
     /// # Errors
-    /// If a weight has another shape, or a file is malformed.
+    /// Fails if a weight has another shape, or a file is missing or malformed.
     fn from_pretrained_partly(folder: impl AsRef<Path>, init: &Init<R>) -> Result<(Self, PretrainedReport)> {
         let folder = folder.as_ref();
         let fields = ConfigFields::open(folder)?;
@@ -107,16 +109,17 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Writes a folder that transformers loads: `config.json` and the weights. Tied weights are written once.
     ///
     /// # Errors
-    /// If a file cannot be written.
+    /// Fails if [`save_pretrained_with`](Pretrained::save_pretrained_with) would fail.
     fn save_pretrained(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_pretrained_with(folder, &SaveOptions::default())
     }
 
-    /// Writes a folder, with options. On many ranks whose parameters are sharded all call this, and one of them writes.
+    /// Writes a folder, with options. Where parameters are sharded, all ranks call this, and the rank with
+    /// [`SaveOptions::writes`] writes.
     ///
     /// # Errors
-    /// If a file cannot be written, a parameter has no name in files, a layer has an adapter, which these files have no place for, or parameters
-    /// are cut over ranks, or this is a stage of a model.
+    /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with
+    /// adapters, which these files cannot hold, for one whose parameters are cut over ranks, and for a pipeline stage.
     fn save_pretrained_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let (folder, table) = (folder.as_ref(), self.table());
         require_no_adapters(self)?;
@@ -147,24 +150,25 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     }
 }
 
-/// What did not fit when a model was loaded. Names of the model, with those of the files where a rule gives one.
+/// The weights and parameters that did not match when a model was loaded. Names are the model's, with those of files
+/// where a rule gives one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PretrainedReport {
-    /// Parameters that no weight was found for, and the name it would have.
+    /// Parameters without a weight, each with the name in files that it would have.
     pub missing: BTreeMap<String, String>,
-    /// Weights that no parameter takes, and the parameter it would be, if a rule knows it.
+    /// Weights without a parameter, each with the parameter that it would be, if a rule gives one.
     pub unexpected: BTreeMap<String, Option<String>>,
-    /// Parameters whose weight has another shape or cannot be read, and why.
+    /// Parameters whose weight has another shape or cannot be read, each with the reason.
     pub unfit: BTreeMap<String, String>,
-    /// Weights that a rule says are not needed.
+    /// The names of weights that a rule lists as not needed.
     pub ignored: Vec<String>,
 }
 
 impl PretrainedReport {
-    /// An error that lists everything, unless nothing is missing, unexpected or of another shape.
+    /// Returns an error that lists everything missing, unexpected or unfit, if there is any.
     ///
     /// # Errors
-    /// See above.
+    /// Fails if `missing`, `unexpected` or `unfit` is not empty.
     pub fn strict(&self) -> Result<()> {
         let mut why = String::new();
         let mut list = |what: &str, names: Vec<String>| {
@@ -188,7 +192,7 @@ impl PretrainedReport {
     }
 }
 
-/// The names as one line: a wrong folder may have thousands.
+/// Joins names in one line, at most 50 of them: a wrong folder may have thousands.
 fn cut(names: Vec<String>) -> String {
     const MOST: usize = 50;
     let more = names.len().saturating_sub(MOST);
@@ -196,7 +200,7 @@ fn cut(names: Vec<String>) -> String {
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
-/// Weights that should be copies of others and are not, and why.
+/// Weights that should be copies of others and are not, each with the reason.
 fn untied<R: Runtime>(
     model: &impl Pretrained<R>,
     weights: &Weights,
@@ -215,10 +219,10 @@ fn untied<R: Runtime>(
     Ok(untied)
 }
 
-/// Where each parameter comes from.
+/// The source of each parameter.
 struct Plan<R: Runtime> {
     sources: Vec<(Param<R>, Source)>,
-    /// Weights that are stored in four bits.
+    /// Linear layers whose weights are stored in four bits.
     quantised: Vec<(LinearPlace<R>, StoredWeight)>,
     report: PretrainedReport,
 }
@@ -226,7 +230,7 @@ struct Plan<R: Runtime> {
 impl<R: Runtime> Plan<R> {
     fn of(model: &impl Pretrained<R>, weights: &Arc<Weights>) -> Result<Self> {
         let (table, mut report, mut sources) = (model.table(), PretrainedReport::default(), Vec::new());
-        // The files' names by ours: files may leave the prefix out.
+        // Names in files by the model's names: files may leave the prefix out.
         let (mut given, mut stacks) = (BTreeMap::new(), GivenStacks::default());
         for theirs in weights.names() {
             if let Some(place) = table.stacked(theirs) {
@@ -236,7 +240,7 @@ impl<R: Runtime> Plan<R> {
             match table.ours(theirs) {
                 _ if quantize::is_part(theirs, weights) => {}
                 _ if table.ignores(theirs) => report.ignored.push(theirs.to_owned()),
-                // Of two weights of one meaning the first is taken.
+                // Two weights of one parameter: the first is taken.
                 Some(ours) if given.contains_key(&ours.name) => {
                     drop(report.unexpected.insert(theirs.to_owned(), Some(ours.name)));
                 }
@@ -293,7 +297,7 @@ impl<R: Runtime> Plan<R> {
     }
 }
 
-/// Keeps the source of a parameter that it fits.
+/// Keeps the source of a parameter, or reports that it does not fit.
 fn fit<R: Runtime>(
     name: String,
     parameter: Param<R>,
@@ -307,7 +311,7 @@ fn fit<R: Runtime>(
     }
 }
 
-/// The weights of experts in files, by the parameter that they are of here, expert and part.
+/// The weights of experts in files: by parameter of the model, then by expert and part.
 #[derive(Default)]
 struct GivenStacks(BTreeMap<String, BTreeMap<(usize, usize), String>>);
 
@@ -315,35 +319,36 @@ impl GivenStacks {
     fn add(&mut self, place: StackPlace, theirs: &str, report: &mut PretrainedReport) {
         let weights = self.0.entry(place.name.clone()).or_default();
         match weights.entry((place.expert, place.part)) {
-            // Of two weights of one meaning the first is taken.
+            // Two weights of one parameter: the first is taken.
             Entry::Occupied(_) => drop(report.unexpected.insert(theirs.to_owned(), Some(place.name))),
             Entry::Vacant(free) => drop(free.insert(theirs.to_owned())),
         }
     }
 
-    /// The weights of a parameter of so many experts; the first name that is missing otherwise.
+    /// The names of the weights of a parameter with `experts` experts, or the first name that is missing.
     fn take(&mut self, name: &str, names: &StackNames, experts: usize) -> std::result::Result<SourceNames, String> {
         let mut given = self.0.remove(name).unwrap_or_default();
         let mut weight = |expert, part| given.remove(&(expert, part)).ok_or_else(|| names.of(expert, part));
         let weights = (0..experts).map(|expert| (0..names.parts()).map(|part| weight(expert, part)).collect());
         let weights = weights.collect::<std::result::Result<_, _>>()?;
         if !given.is_empty() {
-            // Of experts that the model does not have.
+            // Weights of experts that the model does not have.
             self.0.insert(name.to_owned(), given);
         }
         Ok(SourceNames::Experts(weights))
     }
 
-    /// Weights that no parameter took, and the one that they would be of.
+    /// The weights that no parameter took, each with the parameter that it would be of.
     fn left(self) -> impl Iterator<Item = (String, Option<String>)> {
         self.0.into_iter().flat_map(|(name, weights)| weights.into_values().map(move |w| (w, Some(name.clone()))))
     }
 }
 
-/// An error if a layer has an adapter, which a file of the model alone would leave out.
+/// Checks that no layer has an adapter, which a file of the model alone would leave out. Weights in four bits are no
+/// such adapters.
 ///
 /// # Errors
-/// With the name of the first such layer.
+/// Fails with the name of the first layer that has one.
 pub fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     let mut adapted = None;
     walk(model, |name, entry| match entry {
@@ -356,7 +361,7 @@ pub fn require_no_adapters<R: Runtime>(model: &impl Module<R>) -> Result<()> {
     adapted.map_or(Ok(()), |name| Err(Error::state(name, why)))
 }
 
-/// The weights of a parameter that are to be written.
+/// The writers of a parameter's weights: one, or one for each expert and part.
 fn writers<'a, R: Runtime>(
     table: &ConversionTable,
     name: &str,

@@ -7,14 +7,14 @@ use serde_json::{Map, Value, json};
 use super::{ConfigFields, DecoderMixtures, Family, RopeConfig, RopeScaling, activation_name, check_sizes};
 use crate::{files::JsonObject, quantize::quantization};
 
-/// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` gives them.
+/// The sizes and options of a [`Decoder`](crate::Decoder), as `config.json` has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// The family, from which norms, gates and names follow.
+    /// The family, which determines norms, gates and names.
     pub family: Family,
     /// The size of the vocabulary.
     pub vocab: usize,
-    /// The number of channels.
+    /// The number of channels, `C`.
     pub width: usize,
     /// The number of layers.
     pub layers: usize,
@@ -22,33 +22,33 @@ pub struct DecoderConfig {
     pub heads: usize,
     /// The number of heads of keys and values.
     pub kv_heads: usize,
-    /// The width of a head.
+    /// The width of a head, `D`.
     pub head_dim: usize,
-    /// The width between the linear layers.
+    /// The width between the linear layers; experts have their own.
     pub hidden: usize,
-    /// The longest sequence the model was made for.
+    /// The longest sequence that the model was made for, in tokens.
     pub context: usize,
-    /// The constant added to variances and mean squares.
+    /// The constant added to variances and mean squares in norms.
     pub norm_eps: f64,
     /// The activation between the linear layers.
     pub activation: Activation,
-    /// Rotary positions; learned ones if there are none.
+    /// Rotary positions; learned ones if `None`.
     pub rope: Option<RopeConfig>,
-    /// Whether queries, keys and values have biases.
+    /// True if the projections to queries, keys and values have biases.
     pub qkv_bias: bool,
-    /// Whether the output projection of attention has a bias.
+    /// True if the output projection of attention has a bias.
     pub output_bias: bool,
-    /// Whether the other linear layers have biases.
+    /// True if the other linear layers have biases.
     pub mlp_bias: bool,
-    /// How many keys a query of each layer sees; all if not given.
+    /// The number of keys that a query sees, for each layer; all if `None`.
     pub windows: Vec<Option<usize>>,
     /// Mixtures of experts, in the families that have them.
     pub mixtures: Option<DecoderMixtures>,
-    /// Whether the head shares the weight of the token embedding.
+    /// True if the head shares the weight of the token embedding.
     pub tied: bool,
-    /// The token that pads, whose embedding is not trained; GPT-2 has none.
+    /// The padding token, whose embedding is not trained; `None` for GPT-2.
     pub padding: Option<usize>,
-    /// All fields of the file, which are written back.
+    /// The fields of the file, all of which are written back.
     pub fields: Map<String, Value>,
 }
 
@@ -56,7 +56,8 @@ impl DecoderConfig {
     /// Reads the fields of a `config.json`.
     ///
     /// # Errors
-    /// If the family is not known, a field is missing or malformed, or one is there that may change what the model computes and is not known.
+    /// Fails if the family is not known, or sizes do not fit each other. Fails too if a field is missing, malformed, or
+    /// unknown and not known to be harmless.
     pub fn read(fields: &ConfigFields) -> Result<Self> {
         let config = Self::parsed(fields)?;
         config.check()?;
@@ -74,7 +75,7 @@ impl DecoderConfig {
         Ok(config)
     }
 
-    /// The fields of a `config.json` that transformers loads: those that were read from one, brought up to date.
+    /// The fields of a `config.json` that transformers loads: those that were read, brought up to date.
     pub fn to_json(&self) -> Map<String, Value> {
         let mut fields = self.fields.clone();
         fields.insert("model_type".into(), self.family.name().into());
@@ -112,7 +113,7 @@ impl DecoderConfig {
         fields
     }
 
-    /// The mixture of experts that a layer has in place of its linear layers.
+    /// The mixture of experts that a layer has in place of its linear layers, if any.
     pub fn mixture_of(&self, layer: usize) -> Option<MoeConfig> {
         let mixtures = self.mixtures.as_ref()?;
         mixtures.layers.get(layer).copied()?.then(|| mixtures.mixture.clone())
@@ -126,7 +127,7 @@ impl DecoderConfig {
         if let Some(rope) = &self.rope {
             fields.remove("rope_scaling");
             fields.insert("rope_parameters".into(), Value::Object(rope.to_json()));
-            // What versions before 5 read.
+            // Versions of transformers before 5 read these.
             fields.insert("rope_theta".into(), json!(rope.theta));
             if rope.scaling != RopeScaling::Default {
                 fields.insert("rope_scaling".into(), Value::Object(rope.to_json()));
@@ -160,7 +161,7 @@ impl DecoderConfig {
         }
     }
 
-    /// An error unless the sizes fit each other.
+    /// Checks that the sizes fit each other.
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("decoder", field, why));
         check_sizes(
@@ -205,7 +206,7 @@ impl DecoderConfig {
         self.check_family()
     }
 
-    /// An error unless the fields that would be written mean this very model: a family has not every option.
+    /// Checks that the fields to be written describe this very model: a family does not have every option.
     fn check_family(&self) -> Result<()> {
         let fields = ConfigFields::of(JsonObject::of("config.json of this model", self.to_json()));
         let again = DecoderConfig { fields: self.fields.clone(), ..Self::parsed(&fields)? };
@@ -268,7 +269,7 @@ fn llama(fields: &ConfigFields, family: Family) -> Result<DecoderConfig> {
     let heads = fields.size_or("num_attention_heads", defaults.heads)?;
     let layers = fields.layers_or("num_hidden_layers", defaults.layers)?;
     let context = fields.size_or("max_position_embeddings", defaults.context)?;
-    // Null says that there are as many as heads.
+    // Null gives as many as heads of queries.
     let kv_default = defaults.kv_heads.filter(|_| !fields.has("num_key_value_heads")).unwrap_or(heads);
     let has_biases = matches!(family, Family::Llama | Family::Qwen3 | Family::Qwen3Moe);
     let attention_bias = has_biases && fields.flag_or("attention_bias", false)?;
@@ -313,9 +314,9 @@ fn head_dim(fields: &ConfigFields, width: usize, heads: usize) -> Result<usize> 
     Ok(width / heads)
 }
 
-/// The window of each layer. Qwen has one only where a flag says so, from some layer on.
+/// The window of each layer. Qwen has one only where a flag is set, from some layer on.
 fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<Option<usize>>> {
-    // What is absent has a default, and null says that there is none.
+    // The default applies to an absent field; null means no window.
     let has_default = !matches!(family, Family::Llama | Family::Mixtral);
     let is_absent = has_default && !fields.has("sliding_window");
     let given = if family == Family::Llama { None } else { fields.maybe_size("sliding_window")? };
@@ -323,7 +324,7 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
     let is_qwen = matches!(family, Family::Qwen2 | Family::Qwen3 | Family::Qwen2Moe);
     let border = if is_qwen { fields.size_or("max_window_layers", 28)? } else { 0 };
     if family == Family::Qwen3Moe {
-        // In published files; transformers does not read it.
+        // A field of published files that transformers does not read.
         fields.maybe_size("max_window_layers")?;
     }
     let used = !is_qwen && family != Family::Qwen3Moe || fields.flag_or("use_sliding_window", false)?;
@@ -332,7 +333,7 @@ fn windows(fields: &ConfigFields, family: Family, layers: usize) -> Result<Vec<O
         return Err(fields.wrong("sliding_window", "is 0: no query would see a key; null means no window"));
     }
     let Some(types) = fields.list("layer_types")? else {
-        // With experts, Qwen 2 has windows in every other layer before the border, and not from there on.
+        // Qwen 2 with experts has windows in every other layer before the border, and none after it.
         let has = |layer: usize| match family {
             Family::Qwen2Moe => layer < border && layer.is_multiple_of(2),
             _ => layer >= border,

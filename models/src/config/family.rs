@@ -4,7 +4,7 @@ use numcore::Result;
 
 use super::ConfigFields;
 
-/// A family of decoders: what `model_type` names.
+/// A family of decoders, named by `model_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// GPT-2: learned positions, layer norms, one projection for queries, keys and values.
@@ -13,19 +13,19 @@ pub enum Family {
     Llama,
     /// Mistral: Llama with a sliding window.
     Mistral,
-    /// Qwen 2 and 2.5: Llama with biases of queries, keys and values.
+    /// Qwen 2 and 2.5: Llama with biases on queries, keys and values.
     Qwen2,
-    /// Qwen 3: Llama with norms of queries' and keys' heads.
+    /// Qwen 3: Llama with norms on the heads of queries and keys.
     Qwen3,
     /// Mixtral: Mistral with mixtures of experts.
     Mixtral,
-    /// Qwen 1.5 and 2 with mixtures of experts, of which one that every token uses is weighed by a gate.
+    /// Qwen 1.5 and 2 with mixtures of experts: every token also uses one shared expert, weighed by a gate.
     Qwen2Moe,
     /// Qwen 3 with mixtures of experts.
     Qwen3Moe,
 }
 
-/// The sizes of a family where a configuration says nothing.
+/// The sizes of a family where a configuration has no field.
 #[derive(Clone, Copy)]
 pub(super) struct Defaults {
     pub vocab: usize,
@@ -33,9 +33,9 @@ pub(super) struct Defaults {
     pub hidden: usize,
     pub layers: usize,
     pub heads: usize,
-    /// As many as heads if not given.
+    /// The number of key heads; as many as heads of queries if `None`.
     pub kv_heads: Option<usize>,
-    /// The width over the heads if not given.
+    /// The width over the heads if `None`.
     pub head_dim: Option<usize>,
     pub context: usize,
     pub norm_eps: f64,
@@ -43,7 +43,7 @@ pub(super) struct Defaults {
 }
 
 impl Family {
-    /// Every family, with its name in `model_type` and the class that transformers loads it as.
+    /// The families, each with its name in `model_type` and its class in transformers.
     const ALL: [(Family, &'static str, &'static str); 8] = [
         (Family::Gpt2, "gpt2", "GPT2LMHeadModel"),
         (Family::Llama, "llama", "LlamaForCausalLM"),
@@ -58,7 +58,7 @@ impl Family {
     /// The family that a configuration names.
     ///
     /// # Errors
-    /// If it names none, or one that is not known.
+    /// Fails if it names none, or one that is not known.
     pub fn of(fields: &ConfigFields) -> Result<Family> {
         let name = fields.need("model_type", fields.text("model_type")?)?;
         Self::ALL.iter().find(|(_, known, _)| *known == name).map(|(family, ..)| *family).ok_or_else(|| {
@@ -67,9 +67,9 @@ impl Family {
         })
     }
 
-    /// The sizes that transformers takes where a configuration says nothing.
+    /// The sizes that transformers assumes where a configuration has no field.
     pub(super) fn defaults(self) -> Defaults {
-        // Of Llama; its context is the shortest.
+        // Llama's sizes; its context is the shortest but GPT-2's.
         let llama = Defaults {
             vocab: 32_000,
             width: 4096,
@@ -101,12 +101,12 @@ impl Family {
         }
     }
 
-    /// Whether layers may have mixtures of experts.
+    /// Tells whether layers may have mixtures of experts.
     pub fn has_experts(self) -> bool {
         matches!(self, Family::Mixtral | Family::Qwen2Moe | Family::Qwen3Moe)
     }
 
-    /// Whether heads of queries and keys are normalized.
+    /// Tells whether heads of queries and keys are normalized.
     pub fn has_head_norms(self) -> bool {
         matches!(self, Family::Qwen3 | Family::Qwen3Moe)
     }
@@ -116,7 +116,7 @@ impl Family {
         Self::ALL[self as usize].1
     }
 
-    /// The class that transformers loads a model as.
+    /// The class of transformers that loads a model of this family.
     pub fn architecture(self) -> &'static str {
         Self::ALL[self as usize].2
     }

@@ -11,8 +11,8 @@ use crate::{
     generate::is_generation_field,
 };
 
-/// Fields of transformers' configurations that do not change what a model computes: names, tokens, training, and what only encoders or
-/// decoders of pairs have. Fields of generation do not either.
+/// Fields of transformers' configurations that do not change what a model computes. They are names, tokens, training,
+/// and fields of encoders or of encoder-decoders alone. Fields of generation are harmless too.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -82,13 +82,13 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
-/// The largest size of a model: products of three sizes are counts still.
+/// The largest size of a model: the product of three such sizes still fits a count.
 const LARGEST: usize = i32::MAX as usize;
 
-/// An error if one of a model's sizes is larger than that of any model: products of sizes would overflow.
+/// Checks that a model's sizes are at most [`LARGEST`], so that products of sizes do not overflow.
 ///
 /// # Errors
-/// See above.
+/// Fails with the first size that is larger.
 pub fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Result<()> {
     let Some((field, size)) = sizes.iter().find(|(_, size)| *size > LARGEST) else { return Ok(()) };
     Err(Error::config(
@@ -98,8 +98,8 @@ pub fn check_sizes(model: &'static str, sizes: &[(&'static str, usize)]) -> Resu
     ))
 }
 
-/// Fields that are known to change nothing where they are false: every other field must be read or be harmless, whatever its value, since
-/// `false` may be what changes the model.
+/// Fields that change nothing where they are false. Every other field must be read or harmless whatever its value,
+/// since `false` may be the value that changes the model.
 const OFF: &[&str] = &[
     "add_cross_attention",
     "attention_bias",
@@ -114,8 +114,8 @@ const OFF: &[&str] = &[
     "use_sliding_window",
 ];
 
-/// A `config.json` that knows which of its fields were read. What nobody read, and is not known to change nothing, is an error in the end: it
-/// could change what the model computes.
+/// A `config.json` that records which fields were read. A field that was not read, and is not known to be harmless, is
+/// an error in [`finish`](ConfigFields::finish): it could change what the model computes.
 #[derive(Debug)]
 pub struct ConfigFields {
     object: JsonObject,
@@ -134,7 +134,7 @@ impl ConfigFields {
     /// Reads the `config.json` in a folder.
     ///
     /// # Errors
-    /// If there is none, or it holds no JSON object.
+    /// Fails if there is none, or it holds no JSON object.
     pub fn open(folder: &Path) -> Result<Self> {
         let path = folder.join("config.json");
         if folder.is_dir() && !path.is_file() {
@@ -150,17 +150,17 @@ impl ConfigFields {
         JsonObject::open(&path).map(Self::of)
     }
 
-    /// Fields that are in memory.
+    /// Wraps fields that are in memory.
     pub fn of(object: JsonObject) -> Self {
         ConfigFields { object, read: RefCell::default() }
     }
 
-    /// Whether a field is there, be it null.
+    /// Tells whether a field is present, even if null.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.fields().contains_key(name)
     }
 
-    /// A count, or this one.
+    /// A count, or `default` if absent.
     pub fn size_or(&self, name: &'static str, default: usize) -> Result<usize> {
         Ok(self.maybe_size(name)?.unwrap_or(default))
     }
@@ -176,7 +176,8 @@ impl ConfigFields {
         }
     }
 
-    /// The number of layers, or this one. What is no model's would take memory before its weights are found missing.
+    /// The number of layers, or `default`; at most 10 000. A wrong number would take memory before weights are found
+    /// missing.
     pub fn layers_or(&self, name: &'static str, default: usize) -> Result<usize> {
         const MOST: usize = 10_000;
         match self.count(self.known(name))?.unwrap_or(default) {
@@ -185,7 +186,7 @@ impl ConfigFields {
         }
     }
 
-    /// A row of a table of so many, if it is there. Negative numbers count from the end, as PyTorch has it.
+    /// The index of a row in a table of `rows` rows, if present. Negative numbers count from the end, as in PyTorch.
     pub fn row(&self, name: &'static str, rows: usize) -> Result<Option<usize>> {
         let Some(value) = self.get(self.known(name)) else { return Ok(None) };
         let from_end = |row: i64| if row < 0 { row.saturating_add_unsigned(rows as u64) } else { row };
@@ -193,32 +194,32 @@ impl ConfigFields {
         row.map(Some).ok_or_else(|| self.wrong(name, format_args!("is {value}, and there are {rows} tokens")))
     }
 
-    /// A number, or this one.
+    /// A number, or `default` if absent.
     pub fn number_or(&self, name: &'static str, default: f64) -> Result<f64> {
         Ok(self.number(self.known(name))?.unwrap_or(default))
     }
 
-    /// A boolean, or this one.
+    /// A boolean, or `default` if absent.
     pub fn flag_or(&self, name: &'static str, default: bool) -> Result<bool> {
         Ok(self.flag(self.known(name))?.unwrap_or(default))
     }
 
-    /// An object, if it is there.
+    /// An object, if present.
     pub fn part(&self, name: &'static str) -> Result<Option<JsonObject>> {
         self.object.object(self.known(name))
     }
 
-    /// A list of counts, if it is there.
+    /// A list of counts, if present.
     pub fn sizes(&self, name: &'static str) -> Result<Option<Vec<usize>>> {
         self.object.counts(self.known(name))
     }
 
-    /// A list of strings, if it is there.
+    /// A list of strings, if present.
     pub fn list(&self, name: &'static str) -> Result<Option<Vec<&str>>> {
         self.object.texts(self.known(name))
     }
 
-    /// An activation by transformers' name.
+    /// An activation by transformers' name, or `default` if absent.
     pub fn activation(&self, name: &'static str, default: Activation) -> Result<Activation> {
         Ok(match self.text(self.known(name))? {
             None => default,
@@ -230,7 +231,7 @@ impl ConfigFields {
         })
     }
 
-    /// An error unless a field is absent or has the one value that is supported.
+    /// Checks that a field is absent or has the one supported value, `due`.
     pub fn expect(&self, name: &'static str, due: &str) -> Result<()> {
         match self.text(self.known(name))? {
             Some(other) if other != due => Err(self.wrong(name, format_args!("is `{other}`; only `{due}` is known"))),
@@ -238,7 +239,7 @@ impl ConfigFields {
         }
     }
 
-    /// An error unless an option that is not supported has the value that changes nothing.
+    /// Checks that an unsupported option is absent or has the value that changes nothing.
     pub fn require(&self, name: &'static str, harmless: bool) -> Result<()> {
         match self.flag_or(name, harmless)? {
             value if value == harmless => Ok(()),
@@ -246,8 +247,7 @@ impl ConfigFields {
         }
     }
 
-    /// An error if a field is left that nobody read and that may change what is computed. A field of null, `{}` or `[]` is
-    /// none.
+    /// Checks that every field was read or is harmless. Fields of null, `{}` or `[]` count as absent.
     pub fn finish(&self) -> Result<()> {
         let read = self.read.borrow();
         let unknown = |(name, value): &(&String, &Value)| {
@@ -272,7 +272,7 @@ impl ConfigFields {
     }
 }
 
-/// The name that transformers has for an activation.
+/// The name of an activation in transformers.
 pub(crate) fn activation_name(activation: Activation) -> &'static str {
     match activation {
         Activation::Relu => "relu",

@@ -1,4 +1,4 @@
-//! The mixtures of experts of decoders, as `config.json` gives them.
+//! The mixtures of experts of decoders, as `config.json` has them.
 
 use nn::{Activation, moe::MoeConfig};
 use numcore::Result;
@@ -9,14 +9,14 @@ use super::{ConfigFields, Family};
 /// The mixtures of experts of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderMixtures {
-    /// Sizes, and how tokens are routed.
+    /// The sizes of a mixture, and its routing.
     pub mixture: MoeConfig,
-    /// Which layers have one in place of their linear layers.
+    /// True for each layer that has a mixture in place of its linear layers.
     pub layers: Vec<bool>,
 }
 
 impl DecoderMixtures {
-    /// Reads what a family's file says of them, for a model of so many channels and layers.
+    /// Reads the fields of a family's mixtures, for a model of `width` channels and `layers` layers.
     pub(super) fn read(fields: &ConfigFields, family: Family, width: usize, layers: usize) -> Result<Self> {
         let (experts, top_k) = match family {
             Family::Mixtral => (8, 2),
@@ -28,7 +28,7 @@ impl DecoderMixtures {
         if fields.activation("hidden_act", Activation::Silu)? != Activation::Silu {
             return Err(fields.wrong("hidden_act", "is not `silu`, which is what experts go through"));
         }
-        // What only training reads, and this crate leaves to its caller.
+        // Fields that only training reads, and that this crate leaves to its caller.
         fields.flag_or("output_router_logits", false)?;
         fields.number_or("router_aux_loss_coef", 0.001)?;
         if family == Family::Mixtral {
@@ -49,7 +49,7 @@ impl DecoderMixtures {
         Ok(DecoderMixtures { mixture, layers: sparse_layers(fields, layers)? })
     }
 
-    /// Writes the fields that give these mixtures again.
+    /// Writes the fields from which these mixtures can be read again.
     pub(super) fn insert_into(&self, fields: &mut Map<String, Value>, family: Family) {
         let MoeConfig { experts, top_k, hidden, shared_hidden, normalize_weights, .. } = self.mixture;
         let names = ["num_experts", "num_local_experts"];
@@ -71,7 +71,7 @@ impl DecoderMixtures {
     }
 }
 
-/// How many experts there are, by either of the names that transformers has for it.
+/// The number of experts, by either of transformers' names for it.
 fn count(fields: &ConfigFields) -> Result<Option<usize>> {
     match (fields.maybe_size("num_experts")?, fields.maybe_size("num_local_experts")?) {
         (Some(a), Some(b)) if a != b => {
@@ -81,7 +81,7 @@ fn count(fields: &ConfigFields) -> Result<Option<usize>> {
     }
 }
 
-/// Every `decoder_sparse_step`-th layer but those that are listed.
+/// True for every `decoder_sparse_step`-th layer that `mlp_only_layers` does not list.
 fn sparse_layers(fields: &ConfigFields, layers: usize) -> Result<Vec<bool>> {
     let step = fields.size_or("decoder_sparse_step", 1)?;
     let dense = fields.sizes("mlp_only_layers")?.unwrap_or_default();

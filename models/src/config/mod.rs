@@ -1,4 +1,4 @@
-//! What `config.json` says of a model.
+//! Configurations of models, read from `config.json`.
 
 mod decoder;
 mod family;

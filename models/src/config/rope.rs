@@ -1,4 +1,4 @@
-//! Rotary positions as `config.json` describes them: the frequencies, and how they are stretched for longer contexts.
+//! Rotary positions in `config.json`: the frequencies, and their scaling for longer contexts.
 
 use nn::Rotary;
 use numcore::{Error, Result};
@@ -7,49 +7,50 @@ use serde_json::{Map, Value, json};
 use super::ConfigFields;
 use crate::files::JsonObject;
 
-/// Rotary positions.
+/// Rotary positions: the base and the scaling of frequencies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
     /// The base of the frequencies, `rope_theta`.
     pub theta: f64,
-    /// How frequencies are stretched.
+    /// The scaling of frequencies for longer contexts.
     pub scaling: RopeScaling,
 }
 
-/// How frequencies are stretched for contexts longer than those a model was first trained on.
+/// The scaling of frequencies for contexts longer than those a model was first trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     Default,
-    /// All alike: positions are divided by `factor` (Chen et al. 2023).
+    /// Divides all frequencies, and so positions, by `factor` (Chen et al. 2023).
     Linear {
-        /// How many times as long the context is.
+        /// The ratio of the longer context to the first.
         factor: f64,
     },
-    /// Low frequencies alone, with a linear transition (Llama 3.1).
+    /// Divides low frequencies alone, with a linear transition (Llama 3.1).
     Llama3 {
-        /// How many times as long the context is.
+        /// The ratio of the longer context to the first.
         factor: f64,
-        /// Wavelengths above `original / low` are stretched whole.
+        /// Wavelengths above `original / low` are scaled in full.
         low: f64,
         /// Wavelengths below `original / high` are kept.
         high: f64,
         /// The context that the model was first trained on.
         original: f64,
     },
-    /// Low frequencies alone, by the turns they make in the first context; cosines and sines are scaled (Peng et al. 2023).
+    /// Divides low frequencies alone, by the turns they make in the first context; cosines and sines are scaled (YaRN,
+    /// Peng et al. 2023).
     Yarn {
-        /// How many times as long the context is.
+        /// The ratio of the longer context to the first.
         factor: f64,
         /// Pairs that make more turns are kept.
         fast: f64,
-        /// Pairs that make fewer turns are stretched whole.
+        /// Pairs that make fewer turns are scaled in full.
         slow: f64,
         /// The context that the model was first trained on.
         original: f64,
         /// The factor of cosines and sines.
         attention: f64,
-        /// Whether the transition begins and ends at whole pairs.
+        /// True if the transition begins and ends at integer pairs.
         truncate: bool,
     },
 }
@@ -58,9 +59,10 @@ impl RopeConfig {
     /// Reads `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
     ///
     /// # Errors
-    /// If the kind of scaling is not known, one of its numbers is missing or out of range, a field is not of that kind, or the two differ.
+    /// Fails if the kind of scaling is not known, or one of its numbers is missing or out of range. Fails too if a
+    /// field is not of that kind, or the two objects differ.
     pub fn read(fields: &ConfigFields, default_theta: f64, context: usize) -> Result<Self> {
-        // Both are often written, one of them empty.
+        // Files often have both, one of them empty.
         let part = |name| Ok::<_, Error>(fields.part(name)?.filter(|part| !part.fields().is_empty()));
         let (new, old) = (part("rope_parameters")?, part("rope_scaling")?);
         let plain = fields.number_or("rope_theta", default_theta)?;
@@ -79,14 +81,14 @@ impl RopeConfig {
     fn of(part: &JsonObject, theta: f64, context: usize) -> Result<Self> {
         let theta = part.number("rope_theta")?.unwrap_or(theta);
         rotates_whole_heads(part)?;
-        // Frequencies must fall.
+        // Frequencies must fall from pair to pair.
         if theta <= 1.0 {
             return Err(part.wrong("rope_theta", format_args!("is {theta}, and must be above 1")));
         }
         Ok(RopeConfig { theta, scaling: RopeScaling::read(part, context)? })
     }
 
-    /// The frequencies of a head of this width.
+    /// The frequencies of a head of width `head_dim`.
     pub fn rotary(&self, head_dim: usize) -> Rotary {
         let plain = Rotary::new(self.theta, head_dim);
         match self.scaling {
@@ -129,7 +131,7 @@ const COMMON: [&str; 5] =
     ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"];
 
 impl RopeScaling {
-    /// The fields of a kind besides [`COMMON`]; none if the kind is not known.
+    /// The fields of a kind of scaling besides [`COMMON`]; `None` if the kind is not known.
     fn own_fields(kind: &str) -> Option<&'static [&'static str]> {
         Some(match kind {
             "default" => &[],
@@ -177,7 +179,7 @@ impl RopeScaling {
     }
 }
 
-/// An error if a part of each head would be rotated: transformers' models of these families read no such part.
+/// Checks that heads are rotated in full: transformers' models of these families do not read the field.
 fn rotates_whole_heads(fields: &JsonObject) -> Result<()> {
     match fields.number("partial_rotary_factor")? {
         Some(part) if part != 1.0 => {
@@ -187,7 +189,7 @@ fn rotates_whole_heads(fields: &JsonObject) -> Result<()> {
     }
 }
 
-/// Frequencies, each changed by a function of its number and itself.
+/// Changes each frequency by a function of its index and value.
 fn each(rotary: Rotary, change: impl Fn(usize, f64) -> f64) -> Rotary {
     let frequencies = rotary.frequencies.iter().enumerate().map(|(i, &f)| change(i, f)).collect();
     Rotary { frequencies, ..rotary }
@@ -205,7 +207,8 @@ fn llama3(frequency: f64, factor: f64, low: f64, high: f64, original: f64) -> f6
     frequency * ((1.0 - part) / factor + part)
 }
 
-/// The part of each pair's frequency that is stretched: 0 for pairs that make many turns in the first context, 1 for those that make few.
+/// The scaled part of each pair's frequency: 0 for pairs that make many turns in the first context, 1 for those that
+/// make few.
 fn yarn_ramp(theta: f64, rotated: usize, turns: [f64; 2], original: f64, truncate: bool) -> impl Fn(usize) -> f64 {
     let pair =
         |turns: f64| rotated as f64 * (original / (turns * 2.0 * std::f64::consts::PI)).ln() / (2.0 * theta.ln());
@@ -239,7 +242,7 @@ mod tests {
         assert!((got - due).abs() <= due.abs() * 1e-9, "{got} is not {due}");
     }
 
-    /// Frequencies of Llama 3.1, computed from the paper's formula apart from this code.
+    /// Frequencies of Llama 3.1, computed from the paper's formula independently of this code.
     #[test]
     fn the_frequencies_of_llama_3_1() {
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
@@ -297,7 +300,7 @@ mod tests {
         ] {
             assert!(error(&json).contains(due), "{json}: {}", error(&json));
         }
-        // Equal ones are no contradiction: both are written for old and new readers.
+        // Equal objects are no contradiction: both are written for old and new readers.
         for json in [
             format!(r#"{{"rope_parameters": {linear}, "rope_scaling": {linear}, "partial_rotary_factor": 1}}"#),
             format!(r#"{{"rope_parameters": {linear}, "rope_scaling": {{}}}}"#),

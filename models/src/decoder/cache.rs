@@ -1,4 +1,4 @@
-//! Keys and values of tokens that were read already.
+//! The cache of keys and values: those of tokens that the decoder has read.
 
 use autograd::{Var, is_grad_enabled};
 use numcore::{
@@ -6,14 +6,16 @@ use numcore::{
     ops::{Apply, Op, ViewOp, ViewOps},
 };
 
-/// The keys and values of a batch in every layer, so that the next token costs one token's work: `2 · L · G · D` elements a token.
+/// The keys and values of a batch in every layer, `2 · L · G · D` elements a token, so that the next token costs one
+/// token's work.
 ///
-/// Memory grows with the tokens that are read; of layers with a sliding window, to about twice the window. Rows of a batch end together: shorter prompts are padded on the left. A call that fails adds
-/// nothing: it can be repeated.
+/// Memory grows with the tokens that are read; in layers with a sliding window, to about twice the window. Rows of a
+/// batch end together: shorter prompts are padded on the left. A call that fails adds no token and can be repeated. If
+/// it failed while it wrote the cache, later calls return an error.
 pub struct KvCache<R: Runtime> {
     layers: Vec<LayerCache<R>>,
     padding: Vec<usize>,
-    /// Rows whose text has ended: what is read of them no longer matters.
+    /// True for rows whose text has ended: tokens read for them after that do not matter.
     ended: Vec<bool>,
     capacity: usize,
     len: usize,
@@ -23,54 +25,55 @@ pub struct KvCache<R: Runtime> {
 pub struct LayerCache<R: Runtime> {
     memory: Option<[Tensor<R>; 2]>,
     capacity: usize,
-    /// How many tokens a query sees, its own among them, if not all.
+    /// The number of tokens that a query sees, its own among them; all if `None`.
     window: Option<usize>,
-    /// How many tokens at the beginning were dropped: no query sees them any more.
+    /// The number of tokens dropped at the beginning, which no query sees any more.
     dropped: usize,
-    /// The tokens of calls that went through.
+    /// The number of tokens of calls that went through.
     len: usize,
-    /// Where the memory has been written to: further than `len` after a call that failed.
+    /// The end of the written memory, in tokens: further than `len` after a call that failed.
     written: usize,
 }
 
-/// The tokens that memory has room for at first.
+/// The number of tokens that memory has room for at first.
 const LEAST: usize = 64;
 
 impl<R: Runtime> KvCache<R> {
-    /// An empty cache for up to `capacity` tokens of each row; `padding` says how many tokens at the beginning of each row are padding, and by
-    /// its length how many rows there are.
+    /// An empty cache for up to `capacity` tokens of each row, padding among them. `padding` has one entry for each
+    /// row: its number of padding tokens at the beginning.
     pub fn new(layers: usize, capacity: usize, padding: Vec<usize>) -> Self {
         Self::with_windows(vec![None; layers], capacity, padding)
     }
 
-    /// An empty cache of layers with these sliding windows; see [`new`](KvCache::new).
+    /// An empty cache for layers with these sliding windows; see [`new`](KvCache::new).
     pub(super) fn with_windows(windows: Vec<Option<usize>>, capacity: usize, padding: Vec<usize>) -> Self {
         let empty = |window| LayerCache { memory: None, capacity, window, dropped: 0, len: 0, written: 0 };
         let ended = vec![false; padding.len()];
         KvCache { layers: windows.into_iter().map(empty).collect(), padding, ended, capacity, len: 0 }
     }
 
-    /// How many tokens of each row are in it, padding among them.
+    /// The number of tokens of each row that the cache holds, padding among them.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing was read yet.
+    /// Tells whether no token was read yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many tokens at the beginning of each row are padding.
+    /// The number of padding tokens at the beginning of each row.
     pub fn padding(&self) -> &[usize] {
         &self.padding
     }
 
-    /// Says that a row's text has ended. Its tokens have no positions any more, so that none is past the context.
+    /// Marks a row's text as ended. Its later tokens have position 0, so that none is past the context.
     pub(crate) fn end(&mut self, row: usize) {
         self.ended[row] = true;
     }
 
-    /// What is subtracted from the columns of each row to get positions; `end`, past all columns, for rows that ended.
+    /// The number that is subtracted from each row's columns to get positions. For rows that ended it is `end`, past
+    /// all columns.
     pub(super) fn shifts(&self, end: usize) -> impl Iterator<Item = usize> {
         self.padding.iter().zip(&self.ended).map(move |(&padding, &ended)| if ended { end } else { padding })
     }
@@ -84,7 +87,7 @@ impl<R: Runtime> KvCache<R> {
         self.layers.iter_mut().for_each(|layer| layer.len = self.len);
     }
 
-    /// An error unless so many tokens of so many rows can be added, in a model of so many layers.
+    /// Checks that this model's cache has room for `tokens` more tokens in each of `rows` rows.
     pub(super) fn check(&self, rows: usize, tokens: usize, layers: usize) -> Result<()> {
         let wrong = |why: String| Err(Error::argument("KvCache", why));
         if layers != self.layers.len() {
@@ -105,7 +108,8 @@ impl<R: Runtime> KvCache<R> {
 }
 
 impl<R: Runtime> LayerCache<R> {
-    /// Adds keys and values `[B, G, T, D]`; gives all that are kept now, `[B, G, S, D]`, the last of those that were read.
+    /// Adds keys and values `[B, G, T, D]`. Returns all that are kept now, `[B, G, S, D]`: those of the last `S`
+    /// tokens.
     pub(super) fn extend(&mut self, keys: &Var<R>, values: &Var<R>) -> Result<[Var<R>; 2]> {
         let new = [keys.value()?, values.value()?];
         let (kept, tokens) = (self.len - self.dropped, new[0].shape()[2]);
@@ -127,26 +131,26 @@ impl<R: Runtime> LayerCache<R> {
         Ok(all)
     }
 
-    /// Memory with room for at least `tokens`, twice what they need.
+    /// Memory of zeros with room for at least `tokens`, up to twice as many.
     fn empty(&self, like: &Tensor<R>, tokens: usize) -> Result<Tensor<R>> {
         let (shape, room) = (like.shape(), tokens.saturating_mul(2).max(LEAST).min(self.capacity));
         Tensor::zeros(like.runtime(), [shape[0], shape[1], room, shape[3]], like.dtype())
     }
 
-    /// The last `seen` of the `kept` tokens that calls which went through have written, in memory with room for more.
+    /// New memory with the last `seen` of the `kept` tokens, and room for `tokens` more.
     fn moved(&self, memory: &Tensor<R>, kept: usize, seen: usize, tokens: usize) -> Result<Tensor<R>> {
         let empty = self.empty(memory, seen + tokens)?;
         if seen == 0 { Ok(empty) } else { added(empty, 0, &memory.narrow(2, kept - seen, seen)?) }
     }
 }
 
-/// The memory with new rows from `start` on: in place, unless someone still holds what was given out before.
+/// The memory with new rows from `start` on, written in place unless an earlier output still holds it.
 fn added<R: Runtime>(memory: Tensor<R>, start: usize, new: &Tensor<R>) -> Result<Tensor<R>> {
     let mut memory = match memory.try_mut() {
         Ok(memory) => memory,
         Err(shared) => copied(&shared)?,
     };
-    // What was not written yet is 0, to which the new rows are added.
+    // Rows that were not written yet are 0, and the new rows are added to them.
     let place = ViewOp::Slice { axis: 2, start, len: new.shape()[2], step: 1 };
     memory.accumulate_view(&[place], &Op::identity(), &[new])?;
     memory.freeze()

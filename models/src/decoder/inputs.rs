@@ -1,4 +1,4 @@
-//! Where tokens stand: their positions, and which keys they may see.
+//! Positions of tokens, and masks of the keys that they see.
 
 use autograd::Var;
 use nn::parallel::{ContextSlot, same_segment};
@@ -9,15 +9,15 @@ use numcore::{
 
 use super::KvCache;
 
-/// What a decoder is given besides tokens. By default positions are 0, 1, … and every token sees all before it.
+/// The inputs of a decoder besides tokens. By default positions are 0, 1, … and every token sees all before it.
 pub struct DecoderInputs<'a, R: Runtime> {
     /// The position of each token, `[B, T]` or `[T]` (`i64`).
     pub positions: Option<&'a Var<R>>,
-    /// Which document of its row each token is from, `[B, T]` (`i64`): tokens see no other. [`data::pack`] makes these,
-    /// and positions.
+    /// The document of each token within its row, `[B, T]` (`i64`): a token sees no other document. [`data::pack`]
+    /// makes these, and positions.
     pub segments: Option<&'a Var<R>>,
-    /// Keys and values of the tokens before, to which those of these tokens are added. There are neither positions nor
-    /// segments then.
+    /// Keys and values of earlier tokens, to which those of these tokens are added. Positions and segments must be
+    /// `None` then.
     pub cache: Option<&'a mut KvCache<R>>,
 }
 
@@ -31,20 +31,19 @@ impl<R: Runtime> Default for DecoderInputs<'_, R> {
 pub(super) struct Placement<R: Runtime> {
     /// `[T]` or `[B, T]`, `i64`.
     pub positions: Var<R>,
-    /// Which keys each query may see besides what causality hides: `bool`, broadcast to `[B, H, T, S]`.
+    /// The keys that each query sees, besides causality: `bool`, broadcast to `[B, H, T, S]`.
     pub mask: Option<Var<R>>,
-    /// The document of each token of the sequence, where the sequence is cut over ranks: each layer makes the masks it
-    /// needs.
+    /// The document of each token, where the sequence is cut over ranks and each layer makes its own masks.
     pub segments: Option<Var<R>>,
-    /// One past the last position, where it is known on the host.
+    /// One past the last position; 0 where positions were given, and are not known on the host.
     pub end: usize,
-    /// How many tokens of each row there are.
+    /// The number of tokens of each row.
     pub tokens: usize,
 }
 
 impl<R: Runtime> Placement<R> {
-    /// The placement of tokens `[B, T]`, which may be cut over the ranks of `context`: positions are those of the
-    /// tokens here.
+    /// The placement of tokens `[B, T]`. Where `context` cuts sequences over ranks, positions are those of this rank's
+    /// tokens.
     pub fn of(
         rt: &R,
         [b, t]: [usize; 2],
@@ -71,7 +70,7 @@ impl<R: Runtime> Placement<R> {
             let shapes = [Shape::new(&[b, t])?, segments.spec().shape];
             return Err(Error::shape("decoder", &shapes, "tokens and segments must be [B, T]"));
         }
-        // One mask for all layers, where it is one of whole sequences.
+        // Full sequences have one mask for all layers.
         let (mask, segments) = match inputs.segments {
             Some(segments) if context.ranks() == 1 => (Some(same_segment(segments, segments)?), None),
             segments => (None, segments.cloned()),
@@ -80,10 +79,10 @@ impl<R: Runtime> Placement<R> {
         Ok(Placement { positions, mask, segments, end, tokens: t })
     }
 
-    /// The tokens that follow those in a cache.
+    /// The placement of tokens that follow those in a cache.
     fn after(cache: &KvCache<R>, range: Var<R>, tokens: usize) -> Result<Self> {
         let columns = cache.len() + tokens;
-        // One past the last position of the row that has most.
+        // One past the last position of the row that has the most.
         let end = columns - cache.shifts(columns).min().unwrap_or(0);
         if end == columns && cache.shifts(columns).all(|shift| shift == 0) {
             return Ok(Placement { positions: range, mask: None, segments: None, end, tokens });

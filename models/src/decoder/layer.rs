@@ -22,9 +22,9 @@ pub struct DecoderLayer<R: Runtime> {
     pub input_norm: DecoderNorm<R>,
     /// Causal self-attention.
     pub self_attn: GroupedQueryAttention<R>,
-    /// The norm before the linear layers.
+    /// The norm before the feed-forward part.
     pub mlp_norm: DecoderNorm<R>,
-    /// The linear layers, or a mixture of experts.
+    /// The linear layers, or a mixture of experts in their place.
     pub mlp: DecoderFeedForward<R>,
 }
 
@@ -61,7 +61,7 @@ impl<R: Runtime> DecoderLayer<R> {
         if let Some(cache) = cache {
             [k, v] = cache.extend(&k, &v)?;
         }
-        // Of tokens that the cache dropped, the mask says nothing.
+        // The mask has columns of tokens that the cache has dropped.
         let kept = k.dims()[2];
         let mask = placement.mask.as_ref().map(|mask| last_columns(mask, kept)).transpose()?;
         let x = match &placement.segments {
@@ -73,7 +73,7 @@ impl<R: Runtime> DecoderLayer<R> {
     }
 }
 
-/// What each token goes through by itself.
+/// The feed-forward part of a layer, which computes each token by itself.
 #[derive(Debug)]
 pub enum DecoderFeedForward<R: Runtime> {
     /// Linear layers.
@@ -90,7 +90,7 @@ impl<R: Runtime> DecoderFeedForward<R> {
         })
     }
 
-    /// The linear layers, if it is these.
+    /// The linear layers; `None` for a mixture.
     pub fn dense(&self) -> Option<&DecoderMlp<R>> {
         match self {
             DecoderFeedForward::Dense(mlp) => Some(mlp),
@@ -98,7 +98,7 @@ impl<R: Runtime> DecoderFeedForward<R> {
         }
     }
 
-    /// The output, plus `residual`; and where a mixture sent the tokens.
+    /// The output plus `residual`, and the routing if this is a mixture.
     fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<(Var<R>, Option<Routing<R>>)> {
         match self {
             DecoderFeedForward::Dense(mlp) => Ok((mlp.forward_onto(x, residual)?, None)),
@@ -119,20 +119,20 @@ impl<R: Runtime> Module<R> for DecoderFeedForward<R> {
     }
 }
 
-/// The last columns of a mask, which may be broadcast.
+/// The last `count` columns of a mask, whose columns may be broadcast.
 fn last_columns<R: Runtime>(mask: &Var<R>, count: usize) -> Result<Var<R>> {
     let columns = mask.dims().last().copied().unwrap_or(1);
     if columns <= count { Ok(mask.clone()) } else { mask.narrow(-1, columns - count, count) }
 }
 
-/// The linear layers of a decoder's layer: `down(act(up(x)))`, or `down(act(gate(x)) · up(x))`.
+/// The linear layers of a decoder layer: `down(act(up(x)))`, or `down(act(gate(x)) · up(x))` with a gate.
 #[derive(Debug, Module)]
 pub struct DecoderMlp<R: Runtime> {
-    /// The projection that goes through the activation, where there is a gate.
+    /// The projection that goes through the activation; GPT-2 has none.
     pub gate_proj: Option<Linear<R>>,
     /// The projection to the hidden width.
     pub up_proj: Linear<R>,
-    /// The projection back.
+    /// The projection from the hidden width back.
     pub down_proj: Linear<R>,
     #[module(skip)]
     activation: Activation,
@@ -152,9 +152,9 @@ impl<R: Runtime> DecoderMlp<R> {
         })
     }
 
-    /// The output, plus `residual`. What the activation gives is [`recomputed`] in backward.
+    /// The output, plus `residual`. The activation's output is [`recomputed`] in backward.
     fn forward_onto(&self, x: &Var<R>, residual: &Var<R>) -> Result<Var<R>> {
-        // Over ranks that they are cut over, the gradient of the input is summed once for both.
+        // Where both are cut over ranks, the gradient of their input is summed over the ranks once.
         let x = &self.up_proj.enter(x)?;
         let (up, activation) = (self.up_proj.forward_entered(x).within("up_proj")?, self.activation);
         let active = match &self.gate_proj {
@@ -171,7 +171,7 @@ impl<R: Runtime> DecoderMlp<R> {
     }
 }
 
-/// A layer norm (GPT-2), or an RMS norm.
+/// The norm of a decoder layer: layer norm in GPT-2, RMS norm in other families.
 #[derive(Debug)]
 pub enum DecoderNorm<R: Runtime> {
     /// Layer norm, with a bias.

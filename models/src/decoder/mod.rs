@@ -1,4 +1,4 @@
-//! The decoder: one model with options for every family there is.
+//! The decoder: one model with options for all families.
 
 mod cache;
 mod inputs;
@@ -35,15 +35,15 @@ const NAMES: LanguageModelNames = LanguageModelNames {
     head: "lm_head",
 };
 
-/// A decoder-only language model as Hugging Face's files hold it: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3,
-/// and, with mixtures of experts, Mixtral, Qwen 1.5, 2 and 3. Tokens `[B, T]` (`i64`) give the logits of each next
-/// token, `[B, T, V]`; where sequences are cut over ranks, of this rank's part of the tokens.
+/// A decoder-only language model in Hugging Face's format: GPT-2, Llama 2 and 3, Mistral, Qwen 2, 2.5 and 3. Mixtral
+/// and Qwen 1.5, 2 and 3 may have mixtures of experts.
 ///
-/// Dropout is none: what `config.json` says of it is kept and written back.
+/// Input: tokens `[B, T]` (`i64`). Output: logits of each next token, `[B, T, V]`; where sequences are cut over ranks,
+/// those of this rank's tokens. There is no dropout: its fields in `config.json` are kept and written back.
 #[derive(Debug, Module)]
 pub struct Decoder<R: Runtime> {
-    /// The embeddings, the layers, and the norm with the projection to logits; of a [stage](Decoder::split), those that
-    /// it has. Their names are `embed_tokens`, `embed_positions`, `layers`, `norm` and `lm_head`.
+    /// The embeddings, the layers, the last norm and the head; a [stage](Decoder::split) has some of them. Their names
+    /// are `embed_tokens`, `embed_positions`, `layers`, `norm` and `lm_head`.
     #[module(flatten)]
     pub parts: LanguageModel<R, DecoderLayer<R>, DecoderNorm<R>>,
     #[module(skip)]
@@ -53,11 +53,11 @@ pub struct Decoder<R: Runtime> {
 }
 
 impl<R: Runtime> Decoder<R> {
-    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says
-    /// otherwise.
+    /// Builds a model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` sets
+    /// other initializers.
     ///
     /// # Errors
-    /// If sizes do not fit each other.
+    /// Fails if sizes do not fit each other, or the family has no such model.
     pub fn new(init: &Init<R>, config: DecoderConfig) -> Result<Self> {
         config.check()?;
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
@@ -81,22 +81,22 @@ impl<R: Runtime> Decoder<R> {
         Decoder { parts, rotary, config: config.clone() }
     }
 
-    /// The stages of this model for a pipeline, as [`LanguageModel::split`] makes them: of a model that was read
-    /// [lazily](Init::lazily), a rank reads the stages it keeps. The first takes tokens, or tokens with positions and
-    /// segments, which stages hand on; where mixtures sent tokens is not handed on, so that stages train without a
-    /// [balance loss](Decoder::balance_loss).
+    /// Splits this model into pipeline stages; see [`LanguageModel::split`]. A rank reads the stages it keeps, if the
+    /// model was built [lazily](Init::lazily). The first stage takes tokens, or tokens with positions and segments,
+    /// which stages hand on. Routings of mixtures are not handed on, so stages train without a [balance
+    /// loss](Decoder::balance_loss).
     ///
     /// # Errors
-    /// If there are to be none.
+    /// Fails if `stages` is 0.
     pub fn split(self, stages: usize) -> Result<Vec<Self>> {
         Ok(self.parts.split(stages)?.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect())
     }
 
-    /// The [stages](Decoder::split) of this model, and the loss of the logits that the last makes; see
+    /// Splits this model into [stages](Decoder::split), and returns with them the loss of the last stage's logits; see
     /// [`LanguageModel::split_with_loss`].
     ///
     /// # Errors
-    /// If there are to be none.
+    /// Fails if `stages` is 0.
     pub fn split_with_loss(self, stages: usize, loss: VocabularyLoss) -> Result<(Vec<Self>, NextTokenLoss<R>)> {
         let (parts, loss) = self.parts.split_with_loss(stages, loss)?;
         Ok((parts.into_iter().map(|parts| Decoder::of(parts, &self.config)).collect(), loss))
@@ -107,32 +107,32 @@ impl<R: Runtime> Decoder<R> {
         &self.config
     }
 
-    /// An empty cache for the keys and values of a batch; see [`KvCache::new`].
+    /// An empty cache of keys and values, with this model's sliding windows; see [`KvCache::new`].
     pub fn cache(&self, capacity: usize, padding: Vec<usize>) -> KvCache<R> {
         KvCache::with_windows(self.config.windows.clone(), capacity, padding)
     }
 
-    /// Logits `[B, T, V]` of tokens that are packed, or that follow those in a cache.
+    /// Computes logits `[B, T, V]` of tokens that are packed, or that follow those in a cache.
     ///
     /// # Errors
-    /// If shapes do not fit, a learned position is past the context, or the cache is full.
+    /// Fails if shapes do not fit, a learned position is past the context, or the cache is full.
     pub fn forward_with(&self, tokens: &Var<R>, inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
         self.logits(&self.states(tokens, inputs)?)
     }
 
-    /// What the head sees: the output of the last layer, `[B, T, C]`, normalized.
+    /// Computes the states that the head projects: the last layer's output, `[B, T, C]`, normalized.
     ///
     /// # Errors
-    /// If [`forward_with`](Decoder::forward_with) would fail.
+    /// Fails if [`forward_with`](Decoder::forward_with) would fail.
     pub fn states(&self, tokens: &Var<R>, inputs: DecoderInputs<'_, R>) -> Result<Var<R>> {
         Ok(self.routed_states(tokens, inputs)?.0)
     }
 
-    /// What [`states`](Decoder::states) gives, and where the mixtures of experts sent the tokens, layer by layer:
-    /// training adds their [losses](Routing::balance_loss).
+    /// Computes [`states`](Decoder::states), and the routing of tokens by each layer's mixture of experts, for the
+    /// [losses](Routing::balance_loss) that training adds.
     ///
     /// # Errors
-    /// If [`forward_with`](Decoder::forward_with) would fail.
+    /// Fails if [`forward_with`](Decoder::forward_with) would fail.
     pub fn routed_states(
         &self,
         tokens: &Var<R>,
@@ -147,8 +147,8 @@ impl<R: Runtime> Decoder<R> {
         Ok((self.parts.normalized(&x)?, routings))
     }
 
-    /// Where the tokens of a call stand, by the tokens `[B, T]`, or by the part `[B, T, C]` of what a stage is given
-    /// that is here.
+    /// Positions and mask of a call, by its input: tokens `[B, T]`, or a later stage's `[B, T, C]`, which is this
+    /// rank's part of the sequence.
     fn placement(&self, x: &Var<R>, inputs: &DecoderInputs<'_, R>) -> Result<Placement<R>> {
         let (shape, context) = (x.spec().shape, &self.parts.context);
         let of = match (&shape[..], self.parts.embedding.is_some()) {
@@ -160,7 +160,7 @@ impl<R: Runtime> Decoder<R> {
         Placement::of(x.runtime(), of, inputs, self.parts.blocks.len(), context)
     }
 
-    /// The output of the last layer here, and where mixtures sent the tokens.
+    /// The output of this stage's last layer, and the routings of its mixtures.
     fn through_layers(
         &self,
         x: Var<R>,
@@ -178,23 +178,24 @@ impl<R: Runtime> Decoder<R> {
         Ok((x, routings))
     }
 
-    /// Logits of what [`states`](Decoder::states) gives, or of a part of it.
+    /// Projects [`states`](Decoder::states), or some of their tokens, to logits.
     ///
     /// # Errors
-    /// If the width is not the model's.
+    /// Fails if the width is not the model's.
     pub fn logits(&self, states: &Var<R>) -> Result<Var<R>> {
         self.parts.project(states)
     }
 
-    /// The balance loss that transformers computes of all layers' mixtures as one (`load_balancing_loss_func`), times
-    /// the number of tokens: a sum over tokens, as other losses are. `config.json` has its factor as
-    /// `router_aux_loss_coef`. Every token counts, padding too. Over ranks it is that of the tokens of all, if
-    /// `distributed::mesh::Mesh::parallelize` was given [`tensor_plan`](Decoder::tensor_plan), also where each rank has
-    /// all experts. Where sequences are cut over ranks it stands for whole sequences
-    /// ([`of_whole`](nn::parallel::ContextSlot::of_whole)).
+    /// Computes the balance loss of all layers' mixtures together (`load_balancing_loss_func` of transformers), times
+    /// the number of tokens: a sum over tokens, as other losses are. Its factor in `config.json` is
+    /// `router_aux_loss_coef`. Every token counts, padding too.
+    ///
+    /// The loss is that of the tokens of all ranks, if `distributed::mesh::Mesh::parallelize` was given
+    /// [`tensor_plan`](Decoder::tensor_plan), even where each rank has all experts. Where sequences are cut over ranks,
+    /// it stands for full sequences ([`of_whole`](nn::parallel::ContextSlot::of_whole)).
     ///
     /// # Errors
-    /// If there are no mixtures.
+    /// Fails if there are no mixtures, or `routings` is empty.
     pub fn balance_loss(&self, routings: &[Routing<R>]) -> Result<Var<R>> {
         let Some(mixtures) = &self.config.mixtures else {
             return Err(Error::state("balance_loss", "is of mixtures of experts, and this model has none"));
@@ -210,12 +211,12 @@ impl<R: Runtime> Decoder<R> {
         self.parts.context.of_whole(&sum.unwrap_or_else(none)?.mul(mixtures.mixture.top_k as f64 / layers)?)
     }
 
-    /// The loss of predicting `targets` (`i64`, `[B, T]`) from the logits of [`forward_with`](Decoder::forward_with).
-    /// Where sequences are cut over ranks, targets are those of whole sequences, and the loss is by this rank's part of
-    /// them ([`ContextSlot::loss`](nn::parallel::ContextSlot::loss)).
+    /// Computes the loss of predicting `targets` (`i64`, `[B, T]`) from the logits of
+    /// [`forward_with`](Decoder::forward_with). Where sequences are cut over ranks, targets are those of full
+    /// sequences. The loss is then this rank's part of theirs ([`ContextSlot::loss`](nn::parallel::ContextSlot::loss)).
     ///
     /// # Errors
-    /// If shapes do not fit.
+    /// Fails if shapes do not fit.
     pub fn next_token_loss(&self, logits: &Var<R>, targets: &Var<R>, loss: &VocabularyLoss) -> Result<Var<R>> {
         self.parts.logits_loss(*loss)?.of(logits, targets)
     }

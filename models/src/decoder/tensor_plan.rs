@@ -1,4 +1,4 @@
-//! How decoders are cut over ranks.
+//! The tensor parallelism of decoders.
 
 use nn::parallel::TensorPlan;
 use numcore::Runtime;
@@ -6,12 +6,14 @@ use numcore::Runtime;
 use super::Decoder;
 
 impl<R: Runtime> Decoder<R> {
-    /// The plan of tensor parallelism for every family, layer by layer as Hugging Face has it: projections into attention and into the
-    /// linear layers `colwise`, those back `rowwise`, norms of heads whole with their gradients summed, embedding and head along the
-    /// vocabulary, and experts shared out along the expert axis. Heads must be shared out evenly; those of keys and values may be fewer than ranks.
+    /// The plan of tensor parallelism for every family, layer by layer as Hugging Face has it. Projections into
+    /// attention and into the linear layers are `colwise`, those back `rowwise`. Norms of heads are replicated with
+    /// their gradients summed, embedding and head cut along the vocabulary, and experts along the expert axis. Heads
+    /// must divide evenly among ranks; those of keys and values may be fewer than ranks.
     ///
-    /// A vocabulary that ranks do not divide stays whole: `Decoder::tensor_plan().without("embed_tokens").without("lm_head")`. What is read
-    /// [lazily](nn::Init::lazily) is read into each rank's pieces, a parameter at a time.
+    /// A vocabulary that ranks do not divide stays replicated with
+    /// `Decoder::tensor_plan().without("embed_tokens").without("lm_head")`. Models built [lazily](nn::Init::lazily) are
+    /// read into each rank's pieces, a parameter at a time.
     pub fn tensor_plan() -> TensorPlan {
         let attention = ["q_proj", "k_proj", "v_proj", "qkv_proj"].iter();
         let attention = attention.fold(TensorPlan::new(), |plan, projection| {

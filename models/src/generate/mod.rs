@@ -1,4 +1,5 @@
-//! Text from a decoder: greedy or sampled, for samples during training and evaluation. It is no server: a batch begins and ends together.
+//! Text from a decoder, greedy or sampled, for samples during training and evaluation. It is no server: a batch begins
+//! and ends together.
 
 mod options;
 mod processors;
@@ -17,13 +18,13 @@ pub use stop::{FinishReason, StopTexts};
 
 use crate::{Decoder, DecoderInputs};
 
-/// Tokens that are to be continued.
+/// A prompt: the tokens that are to be continued.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
-    /// The tokens there are.
+    /// The tokens of the prompt.
     pub tokens: Vec<u32>,
-    /// Which stream of random numbers its continuation is drawn from. Prompts of one stream are given the same random numbers, wherever in
-    /// whichever batch they stand: give each prompt a stream of its own where their samples should not depend on each other.
+    /// The stream of random numbers that its continuation is drawn from. Prompts of one stream get the same random
+    /// numbers, in any batch and row. Give each prompt its own stream where samples should be independent.
     pub stream: u64,
 }
 
@@ -36,17 +37,18 @@ impl From<Vec<u32>> for Prompt {
 /// The continuation of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Generated {
-    /// The tokens after the prompt, with the one that ended it, if one did.
+    /// The tokens after the prompt, with the stop token if one ended the text.
     pub tokens: Vec<u32>,
-    /// Why it ended.
+    /// The reason why the text ended.
     pub reason: FinishReason,
 }
 
-/// Continues prompts, which may differ in length. The model is computed without gradients; its dropout, if it has any, is its own affair.
+/// Continues prompts, which may differ in length. No gradients are recorded.
 ///
 /// # Errors
-/// If there is an empty prompt, an option is out of range, or a prompt is longer than learned positions reach; and if the model's experts are shared
-/// out among ranks, which have prompts of their own, and would end at different tokens.
+/// Fails if a prompt is empty, leaves no room within `max_length`, or is longer than learned positions reach. Fails too
+/// if an option is out of range, a logit is NaN or +∞, or `decode` fails. A model whose experts are shared out among
+/// ranks is an error: ranks have prompts of their own, and would end at different tokens.
 pub fn generate<R: Runtime>(
     model: &Decoder<R>,
     prompts: &[Prompt],
@@ -105,7 +107,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
 
     fn run(mut self) -> Result<Vec<Generated>> {
         let padding = self.rows.iter().map(|row| self.width - row.prompt.tokens.len()).collect();
-        // The last token is not read again.
+        // The last token is never read back by the model.
         let capacity = self.width.saturating_add(self.options.max_new_tokens - 1);
         let mut cache = self.model.cache(capacity, padding);
         let mut tokens = self.prompts()?;
@@ -127,7 +129,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
         Ok(self.rows.into_iter().map(generated).collect())
     }
 
-    /// The prompts, padded on the left.
+    /// The prompts `[B, T]`, padded on the left.
     fn prompts(&self) -> Result<Var<R>> {
         let padded = |row: &Row<'_>| {
             let pad = std::iter::repeat_n(0, self.width - row.prompt.tokens.len());
@@ -136,7 +138,7 @@ impl<'a, R: Runtime> Batch<'a, R> {
         self.tokens(&self.rows.iter().flat_map(padded).collect::<Vec<_>>())
     }
 
-    /// The newest token of each row; rows that ended go on with their last.
+    /// The newest token of each row, `[B, 1]`; rows that ended repeat their last.
     fn last_tokens(&self) -> Result<Var<R>> {
         let last = |row: &Row<'_>| i64::from(row.new.last().copied().unwrap_or(0));
         self.tokens(&self.rows.iter().map(last).collect::<Vec<_>>())
@@ -148,14 +150,14 @@ impl<'a, R: Runtime> Batch<'a, R> {
         Ok(Var::new(Tensor::from_slice(&rt, [rows, tokens.len() / rows], tokens)?))
     }
 
-    /// The longest text of a row: what follows the last learned position can be chosen, and not be read.
+    /// The most tokens of a row's text. The token after the last learned position can be chosen, but not read.
     fn most(&self) -> usize {
         let config = self.model.config();
         let learned = config.rope.is_none().then_some(config.context + 1);
         learned.into_iter().chain(self.options.max_length).min().unwrap_or(usize::MAX)
     }
 
-    /// Chooses the next token of each row that has not ended.
+    /// Chooses the next token of each row that has not ended, by logits `[B, V]`.
     fn extend(&mut self, step: usize, mut logits: Vec<f32>) -> Result<()> {
         let vocab = logits.len() / self.rows.len();
         let (options, stop, most) = (self.options, self.stop, self.most());

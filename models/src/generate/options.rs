@@ -1,4 +1,4 @@
-//! How text is continued.
+//! Options of generation: lengths, stop tokens and sampling.
 
 use std::path::Path;
 
@@ -7,35 +7,37 @@ use serde_json::Value;
 
 use crate::files::JsonObject;
 
-/// How text is continued. By default greedily, 20 tokens.
+/// The options of [`generate`](crate::generate). By default 20 tokens, greedily.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOptions {
-    /// The most tokens that are added.
+    /// The most tokens that are added to a prompt.
     pub max_new_tokens: usize,
-    /// The most tokens of a text with its prompt; no limit besides that of new tokens if not given.
+    /// The most tokens of a text with its prompt; if `None`, only new tokens are limited.
     pub max_length: Option<usize>,
-    /// Tokens that end a text, `eos_token_id`.
+    /// The tokens that end a text, `eos_token_id`.
     pub eos_token_ids: Vec<u32>,
-    /// How tokens are drawn; the likeliest is taken if not given.
+    /// The sampling of tokens; greedy if `None`.
     pub sampling: Option<Sampling>,
-    /// What the logits of tokens that are in the text already are divided by (multiplied by, where negative); 1 changes nothing.
+    /// The divisor of the logits of tokens that are in the text already; negative logits are multiplied by it. 1
+    /// changes nothing.
     pub repetition_penalty: f64,
-    /// The seed of what is drawn.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
-/// How tokens are drawn: scores are changed in this order, as transformers does.
+/// The sampling of tokens. Logits are changed in the order of the fields, as in transformers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by.
+    /// The divisor of logits.
     pub temperature: f64,
-    /// Only so many of the likeliest tokens are left.
+    /// The number of likeliest tokens that are kept.
     pub top_k: Option<usize>,
-    /// Only the fewest tokens are left that have this probability together.
+    /// The probability that the fewest likeliest tokens, which are kept, must have together.
     pub top_p: Option<f64>,
-    /// Only tokens are left that are at least this part as likely as the likeliest.
+    /// The least probability of tokens that are kept, as a part of the likeliest token's.
     pub min_p: Option<f64>,
-    /// Only the tokens are left whose information is nearest to the expected, and which have this probability together.
+    /// The probability that the kept tokens must have together, those first whose information is nearest to the
+    /// entropy.
     pub typical_p: Option<f64>,
 }
 
@@ -58,7 +60,8 @@ impl Default for Sampling {
     }
 }
 
-/// Options of transformers that change what is generated and that are not known here, with the values that change nothing.
+/// The options of transformers that change the generated text and are not supported, with the values that change
+/// nothing.
 const UNKNOWN: &[(&str, &[f64])] = &[
     ("assistant_ensemble_weight", &[]),
     ("bad_words_ids", &[]),
@@ -95,8 +98,8 @@ const UNKNOWN: &[(&str, &[f64])] = &[
     ("watermarking_config", &[]),
 ];
 
-/// Options that are read, and those that change nothing of the tokens of one text: what is given out, memory, how beams are compared,
-/// and drafts, of which the model decides.
+/// The options that are read, and those that do not change one text's tokens. The latter concern outputs, memory,
+/// comparison of beams, and drafts, of which the model decides.
 const KNOWN: &[&str] = &[
     "_commit_hash",
     "_from_model_config",
@@ -144,17 +147,17 @@ const KNOWN: &[&str] = &[
     "use_mtp",
 ];
 
-/// Whether a field is one of generation: in a `config.json` it changes nothing of what the model computes.
+/// Tells whether a field is one of generation: in a `config.json` it changes nothing of what the model computes.
 pub fn is_generation_field(name: &str) -> bool {
     KNOWN.binary_search(&name).is_ok() || UNKNOWN.binary_search_by_key(&name, |(known, _)| known).is_ok()
 }
 
 impl GenerationOptions {
-    /// What `generation_config.json` in a folder says; without that file, what the fields of generation in `config.json`
-    /// say, as in transformers.
+    /// Reads `generation_config.json` in a folder; without that file, the fields of generation in `config.json`, as in
+    /// transformers.
     ///
     /// # Errors
-    /// If a field is malformed, or asks for what is not known here, such as beams.
+    /// Fails if a field is malformed, or requires an unsupported option, such as beams.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let path = folder.as_ref().join("generation_config.json");
         if path.is_file() {
@@ -163,7 +166,7 @@ impl GenerationOptions {
         Self::read(&JsonObject::open(&folder.as_ref().join("config.json"))?)
     }
 
-    /// The fields of a file of generation's own, which has no others.
+    /// Reads a file of generation alone, in which every other field is an error.
     fn of_file(fields: &JsonObject) -> Result<Self> {
         let unknown = |name: &&String| fields.get(name).is_some() && !is_generation_field(name);
         if let Some(name) = fields.fields().keys().find(unknown) {
@@ -173,7 +176,7 @@ impl GenerationOptions {
         Self::read(fields)
     }
 
-    /// The fields of generation, of any file.
+    /// Reads the fields of generation of any file, and ignores others.
     fn read(fields: &JsonObject) -> Result<Self> {
         for (name, harmless) in UNKNOWN {
             let value = fields.get(name).filter(|v| **v != Value::Bool(false));
@@ -184,14 +187,14 @@ impl GenerationOptions {
         let max_length = fields.count("max_length")?;
         let sampling = Sampling {
             temperature: fields.number("temperature")?.unwrap_or(1.0),
-            // What transformers takes where nothing is said.
+            // The default of transformers.
             top_k: Some(fields.count("top_k")?.unwrap_or(50)).filter(|&k| k > 0),
             top_p: fields.number("top_p")?.filter(|&p| p < 1.0),
             min_p: fields.number("min_p")?,
             typical_p: fields.number("typical_p")?.filter(|&p| p < 1.0),
         };
         let options = GenerationOptions {
-            // Where both are given transformers takes the new tokens.
+            // Given both, transformers takes the number of new tokens.
             max_new_tokens: fields.count("max_new_tokens")?.or(max_length).unwrap_or(20),
             max_length: max_length.filter(|_| fields.get("max_new_tokens").is_none()),
             eos_token_ids: eos_token_ids(fields)?,
@@ -203,16 +206,16 @@ impl GenerationOptions {
         Ok(options)
     }
 
-    /// Changes the logits of the token after `text` as sampling would before it draws; what is left out becomes −∞.
+    /// Changes the logits of the token after `text` as sampling does before it draws; tokens that are left out get −∞.
     ///
     /// # Errors
-    /// If an option is out of range, there is no logit, or one is NaN or infinite.
+    /// Fails if an option is out of range, a logit is NaN or +∞, or there is no finite one.
     pub fn process(&self, logits: &mut [f32], text: &[u32]) -> Result<()> {
         self.check()?;
         super::processors::process(logits, &[text], self)
     }
 
-    /// An error unless every option is in its range.
+    /// Checks that every option is in its range.
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("generate", field, why));
         // Comparisons that NaN does not pass.
@@ -238,7 +241,7 @@ impl GenerationOptions {
     }
 }
 
-/// `eos_token_id`: one token, or a list.
+/// The tokens of `eos_token_id`: one, or a list.
 fn eos_token_ids(fields: &JsonObject) -> Result<Vec<u32>> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     let tokens = match fields.get("eos_token_id") {
@@ -267,7 +270,7 @@ mod tests {
         let length = |json: &str| read(json).map(|options| (options.max_new_tokens, options.max_length)).unwrap();
         assert_eq!(length(r#"{"max_length": 64}"#), (64, Some(64)));
         assert_eq!(length(r#"{"max_length": 64, "max_new_tokens": 9}"#), (9, None));
-        // What transformers writes where nothing was chosen.
+        // The defaults that transformers writes.
         for json in ["{}", r#"{"remove_invalid_values": false, "assistant_lookbehind": 10, "no_repeat_ngram_size": 0}"#]
         {
             assert_eq!(read(json).unwrap(), GenerationOptions::default());

@@ -1,12 +1,12 @@
-//! What is done to logits before a token is chosen, in transformers' order, and the choice.
+//! Processing of logits before a token is chosen, in transformers' order, and the choice.
 
 use numcore::{Error, Result, Within, rng::philox4x32_10};
 
 use super::{GenerationOptions, Sampling};
 
-/// Changes the scores of the next token after `text`; what is left out becomes −∞. Options are in their ranges.
+/// Changes the scores of the next token after `text`; tokens that are left out get −∞. Options must be in range.
 pub fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions) -> Result<()> {
-    // Before anything compares them: what is left out of NaN depends on where it stands.
+    // Checked before any comparison, in which the place of a NaN would decide what is left out.
     expect_numbers(scores, "the model gave")?;
     penalize(scores, text, options.repetition_penalty as f32);
     let Some(Sampling { temperature, top_k, top_p, min_p, typical_p }) = options.sampling else { return Ok(()) };
@@ -27,7 +27,7 @@ pub fn process(scores: &mut [f32], text: &[&[u32]], options: &GenerationOptions)
     Ok(())
 }
 
-/// An error unless there are scores, and each is a number or −∞.
+/// Checks that there are scores, none of them NaN or +∞, and not all −∞.
 fn expect_numbers(scores: &[f32], whence: &str) -> Result<()> {
     let why = match scores.iter().position(|score| score.is_nan() || *score == f32::INFINITY) {
         _ if scores.is_empty() => "there are no logits".into(),
@@ -38,7 +38,7 @@ fn expect_numbers(scores: &[f32], whence: &str) -> Result<()> {
     Err(Error::argument("generate", why))
 }
 
-/// Each token of the text once, however often it is there.
+/// Applies the repetition penalty to each token of the text, once however often it occurs.
 fn penalize(scores: &mut [f32], text: &[&[u32]], penalty: f32) {
     if penalty == 1.0 {
         return;
@@ -53,14 +53,14 @@ fn penalize(scores: &mut [f32], text: &[&[u32]], penalty: f32) {
     }
 }
 
-/// Leaves the `k` highest, and those equal to the last of them.
+/// Keeps the `k` highest scores, and those equal to the last of them.
 fn keep_top_k(scores: &mut [f32], k: usize) {
     let mut sorted = scores.to_vec();
     let (_, &mut least, _) = sorted.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a));
     drop_where(scores, |score, _| score < least);
 }
 
-/// Leaves the fewest of the likeliest whose probabilities sum to more than `p`, at least one.
+/// Keeps the fewest of the likeliest tokens whose probabilities sum to more than `p`, at least one.
 fn keep_top_p(scores: &mut [f32], p: f64) {
     let probabilities = softmax(scores);
     let mut order = ascending(scores);
@@ -81,7 +81,8 @@ fn keep_min_p(scores: &mut [f32], p: f64) {
     drop_where(scores, |_, i| probabilities[i] < p * most);
 }
 
-/// Leaves tokens whose information differs least from the entropy, up to the one with which they have the probability `p` (Meister et al. 2023).
+/// Keeps the tokens whose information differs least from the entropy, up to the one with which their probabilities
+/// reach `p` (Meister et al. 2023).
 fn keep_typical(scores: &mut [f32], p: f64) {
     let probabilities = softmax(scores);
     let entropy: f64 = probabilities.iter().filter(|&&q| q > 0.0).map(|q| -q * q.ln()).sum();
@@ -115,7 +116,7 @@ fn softmax(scores: &[f32]) -> Vec<f64> {
     exponents.into_iter().map(|x| x / sum).collect()
 }
 
-/// A choice: its random number depends on these alone, not on the batch.
+/// The key of a choice: its random number depends on these fields alone, not on the batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Draw {
     pub seed: u64,
@@ -124,7 +125,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// The likeliest token, the first of equals; or one drawn by probability.
+    /// Chooses the likeliest token, the first of equals; or draws one by probability.
     pub fn choose(self, scores: &[f32], sample: bool) -> Result<u32> {
         expect_numbers(scores, "there is").within(format_args!("new token {}", self.step))?;
         let likeliest = || {
@@ -135,7 +136,7 @@ impl Draw {
         u32::try_from(at).map_err(|_| Error::argument("generate", format!("token {at} is no u32")))
     }
 
-    /// The token at which the probabilities' sum passes the random number.
+    /// The token at which the sum of probabilities passes the random number.
     fn drawn(self, scores: &[f32]) -> Option<usize> {
         let (probabilities, mut sum, u) = (softmax(scores), 0.0, self.uniform());
         probabilities.iter().position(|&p| {
@@ -148,7 +149,7 @@ impl Draw {
         let low = |x: u64| x as u32;
         let counter = [low(self.step), low(self.stream), low(self.stream >> 32), 2];
         let [a, b, ..] = philox4x32_10(counter, [low(self.seed), low(self.seed >> 32)]);
-        // 53 bits.
+        // A fraction of 53 bits.
         ((u64::from(a) << 21) ^ u64::from(b >> 11)) as f64 / (1u64 << 53) as f64
     }
 }

@@ -1,29 +1,29 @@
-//! When a text ends.
+//! Conditions that end a text.
 
 use numcore::Result;
 
-/// Why a text ended.
+/// The reason why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// It has as many tokens as were allowed, or as the model has positions for.
+    /// The text has as many tokens as were allowed, or as the model has positions for.
     Length,
-    /// A token ended it.
+    /// The last token is one of `eos_token_ids`.
     End,
-    /// A stop text is in it.
+    /// The text contains a stop text.
     Text,
 }
 
-/// Texts that end a continuation once they are in it, and how tokens are read.
+/// Stop texts, which end a continuation that contains one, and the decoder of tokens.
 pub struct StopTexts<'a> {
-    /// The texts.
+    /// The stop texts.
     pub stop_strings: &'a [&'a str],
     /// The text of tokens: a tokenizer's `decode`.
     pub decode: &'a dyn Fn(&[u32]) -> Result<String>,
 }
 
 impl StopTexts<'_> {
-    /// Whether the text of the new tokens has one of these. Only the end is decoded: as many tokens as the longest text has bytes, since no
-    /// token is less than a byte, and some for characters of several.
+    /// Finds a stop text at the end of the new tokens. It decodes as many tokens as the longest stop text has bytes,
+    /// since no token is less than a byte. It adds 4 tokens for characters of several bytes.
     pub(super) fn reached(&self, new: &[u32]) -> Result<Option<FinishReason>> {
         let longest = self.stop_strings.iter().map(|text| text.len()).max().unwrap_or(0);
         let end = &new[new.len().saturating_sub(longest + 4)..];

@@ -1,4 +1,4 @@
-//! One adapter, and what it computes.
+//! The adapter of a linear layer, and its computation.
 
 use std::{any::Any, sync::Arc};
 
@@ -14,8 +14,8 @@ use numcore::{
 
 use super::LoraConfig;
 
-/// The adapter of a linear layer: `W x + s · B A x`, or with a magnitude `m` for each output (DoRA, Liu et al. 2024)
-/// `m / ‖W + s B A‖ · (W + s B A) x`, the norm taken as a constant in backward.
+/// The adapter of a linear layer, which computes `W x + s · B A x`. With a magnitude `m` for each output (DoRA, Liu et
+/// al. 2024) it computes `m / ‖W + s B A‖ · (W + s B A) x`, with the norm as a constant in backward.
 #[derive(Debug, Module)]
 pub struct LoraAdapter<R: Runtime> {
     /// The projection down, `[r, I]`.
@@ -28,10 +28,10 @@ pub struct LoraAdapter<R: Runtime> {
     #[module(rename = "lora_magnitude_vector")]
     pub magnitude: Option<Param<R>>,
     dropout: Dropout,
-    /// The ranks that sequences are cut over: masks are those of whole sequences.
+    /// The ranks that sequences are cut over: dropout masks are those of full sequences.
     context: ContextSlot<R>,
     scale: f64,
-    /// What computes the layer without this adapter, if not its weight: the weight in four bits.
+    /// The adapter below this one, which computes the layer in place of its weight: a weight in four bits.
     #[module(skip)]
     base: AdapterSlot<R>,
 }
@@ -68,13 +68,13 @@ impl<R: Runtime> LoraAdapter<R> {
         if !config.dora {
             return Ok(adapter);
         }
-        // B is 0: the norms are the weight's own.
+        // The norms are the weight's own, since B is 0.
         let magnitude = init.param([outputs], Initializer::Ones)?.with_cuts(Cuts::Bias(rows));
         magnitude.leaf().put(row_norms(weight, &weight.value()?.to_dtype(magnitude.dtype())?)?)?;
         Ok(LoraAdapter { magnitude: Some(magnitude), ..adapter })
     }
 
-    /// What computes the layer without this adapter, if not its weight.
+    /// The adapter below this one, if any; see the field.
     pub(super) fn base(&self) -> Option<Arc<dyn Adapter<R>>> {
         self.base.get()
     }
@@ -92,7 +92,7 @@ impl<R: Runtime> LoraAdapter<R> {
         self.b.weight.value()?.matmul(&self.a.weight.value()?)?.mul(self.scale)
     }
 
-    /// The layer's input after dropout, of whose elements each is dropped that would be on one rank.
+    /// The layer's input after dropout. The dropped elements are those that one rank with all of the input would drop.
     fn dropped(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
         let (dims, placed) = (x.dims(), layer.weight.placed());
         let mut parts = Vec::new();
@@ -100,7 +100,8 @@ impl<R: Runtime> LoraAdapter<R> {
             return Ok(x.clone());
         }
         if dims.len() >= 2 {
-            // Where the sequence is cut between layers, one that is not cut computes on a part of it, and has a part of its gradient.
+            // Between layers, sequences may be cut. A layer that is not cut then computes a part of the sequence, and a
+            // part of its gradient.
             let is_part = |p: &Arc<Placed<R>>| p.style() == TensorStyle::Replicated && p.has_partial_gradient();
             let within = placed.clone().filter(is_part).and_then(|placed| placed.sequence_part());
             let part = self.context.part_of_values(dims[dims.len() - 2], within)?;
@@ -120,8 +121,9 @@ impl<R: Runtime> LoraAdapter<R> {
         self.dropout.forward_piece(x, &parts.iter().map(|(dim, part)| (*dim, part)).collect::<Vec<_>>())
     }
 
-    /// `s · B A x`, in the element type of `x`. Of a layer that is cut along its outputs, so is `B`; of one that is cut along its inputs, so is `A`,
-    /// whose products are summed over the ranks while they have but `r` elements a token.
+    /// `s · B A x`, in the element type of `x`. `B` is cut with a layer that is cut along its outputs, `A` with one
+    /// that is cut along its inputs. The products of `A` are then summed over the ranks, while they have only `r`
+    /// elements a token.
     fn low_rank(&self, layer: &Linear<R>, x: &Var<R>) -> Result<Var<R>> {
         let [a, b] = [&self.a.weight, &self.b.weight];
         let style = |p: &Param<R>| p.placed().map(|placed| placed.style());
@@ -141,7 +143,7 @@ impl<R: Runtime> LoraAdapter<R> {
         down.mul(self.scale)?.linear(&b.var(), None)?.to_dtype(x.dtype())
     }
 
-    /// `m / ‖W + s B A‖`, of which the gradient sees `m` alone.
+    /// The gains `m / ‖W + s B A‖`, `[O]`, whose gradient reaches `m` alone.
     fn gains(&self, magnitude: &Param<R>, weight: &Param<R>) -> Result<Var<R>> {
         let norms = no_grad(|| {
             let update = self.update()?;
@@ -158,7 +160,8 @@ impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
         let update = self.low_rank(layer, &dropped)?;
         let Some(magnitude) = &self.magnitude else { return plain.add(&update) };
         let gains = self.gains(magnitude, &layer.weight)?.to_dtype(x.dtype())?;
-        // The bias has no magnitude. With dropout, so has the part that is always there: peft's definition.
+        // The magnitude does not scale the bias. With dropout, the base output that it scales is computed from dropped
+        // inputs, as peft defines it.
         let whole = if self.dropout.is_identity() { plain.clone() } else { self.plain(layer, &dropped)? };
         let base = match &layer.bias {
             Some(bias) => whole.sub(&bias.var())?,
@@ -176,12 +179,13 @@ impl<R: Runtime> Adapter<R> for LoraAdapter<R> {
     }
 }
 
-/// Whether a parameter is of a layer that is cut along its inputs.
+/// Tells whether a parameter is of a layer that is cut along its inputs.
 fn is_row<R: Runtime>(placed: &Placed<R>) -> bool {
     placed.style() == TensorStyle::Row
 }
 
-/// The Euclidean norm of each row of `value`, in place of a parameter that may be cut over ranks: along its inputs, each has a part of every row.
+/// The Euclidean norm of each row of `value`, which has the layout of the parameter `of`. Where that is cut along its
+/// inputs, each rank has a part of every row, and squares are summed over ranks.
 pub(super) fn row_norms<R: Runtime>(of: &Param<R>, value: &Tensor<R>) -> Result<Tensor<R>> {
     let squares = value.square()?.sum(&[1], false)?.flatten(0, -1)?;
     match of.placed().filter(|placed| is_row(placed)) {

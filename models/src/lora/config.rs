@@ -1,4 +1,4 @@
-//! Which layers have an adapter, and how large it is.
+//! The configuration of adapters: their layers, ranks and scales.
 
 use std::collections::BTreeMap;
 
@@ -8,43 +8,43 @@ use serde_json::{Map, Value, json};
 use super::names::{chosen, is_within, matches};
 use crate::files::{JsonObject, is_empty};
 
-/// Which layers have an adapter.
+/// The layers that have an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoraTargets {
-    /// Layers whose name is one of these, or ends with `.` and one of these.
+    /// Layers whose name is in this list, or ends with `.` and a name in it.
     Names(Vec<String>),
-    /// All linear layers but the head.
+    /// The linear layers except heads.
     AllLinear,
 }
 
-/// How adapters are made. By default those of `q_proj` and `v_proj`, of rank 8.
+/// The configuration of adapters. By default those of `q_proj` and `v_proj`, of rank 8.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraConfig {
-    /// The rank of the matrices.
+    /// The rank `r` of the matrices.
     pub rank: usize,
-    /// What the update is scaled by: by `alpha / rank`.
+    /// The scale of the update, times `rank`: the update is multiplied by `alpha / rank`.
     pub alpha: f64,
     /// The dropout probability of an adapter's input.
     pub dropout: f64,
-    /// Which layers have an adapter.
+    /// The layers that have an adapter.
     pub target_modules: LoraTargets,
-    /// Layers that have none although they are targets, by the ends of their names.
+    /// Layers to leave out of the targets, by the ends of their names.
     pub exclude_modules: Vec<String>,
-    /// Whether the update is scaled by `alpha / √rank` (rsLoRA, Kalajdzievski 2023).
+    /// True if the update is multiplied by `alpha / √rank` instead (rsLoRA, Kalajdzievski 2023).
     pub use_rslora: bool,
-    /// Whether outputs have magnitudes (DoRA).
+    /// True if each output has a trained magnitude (DoRA).
     pub dora: bool,
-    /// Modules that are trained whole, in place, and saved with the adapters, by the ends of their names. Of a
-    /// classifier (`SEQ_CLS`, `TOKEN_CLS`) the head is one without being named, as in peft.
+    /// Modules that are trained in full, in place, and saved with the adapters, by the ends of their names. The head of
+    /// a classifier (`SEQ_CLS`, `TOKEN_CLS`) is one even if not named, as in peft.
     pub modules_to_save: Vec<String>,
-    /// Other ranks, by the ends of layers' names, or by a whole name after `^`.
+    /// Ranks of some layers, by the ends of their names, or by a full name after `^`.
     pub rank_pattern: BTreeMap<String, usize>,
-    /// Other alphas, by the ends of layers' names, or by a whole name after `^`.
+    /// Alphas of some layers, by the ends of their names, or by a full name after `^`.
     pub alpha_pattern: BTreeMap<String, f64>,
-    /// What `base_model_name_or_path` is to say in the adapter's files.
+    /// The field `base_model_name_or_path` of the adapter's files.
     pub base_model_name_or_path: Option<String>,
-    /// What `task_type` is to say in the adapter's files: `CAUSAL_LM`, `SEQ_CLS`, by which peft chooses the class of
-    /// the model.
+    /// The field `task_type` of the adapter's files, such as `CAUSAL_LM` or `SEQ_CLS`: peft chooses the class of the
+    /// model by it.
     pub task_type: Option<String>,
 }
 
@@ -86,7 +86,7 @@ const READ: &[&str] = &[
 /// Fields that change nothing where they are false.
 const OFF: &[&str] = &["lora_bias", "merge_weights", "use_bdlora", "use_qalora"];
 
-/// Fields of `adapter_config.json` that say how an adapter was made or loaded, and change nothing of what it computes.
+/// Fields of `adapter_config.json` about how an adapter was made or is loaded, which do not change its output.
 const HARMLESS: &[&str] = &[
     "auto_mapping",
     "base_model_name_or_path",
@@ -108,14 +108,14 @@ const HARMLESS: &[&str] = &[
     "runtime_config",
 ];
 
-/// The heads of classifiers: models have one of them.
+/// The heads of classifiers, of which a model has one.
 const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
 
 impl LoraConfig {
     /// Reads an `adapter_config.json`.
     ///
     /// # Errors
-    /// If it describes no LoRA adapter, or one with something that is not known here.
+    /// Fails if it describes no LoRA adapter, or one with unsupported options.
     pub(super) fn read(fields: &JsonObject) -> Result<Self> {
         if fields.text("peft_type")? != Some("LORA") {
             return Err(fields.wrong("peft_type", "is not `LORA`: only these adapters are known"));
@@ -169,7 +169,7 @@ impl LoraConfig {
         value.as_object().cloned().unwrap_or_default()
     }
 
-    /// An error unless every option is in its range.
+    /// Checks that every option is in its range.
     pub(super) fn check(&self) -> Result<()> {
         let wrong = |field, why: String| Err(Error::config("lora", field, why));
         if self.rank == 0 || self.rank_pattern.values().any(|&rank| rank == 0) {
@@ -189,7 +189,8 @@ impl LoraConfig {
         Ok(())
     }
 
-    /// An error if two patterns give a layer different values: which of them peft takes depends on their order in the file.
+    /// Checks that no two patterns give a layer different values: peft's choice between them depends on their order in
+    /// the file.
     pub(super) fn check_patterns(&self, layer: &str) -> Result<()> {
         let ranks = differing(&self.rank_pattern, layer);
         let Some([a, b]) = ranks.or_else(|| differing(&self.alpha_pattern, layer)) else { return Ok(()) };
@@ -197,12 +198,12 @@ impl LoraConfig {
         Err(Error::config("lora", "pattern", why))
     }
 
-    /// Whether a layer has an adapter. What is trained whole has none.
+    /// Tells whether a layer has an adapter. Modules that are trained in full have none.
     pub(super) fn adapts(&self, layer: &str) -> bool {
         chosen(&self.target_modules, &self.exclude_modules, layer) && !self.saves(layer)
     }
 
-    /// The modules that are trained whole, by the ends of their names.
+    /// The modules that are trained in full, by the ends of their names.
     pub(super) fn saved_modules(&self) -> Vec<&str> {
         let is_classifier = matches!(self.task_type.as_deref(), Some("SEQ_CLS" | "TOKEN_CLS"));
         let heads =
@@ -210,13 +211,12 @@ impl LoraConfig {
         self.modules_to_save.iter().map(String::as_str).chain(heads).collect()
     }
 
-    /// Whether a module, or one that it is in, is trained whole.
+    /// Tells whether a module, or one that contains it, is trained in full.
     pub(super) fn saves(&self, module: &str) -> bool {
         self.saved_modules().iter().any(|name| is_within(module, name))
     }
 
-    /// An error unless every module that is to be trained whole is one of the model's: of the heads of classifiers,
-    /// one.
+    /// Checks that the model has every module to train in full; of the heads of classifiers, one is enough.
     pub(super) fn check_saved(&self, modules: &[&str]) -> Result<()> {
         let has = |name: &str| modules.iter().any(|module| is_within(module, name));
         let has_head = CLASSIFIERS.iter().any(|head| has(head));
@@ -228,7 +228,7 @@ impl LoraConfig {
         Err(Error::config("lora", "modules_to_save", why))
     }
 
-    /// These names as `today` gives them: adapters of before may have older ones.
+    /// Replaces names by those that `today` returns: older adapters may have older names.
     pub(super) fn renamed(self, today: impl Fn(&str) -> Vec<String>) -> Self {
         let all = |names: Vec<String>| names.iter().flat_map(|name| today(name)).collect();
         LoraConfig {
@@ -248,7 +248,7 @@ impl LoraConfig {
         by_pattern(&self.rank_pattern, layer).unwrap_or(self.rank)
     }
 
-    /// What a layer's update is scaled by.
+    /// The factor of a layer's update.
     pub(super) fn scale_of(&self, layer: &str) -> f64 {
         let (rank, alpha) = (self.rank_of(layer) as f64, by_pattern(&self.alpha_pattern, layer).unwrap_or(self.alpha));
         alpha / if self.use_rslora { rank.sqrt() } else { rank }
@@ -272,8 +272,8 @@ fn differing<'a, T: PartialEq>(patterns: &'a BTreeMap<String, T>, layer: &str) -
     matching.find(|(_, other)| *other != value).map(|(other, _)| [&**first, &**other])
 }
 
-/// An error if the weights of the base model were changed when the adapter was made: with those of its files the adapter computes something
-/// else. Of all that is done at the start these values alone leave the base model as it is.
+/// Checks that the adapter's initialization left the base model's weights as they are in its files. Only the listed
+/// kinds do; after others the adapter would compute something else.
 fn check_start(fields: &JsonObject) -> Result<()> {
     let harmless = match fields.get("init_lora_weights") {
         None | Some(Value::Bool(_)) => true,
@@ -333,7 +333,7 @@ mod tests {
         assert!(!whole.adapts("model.layers.0.mlp.down_proj") && whole.adapts("model.layers.0.mlp.gate_proj"));
     }
 
-    /// Every field that peft 0.21 writes, as it is by default; what is not peft's is refused, whatever it is.
+    /// The fields that peft 0.21 writes, with their defaults; fields that are not peft's are refused.
     #[test]
     fn fields_are_read_or_harmless_or_refused() {
         let default = json!({
@@ -391,7 +391,7 @@ mod tests {
         );
         two.check_patterns("layers.0.q_proj").unwrap();
         alphas(&[("q_proj", 2.0), ("layers.1.q_proj", 2.0)]).check_patterns("layers.1.q_proj").unwrap();
-        // A caret means the whole name.
+        // A caret begins a full name.
         let whole = alphas(&[("^layers.1.q_proj", 16.0)]);
         assert_eq!((whole.scale_of("layers.1.q_proj"), whole.scale_of("model.layers.1.q_proj")), (2.0, 1.0));
         let excluded = LoraConfig { exclude_modules: vec!["^q_proj".into()], ..Default::default() };

@@ -1,4 +1,4 @@
-//! Adapters to and from peft's folders.
+//! Reading and writing peft's folders of adapters.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -15,16 +15,17 @@ use crate::{
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model";
-/// What peft begins every name with.
+/// The prefix of every name in peft's files.
 const PREFIX: &str = "base_model.model.";
 
 impl<R: Runtime> Lora<R> {
-    /// Writes a folder that peft loads: the adapters, how they are made, and the modules that are trained whole;
-    /// nothing else of the model. Names are those of transformers 5.
+    /// Writes a folder that peft loads: the adapters, their configuration, and the modules that are trained in full.
+    /// Names are those of transformers 5.
     ///
     /// # Errors
-    /// If a file cannot be written, or the adapters are cut over ranks, or are of a model in stages of which this rank
-    /// has some: load a training checkpoint on one rank to save them. A rank without an adapted layer cannot tell.
+    /// Fails if a file cannot be written, or adapters are cut over ranks. Fails too if some adapted layers are in
+    /// pipeline stages of other ranks; a rank with none of the adapted layers cannot detect that. In both cases, load a
+    /// training checkpoint on one rank and save there.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_with(folder, &SaveOptions::default())
     }
@@ -32,7 +33,7 @@ impl<R: Runtime> Lora<R> {
     /// Writes a folder, with options; see [`Pretrained::save_pretrained_with`].
     ///
     /// # Errors
-    /// If [`save`](Lora::save) would fail.
+    /// Fails if [`save`](Lora::save) would fail.
     pub fn save_with(&self, folder: impl AsRef<Path>, options: &SaveOptions) -> Result<()> {
         let folder = folder.as_ref();
         self.require_whole()?;
@@ -47,7 +48,7 @@ impl<R: Runtime> Lora<R> {
         WeightWriter::save_all(folder, WEIGHTS, &weights, (CONFIG, &fields), options)
     }
 
-    /// An error if some adapted layers were dropped, as stages that other ranks train: their adapters have not learned.
+    /// Checks that no adapted layer was dropped with a stage that another rank trains: its adapter has not learned.
     fn require_all_stages(&self) -> Result<()> {
         let is_there = |layer: &&AdaptedLayer<R>| layer.slot.is_shared();
         let gone = self.layers.iter().find(|layer| !is_there(layer));
@@ -60,7 +61,8 @@ impl<R: Runtime> Lora<R> {
     /// Freezes a model and puts the adapters of a folder into it, which peft or [`save`](Lora::save) wrote.
     ///
     /// # Errors
-    /// If the folder holds no adapters for this model, or some of a kind that is not known. One error lists all names that do not fit.
+    /// Fails if the folder holds no adapters for this model, or unsupported ones. One error lists all names that do not
+    /// fit.
     pub fn load<M: Pretrained<R>>(model: &M, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
         Self::load_named(model, init, folder.as_ref(), Some(&ModelNames::of(model, &model.table())))
     }
@@ -68,7 +70,7 @@ impl<R: Runtime> Lora<R> {
     /// Freezes any model and puts adapters into it that were made with [`on_module`](Lora::on_module).
     ///
     /// # Errors
-    /// If [`load`](Lora::load) would fail.
+    /// Fails if [`load`](Lora::load) would fail.
     pub fn load_on_module(model: &impl Module<R>, init: &Init<R>, folder: impl AsRef<Path>) -> Result<Self> {
         Self::load_named(model, init, folder.as_ref(), None)
     }
@@ -82,7 +84,7 @@ impl<R: Runtime> Lora<R> {
         let config = LoraConfig::read(&JsonObject::open(&folder.join(CONFIG))?)?;
         let weights = Weights::open(folder, WEIGHTS)?;
         let trained: Vec<Param<R>> = model.parameters().into_iter().filter(Param::requires_grad).collect();
-        // Nothing is drawn: shapes are compared before there is memory for values.
+        // Values are not drawn: shapes are compared before memory is allocated.
         let lora = Lora::with_names(model, &init.clone().lazily(), config, names)?;
         if let Err(e) = lora.fill(&weights) {
             lora.remove()?;
@@ -116,7 +118,7 @@ impl<R: Runtime> Lora<R> {
         })
     }
 
-    /// All parameters, each with the names that files may have for it, today's first.
+    /// The parameters, each with the names that files may have for it, the newest first.
     fn places(&self) -> Vec<(Vec<String>, Param<R>, Change)> {
         let adapters = self.layers.iter().flat_map(|layer| {
             let before = layer.named(&layer.names.stored).into_iter().map(|(name, _)| name);
@@ -136,10 +138,10 @@ impl<R: Runtime> SavedParam<R> {
 }
 
 impl<R: Runtime> AdaptedLayer<R> {
-    /// The parameters of the adapter, by peft's names for a layer of this name.
+    /// The adapter's parameters, by peft's names for a layer called `layer`.
     fn named(&self, layer: &str) -> Vec<(String, Param<R>)> {
         let parameters = self.adapter.named_parameters();
-        // The walk names them as the adapter's own.
+        // Names of the walk are relative to the adapter.
         let renamed = parameters.into_iter().map(|(name, p)| (format!("{PREFIX}{layer}.{name}"), p));
         renamed.collect()
     }

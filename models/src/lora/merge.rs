@@ -1,4 +1,4 @@
-//! Adapters into the weights, and out again.
+//! Merging adapters into the weights, and taking them out again.
 
 use numcore::{
     Error, Result, Runtime, Tensor,
@@ -8,11 +8,12 @@ use numcore::{
 use super::{AdaptedLayer, Lora, adapter::row_norms};
 
 impl<R: Runtime> Lora<R> {
-    /// Adds the updates to the model's weights and takes the adapters out of it: the model computes the same, without what adapters cost. After
-    /// an error some layers may be merged and others not, each computing the same still; another call merges the rest.
+    /// Adds the updates to the model's weights and takes the adapters out. The model computes the same, without the
+    /// cost of adapters. After an error some layers may be merged and others not, each still computing the same;
+    /// another call merges the rest.
     ///
     /// # Errors
-    /// If all are merged already, or a weight is shared with tensors that someone holds.
+    /// Fails if all are merged already, a weight is stored in four bits, or one shares memory with another tensor.
     pub fn merge(&mut self) -> Result<()> {
         if self.layers.iter().all(|layer| layer.merged) {
             return Err(Error::argument("lora", "the adapters are merged already"));
@@ -20,10 +21,10 @@ impl<R: Runtime> Lora<R> {
         self.layers.iter_mut().filter(|layer| !layer.merged).try_for_each(AdaptedLayer::merge)
     }
 
-    /// Takes the updates out of the weights again, up to rounding, and puts the adapters back.
+    /// Subtracts the updates from the weights, up to rounding, and puts the adapters back.
     ///
     /// # Errors
-    /// If none is merged, or a weight is shared with tensors that someone holds.
+    /// Fails if none is merged, or a weight shares memory with another tensor.
     pub fn unmerge(&mut self) -> Result<()> {
         if !self.is_merged() {
             return Err(Error::argument("lora", "the adapters are not merged"));
@@ -31,7 +32,7 @@ impl<R: Runtime> Lora<R> {
         self.layers.iter_mut().filter(|layer| layer.merged).try_for_each(AdaptedLayer::unmerge)
     }
 
-    /// Whether the update of some layer is in its weight.
+    /// Tells whether the update of some layer is in its weight.
     pub(super) fn is_merged(&self) -> bool {
         self.layers.iter().any(|layer| layer.merged)
     }

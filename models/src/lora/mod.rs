@@ -1,4 +1,4 @@
-//! Low-rank adapters: a frozen model, and small matrices that are trained in its place.
+//! Low-rank adapters: small matrices that are trained over a frozen model.
 
 mod adapter;
 mod config;
@@ -21,8 +21,9 @@ use crate::{
     quantize::{Base4bit, quantized, slots},
 };
 
-/// The adapters of a model (Hu et al. 2021), which is frozen. As a module it has the adapters alone: given to an optimizer or a trainer, nothing
-/// but adapters is in its buckets, shards and checkpoints.
+/// The adapters of a frozen model (LoRA, Hu et al. 2021). As a module it has the parameters of the adapters alone, and
+/// modules that are trained in full. Optimizers and trainers that are given it have nothing else in buckets, shards and
+/// checkpoints.
 ///
 /// ```no_run
 /// use models::{Decoder, Lora, LoraConfig, Pretrained};
@@ -41,10 +42,10 @@ use crate::{
 /// ```
 pub struct Lora<R: Runtime> {
     layers: Vec<AdaptedLayer<R>>,
-    /// What is trained whole.
+    /// Parameters that are trained in full.
     saved: Vec<SavedParam<R>>,
     config: LoraConfig,
-    /// Whether files have these layers' weights transposed, which peft wants to know.
+    /// True if files have these layers' weights transposed, which peft needs to know.
     transposed: bool,
 }
 
@@ -56,34 +57,34 @@ struct AdaptedLayer<R: Runtime> {
     adapter: Arc<LoraAdapter<R>>,
     /// The row norms that a merge divided by, for DoRA.
     norms: Option<Tensor<R>>,
-    /// Whether the update is in the weight, and the adapter not in its place.
+    /// True if the update is in the weight and the adapter not in its slot.
     merged: bool,
 }
 
-/// The names of a layer.
+/// The names of an adapted layer.
 #[derive(Clone)]
 struct LayerNames {
-    /// In the model.
+    /// The name in this model.
     ours: String,
-    /// In transformers' model, which adapters' files have.
+    /// The name in transformers' model, which adapters' files have.
     theirs: String,
-    /// In the model's files, which adapters' files had before.
+    /// The name in the model's files, which older adapters' files have.
     stored: String,
 }
 
-/// A parameter that is trained whole and saved with the adapters.
+/// A parameter that is trained in full and saved with the adapters.
 struct SavedParam<R: Runtime> {
-    /// The name in the model, and in adapters' files.
+    /// The name in this model; `theirs` is the one in adapters' files.
     ours: String,
     theirs: String,
     change: Change,
     parameter: Param<R>,
 }
 
-/// What transformers' names of a model's parts follow from.
+/// The source of transformers' names for a model's modules.
 struct ModelNames<'a> {
     table: &'a ConversionTable,
-    /// Parameters of which the model has a copy that is tied to them.
+    /// Parameters that have a tied copy in the model.
     tied: Vec<&'static str>,
 }
 
@@ -96,21 +97,22 @@ impl<'a> ModelNames<'a> {
 }
 
 impl<R: Runtime> Lora<R> {
-    /// Freezes a model and puts an adapter into each layer that the configuration names, by the names that transformers
-    /// has for them: `q_proj`, or `c_attn` of GPT-2. What the model computes does not change yet. Modules that the
-    /// configuration says are trained whole, as a classifier's head is, stay trainable.
+    /// Freezes a model and puts an adapter into each layer that the configuration names. Names are those of
+    /// transformers: `q_proj`, or `c_attn` of GPT-2. The model's output does not change until training. Modules that
+    /// the configuration trains in full, such as a classifier's head, stay trainable.
     ///
     /// # Errors
-    /// If no layer has such a name, a name is of no layer, one has an adapter already, an option is out of range, or the model was cut over
-    /// ranks.
+    /// Fails if no layer or module has a given name, a layer has an adapter already, or an option is out of range.
+    /// Fails too if the model was cut over ranks, or a module to train in full is tied or stored in four bits.
     pub fn new<M: Pretrained<R>>(model: &M, init: &Init<R>, config: LoraConfig) -> Result<Self> {
         Self::with_names(model, init, config, Some(&ModelNames::of(model, &model.table())))
     }
 
-    /// Adapters of any model, by the names of its own linear layers: `qkv` of an [`nn::Gpt`]. Files then have these names.
+    /// Adapts any model, by its own names of linear layers, such as `qkv` of an [`nn::Gpt`]. Files then have these
+    /// names.
     ///
     /// # Errors
-    /// If [`new`](Lora::new) would fail.
+    /// Fails if [`new`](Lora::new) would fail.
     pub fn on_module(model: &impl Module<R>, init: &Init<R>, config: LoraConfig) -> Result<Self> {
         Self::with_names(model, init, config, None)
     }
@@ -157,12 +159,12 @@ impl<R: Runtime> Lora<R> {
             AdaptedLayer { names, slot, weight, adapter, norms: None, merged: false }
         });
         let lora = Lora { layers: layers.collect(), saved, config, transposed };
-        // Leaves get their full names.
+        // A pass over the model gives leaves their full names.
         model.named_parameters();
         Ok(lora)
     }
 
-    /// What the adapters were made by.
+    /// The configuration of the adapters.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
@@ -172,11 +174,11 @@ impl<R: Runtime> Lora<R> {
         self.layers.iter().map(|layer| &*layer.names.ours)
     }
 
-    /// Takes the adapters out: the model computes what it did before. Those that are merged are taken out of the weights first, up to rounding.
-    /// Its parameters are frozen; modules that were trained whole keep what they learned.
+    /// Takes the adapters out, so that the model computes as before them. Merged adapters are taken out of the weights
+    /// first, up to rounding. The model's parameters are frozen; modules that were trained in full keep their values.
     ///
     /// # Errors
-    /// If a weight that an adapter was merged into is shared with tensors that someone holds.
+    /// Fails if a weight that an adapter was merged into shares memory with another tensor.
     pub fn remove(mut self) -> Result<()> {
         if self.is_merged() {
             self.unmerge()?;
@@ -186,10 +188,10 @@ impl<R: Runtime> Lora<R> {
         Ok(())
     }
 
-    /// Computes something as the model without its adapters does: the reference of preference optimization.
+    /// Runs `compute` with the adapters taken out: the reference model of preference optimization.
     ///
     /// # Errors
-    /// If adapters are merged, or modules are trained whole: the weights are not those of the model without them.
+    /// Fails if adapters are merged or modules are trained in full, since the base model's weights are then changed.
     pub fn without<T>(&self, compute: impl FnOnce() -> T) -> Result<T> {
         if self.is_merged() {
             let why = "the adapters are merged: unmerge them to compute without them";
@@ -208,7 +210,7 @@ impl<R: Runtime> Lora<R> {
     }
 }
 
-/// An adapter that was taken out, and goes back when this is dropped: after a panic too.
+/// An adapter that was taken out, and goes back when this is dropped, even after a panic.
 struct Taken<R: Runtime> {
     slot: AdapterSlot<R>,
     adapter: Option<Arc<dyn Adapter<R>>>,
@@ -229,7 +231,7 @@ impl<R: Runtime> Module<R> for Lora<R> {
     }
 }
 
-/// A linear layer of a model.
+/// A linear layer that could get an adapter.
 struct Candidate<R: Runtime> {
     names: LayerNames,
     slot: AdapterSlot<R>,
@@ -254,8 +256,8 @@ fn candidates<R: Runtime>(model: &impl Module<R>, table: Option<&ConversionTable
     named.collect()
 }
 
-/// The names today of the layers that a name is of: itself, unless it is of none today and of some in the model's
-/// files.
+/// Today's names of the layers that a name matches. A name that matches none today is looked up among names in the
+/// model's files.
 fn todays<R: Runtime>(name: &str, layers: &[Candidate<R>]) -> Vec<String> {
     let before = layers.iter().filter(|layer| matches(&layer.names.stored, name));
     let before: Vec<String> = before.map(|layer| layer.names.theirs.clone()).collect();
@@ -265,7 +267,7 @@ fn todays<R: Runtime>(name: &str, layers: &[Candidate<R>]) -> Vec<String> {
     before
 }
 
-/// The parameters that are trained whole.
+/// The parameters that are trained in full.
 fn saved<R: Runtime>(
     model: &impl Module<R>,
     names: Option<&ModelNames<'_>>,
@@ -297,7 +299,7 @@ fn saved<R: Runtime>(
 }
 
 impl<R: Runtime> SavedParam<R> {
-    /// The module that it is of, in transformers' model.
+    /// The module of this parameter in transformers' model.
     fn module(&self) -> &str {
         self.theirs.rsplit_once('.').map_or("", |(module, _)| module)
     }

@@ -1,4 +1,4 @@
-//! Which layers a name means: those that end with it, as whole parts.
+//! Matching of layers by the ends of their names, in full parts between dots.
 
 use numcore::{Error, Result};
 
@@ -7,7 +7,7 @@ use super::LoraTargets;
 /// Heads, which `all-linear` leaves out.
 const HEADS: [&str; 3] = ["lm_head", "classifier", "score"];
 
-/// An error of `what` unless something is chosen, and every name that was given is one of a layer.
+/// Checks that some name was given, and that each matches a layer; `what` names the operation in errors.
 pub fn check_names<'a>(
     what: &'static str,
     targets: &LoraTargets,
@@ -26,7 +26,7 @@ pub fn check_names<'a>(
     Err(Error::config(what, "target_modules", why))
 }
 
-/// Whether a layer is among the targets, and not left out.
+/// Tells whether a layer is a target and not excluded.
 pub fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
     let is_target = match targets {
         LoraTargets::Names(names) => names.iter().any(|name| ends(layer, name)),
@@ -35,18 +35,18 @@ pub fn chosen(targets: &LoraTargets, excluded: &[String], layer: &str) -> bool {
     is_target && !excluded.iter().any(|name| ends(layer, name))
 }
 
-/// Whether a layer's name is `end`, or ends with it as whole parts.
+/// Tells whether a layer's name is `end`, or ends with `.` and it.
 pub fn ends(layer: &str, end: &str) -> bool {
     layer.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// Whether a module, or one that it is in, has a name that ends so.
+/// Tells whether the name of a module, or of one that contains it, ends with `end`.
 pub fn is_within(module: &str, end: &str) -> bool {
     let parents = module.match_indices('.').map(|(at, _)| &module[..at]);
     parents.chain([module]).any(|module| ends(module, end))
 }
 
-/// Whether a pattern means a layer: by the end of its name, or the whole of it after `^`.
+/// Tells whether a pattern matches a layer: by the end of its name, or by its full name after `^`.
 pub fn matches(layer: &str, pattern: &str) -> bool {
     pattern.strip_prefix('^').map_or_else(|| ends(layer, pattern), |whole| layer == whole)
 }

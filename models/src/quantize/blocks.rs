@@ -1,16 +1,16 @@
-//! Values to blocks of code words and back, on the host.
+//! Conversion of values to blocks of code words, on the host.
 
 use numcore::{Error, Result};
 
 use super::code::{NF4, dynamic, nearest};
 
-/// The scales of a block of scales.
+/// The number of scales in a block of scales.
 pub const NESTED_BLOCK: usize = 256;
 
 /// Values in four bits.
 #[derive(Debug, PartialEq)]
 pub struct Blocks {
-    /// Two code words in a byte, the first in the high half.
+    /// The code words, two in a byte, the first in the high half.
     pub packed: Vec<u8>,
     /// The largest magnitude of each block.
     pub scales: Vec<f32>,
@@ -21,19 +21,19 @@ pub struct Blocks {
 pub struct NestedBlocks {
     /// The code word of each scale.
     pub index: Vec<u8>,
-    /// The largest magnitude of each block, without the offset.
+    /// The largest magnitude of each block, after the offset is subtracted.
     pub scales: Vec<f32>,
-    /// The code.
+    /// The code that `index` refers to.
     pub code: Vec<f32>,
     /// The mean of the scales.
     pub offset: f32,
 }
 
 impl Blocks {
-    /// The nearest code words of values over the largest magnitude of their block.
+    /// Rounds values, over the largest magnitude of their block, to the nearest code words.
     ///
     /// # Errors
-    /// If a value is not finite.
+    /// Fails if a value is not finite.
     pub fn of(name: &str, values: &[f32], block: usize) -> Result<Self> {
         if let Some(x) = values.iter().find(|x| !x.is_finite()) {
             return Err(Error::state(name, format!("holds {x}, which has no place in four bits")));
@@ -52,7 +52,7 @@ impl Blocks {
 }
 
 impl NestedBlocks {
-    /// The nearest code words of scales less their mean.
+    /// Rounds scales, less their mean, to the nearest code words.
     pub fn of(scales: &[f32]) -> Self {
         let sum: f64 = scales.iter().map(|x| f64::from(*x)).sum();
         let offset = (sum / scales.len().max(1) as f64) as f32;
@@ -71,7 +71,8 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most, x| most.max(x.abs()))
 }
 
-/// A value over its scale, as bitsandbytes rounds it: times the inverse. A block of zeros, or of numbers too small to have an inverse, is zeros.
+/// A value over its scale, rounded as in bitsandbytes: times the inverse. Blocks of zeros, or of numbers too small to
+/// have an inverse, become zeros.
 fn scaled(x: f32, scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { (x * inverse).clamp(-1.0, 1.0) } else { 0.0 }
@@ -92,7 +93,7 @@ mod tests {
         assert!(Blocks::of("w", &[f32::NAN], 4).unwrap_err().to_string().contains("NaN"));
     }
 
-    /// The error on normal values that the paper's code has: 0.092 of their size with blocks of 64.
+    /// The error of the code on normal values, by the paper: 0.092 of their size with blocks of 64.
     #[test]
     fn the_error_is_that_of_the_code() {
         let mut state = 1u64;

@@ -20,8 +20,8 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// The 256 words of scales, in order (Dettmers 2016): 0, 1, and for each of seven exponents the middles of equal parts of `[0.1, 1]` with both
-/// signs, a part more for each bit that the exponent leaves.
+/// The 256 code words of scales, in order (Dettmers 2016). They are 0, 1, and for each of seven exponents the middles
+/// of equal parts of `[0.1, 1]`, with both signs. The exponent `10^(i - 6)`, `i` from 0 to 6, has `2^i` parts.
 pub fn dynamic() -> Vec<f32> {
     let mut words = vec![0.0, 1.0];
     for i in 0..7i32 {
@@ -37,14 +37,14 @@ pub fn dynamic() -> Vec<f32> {
     words
 }
 
-/// The edge of a part of `[0.1, 1]`, counted from the nearer end and rounded once, as PyTorch's `linspace` does.
+/// The edge of a part of `[0.1, 1]`, counted from the nearer end and rounded once, as in PyTorch's `linspace`.
 fn edge(part: usize, parts: usize) -> f32 {
     let step = f64::from((1.0 - 0.1f32) / parts as f32);
     let (first, last) = (part as f64, (parts - part) as f64);
     (if part < parts.div_ceil(2) { f64::from(0.1f32) + step * first } else { 1.0 - step * last }) as f32
 }
 
-/// The number of the word nearest to `x`, of words in order; the lower of two that are as near.
+/// The index of the word nearest to `x` in sorted `words`; the lower of two that are as near.
 pub fn nearest(words: &[f32], x: f32) -> u8 {
     let above = words.partition_point(|word| *word < x).min(words.len() - 1);
     let below = above.saturating_sub(1);
@@ -68,7 +68,7 @@ mod tests {
             assert_eq!(usize::from(nearest(words, 9.0)), words.len() - 1);
             assert_eq!(nearest(words, -9.0), 0);
         }
-        // A middle is the lower one's.
+        // A middle rounds to the lower word.
         assert_eq!([0.039_790_15, 0.039_790_154].map(|x| nearest(&NF4, x)), [7, 8]);
     }
 

@@ -1,4 +1,4 @@
-//! Weights in four bits to and from files, by bitsandbytes' names.
+//! Weights in four bits in files, by bitsandbytes' names.
 
 use numcore::{
     DType, Error, Result, Runtime, Shape, Tensor,
@@ -10,19 +10,19 @@ use serde_json::{Map, Value, json};
 use super::{Weight4bit, torch_name};
 use crate::files::{JsonObject, WeightWriter, Weights};
 
-/// What is beside a weight, and holds its sizes as JSON.
+/// The suffix of the tensor with a weight's sizes, as JSON.
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
-/// What is beside a weight: the operands of [`Linear4bit`] after the packed elements, by number.
+/// The suffixes of the operands of [`Linear4bit`] after the packed elements.
 const CODE: &str = ".quant_map";
 const SCALES: &str = ".absmax";
 const NESTED_SCALES: &str = ".nested_absmax";
 const NESTED_CODE: &str = ".nested_quant_map";
 
-/// The fields of that JSON.
+/// The fields of the JSON with a weight's sizes.
 const STATE_FIELDS: [&str; 7] =
     ["blocksize", "dtype", "nested_blocksize", "nested_dtype", "nested_offset", "quant_type", "shape"];
 
-/// Whether a name in files is of a part of a weight in four bits.
+/// Tells whether a name in files is of a part of a weight in four bits.
 pub fn is_part(name: &str, weights: &Weights) -> bool {
     let parts = [STATE, CODE, SCALES, NESTED_SCALES, NESTED_CODE];
     let whole = parts.iter().find_map(|part| name.strip_suffix(part));
@@ -37,10 +37,10 @@ pub struct StoredWeight {
 }
 
 impl StoredWeight {
-    /// The weight of this name, if it is stored in four bits.
+    /// Finds the weight of this name, if it is stored in four bits.
     ///
     /// # Errors
-    /// If what is beside it says something malformed, or something that is not known.
+    /// Fails if the JSON beside the weight is malformed, or has an unknown field or value.
     pub fn find(weights: &Weights, name: &str) -> Result<Option<Self>> {
         let state = format!("{name}{STATE}");
         if !weights.has(&state) {
@@ -76,7 +76,7 @@ impl StoredWeight {
         }))
     }
 
-    /// The sizes of the weight.
+    /// The shape of the weight, `[O, I]`.
     pub fn shape(&self) -> Shape {
         self.op.shape.into()
     }
@@ -84,7 +84,7 @@ impl StoredWeight {
     /// Reads the weight.
     ///
     /// # Errors
-    /// If a part is missing, or has another size or type than the others demand.
+    /// Fails if a part is missing, or its size or type does not fit the other parts.
     pub fn read<R: Runtime>(&self, rt: &R, weights: &Weights) -> Result<Weight4bit<R>> {
         let part = |suffix: &str| weights.tensor(rt, &format!("{}{suffix}", self.name));
         let mut stored = vec![part("")?, part(CODE)?, part(SCALES)?];
@@ -107,7 +107,7 @@ fn nested(fields: &JsonObject) -> Result<Option<NestedScales>> {
 }
 
 impl<R: Runtime> Weight4bit<R> {
-    /// The weight's entries in files, under this name.
+    /// The writers of the weight's parts, named `name` with suffixes.
     pub fn writers<'a>(&self, name: &str) -> Vec<WeightWriter<'a, R>> {
         let suffixes = ["", CODE, SCALES, NESTED_SCALES, NESTED_CODE];
         let mut writers: Vec<WeightWriter<'a, R>> = Vec::new();
@@ -138,8 +138,8 @@ impl<R: Runtime> Weight4bit<R> {
     }
 }
 
-/// The fields that bitsandbytes' configuration has: what is read, what eight bits have, and how products are computed
-/// there.
+/// The fields of bitsandbytes' configuration: those that are read, those of eight bits, and those that set how
+/// bitsandbytes computes products.
 const KNOWN: [&str; 13] = [
     "_load_in_4bit",
     "_load_in_8bit",
@@ -156,10 +156,10 @@ const KNOWN: [&str; 13] = [
     "quant_method",
 ];
 
-/// Whether a `config.json` says that weights are stored in four bits.
+/// Tells whether a `config.json` describes weights in four bits.
 ///
 /// # Errors
-/// If it says that they are stored in another way.
+/// Fails if it describes quantised weights of another kind.
 pub fn quantization(fields: &JsonObject) -> Result<bool> {
     let Some(part) = fields.object("quantization_config")? else { return Ok(false) };
     let is_known = part.flag("load_in_4bit")? == Some(true)
@@ -177,7 +177,7 @@ pub fn quantization(fields: &JsonObject) -> Result<bool> {
     Err(fields.wrong("quantization_config", why))
 }
 
-/// The `quantization_config` of a model with layers like this one. What files said of it before is kept.
+/// The `quantization_config` of a model with layers like this one. Other fields of the one that was read are kept.
 pub fn quantization_fields<R: Runtime>(before: Option<&Value>, weight: &Weight4bit<R>) -> Value {
     let mut fields = before.and_then(Value::as_object).cloned().unwrap_or_default();
     for (name, value) in [

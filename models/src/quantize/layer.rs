@@ -16,17 +16,17 @@ use super::{
     code::NF4,
 };
 
-/// A weight `[O, I]` in four bits an element: what [`Linear4bit`] multiplies with.
+/// A weight `[O, I]` in four bits an element, in the form that [`Linear4bit`] multiplies with.
 pub struct Weight4bit<R: Runtime> {
     pub(super) op: Linear4bit,
-    /// The element type that the weight had: files name it.
+    /// The element type that the weight had, which files name.
     pub(super) dtype: DType,
     /// The operands after the input, in the order of [`Linear4bit`].
     pub(super) stored: Vec<Tensor<R>>,
 }
 
 impl<R: Runtime> Weight4bit<R> {
-    /// A weight's nearest form in four bits.
+    /// Rounds a weight to its nearest form in four bits.
     pub(super) fn quantize(name: &str, value: &Tensor<R>, config: &QuantizeConfig) -> Result<Self> {
         let (rt, shape) = (value.runtime(), *value.shape());
         let &[outputs, inputs] = &shape[..] else {
@@ -49,25 +49,25 @@ impl<R: Runtime> Weight4bit<R> {
         Ok(Weight4bit { op, dtype: value.dtype(), stored: parts })
     }
 
-    /// The sizes of the weight.
+    /// The shape of the weight, `[O, I]`.
     pub(crate) fn shape(&self) -> Shape {
         self.op.shape.into()
     }
 
-    /// The bytes that the weight takes.
+    /// The size of the stored form in bytes, scales and codes included.
     pub fn bytes(&self) -> usize {
         self.stored.iter().map(|part| part.shape().numel() * part.dtype().size()).sum()
     }
 
-    /// The weight in `f32`, whole.
+    /// Dequantises the weight to `f32`, `[O, I]`.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// Fails if memory cannot be allocated.
     pub fn value(&self) -> Result<Tensor<R>> {
         self.op.weight(&self.stored.iter().collect::<Vec<_>>())
     }
 
-    /// `x · wᵀ`. The gradient is that of `x` alone.
+    /// Computes `x · wᵀ`. Only `x` gets a gradient.
     fn multiply(&self, x: &Var<R>) -> Result<Var<R>> {
         let stored: Vec<Var<R>> = self.stored.iter().cloned().map(Var::new).collect();
         Var::apply1(self.op.clone(), &[x].into_iter().chain(&stored).collect::<Vec<_>>())
@@ -80,18 +80,18 @@ impl<R: Runtime> Residency<R> for Weight4bit<R> {
     }
 }
 
-/// What a linear layer computes whose weight is in four bits.
+/// The computation of a linear layer whose weight is in four bits.
 pub struct Base4bit<R: Runtime>(Arc<Weight4bit<R>>);
 
 impl<R: Runtime> Base4bit<R> {
-    /// The weight of an adapter that is of this type.
+    /// The weight in four bits of an adapter, if it is of this type.
     pub fn of(adapter: &dyn Adapter<R>) -> Option<Arc<Weight4bit<R>>> {
         adapter.as_any().downcast_ref::<Self>().map(|base| base.0.clone())
     }
 }
 
 impl<R: Runtime> Module<R> for Base4bit<R> {
-    /// The weight is shown as the layer's own.
+    /// Shows no parameters: the layer shows the weight as its own.
     fn visit(&self, _: &str, _: &mut dyn Visitor<R>) {}
 }
 
@@ -106,16 +106,16 @@ impl<R: Runtime> Adapter<R> for Base4bit<R> {
     }
 }
 
-/// A linear layer's weight, and the place of its adapter.
+/// A linear layer's weight, and the slot of its adapter.
 pub struct LinearPlace<R: Runtime> {
     /// The weight, `[O, I]`.
     pub weight: Param<R>,
-    /// The place of what computes the output instead.
+    /// The slot of the adapter that computes the output in place of the weight.
     pub slot: AdapterSlot<R>,
 }
 
 impl<R: Runtime> LinearPlace<R> {
-    /// Keeps the weight in four bits from now on, and frozen.
+    /// Stores the weight in four bits from now on, and freezes it.
     pub fn fill(&self, weight: Arc<Weight4bit<R>>) -> Result<()> {
         let leaf = self.weight.leaf();
         if leaf.spec().shape != weight.shape() {
@@ -130,7 +130,8 @@ impl<R: Runtime> LinearPlace<R> {
     }
 }
 
-/// The linear layers of a model by name, in its order: the weight of each is shown just before the place of its adapter.
+/// The linear layers of a model by name, in its order. A walk shows the weight of each just before the slot of its
+/// adapter.
 pub fn slots<R: Runtime>(model: &impl Module<R>) -> Vec<(String, LinearPlace<R>)> {
     let (mut found, mut weight) = (Vec::new(), None);
     walk(model, |name, entry| match entry {

@@ -1,8 +1,9 @@
-//! Linear layers whose weights are kept in four bits (NF4), as QLoRA (Dettmers et al. 2023) keeps a model under its adapters: frozen, a ninth of
-//! the memory of `f32`.
+//! Linear layers whose weights are stored in four bits (NF4), as in QLoRA (Dettmers et al. 2023). The frozen model
+//! under the adapters then takes about an eighth of the memory of `f32`.
 //!
-//! The names, the layout and the numbers are bitsandbytes'. A quantised layer is an [`nn::Adapter`]: what it computes reads the stored form, a
-//! tile at a time. The weight is still a parameter, which is in no memory and is dequantised for those who ask for its value.
+//! Names, layout and numbers are those of bitsandbytes. A quantised layer is an [`nn::Adapter`] that computes from the
+//! stored form: on the CPU a tile at a time, on CUDA after dequantising the matrix for a GEMM. The weight is still a
+//! parameter: it has no memory, and is dequantised when its value is read.
 
 mod blocks;
 mod code;
@@ -22,17 +23,17 @@ use crate::{
     pretrained::Pretrained,
 };
 
-/// How the weights of linear layers are stored in four bits, and of which layers. By default as QLoRA does: blocks of 64, nested scales, all
-/// linear layers but the head.
+/// The storage of weights in four bits, and the layers that have it. Defaults are QLoRA's: blocks of 64, nested scales,
+/// all linear layers but the head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizeConfig {
-    /// The elements of a block, which share a scale: a power of two from 32 to 4096.
+    /// The number of elements that share a scale: a power of two from 32 to 4096.
     pub block: usize,
-    /// Whether scales are stored in eight bits themselves (double quantisation): 4.13 bits an element in place of 4.5.
+    /// True if scales are themselves stored in eight bits (double quantisation): 4.13 bits an element in place of 4.5.
     pub double_quant: bool,
-    /// Which layers are quantised, by transformers' names.
+    /// The layers that are quantised, by transformers' names.
     pub target_modules: LoraTargets,
-    /// Layers that are not although they are targets, by the ends of their names.
+    /// Layers to leave out of the targets, by the ends of their names.
     pub exclude_modules: Vec<String>,
 }
 
@@ -47,12 +48,15 @@ impl Default for QuantizeConfig {
     }
 }
 
-/// Stores the weights of a model's linear layers in four bits, one after another, and freezes them. The others are read where they were not yet:
-/// a model that was made with [`Init::lazily`](nn::Init::lazily) is never whole in memory. Gives the names of the layers. Experts of mixtures, which
-/// are no linear layers, stay as they are.
+/// Stores the weights of a model's linear layers in four bits, one after another, and freezes them. Other parameters
+/// are read if they were not yet. A model built with [`Init::lazily`](nn::Init::lazily) is thus never in memory in full
+/// before that. Experts of mixtures, which are no linear layers, stay as they are.
+///
+/// Returns the names of the quantised layers.
 ///
 /// # Errors
-/// If no layer is chosen, one has an adapter already, an option is out of range, or a value cannot be read or is not finite.
+/// Fails if no layer is chosen, a name matches none, or an option is out of range. Fails too if a chosen layer has an
+/// adapter already, or its value cannot be read or is not finite.
 pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig) -> Result<Vec<String>> {
     config.check()?;
     let table = model.table();
@@ -87,7 +91,7 @@ pub fn quantize<R: Runtime, M: Pretrained<R>>(model: &M, config: &QuantizeConfig
     Ok(quantised)
 }
 
-/// The layers of a model that are quantised, by the names of their weights.
+/// The quantised layers of a model, by the names of their weights.
 pub fn quantized<R: Runtime>(model: &impl Module<R>) -> BTreeMap<String, Arc<Weight4bit<R>>> {
     let mut found = BTreeMap::new();
     walk(model, |name, entry| {
@@ -110,7 +114,7 @@ impl QuantizeConfig {
     }
 }
 
-/// The name that bitsandbytes has for an element type.
+/// The name of an element type in bitsandbytes' files.
 fn torch_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 => "float16",
