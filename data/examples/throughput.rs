@@ -1,7 +1,9 @@
-//! How fast a loader reads tokens: `cargo run --release -p weftgrad-data --example throughput -- FILE [CONTEXT]`.
+//! Measures the rate at which a loader reads tokens: `cargo run --release -p weftgrad-data --example throughput -- FILE
+//! [CONTEXT]`.
 //!
-//! FILE is of `u16` tokens; 20 MB are enough. It is read once so that it lies in the page cache, then by windows in order, and by a loader that makes batches of
-//! inputs and targets on this thread, in order and at random: what each thread of a loader does. Then the same from memory.
+//! FILE has `u16` tokens; 20 MB are enough. One reading brings it into the page cache. Then windows are read in order,
+//! and a loader makes batches of inputs and targets on this thread, in order and at random. Each thread of a loader
+//! does this work. Finally all is repeated from memory.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -56,7 +58,7 @@ fn timed(name: &str, tokens: usize, work: impl Fn() -> Result<()>) -> Result<()>
     Ok(())
 }
 
-/// Seconds that this thread has run on a processor, where Linux tells; otherwise seconds.
+/// Seconds of processor time of this thread, if Linux reports them; otherwise seconds since the start.
 fn now() -> f64 {
     let ran = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
     let nanoseconds = ran.and_then(|text| text.split_whitespace().next()?.parse::<f64>().ok());

@@ -1,10 +1,10 @@
-//! [`Array`]: values in host memory, in flight to a tensor.
+//! [`Array`]: values in host memory, before they become a tensor.
 
 use std::{fmt, ops::Range, sync::Arc};
 
 use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor};
 
-/// Values of one element type and a shape in host memory, row-major. Cloning and [rows](Array::row) share the memory.
+/// Values of one element type and one shape in host memory, row-major. Clones and [rows](Array::row) share the memory.
 ///
 /// ```
 /// use data::Array;
@@ -17,7 +17,7 @@ use numcore::{DType, Element, Error, Result, Runtime, Shape, Tensor};
 #[derive(Clone)]
 pub struct Array {
     values: Arc<dyn Values>,
-    /// The array's bytes among those of `values`.
+    /// The byte range of this array within `values`.
     range: Range<usize>,
     shape: Shape,
     dtype: DType,
@@ -35,10 +35,10 @@ impl<E: Element> Values for Vec<E> {
 }
 
 impl Array {
-    /// Values of a shape, in row-major order, without a copy.
+    /// Makes an array of a shape from values in row-major order, without a copy.
     ///
     /// # Errors
-    /// If the shape has another number of elements.
+    /// Fails if the number of values is not the number of elements of the shape.
     pub fn new<E: Element>(shape: impl AsRef<[usize]>, values: Vec<E>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
         if shape.numel() != values.len() {
@@ -49,16 +49,17 @@ impl Array {
         Ok(Array { values: Arc::new(values), range, shape, dtype: E::DTYPE })
     }
 
-    /// Values along one axis.
+    /// Makes an array with one axis, without a copy.
     pub fn from_vec<E: Element>(values: Vec<E>) -> Self {
         let (range, shape) = (0..E::bytes(&values).len(), Shape::from([values.len()]));
         Array { values: Arc::new(values), range, shape, dtype: E::DTYPE }
     }
 
-    /// Stored bytes, row-major, in the host's byte order.
+    /// Makes an array from stored bytes, row-major, in the host's byte order, without a copy.
     ///
     /// # Errors
-    /// If there are not as many bytes as the elements take, or one that is to be a `bool` is neither 0 nor 1.
+    /// Fails if the number of bytes is not elements times element size, or if a byte of a `bool` array is neither 0 nor
+    /// 1.
     pub fn from_bytes(shape: impl AsRef<[usize]>, dtype: DType, bytes: Vec<u8>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
         if shape.numel().checked_mul(dtype.size()) != Some(bytes.len()) {
@@ -72,17 +73,17 @@ impl Array {
         Ok(Array { range: 0..bytes.len(), values: Arc::new(bytes), shape, dtype })
     }
 
-    /// The values of a tensor.
+    /// Copies the values of a tensor to host memory.
     pub fn from_tensor<R: Runtime>(tensor: &Tensor<R>) -> Result<Self> {
         Array::from_bytes(tensor.dims(), tensor.dtype(), tensor.to_bytes()?)
     }
 
-    /// The sizes of its dimensions.
+    /// The sizes of the dimensions.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The sizes of its dimensions, as a slice.
+    /// The sizes of the dimensions, as a slice.
     pub fn dims(&self) -> &[usize] {
         self.shape.dims()
     }
@@ -97,7 +98,7 @@ impl Array {
         &self.values.bytes()[self.range.clone()]
     }
 
-    /// The values in row-major order. `E` must be the element type: nothing is converted silently.
+    /// The values in row-major order. `E` must be the element type, or it is an error: nothing is converted silently.
     pub fn to_vec<E: Element>(&self) -> Result<Vec<E>> {
         if self.dtype != E::DTYPE {
             let why = format!("values of {} were asked for", E::DTYPE);
@@ -108,10 +109,10 @@ impl Array {
         Ok(values)
     }
 
-    /// Row `index` of the first axis, sharing the memory.
+    /// Row `index` of the first axis; it shares the memory.
     ///
     /// # Errors
-    /// If there is no such row, or no axis.
+    /// Fails if there is no such row, or the array has no axis.
     pub fn row(&self, index: usize) -> Result<Array> {
         match self.dims().split_first() {
             Some((&rows, rest)) if index < rows => {
@@ -124,10 +125,10 @@ impl Array {
         }
     }
 
-    /// An array of other sizes with these values in this order.
+    /// The array with another shape: the values keep their row-major order.
     ///
     /// # Errors
-    /// If the sizes have another number of elements.
+    /// Fails if the new shape has another number of elements.
     pub fn reshape(mut self, shape: impl AsRef<[usize]>) -> Result<Array> {
         let shape = Shape::new(shape.as_ref())?;
         if shape.numel() != self.shape.numel() {
@@ -141,15 +142,15 @@ impl Array {
         Ok(self)
     }
 
-    /// A function of every value: `E` must be the element type.
+    /// Applies `f` to every value. `E` must be the element type, or it is an error.
     pub fn map<E: Element, T: Element>(&self, f: impl FnMut(E) -> T) -> Result<Array> {
         Array::new(self.dims(), self.to_vec::<E>()?.into_iter().map(f).collect())
     }
 
-    /// Arrays of one shape and element type, as the rows of a new first axis.
+    /// Stacks arrays of one shape and element type along a new first axis.
     ///
     /// # Errors
-    /// If there is none, or two differ in shape or element type.
+    /// Fails if there is no array, or two differ in shape or element type.
     pub fn stack(rows: &[Array]) -> Result<Array> {
         let Some(first) = rows.first() else {
             return Err(Error::argument("Array::stack", "there is no row, so there is no shape: stack at least one"));
@@ -168,13 +169,13 @@ impl Array {
         Ok(Array { range: 0..bytes.len(), values: Arc::new(bytes), shape, dtype: first.dtype })
     }
 
-    /// A tensor on `rt` with these values.
+    /// Copies the values to a tensor on `rt`, with this shape and element type.
     pub fn to_tensor<R: Runtime>(&self, rt: &R) -> Result<Tensor<R>> {
         Tensor::from_bytes(rt, self.shape, self.dtype, self.bytes())
     }
 }
 
-/// Equal element types, shapes and bits.
+/// Equality of element types, shapes and bits.
 impl PartialEq for Array {
     fn eq(&self, other: &Self) -> bool {
         self.dtype == other.dtype && self.shape == other.shape && self.bytes() == other.bytes()

@@ -1,6 +1,6 @@
-//! Datasets, their order, and loaders: batches that depend on nothing but a seed and an epoch.
+//! Datasets, orders and loaders: batches that depend on nothing but a seed and an epoch.
 //!
-//! A [`Dataset`] gives examples by number. An [order] says which example stands at which position of an epoch. A [`Loader`] cuts
+//! A [`Dataset`] reads examples by index. An [order] gives the example at each position of an epoch. A [`Loader`] cuts
 //! positions into batches, shares them among ranks, and makes them ahead in worker threads.
 //!
 //! ```

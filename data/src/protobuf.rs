@@ -1,10 +1,10 @@
-//! Messages of protocol buffers, as far as the files that are written here need them: event files of TensorBoard, models for ONNX.
+//! Messages of protocol buffers, as far as the project writes them: event files of TensorBoard, models for ONNX.
 
-/// A message under construction. Fields are written in the order in which they are given.
+/// A message under construction. Fields are written in the order of the calls.
 #[derive(Clone, Debug, Default)]
 pub struct ProtoMessage(Vec<u8>);
 
-/// How a field's value is stored.
+/// The wire type of a field: the encoding of its value.
 #[derive(Clone, Copy)]
 enum Wire {
     Varint = 0,
@@ -19,33 +19,33 @@ impl ProtoMessage {
         Self::default()
     }
 
-    /// The message as a file holds it.
+    /// The encoded message.
     pub fn into_bytes(self) -> Vec<u8> {
         self.0
     }
 
-    /// With a field of `int32`, `int64`, `bool` or an `enum`. Negative values take ten bytes.
+    /// Appends a field of `int32`, `int64`, `bool` or an `enum`. Negative values take ten bytes.
     pub fn int(mut self, field: u32, value: i64) -> Self {
         self.key(field, Wire::Varint);
         self.varint(value as u64);
         self
     }
 
-    /// With a field of `double`.
+    /// Appends a field of `double`.
     pub fn double(mut self, field: u32, value: f64) -> Self {
         self.key(field, Wire::Fixed64);
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// With a field of `float`.
+    /// Appends a field of `float`.
     pub fn float(mut self, field: u32, value: f32) -> Self {
         self.key(field, Wire::Fixed32);
         self.0.extend(value.to_le_bytes());
         self
     }
 
-    /// With a field of `bytes` or `string`.
+    /// Appends a field of `bytes` or `string`.
     pub fn bytes(mut self, field: u32, value: impl AsRef<[u8]>) -> Self {
         let value = value.as_ref();
         self.key(field, Wire::Bytes);
@@ -54,17 +54,17 @@ impl ProtoMessage {
         self
     }
 
-    /// With a field that is a message.
+    /// Appends a field that is a message.
     pub fn message(self, field: u32, value: ProtoMessage) -> Self {
         self.bytes(field, value.0)
     }
 
-    /// With a repeated field of messages.
+    /// Appends a repeated field of messages.
     pub fn each<'m>(self, field: u32, messages: impl IntoIterator<Item = &'m ProtoMessage>) -> Self {
         messages.into_iter().fold(self, |message, part| message.bytes(field, &part.0))
     }
 
-    /// With a repeated field of `double`, packed.
+    /// Appends a repeated field of `double`, packed.
     pub fn doubles(self, field: u32, values: impl IntoIterator<Item = f64>) -> Self {
         let packed: Vec<u8> = values.into_iter().flat_map(f64::to_le_bytes).collect();
         self.bytes(field, packed)

@@ -1,12 +1,12 @@
-//! Randomness keyed by what it is for, never by the thread or rank that draws it.
+//! Random generators keyed by their purpose, never by the thread or rank that draws from them.
 
 use numcore::rng::{Philox, philox4x32_10};
 
-/// The last word of a counter in this file; other counters end in other words.
+/// The last word of this file's Philox counters. Other files' counters end in other words.
 const DOMAIN: u32 = 0x4558_0000;
 
-/// The generator of one example in one epoch, or in one of the [readings](crate::order::Order::readings) of it: what [`Loader::augment`](crate::Loader::augment) draws
-/// from.
+/// The generator of one example in one epoch, or in one [reading](crate::order::Order::readings) of the example.
+/// [`Loader::augment`](crate::Loader::augment) draws from it.
 ///
 /// ```
 /// let mut one = data::random::keyed(7, 0, 41);
@@ -18,7 +18,7 @@ const DOMAIN: u32 = 0x4558_0000;
 pub fn keyed(seed: u64, epoch: u64, example: u64) -> Philox {
     let words = |x: u64| [x as u32, (x >> 32) as u32];
     let ([e0, e1], [i0, i1]) = (words(epoch), words(example));
-    // An epoch beyond 2¹⁶ · 2³² shares its last word with the domain; nobody trains that long.
+    // An epoch beyond 2¹⁶ · 2³² shares its last word with the domain; no training reaches it.
     let [a, b, c, _] = philox4x32_10([i0, i1, e0, DOMAIN ^ e1], words(seed));
     Philox::new(u64::from(a) | u64::from(b) << 32, c)
 }

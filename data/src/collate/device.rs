@@ -1,4 +1,4 @@
-//! From host memory to a device.
+//! Copies of batches from host memory to a device.
 
 use std::collections::BTreeMap;
 
@@ -6,13 +6,13 @@ use numcore::{Result, Runtime, Tensor};
 
 use crate::Array;
 
-/// A batch that can be copied to a device: what [`Loader::on`](crate::Loader::on) does ahead of use. Arrays become tensors, also in tuples and
-/// maps; strings stay.
+/// A batch that can be copied to a device; [`Loader::on`](crate::Loader::on) does so ahead of use. Arrays become
+/// tensors, also in tuples and maps. Strings stay on the host.
 pub trait ToDevice<R: Runtime> {
-    /// The batch with its arrays on the device.
+    /// The batch with its arrays as tensors on the device.
     type OnDevice;
 
-    /// Copies.
+    /// Copies the batch to the device of `rt`.
     fn to_device(self, rt: &R) -> Result<Self::OnDevice>;
 }
 

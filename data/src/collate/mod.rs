@@ -1,4 +1,4 @@
-//! From examples to a batch.
+//! Collation: from examples to a batch.
 
 mod device;
 mod pad;
@@ -11,15 +11,16 @@ pub use pad::{Padded, pad};
 
 use crate::Array;
 
-/// Examples that make a batch by being put beside each other: what [`Loader::stack`](crate::Loader::stack) does, PyTorch's `default_collate`.
+/// An example type with a rule that stacks examples to a batch, as in PyTorch's `default_collate`.
+/// [`Loader::stack`](crate::Loader::stack) applies it.
 ///
-/// Arrays of one shape get a new first axis, numbers become an array along one axis, tuples and maps are stacked part by part, strings become a
-/// list. A type of one's own has its own rule, or passes through [`Loader::collate`](crate::Loader::collate).
+/// Arrays of one shape `[…]` become `[B, …]`, numbers an array `[B]`, strings a list. Tuples and maps are stacked part
+/// by part. Implement it for other types, or pass a function to [`Loader::collate`](crate::Loader::collate).
 pub trait Stack: Sized {
-    /// The batch.
+    /// The type of a batch.
     type Batch;
 
-    /// The batch of these examples, of which there is at least one.
+    /// Stacks at least one example to a batch.
     fn stack(examples: Vec<Self>) -> Result<Self::Batch>;
 }
 

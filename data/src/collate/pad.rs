@@ -1,18 +1,18 @@
-//! Sequences of different lengths, padded to one.
+//! Padding of sequences to one length.
 
 use numcore::{Element, Error, Result, Runtime, Tensor};
 
 use super::ToDevice;
 use crate::Array;
 
-/// Sequences beside each other: values `[B, T]`, and which of them are no padding.
+/// Sequences padded to one length: values `[B, T]` and the mask of values that are no padding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padded<A = Array> {
-    /// The values `[B, T]`.
+    /// The values and the padding `[B, T]`.
     pub values: A,
-    /// True `[B, T]` where a value is the sequence's own.
+    /// The mask `[B, T]` of `bool`: true for a value of the sequence, false for padding.
     pub mask: A,
-    /// The sequences' own lengths.
+    /// The lengths of the sequences before padding.
     pub lengths: Vec<usize>,
 }
 
@@ -28,7 +28,7 @@ pub struct Padded<A = Array> {
 /// ```
 ///
 /// # Errors
-/// If `multiple` is 0, or so large that the batch would have more elements than can be counted.
+/// Fails if `multiple` is 0, or the batch would have more bytes than memory can address.
 pub fn pad<E: Element>(sequences: &[Vec<E>], filler: E, multiple: usize) -> Result<Padded> {
     if multiple == 0 {
         return Err(Error::argument("pad", "no length is a multiple of 0; 1 pads to the longest"));

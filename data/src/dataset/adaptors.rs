@@ -1,10 +1,10 @@
-//! Datasets made of others.
+//! Datasets made of other datasets.
 
 use numcore::{Error, Result};
 
 use super::{Dataset, check_index};
 
-/// Examples passed through a function: [`Dataset::map`].
+/// A dataset whose examples pass through a function: [`Dataset::map`].
 #[derive(Clone, Debug)]
 pub struct Map<D, F> {
     inner: D,
@@ -33,7 +33,7 @@ where
     }
 }
 
-/// Pairs of examples with one number: [`Dataset::zip`].
+/// Pairs of the examples of two datasets with equal index: [`Dataset::zip`].
 #[derive(Clone, Debug)]
 pub struct Zip<A, B> {
     a: A,
@@ -61,7 +61,7 @@ impl<A: Dataset, B: Dataset> Dataset for Zip<A, B> {
     }
 }
 
-/// Some examples, in an order of one's own: [`Dataset::subset`].
+/// Some examples of a dataset, in a given order: [`Dataset::subset`].
 #[derive(Clone, Debug)]
 pub struct Subset<D> {
     inner: D,
@@ -89,7 +89,8 @@ impl<D: Dataset> Dataset for Subset<D> {
     }
 }
 
-/// Datasets one after another: what [`Mixture`](crate::order::Mixture) is an order of. Boxed, they may be of different types.
+/// Datasets one after another, as a [`Mixture`](crate::order::Mixture) reads them. Boxed, they may be of different
+/// types.
 ///
 /// ```
 /// use data::{Array, Concat, Dataset, InMemory};
@@ -104,12 +105,12 @@ impl<D: Dataset> Dataset for Subset<D> {
 #[derive(Clone, Debug)]
 pub struct Concat<D> {
     parts: Vec<D>,
-    /// Where each part ends.
+    /// The end of each part: the index after its last example.
     ends: Vec<usize>,
 }
 
 impl<D: Dataset> Concat<D> {
-    /// The parts in this order.
+    /// Puts the parts one after another, in this order.
     pub fn new(parts: Vec<D>) -> Self {
         let add = |end: &mut usize, part: &D| {
             *end += part.len();
@@ -119,7 +120,7 @@ impl<D: Dataset> Concat<D> {
         Concat { parts, ends }
     }
 
-    /// The parts' lengths.
+    /// The number of examples of each part.
     pub fn lens(&self) -> impl Iterator<Item = usize> + '_ {
         self.parts.iter().map(Dataset::len)
     }

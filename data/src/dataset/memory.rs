@@ -1,4 +1,4 @@
-//! Examples that are in memory already.
+//! Datasets of examples that are in memory.
 
 use numcore::{Error, Result};
 
@@ -19,7 +19,7 @@ pub struct InMemory<T> {
 }
 
 impl<T> InMemory<T> {
-    /// These values.
+    /// A dataset of these values.
     pub fn new(values: impl Into<Vec<T>>) -> Self {
         InMemory { values: values.into() }
     }
@@ -43,7 +43,7 @@ impl<T: Clone + Send + Sync> Dataset for InMemory<T> {
     }
 }
 
-/// The rows of an array: PyTorch's `TensorDataset` of one tensor. [`Dataset::zip`] makes pairs of several.
+/// The rows of an array: PyTorch's `TensorDataset` of one tensor. [`Dataset::zip`] joins several.
 ///
 /// ```
 /// use data::{Array, Dataset, Rows};
@@ -61,10 +61,10 @@ pub struct Rows {
 }
 
 impl Rows {
-    /// The rows of the first axis.
+    /// The rows along the first axis of `array`.
     ///
     /// # Errors
-    /// If there is no axis.
+    /// Fails if the array has no axis.
     pub fn new(array: Array) -> Result<Self> {
         match array.dims() {
             [] => Err(Error::shape("Rows", &[*array.shape()], "a single value has no rows")),

@@ -1,4 +1,4 @@
-//! Examples by number.
+//! Datasets: random access to examples by index.
 
 mod adaptors;
 mod memory;
@@ -11,7 +11,7 @@ use numcore::{Error, Result};
 
 /// A collection whose examples can be read in any order, from several threads at once: PyTorch's map-style `Dataset`.
 ///
-/// [`get`](Dataset::get) must be a function of the index alone; what is random belongs into
+/// [`get`](Dataset::get) must be a function of the index alone. Randomness belongs into
 /// [`Loader::augment`](crate::Loader::augment), which is keyed by example and epoch.
 ///
 /// ```
@@ -34,24 +34,24 @@ use numcore::{Error, Result};
 /// }
 /// ```
 pub trait Dataset: Send + Sync {
-    /// What an index gives.
+    /// The type of an example.
     type Example;
 
-    /// How many examples there are.
+    /// The number of examples.
     fn len(&self) -> usize;
 
-    /// Whether there is none.
+    /// Tells whether the dataset has no example.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The example with this number.
+    /// The example with this index, from 0.
     ///
     /// # Errors
-    /// If there is none, or its record is malformed. Other examples stay readable.
+    /// Fails if there is no such example, or its record is malformed. Other examples stay readable.
     fn get(&self, index: usize) -> Result<Self::Example>;
 
-    /// Every example passed through a function.
+    /// Passes every example through a function when it is read.
     fn map<T, F>(self, f: F) -> Map<Self, F>
     where
         Self: Sized,
@@ -60,10 +60,10 @@ pub trait Dataset: Send + Sync {
         Map::new(self, f)
     }
 
-    /// Pairs with the examples of another dataset of this length.
+    /// Pairs each example with the one of equal index in another dataset.
     ///
     /// # Errors
-    /// If the lengths differ.
+    /// Fails if the datasets differ in length.
     fn zip<D: Dataset>(self, other: D) -> Result<Zip<Self, D>>
     where
         Self: Sized,
@@ -71,10 +71,10 @@ pub trait Dataset: Send + Sync {
         Zip::new(self, other)
     }
 
-    /// The examples with these numbers, in this order.
+    /// The examples with these indices, in this order; an index may repeat.
     ///
     /// # Errors
-    /// If a number names no example.
+    /// Fails if an index is out of range.
     fn subset(self, indices: impl IntoIterator<Item = usize>) -> Result<Subset<Self>>
     where
         Self: Sized,
@@ -82,10 +82,10 @@ pub trait Dataset: Send + Sync {
         Subset::new(self, indices.into_iter().collect())
     }
 
-    /// Two parts without an example in common, the first with `first` examples, at random by `seed`: PyTorch's `random_split`.
+    /// Splits the examples at random, by `seed`, into `first` examples and the rest: PyTorch's `random_split`.
     ///
     /// # Errors
-    /// If there are fewer examples than `first`.
+    /// Fails if there are fewer examples than `first`.
     fn random_split(self, first: usize, seed: u64) -> Result<[Subset<Arc<Self>>; 2]>
     where
         Self: Sized,
@@ -120,7 +120,7 @@ macro_rules! forward {
 
 forward!(&D, Box<D>, Arc<D>);
 
-/// An error for an index past the end.
+/// Fails for an index past the end.
 pub(crate) fn check_index(op: &'static str, index: usize, len: usize) -> Result<()> {
     if index < len { Ok(()) } else { Err(Error::argument(op, format!("there is no example {index} among {len}"))) }
 }

@@ -11,7 +11,7 @@ use flate2::bufread::GzDecoder;
 /// The first bytes of a file that is compressed by gzip.
 pub(crate) const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// A file's bytes from the start, unpacked where they begin as gzip does.
+/// The bytes of a file from its start, unpacked if it begins as gzip does.
 pub(crate) fn unpacked(path: &Path) -> io::Result<Box<dyn BufRead + Send>> {
     let mut file = BufReader::new(File::open(path)?);
     match file.fill_buf()?.starts_with(&GZIP) {
@@ -20,7 +20,7 @@ pub(crate) fn unpacked(path: &Path) -> io::Result<Box<dyn BufRead + Send>> {
     }
 }
 
-/// The members of a gzip file, one after another, without the zeros that may pad it at the end. None once it has ended.
+/// The members of a gzip file, one after another, without the zeros that may pad its end. `None` after the last one.
 struct Members<B>(Option<GzDecoder<B>>);
 
 impl<B: BufRead> Read for Members<B> {
@@ -39,7 +39,7 @@ impl<B: BufRead> Read for Members<B> {
     }
 }
 
-/// The member that follows; none at the end.
+/// The next member; `None` at the end.
 fn next_member<B: BufRead>(mut file: B) -> io::Result<Option<GzDecoder<B>>> {
     loop {
         let ahead = file.fill_buf()?;

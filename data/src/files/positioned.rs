@@ -1,4 +1,4 @@
-//! A file that several threads read at places of their own.
+//! A file that several threads read at different offsets.
 
 use std::{
     fs::File,
@@ -7,9 +7,10 @@ use std::{
 
 use numcore::{Error, Result, read_exact_at};
 
-/// A file of a known size, read by offset: no position is shared, so threads need no lock.
+/// A file of a known size, read by offset. No position is shared, so threads need no lock.
 ///
-/// Reading takes one copy out of the page cache. Mapping the file would spare it, but a file that shrinks while it is mapped ends the process.
+/// Reading takes one copy out of the page cache. A memory map would spare it, but a file that shrinks while it is
+/// mapped ends the process.
 #[derive(Debug)]
 pub(crate) struct PositionedFile {
     path: PathBuf,
@@ -32,7 +33,7 @@ impl PositionedFile {
         &self.path
     }
 
-    /// Bytes it had when it was opened.
+    /// The number of bytes at the time it was opened.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -51,7 +52,7 @@ impl PositionedFile {
         read_exact_at(&self.file, offset, into).map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Bytes from `offset` on. The length is checked against the file's before memory is taken.
+    /// Reads `len` bytes from `offset` on. The range is checked against the file's size before memory is taken.
     pub fn bytes(&self, offset: u64, len: u64) -> Result<Vec<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.len) {
             let why = format!("{len} bytes from {offset} on are past its end at {}", self.len);
@@ -62,7 +63,7 @@ impl PositionedFile {
         Ok(bytes)
     }
 
-    /// An error about its contents.
+    /// An error about the file's contents.
     pub fn malformed(&self, why: impl Into<String>) -> Error {
         Error::format(self.path.display().to_string(), why)
     }

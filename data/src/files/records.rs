@@ -1,4 +1,4 @@
-//! Where the records of a text file lie.
+//! The positions of records in a text file.
 
 use std::{
     io::{BufReader, Bytes, Read},
@@ -13,12 +13,12 @@ use super::{GZIP, MARK, PositionedFile};
 #[derive(Debug)]
 pub(crate) struct Records {
     file: PositionedFile,
-    /// Offset, length in bytes and line of each record.
+    /// The offset, the length in bytes and the line of each record.
     places: Vec<(u64, u32, u64)>,
 }
 
 impl Records {
-    /// The records of `file` where `cut` finds them, behind a byte order mark.
+    /// Finds the records of `file` with `cut`, behind a byte order mark.
     pub fn new(file: PositionedFile, cut: impl FnOnce(&mut Cutter<'_>) -> Result<()>) -> Result<Self> {
         let start = file.bytes(0, file.len().min(MARK.len() as u64))?;
         if start.starts_with(&GZIP) {
@@ -47,7 +47,7 @@ impl Records {
         &self.file
     }
 
-    /// The file, as errors name it.
+    /// The file's path, as errors name it.
     pub fn name(&self) -> String {
         self.file.path().display().to_string()
     }
@@ -70,7 +70,7 @@ impl Records {
     }
 }
 
-/// Goes through the bytes of a file, once.
+/// A single pass over the bytes of a file, which collects the positions of records.
 pub(crate) struct Cutter<'a> {
     bytes: Peekable<Bytes<BufReader<&'a std::fs::File>>>,
     file: &'a PositionedFile,
@@ -80,7 +80,7 @@ pub(crate) struct Cutter<'a> {
 }
 
 impl Cutter<'_> {
-    /// The next byte; none at the end.
+    /// The next byte; `None` at the end.
     pub fn next(&mut self) -> Result<Option<u8>> {
         let Some(byte) = self.bytes.next() else { return Ok(None) };
         let byte = byte.map_err(|e| Error::io(self.file.path(), e))?;
@@ -89,8 +89,8 @@ impl Cutter<'_> {
         Ok(Some(byte))
     }
 
-    /// Whether the byte that was read ends a line: a newline, or a carriage return, of which a newline that follows is
-    /// a part.
+    /// Tells whether a byte just read ends a line: a newline or a carriage return. Reads the newline after a carriage
+    /// return too.
     pub fn ends_line(&mut self, byte: u8) -> Result<bool> {
         if byte == b'\r' && self.is_before_newline() {
             self.next()?;
@@ -102,12 +102,12 @@ impl Cutter<'_> {
         matches!(self.bytes.peek(), Some(Ok(b'\n')))
     }
 
-    /// Where the next byte lies, and its line.
+    /// The offset and the line of the next byte.
     pub fn place(&self) -> (u64, u64) {
         (self.offset, self.line)
     }
 
-    /// The bytes from a place to offset `end` are a record.
+    /// Appends a record: the bytes from a place to offset `end`.
     pub fn record(&mut self, (start, line): (u64, u64), end: u64) -> Result<()> {
         let len = u32::try_from(end - start);
         let len = len.map_err(|_| self.file.malformed(format!("line {line}: the record has more than 4 GiB")))?;
@@ -116,7 +116,7 @@ impl Cutter<'_> {
     }
 }
 
-/// Every line is a record, without its end; lines of white space alone are none.
+/// Makes a record of every line, without its end. Lines of white space alone are left out.
 pub(crate) fn lines(cutter: &mut Cutter<'_>) -> Result<()> {
     loop {
         let place = cutter.place();

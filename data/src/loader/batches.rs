@@ -1,4 +1,4 @@
-//! Reading batches, and how long that took.
+//! Reading batches, and the time spent waiting for them.
 
 use std::{
     sync::atomic::AtomicBool,
@@ -16,40 +16,40 @@ use super::{
     workers::{Workers, caught},
 };
 
-/// A batch, and where it stands.
+/// A batch on this rank, with its position in the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch<B> {
-    /// What was made of the examples.
+    /// The examples, or the result of the loader's steps on them.
     pub data: B,
     /// The epoch.
     pub epoch: u64,
-    /// The number of the step in its epoch.
+    /// The number of the step in its epoch, from 0.
     pub step: u64,
-    /// How many of the rows count: the first ones. Others fill the batch up and must weigh nothing.
+    /// The number of rows that count: the first ones. Others fill the batch up and must have loss weight 0.
     pub count: usize,
-    /// How many rows there are.
+    /// The number of rows on this rank.
     pub rows: usize,
-    /// How many rows count in the batches of all ranks at this step: what a summed loss is divided by.
+    /// The number of rows that count in the batches of all ranks at this step: the divisor of a summed loss.
     pub total: usize,
 }
 
 impl<B> Batch<B> {
-    /// One weight per row: 1 for rows that count, 0 for others.
+    /// Loss weights, one per row: 1 for rows that count, 0 for others.
     pub fn weights(&self) -> Vec<f32> {
         (0..self.rows).map(|row| if row < self.count { 1.0 } else { 0.0 }).collect()
     }
 
-    /// The batch with another value.
+    /// The batch with `data` passed through `f`.
     pub fn map<T>(self, f: impl FnOnce(B) -> T) -> Batch<T> {
         let Batch { data, epoch, step, count, rows, total } = self;
         Batch { data: f(data), epoch, step, count, rows, total }
     }
 }
 
-/// The batches of an epoch, or of epochs without end, in order. An error takes the place of its batch, and the next
-/// batch comes after it. A panic of a dataset, of an order, or of what is done to examples, is such an error.
+/// The batches of an epoch, or of endless epochs, in order. An error takes the place of its batch, and the next batch
+/// comes after it. A panic of a dataset, an order or a step of the loader is such an error.
 ///
-/// Dropping it ends the threads that make batches.
+/// Dropping this ends the threads that make batches.
 pub struct Batches<B> {
     source: Source<B>,
     plan: Plan,
@@ -60,7 +60,7 @@ pub struct Batches<B> {
 }
 
 enum Source<B> {
-    /// The caller's own thread.
+    /// The thread of the caller.
     Caller(Make<B>),
     Workers(Workers<Result<Batch<B>>>),
 }
@@ -78,18 +78,18 @@ impl<B: Send + 'static> Batches<B> {
         Ok(Batches { source, plan, taken: 0, state, waited: Duration::ZERO, last_wait: Duration::ZERO })
     }
 
-    /// Where the next batch begins: what a checkpoint keeps. [`Loader::resume`](super::Loader::resume) and
-    /// [`Loader::endless`](super::Loader::endless) go on from there.
+    /// The state at which the next batch begins: save it in checkpoints. [`Loader::resume`](super::Loader::resume) and
+    /// [`Loader::endless`](super::Loader::endless) continue from it.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Where the batch after the next `batches` begins; none past the end.
+    /// The state after the next `batches` batches; `None` if no batch begins there.
     pub fn state_after(&self, batches: u64) -> Option<State> {
         self.plan.at(self.taken.checked_add(batches)?)
     }
 
-    /// Passes over batches that another rank reads. Without workers they are not made.
+    /// Skips batches that another rank reads. Without workers they are not made.
     ///
     /// ```
     /// use data::{InMemory, Loader};
@@ -107,7 +107,7 @@ impl<B: Send + 'static> Batches<B> {
     /// ```
     ///
     /// # Errors
-    /// If there are not as many.
+    /// Fails if fewer batches are left.
     pub fn pass(&mut self, batches: u64) -> Result<()> {
         for _ in 0..batches {
             let at = self.plan.at(self.taken);
@@ -121,17 +121,17 @@ impl<B: Send + 'static> Batches<B> {
         Ok(())
     }
 
-    /// How many batches are left in the epoch that the next batch is of.
+    /// The number of batches left in the epoch of the next batch.
     pub fn left_in_epoch(&self) -> u64 {
         self.plan.steps_from(self.state.position)
     }
 
-    /// How long all calls of `next` took: what was waited for data.
+    /// The total time of all calls of `next`: the time spent waiting for data.
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// How long the last call of `next` took: the `data_wait` of a step.
+    /// The time of the last call of `next`: the `data_wait` of a step.
     pub fn last_wait(&self) -> Duration {
         self.last_wait
     }

@@ -1,4 +1,5 @@
-//! [`Loader`]: batches of a dataset, made ahead by worker threads, in an order that depends on a seed and the epoch alone.
+//! [`Loader`]: batches of a dataset, made ahead by worker threads, in an order that depends on a seed and the epoch
+//! alone.
 
 mod batches;
 mod plan;
@@ -23,20 +24,23 @@ use crate::{
     random::keyed,
 };
 
-/// Rows that padding may fill up to, whatever the number of examples: a batch that no memory holds is an error.
+/// The number of rows that padding may fill up to, whatever the number of examples. A batch that no memory holds is an
+/// error.
 const LARGEST_PADDED: u64 = 1 << 20;
 
-/// Batches ahead that no memory holds more of: room for them is made at once.
+/// The largest number of batches ahead. Room for them is allocated at once.
 pub(crate) const MOST_AHEAD: usize = 1 << 12;
 
-/// Makes the value of a batch out of the examples it reads.
+/// Makes the data of a batch from the rows of its request.
 type Make<B> = Arc<dyn Fn(&Request<'_>) -> Result<B> + Send + Sync>;
 
-/// Batches of a dataset: PyTorch's `DataLoader` and `DistributedSampler`. [`rank`](Loader::rank) makes it read one rank's share, [`Last`] says what becomes of a
-/// batch that is not whole, [`Batches::state`] and [`resume`](Loader::resume) go on at any number of ranks.
+/// Batches of a dataset: PyTorch's `DataLoader` and `DistributedSampler`. [`rank`](Loader::rank) selects one rank's
+/// share. [`Last`] selects the treatment of an incomplete last batch. [`Batches::state`] and [`resume`](Loader::resume)
+/// continue a run at any number of ranks.
 ///
-/// Which examples a batch holds is a function of seed, epoch and step. Numbers of ranks and workers, how far workers are ahead, and where a run was
-/// resumed change no batch. [`batch`](Loader::batch) is the **global** batch, of which every rank reads its share.
+/// The examples of a batch are a function of seed, epoch and step. The numbers of ranks, workers and batches ahead
+/// change no batch, nor does the point of a resumption. [`batch`](Loader::batch) sets the **global** batch, of which
+/// every rank reads its share.
 ///
 /// ```
 /// use data::{InMemory, Loader};
@@ -63,20 +67,20 @@ pub struct Loader<B> {
     share: Share,
     workers: usize,
     ahead: usize,
-    /// Examples of the dataset: what an order may name.
+    /// The number of examples of the dataset: the bound of the indices of an order.
     len: u64,
 }
 
-/// What a worker is asked for.
+/// The order for one batch to a worker.
 pub(crate) struct Request<'a> {
     pub rows: &'a Rows,
     pub epoch: u64,
-    /// Set when nobody wants the batch any more.
+    /// True once the batch is no longer wanted.
     pub stop: &'a AtomicBool,
 }
 
 impl<E: Send + 'static> Loader<Vec<E>> {
-    /// Batches of one example, in the dataset's order, as lists of examples.
+    /// Loads lists of one example each, in the dataset's order, with one worker that is 2 batches ahead.
     pub fn new(dataset: impl Dataset<Example = E> + 'static) -> Self {
         let len = dataset.len() as u64;
         Loader {
@@ -93,9 +97,10 @@ impl<E: Send + 'static> Loader<Vec<E>> {
         }
     }
 
-    /// Passes each example through `f` with a random generator of its own, keyed by seed, example and which [reading](Order::readings) of the example it is, the
-    /// epoch for most orders: augmentation that no number of workers or ranks changes, and that differs where a mixture repeats an example. Two of these steps
-    /// draw different numbers where their seeds differ.
+    /// Passes each example through `f` with a random generator of its own. The key of the generator is seed, example
+    /// and [reading](Order::readings) of the example: for most orders, the epoch. No number of workers or ranks changes
+    /// such augmentation, and it differs where a mixture repeats an example. Two `augment` steps draw different numbers
+    /// only if their seeds differ.
     pub fn augment<T: Send + 'static>(
         self,
         seed: u64,
@@ -109,7 +114,7 @@ impl<E: Send + 'static> Loader<Vec<E>> {
         self.one_by_one("Loader::map", move |example, _, _| f(example))
     }
 
-    /// Passes each example through `f`, with which reading of it this is and its number.
+    /// Passes each example through `f`, with its reading and its index.
     fn one_by_one<T: Send + 'static>(
         self,
         op: &'static str,
@@ -131,7 +136,7 @@ impl<E: Send + 'static> Loader<Vec<E>> {
         })
     }
 
-    /// Puts examples beside each other, as [`Stack`] says.
+    /// Stacks the examples of a batch by the rules of [`Stack`].
     pub fn stack(self) -> Loader<E::Batch>
     where
         E: Stack,
@@ -142,14 +147,14 @@ impl<E: Send + 'static> Loader<Vec<E>> {
 }
 
 impl<B: Send + 'static> Loader<B> {
-    /// Passes what a batch has so far through `f`, in the worker that makes it: at first the list of examples, so `f` is PyTorch's
-    /// `collate_fn`.
+    /// Passes the batch through `f`, in the worker that makes it, after all steps so far. The first step receives the
+    /// list of examples: its `f` is PyTorch's `collate_fn`.
     pub fn collate<T: Send + 'static>(self, f: impl Fn(B) -> Result<T> + Send + Sync + 'static) -> Loader<T> {
         self.then(move |batch, _| f(batch))
     }
 
-    /// Copies batches to the device of `rt` as soon as they are made: ahead of use. The copies are work of the queue of `rt`, so what is computed with them
-    /// comes after them.
+    /// Copies batches to the device of `rt` as soon as they are made, ahead of use. The copies run on the queue of
+    /// `rt`, so later work on that queue sees them complete.
     pub fn on<R: Runtime>(self, rt: &R) -> Loader<B::OnDevice>
     where
         B: ToDevice<R>,
@@ -159,113 +164,118 @@ impl<B: Send + 'static> Loader<B> {
         self.collate(move |batch| batch.to_device(&rt))
     }
 
-    /// The number of examples in a step of all ranks together. (PyTorch's `batch_size` is one rank's.)
+    /// Sets the number of examples in a step of all ranks together; 1 by default. (PyTorch's `batch_size` is per rank.)
     pub fn batch(mut self, examples: usize) -> Self {
         self.batch = examples as u64;
         self
     }
 
-    /// Another random order in every epoch.
+    /// Reads the examples in another random order in every epoch.
     pub fn shuffle(self, seed: u64) -> Self {
         let order = Shuffled::new(self.len, seed);
         self.order(order)
     }
 
-    /// An order of one's own: a [`Mixture`](crate::order::Mixture), [`LengthBuckets`](crate::order::LengthBuckets).
+    /// Reads the examples in a custom order: a [`Mixture`](crate::order::Mixture),
+    /// [`LengthBuckets`](crate::order::LengthBuckets).
     pub fn order(mut self, order: impl Order + 'static) -> Self {
         self.order = Arc::new(order);
         self
     }
 
-    /// Ends every epoch after `batches` batches. Call it after what decides the order and the size of batches.
+    /// Ends every epoch after `batches` batches. Call it after the methods that set the order and the batch size.
     pub fn limit(mut self, batches: u64) -> Self {
         self.order = Arc::new(FirstPositions::new(self.order, batches.saturating_mul(self.batch)));
         self
     }
 
-    /// Gives the first `batches` batches of epoch 0 in every epoch: a model that learns at all learns these by heart. Call it after what decides the
-    /// order and the size of batches.
+    /// Gives the first `batches` batches of epoch 0 in every epoch: a model that learns at all learns these by heart.
+    /// Call it after the methods that set the order and the batch size.
     pub fn overfit(mut self, batches: u64) -> Self {
         self.order = Arc::new(FirstPositions::of_epoch_0(self.order, batches.saturating_mul(self.batch)));
         self
     }
 
-    /// What becomes of a last batch that is not whole; at first it is [kept](Last::Keep).
+    /// Sets the treatment of an incomplete last batch; [`Last::Keep`] by default.
     pub fn last(mut self, last: Last) -> Self {
         self.last = last;
         self
     }
 
-    /// Keeps the last batch as it is where it would be [padded](Last::Pad): every row counts, except the one that
-    /// stands in on a rank whose share is empty.
+    /// Replaces [`Last::Pad`] by [`Last::Keep`]: every row counts, except the stand-in row on a rank whose share is
+    /// empty.
     pub fn unpadded(self) -> Self {
         let last = if self.last == Last::Pad { Last::Keep } else { self.last };
         self.last(last)
     }
 
-    /// Reads the share of one rank of several. At first there is one rank.
+    /// Reads the share of rank `rank` of `ranks`; by default there is one rank.
     pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
         (self.rank, self.ranks) = (rank, ranks);
         self
     }
 
-    /// Which rows of a batch a rank reads; at first [those side by side](Share::Contiguous).
+    /// Sets the rows of a batch that a rank reads; [`Share::Contiguous`] by default.
     pub fn share(mut self, share: Share) -> Self {
         self.share = share;
         self
     }
 
-    /// Threads that make batches; at first 1. With 0 the caller's own thread makes each batch when it is asked for.
+    /// Sets the number of threads that make batches; 1 by default. With 0 the caller's own thread makes each batch on
+    /// demand.
     pub fn workers(mut self, threads: usize) -> Self {
         self.workers = threads;
         self
     }
 
-    /// How many batches each worker is ahead: finished and not yet taken. At first 2.
+    /// Sets the number of finished batches that each worker keeps ready; 2 by default, 4096 at most.
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self
     }
 
-    /// The number of examples in a step of all ranks together: what [`batch`](Loader::batch) set.
+    /// The number of examples in a step of all ranks together, set by [`batch`](Loader::batch).
     pub fn batch_size(&self) -> usize {
         self.batch as usize
     }
 
-    /// Steps in an epoch.
+    /// The number of steps in an epoch.
     ///
     /// # Errors
-    /// If the loader's numbers make no sense.
+    /// Fails if `rank` is not below `ranks`, the batch has 0 examples, or workers may be 0 batches ahead. [`Last::Pad`]
+    /// also fails if the batch is larger than an epoch and 2²⁰ rows.
     pub fn steps(&self) -> Result<u64> {
         Ok(self.plan()?.steps_from(0))
     }
 
-    /// Positions in an epoch: what [`State::position`] counts up to.
+    /// The number of positions in an epoch, up to which [`State::position`] counts.
     pub fn positions(&self) -> u64 {
         self.order.len()
     }
 
-    /// The batches of an epoch.
+    /// Reads the batches of an epoch.
     ///
     /// # Errors
-    /// If the loader's numbers make no sense, or no thread can be started.
+    /// Fails as [`steps`](Loader::steps) does, or if no thread can be started.
     pub fn epoch(&self, epoch: u64) -> Result<Batches<B>> {
         self.resume(State { epoch, position: 0 })
     }
 
-    /// The rest of an epoch, from a state that [`Batches::state`] gave, at any number of ranks, workers and batches ahead.
+    /// Reads the rest of an epoch from a state of [`Batches::state`], at any number of ranks, workers and batches
+    /// ahead.
     ///
     /// # Errors
-    /// If the epoch has fewer examples; otherwise as [`epoch`](Loader::epoch).
+    /// Fails if the state's position is past the end of an epoch; otherwise as [`epoch`](Loader::epoch).
     pub fn resume(&self, state: State) -> Result<Batches<B>> {
         let plan = self.plan()?.from(state)?.one_epoch();
         Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
     }
 
-    /// Epoch after epoch without end, from a state on. Workers begin an epoch while the one before is still read.
+    /// Reads epoch after epoch without end, from a state on. Workers begin an epoch while the previous one is still
+    /// read.
     ///
     /// # Errors
-    /// If an epoch has no step; otherwise as [`resume`](Loader::resume).
+    /// Fails if an epoch has no step; otherwise as [`resume`](Loader::resume).
     pub fn endless(&self, state: State) -> Result<Batches<B>> {
         let plan = self.plan()?.from(state)?;
         if plan.steps_from(0) == 0 {
@@ -276,15 +286,15 @@ impl<B: Send + 'static> Loader<B> {
         Batches::start(plan, Arc::clone(&self.make), self.workers, self.ahead)
     }
 
-    /// A line for the notes of a checkpoint: the state, and the order it is of.
+    /// A line for the notes of a checkpoint: the state, and a description of the order.
     pub fn note(&self, state: State) -> String {
         format!("{state} of {}", self.order.describe())
     }
 
-    /// The state that [`note`](Loader::note) wrote.
+    /// Reads the state from a line that [`note`](Loader::note) wrote.
     ///
     /// # Errors
-    /// If it is no note, or of another order.
+    /// Fails if the line is no such note, or describes another order than this loader's.
     pub fn state_of(&self, note: &str) -> Result<State> {
         let wrong = |why: String| Error::argument("Loader::state_of", format!("`{note}` {why}"));
         let (state, order) = note.split_once(" of ").ok_or_else(|| wrong("is no note of a loader".into()))?;
@@ -294,7 +304,7 @@ impl<B: Send + 'static> Loader<B> {
         state.parse().map_err(|_| wrong("is no note of a loader".into()))
     }
 
-    /// Another step after those that make a batch.
+    /// Appends a step to those that make a batch.
     fn then<T: Send + 'static>(self, f: impl Fn(B, &Request<'_>) -> Result<T> + Send + Sync + 'static) -> Loader<T> {
         let Loader { make, order, batch, last, rank, ranks, share, workers, ahead, len } = self;
         let make = Arc::new(move |request: &Request<'_>| {
@@ -337,7 +347,7 @@ impl<B> Clone for Loader<B> {
 }
 
 impl Request<'_> {
-    /// The examples of the request's rows.
+    /// Reads the examples of the request's rows.
     fn read<D: Dataset>(&self, dataset: &D) -> Result<Vec<D::Example>> {
         let mut examples = Vec::with_capacity(self.rows.indices.len());
         for &index in &self.rows.indices {
@@ -349,7 +359,7 @@ impl Request<'_> {
         Ok(examples)
     }
 
-    /// The error, saying which example it came from.
+    /// The error, with the index and the epoch of its example.
     fn located(&self, error: Error, index: u64) -> Error {
         error.with_operands(|| format!("example {index} of epoch {}", self.epoch))
     }

@@ -1,4 +1,4 @@
-//! Which rows a rank reads at which step: arithmetic alone.
+//! The rows that a rank reads at each step: arithmetic alone.
 
 use std::sync::Arc;
 
@@ -7,42 +7,43 @@ use numcore::{Error, Result};
 use super::State;
 use crate::order::Order;
 
-/// What becomes of an epoch's last batch when it is not whole.
+/// The treatment of an epoch's last batch if it is incomplete.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Last {
-    /// It is smaller, and ranks' shares of it may differ by one example. A rank whose share is empty is given one row that does not count.
+    /// Makes it smaller; the ranks' shares of it may differ by one example. A rank whose share is empty gets one row
+    /// that does not count.
     #[default]
     Keep,
-    /// It is left out: PyTorch's `drop_last`.
+    /// Leaves it out: PyTorch's `drop_last`.
     Drop,
-    /// It is as large as others, filled with rows that do not count: for shapes that must not change.
+    /// Pads it to the size of the others with rows that do not count: for shapes that must not change.
     Pad,
 }
 
-/// Which rows of a step's batch a rank reads.
+/// The rows of a step's batch that a rank reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Share {
-    /// A stretch: rank after rank.
+    /// A contiguous range: rank after rank.
     #[default]
     Contiguous,
-    /// Every `n`-th, from its own number on.
+    /// Every `n`-th row of `n` ranks, starting at the rank's own number.
     Interleaved,
 }
 
 /// A rank's rows of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
-    /// Examples; those that do not count come last.
+    /// The indices of the examples; rows that do not count come last.
     pub indices: Vec<u64>,
-    /// For each of them, which [reading](Order::readings) of the example it is, where that is not the epoch.
+    /// The [reading](Order::readings) of each example, if it is not the epoch.
     pub readings: Option<Vec<u64>>,
-    /// How many of them count.
+    /// The number of rows that count.
     pub count: usize,
-    /// How many count on all ranks.
+    /// The number of rows that count on all ranks together.
     pub total: usize,
 }
 
-/// The steps from a state on.
+/// The steps of a rank from a state on.
 #[derive(Clone)]
 pub(crate) struct Plan {
     order: Arc<dyn Order>,
@@ -56,13 +57,13 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// From the start of epoch 0 on, without end.
+    /// Makes an endless plan from the start of epoch 0.
     pub fn new(order: Arc<dyn Order>, batch: u64, last: Last, share: Share, (rank, ranks): (usize, usize)) -> Plan {
         let (rank, ranks, start) = (rank as u64, ranks as u64, State::default());
         Plan { order, batch, last, share, rank, ranks, start, one_epoch: false }
     }
 
-    /// From another state on.
+    /// Starts at another state.
     pub fn from(self, start: State) -> Result<Plan> {
         if start.position > self.order.len() {
             let why = format!("{start} is past the end: an epoch has {} positions", self.order.len());
@@ -71,23 +72,23 @@ impl Plan {
         Ok(Plan { start, ..self })
     }
 
-    /// No further than the end of the epoch.
+    /// Ends the plan at the end of its first epoch.
     pub fn one_epoch(self) -> Plan {
         Plan { one_epoch: true, ..self }
     }
 
-    /// Steps from a position to the end of its epoch.
+    /// The number of steps from a position to the end of its epoch.
     pub fn steps_from(&self, position: u64) -> u64 {
         let left = self.order.len() - position;
         if self.last == Last::Drop { left / self.batch } else { left.div_ceil(self.batch) }
     }
 
-    /// Where it begins.
+    /// The state at which the plan starts.
     pub fn start(&self) -> State {
         self.start
     }
 
-    /// Where the `k`-th step begins; none past the end.
+    /// The state at which the `k`-th step begins; `None` past the end.
     pub fn at(&self, k: u64) -> Option<State> {
         let State { epoch, position } = self.start;
         let first = self.steps_from(position);
@@ -102,7 +103,8 @@ impl Plan {
         Some(State { epoch: epoch + 1 + past / steps, position: past % steps * self.batch })
     }
 
-    /// Where the step after one that begins at `at` begins, if it is in the same epoch, and otherwise the epoch's end or the next one's start.
+    /// The state after a step that begins at `at`: in the same epoch, or at the epoch's end, or at the start of the
+    /// next one.
     pub fn after(&self, at: State) -> State {
         let position = (at.position.saturating_add(self.batch)).min(self.order.len());
         if self.one_epoch || self.steps_from(position) > 0 {
@@ -119,7 +121,7 @@ impl Plan {
     /// This rank's rows of the step that begins at `at`.
     ///
     /// # Errors
-    /// If the order gives another number of examples than it has positions.
+    /// Fails if the order gives another number of examples than there are positions.
     pub fn rows(&self, at: State) -> Result<Rows> {
         let end = at.position.saturating_add(self.batch).min(self.order.len());
         let total = end - at.position;
@@ -142,7 +144,7 @@ impl Plan {
         Ok(Rows { indices, readings, count, total: total as usize })
     }
 
-    /// This rank's of so many rows: the first, the distance to the next, and how many.
+    /// This rank's share of `rows` rows: the first row, the distance to the next, and the number of rows.
     fn own(&self, rows: u64) -> (u64, u64, u64) {
         let (each, more) = (rows / self.ranks, rows % self.ranks);
         let len = each + u64::from(self.rank < more);

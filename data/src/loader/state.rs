@@ -1,10 +1,11 @@
-//! Where a loader is.
+//! The state of a loader: [`State`].
 
 use std::{fmt, str::FromStr};
 
 use numcore::Error;
 
-/// Where reading goes on: an epoch, and how many of its positions all ranks together have read. It holds for any number of ranks.
+/// The point at which reading continues: an epoch, and its number of positions read by all ranks together. It holds for
+/// any number of ranks.
 ///
 /// ```
 /// use data::State;
@@ -17,7 +18,7 @@ use numcore::Error;
 pub struct State {
     /// The epoch.
     pub epoch: u64,
-    /// Positions of its order that were read.
+    /// The number of positions read of the epoch's order.
     pub position: u64,
 }
 

@@ -1,7 +1,7 @@
 //! Threads that make batches ahead.
 //!
-//! Worker `w` of `W` makes batches `w`, `w + W`, `w + 2W` … and hands them over through a channel of its own. The reader takes from the channels in
-//! turn, so batches arrive in order without being sorted, and a slow one holds up no worker but its own.
+//! Worker `w` of `W` makes batches `w`, `w + W`, `w + 2W` … and sends them through its own channel. The reader takes
+//! from the channels in turn. Batches arrive in order without a sort, and a slow batch holds up no worker but its own.
 
 use std::{
     any::Any,
@@ -21,13 +21,13 @@ pub(crate) struct Workers<T> {
     lanes: Vec<Receiver<T>>,
     threads: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
-    /// Batches taken.
+    /// The number of batches taken.
     taken: usize,
 }
 
 impl<T: Send + 'static> Workers<T> {
-    /// Starts `count` threads. `make` gives the `k`-th batch, or nothing past the end; `stop` tells it that nobody wants it any more. No worker is more
-    /// than `ahead` batches ahead.
+    /// Starts `count` threads. `make` gives the `k`-th batch, or `None` past the end. Its flag turns true once the
+    /// batches are no longer wanted. No worker is more than `ahead` batches ahead.
     pub fn start(
         count: usize,
         ahead: usize,
@@ -54,7 +54,7 @@ impl<T: Send + 'static> Workers<T> {
         Ok(workers)
     }
 
-    /// The next batch in order; nothing past the end.
+    /// The next batch in order; `None` past the end.
     pub fn next(&mut self) -> Option<T> {
         let lane = self.taken % self.lanes.len();
         // A worker ends without a batch only past the end, and all others past theirs.
@@ -81,9 +81,9 @@ fn work<T>(
     }
 }
 
-/// What is made, or an error with the words of a panic: on one rank as on many, with workers as without.
+/// Calls `make`, and turns a panic into an error with its message: with any number of ranks or workers.
 pub(crate) fn caught<T>(make: impl FnOnce() -> Result<T>) -> Result<T> {
-    // What a panic leaves half done belongs to one batch, which nobody will see.
+    // A panic leaves at most one batch half done, and no caller sees that batch.
     catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|panic: Box<dyn Any + Send>| {
         let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
         let words = words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();

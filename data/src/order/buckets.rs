@@ -1,4 +1,4 @@
-//! Batches of examples of like lengths, so that little of a padded batch is padding.
+//! Batches of examples of similar lengths, so that little of a padded batch is padding.
 
 use std::{hash::Hasher, ops::Range, sync::Arc};
 
@@ -7,10 +7,11 @@ use numcore::{Error, Fnv1a, Result};
 use super::Order;
 use crate::random::keyed;
 
-/// Another order with examples of like lengths side by side: every `window` of its positions is sorted by length, cut into batches, and the batches
-/// are put in a random order. Every example stays in its window, so an epoch still has each of them once.
+/// An order that puts examples of similar lengths side by side. Every `window` batches of the inner order are sorted by
+/// length and cut into batches, which are then put in a random order. Every example stays in its window, so an epoch
+/// still has each example once.
 ///
-/// Batches are of like lengths where the loader's global batch is the one given here.
+/// Batches have similar lengths only if the loader's global batch is the `batch` given to [`new`](LengthBuckets::new).
 ///
 /// ```
 /// use data::order::{LengthBuckets, Order, Shuffled};
@@ -29,18 +30,18 @@ pub struct LengthBuckets<O> {
     window: u64,
     seed: u64,
     lengths: Arc<dyn Fn(u64) -> usize + Send + Sync>,
-    /// Of the lengths of some examples.
+    /// A digest of the lengths of some examples.
     digest: u64,
 }
 
-/// Examples whose lengths tell one order from another.
+/// The number of examples whose lengths distinguish one order from another.
 const SAMPLED: u64 = 1 << 10;
 
 impl<O: Order> LengthBuckets<O> {
-    /// `inner`, with windows of `window` batches of `batch` examples; `lengths` gives an example's length.
+    /// Reorders `inner` in windows of `window` batches of `batch` examples. `lengths` gives the length of an example.
     ///
     /// # Errors
-    /// If a batch or a window is empty.
+    /// Fails if `batch` or `window` is 0, or their product exceeds a `u64`.
     pub fn new(
         inner: O,
         batch: u64,
@@ -60,12 +61,12 @@ impl<O: Order> LengthBuckets<O> {
         }
     }
 
-    /// The window that begins at `start`, in order: examples, and which reading of each it is.
+    /// The window that begins at position `start`, sorted and shuffled: each example's index and reading.
     fn sorted(&self, epoch: u64, start: u64) -> Vec<(u64, u64)> {
         let end = start.saturating_add(self.window).min(self.inner.len());
         let readings = self.inner.readings(epoch, start..end).unwrap_or_else(|| vec![epoch; (end - start) as usize]);
         let mut read: Vec<(u64, u64)> = self.inner.indices(epoch, start..end).into_iter().zip(readings).collect();
-        // Stable: equal lengths stay in the random order they had.
+        // The sort is stable: equal lengths stay in the random order they had.
         read.sort_by_key(|&(index, _)| (self.lengths)(index));
         let mut batches: Vec<&[(u64, u64)]> = read.chunks(self.batch as usize).collect();
         // A short last batch stays last: before others it would shift their boundaries.
@@ -88,7 +89,8 @@ impl<O: Order> LengthBuckets<O> {
     }
 }
 
-/// A digest of the lengths of examples that are spread over the order: it distinguishes orders of other lengths without reading all of them.
+/// A digest of the lengths of examples spread over the order. It distinguishes orders of other lengths without reading
+/// all of them.
 fn digest_of(inner: &impl Order, lengths: &impl Fn(u64) -> usize) -> u64 {
     let sampled = inner.len().min(SAMPLED);
     let mut digest = Fnv1a::new();

@@ -1,14 +1,14 @@
-//! The beginning of an order.
+//! The beginning of an order: [`FirstPositions`].
 
 use std::{ops::Range, sync::Arc};
 
 use super::Order;
 
-/// The first positions of each epoch of another order, or those of one epoch again and again.
+/// The first positions of each epoch of another order, or those of one epoch in every epoch.
 pub(crate) struct FirstPositions {
     of: Arc<dyn Order>,
     len: u64,
-    /// The epoch whose positions every epoch has, if there is one.
+    /// The epoch that every epoch repeats, if there is one.
     epoch: Option<u64>,
 }
 

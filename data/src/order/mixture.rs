@@ -6,14 +6,14 @@ use numcore::{Error, Result};
 
 use super::{KeyedPermutation, Order};
 
-/// Positions after which the pattern of sources repeats; weights are kept to one part in as many.
+/// The number of positions after which the pattern of sources repeats. Weights are rounded to multiples of its inverse.
 const PERIOD: usize = 1 << 12;
 
-/// An order over several sources that stand one after another, as in [`Concat`](crate::Concat): position by position the source that is
-/// furthest behind its weight is read next, each source in a random order of its own, and again from the start in another one
-/// when it has been read whole.
+/// An order over several sources that stand one after another, as in [`Concat`](crate::Concat). At each position the
+/// source furthest behind its weight is read. Each source has its own random order, and starts over in another one
+/// after a complete pass.
 ///
-/// The position counts on over epochs, so a source larger than its share of an epoch goes on where it stopped.
+/// Positions count on over epochs, so a source larger than its share of an epoch continues in the next.
 ///
 /// ```
 /// use data::order::{Mixture, Order};
@@ -28,7 +28,7 @@ const PERIOD: usize = 1 << 12;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixture {
     sources: Vec<Source>,
-    /// For each position of the period: the source, and how many of its examples the period has before.
+    /// The source at each position of the period, and the number of its examples earlier in the period.
     pattern: Vec<(u32, u32)>,
     seed: u64,
     epoch: u64,
@@ -38,18 +38,20 @@ pub struct Mixture {
 struct Source {
     len: u64,
     weight: f64,
-    /// Where it begins among all sources.
+    /// The index of its first example among those of all sources.
     start: u64,
-    /// Positions it has in a period.
+    /// The number of its positions in a period.
     per_period: u64,
 }
 
 impl Mixture {
-    /// Sources of so many examples with these weights, which need not sum to 1. A source with weight 0 is not read. An epoch is as many positions as there are
-    /// examples, unless [`epoch_of`](Mixture::epoch_of) says otherwise.
+    /// Mixes sources, each given as its number of examples and its weight. Weights need not sum to 1; a source with
+    /// weight 0 is not read. An epoch has as many positions as there are examples, unless
+    /// [`epoch_of`](Mixture::epoch_of) sets another number.
     ///
     /// # Errors
-    /// If a weight is negative or no number, all are 0, one is less than a 4096th of their sum, or a source with a weight has no example.
+    /// Fails if a weight is negative or not finite, all are 0, or one is less than a 4096th of their sum. A source with
+    /// a weight but no example is an error too, and so is a total length beyond a `u64`.
     pub fn new(sources: &[(u64, f64)], seed: u64) -> Result<Self> {
         let total: f64 = sources.iter().map(|(_, weight)| weight).sum();
         check(sources, total)?;
@@ -68,18 +70,19 @@ impl Mixture {
         Ok(Mixture { sources: placed, pattern, seed, epoch: start })
     }
 
-    /// An epoch is `positions` positions.
+    /// Sets the number of positions in an epoch.
     pub fn epoch_of(mut self, positions: u64) -> Self {
         self.epoch = positions;
         self
     }
 
-    /// The source of an example of this order.
+    /// The number of the source that holds an example of this order.
     pub fn source_of(&self, example: u64) -> usize {
         self.sources.partition_point(|source| source.start + source.len <= example)
     }
 
-    /// The source of a position, counted over all epochs, how often that source was read whole before, and the place in this pass.
+    /// The source of a position counted over all epochs, the number of its complete passes before, and the place in
+    /// this pass.
     fn place(&self, count: u128) -> (usize, u64, u64) {
         let (round, at) = (count / PERIOD as u128, (count % PERIOD as u128) as usize);
         let (number, before) = self.pattern[at];
@@ -108,7 +111,7 @@ impl Order for Mixture {
         positions.map(|position| self.index(before + u128::from(position))).collect()
     }
 
-    /// An example is read once in each pass over its source.
+    /// The number of the pass over its source: an example is read once in each.
     fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
         let before = u128::from(epoch) * u128::from(self.epoch);
         Some(positions.map(|position| self.place(before + u128::from(position)).1).collect())
@@ -137,7 +140,8 @@ fn check(sources: &[(u64, f64)], total: f64) -> Result<()> {
     Ok(())
 }
 
-/// One period: at each position the source with the largest `weight · (position + 1) − taken`, the first of equals; and what each has at the end.
+/// One period, and each source's number of positions in it. Each position takes the source with the largest `weight ·
+/// (position + 1) − taken`, the first of equals.
 fn pattern(weights: &[f64]) -> (Vec<(u32, u32)>, Vec<u64>) {
     let mut taken = vec![0u64; weights.len()];
     let mut next = |position: usize| {

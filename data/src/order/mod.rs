@@ -1,7 +1,8 @@
-//! Which example stands at which position of an epoch: a pure function of a seed and the epoch.
+//! Orders: the example at each position of an epoch, as a pure function of a seed and the epoch.
 //!
-//! Nothing else decides what a batch holds: a [loader](crate::Loader) reads positions `[s·G, (s+1)·G)` of the order at step `s`, `G` being
-//! the global batch, and hands each rank its share. So no number of ranks or workers, and no restart, changes a batch.
+//! Nothing else decides the examples of a batch. At step `s` a [loader](crate::Loader) reads positions `[s·G, (s+1)·G)`
+//! of the order, where `G` is the global batch, and hands each rank its share. No number of ranks or workers, and no
+//! restart, changes a batch.
 
 mod buckets;
 mod first;
@@ -15,12 +16,12 @@ pub(crate) use first::FirstPositions;
 pub use mixture::Mixture;
 pub use permutation::KeyedPermutation;
 
-/// An order of examples: for every epoch, which example stands at which position.
+/// An order of examples: the example at each position, for every epoch.
 pub trait Order: Send + Sync {
-    /// How many positions an epoch has.
+    /// The number of positions in an epoch.
     fn len(&self) -> u64;
 
-    /// Whether an epoch has no position.
+    /// Tells whether an epoch has no position.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -28,14 +29,15 @@ pub trait Order: Send + Sync {
     /// The examples at these positions of an epoch. The positions are below [`len`](Order::len).
     fn indices(&self, epoch: u64, positions: Range<u64>) -> Vec<u64>;
 
-    /// For each of these positions, which reading of its example it is: together with the example, the key of its random values, as those of
-    /// [`augment`](crate::Loader::augment). None, as at first, is the epoch for all of them; an order must say more if an epoch can hold an example twice.
+    /// The reading number of the example at each of these positions. Example and reading are the key of its random
+    /// values, such as those of [`augment`](crate::Loader::augment). `None`, the default, is the epoch for all
+    /// positions. An order whose epochs can hold an example twice must override this.
     fn readings(&self, epoch: u64, positions: Range<u64>) -> Option<Vec<u64>> {
         let _ = (epoch, positions);
         None
     }
 
-    /// The order in a few words, for the note in a checkpoint: equal words, equal order.
+    /// The order in a few words, for the note in a checkpoint. Equal words must mean equal orders.
     fn describe(&self) -> String;
 }
 
@@ -46,7 +48,7 @@ pub struct SequentialOrder {
 }
 
 impl SequentialOrder {
-    /// Of `len` examples.
+    /// The order of `len` examples.
     pub fn new(len: u64) -> Self {
         SequentialOrder { len }
     }
@@ -66,7 +68,8 @@ impl Order for SequentialOrder {
     }
 }
 
-/// Another random order in every epoch, each example once: a [`KeyedPermutation`], so that 10⁹ examples take no memory.
+/// Another random order in every epoch, with each example once. It is a [`KeyedPermutation`], so that 10⁹ examples take
+/// no memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shuffled {
     len: u64,
@@ -74,7 +77,7 @@ pub struct Shuffled {
 }
 
 impl Shuffled {
-    /// Of `len` examples.
+    /// Shuffles `len` examples by `seed`.
     pub fn new(len: u64, seed: u64) -> Self {
         Shuffled { len, seed }
     }

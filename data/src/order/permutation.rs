@@ -1,13 +1,13 @@
 //! A random order of `0..n` that is computed place by place, in constant memory.
 //!
-//! A Feistel network whose halves are digits to an even base of about `√n` permutes a little more than `n` numbers; those past `n` are
-//! permuted again until they fall below it (cycle-walking). Both steps can be undone, so a place's number and a number's place cost the same.
-//! (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002.)
+//! A Feistel network whose halves are digits to an even base of about `√n` permutes slightly more than `n` numbers.
+//! Results past `n` are permuted again until they fall below it (cycle-walking). Both steps are invertible, so `number`
+//! and `place` cost the same. (Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002.)
 
 use numcore::rng::philox4x32_10;
 
-/// Rounds of the network. Four are enough for large `n`; the orders of four or five numbers are equally frequent only from eight on
-/// (`orders_of_a_few_numbers_are_equally_frequent`).
+/// The number of rounds of the network. Four are enough for large `n`. The orders of four or five numbers are equally
+/// frequent only from eight on (`orders_of_a_few_numbers_are_equally_frequent`).
 const ROUNDS: u32 = 8;
 
 /// The last word of a counter in this file. Counters of [`numcore::rng::Philox`] end in 0, so no words are drawn twice.
@@ -25,40 +25,41 @@ const DOMAIN: u32 = 0x5045_0000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyedPermutation {
     n: u64,
-    /// The base of the two digits: `base² ≥ n`. It is even, because with an odd base every round is an even permutation of the pairs of
-    /// digits, which half of all permutations are not.
+    /// The base of the two digits: `base² ≥ n`. It is even: with an odd base every round is an even permutation of the
+    /// pairs of digits, but half of all permutations are odd.
     base: u64,
     seed: [u32; 2],
     epoch: [u32; 2],
 }
 
 impl KeyedPermutation {
-    /// The order of `n` numbers that `seed` gives to `epoch`.
+    /// The order of `n` numbers in `epoch`, for a seed.
     pub fn new(n: u64, seed: u64, epoch: u64) -> Self {
         KeyedPermutation { n, base: ceil_sqrt(n).max(1).next_multiple_of(2), seed: words(seed), epoch: words(epoch) }
     }
 
-    /// How many numbers there are.
+    /// The number of numbers: `n`.
     pub fn len(&self) -> u64 {
         self.n
     }
 
-    /// Whether there are none.
+    /// Tells whether `n` is 0.
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }
 
-    /// The number at `place`; `place` itself where it is not below `n`.
+    /// The number at `place`; `place` itself if it is not below `n`.
     pub fn number(&self, place: u64) -> u64 {
         self.walk(place, Self::forward)
     }
 
-    /// The place of `number`: undoes [`number`](KeyedPermutation::number).
+    /// The place of `number`: the inverse of [`number`](KeyedPermutation::number).
     pub fn place(&self, number: u64) -> u64 {
         self.walk(number, Self::backward)
     }
 
-    /// The network permutes `base²` numbers, so a walk that begins below `n` meets a number below `n` again: its start, at the latest.
+    /// Applies the network until the result is below `n`. It permutes `base²` numbers, so a walk from below `n` meets
+    /// such a number: at the latest its start.
     fn walk(&self, from: u64, network: fn(&Self, u64, u64) -> (u64, u64)) -> u64 {
         if from >= self.n {
             return from;
@@ -66,7 +67,7 @@ impl KeyedPermutation {
         let (mut high, mut low) = (from / self.base, from % self.base);
         loop {
             (high, low) = network(self, high, low);
-            // In 128 bits: for n near 2⁶⁴ the digits can say more than 64 bits hold.
+            // In 128 bits: for `n` near 2⁶⁴ the digits can stand for more than 64 bits hold.
             let number = u128::from(high) * u128::from(self.base) + u128::from(low);
             if number < u128::from(self.n) {
                 return number as u64;

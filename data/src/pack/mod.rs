@@ -1,8 +1,9 @@
 //! Packing: several documents in one row of a batch, so that little of it is padding.
 //!
-//! A row says for each token its position in its document and which document of the row it is from (its segment, from 1; 0 is padding).
-//! Attention that is limited to one segment then sees what it would see of each document alone. The last token of a document and padding
-//! have a loss weight of 0: there is no token after them to predict.
+//! A row stores the position and the segment of each token. The segment is the number of its document in the row, from
+//! 1; 0 is padding. Positions count from 0 in the document, or in the piece of it that the row holds. Attention limited
+//! to one segment sees what it would see of each piece alone. The last token of a document and padding have loss weight
+//! 0: no token to predict follows them.
 
 mod plan;
 mod row;
@@ -18,19 +19,19 @@ use crate::{Dataset, tokens::IndexedTokens};
 
 /// Documents whose lengths are known before they are read.
 pub trait Documents: Send + Sync {
-    /// How many documents there are.
+    /// The number of documents.
     fn count(&self) -> usize;
 
-    /// Tokens of a document.
+    /// The number of tokens of a document.
     ///
     /// # Errors
-    /// If there is no such document.
+    /// Fails if there is no such document.
     fn length(&self, document: usize) -> Result<usize>;
 
-    /// A range of a document's tokens.
+    /// Reads a range of a document's tokens.
     ///
     /// # Errors
-    /// If there are none, or they cannot be read.
+    /// Fails if the document or the range does not exist, or cannot be read.
     fn read(&self, document: usize, range: Range<usize>) -> Result<Vec<u32>>;
 }
 
@@ -82,8 +83,8 @@ impl<D: Documents + ?Sized> Documents for Arc<D> {
     }
 }
 
-/// Rows of `context` tokens, packed from documents: a [`Dataset`] of [`PackedRow`]s, which [`Loader::stack`](crate::Loader::stack)
-/// makes a [`PackedBatch`] of.
+/// Rows of `context` tokens, packed from documents: a [`Dataset`] of [`PackedRow`]s.
+/// [`Loader::stack`](crate::Loader::stack) makes a [`PackedBatch`] of them.
 ///
 /// ```
 /// use data::{Dataset, Loader, pack::Packed};
@@ -106,38 +107,38 @@ pub struct Packed<D> {
 }
 
 impl<D: Documents> Packed<D> {
-    /// Documents one after another, cut every `context` tokens wherever that is: nothing is padded but the end of the last row.
+    /// Puts documents one after another and cuts them every `context` tokens. Only the end of the last row is padded.
     ///
     /// # Errors
-    /// If the context is 0, or a length is not known.
+    /// Fails if `context` is 0, or a length cannot be read.
     pub fn concatenated(documents: D, context: usize) -> Result<Self> {
         let plan = Plan::concatenated(&lengths(&documents, context)?);
         Ok(Packed { documents, context, plan })
     }
 
-    /// Each document in the first of `bins` open rows that has room for it; where none has, the fullest is closed. Documents that are longer than
-    /// a row are cut into whole rows and a rest. Documents of a row stay in order.
+    /// Puts each document in the first of `bins` open rows that has room for it. If none has, the fullest row is
+    /// closed. A document longer than a row is cut into full rows and a rest. Documents of a row stay in order.
     ///
     /// # Errors
-    /// If the context or `bins` is 0, or a length is not known.
+    /// Fails if `context` or `bins` is 0, or a length cannot be read.
     pub fn first_fit(documents: D, context: usize, bins: usize) -> Result<Self> {
         let lengths = lengths(&documents, context)?;
         let plan = Plan::fitted(&lengths, context, |pieces| first_fit(pieces, context, bins))?;
         Ok(Packed { documents, context, plan })
     }
 
-    /// Of every `window` documents the longest first, each in the row with the least room that is enough: the least padding. Documents that
-    /// are longer than a row are cut into whole rows and a rest.
+    /// Sorts every `window` documents by length and puts the longest first, each in the fullest row that has room for
+    /// it: the least padding. A document longer than a row is cut into full rows and a rest.
     ///
     /// # Errors
-    /// If the context or the window is 0, or a length is not known.
+    /// Fails if `context` or `window` is 0, or a length cannot be read.
     pub fn best_fit(documents: D, context: usize, window: usize) -> Result<Self> {
         let lengths = lengths(&documents, context)?;
         let plan = Plan::fitted(&lengths, context, |pieces| best_fit(pieces, context, window))?;
         Ok(Packed { documents, context, plan })
     }
 
-    /// The share of all rows that is padding.
+    /// The fraction of padding in all rows, from 0 to 1.
     pub fn padding(&self) -> f64 {
         let all = self.plan.rows(self.context) as f64 * self.context as f64;
         if all == 0.0 { 0.0 } else { 1.0 - self.plan.tokens() as f64 / all }
@@ -162,7 +163,7 @@ impl<D: Documents> Dataset for Packed<D> {
         crate::dataset::check_index("Packed", index, self.len())?;
         let mut row = PackedRow::with_room(self.context);
         for Piece { document, start, len, last } in self.plan.row(index, self.context) {
-            // One token more, where there is one: the target of the last.
+            // One token more, if there is one: the target of the last.
             let tokens = self.documents.read(document, start..start + len + usize::from(!last))?;
             row.push(&tokens, len);
         }

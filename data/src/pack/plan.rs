@@ -1,4 +1,4 @@
-//! Which pieces of documents make which row: arithmetic on lengths.
+//! The pieces of documents in each row: arithmetic on lengths.
 
 use numcore::{Error, Result};
 
@@ -8,16 +8,16 @@ pub(super) struct Piece {
     pub document: usize,
     pub start: usize,
     pub len: usize,
-    /// Whether the document ends with it.
+    /// True if the document ends with this piece.
     pub last: bool,
 }
 
-/// The rows.
+/// The pieces of every row.
 #[derive(Clone, Debug)]
 pub(super) enum Plan {
-    /// Documents one after another: the token each ends at.
+    /// Documents one after another: the end of each, in tokens.
     Concatenated(Vec<u64>),
-    /// Pieces of each row, and where each row ends among them.
+    /// The pieces of all rows, and the end of each row in that list.
     Fitted { pieces: Vec<Piece>, ends: Vec<usize> },
 }
 
@@ -30,7 +30,7 @@ impl Plan {
         Plan::Concatenated(lengths.iter().scan(0, add).collect())
     }
 
-    /// Rows that `fit` makes of pieces' lengths.
+    /// Cuts documents into pieces, and packs these into rows by `fit`.
     pub fn fitted(
         lengths: &[usize],
         context: usize,
@@ -47,7 +47,7 @@ impl Plan {
         Ok(Plan::Fitted { pieces, ends })
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub fn rows(&self, context: usize) -> usize {
         match self {
             Plan::Concatenated(_) => self.tokens().div_ceil(context as u64) as usize,
@@ -55,7 +55,7 @@ impl Plan {
         }
     }
 
-    /// Tokens of all rows, padding aside.
+    /// The number of tokens in all rows, without padding.
     pub fn tokens(&self) -> u64 {
         match self {
             Plan::Concatenated(ends) => ends.last().copied().unwrap_or(0),
@@ -75,7 +75,7 @@ impl Plan {
     }
 }
 
-/// Whole rows, and a rest.
+/// Cuts a document into full rows and a rest.
 fn cut(document: usize, len: usize, context: usize) -> impl Iterator<Item = Piece> {
     (0..len).step_by(context).map(move |start| {
         let end = len.min(start.saturating_add(context));
@@ -83,7 +83,7 @@ fn cut(document: usize, len: usize, context: usize) -> impl Iterator<Item = Piec
     })
 }
 
-/// The pieces of `context` tokens from `from` on.
+/// The pieces of the `context` tokens from token `from` on.
 fn concatenated_row(ends: &[u64], from: u64, context: u64) -> Vec<Piece> {
     let to = from + context;
     let first = ends.partition_point(|&end| end <= from);
@@ -101,8 +101,8 @@ fn concatenated_row(ends: &[u64], from: u64, context: u64) -> Vec<Piece> {
     overlapping.map(piece).filter(|piece| piece.len > 0).collect()
 }
 
-/// Puts each of these lengths in the first of `bins` open rows of `capacity` that has room; where none has, the fullest row is closed. Gives the numbers of each
-/// row's lengths, rows in the order they are closed in, the open ones last.
+/// Puts each length in the first of `bins` open rows of `capacity` that has room for it. If none has, the fullest row
+/// is closed. The result has the indices of each row's lengths: rows in the order they are closed, open ones last.
 ///
 /// ```
 /// # fn main() -> numcore::Result<()> {
@@ -112,7 +112,7 @@ fn concatenated_row(ends: &[u64], from: u64, context: u64) -> Vec<Piece> {
 /// ```
 ///
 /// # Errors
-/// If `bins` is 0, or a length is larger than the capacity.
+/// Fails if `bins` is 0, or a length is larger than the capacity.
 pub fn first_fit(lengths: &[usize], capacity: usize, bins: usize) -> Result<Vec<Vec<usize>>> {
     check("first_fit", lengths, capacity, bins)?;
     let (mut closed, mut open) = (Vec::new(), Vec::<Row>::new());
@@ -134,18 +134,18 @@ pub fn first_fit(lengths: &[usize], capacity: usize, bins: usize) -> Result<Vec<
     Ok(closed)
 }
 
-/// Of every `window` lengths puts the longest first, each in the row of `capacity` with the least room that is enough. Gives the numbers of each row's
-/// lengths, ascending.
+/// Sorts every `window` lengths and puts the longest first, each in the fullest row of `capacity` that has room for it.
+/// The result has the indices of each row's lengths, ascending.
 ///
 /// # Errors
-/// If the window is 0, or a length is larger than the capacity.
+/// Fails if `window` is 0, or a length is larger than the capacity.
 pub fn best_fit(lengths: &[usize], capacity: usize, window: usize) -> Result<Vec<Vec<usize>>> {
     check("best_fit", lengths, capacity, window)?;
     let mut rows = Vec::new();
     for (number, window_lengths) in lengths.chunks(window).enumerate() {
         let mut order: Vec<usize> = (0..window_lengths.len()).collect();
         order.sort_by_key(|&i| std::cmp::Reverse(window_lengths[i]));
-        // Rows by (room, number), so that the least room that is enough is the next key.
+        // The rows by (room, number), so that the least sufficient room is the next key.
         let mut by_room = std::collections::BTreeSet::<(usize, usize)>::new();
         let mut open = Vec::<Row>::new();
         for i in order {

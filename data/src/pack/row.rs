@@ -1,4 +1,4 @@
-//! A packed row, and batches of them.
+//! Packed rows, and batches of them.
 
 use numcore::{Error, Result, Runtime, Tensor};
 
@@ -7,15 +7,15 @@ use crate::{Array, Stack, ToDevice};
 /// A row of several documents; every list has one entry per token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PackedRow {
-    /// The tokens; 0 where there is padding.
+    /// The tokens; 0 for padding.
     pub tokens: Vec<u32>,
-    /// The token after each in its document; 0 where there is none.
+    /// The next token of the document; 0 if there is none.
     pub targets: Vec<u32>,
-    /// The place of each in its document's piece, from 0.
+    /// The position in its document's piece, from 0.
     pub positions: Vec<u32>,
-    /// Which document of the row it is from, from 1; 0 is padding.
+    /// The number of its document in the row, from 1; 0 for padding.
     pub segments: Vec<u32>,
-    /// What the loss of each weighs: 1, or 0 where there is no target.
+    /// The loss weight: 1, or 0 if there is no target.
     pub weights: Vec<f32>,
 }
 
@@ -26,7 +26,7 @@ impl PackedRow {
         PackedRow { tokens: list(), targets: list(), positions: list(), segments: list(), weights }
     }
 
-    /// Appends the first `len` of these tokens as a segment. One more is the target of the last.
+    /// Appends the first `len` tokens as a segment. One more token is the target of the last.
     pub(super) fn push(&mut self, tokens: &[u32], len: usize) {
         let segment = self.segments.last().copied().unwrap_or(0) + 1;
         for (at, &token) in tokens.iter().enumerate().take(len) {
@@ -39,7 +39,7 @@ impl PackedRow {
         }
     }
 
-    /// The row with padding at its end.
+    /// Pads the row at its end to `context` tokens.
     pub(super) fn padded(mut self, context: usize) -> Self {
         for list in [&mut self.tokens, &mut self.targets, &mut self.positions, &mut self.segments] {
             list.resize(context, 0);
@@ -49,24 +49,24 @@ impl PackedRow {
     }
 }
 
-/// Packed rows beside each other, all `[B, T]`: numbers are `i64`, weights `f32`.
+/// Packed rows as arrays, all `[B, T]`: numbers are `i64`, weights `f32`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedBatch<A = Array> {
-    /// The tokens; 0 where there is padding.
+    /// The tokens; 0 for padding.
     pub tokens: A,
-    /// The token after each in its document; 0 where there is none.
+    /// The next token of the document; 0 if there is none.
     pub targets: A,
-    /// The place of each in its document's piece, from 0.
+    /// The position in its document's piece, from 0.
     pub positions: A,
-    /// Which document of its row it is from, from 1; 0 is padding.
+    /// The number of its document in the row, from 1; 0 for padding.
     pub segments: A,
-    /// What the loss of each weighs.
+    /// The loss weight: 1, or 0 if there is no target.
     pub weights: A,
 }
 
 impl PackedBatch {
-    /// Where each document begins in the batch as one long row, and where the last ends: `cu_seqlens` of attention over sequences of different
-    /// lengths. Padding is a sequence of its own.
+    /// The start of each document in the batch as one long row, and the end of the last: `cu_seqlens` of
+    /// variable-length attention. Padding is a sequence of its own.
     pub fn cu_seqlens(&self) -> Result<Vec<i32>> {
         let width = self.segments.dims().last().copied().unwrap_or(0);
         let segments = self.segments.to_vec::<i64>()?;

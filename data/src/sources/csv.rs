@@ -1,5 +1,5 @@
-//! CSV as RFC 4180 has it: fields that begin with a quote may hold separators, quotes and line ends. A quote within another field is
-//! itself.
+//! CSV by RFC 4180: fields that begin with a quote may hold separators, quotes and line ends. A quote within another
+//! field is a plain character.
 
 use std::{path::Path, str::FromStr, sync::Arc};
 
@@ -10,7 +10,7 @@ use crate::{
     files::{Cutter, PositionedFile, Records},
 };
 
-/// A CSV file. Records are found when it is opened, and parsed where they are read.
+/// A CSV file. Opening finds its records; reading parses them.
 ///
 /// ```
 /// use data::{Dataset, sources::Csv};
@@ -28,7 +28,7 @@ pub struct Csv {
     records: Records,
     separator: u8,
     columns: Arc<[String]>,
-    /// Records before the first example: 1 for a header.
+    /// The number of records before the first example: 1 for a header.
     skipped: usize,
 }
 
@@ -43,18 +43,18 @@ pub struct CsvRow {
 }
 
 impl Csv {
-    /// A file with commas whose first record names the columns.
+    /// Opens a file with commas whose first record names the columns.
     ///
     /// # Errors
-    /// If it cannot be read, or has no header.
+    /// Fails if the file cannot be read, or has no header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Csv::separated_by(path, b',')
     }
 
-    /// A file with another separator, such as `b'\t'`, whose first record names the columns.
+    /// Opens a file with another separator, such as `b'\t'`, whose first record names the columns.
     ///
     /// # Errors
-    /// If it cannot be read, or has no header.
+    /// Fails if the file cannot be read, or has no header.
     pub fn separated_by(path: impl AsRef<Path>, separator: u8) -> Result<Self> {
         let mut csv = Csv::with_columns(path, separator, &[])?;
         if csv.records.len() == 0 {
@@ -65,10 +65,10 @@ impl Csv {
         Ok(csv)
     }
 
-    /// A file without a header, whose columns have these names.
+    /// Opens a file without a header, and names its columns.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Fails if the file cannot be read.
     pub fn with_columns(path: impl AsRef<Path>, separator: u8, columns: &[&str]) -> Result<Self> {
         let file = PositionedFile::open(path.as_ref())?;
         let columns = columns.iter().map(|&column| column.to_owned()).collect();
@@ -108,10 +108,10 @@ impl Dataset for Csv {
 }
 
 impl CsvRow {
-    /// The text of a column.
+    /// The text in a column.
     ///
     /// # Errors
-    /// If there is no such column, or several.
+    /// Fails if there is no such column, or several.
     pub fn text(&self, column: &str) -> Result<&str> {
         let mut places = self.columns.iter().enumerate().filter(|(_, name)| *name == column);
         match (places.next(), places.next()) {
@@ -121,19 +121,19 @@ impl CsvRow {
         }
     }
 
-    /// The number in a column.
+    /// Parses the number in a column.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if the column is missing or ambiguous, or its text is no number of this type.
     pub fn number<T: FromStr>(&self, column: &str) -> Result<T> {
         let text = self.text(column)?;
         text.trim().parse().map_err(|_| self.wrong(format!("column `{column}` is `{text}`, no number of this type")))
     }
 
-    /// The numbers in these columns, as a vector of features.
+    /// Parses the numbers in `N` columns, as an array `[N]` of `f32`.
     ///
     /// # Errors
-    /// If one is none.
+    /// Fails if [`number`](CsvRow::number) fails for a column.
     pub fn numbers(&self, columns: &[&str]) -> Result<Array> {
         Ok(Array::from_vec(columns.iter().map(|column| self.number::<f32>(column)).collect::<Result<_>>()?))
     }
@@ -143,14 +143,14 @@ impl CsvRow {
     }
 }
 
-/// Where in a record a byte stands.
+/// The position of a byte within a record.
 #[derive(Clone, Copy, PartialEq)]
 enum At {
     FieldStart,
     /// In a field without quotes.
     Bare,
     Quoted,
-    /// After a quote in a field with quotes: the second of two, or the end.
+    /// After a quote in a quoted field: the second of two, or the end.
     Quote,
 }
 
@@ -166,7 +166,8 @@ impl At {
     }
 }
 
-/// Line ends within quotes end no record. A quote that is never closed takes the rest of the file into its record.
+/// Finds the records. Line ends within quotes end no record. A quote that is never closed takes the rest of the file
+/// into its record.
 fn quoted(cutter: &mut Cutter<'_>, separator: u8) -> Result<()> {
     loop {
         let place = cutter.place();
@@ -209,7 +210,7 @@ fn fields(text: &str, separator: char) -> Result<Vec<String>, String> {
     }
 }
 
-/// A field up to its closing quote, and what follows; two quotes are one.
+/// A quoted field up to its closing quote, and the text after it. Two quotes stand for one.
 fn quoted_field(inside: &str) -> Option<(String, &str)> {
     let (mut field, mut rest) = (String::new(), inside);
     loop {

@@ -6,7 +6,7 @@ use numcore::{Error, Result};
 
 use crate::{Array, files};
 
-/// Reads an IDX file, compressed by gzip or not: `u8` as it is, `i8`, `i16` and `i32` as `i32`, `f32` and `f64` as they are.
+/// Reads an IDX file, compressed by gzip or not. `i8`, `i16` and `i32` become `i32`; `u8`, `f32` and `f64` stay.
 ///
 /// ```no_run
 /// use data::{Dataset, Rows, sources::read_idx};
@@ -19,22 +19,22 @@ use crate::{Array, files};
 /// ```
 ///
 /// # Errors
-/// If the file cannot be read or is none, or its sizes are not those of its numbers.
+/// Fails if the file cannot be read or is no IDX file, or its sizes do not match its numbers.
 pub fn read_idx(path: impl AsRef<Path>) -> Result<Array> {
     let path = path.as_ref();
     let bytes = unpacked(path).map_err(|e| Error::io(path, e))?;
     parse(&bytes).map_err(|why| Error::format(path.display().to_string(), why))
 }
 
-/// The file's bytes, unpacked, and no more of them than its sizes can need: a few bytes can unpack to a thousand times
-/// as many.
+/// The file's bytes, unpacked, at most as many as its sizes can need: a few bytes can unpack to a thousand times as
+/// many.
 fn unpacked(path: &Path) -> std::io::Result<Vec<u8>> {
     let (mut file, mut bytes) = (files::unpacked(path)?, Vec::new());
     file.by_ref().take(4).read_to_end(&mut bytes)?;
     let rank = bytes.get(3).copied().unwrap_or(0);
     file.by_ref().take(4 * u64::from(rank)).read_to_end(&mut bytes)?;
     let sizes = bytes.get(4..).unwrap_or_default().as_chunks::<4>().0;
-    // A number has eight bytes at most. One byte that is too many is noticed.
+    // A number has eight bytes at most. One surplus byte is noticed.
     let most = sizes.iter().fold(8, |most: u64, size| most.saturating_mul(u32::from_be_bytes(*size).into()));
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     Ok(bytes)

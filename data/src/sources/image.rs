@@ -1,7 +1,7 @@
 //! Folders of images, and transforms of images (feature `image`).
 //!
-//! Transforms that draw take the generator that [`Loader::augment`](crate::Loader::augment) gives: keyed by example and epoch, so no number of workers or
-//! ranks changes an image.
+//! Random transforms take the generator from [`Loader::augment`](crate::Loader::augment). It is keyed by example and
+//! epoch, so no number of workers or ranks changes an image.
 
 use std::path::{Path, PathBuf};
 
@@ -18,10 +18,10 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image from rows of pixels, three bytes each.
+    /// Makes an image from rows of pixels, three bytes each.
     ///
     /// # Errors
-    /// If there are not as many bytes as the sizes say.
+    /// Fails if the number of bytes is not `3 · width · height`.
     pub fn new(width: u32, height: u32, pixels: Vec<u8>) -> Result<Self> {
         let count = pixels.len();
         let pixels = RgbImage::from_raw(width, height, pixels)
@@ -30,10 +30,10 @@ impl Image {
         pixels.map(|pixels| Image { pixels }).ok_or_else(|| Error::argument("Image", why()))
     }
 
-    /// Decodes the bytes of a PNG or JPEG file; `what` is what errors call it.
+    /// Decodes the bytes of a PNG or JPEG file. Errors name it `what`.
     ///
     /// # Errors
-    /// If they are no image.
+    /// Fails if the bytes are no image.
     pub fn decode(what: &str, bytes: &[u8]) -> Result<Self> {
         let reader = ImageReader::new(std::io::Cursor::new(bytes)).with_guessed_format();
         let reader = reader.map_err(|e| Error::format(what, e.to_string()))?;
@@ -45,27 +45,27 @@ impl Image {
     /// Reads a PNG or JPEG file.
     ///
     /// # Errors
-    /// If it cannot be read, or is none.
+    /// Fails if the file cannot be read, or is no image.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
         Image::decode(&path.display().to_string(), &bytes)
     }
 
-    /// Width and height in pixels.
+    /// The width and the height in pixels.
     pub fn size(&self) -> (u32, u32) {
         self.pixels.dimensions()
     }
 
-    /// Rows of pixels, three bytes each.
+    /// The rows of pixels, three bytes each.
     pub fn bytes(&self) -> &[u8] {
         self.pixels.as_raw()
     }
 
-    /// The image in another size, by linear interpolation over all pixels that a new one covers.
+    /// The image in another size, by linear interpolation over all pixels that a new pixel covers.
     ///
     /// # Errors
-    /// If a size is 0.
+    /// Fails if a side of either image is 0.
     pub fn resize(&self, width: u32, height: u32) -> Result<Image> {
         let (from_width, from_height) = self.size();
         if [width, height, from_width, from_height].contains(&0) {
@@ -78,7 +78,7 @@ impl Image {
     /// The image with its shorter side `side` pixels long, and its proportions kept.
     ///
     /// # Errors
-    /// If a side is 0.
+    /// Fails if a side is 0.
     pub fn resize_shorter(&self, side: u32) -> Result<Image> {
         let (width, height) = self.size();
         let shorter = width.min(height).max(1);
@@ -86,10 +86,10 @@ impl Image {
         self.resize(scaled(width), scaled(height))
     }
 
-    /// A piece of the image.
+    /// The piece of the image with its top left corner at (`left`, `top`).
     ///
     /// # Errors
-    /// If it is not within.
+    /// Fails if the piece is not within the image.
     pub fn crop(&self, left: u32, top: u32, width: u32, height: u32) -> Result<Image> {
         let within = |from: u32, len: u32, size: u32| from.checked_add(len).is_some_and(|end| end <= size);
         let (all_width, all_height) = self.size();
@@ -100,10 +100,10 @@ impl Image {
         Ok(Image { pixels: imageops::crop_imm(&self.pixels, left, top, width, height).to_image() })
     }
 
-    /// The middle of the image.
+    /// The piece in the middle of the image.
     ///
     /// # Errors
-    /// If the image is smaller.
+    /// Fails if the image is smaller than the piece.
     pub fn center_crop(&self, width: u32, height: u32) -> Result<Image> {
         let (all_width, all_height) = self.size();
         self.crop(all_width.saturating_sub(width) / 2, all_height.saturating_sub(height) / 2, width, height)
@@ -112,7 +112,7 @@ impl Image {
     /// A piece at a random place.
     ///
     /// # Errors
-    /// If the image is smaller.
+    /// Fails if the image is smaller than the piece.
     pub fn random_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
         let (all_width, all_height) = self.size();
         let mut from = |all: u32, part: u32| rng.below(u64::from(all.saturating_sub(part)) + 1) as u32;
@@ -120,17 +120,18 @@ impl Image {
         self.crop(left, top, width, height)
     }
 
-    /// A random piece of 8 to 100 % of the area and proportions of 3:4 to 4:3, in a new size: what ImageNet is trained with.
+    /// A random piece of 8 to 100 % of the area and proportions of 3:4 to 4:3, resized: the usual augmentation for
+    /// ImageNet.
     ///
     /// # Errors
-    /// If a size is 0.
+    /// Fails if a size is 0.
     pub fn random_resized_crop(&self, width: u32, height: u32, rng: &mut Philox) -> Result<Image> {
         let (all_width, all_height) = self.size();
         let area = f64::from(all_width) * f64::from(all_height);
         // Ten attempts, as torchvision makes; then the whole image.
         for _ in 0..10 {
             let part = area * (0.08 + 0.92 * rng.uniform());
-            // Proportions are drawn by their logarithm, so that upright and lying pieces are as frequent.
+            // Proportions are drawn by their logarithm, so that portrait and landscape pieces are equally frequent.
             let ratio = libm::pow(4.0 / 3.0, 2.0 * rng.uniform() - 1.0);
             let (w, h) = ((part * ratio).sqrt().round() as u32, (part / ratio).sqrt().round() as u32);
             if (1..=all_width).contains(&w) && (1..=all_height).contains(&h) {
@@ -140,7 +141,7 @@ impl Image {
         self.resize(width, height)
     }
 
-    /// The image or its mirror image, each half of the time.
+    /// The image or its mirror image, each with probability ½.
     pub fn random_flip(self, rng: &mut Philox) -> Image {
         if rng.bernoulli(0.5) { self.flipped() } else { self }
     }
@@ -150,10 +151,10 @@ impl Image {
         Image { pixels: imageops::flip_horizontal(&self.pixels) }
     }
 
-    /// The values `[3, H, W]` as `(x / 255 − mean) / std`, channel by channel.
+    /// The values `[3, H, W]` of `f32` as `(x / 255 − mean) / std`, channel by channel.
     ///
     /// # Errors
-    /// If a standard deviation is 0.
+    /// Fails if a standard deviation is 0.
     pub fn normalized(&self, mean: [f32; 3], std: [f32; 3]) -> Result<Array> {
         if std.contains(&0.0) {
             return Err(Error::argument(
@@ -168,7 +169,8 @@ impl Image {
     }
 }
 
-/// A folder with a folder of images per class: torchvision's `ImageFolder`. Classes are numbered in the order of their names.
+/// A folder with a folder of images per class: torchvision's `ImageFolder`. Classes are numbered in the order of their
+/// names.
 ///
 /// ```no_run
 /// use data::{Loader, sources::image::ImageFolder};
@@ -188,15 +190,15 @@ pub struct ImageFolder {
     images: Vec<(PathBuf, i64)>,
 }
 
-/// The ends of images' names that torchvision reads, and are not read here.
+/// File extensions of images that torchvision reads and this crate does not.
 const NOT_READ: [&str; 7] = ["bmp", "gif", "pgm", "ppm", "tif", "tiff", "webp"];
 
 impl ImageFolder {
-    /// The images `*.png`, `*.jpg` and `*.jpeg` in the folders of a folder, in the order of their paths.
+    /// Finds the images `*.png`, `*.jpg` and `*.jpeg` in the folders of a folder, in the order of their paths.
     ///
     /// # Errors
-    /// If a folder cannot be read, an image is of another kind, or there is no image in it, or in the folder of a class: without that one the numbers of the others
-    /// would not be those of another part of the data.
+    /// Fails if a folder cannot be read, an image has another format, or there is no image. A class without an image is
+    /// an error too: without it, class numbers would differ from those of another part of the data.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let ends_with = |path: &Path, ends: &[&str]| {
@@ -232,7 +234,7 @@ impl ImageFolder {
         Ok(ImageFolder { classes, images })
     }
 
-    /// The names of the classes; a label is a place in this list.
+    /// The names of the classes; a label is an index into this list.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }

@@ -1,4 +1,4 @@
-//! JSON Lines: a JSON value per line.
+//! JSON Lines: one JSON value per line.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::{
     files::{PositionedFile, Records, lines},
 };
 
-/// A file with a JSON value in every line that is not blank. Lines are found when it is opened, and parsed where they are read.
+/// A file with a JSON value in every line that is not blank. Opening finds its lines; reading parses them.
 #[derive(Debug)]
 pub struct JsonLines {
     records: Records,
@@ -19,7 +19,7 @@ pub struct JsonLines {
 /// A line of a [`JsonLines`]. Its fields are read by name, with errors that name file, line and field.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonLine {
-    /// The value.
+    /// The parsed value.
     pub value: Value,
     file: String,
     line: u64,
@@ -29,13 +29,13 @@ impl JsonLines {
     /// Opens a file and finds its lines.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Fails if the file cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let file = PositionedFile::open(path.as_ref())?;
         Ok(JsonLines { records: Records::new(file, lines)? })
     }
 
-    /// The string that every line has in a field: the text of a corpus.
+    /// The string in one field of every line: the text of a corpus. A line without it is an error when it is read.
     pub fn texts(self, field: &str) -> impl Dataset<Example = String> + use<> {
         let field = field.to_owned();
         self.map(move |line| Ok(line.text(&field)?.to_owned()))
@@ -58,27 +58,27 @@ impl Dataset for JsonLines {
 }
 
 impl JsonLine {
-    /// A field of the object.
+    /// The value of a field.
     ///
     /// # Errors
-    /// If the line is no object, or has no such field.
+    /// Fails if the line is no object, or has no such field.
     pub fn field(&self, name: &str) -> Result<&Value> {
         self.value.get(name).ok_or_else(|| self.wrong(format!("has no field `{name}`")))
     }
 
-    /// A field with a string.
+    /// The string in a field.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if there is no such field, or it is no string.
     pub fn text(&self, name: &str) -> Result<&str> {
         let value = self.field(name)?;
         value.as_str().ok_or_else(|| self.wrong(format!("field `{name}` is {value}, no string")))
     }
 
-    /// A field with a number.
+    /// The number in a field.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if there is no such field, or it is no number.
     pub fn number(&self, name: &str) -> Result<f64> {
         let value = self.field(name)?;
         value.as_f64().ok_or_else(|| self.wrong(format!("field `{name}` is {value}, no number")))

@@ -1,4 +1,5 @@
-//! Datasets in files. A malformed record is an error that names the file and the line or record; other records stay readable.
+//! Datasets in files. A malformed record is an error that names the file and the line or record. Other records stay
+//! readable.
 
 mod csv;
 mod idx;

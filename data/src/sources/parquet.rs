@@ -18,28 +18,29 @@ use serde_json::{Map, Value};
 
 use crate::{Dataset, files::PositionedFile};
 
-/// Decoded row groups that are kept.
+/// The number of decoded row groups kept.
 const KEPT: usize = 4;
 
-/// The rows of a Parquet file. A row is decoded with its whole row group, of which the last four are kept: read rows in order, or in an order
-/// that stays within a few groups for long ([`Stream::shuffle`](crate::stream::Stream::shuffle)); or turn the file into tokens first.
+/// The rows of a Parquet file. Reading a row decodes its complete row group, and the last four groups are kept. Read
+/// rows in order, or in an order that stays within a few groups ([`Stream::shuffle`](crate::stream::Stream::shuffle)),
+/// or convert the file to tokens first.
 pub struct Parquet {
     path: PathBuf,
     reader: SerializedFileReader<Chunks>,
-    /// The columns that are read; all of them where there is none.
+    /// The columns to read; `None` for all.
     projection: Option<Type>,
-    /// Where each row group ends.
+    /// The end of each row group: the index after its last row.
     ends: Vec<usize>,
-    /// Groups by number, the last used one last.
+    /// The kept groups with their numbers, the last used one last.
     kept: Mutex<Vec<(usize, Group)>>,
 }
 
 type Group = Arc<Vec<Map<String, Value>>>;
 
-/// A row: values by column, as JSON has them; bytes, dates, NaN and infinities as text.
+/// A row: JSON values by column. Types that JSON lacks are text: bytes, dates, NaN, infinities and others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParquetRow {
-    /// The values.
+    /// The values by column.
     pub values: Map<String, Value>,
     file: PathBuf,
     row: usize,
@@ -49,7 +50,7 @@ impl Parquet {
     /// Opens a file and reads its schema.
     ///
     /// # Errors
-    /// If it cannot be read, or is no Parquet file.
+    /// Fails if the file cannot be read, or is no Parquet file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let chunks = Chunks(Arc::new(PositionedFile::open(path)?));
@@ -67,10 +68,10 @@ impl Parquet {
         Ok(Parquet { path: path.into(), reader, projection: None, ends, kept: Mutex::new(Vec::new()) })
     }
 
-    /// Reads these columns alone.
+    /// Reads only these columns.
     ///
     /// # Errors
-    /// If the file has no such column.
+    /// Fails if the file has no such column.
     pub fn columns(mut self, columns: &[&str]) -> Result<Self> {
         let schema = self.reader.metadata().file_metadata().schema();
         let find = |&column: &&str| {
@@ -84,10 +85,10 @@ impl Parquet {
         Ok(self)
     }
 
-    /// The string that every row has in a column: the text of a corpus.
+    /// The string in one column of every row: the text of a corpus.
     ///
     /// # Errors
-    /// If the file has no such column.
+    /// Fails if the file has no such column.
     pub fn texts(self, column: &str) -> Result<impl Dataset<Example = String> + use<>> {
         let name = column.to_owned();
         Ok(self.columns(&[column])?.map(move |row| Ok(row.text(&name)?.to_owned())))
@@ -145,7 +146,7 @@ impl ParquetRow {
     /// The string in a column.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if there is no such column, or its value is no string.
     pub fn text(&self, column: &str) -> Result<&str> {
         let text = self.values.get(column).and_then(Value::as_str);
         text.ok_or_else(|| self.wrong(column, "string"))
@@ -154,7 +155,7 @@ impl ParquetRow {
     /// The number in a column; NaN and infinities too.
     ///
     /// # Errors
-    /// If there is none.
+    /// Fails if there is no such column, or its value is no number.
     pub fn number(&self, column: &str) -> Result<f64> {
         let number = self.values.get(column).and_then(|value| match value {
             Value::String(text) => NOT_FINITE.contains(&text.as_str()).then(|| text.parse().ok())?,
@@ -174,7 +175,7 @@ fn object(row: &Row) -> Map<String, Value> {
     row.get_column_iter().map(|(name, field)| (name.clone(), value(field))).collect()
 }
 
-/// How numbers are written that JSON does not have.
+/// The text of numbers that JSON does not have.
 const NOT_FINITE: [&str; 3] = ["NaN", "inf", "-inf"];
 
 fn float(x: f64) -> Value {
@@ -203,7 +204,8 @@ fn value(field: &Field) -> Value {
     }
 }
 
-/// A file read at places: the crate's own reader of files has one position, which threads would move under one another.
+/// A file read by offset. The `parquet` crate's own reader of files shares one position, which threads would move under
+/// one another.
 struct Chunks(Arc<PositionedFile>);
 
 impl Length for Chunks {
@@ -225,7 +227,7 @@ impl ChunkReader for Chunks {
     }
 }
 
-/// A file from a place on.
+/// A reader of a file from an offset on.
 struct FileFrom {
     file: Arc<PositionedFile>,
     offset: u64,

@@ -1,4 +1,4 @@
-//! Rows of tensors in a safetensors file.
+//! Rows of the tensors in a safetensors file.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -6,7 +6,8 @@ use numcore::{DType, Error, Result, Shape, safetensors::Reader};
 
 use crate::{Array, Dataset};
 
-/// Tensors of one file whose first axis counts examples: an example has a row of each, by name. Only the rows that are read come into memory.
+/// Tensors of one file whose first axis counts examples. An example has a row of each tensor, by name. Only rows that
+/// are read come into memory.
 pub struct SafetensorsRows {
     reader: Reader,
     columns: Vec<(String, DType, Shape)>,
@@ -14,10 +15,10 @@ pub struct SafetensorsRows {
 }
 
 impl SafetensorsRows {
-    /// The rows of every tensor of a file.
+    /// Opens a file for the rows of all its tensors.
     ///
     /// # Errors
-    /// If it cannot be read, has no tensor, one of a type that no tensor here can have, or their first axes differ.
+    /// Fails if the file cannot be read or has no tensor, an element type is not supported, or the first axes differ.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let reader = Reader::open(path)?;
         let wrong = |why: String| Err(Error::format(reader.path().display().to_string(), why));
@@ -33,7 +34,7 @@ impl SafetensorsRows {
         Ok(SafetensorsRows { reader, columns, rows })
     }
 
-    /// Names, element types and shapes of the tensors.
+    /// The names, element types and shapes of the tensors.
     pub fn columns(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
         self.columns.iter().map(|(name, dtype, shape)| (name.as_str(), *dtype, shape))
     }

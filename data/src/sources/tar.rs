@@ -1,7 +1,8 @@
-//! Shards of examples in tar files, named as WebDataset names them.
+//! Shards of examples in tar files, with WebDataset's names.
 //!
-//! Files that share a path up to the first dot of their name are one example; what follows the dot is the name of the field: `a/17.jpg`
-//! and `a/17.cls` are the fields `jpg` and `cls` of the example `a/17`. The files of an example stand one after another.
+//! Files that share a path up to the first dot of their name are one example; the rest of the name is the field.
+//! `a/17.jpg` and `a/17.cls` are the fields `jpg` and `cls` of the example `a/17`. The files of an example stand one
+//! after another.
 
 use std::{
     collections::BTreeMap,
@@ -16,24 +17,25 @@ use crate::{
     files::{GZIP, PositionedFile},
 };
 
-/// What a tar file consists of.
+/// The number of bytes in a block of a tar file.
 const BLOCK: u64 = 512;
 
-/// The examples of tar files, in the order of the files. What lies where is read when they are opened; contents are read with their example.
+/// The examples of tar files, in the order of the files. Opening reads the positions of all files within; reading an
+/// example reads its contents.
 #[derive(Debug)]
 pub struct TarShards {
     shards: Vec<PositionedFile>,
     examples: Vec<Example>,
-    /// What ended the reading of a shard before its end.
+    /// The errors that ended the reading of shards early.
     torn: Vec<Error>,
 }
 
-/// Fields by name.
+/// An example of [`TarShards`]: fields by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TarExample {
     /// The path that the files share.
     pub key: String,
-    /// The contents of each file, by what follows the first dot of its name.
+    /// The contents of each file, by the part of its name after the first dot.
     pub fields: BTreeMap<String, Vec<u8>>,
 }
 
@@ -41,16 +43,16 @@ pub struct TarExample {
 struct Example {
     shard: usize,
     key: String,
-    /// Name, offset and size of each field.
+    /// The name, the offset and the size of each field.
     fields: Vec<(String, u64, u64)>,
 }
 
 impl TarShards {
-    /// Opens tar files that are not compressed. Several that were put together to one file are read to its end.
+    /// Opens tar files that are not compressed. Archives concatenated into one file are read to its end.
     ///
     /// # Errors
-    /// If one cannot be read, or does not begin as a tar file. Of one that is cut short or damaged further on the examples before that stay readable;
-    /// [`torn`](TarShards::torn) says why others are missing.
+    /// Fails if a file cannot be read, is compressed, or is damaged before its first complete example. In a file
+    /// damaged or cut later, the examples before that stay readable; [`torn`](TarShards::torn) has the error.
     pub fn open<P: AsRef<Path>>(paths: impl IntoIterator<Item = P>) -> Result<Self> {
         let mut all = TarShards { shards: Vec::new(), examples: Vec::new(), torn: Vec::new() };
         for path in paths {
@@ -66,25 +68,25 @@ impl TarShards {
         Ok(all)
     }
 
-    /// What ended the reading of shards before their end: nothing, where all are whole.
+    /// The errors that ended the reading of shards early; empty if all are complete.
     pub fn torn(&self) -> &[Error] {
         &self.torn
     }
 
-    /// The key of an example, without reading it.
+    /// The key of an example, without reading it; `None` if the index is out of range.
     pub fn key(&self, index: usize) -> Option<&str> {
         self.examples.get(index).map(|example| example.key.as_str())
     }
 }
 
-/// Appends the examples of a shard. Where it is damaged, an example that may lack a field is left out.
+/// Appends the examples of a shard. In a damaged one, an example that may lack a field is left out.
 fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Result<()> {
     if file.bytes(0, file.len().min(2))? == GZIP {
         return Err(file.malformed("it is compressed by gzip, and read at any place: unpack it first"));
     }
     let (mut open, mut end) = (None, 0);
     let read = entries(file, shard, examples, &mut open, &mut end);
-    // A file that was cut where an entry ends looks whole but for this.
+    // A file cut between two entries looks complete, except for the missing end mark.
     let mark = end.checked_add(BLOCK).filter(|&mark| mark <= file.len());
     if mark.is_none() || file.bytes(end, BLOCK)?.iter().any(|&byte| byte != 0) {
         let why = "it ends without the blocks of zeros that end a tar file, so something is missing";
@@ -94,7 +96,7 @@ fn index(file: &PositionedFile, shard: usize, examples: &mut Vec<Example>) -> Re
     read
 }
 
-/// Appends the examples that other files follow, and gives the one before the end, and where that is.
+/// Appends all examples but the last, which goes to `open`; `end` receives the end of the last entry.
 fn entries(
     file: &PositionedFile,
     shard: usize,
@@ -128,7 +130,7 @@ fn entries(
     Ok(())
 }
 
-/// Splits at the first dot of the name; a name without one, or that begins with it, is no field of an example.
+/// Splits a path at the first dot of its name. A name without a dot, or with nothing on one side of it, is no field.
 fn key_and_field(path: &Path) -> Option<(String, String)> {
     let name = path.file_name()?.to_str()?;
     let (stem, field) = name.split_once('.')?;
@@ -165,17 +167,17 @@ impl TarExample {
     /// The contents of a field.
     ///
     /// # Errors
-    /// If there is no such field.
+    /// Fails if there is no such field.
     pub fn field(&self, name: &str) -> Result<&[u8]> {
         let names = || self.fields.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let field = self.fields.get(name).map(Vec::as_slice);
         field.ok_or_else(|| Error::format(&*self.key, format!("there is no field `{name}` among {}", names())))
     }
 
-    /// The text of a field.
+    /// The contents of a field as text.
     ///
     /// # Errors
-    /// If there is no such field, or it is no UTF-8.
+    /// Fails if there is no such field, or it is no UTF-8.
     pub fn text(&self, name: &str) -> Result<&str> {
         let text = std::str::from_utf8(self.field(name)?);
         text.map_err(|e| Error::format(&*self.key, format!("field `{name}` is no UTF-8 text ({e})")))

@@ -12,7 +12,7 @@ use crate::{
     files::{PositionedFile, Records, lines, without_mark},
 };
 
-/// The text files of a folder and the folders within, in the order of their paths.
+/// The text files of a folder and its subfolders, in the order of their paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFolder {
     paths: Vec<PathBuf>,
@@ -21,17 +21,17 @@ pub struct TextFolder {
 /// A file of a [`TextFolder`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextFile {
-    /// Where it lies.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What it says.
+    /// The contents of the file.
     pub text: String,
 }
 
 impl TextFolder {
-    /// The files with this extension, such as `txt`.
+    /// Finds the files with this extension, such as `txt`.
     ///
     /// # Errors
-    /// If a folder cannot be read, or there is no such file.
+    /// Fails if a folder cannot be read, or there is no such file.
     pub fn open(folder: impl AsRef<Path>, extension: &str) -> Result<Self> {
         let mut paths = files_within(folder.as_ref())?;
         paths.retain(|path| path.extension().is_some_and(|end| end == extension));
@@ -44,7 +44,7 @@ impl TextFolder {
         Ok(TextFolder { paths })
     }
 
-    /// The paths.
+    /// The paths of all files, sorted.
     pub fn paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -65,7 +65,7 @@ impl Dataset for TextFolder {
     }
 }
 
-/// Every file of a folder and the folders within, sorted: the order of a directory is no order.
+/// Finds every file of a folder and its subfolders, sorted: the order of a directory is undefined.
 pub(super) fn files_within(folder: &Path) -> Result<Vec<PathBuf>> {
     let (mut found, mut open) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(folder) = open.pop() {
@@ -81,7 +81,7 @@ pub(super) fn files_within(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The names of the folders in a folder, in order; those that begin with a dot are hidden.
+/// The names of the folders in a folder, sorted. Names that begin with a dot are hidden.
 #[cfg(feature = "image")]
 pub(super) fn folders_in(folder: &Path) -> Result<Vec<String>> {
     let mut names = Vec::new();
@@ -115,7 +115,7 @@ impl TextLines {
     /// Opens a file and finds its lines.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Fails if the file cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let file = PositionedFile::open(path.as_ref())?;
         Ok(TextLines { records: Records::new(file, lines)? })
@@ -153,7 +153,7 @@ pub struct Characters {
 }
 
 impl Characters {
-    /// The characters that occur in a text, in the order of their code points.
+    /// Collects the characters that occur in a text, in the order of their code points.
     pub fn of(text: &str) -> Self {
         let mut characters: Vec<char> = text.chars().collect();
         characters.sort_unstable();
@@ -161,30 +161,30 @@ impl Characters {
         Characters { characters }
     }
 
-    /// How many there are.
+    /// The number of characters: the size of the vocabulary.
     pub fn len(&self) -> usize {
         self.characters.len()
     }
 
-    /// Whether there is none.
+    /// Tells whether the vocabulary has no character.
     pub fn is_empty(&self) -> bool {
         self.characters.is_empty()
     }
 
-    /// The characters; a token is a place in this list.
+    /// The characters; a token is an index into this list.
     pub fn characters(&self) -> &[char] {
         &self.characters
     }
 
-    /// The token of a character.
+    /// The token of a character; `None` if it is not in the vocabulary.
     pub fn token(&self, character: char) -> Option<u32> {
         self.characters.binary_search(&character).ok().map(|at| at as u32)
     }
 
-    /// The tokens of a text.
+    /// The tokens of a text, one per character.
     ///
     /// # Errors
-    /// If a character is not in the vocabulary.
+    /// Fails if a character is not in the vocabulary.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let unknown = |c: char| Error::argument("Characters::encode", format!("{c:?} is not in the vocabulary"));
         text.chars().map(|c| self.token(c).ok_or_else(|| unknown(c))).collect()
@@ -193,7 +193,7 @@ impl Characters {
     /// The text of tokens.
     ///
     /// # Errors
-    /// If a token is past the end of the vocabulary.
+    /// Fails if a token is past the end of the vocabulary.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let unknown = |token: u32| {
             Error::argument("Characters::decode", format!("there is no token {token} among {}", self.len()))

@@ -1,4 +1,4 @@
-//! The tokenizers of `tokenizer.json` files (feature `text`).
+//! Tokenizers of `tokenizer.json` files (feature `text`).
 
 use std::{fmt, ops::Range, path::Path};
 
@@ -7,17 +7,18 @@ use tokenizers::models::{ModelWrapper, bpe::BPE};
 
 use crate::files::without_mark;
 
-/// A tokenizer as a `tokenizer.json` describes it: BPE, Unigram, WordPiece, with its normalizers. Nothing is fetched from anywhere.
+/// A tokenizer from a `tokenizer.json`: BPE, Unigram or WordPiece, with its normalizers. Nothing is fetched from
+/// anywhere.
 ///
-/// Nothing but that file is read: what a `tokenizer_config.json` beside it says of special tokens, or of spaces in decoded
-/// texts, is not obeyed.
+/// Only that file is read. A `tokenizer_config.json` beside it, with rules for special tokens or spaces in decoded
+/// texts, is ignored.
 ///
-/// Texts are neither cut nor padded, whatever the file says of `truncation` and `padding`: callers do both, as
-/// transformers does at each call.
+/// Texts are neither cut nor padded, even if the file has `truncation` and `padding`. Callers do both, as in
+/// transformers.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
-    /// One more than the largest token.
+    /// The largest token plus 1.
     rows: usize,
 }
 
@@ -25,7 +26,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// If it cannot be read, describes no tokenizer, or one that draws at random.
+    /// Fails if the file cannot be read, describes no tokenizer, or one that draws at random (BPE `dropout`).
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|e| Error::io(path, e))?;
@@ -39,32 +40,33 @@ impl Tokenizer {
             let why = format!("it leaves out merges at random (`dropout` of {dropout}): set that to null");
             return Err(Error::format(path.display().to_string(), why));
         }
-        // Trainers leave in the file what they did to their batches.
+        // Trainers leave their own truncation and padding in the file.
         inner.with_padding(None).with_truncation(None).map_err(|e| wrong(e.to_string()))?;
         let rows = inner.get_vocab(true).into_values().max().map_or(0, |last| last as usize + 1);
         Ok(Tokenizer { inner, rows })
     }
 
-    /// The tokens of a text, without the special tokens that models want around it.
+    /// The tokens of a text, without the special tokens that models expect around it.
     ///
     /// # Errors
-    /// If the tokenizer has no token for a part of the text, nor one for what is unknown.
+    /// Fails if the tokenizer has no token for a part of the text, and no unknown token.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
     }
 
-    /// The tokens of a text with the special tokens that the file says go around it.
+    /// The tokens of a text, with the special tokens that the file puts around it.
     ///
     /// # Errors
-    /// If [`encode`](Tokenizer::encode) would fail.
+    /// Fails if [`encode`](Tokenizer::encode) would fail.
     pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text, as [`encode`](Tokenizer::encode) gives them, each with the bytes of the text that it stands for.
+    /// The tokens of a text from [`encode`](Tokenizer::encode), each with the byte range of the text that it stands
+    /// for.
     ///
     /// # Errors
-    /// If [`encode`](Tokenizer::encode) would fail.
+    /// Fails if [`encode`](Tokenizer::encode) would fail.
     pub fn encode_with_offsets(&self, text: &str) -> Result<Vec<(u32, Range<usize>)>> {
         let encoding = self.inner.encode(text, false);
         let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
@@ -72,39 +74,39 @@ impl Tokenizer {
         Ok(encoding.get_ids().iter().copied().zip(places).collect())
     }
 
-    /// The text of tokens, special ones left out.
+    /// The text of tokens, without the special ones.
     ///
     /// # Errors
-    /// If the tokenizer cannot put them together.
+    /// Fails if the tokenizer cannot join the tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         self.inner.decode(tokens, true).map_err(|e| Error::argument("Tokenizer::decode", e.to_string()))
     }
 
-    /// One more than the largest token, special ones among them: what an embedding has rows for. Vocabularies may have
+    /// The largest token plus 1, special tokens included: the number of rows of an embedding. Vocabularies may have
     /// holes.
     pub fn len(&self) -> usize {
         self.rows
     }
 
-    /// Whether there is none.
+    /// Tells whether the vocabulary is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The number of a token, such as `<|endoftext|>`.
+    /// The number of a token given as text, such as `<|endoftext|>`; `None` if there is none.
     pub fn token(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
     fn encoded(&self, text: &str, special: bool) -> Result<Vec<u32>> {
-        // Offsets are not asked for: without them it is faster.
+        // Offsets are not requested: without them encoding is faster.
         let encoding = self.inner.encode_fast(text, special);
         let encoding = encoding.map_err(|e| Error::argument("Tokenizer::encode", e.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 }
 
-/// Why JSON that is well-formed is no tokenizer, where that is plain.
+/// The reason why a file is no tokenizer, if it is plain: no JSON, no object, or no model.
 fn missing(bytes: &[u8]) -> Option<String> {
     match serde_json::from_slice(bytes) {
         Ok(serde_json::Value::Object(fields)) if !fields.contains_key("model") => {

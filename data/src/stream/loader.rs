@@ -17,10 +17,10 @@ use crate::{
     loader::{Workers, caught},
 };
 
-/// Reads this rank's share of the next batch; nothing at the end.
+/// Reads this rank's share of the next batch; `None` at the end.
 type Read<B> = Box<dyn FnMut(&AtomicBool) -> Option<Result<Batch<B>>> + Send>;
 
-/// A reader that begins at a state, and where it is after each batch.
+/// Opens a reader at a state. The mutex holds the state after its last batch.
 type Open<B> = Arc<dyn Fn(&Share, Option<&StreamState>) -> Result<(Read<B>, Arc<Mutex<StreamState>>)> + Send + Sync>;
 
 #[derive(Clone, Copy)]
@@ -30,8 +30,9 @@ struct Share {
     ranks: usize,
 }
 
-/// Batches of a [`Stream`]. A thread reads ahead; every rank reads the whole stream and keeps a stretch of each batch, so the number of ranks
-/// changes no batch. The last batch may be smaller; a rank whose share of it is empty is given one row that does not count.
+/// Batches of a [`Stream`]. One thread reads ahead. Every rank reads the entire stream and keeps a contiguous range of
+/// each batch, so the number of ranks changes no batch. The last batch may be smaller; a rank whose share of it is
+/// empty gets one row that does not count.
 ///
 /// ```
 /// use data::stream::{Replay, StreamLoader};
@@ -52,7 +53,7 @@ pub struct StreamLoader<B> {
 }
 
 impl<E: Send + 'static> StreamLoader<Vec<E>> {
-    /// Batches of one example of the stream that `open` gives, as lists of examples.
+    /// Loads lists of one example each from the stream that `open` makes.
     pub fn new<S>(open: impl Fn() -> Result<S> + Send + Sync + 'static) -> Self
     where
         S: Stream<Example = E> + 'static,
@@ -73,7 +74,7 @@ impl<E: Send + 'static> StreamLoader<Vec<E>> {
         StreamLoader { open: Arc::new(open), share: Share { batch: 1, rank: 0, ranks: 1 }, ahead: 2 }
     }
 
-    /// Puts examples beside each other, as [`Stack`] says.
+    /// Stacks the examples of a batch by the rules of [`Stack`].
     pub fn stack(self) -> StreamLoader<E::Batch>
     where
         E: Stack,
@@ -82,14 +83,14 @@ impl<E: Send + 'static> StreamLoader<Vec<E>> {
         self.collate(E::stack)
     }
 
-    /// Passes each example through `f`; only those of the rank's share.
+    /// Passes each example of the rank's share through `f`.
     pub fn map<T: Send + 'static>(self, f: impl Fn(E) -> Result<T> + Send + Sync + 'static) -> StreamLoader<Vec<T>> {
         self.collate(move |examples| examples.into_iter().map(&f).collect())
     }
 }
 
 impl<B: Send + 'static> StreamLoader<B> {
-    /// Passes what a batch has so far through `f`: at first the list of examples.
+    /// Passes the batch through `f`, after all steps so far; the first step receives the list of examples.
     pub fn collate<T: Send + 'static>(self, f: impl Fn(B) -> Result<T> + Send + Sync + 'static) -> StreamLoader<T> {
         let StreamLoader { open, share, ahead } = self;
         let f = Arc::new(f);
@@ -116,36 +117,37 @@ impl<B: Send + 'static> StreamLoader<B> {
         self.collate(move |batch| batch.to_device(&rt))
     }
 
-    /// The number of examples in a step of all ranks together.
+    /// Sets the number of examples in a step of all ranks together; 1 by default.
     pub fn batch(mut self, examples: usize) -> Self {
         self.share.batch = examples;
         self
     }
 
-    /// Keeps the share of one rank of several.
+    /// Keeps the share of rank `rank` of `ranks`; by default there is one rank.
     pub fn rank(mut self, rank: usize, ranks: usize) -> Self {
         (self.share.rank, self.share.ranks) = (rank, ranks);
         self
     }
 
-    /// How many batches are read ahead; at first 2.
+    /// Sets the number of batches read ahead; 2 by default, 4096 at most.
     pub fn ahead(mut self, batches: usize) -> Self {
         self.ahead = batches.min(crate::loader::MOST_AHEAD);
         self
     }
 
-    /// The batches from the start of the stream.
+    /// Reads the batches from the start of the stream.
     ///
     /// # Errors
-    /// If the loader's numbers make no sense, or the stream cannot be opened.
+    /// Fails if `batch` or `ahead` is 0, `rank` is not below `ranks`, or the stream cannot be opened.
     pub fn start(&self) -> Result<StreamBatches<B>> {
         self.begin(None)
     }
 
-    /// The batches from a state on that [`StreamBatches::state`] gave, at any number of ranks. Steps are counted from there.
+    /// Reads the batches from a state of [`StreamBatches::state`] on, at any number of ranks. Steps are counted from
+    /// there.
     ///
     /// # Errors
-    /// If it is no state of the stream; otherwise as [`start`](StreamLoader::start).
+    /// Fails if it is no state of the stream; otherwise as [`start`](StreamLoader::start).
     pub fn resume(&self, state: &StreamState) -> Result<StreamBatches<B>> {
         self.begin(Some(state))
     }
@@ -163,7 +165,8 @@ impl<B: Send + 'static> StreamLoader<B> {
         let state = after.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let read = Mutex::new(read);
         let made = move |_: u64, stop: &AtomicBool| {
-            // One thread reads, so the lock is free; a panic while it was held left the stream at some example, which it goes on from.
+            // One thread reads, so the lock is free. A panic while it was held left the stream at some example, where
+            // it continues.
             let batch =
                 caught(|| (read.lock().unwrap_or_else(PoisonError::into_inner))(stop).transpose()).transpose()?;
             Some((batch, after.lock().unwrap_or_else(PoisonError::into_inner).clone()))
@@ -173,7 +176,7 @@ impl<B: Send + 'static> StreamLoader<B> {
 }
 
 impl Share {
-    /// This rank's rows of the next examples.
+    /// Reads a batch and keeps this rank's rows.
     fn read<S: Stream>(&self, stream: &mut S, step: u64, stop: &AtomicBool) -> Option<Result<Batch<Vec<S::Example>>>> {
         let _span = trace::span(SpanKind::Data, "make batch");
         let mut examples = Vec::with_capacity(self.batch.min(1 << 16));
@@ -203,8 +206,8 @@ impl Share {
     }
 }
 
-/// The batches of a stream, in order. An error takes the place of its batch, and a panic of the stream is one. Dropping
-/// it ends the thread that reads.
+/// The batches of a stream, in order. An error takes the place of its batch; a panic of the stream is such an error.
+/// Dropping this ends the thread that reads.
 pub struct StreamBatches<B> {
     workers: Workers<(Result<Batch<B>>, StreamState)>,
     state: StreamState,
@@ -212,12 +215,12 @@ pub struct StreamBatches<B> {
 }
 
 impl<B> StreamBatches<B> {
-    /// Where the next batch begins: what a checkpoint keeps.
+    /// The state at which the next batch begins: save it in checkpoints.
     pub fn state(&self) -> StreamState {
         self.state.clone()
     }
 
-    /// How long all calls of `next` took.
+    /// The total time of all calls of `next`.
     pub fn waited(&self) -> Duration {
         self.waited
     }

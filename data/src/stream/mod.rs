@@ -1,7 +1,8 @@
-//! Examples that come one after another: compressed files, sockets, whatever cannot be read by number.
+//! Streams: examples that come one after another, without random access, as from compressed files or sockets.
 //!
-//! Random access is better where it can be had: a [`Dataset`](crate::Dataset) is shuffled whole and resumed by two integers. A stream
-//! carries its own [state](StreamState), is shuffled in [blocks](Stream::shuffle), and every rank reads all of it and keeps its share.
+//! Prefer random access where possible: a [`Dataset`](crate::Dataset) is shuffled entirely and resumed by two integers.
+//! A stream has its own [state](StreamState) and is shuffled in [blocks](Stream::shuffle). Every rank reads all of it
+//! and keeps its share.
 
 mod loader;
 mod replay;
@@ -14,24 +15,25 @@ use numcore::{Error, Result};
 pub use replay::{Replay, lines};
 pub use shuffle::ShuffledStream;
 
-/// Examples in an order that only the stream knows, and where it is among them: PyTorch's `IterableDataset`.
+/// A sequence of examples with a current position: PyTorch's `IterableDataset`.
 pub trait Stream: Send {
-    /// What comes next.
+    /// The type of an example.
     type Example;
 
-    /// The next example; nothing at the end. After an error the stream goes on with the example behind it.
+    /// The next example; `None` at the end. After an error the stream continues with the following example.
     fn next(&mut self) -> Option<Result<Self::Example>>;
 
-    /// Where it is: what [`restore`](Stream::restore) takes back.
+    /// The current position, for [`restore`](Stream::restore).
     fn state(&self) -> StreamState;
 
-    /// Goes to a state that a stream of the same examples was in.
+    /// Moves to a state of a stream of the same examples.
     ///
     /// # Errors
-    /// If it cannot be such a state, or what it is of cannot be read.
+    /// Fails if the state is none of this stream's, or the examples before it cannot be read.
     fn restore(&mut self, state: &StreamState) -> Result<()>;
 
-    /// Examples in a random order within blocks of `block`, each in memory whole. The order is a function of the seed and the block's number.
+    /// Shuffles the examples within blocks of `block`. A block is in memory at once. The order is a function of the
+    /// seed and the block's number.
     fn shuffle(self, block: usize, seed: u64) -> ShuffledStream<Self>
     where
         Self: Sized,
@@ -40,7 +42,8 @@ pub trait Stream: Send {
     }
 }
 
-/// Where a stream is: a few integers that only the stream understands. As text they go into the notes of a checkpoint.
+/// The position of a stream: a few integers with a meaning for that stream alone. Their text goes into the notes of a
+/// checkpoint.
 ///
 /// ```
 /// use data::stream::StreamState;
@@ -53,7 +56,7 @@ pub trait Stream: Send {
 pub struct StreamState(pub Vec<u64>);
 
 impl StreamState {
-    /// The state as so many integers.
+    /// The state as `N` integers; an error if there is another number of them.
     pub(crate) fn integers<const N: usize>(&self, op: &'static str) -> Result<[u64; N]> {
         let wrong = |_| Error::argument(op, format!("`{self}` is no state of it: that has {N} integers"));
         <[u64; N]>::try_from(self.0.as_slice()).map_err(wrong)

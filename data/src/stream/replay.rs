@@ -1,4 +1,4 @@
-//! Streams that find their place by reading again from the start.
+//! Streams that restore a position by reading again from the start.
 
 use std::{
     fs::File,
@@ -15,7 +15,7 @@ use crate::{
     loader::caught,
 };
 
-/// An iterator that can be made anew: a stream whose state is the number of examples read.
+/// A stream from an iterator that can be made again. The state is the number of examples read.
 ///
 /// ```
 /// use data::stream::{Replay, Stream};
@@ -40,10 +40,10 @@ where
     F: FnMut() -> Result<I> + Send,
     I: Iterator<Item = Result<E>> + Send,
 {
-    /// The examples of the iterator that `start` makes, each time the same ones.
+    /// Streams the iterator that `start` makes. Every call of `start` must give the same examples.
     ///
     /// # Errors
-    /// If `start` cannot make it.
+    /// Fails if `start` fails.
     pub fn new(mut start: F) -> Result<Self> {
         Ok(Replay { examples: start()?, start, read: 0 })
     }
@@ -57,7 +57,7 @@ where
     type Example = E;
 
     fn next(&mut self) -> Option<Result<E>> {
-        // An example whose reading panics is read, as one with an error is.
+        // A panic counts as one example read, as an error does.
         let example = caught(|| self.examples.next().transpose()).transpose();
         self.read += u64::from(example.is_some());
         example
@@ -81,14 +81,14 @@ where
     }
 }
 
-/// The lines of text files that are not blank, one file after another; those that are compressed by gzip are unpacked on the way.
+/// Reads the lines of text files that are not blank, file after file. Files compressed by gzip are unpacked.
 ///
 /// # Errors
-/// If a file cannot be opened. A line that is no UTF-8 is an error in its place, with file and line; a file that ends within its
-/// compressed data ends the stream after an error.
+/// Fails if a file cannot be opened. A line that is no UTF-8 is an error in its place, with file and line. A file that
+/// ends within its compressed data gives an error after its last line.
 pub fn lines<P: AsRef<Path>>(paths: &[P]) -> Result<impl Stream<Example = String> + use<P>> {
     let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
-    // Later files are opened where they are read; that they are there is known before.
+    // Later files are opened only when they are reached; this finds missing ones at once.
     paths.iter().try_for_each(|path| File::open(path).map(drop).map_err(|e| Error::io(path, e)))?;
     Replay::new(move || Ok(paths.clone().into_iter().flat_map(FileLines::open)))
 }
@@ -96,10 +96,10 @@ pub fn lines<P: AsRef<Path>>(paths: &[P]) -> Result<impl Stream<Example = String
 /// The lines of one file.
 struct FileLines {
     path: PathBuf,
-    /// None once the file has ended, by an error too.
+    /// The open file; `None` after its end or an error.
     from: Option<Box<dyn BufRead + Send>>,
     line: u64,
-    /// Why the file cannot be opened.
+    /// The cause why the file cannot be opened.
     failed: Option<io::Error>,
 }
 
@@ -148,7 +148,7 @@ impl Iterator for FileLines {
     }
 }
 
-/// The bytes up to a newline, a carriage return or both; none at the end of the file.
+/// The bytes up to a newline, a carriage return or both; `None` at the end of the file.
 fn read_line(from: &mut impl BufRead) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     loop {

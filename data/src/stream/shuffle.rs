@@ -1,22 +1,22 @@
-//! A stream in a random order, block by block.
+//! Streams in a random order, block by block.
 
 use numcore::{Error, Result};
 
 use super::{Stream, StreamState};
 use crate::random::keyed;
 
-/// A stream whose blocks are each in a random order: [`Stream::shuffle`].
+/// A stream shuffled within each block: [`Stream::shuffle`].
 ///
-/// A shuffle buffer that is filled up as it is emptied mixes a little further, but its state is its contents. The state of a block is where it
-/// begins, its number, and how many of its examples were taken.
+/// A shuffle buffer that is refilled as it is emptied mixes slightly further, but its state is its contents. The state
+/// of a block is its start, its number, and the number of its examples taken.
 pub struct ShuffledStream<S: Stream> {
     inner: S,
     size: usize,
     seed: u64,
-    /// Where the block began.
+    /// The state of the inner stream at the start of the block.
     start: StreamState,
     number: u64,
-    /// Examples of the block that are left, the next one last.
+    /// The examples left in the block, the next one last.
     left: Vec<Result<S::Example>>,
     taken: u64,
 }
@@ -27,7 +27,7 @@ impl<S: Stream> ShuffledStream<S> {
         ShuffledStream { inner, size: size.max(1), seed, start, number: 0, left: Vec::new(), taken: 0 }
     }
 
-    /// Reads the block that begins here.
+    /// Reads the block that begins at the inner stream's state.
     fn fill(&mut self) {
         self.start = self.inner.state();
         self.taken = 0;

@@ -1,4 +1,4 @@
-//! Files of tokens alone, one after another: nanoGPT's format.
+//! Files of nothing but tokens: nanoGPT's format.
 
 use std::{fmt, path::Path};
 
@@ -8,7 +8,7 @@ use numcore::{Error, Result, safetensors::replace_file};
 use super::{TokenSource, decode, past_the_end, read};
 use crate::files::PositionedFile;
 
-/// How a token is stored, little endian.
+/// The storage type of a token, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenType {
     /// One byte.
@@ -28,7 +28,7 @@ pub enum TokenType {
 }
 
 impl TokenType {
-    /// Bytes of a token.
+    /// The number of bytes of a token.
     pub const fn size(self) -> usize {
         match self {
             TokenType::U8 | TokenType::I8 => 1,
@@ -63,7 +63,7 @@ impl TokenType {
         }
     }
 
-    /// Appends tokens as they are stored.
+    /// Appends the stored bytes of tokens to `into`.
     pub(super) fn store(self, op: &'static str, tokens: &[u32], into: &mut Vec<u8>) -> Result<()> {
         if let Some(at) = tokens.iter().position(|&token| token > self.largest()) {
             let why = format!("token {at} is {}, and {self} holds up to {}", tokens[at], self.largest());
@@ -81,7 +81,7 @@ impl fmt::Display for TokenType {
     }
 }
 
-/// A file of tokens alone, one after another, of one type: what nanoGPT's `prepare.py` writes, and [`write_tokens`].
+/// A file of nothing but tokens, one after another, of one type. nanoGPT's `prepare.py` and [`write_tokens`] write it.
 ///
 /// ```
 /// use data::tokens::{TokenFile, TokenSource, TokenType, write_tokens};
@@ -97,7 +97,7 @@ impl fmt::Display for TokenType {
 pub struct TokenFile {
     file: PositionedFile,
     kind: TokenType,
-    /// The whole file as it is stored, in words, if it was read into memory.
+    /// The bytes of the complete file, in words, if it was read into memory.
     stored: Option<Vec<u64>>,
 }
 
@@ -105,7 +105,7 @@ impl TokenFile {
     /// Opens a file of tokens of this type.
     ///
     /// # Errors
-    /// If it cannot be opened, or its size is no whole number of tokens.
+    /// Fails if the file cannot be opened, or its size is no multiple of the token size.
     pub fn open(path: impl AsRef<Path>, kind: TokenType) -> Result<Self> {
         let file = PositionedFile::open(path.as_ref())?;
         if !file.len().is_multiple_of(kind.size() as u64) {
@@ -118,11 +118,11 @@ impl TokenFile {
         Ok(TokenFile { file, kind, stored: None })
     }
 
-    /// Reads the whole file into memory, as it is stored: for files that fit. Short windows are then read many times as fast, as none is a call of the operating
-    /// system.
+    /// Reads the complete file into memory, in its stored type: for files that fit. Short windows are then read many
+    /// times as fast, as none needs a system call.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// Fails if the file cannot be read.
     pub fn in_memory(self) -> Result<Self> {
         let bytes = self.file.len() as usize;
         let mut words = vec![0; bytes.div_ceil(8)];
@@ -147,10 +147,10 @@ impl TokenSource for TokenFile {
     }
 }
 
-/// Writes tokens as a file that [`TokenFile::open`] reads, all or nothing.
+/// Writes a file of tokens for [`TokenFile::open`]. The file is replaced completely or not at all.
 ///
 /// # Errors
-/// If a token is larger than the type holds, or the file cannot be written.
+/// Fails if a token is larger than the type holds, or the file cannot be written.
 pub fn write_tokens(path: impl AsRef<Path>, kind: TokenType, tokens: &[u32]) -> Result<()> {
     let mut bytes = Vec::with_capacity(tokens.len() * kind.size());
     kind.store("write_tokens", tokens, &mut bytes)?;

@@ -1,8 +1,9 @@
-//! Megatron's indexed token files: `<prefix>.bin` has the tokens, `<prefix>.idx` where each sequence and document begins.
+//! Megatron's indexed token files: `<prefix>.bin` has the tokens, `<prefix>.idx` the starts of sequences and documents.
 //!
-//! The index is little endian: `MMIDIDX\0\0`, the version 1 (`u64`), the token type (`u8`), the numbers of sequences and of document bounds
-//! (`u64`), each sequence's length (`i32`) and byte offset (`i64`), and the first sequence of each document with the end of the last (`i64`).
-//! A mode of each sequence (`i8`) may follow; it is not read.
+//! The index is little-endian. It has `MMIDIDX\0\0`, the version 1 (`u64`), the token type (`u8`), and the numbers of
+//! sequences and of document bounds (`u64`). Then come each sequence's length (`i32`), each one's byte offset (`i64`),
+//! and the first sequence of each document with the end of the last (`i64`). A mode of each sequence (`i8`) may follow;
+//! it is not read.
 
 use std::{
     fs::File,
@@ -20,7 +21,7 @@ const MAGIC: &[u8; 9] = b"MMIDIDX\0\0";
 const VERSION: u64 = 1;
 const HEADER: u64 = 34;
 
-/// Token types by the numbers the index has for them; 6 and 7 are floats, which are no tokens.
+/// Token types by their code in the index. Codes 6 and 7 are floats, which are no tokens.
 const CODES: [(u8, TokenType); 6] = [
     (1, TokenType::U8),
     (2, TokenType::I8),
@@ -30,12 +31,12 @@ const CODES: [(u8, TokenType); 6] = [
     (8, TokenType::U16),
 ];
 
-/// The documents of Megatron's `.bin` and `.idx` files. As a [`Dataset`] it gives the tokens of each document.
+/// The documents of Megatron's `.bin` and `.idx` files. An example of this [`Dataset`] is the tokens of a document.
 #[derive(Debug)]
 pub struct IndexedTokens {
     tokens: PositionedFile,
     kind: TokenType,
-    /// Length in tokens and offset in bytes of each sequence, as the index says: checked where they are read.
+    /// The length in tokens and the offset in bytes of each sequence, from the index. They are checked when read.
     sequences: Vec<(i32, i64)>,
     /// The first sequence of each document, and the end of the last.
     bounds: Vec<i64>,
@@ -45,7 +46,8 @@ impl IndexedTokens {
     /// Opens `<prefix>.bin` and `<prefix>.idx`.
     ///
     /// # Errors
-    /// If one is missing, or the index is no index. A sequence or document that the index misplaces is an error where it is read.
+    /// Fails if a file is missing, or the index is no index. A sequence or document that the index misplaces is an
+    /// error when it is read.
     pub fn open(prefix: impl AsRef<Path>) -> Result<Self> {
         let tokens = PositionedFile::open(&with(prefix.as_ref(), ".bin"))?;
         let index = PositionedFile::open(&with(prefix.as_ref(), ".idx"))?;
@@ -63,24 +65,24 @@ impl IndexedTokens {
         Ok(IndexedTokens { tokens, kind: *kind, sequences, bounds })
     }
 
-    /// How many sequences there are: a document has one or more.
+    /// The number of sequences; a document has one or more.
     pub fn sequences(&self) -> usize {
         self.sequences.len()
     }
 
-    /// The tokens of a sequence.
+    /// Reads the tokens of a sequence.
     ///
     /// # Errors
-    /// If there is none, or the index misplaces it.
+    /// Fails if there is no such sequence, or the index misplaces it.
     pub fn sequence(&self, index: usize) -> Result<Vec<u32>> {
         crate::dataset::check_index("IndexedTokens::sequence", index, self.sequences.len())?;
         self.sequence_tokens(index, 0..self.sequence_len(index)?)
     }
 
-    /// A range of a document's tokens; nothing else is read.
+    /// Reads a range of a document's tokens, and nothing else.
     ///
     /// # Errors
-    /// If there is no such document, it has fewer tokens, or the index misplaces it.
+    /// Fails if there is no such document, it has fewer tokens, or the index misplaces it.
     pub fn document_tokens(&self, index: usize, range: Range<usize>) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
         let mut start = 0;
@@ -101,10 +103,10 @@ impl IndexedTokens {
         Ok(tokens)
     }
 
-    /// How many tokens a document has, as the index says.
+    /// The number of tokens of a document, from the index.
     ///
     /// # Errors
-    /// If there is no such document, or the index misplaces it.
+    /// Fails if there is no such document, or the index misplaces it.
     pub fn document_len(&self, index: usize) -> Result<usize> {
         self.document(index)?.map(|sequence| self.sequence_len(sequence)).sum()
     }
@@ -152,7 +154,7 @@ impl Dataset for IndexedTokens {
 
 type Arrays = (Vec<(i32, i64)>, Vec<i64>);
 
-/// The index's arrays after the header, for so many sequences and document bounds.
+/// The arrays of the index after its header: `sequences` pairs of length and offset, and `bounds` document bounds.
 fn arrays(index: &PositionedFile, sequences: u64, bounds: u64) -> Result<Arrays> {
     let size = |count: u64, of: u64| count.checked_mul(of);
     let needed = size(sequences, 12).zip(size(bounds, 8)).and_then(|(a, b)| a.checked_add(b)?.checked_add(HEADER));
@@ -171,14 +173,14 @@ fn numbers<T, const N: usize>(bytes: &[u8], from: fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks::<N>().0.iter().map(|chunk| from(*chunk)).collect()
 }
 
-/// `<prefix>.bin`: a prefix may have dots of its own, so no extension is replaced.
+/// A path such as `<prefix>.bin`. A prefix may have dots of its own, so no extension is replaced.
 fn with(prefix: &Path, end: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(end);
     path.into()
 }
 
-/// Writes what [`IndexedTokens`] reads, document by document.
+/// Writes files for [`IndexedTokens`], document by document.
 ///
 /// ```
 /// use data::{Dataset, tokens::{IndexedTokens, IndexedTokensWriter, TokenType}};
@@ -203,16 +205,17 @@ pub struct IndexedTokensWriter {
 }
 
 impl IndexedTokensWriter {
-    /// Begins `<prefix>.bin`. The index is written at the end, and one that is there already removed, so nothing reads half a file.
+    /// Begins `<prefix>.bin`. An old index is removed, and the new one written by
+    /// [`finish`](IndexedTokensWriter::finish), so no incomplete file is readable.
     ///
     /// # Errors
-    /// If the format has no code for the type (`u32`), or the file cannot be made.
+    /// Fails if the format has no code for the type (`u32`), or the file cannot be created.
     pub fn create(prefix: impl AsRef<Path>, kind: TokenType) -> Result<Self> {
         let code = CODES.iter().find(|(_, known)| *known == kind).map(|(code, _)| *code).ok_or_else(|| {
             Error::argument("IndexedTokensWriter", format!("the format has no code for {kind}; use i32"))
         })?;
         let path = with(prefix.as_ref(), ".bin");
-        // An index from before would misplace the new tokens, if this ends early.
+        // An old index would misplace the new tokens if this ends early.
         let index = with(prefix.as_ref(), ".idx");
         match std::fs::remove_file(&index) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(Error::io(&index, e)),
@@ -226,7 +229,8 @@ impl IndexedTokensWriter {
     /// Appends a document of one sequence.
     ///
     /// # Errors
-    /// If a token is larger than the type holds, the document is too long for an `i32`, or the file cannot be written.
+    /// Fails if a token is larger than the type holds, the document is too long for an `i32`, or the file cannot be
+    /// written.
     pub fn document(&mut self, tokens: &[u32]) -> Result<()> {
         const OP: &str = "IndexedTokensWriter::document";
         let length = i32::try_from(tokens.len());
@@ -239,10 +243,10 @@ impl IndexedTokensWriter {
         Ok(())
     }
 
-    /// Ends both files.
+    /// Flushes the tokens and writes the index.
     ///
     /// # Errors
-    /// If one cannot be written.
+    /// Fails if a file cannot be written.
     pub fn finish(mut self) -> Result<()> {
         self.tokens.flush().map_err(|e| Error::io(with(&self.prefix, ".bin"), e))?;
         let count = self.lengths.len() as u64;

@@ -1,4 +1,4 @@
-//! Tokens: files of them, and windows of a text for language models.
+//! Tokens: files of tokens, and windows of a text for language models.
 
 mod file;
 mod indexed;
@@ -15,20 +15,20 @@ pub use windows::{TokenWindows, next_tokens};
 
 use crate::files::PositionedFile;
 
-/// One long run of tokens, read in pieces.
+/// A long sequence of tokens, read in pieces.
 pub trait TokenSource: Send + Sync {
-    /// How many tokens there are.
+    /// The number of tokens.
     fn len(&self) -> u64;
 
-    /// Whether there is none.
+    /// Tells whether there is no token.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// `count` tokens from `start` on.
+    /// Reads `count` tokens from index `start` on.
     ///
     /// # Errors
-    /// If there are fewer, or the file cannot be read.
+    /// Fails if there are fewer tokens, or the file cannot be read.
     fn tokens(&self, start: u64, count: usize) -> Result<Vec<u32>>;
 }
 
@@ -61,15 +61,15 @@ fn past_the_end(start: u64, count: usize, len: u64) -> Error {
     Error::argument("tokens", format!("{count} tokens from {start} on are past the end: there are {len}"))
 }
 
-/// `count` tokens of a type that lie in `file` from byte `offset` on.
+/// Reads `count` tokens of a type from byte `offset` of `file` on.
 fn read(file: &PositionedFile, kind: TokenType, offset: u64, count: usize) -> Result<Vec<u32>> {
-    // Before memory is taken: a malformed file may claim any count.
+    // Checked before memory is taken: a malformed file may claim any count.
     let bytes = (count as u64).checked_mul(kind.size() as u64).and_then(|len| offset.checked_add(len));
     if bytes.is_none_or(|end| end > file.len()) {
         let why = format!("{count} tokens of {kind} from byte {offset} on are past its end at {}", file.len());
         return Err(file.malformed(why));
     }
-    // Words, so that numbers of any type lie in them as in memory of their own.
+    // Words, so that numbers of any type are aligned in them.
     let bytes = count * kind.size();
     let mut words = vec![0; bytes.div_ceil(8)];
     let stored = &mut bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..bytes];
@@ -77,10 +77,11 @@ fn read(file: &PositionedFile, kind: TokenType, offset: u64, count: usize) -> Re
     decode(file, kind, offset, stored)
 }
 
-/// Tokens of bytes as they are stored at `offset` of a file: little endian, as every host is that this workspace builds for. The bytes are aligned for the type.
+/// Decodes the bytes stored at `offset` of a file. They are little-endian, like every host that the project supports,
+/// and aligned for the type.
 fn decode(file: &PositionedFile, kind: TokenType, offset: u64, stored: &[u8]) -> Result<Vec<u32>> {
     match kind {
-        // Every value is a token, and the loops without a test are vectors.
+        // Every value is a token, so these loops have no test and vectorize.
         TokenType::U8 => Ok(stored.iter().map(|&x| x.into()).collect()),
         TokenType::U16 => Ok(cast_slice::<_, u16>(stored).iter().map(|&x| x.into()).collect()),
         TokenType::U32 => Ok(cast_slice(stored).to_vec()),
@@ -91,7 +92,7 @@ fn decode(file: &PositionedFile, kind: TokenType, offset: u64, stored: &[u8]) ->
     }
 }
 
-/// Tokens of a type that also holds numbers that are none.
+/// Decodes tokens of a type that has values which are no tokens.
 fn checked<T>(file: &PositionedFile, offset: u64, stored: &[u8]) -> Result<Vec<u32>>
 where
     T: Pod + fmt::Display,

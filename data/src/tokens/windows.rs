@@ -1,12 +1,13 @@
-//! Windows of a run of tokens, and the tokens to predict from them.
+//! Windows of a sequence of tokens, with inputs and targets.
 
 use numcore::{Error, Result};
 
 use super::TokenSource;
 use crate::{Array, Dataset};
 
-/// Windows of `context + 1` tokens: the inputs, and one more, since the target of each token is the one after it. Each begins where the one before had its
-/// last input, so every token but the first is a target once. What does not fill a window at the end is left out.
+/// Windows of `context + 1` tokens: the inputs and one more, since the target of each token is the next one. Each
+/// window begins at the last target of the previous one, so every token but the first is a target once. Tokens at the
+/// end that do not fill a window are left out.
 ///
 /// ```
 /// use data::{Dataset, Loader, tokens::{TokenWindows, next_tokens}};
@@ -29,10 +30,10 @@ pub struct TokenWindows<S> {
 }
 
 impl<S: TokenSource> TokenWindows<S> {
-    /// TokenWindows of `context` inputs.
+    /// Windows of `context` inputs each.
     ///
     /// # Errors
-    /// If the context is 0, or there are not enough tokens for one window.
+    /// Fails if `context` is 0, or there are not enough tokens for one window.
     pub fn new(source: S, context: usize) -> Result<Self> {
         if context == 0 || source.len() <= context as u64 {
             let why = format!("{} tokens have no window of {context} inputs and their targets", source.len());
@@ -41,10 +42,11 @@ impl<S: TokenSource> TokenWindows<S> {
         Ok(TokenWindows { source, context, stride: context })
     }
 
-    /// TokenWindows that begin every `stride` tokens: with less than the context they overlap. With 1 every place of the text begins one.
+    /// Begins a window every `stride` tokens; windows overlap if that is less than the context. With 1, a window begins
+    /// at every token.
     ///
     /// # Errors
-    /// If the stride is 0.
+    /// Fails if `stride` is 0.
     pub fn stride(mut self, stride: usize) -> Result<Self> {
         if stride == 0 {
             return Err(Error::argument("TokenWindows::stride", "windows that begin at one place would have no end"));
@@ -67,10 +69,11 @@ impl<S: TokenSource> Dataset for TokenWindows<S> {
     }
 }
 
-/// Windows of one length as inputs `[B, T]` and targets `[B, T]`, each the token after: what [`Loader::collate`](crate::Loader::collate) takes.
+/// Splits `B` windows of `T + 1` tokens into inputs and targets, both `[B, T]` of `i64`; a target is the next token.
+/// Pass it to [`Loader::collate`](crate::Loader::collate).
 ///
 /// # Errors
-/// If the windows differ in length, or have fewer than 2 tokens.
+/// Fails if there is no window, the windows differ in length, or they have fewer than 2 tokens.
 pub fn next_tokens(windows: Vec<Vec<u32>>) -> Result<(Array, Array)> {
     let length = windows.first().map_or(0, Vec::len);
     if length < 2 || windows.iter().any(|window| window.len() != length) {

@@ -10,7 +10,7 @@ mod images {
 
     use crate::common::Folder;
 
-    /// Pixels that say where they are.
+    /// An image whose pixels encode their positions.
     fn gradient(width: u32, height: u32) -> Image {
         let pixel = |i: u32| [(i % width) as u8, (i / width) as u8, 7];
         Image::new(width, height, (0..width * height).flat_map(pixel).collect()).unwrap()
@@ -32,7 +32,7 @@ mod images {
         folder.file("warp/deep/a.png", png(&gradient(2, 2)));
         folder.file("aft/x.png", b"no image");
         folder.file("top.png", png(&gradient(2, 2)));
-        // What is hidden is no class, and none of its images are in another.
+        // Hidden folders are no classes, and none of their images are in another.
         folder.file(".cache/a.png", png(&gradient(2, 2)));
         folder.file("warp/notes.txt", "no image");
         let images = ImageFolder::open(&folder).unwrap();
@@ -248,7 +248,7 @@ mod tokenizers {
         let texts = InMemory::new(vec!["ab", "dd"]).map(move |text: &str| tokenizer.encode(text));
         let batch = Loader::new(texts).batch(2).epoch(0).unwrap().next().unwrap().unwrap();
         assert_eq!(batch.data, [vec![4], vec![3, 3]]);
-        // What a trainer did to its batches is not done to texts, and the largest token counts where there are holes.
+        // A trainer's padding and truncation are not applied to texts. The largest token counts, holes included.
         let left = JSON
             .replace(r#""truncation": null"#, r#""truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}"#)
             .replace(r#""padding": null"#, r#""padding": {"strategy": {"Fixed": 5}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "a"}"#)

@@ -12,7 +12,7 @@ use runtime_cpu::Cpu;
 const LEN: u64 = 103;
 const BATCH: usize = 12;
 
-/// Examples with augmentation: what was drawn must not change either.
+/// Examples with augmentation: the random numbers must not change either.
 fn loader() -> Loader<Vec<(u64, u32)>> {
     let dataset = InMemory::new((0..LEN).collect::<Vec<_>>());
     Loader::new(dataset).batch(BATCH).shuffle(7).augment(3, |example, rng| Ok((example, rng.next_u32())))
@@ -32,7 +32,7 @@ fn start() -> State {
     State::default()
 }
 
-/// All ranks' rows of each step, put together.
+/// The rows of all ranks at each step, joined.
 fn joined(ranks: usize, share: Share, last: Last, workers: usize, ahead: usize, from: State) -> Vec<Step> {
     let one = |rank| steps(&loader().rank(rank, ranks).share(share).last(last).workers(workers).ahead(ahead), from, 2);
     let own: Vec<Vec<Step>> = (0..ranks).map(one).collect();
@@ -129,7 +129,7 @@ fn every_example_counts_once_in_an_evaluation() {
     }
 }
 
-/// Every seventh example is malformed.
+/// A dataset in which every seventh example is malformed.
 struct Faulty;
 
 impl Dataset for Faulty {
@@ -206,7 +206,7 @@ fn a_panic_is_an_error_where_its_batch_is_taken() {
     }
 }
 
-/// An order that cannot say what comes second.
+/// An order that panics for positions from 1 on.
 struct Panics;
 
 impl Order for Panics {
@@ -252,7 +252,7 @@ fn a_mixture_augments_an_example_that_it_repeats_in_another_way() {
     }
 }
 
-/// Takes its time over every example.
+/// A dataset that takes 1 ms per example.
 struct Slow(Arc<AtomicUsize>);
 
 impl Dataset for Slow {
@@ -277,7 +277,7 @@ fn a_batch_that_nobody_wants_is_not_finished() {
     assert!(read.load(Ordering::SeqCst) < 10_000);
 }
 
-/// Counts what is read, and itself.
+/// A dataset that counts reads, and whose examples count references to it.
 struct Counting {
     read: Arc<AtomicUsize>,
     alive: Arc<()>,
@@ -356,7 +356,7 @@ fn notes_of_another_order_are_refused() {
     }
 }
 
-/// An order that names examples the dataset has not, and too few of them in the second epoch.
+/// An order with indices beyond the dataset, and too few of them in the second epoch.
 struct Wrong;
 
 impl Order for Wrong {

@@ -12,7 +12,7 @@ fn documents(lengths: &[usize]) -> Vec<Vec<u32>> {
     lengths.iter().map(&mut document).collect()
 }
 
-/// What holds of every row, however it was packed.
+/// Checks the properties of every row, for any packing.
 fn check_rows(packed: &Packed<Vec<Vec<u32>>>, documents: &[Vec<u32>], context: usize) {
     let rows: Vec<PackedRow> = (0..packed.len()).map(|i| packed.get(i).unwrap()).collect();
     let mut seen = Vec::new();

@@ -1,4 +1,5 @@
-//! Datasets in files: what is well formed is read, what is not is an error that says where and leaves the rest readable.
+//! Datasets in files: well-formed records are read. A malformed one is an error that names its place and leaves the
+//! rest readable.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -28,7 +29,7 @@ fn gz_best(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A header of IDX and the bytes behind it.
+/// Makes an IDX file from its header and numbers.
 fn idx(code: u8, sizes: &[u32], values: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0, 0, code, sizes.len() as u8];
     sizes.iter().for_each(|size| bytes.extend(size.to_be_bytes()));
@@ -76,7 +77,7 @@ fn malformed_idx_files_are_errors() {
     }
     let packed = gz(&idx(0x08, &[1000], &(0..1000).map(|i| (i * 7919 % 251) as u8).collect::<Vec<_>>()));
     says(read_idx(folder.file("cut.gz", &packed[..packed.len() / 2])), &["cut.gz"]);
-    // A few bytes that unpack to a great many: no more of them are read than the sizes need.
+    // A few bytes that unpack to very many: no more of them are read than the sizes need.
     let bomb = idx(0x08, &[2], &[0; 1 << 20]);
     says(read_idx(folder.file("bomb.gz", gz(&bomb))), &["bomb.gz", "do not fit", "17 bytes"]);
     says(read_idx(folder.path("missing")), &["missing"]);
@@ -92,7 +93,7 @@ fn csv_is_read_as_its_standard_has_it() {
     let names: Vec<String> = (0..4).map(|i| csv.get(i).unwrap().text("name").unwrap().to_owned()).collect();
     assert_eq!(names, ["plain", "with, comma", "two\nlines and \"quotes\"", "last"]);
     assert_eq!(csv.get(1).unwrap().numbers(&["x", "y"]).unwrap().to_vec::<f32>().unwrap(), [-3.0, 4.0]);
-    // Lines are those of the file, whatever quotes hold.
+    // Line numbers are those of the file, whatever quotes hold.
     says(csv.get(3).unwrap().number::<f32>("y"), &["a.csv: line 7: column `y` is ``, no number"]);
     says(csv.get(0).unwrap().text("z"), &["line 2", "no column `z` among", "name"]);
     says(csv.get(0).unwrap().number::<u8>("y"), &["2.5"]);
@@ -255,7 +256,7 @@ fn shards_are_read_as_webdataset_names_them() {
     let parts = [tar(&[("a.x", b"1"), ("b.x", b"2")]), tar(&[("c.x", b"3")])];
     let both = TarShards::open([folder.file("both.tar", parts.concat())]).unwrap();
     assert_eq!((both.len(), both.torn().len(), both.get(2).unwrap().text("x").unwrap()), (3, 0, "3"));
-    // What stands behind the end of a whole archive is told, and costs no example.
+    // Bytes behind the end of a complete archive are reported, and cost no example.
     let behind = TarShards::open([folder.file("behind.tar", [&parts[0][..], &[7; 512]].concat())]).unwrap();
     assert_eq!((behind.len(), behind.torn().len()), (2, 1));
     says(TarShards::open([folder.file("packed.tar", gz(&parts[0]))]), &["packed.tar", "gzip", "unpack it"]);
@@ -275,7 +276,7 @@ fn a_damaged_shard_keeps_what_comes_before() {
         assert_eq!(keys, ["a"], "{name}: `b` may lack a field");
         assert!(shards.torn()[0].to_string().contains(&format!("{name}: entry 3")), "{}", shards.torn()[0]);
     }
-    // Cut where an entry ends: nothing but the missing mark at the end tells.
+    // A file cut between two entries: only the missing end mark shows it.
     let cut = TarShards::open([folder.file("even.tar", &whole[..7 * 512])]).unwrap();
     assert_eq!((cut.len(), cut.torn().len()), (1, 1));
     assert!(cut.torn()[0].to_string().contains("ends without the blocks"), "{}", cut.torn()[0]);

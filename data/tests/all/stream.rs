@@ -7,7 +7,7 @@ use data::stream::{Replay, Stream, StreamLoader, StreamState, lines};
 use flate2::{Compression, write::GzEncoder};
 use numcore::{Error, Result};
 
-/// The numbers below `n`, those that `bad` names as errors.
+/// A stream of the numbers below `n`, with errors for those in `bad`.
 fn numbers(n: u64, bad: &'static [u64]) -> Result<impl Stream<Example = u64>> {
     let one = move |x| if bad.contains(&x) { Err(Error::format("numbers", format!("record {x}"))) } else { Ok(x) };
     Replay::new(move || Ok((0..n).map(one)))

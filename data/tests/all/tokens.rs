@@ -1,4 +1,4 @@
-//! Files of tokens: what is written is read, and what is malformed is an error that leaves the rest readable.
+//! Files of tokens: written tokens are read again, and malformed ones are an error that leaves the rest readable.
 
 use crate::common::Folder;
 use data::{
@@ -50,7 +50,7 @@ fn malformed_files_of_tokens_are_errors() {
     let error = TokenFile::open(folder.file("odd", [1, 2, 3]), TokenType::U16).unwrap_err().to_string();
     assert!(error.contains("odd: its 3 bytes are no whole number of tokens of u16"), "{error}");
     assert!(TokenFile::open(folder.path("none"), TokenType::U16).unwrap_err().to_string().contains("none"));
-    // A negative token: what is before and after it stays readable.
+    // A negative token: the tokens before and after it stay readable.
     let path = folder.file("negative", [5i32, -1, 7].iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
     let open = || TokenFile::open(&path, TokenType::I32).unwrap();
     for file in [open(), open().in_memory().unwrap()] {

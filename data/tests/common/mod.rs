@@ -1,11 +1,11 @@
-//! Folders for files of tests.
+//! Folders for the files of tests.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// A folder of its own for a test, gone with it.
+/// A new folder for one test, removed at its end.
 pub struct Folder(PathBuf);
 
 impl Folder {
@@ -15,12 +15,12 @@ impl Folder {
         Folder(path)
     }
 
-    /// A path within, of a file that need not be there.
+    /// A path in the folder; the file need not exist.
     pub fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// Writes a file within.
+    /// Writes a file in the folder.
     #[allow(dead_code, reason = "not every test program writes files of its own")]
     pub fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
