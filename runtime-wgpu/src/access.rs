@@ -2,7 +2,7 @@
 
 use numcore::{Accumulate, DType};
 
-/// How an element is stored, and the type that a kernel computes it in.
+/// The storage of an element, and the type in which a kernel computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum StorageForm {
@@ -23,7 +23,7 @@ pub(crate) enum StorageForm {
 }
 
 impl StorageForm {
-    /// For arithmetic; `f64` is two words that are only moved.
+    /// The form for arithmetic. `f64` has the form of two words, which are only moved.
     pub(crate) fn of(dtype: DType) -> StorageForm {
         match dtype {
             DType::F32 => StorageForm::F32,
@@ -37,7 +37,7 @@ impl StorageForm {
         }
     }
 
-    /// The form that moves elements as they are: types of one size share kernels, and no bit changes.
+    /// The form that moves elements unchanged: types of one size share kernels, and no bit changes.
     pub(crate) fn bits(dtype: DType) -> StorageForm {
         match dtype.size() {
             1 => StorageForm::U8,
@@ -47,7 +47,7 @@ impl StorageForm {
         }
     }
 
-    /// The type in WGSL.
+    /// The WGSL type in which elements are computed.
     pub(crate) fn ty(self) -> &'static str {
         match self {
             StorageForm::F32 | StorageForm::F16 | StorageForm::BF16 => "f32",
@@ -58,7 +58,7 @@ impl StorageForm {
         }
     }
 
-    /// Elements in a word; 1 for larger ones, too.
+    /// The number of elements in a word; 1 for 64-bit elements too.
     pub(crate) fn per_word(self) -> u32 {
         match self {
             StorageForm::U8 | StorageForm::Bool => 4,
@@ -67,7 +67,7 @@ impl StorageForm {
         }
     }
 
-    /// A word as a value, given an expression of the element's own bits.
+    /// The WGSL expression of a value, from an expression of the element's own bits.
     pub(crate) fn decode(self, bits: &str) -> String {
         match self {
             StorageForm::F32 => format!("bitcast<f32>({bits})"),
@@ -79,7 +79,7 @@ impl StorageForm {
         }
     }
 
-    /// The bits of an element, from its value.
+    /// The WGSL expression of an element's bits, from its value.
     pub(crate) fn encode(self, value: &str) -> String {
         match self {
             StorageForm::F32 | StorageForm::I32 => format!("bitcast<u32>({value})"),
@@ -91,7 +91,7 @@ impl StorageForm {
         }
     }
 
-    /// The sum, as [`Accumulate::Add`] means it.
+    /// The WGSL expression of a sum, with the rules of [`Accumulate::Add`].
     pub(crate) fn add(self, a: &str, b: &str) -> String {
         match self {
             StorageForm::Bool => format!("({a} || {b})"),
@@ -101,12 +101,12 @@ impl StorageForm {
         }
     }
 
-    /// The value that is stored for `new` where `old` was.
+    /// The value to store for a result `new` in place of `old`.
     pub(crate) fn accumulate(self, how: Accumulate, old: &str, new: &str) -> String {
         if how == Accumulate::Add { self.add(old, new) } else { new.into() }
     }
 
-    /// A launch parameter of `words` words as a value.
+    /// The value of a launch parameter that is given as words.
     pub(crate) fn parameter(self, words: &[String]) -> String {
         match (self, words) {
             (StorageForm::I64, [low, high, ..]) => format!("vec2<u32>({low}, {high})"),
@@ -117,12 +117,12 @@ impl StorageForm {
     }
 }
 
-/// An operand's window and form.
+/// The window and the storage form of an operand.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
     pub(crate) slot: usize,
     pub(crate) form: StorageForm,
-    /// Whether some operand of this window is written in parts of words, by several invocations.
+    /// True if several invocations write parts of one word in this window, so that its words are atomics.
     pub(crate) atomic: bool,
 }
 
@@ -141,7 +141,7 @@ impl Site {
         }
     }
 
-    /// The element at an offset that is evaluated more than once: a name or a literal.
+    /// Loads the element at an offset. The offset must be a name or a literal, because it is evaluated more than once.
     pub(crate) fn load(&self, at: &str) -> String {
         let bits = match self.form.per_word() {
             1 if self.form == StorageForm::I64 => {
@@ -154,8 +154,8 @@ impl Site {
         self.form.decode(&bits)
     }
 
-    /// Statements that store a value. Elements smaller than a word are written by atomics, so that no other bits
-    /// change.
+    /// Statements that store a value at an offset. Elements smaller than a word are written by atomics, so no other
+    /// bits change.
     pub(crate) fn store(&self, at: &str, value: &str) -> String {
         let (slot, bits) = (self.slot, self.form.encode(value));
         let (shift, unit, mask) = match self.form.per_word() {
@@ -176,7 +176,7 @@ impl Site {
     }
 }
 
-/// The declarations every kernel begins with: its windows, its parameters.
+/// The declarations at the start of every kernel: its windows and its parameters.
 pub(crate) fn header(atomic: &[bool], params: usize) -> String {
     let mut text = String::new();
     for (slot, atomic) in atomic.iter().enumerate() {
@@ -187,7 +187,7 @@ pub(crate) fn header(atomic: &[bool], params: usize) -> String {
     text + "var<private> wg_zero: u32;\n"
 }
 
-/// Reads launch parameters in the order in which they were put. The first is always 0: see `wg_keep`.
+/// A reader of launch parameters, in the order in which they were written. The first is always 0: see `wg_keep`.
 pub(crate) struct Params(usize);
 
 impl Params {
@@ -206,7 +206,8 @@ impl Params {
     }
 }
 
-/// `let c0 … c{rank−1}` of the position `at`, row-major over `dims`.
+/// Statements that declare the coordinates `c0 … c{rank−1}` of the position `at`, row-major over `dims`, where `c` is
+/// `name`.
 pub(crate) fn unravel(name: &str, at: &str, dims: &[String]) -> String {
     match dims.len() {
         0 => String::new(),
@@ -222,7 +223,7 @@ pub(crate) fn unravel(name: &str, at: &str, dims: &[String]) -> String {
     }
 }
 
-/// `base + c0·s0 + …`
+/// The expression `base + c0·s0 + …` of an offset, where `c` is `name` and `s` are the strides.
 pub(crate) fn offset(base: &str, name: &str, strides: &[String]) -> String {
     let terms = strides.iter().enumerate().map(|(i, s)| format!(" + {name}{i} * {s}"));
     format!("{base}{}", terms.collect::<String>())

@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 
 use crate::{Wgpu, WgpuBuffer, device::WgpuDevice};
 
-/// Windows begin at multiples of this: WebGPU's largest alignment of storage buffers.
+/// The alignment of windows in bytes: WebGPU's largest alignment of storage buffers.
 const ALIGN: u64 = 256;
 
-/// Elements of a buffer.
+/// A view of elements in a buffer, as an operand of a kernel.
 #[derive(Clone, Copy)]
 pub(crate) struct OperandView<'a> {
     buffer: Option<&'a wgpu::Buffer>,
@@ -19,12 +19,12 @@ pub(crate) struct OperandView<'a> {
 }
 
 impl<'a> OperandView<'a> {
-    /// Memory of a kernel's own.
+    /// A view of a block of memory with the given layout.
     pub(crate) fn of(buffer: &'a WgpuBuffer, layout: Layout, dtype: DType) -> Self {
         OperandView { buffer: buffer.block(), layout, dtype, span: layout.span() }
     }
 
-    /// This operand under another layout: a kernel walks some axis by itself.
+    /// A view of these elements under another layout, for a kernel that walks one axis in a loop.
     pub(crate) fn seen(self, layout: Layout) -> Self {
         OperandView { layout, ..self }
     }
@@ -54,7 +54,7 @@ struct BufferWindow<'a> {
 pub(crate) struct Bindings<'a>(SmallVec<[BufferWindow<'a>; 8]>);
 
 impl<'a> Bindings<'a> {
-    /// Windows on the buffers of these operands, which have elements, and the index of each operand's window.
+    /// The windows on the buffers of these operands, which must have elements, and the index of each operand's window.
     pub(crate) fn of(
         device: &WgpuDevice,
         op: &'static str,
@@ -75,7 +75,7 @@ impl<'a> Bindings<'a> {
         Ok((bindings, slots))
     }
 
-    /// Binds a whole small buffer.
+    /// Binds a whole small buffer, and returns its index.
     pub(crate) fn add_whole(&mut self, buffer: &'a wgpu::Buffer) -> usize {
         self.add(buffer, 0, buffer.size())
     }
@@ -92,7 +92,7 @@ impl<'a> Bindings<'a> {
 
     fn check(&mut self, device: &WgpuDevice, op: &'static str) -> Result<()> {
         let limits = &device.limits;
-        // One more may be bound to report an index out of range.
+        // A kernel may bind one more buffer, to report an index out of range.
         let most = limits.max_storage_buffers_per_shader_stage as usize - 1;
         if self.0.len() > most {
             let why = format!(
@@ -101,7 +101,7 @@ impl<'a> Bindings<'a> {
             );
             return Err(device.unsupported(op, why));
         }
-        // Offsets are words of 32 bits, in units down to bytes.
+        // Offsets are 32-bit words, in units as small as bytes.
         let most = limits.max_storage_buffer_binding_size.min(u64::from(u32::MAX) & !(ALIGN - 1));
         for bound in &mut self.0 {
             if bound.buffer.size() <= most {

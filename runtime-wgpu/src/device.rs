@@ -16,17 +16,17 @@ use crate::pipelines::Pipelines;
 const INSTALL: &str =
     "install a Vulkan driver (on Debian or Ubuntu, `apt-get install mesa-vulkan-drivers` gives a software one)";
 
-/// Devices in use, by index.
+/// The open devices, by index.
 static DEVICES: Mutex<BTreeMap<u32, Weak<WgpuDevice>>> = Mutex::new(BTreeMap::new());
 
-/// An adapter of this machine.
+/// A GPU of this machine with its driver, as listed by `Wgpu::adapters`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdapterInfo {
     /// The name of the adapter, as the driver reports it.
     pub name: String,
     /// The graphics API behind the adapter: `vulkan`, `metal`, `dx12`.
     pub backend: String,
-    /// Whether it is a software adapter, on the CPU.
+    /// True if it is a software adapter, which runs on the CPU.
     pub software: bool,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for AdapterInfo {
     }
 }
 
-/// The state that forks of a handle share.
+/// The state of a device, which all handles of its index share.
 pub(crate) struct WgpuDevice {
     pub(crate) id: DeviceId,
     pub(crate) wgpu: wgpu::Device,
@@ -45,12 +45,12 @@ pub(crate) struct WgpuDevice {
     pub(crate) limits: wgpu::Limits,
     pub(crate) capabilities: Capabilities,
     pub(crate) pipelines: Pipelines,
-    /// The first uncaptured failure, which is sticky.
+    /// The first uncaptured failure, which every later call returns.
     failed: Arc<Mutex<Option<String>>>,
 }
 
 impl WgpuDevice {
-    /// Device `index`, opened if it is not in use.
+    /// The device of adapter `index`, opened if it is not in use.
     pub(crate) fn open(index: u32) -> Result<Arc<WgpuDevice>> {
         let mut devices = DEVICES.lock();
         if let Some(device) = devices.get(&index).and_then(Weak::upgrade) {
@@ -92,7 +92,7 @@ impl WgpuDevice {
             compute: DType::ALL.iter().copied().filter(|d| !d.is_half() && *d != DType::F64).collect(),
             parallelism: 1,
             max_binding: limits.max_storage_buffer_binding_size as usize,
-            // What WebGPU promises that a kernel can bind.
+            // The binding size that every WebGPU implementation supports.
             piece: 128 << 20,
         };
         let pipelines = Pipelines::new(&wgpu);
@@ -100,7 +100,7 @@ impl WgpuDevice {
         Ok(WgpuDevice { id, wgpu, queue, limits, capabilities, pipelines, failed })
     }
 
-    /// The failure that stays, if there was one.
+    /// Returns the device's sticky failure as an error, if there is one.
     pub(crate) fn check(&self, op: &'static str) -> Result<()> {
         match &*self.failed.lock() {
             None => Ok(()),
@@ -108,17 +108,17 @@ impl WgpuDevice {
         }
     }
 
-    /// Notes a failure that stays.
+    /// Records a failure that every later call returns, unless there is one already.
     pub(crate) fn fail(&self, message: String) {
         note(&self.failed, message);
     }
 
-    /// A driver's message as an error.
+    /// An error with a driver's message.
     pub(crate) fn backend(&self, op: &'static str, message: String) -> Error {
         backend(self.id.index, op, message)
     }
 
-    /// Something this device cannot do.
+    /// An error for an operation that this device does not support.
     pub(crate) fn unsupported(&self, op: &'static str, why: String) -> Error {
         refused(self.id.index, op, why)
     }
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use crate::{Wgpu, queue::Queue};
 
-    /// A separate device: the devices of other tests stay alive.
+    /// A device of its own for a test that breaks it: the devices of other tests stay alive.
     fn apart() -> Wgpu {
         let adapter = found().into_iter().next().expect("an adapter");
         let device = WgpuDevice::of(0, &adapter).expect("a device");

@@ -13,15 +13,15 @@ use crate::{
     queue::Dispatch,
 };
 
-/// Invocations of a group.
+/// The number of invocations of a workgroup.
 const GROUP: usize = 64;
 
-/// Sizes of a walk after adjacent axes were merged.
+/// The sizes of a walk's axes, after adjacent axes were merged.
 pub(crate) type LoopSizes = SmallVec<[usize; MAX_RANK]>;
-/// An operand's strides along them.
+/// An operand's strides along the merged axes.
 pub(crate) type LoopStrides = SmallVec<[isize; MAX_RANK]>;
 
-/// The sizes of merged axes, and every operand's strides along them.
+/// Merges axes. Returns their sizes and every operand's strides along them.
 pub(crate) fn loops(
     axes: impl Iterator<Item = LoopAxis<SmallVec<[isize; 8]>>>,
     operands: usize,
@@ -49,19 +49,19 @@ struct WalkOperand {
     strides: LoopStrides,
 }
 
-/// A walk over a shape with operands: those read, then those written.
+/// A kernel that walks over a shape: its operands, inputs first, then outputs.
 pub(crate) struct ElementwiseKernel<'a> {
     bindings: Bindings<'a>,
     sizes: LoopSizes,
     n: usize,
     operands: SmallVec<[WalkOperand; 8]>,
     inputs: usize,
-    /// Elements of one invocation: whole words of dense outputs whose elements are smaller.
+    /// The elements of one invocation: as many as a word has where an output is written in whole words.
     lanes: u32,
     atomic: SmallVec<[bool; 8]>,
 }
 
-/// The context that a kernel's body gets.
+/// The context in which a kernel's body is generated.
 pub(crate) struct KernelBody<'w> {
     walk: &'w [WalkOperand],
     inputs: usize,
@@ -69,12 +69,12 @@ pub(crate) struct KernelBody<'w> {
 }
 
 impl KernelBody<'_> {
-    /// The value of an operand that is read.
+    /// The value of an input at the present position.
     pub(crate) fn load(&self, input: usize) -> String {
         self.walk[input].site.load(&format!("at{input}"))
     }
 
-    /// The value of a read operand at another offset.
+    /// The value of an input at another offset.
     pub(crate) fn load_at(&self, input: usize, at: &str) -> String {
         self.walk[input].site.load(at)
     }
@@ -84,12 +84,12 @@ impl KernelBody<'_> {
         self.walk[k].site.store(at, value)
     }
 
-    /// How an operand's elements are stored.
+    /// The storage form of an operand.
     pub(crate) fn form(&self, k: usize) -> StorageForm {
         self.walk[k].site.form
     }
 
-    /// The old value of an output.
+    /// The old value of an output at the present position.
     pub(crate) fn old(&self, output: usize) -> String {
         let k = self.inputs + output;
         self.walk[k].site.load(&format!("at{k}"))
@@ -101,7 +101,7 @@ impl KernelBody<'_> {
 }
 
 impl<'a> ElementwiseKernel<'a> {
-    /// A kernel over the operands' common shape, which has elements. Without outputs, the body stores its results
+    /// A kernel over the operands' common shape, which must have elements. Without outputs, the body stores its results
     /// itself.
     pub(crate) fn new(
         wgpu: &Wgpu,
@@ -140,7 +140,7 @@ impl<'a> ElementwiseKernel<'a> {
         self.bindings.add_whole(buffer)
     }
 
-    /// Says that the body stores elements of an operand that is otherwise read.
+    /// Declares that the body stores elements of input `k`.
     pub(crate) fn stores(&mut self, k: usize) {
         if self.operands[k].site.form.per_word() > 1 {
             self.atomic[self.operands[k].site.slot] = true;
@@ -150,7 +150,7 @@ impl<'a> ElementwiseKernel<'a> {
         }
     }
 
-    /// Decides which outputs are written in whole words.
+    /// Chooses the outputs that are written in whole words.
     fn pack(&mut self) {
         let packs = |o: &WalkOperand| o.class == StrideClass::Dense && o.base.is_multiple_of(o.site.form.per_word());
         let outs = &self.operands[self.inputs..];
@@ -171,7 +171,7 @@ impl<'a> ElementwiseKernel<'a> {
         per_word > 1 && per_word == self.lanes && o.class == StrideClass::Dense && o.base.is_multiple_of(per_word)
     }
 
-    /// Launch parameters: sizes, bases, strides, then the caller's.
+    /// The launch parameters: sizes, bases, strides, then those of the caller.
     fn params(&self, more: &[u32]) -> SmallVec<[u32; 64]> {
         let mut params: SmallVec<[u32; 64]> = smallvec![0, self.n as u32];
         params.extend(self.sizes.iter().map(|&d| d as u32));
@@ -205,8 +205,8 @@ impl<'a> ElementwiseKernel<'a> {
         PipelineKey { kind, program: program.cloned(), details }
     }
 
-    /// Runs a kernel: `body` writes statements that set `out0 …` for the element at `index`; `numbers` are its own
-    /// parameters, `details` the rest that its source depends on.
+    /// Runs the kernel. `body` writes statements that set `out0 …` for the element at `index`. `numbers` are its own
+    /// launch parameters, and `details` are the rest on which its source depends.
     pub(crate) fn run(
         self,
         wgpu: &Wgpu,
@@ -224,7 +224,7 @@ impl<'a> ElementwiseKernel<'a> {
         let text = Text { sizes: self.sizes.len(), lanes: self.lanes, operands: &self.operands, inputs: self.inputs };
         let packed: SmallVec<[bool; 8]> = (self.inputs..self.operands.len()).map(|k| self.packed(k)).collect();
         let source = || text.source(&header(&self.atomic[..count], params.len()), how, &packed, body);
-        // The source borrows the operands, the launch takes the bindings.
+        // The source borrows the operands, and the launch takes the bindings.
         let launch = Dispatch { op, key, bindings: self.bindings, params: &params, groups };
         wgpu.queue.launch(launch, source)
     }
@@ -238,7 +238,7 @@ fn class(strides: &[isize]) -> StrideClass {
     }
 }
 
-/// The inputs of a kernel's source.
+/// The properties of a kernel on which its source depends.
 struct Text<'w> {
     sizes: usize,
     lanes: u32,
@@ -301,7 +301,7 @@ impl Text<'_> {
         ))
     }
 
-    /// Stores a word of a packed output; of the last one, only the part that is its own.
+    /// Stores a word of a packed output. Of the last word, it changes only the bits of elements of the output.
     fn whole_word(&self, k: usize, n: &str) -> String {
         let site = self.operands[self.inputs + k].site;
         let slot = site.slot;
@@ -318,7 +318,7 @@ impl Text<'_> {
         )
     }
 
-    /// The parameter that holds an operand's base.
+    /// The launch parameter with an operand's base.
     fn base(&self, k: usize) -> String {
         let mut params = Params::new();
         params.many(1 + self.sizes);
@@ -329,7 +329,7 @@ impl Text<'_> {
     }
 }
 
-/// The layout with an axis of `size` along which nothing moves.
+/// The layout with axis `axis` of length `size` and stride 0, at the axis's first position.
 pub(crate) fn still(layout: &Layout, axis: usize, size: usize) -> Result<Layout> {
     layout.slice(axis, 0, 1, 1)?.broadcast_to(layout.shape().with(axis, size))
 }

@@ -12,7 +12,7 @@ use crate::{
     queue::IndexCheck,
 };
 
-/// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`.
+/// Computes `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`.
 pub(crate) fn gather(
     wgpu: &Wgpu,
     x: View<'_, Wgpu>,
@@ -30,7 +30,7 @@ pub(crate) fn gather(
     }
     let size = in_range("gather", &x, axis)?;
     let form = if adds { StorageForm::of(x.dtype) } else { StorageForm::bits(x.dtype) };
-    // Along the axis the index says where x is read.
+    // The index gives the position in `x` along the axis, so the walk has stride 0 there.
     let start = x.seen(still(&x.layout, axis, to.layout.dims()[axis])?);
     let mut walk = ElementwiseKernel::new(wgpu, "gather", &[(index, StorageForm::I64), (start, form)], &[(to, form)])?;
     let flag = walk.bind(&wgpu.queue.flag);
@@ -43,8 +43,8 @@ pub(crate) fn gather(
     })
 }
 
-/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`: an invocation walks the axis for every other
-/// position. f16 and bf16 accumulate in `f32` and are rounded once.
+/// Computes `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`. One invocation walks the axis for each
+/// position of the other axes. f16 and bf16 accumulate in `f32` and are rounded once.
 pub(crate) fn scatter_add(
     wgpu: &Wgpu,
     src: View<'_, Wgpu>,
@@ -71,7 +71,7 @@ pub(crate) fn scatter_add(
     convert(wgpu, sums, to, Accumulate::Overwrite)
 }
 
-/// In several launches where the axis is long, in order.
+/// Adds rows in order, by several launches where the axis is long.
 fn add_rows(wgpu: &Wgpu, src: OperandView<'_>, axis: usize, index: OperandView<'_>, to: OperandView<'_>) -> Result<()> {
     let length = index.layout.dims()[axis];
     for start in (0..length).step_by(STEPS) {
@@ -106,7 +106,8 @@ fn add_some(wgpu: &Wgpu, src: OperandView<'_>, axis: usize, index: OperandView<'
     })
 }
 
-/// `row` from the two words of an index, and whether it is `known`: an unknown one is noted, and becomes 0.
+/// Statements that set `row` to the index at hand and `known` to true if it is in range. An index out of range is
+/// reported, and `row` becomes 0.
 fn row(body: &mut KernelBody<'_>, index: &str, flag: usize) -> String {
     let (size, ticket) = (body.params.next(), body.params.next());
     format!(
@@ -115,7 +116,7 @@ fn row(body: &mut KernelBody<'_>, index: &str, flag: usize) -> String {
     )
 }
 
-/// The size of an indexed axis, which must have a position.
+/// The size of an indexed axis; an error if it is 0.
 fn in_range(op: &'static str, x: &OperandView<'_>, axis: usize) -> Result<usize> {
     match x.layout.dims()[axis] {
         0 => Err(Error::argument(op, "an index is not in 0..0")),

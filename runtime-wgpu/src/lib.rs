@@ -1,18 +1,18 @@
-//! Any GPU as a runtime, through WebGPU: [`Wgpu`].
+//! [`Wgpu`]: a runtime for any GPU, through WebGPU.
 //!
-//! Programs are printed as WGSL by `numcore` and compiled once per program, types and layout class; functions named
-//! `wg_…` are defined in this crate (`prelude`), since WGSL's own are wrong in the fifth digit, and WGSL has no 64-bit
-//! integers. Every buffer is an array of words of 32 bits; smaller elements are written in whole words where they are
-//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches (`queue`); handles of one
+//! `numcore` prints programs as WGSL, and this crate compiles them once per program, types and layout class. Functions
+//! named `wg_…` are defined in this crate (`prelude`): WGSL's own are wrong in the fifth digit, and WGSL has no 64-bit
+//! integers. Every buffer is an array of 32-bit words. Smaller elements are written in whole words where they are
+//! contiguous, by atomics elsewhere (`access`). Work is recorded and submitted in batches (`queue`). Handles of one
 //! adapter share a device, so their tensors may be used together (`device`).
 //!
 //! f16 and bf16 are upcast and rounded by integer arithmetic, exactly as on the CPU, on every adapter. `i64` is exact.
-//! `f64` is stored and moved, but not computed in: that is an error, never a silent change. An index out of range is an
+//! `f64` is stored and moved, but arithmetic in it is an error, never a silent change. An index out of range is an
 //! error of the next [`download`](numcore::Runtime::download) or [`synchronize`](numcore::Runtime::synchronize) of its
-//! queue, and of no other queue; a lost device or a refused kernel is an error of every call from then on.
+//! queue, and of no other queue. A lost device or a refused kernel is an error of every call from then on.
 //!
-//! **Invariant**: a kernel binds a buffer once, for any number of operands in it; sizes, strides, offsets and scalars
-//! are launch parameters and never part of a kernel's source; no result depends on the order in which invocations run.
+//! **Invariant**: a kernel binds a buffer once, for any number of operands in it. Sizes, strides, offsets and scalars
+//! are launch parameters and never part of a kernel's source. No result depends on the order in which invocations run.
 //!
 //! ```no_run
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -51,7 +51,7 @@ pub use memory::WgpuBuffer;
 use device::WgpuDevice;
 use queue::Queue;
 
-/// A GPU runtime. A cheap handle; clones share one queue: its memory pool and account.
+/// A handle of a GPU runtime, cheap to clone. Clones share one queue with its memory pool and memory statistics.
 #[derive(Clone)]
 pub struct Wgpu {
     pub(crate) queue: Arc<Queue>,
@@ -59,8 +59,12 @@ pub struct Wgpu {
 }
 
 impl Wgpu {
-    /// The adapter with this index in [`adapters`](Wgpu::adapters); handles of one index share one device. Without such
-    /// an adapter, the error says what to install.
+    /// A runtime on the adapter at `index` in [`adapters`](Wgpu::adapters), with a queue of its own. Handles of one
+    /// index share one device.
+    ///
+    /// # Errors
+    ///
+    /// An error if there is no such adapter, with advice on the driver to install, or if the device cannot be opened.
     pub fn new(index: u32) -> Result<Wgpu> {
         Ok(Wgpu { queue: Arc::new(Queue::new(WgpuDevice::open(index)?)), use_: MemoryCategory::Activations })
     }
@@ -70,7 +74,7 @@ impl Wgpu {
         device::adapters()
     }
 
-    /// Memory of a kernel's own.
+    /// Allocates scratch memory for a kernel's intermediate results.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<WgpuBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }

@@ -1,6 +1,6 @@
-//! Matrix products: tiles of the output, each a workgroup whose invocations keep a block of it in registers and read
-//! the operands through workgroup memory. No sum is split: the bits depend on nothing but the operands. Half-precision
-//! operands are upcast where they are read.
+//! Matrix products. A workgroup computes a tile of the output. Each of its invocations keeps a block of the tile in
+//! registers and reads the operands through workgroup memory. No sum is split, so the bits depend on nothing but the
+//! operands. Half-precision operands are upcast where they are read.
 
 use numcore::{Accumulate, DType, Layout, LoopAxis, Out, Result, View};
 use smallvec::{SmallVec, smallvec};
@@ -16,14 +16,14 @@ use crate::{
     reduce::fill,
 };
 
-/// Invocations of a group, in a square.
+/// The workgroup is a square of invocations with this side.
 const SIDE: usize = 8;
-/// Rows or columns of the output that one keeps.
+/// The candidates for the rows or columns of the output that one invocation keeps.
 const BLOCKS: [usize; 3] = [8, 4, 2];
-/// Terms of the sums in workgroup memory at a time.
+/// The number of terms of the sums that are in workgroup memory at a time.
 const DEPTH: usize = 16;
 
-/// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
+/// Multiplies `a: [B.., M, K]` by `b: [B.., K, N]` into `out: [B.., M, N]`.
 pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out<'_, Wgpu>) -> Result<()> {
     let rank = out.view.layout().rank();
     let k = a.layout().dims()[rank - 1];
@@ -63,7 +63,7 @@ pub(crate) fn matmul(wgpu: &Wgpu, a: View<'_, Wgpu>, b: View<'_, Wgpu>, out: Out
     if half { convert(wgpu, wide, to, out.how) } else { Ok(()) }
 }
 
-/// The GEMM of `places[1]` and `places[2]` into `places[0]`, in one launch.
+/// Multiplies `places[1]` by `places[2]` into `places[0]`, in one launch.
 fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result<()> {
     let rank = places[0].layout.rank();
     let (m, n) = (places[0].layout.dims()[rank - 2], places[0].layout.dims()[rank - 1]);
@@ -81,7 +81,7 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
         form: StorageForm::of(places[i].dtype),
         atomic: atomic[slots[i]],
     });
-    // The larger the block, the more often a loaded element is used; a small side would leave a large block empty.
+    // A larger block uses a loaded element more often; a small side would leave a large block empty.
     let block = [m, n].map(|d| BLOCKS.into_iter().find(|b| b * SIDE <= d.next_power_of_two()).unwrap_or(1));
     let [tile_m, tile_n] = block.map(|b| b * SIDE);
     let tiles = [m.div_ceil(tile_m), n.div_ceil(tile_n)];
@@ -112,15 +112,15 @@ fn product(wgpu: &Wgpu, places: [OperandView<'_>; 3], how: Accumulate) -> Result
     wgpu.queue.launch(launch, || Ok(kernel.source(&header)))
 }
 
-/// The inputs of a GEMM kernel's source.
+/// The properties of a GEMM kernel on which its source depends.
 struct MatmulKernel {
     batch: usize,
-    /// Of the output, the left and the right operand.
+    /// The sites of the output, the left and the right operand.
     sites: [Site; 3],
-    /// Rows and columns of the output that an invocation keeps.
+    /// The rows and columns of the output that an invocation keeps.
     block: [usize; 2],
     how: Accumulate,
-    /// Whether rows of the operands are read along.
+    /// True, for the left and the right operand, if adjacent invocations read along its rows.
     along: [bool; 2],
 }
 
@@ -181,8 +181,8 @@ impl MatmulKernel {
         )
     }
 
-    /// Fills the tile of an operand, the sums' terms first, with zeros beyond its edge. `inner` is whether the terms
-    /// are its inner axis.
+    /// Fills the tile of an operand, whose first axis is the terms of the sums, with zeros beyond the operand's edge.
+    /// `inner` is true if the terms are the operand's inner axis.
     fn read(
         &self,
         name: &str,
@@ -212,8 +212,8 @@ impl MatmulKernel {
     }
 }
 
-/// One side of the blocks: the number of rows or columns of an invocation, in vectors of four where there are that
-/// many. The vectors of adjacent invocations are adjacent.
+/// One side of the blocks: the number of rows or columns of an invocation, in vectors of four if there are four or
+/// more. The vectors of adjacent invocations are adjacent.
 #[derive(Clone, Copy)]
 struct TileEdge(usize);
 
@@ -222,7 +222,7 @@ impl TileEdge {
         self.0 >= 4
     }
 
-    /// Rows or columns of a group's tile.
+    /// The number of rows or columns of a workgroup's tile.
     fn tile(self) -> usize {
         self.0 * SIDE
     }
@@ -231,18 +231,18 @@ impl TileEdge {
         if self.fours() { "vec4<f32>" } else { "f32" }
     }
 
-    /// Elements of the array in workgroup memory for one term; one more than there are, so that terms do not fall into
-    /// one bank.
+    /// The length of one term in the array in workgroup memory, in elements. It exceeds the tile by one, so that terms
+    /// do not fall into one bank.
     fn width(self) -> usize {
         1 + if self.fours() { self.tile() / 4 } else { self.tile() }
     }
 
-    /// How many an invocation reads for one term.
+    /// The number of elements or vectors that an invocation reads for one term.
     fn loads(self) -> usize {
         if self.fours() { self.0 / 4 } else { self.0 }
     }
 
-    /// Element `i` of the vectors `name0`, `name1` …
+    /// The element `i` of the vectors `name0`, `name1` …
     fn part(self, name: &str, i: usize) -> String {
         if self.fours() { format!("{name}{}.{}", i / 4, ["x", "y", "z", "w"][i % 4]) } else { format!("{name}{i}") }
     }
@@ -256,7 +256,7 @@ impl TileEdge {
         }
     }
 
-    /// Sets the element of `lane` and `term`.
+    /// Sets the element of `lane` and `term` in workgroup memory.
     fn set(self, name: &str) -> String {
         let width = self.width();
         if self.fours() {

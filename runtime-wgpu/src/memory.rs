@@ -1,4 +1,4 @@
-//! Memory: one pool of buffers per queue.
+//! Device memory: one pool of buffers per queue.
 
 use std::{fmt, sync::Arc};
 
@@ -7,13 +7,13 @@ use parking_lot::Mutex;
 
 use crate::device::WgpuDevice;
 
-/// A queue's memory: free buffers and the account.
+/// A queue's memory: the pool of free buffers and the statistics.
 pub(crate) struct Memory {
     device: Arc<WgpuDevice>,
     pool: Mutex<Pool<wgpu::Buffer>>,
 }
 
-/// A block of memory, which returns to its queue's pool on drop.
+/// A block of device memory, which returns to its queue's pool on drop.
 pub struct WgpuBuffer {
     block: Option<(usize, wgpu::Buffer)>,
     bytes: usize,
@@ -22,7 +22,7 @@ pub struct WgpuBuffer {
 }
 
 impl WgpuBuffer {
-    /// The device's buffer; none was taken for no bytes.
+    /// The buffer of the device; `None` for a block of 0 bytes.
     pub(crate) fn block(&self) -> Option<&wgpu::Buffer> {
         self.block.as_ref().map(|(_, b)| b)
     }
@@ -57,12 +57,12 @@ impl Memory {
         self.pool.lock().reset_peak();
     }
 
-    /// Gives every free block back; work that is recorded keeps its own.
+    /// Returns all free blocks to the driver. Recorded work keeps the blocks that it uses.
     pub(crate) fn trim(&self) {
         drop(self.pool.lock().drain());
     }
 
-    /// `bytes` bytes, booked under `use_`; their contents are arbitrary.
+    /// Allocates `bytes` bytes, counted in the category `use_`. Their contents are arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<WgpuBuffer> {
         let mut pool = self.pool.lock();
         let block = if bytes == 0 { None } else { Some(self.take(&mut pool, bytes)?) };
@@ -78,7 +78,7 @@ impl Memory {
         if let Some(block) = pool.take(class) {
             return Ok(block);
         }
-        // A class near the limit may be larger than a buffer can be.
+        // The size of a class near the limit may exceed the largest buffer.
         let size = (Pool::<wgpu::Buffer>::size_of(class) as u64).min(limit & !3);
         let block = self.create(size).or_else(|| {
             drop(pool.drain());

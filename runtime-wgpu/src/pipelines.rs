@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use crate::{device::WgpuDevice, prelude};
 
-/// The most kernels that are cached; beyond it the oldest is dropped.
+/// The most kernels in the cache; beyond it the oldest is dropped.
 const MOST: usize = 4096;
 
 /// The cache key of a kernel. Sizes, strides, offsets and scalars are launch parameters and no part of it.
@@ -20,15 +20,15 @@ const MOST: usize = 4096;
 pub(crate) struct PipelineKey {
     /// The family of the kernel.
     pub(crate) kind: &'static str,
-    /// The program it runs.
+    /// The pointwise program that the kernel runs, if any.
     pub(crate) program: Option<Program>,
-    /// Types, ranks, bindings and layout classes.
+    /// The types, ranks, bindings and layout classes.
     pub(crate) details: SmallVec<[u32; 32]>,
 }
 
-/// The kernels of a device.
+/// The compiled kernels and layouts of a device.
 pub(crate) struct Pipelines {
-    /// Where parameters are bound.
+    /// The layout of the bind group with launch parameters.
     pub(crate) params: wgpu::BindGroupLayout,
     /// The layouts for wgpu, by the number of storage buffers that a kernel binds.
     layouts: Mutex<Vec<Option<(wgpu::BindGroupLayout, wgpu::PipelineLayout)>>>,
@@ -54,7 +54,7 @@ impl Pipelines {
         Pipelines { params, layouts: Mutex::default(), kept: Mutex::default() }
     }
 
-    /// The kernel of a key, compiled from `source` (bindings, functions and `main`) if it is new.
+    /// The kernel of a key, compiled from `source` (bindings, functions and `main`) if it is not cached.
     pub(crate) fn get(
         &self,
         device: &WgpuDevice,
@@ -90,7 +90,7 @@ impl Pipelines {
         let scope = device.wgpu.push_error_scope(wgpu::ErrorFilter::Validation);
         let source = wgpu::ShaderSource::Wgsl(text.as_str().into());
         let checks = wgpu::ShaderRuntimeChecks { force_loop_bounding: false, ..wgpu::ShaderRuntimeChecks::checked() };
-        // SAFETY: all checks are on but one: no kernel of this crate has a loop without an end.
+        // SAFETY: all checks are on except loop bounding, and no kernel of this crate has an endless loop.
         let module = unsafe {
             device.wgpu.create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label: Some(op), source }, checks)
         };
@@ -112,7 +112,7 @@ impl Pipelines {
         }
     }
 
-    /// The layouts of kernels with this many storage buffers.
+    /// The layouts of kernels with `n` storage buffers.
     pub(crate) fn layout(&self, device: &wgpu::Device, n: usize) -> (wgpu::BindGroupLayout, wgpu::PipelineLayout) {
         let mut layouts = self.layouts.lock();
         if layouts.len() <= n {

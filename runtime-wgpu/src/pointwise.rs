@@ -15,8 +15,8 @@ use crate::{
     elementwise::ElementwiseKernel,
 };
 
-/// The most iterations of a kernel's loops, with a small margin: the software driver ends a kernel silently after 65
-/// 535 of them in total.
+/// The most iterations of one loop of a kernel. It is a quarter of the limit of the software driver, which ends a
+/// kernel silently after 65535 iterations in total.
 pub(crate) const STEPS: usize = 1 << 14;
 
 /// Runs `program` at every position of the outputs' shape.
@@ -63,7 +63,7 @@ pub(crate) fn run(
     let walk = ElementwiseKernel::new(wgpu, op, &inputs, &outputs)?;
     let launch = LaunchValues::of(program, &typed, scalars)?;
     let program_key = (!moves).then_some(program);
-    // Two 64-bit types share a form, but not its operations.
+    // The dtypes are in the key, because two 64-bit types share a form, but not its operations.
     let all = types.iter().copied().chain(asked.iter().copied().flatten()).map(|d| d as u32);
     let details: SmallVec<[u32; 16]> = names.iter().map(|s| s.key()).chain(all.filter(|_| !moves)).collect();
     walk.run(wgpu, (op, "pointwise"), program_key, &how, (&launch.words, &details), |body| {
@@ -83,8 +83,8 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or
-/// accumulates into them.
+/// Stores elements as another type of the same compute type. It upcasts half-precision elements, rounds to half
+/// precision, or accumulates.
 pub(crate) fn convert(wgpu: &Wgpu, from: OperandView<'_>, to: OperandView<'_>, how: Accumulate) -> Result<()> {
     let walk = ElementwiseKernel::new(
         wgpu,
@@ -95,7 +95,7 @@ pub(crate) fn convert(wgpu: &Wgpu, from: OperandView<'_>, to: OperandView<'_>, h
     walk.run(wgpu, ("convert", "convert"), None, &[how], (&[], &[]), |body| Ok(format!("out0 = {};\n", body.load(0))))
 }
 
-/// Where the value of an input comes from: a bound operand, or an output's old value.
+/// The source of an input's value: a bound operand, or an output's old value.
 enum BoundInput {
     Input(usize, usize),
     Old(usize, usize),
@@ -110,12 +110,12 @@ impl BoundInput {
     }
 }
 
-/// Whether a program reads an input; beyond the first it keeps account of, it is taken to.
+/// Tells whether a program reads input `i`. It is true beyond `Program::MAX_INPUTS`, for which reads are not tracked.
 pub(crate) fn reads(program: &Program, i: usize) -> bool {
     i >= Program::MAX_INPUTS || program.reads() >> i & 1 == 1
 }
 
-/// The statements of a program, or an error that names what WGSL cannot do.
+/// The statements of a program, or an error that names the operation that WGSL lacks.
 pub(crate) fn printed(program: &Program, typed: &Typed, wgpu: &Wgpu) -> Result<String> {
     use numcore::pointwise::Dialect;
     program.print(typed, Dialect::Wgsl).map_err(|e| match typed.dtypes.contains(&DType::F64) {
@@ -124,16 +124,16 @@ pub(crate) fn printed(program: &Program, typed: &Typed, wgpu: &Wgpu) -> Result<S
     })
 }
 
-/// `f64` is stored and moved, but WebGPU has no arithmetic for it.
+/// The error for arithmetic in `f64`, which WebGPU stores and moves, but does not compute.
 pub(crate) fn no_f64(wgpu: &Wgpu, op: &'static str) -> numcore::Error {
     let why = "f64 is only stored and moved here: WebGPU does not compute in it; use f32, or compute on the processor";
     wgpu.queue.device.unsupported(op, why.into())
 }
 
-/// Values that are the same for all elements: computed on the host, and passed to the kernel as words.
+/// The launch values of a program, equal for all elements: computed on the host and passed to the kernel as words.
 pub(crate) struct LaunchValues {
     forms: SmallVec<[StorageForm; 8]>,
-    /// Which scalars are keys of random bits.
+    /// The indices of scalars that are seeds of random bits.
     seeds: SmallVec<[u16; 2]>,
     pub(crate) words: SmallVec<[u32; 16]>,
 }
@@ -168,7 +168,7 @@ impl LaunchValues {
         }
     }
 
-    /// Statements that give them their names.
+    /// Statements that bind the values to the names in the program.
     pub(crate) fn text(&self, params: &mut Params) -> String {
         let mut text = String::new();
         for (k, form) in self.forms.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! One ordered queue: work is recorded into one encoder and submitted in batches.
 //!
-//! Launch parameters of a batch, and small uploads, are collected in an arena on the host that is written once before
-//! the batch is submitted; so uploads keep their order relative to earlier and later kernels.
+//! Launch parameters and small uploads of a batch are collected in an arena on the host. The arena is written once
+//! before the batch is submitted, so uploads keep their order relative to earlier and later kernels.
 
 use std::sync::{Arc, mpsc};
 
@@ -15,15 +15,15 @@ use crate::{
     pipelines::PipelineKey,
 };
 
-/// Bytes of parameters and small uploads of a batch.
+/// The size of a batch's arena of parameters and small uploads, in bytes.
 const ARENA: usize = 256 << 10;
 /// The most bytes of one launch's parameters: the size of the binding.
 const WINDOW: usize = 8 << 10;
-/// Parameters begin at multiples of this: WebGPU's largest alignment of uniform buffers.
+/// The alignment of parameters in bytes: WebGPU's largest alignment of uniform buffers.
 const ALIGN: usize = 256;
-/// Kernels of a batch. More hide the cost of a submission, fewer let the device start earlier.
+/// The number of kernels of a batch. More hide the cost of a submission, fewer let the device start earlier.
 const BATCH: usize = 64;
-/// Uploads up to this go through the arena, larger ones end the batch.
+/// The most bytes of an upload through the arena. A larger upload ends the batch.
 const SMALL: usize = 16 << 10;
 
 /// The state that clones of a handle share.
@@ -31,7 +31,7 @@ pub(crate) struct Queue {
     pub(crate) device: Arc<WgpuDevice>,
     pub(crate) memory: Arc<Memory>,
     batch: Mutex<CommandBatch>,
-    /// One word: 0, or the complement of the ticket of the first launch that met an index out of range.
+    /// One word: 0, or the complement of the ticket of the first launch that found an index out of range.
     pub(crate) flag: wgpu::Buffer,
 }
 
@@ -42,21 +42,21 @@ struct CommandBatch {
     arena: Vec<u8>,
     on_device: wgpu::Buffer,
     params: wgpu::BindGroup,
-    /// Launches that may meet an index out of range, since the flag was last checked: their tickets, and the errors.
+    /// The launches that may find an index out of range, since the flag was last checked: their tickets and errors.
     tickets: Vec<(u32, IndexCheck)>,
     next_ticket: u32,
-    /// Staging buffers to read from, kept for the next download.
+    /// The staging buffers of earlier downloads, kept for later ones.
     staging: Vec<wgpu::Buffer>,
 }
 
-/// What an index out of range is reported with.
+/// The contents of an error about an index out of range: the op and the size of the indexed axis.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IndexCheck {
     pub(crate) op: &'static str,
     pub(crate) size: usize,
 }
 
-/// A kernel to run.
+/// One launch of a kernel: its key, bindings, parameters and number of workgroups.
 pub(crate) struct Dispatch<'a, 'p> {
     pub(crate) op: &'static str,
     pub(crate) key: PipelineKey,
@@ -94,7 +94,7 @@ impl Queue {
         Queue { memory: Memory::new(device.clone()), device, batch: Mutex::new(batch), flag }
     }
 
-    /// Records a kernel; `source` generates its source, if the kernel is new.
+    /// Records a launch. `source` generates the kernel's source if the kernel is not compiled yet.
     pub(crate) fn launch(&self, launch: Dispatch<'_, '_>, source: impl FnOnce() -> Result<String>) -> Result<()> {
         let Dispatch { op, key, bindings, params, groups } = launch;
         let device = &*self.device;
@@ -130,7 +130,7 @@ impl Queue {
         Ok(())
     }
 
-    /// A ticket for a launch that may meet an index out of range; the launch writes its complement to the flag.
+    /// Draws a ticket for a launch that may find an index out of range. The launch writes its complement to the flag.
     pub(crate) fn ticket(&self, ticket: IndexCheck) -> u32 {
         let mut batch = self.batch.lock();
         let number = batch.next_ticket;
@@ -139,13 +139,13 @@ impl Queue {
         number
     }
 
-    /// Copies bytes to a buffer from a multiple of 4 on; what they leave of the last word becomes 0.
+    /// Copies bytes to a buffer at offset `at`, a multiple of 4. The unused bytes of the last word become 0.
     pub(crate) fn upload(&self, from: &[u8], to: &WgpuBuffer, at: usize) -> Result<()> {
         self.device.check("upload")?;
         let Some(to) = to.block() else { return Ok(()) };
         let mut batch = self.batch.lock();
         if from.len() > SMALL {
-            // Data written here is ordered after the last submission and before the next.
+            // Data written here is ordered after the last submission and before the next one.
             batch.submit(&self.device);
             let whole = from.len() & !3;
             self.device.queue.write_buffer(to, at as u64, &from[..whole]);
@@ -177,12 +177,12 @@ impl Queue {
         self.device.check("record")
     }
 
-    /// Waits for all that was queued, and reports what failed.
+    /// Waits for all recorded work. Returns its failure or an index out of range as an error.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.read("synchronize", None, &mut [])
     }
 
-    /// Copies bytes from a buffer; waits for them, and reports what failed.
+    /// Copies bytes from a buffer and waits for them. Returns a failure or an index out of range as an error.
     pub(crate) fn download(&self, from: &WgpuBuffer, at: usize, to: &mut [u8]) -> Result<()> {
         self.read("download", from.block().filter(|_| !to.is_empty()).map(|b| (b, at)), to)
     }
@@ -191,7 +191,7 @@ impl Queue {
         self.device.check(op)?;
         let mut batch = self.batch.lock();
         let tickets = batch.next_ticket;
-        // The flag's word, then whole words around the requested range.
+        // Space for the flag's word, then for whole words around the requested range.
         let (start, words) = from.map_or((0, 0), |(_, at)| (at & !3, (at + to.len()).next_multiple_of(4) - (at & !3)));
         let staging = batch.staging(&self.device, 4 + words);
         let encoder = batch.copies(&self.device);
@@ -204,7 +204,7 @@ impl Queue {
         drop(batch);
         let (tell, told) = mpsc::channel();
         staging.slice(..(4 + words) as u64).map_async(wgpu::MapMode::Read, move |mapped| {
-            // No caller waits any more once this call has failed.
+            // The receiver is gone if this call has failed.
             let _ = tell.send(mapped);
         });
         let waited = self.device.wgpu.poll(wgpu::PollType::Wait { submission_index: submission, timeout: None });
@@ -231,7 +231,7 @@ impl Queue {
 }
 
 impl CommandBatch {
-    /// Puts bytes into the arena; returns where.
+    /// Puts bytes into the arena and returns their offset.
     fn put(&mut self, bytes: impl Iterator<Item = u8>) -> usize {
         let at = self.arena.len();
         self.arena.extend(bytes);
@@ -239,13 +239,13 @@ impl CommandBatch {
         at
     }
 
-    /// The encoder, for copies.
+    /// The encoder for copies; ends the compute pass.
     fn copies(&mut self, device: &WgpuDevice) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         self.encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()))
     }
 
-    /// The pass, for kernels.
+    /// The compute pass for kernels.
     fn pass(&mut self, device: &WgpuDevice) -> &mut wgpu::ComputePass<'static> {
         let CommandBatch { encoder, pass, .. } = self;
         let encoder = encoder.get_or_insert_with(|| device.wgpu.create_command_encoder(&Default::default()));
@@ -263,7 +263,7 @@ impl CommandBatch {
         Some(device.queue.submit([encoder.finish()]))
     }
 
-    /// Memory to read `bytes` from.
+    /// A staging buffer of at least `bytes` bytes for a download.
     fn staging(&mut self, device: &WgpuDevice, bytes: usize) -> wgpu::Buffer {
         let fits = |b: &wgpu::Buffer| b.size() >= bytes as u64;
         if let Some(i) = self.staging.iter().position(fits) {
@@ -274,7 +274,8 @@ impl CommandBatch {
         device.wgpu.create_buffer(&wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false })
     }
 
-    /// After the flag was read: tickets before `until` are settled.
+    /// Settles the tickets before `until`, after the flag was read, and keeps the staging buffer. An error names the op
+    /// that found an index out of range.
     fn finish_batch(&mut self, flag: u32, until: u32, staging: wgpu::Buffer) -> Result<()> {
         // A large buffer is not kept: it takes as much memory as the data that was read.
         if self.staging.len() < 4 && staging.size() <= 16 << 20 {

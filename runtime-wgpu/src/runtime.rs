@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Wgpu`]: each method calls the module of its family.
+//! The implementation of [`Runtime`] for [`Wgpu`]: each method calls the module of its family.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{Wgpu, WgpuBuffer, fused, index, matmul, pointwise, queue::Queue, red
 
 impl Runtime for Wgpu {
     type Buffer = WgpuBuffer;
-    /// Work queued before is submitted, and the device executes submissions in order: there is nothing to wait for.
+    /// Recorded work is submitted, and the device executes submissions in order, so there is nothing to wait for.
     type Event = ();
 
     fn device(&self) -> DeviceId {

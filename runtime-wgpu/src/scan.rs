@@ -1,6 +1,6 @@
-//! Recurrences along an axis. An invocation walks a row; a long row is divided into blocks: first the effect of each
-//! block is computed, then the initial value of every block, then the blocks are walked. The running value is kept in
-//! the compute type and rounded only where it is stored.
+//! Recurrences along an axis. One invocation walks a row. A long row is divided into blocks and takes three passes.
+//! They compute each block's effect on a zero state, the initial value of every block, and the elements of each block.
+//! The running value is kept in the compute type and rounded only where it is stored.
 
 use numcore::{DType, Layout, Result, ScanOp, Shape, View, ViewMut};
 use smallvec::SmallVec;
@@ -13,12 +13,12 @@ use crate::{
     pointwise::no_f64,
 };
 
-/// Lines up to this are walked at once.
+/// The longest row that one invocation walks undivided.
 const SHORT: usize = 2048;
-/// Elements of a block of a longer one, at least.
+/// The least elements of a block of a longer row.
 const BLOCK: usize = 512;
 
-/// The recurrence `op` along `axis`.
+/// Computes the recurrence `op` along `axis`.
 pub(crate) fn scan(
     wgpu: &Wgpu,
     op: ScanOp,
@@ -39,13 +39,13 @@ pub(crate) fn scan(
     let block = if length <= SHORT { length } else { BLOCK.max(length.isqrt().next_power_of_two()) };
     let count = if block == length { 0 } else { out.layout().numel() / length * length.div_ceil(block) };
     let dtype = x.dtype().compute();
-    // Nothing for short lines.
+    // Short rows need no scratch memory: both sizes are 0.
     let begins: WgpuBuffer = wgpu.scratch(count * dtype.size())?;
     let factors: WgpuBuffer = wgpu.scratch(if op == ScanOp::Linear { count * dtype.size() } else { 0 })?;
     let mut scan = ScanKernel { wgpu, name, op, length, block, blocks: SmallVec::new(), strides: SmallVec::new() };
     for place in [OperandView::from(&out), x.into()].into_iter().chain(a.map(OperandView::from)) {
         let along = if reverse { place.layout.flip(axis)? } else { place.layout };
-        // Where every block begins, the blocks as the last axis.
+        // The starts of the blocks, as the last axis.
         let starts = along.slice(axis, 0, length.div_ceil(block), block)?;
         let order: SmallVec<[usize; 8]> = (0..along.rank()).filter(|&i| i != axis).chain([axis]).collect();
         scan.blocks.push(place.seen(starts.permute(&order)?));
@@ -68,7 +68,7 @@ struct ScanKernel<'a> {
     op: ScanOp,
     length: usize,
     block: usize,
-    /// The output, `x` and `a`, where their blocks begin.
+    /// The output, `x` and `a` at the starts of their blocks.
     blocks: SmallVec<[OperandView<'a>; 3]>,
     strides: SmallVec<[isize; 3]>,
 }
@@ -97,7 +97,7 @@ impl<'a> ScanKernel<'a> {
         if form == StorageForm::I64 { format!("vec2<u32>({number}u, 0u)") } else { format!("{}({number})", form.ty()) }
     }
 
-    /// The value after `y` and `x`, and for a linear recurrence `a`.
+    /// The value after state `y` and element `x`, with the factor `a` in a linear recurrence.
     fn next(&self, y: &str, x: &str, a: &str) -> String {
         match self.op {
             ScanOp::Sum => self.form().add(y, x),
@@ -107,7 +107,7 @@ impl<'a> ScanKernel<'a> {
         }
     }
 
-    /// A loop over a block's elements; `each` is applied to `y` at each.
+    /// A loop over a block's elements that updates `y`; `each` adds statements for every element.
     fn elements(
         &self,
         body: &mut KernelBody<'_>,
@@ -128,7 +128,7 @@ impl<'a> ScanKernel<'a> {
         )
     }
 
-    /// Walks the blocks, each from its beginning.
+    /// Walks the blocks, each from its initial value, and stores the results.
     fn walk(&self, begins: Option<OperandView<'a>>) -> Result<()> {
         let form = self.form();
         let mut operands: SmallVec<[(OperandView<'a>, StorageForm); 4]> =
@@ -144,7 +144,7 @@ impl<'a> ScanKernel<'a> {
         })
     }
 
-    /// Each block's result from a zero state, and the product of its factors.
+    /// Computes each block's result from a zero state, and the product of its factors.
     fn effects(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>) -> Result<()> {
         let form = self.form();
         let operands: SmallVec<[(OperandView<'a>, StorageForm); 3]> = self.blocks.iter().map(|b| (*b, form)).collect();
@@ -162,7 +162,7 @@ impl<'a> ScanKernel<'a> {
         })
     }
 
-    /// The initial value of each block, in place of its effect.
+    /// Computes the initial value of each block, in place of its effect.
     fn carry(&self, begins: OperandView<'a>, factors: Option<OperandView<'a>>, shape: Shape) -> Result<()> {
         let (last, form) = (shape.rank() - 1, StorageForm::of(begins.dtype));
         let line = |p: OperandView<'a>| Ok((p.seen(p.layout.slice(last, 0, 1, 1)?), form));
@@ -174,7 +174,7 @@ impl<'a> ScanKernel<'a> {
             let blocks = body.params.next();
             let effect = body.load_at(0, "p0");
             let factor = if operands.len() > 1 { body.load_at(1, "p1") } else { "1f".into() };
-            // A product of factors may be infinite where the state is still 0.
+            // A product of factors may be infinite while the state is still 0.
             let next = match self.op {
                 ScanOp::Linear => "select(f * y + e, e, y == 0f)".to_owned(),
                 _ => self.next("y", "e", ""),

@@ -1,5 +1,5 @@
-//! Stable sort along an axis: a bitonic network (Batcher 1968) over keys whose unsigned order is that of the values,
-//! with positions to break ties. Lines are padded to a power of two.
+//! Stable sort along an axis: a bitonic network (Batcher 1968). Its keys' unsigned order is the order of the values,
+//! and positions break ties. Lines are padded to a power of two.
 
 use numcore::{Accumulate, DType, Layout, Result, Shape, View, ViewMut};
 use smallvec::{SmallVec, smallvec};
@@ -14,14 +14,14 @@ use crate::{
     queue::Dispatch,
 };
 
-/// Elements that a group sorts in workgroup memory.
+/// The number of elements that a workgroup sorts in workgroup memory.
 const BLOCK: usize = 512;
-/// Invocations of a group: one for each pair.
+/// The number of invocations of a workgroup: one for each pair of elements.
 const GROUP: usize = BLOCK / 2;
 
 const OVERWRITE: Accumulate = Accumulate::Overwrite;
 
-/// Sorts along `axis` into `values` and positions `index`.
+/// Sorts along `axis` into `values` and their positions `index`.
 pub(crate) fn sort(
     wgpu: &Wgpu,
     x: View<'_, Wgpu>,
@@ -47,16 +47,16 @@ pub(crate) fn sort(
     lines.results(wgpu, x, values, index)
 }
 
-/// Keys and positions of lines that are padded to a power of two.
+/// The keys and positions of lines that are padded to a power of two.
 struct SortLines {
-    /// Keys of one word, or the high words of two.
+    /// The keys of one word, or the high words of two-word keys.
     high: WgpuBuffer,
     low: Option<WgpuBuffer>,
     position: WgpuBuffer,
-    /// All elements of the padded lines, and those of one.
+    /// The number of elements of all padded lines, and of one.
     total: usize,
     padded: usize,
-    /// The elements that are not padding, in `x`'s shape.
+    /// The elements that are not padding, in the shape of `x`.
     real: Layout,
 }
 
@@ -115,7 +115,7 @@ impl SortLines {
         })
     }
 
-    /// The network: what spans blocks step by step, the rest in workgroup memory.
+    /// Runs the network: steps that span blocks one by one, all others in workgroup memory.
     fn network(&self, wgpu: &Wgpu) -> Result<()> {
         let whole = self.padded.min(BLOCK);
         if self.padded > 1 {
@@ -152,7 +152,7 @@ impl SortLines {
         })
     }
 
-    /// Positions in their order, and the values there.
+    /// Stores the sorted positions, and the values at them.
     fn results(&self, wgpu: &Wgpu, x: OperandView<'_>, values: OperandView<'_>, index: OperandView<'_>) -> Result<()> {
         let last = x.layout.rank() - 1;
         let start = x.seen(crate::elementwise::still(&x.layout, last, x.layout.dims()[last])?);
@@ -171,7 +171,8 @@ impl SortLines {
     }
 }
 
-/// Declarations and parameters of both kernels: `total`, the mask of a row, two integers, offsets of the operands.
+/// The frame of both kernels: declarations, and the parameters `total`, the mask of a row, two integers, and the
+/// operands' offsets.
 fn frame(header: &str, wide: bool, shared: &str, body: &str) -> String {
     let mut params = Params::new();
     let names = ["total", "mask", "size", "apart", "high", "position"].into_iter().chain(wide.then_some("low"));
@@ -184,7 +185,7 @@ fn frame(header: &str, wide: bool, shared: &str, body: &str) -> String {
     )
 }
 
-/// Whether the element `j` must come before `i`, by keys `k`, positions `p` and low words `l`.
+/// The condition that element `j` comes before `i`, by keys `k`, positions `p` and low words `l`.
 fn before(wide: bool) -> &'static str {
     if wide {
         "(kj < ki || (kj == ki && (lj < li || (lj == li && pj < pi))))"
@@ -193,7 +194,7 @@ fn before(wide: bool) -> &'static str {
     }
 }
 
-/// One step between elements that are `apart`.
+/// The source of one step, which compares elements at the distance `apart`.
 fn step_source(header: &str, wide: bool) -> String {
     let (load, store) = if wide {
         ("let li = buf2[low + i];\nlet lj = buf2[low + j];\n", "buf2[low + i] = lj;\nbuf2[low + j] = li;\n")
@@ -210,7 +211,7 @@ fn step_source(header: &str, wide: bool) -> String {
     frame(header, wide, "", &body)
 }
 
-/// All stages of sizes from `size` to `apart` that stay within a block.
+/// The source of all stages of sizes from `size` to `apart` that stay within a block.
 fn block_source(header: &str, wide: bool) -> String {
     let mut shared = format!("var<workgroup> k: array<u32, {BLOCK}>;\nvar<workgroup> p: array<u32, {BLOCK}>;\n");
     let (mut read, mut load, mut swap, mut write) = (

@@ -1,4 +1,4 @@
-//! Attention in blocks of queries and keys with an online softmax (Dao 2023): scores exist one block at a time, so
+//! Attention in blocks of queries and keys with an online softmax (Dao 2023). Scores exist one block at a time, so
 //! memory is linear in the sequence length. Its gradient is decomposed.
 
 use numcore::{Result, Shape, Support, fused::Attention};
@@ -16,31 +16,31 @@ use crate::{
     queue::Dispatch,
 };
 
-/// Queries of a group, and keys at a time.
+/// The number of queries of a workgroup, and of keys at a time.
 const BLOCK: usize = 16;
 /// The number of invocations that share a query.
 const SHARE: usize = 4;
 const GROUP: usize = BLOCK * SHARE;
 
-/// Sizes of a call and how its operands are read.
+/// The sizes of a call, and the sites of its operands.
 struct AttentionKernel {
     depth: usize,
     value_depth: usize,
     causal: bool,
-    /// Of `q`, `k`, `v`, perhaps the mask, then the outputs.
+    /// The sites of `q`, `k`, `v`, the mask if there is one, then the outputs.
     sites: SmallVec<[Site; 6]>,
     masked: bool,
 }
 
-/// Whether the blocks fit workgroup memory, and the loops stay within the iteration limit.
+/// Tells whether the blocks fit workgroup memory, and the loops stay within the iteration limit.
 fn fits(call: &FusedCall<'_, '_>, depth: usize, value_depth: usize, keys: usize) -> bool {
     let room = call.wgpu.queue.device.limits.max_compute_workgroup_storage_size as usize;
     let turns = keys.div_ceil(BLOCK) * (depth + (depth + value_depth) / SHARE + 2 * BLOCK);
     words(depth, value_depth).iter().sum::<usize>() * 4 <= room && turns <= 3 * STEPS && value_depth <= 256
 }
 
-/// Words of the blocks of queries, keys, values, scores and probabilities. Rows are padded, so that columns do not fall
-/// into one bank.
+/// The words of the blocks of queries, keys, values, scores and probabilities. Rows are padded, so that columns do not
+/// fall into one bank.
 fn words(depth: usize, value_depth: usize) -> [usize; 5] {
     let values = value_depth.next_multiple_of(SHARE);
     [BLOCK * (depth + 1), BLOCK * (depth + 1), BLOCK * values, BLOCK * (BLOCK + 1), BLOCK * (BLOCK + 1)]
@@ -179,7 +179,7 @@ impl AttentionKernel {
         )
     }
 
-    /// The score of an invocation's key `j`, scaled and masked; what cannot be seen is `−∞`.
+    /// The score of an invocation's key `j`, scaled and masked. Hidden keys have the score `−∞`.
     fn score(&self, j: usize, [queries, keys, scale]: [&str; 3], mask: Option<&[String; 2]>) -> String {
         let key = format!("s0 + part + {}u", j * SHARE);
         let mask = mask.map_or(String::new(), |[down, along]| {

@@ -114,7 +114,8 @@ pub(super) fn backward(call: &FusedCall<'_, '_>, op: &CrossEntropy) -> Result<Su
     Ok(Support::Done)
 }
 
-/// The class that does not count, how the target is spread, the launch's ticket.
+/// The launch parameters: the ignored class, the smoothing weights of the target and of every class, the ticket's
+/// complement.
 fn numbers(call: &FusedCall<'_, '_>, op: &CrossEntropy, width: usize) -> [u32; 5] {
     let ticket = call.wgpu.queue.ticket(IndexCheck { op: "cross_entropy", size: width });
     let ignored = op.ignore_index as u64;
@@ -122,7 +123,8 @@ fn numbers(call: &FusedCall<'_, '_>, op: &CrossEntropy, width: usize) -> [u32; 5
     [ignored as u32, (ignored >> 32) as u32, target, other, !ticket]
 }
 
-/// The class `which` of the row (0 where it is `ignored` or out of range), its weight `own`, and the smoothing weights.
+/// Statements for the class `which` of the row (0 where it is `ignored` or out of range), its weight `own`, and the
+/// smoothing weights.
 fn class(f: &mut RowFrame<'_>, target: usize, weight: Option<usize>) -> String {
     let (low, high) = (f.params.next(), f.params.next());
     let (share, other) = (read(&mut f.params), read(&mut f.params));

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use crate::{Wgpu, bindings::OperandView};
 
-/// One call: its operands.
+/// The operands of one call.
 struct FusedCall<'c, 'a> {
     wgpu: &'c Wgpu,
     ins: SmallVec<[OperandView<'a>; 8]>,
@@ -19,7 +19,7 @@ struct FusedCall<'c, 'a> {
 }
 
 impl FusedCall<'_, '_> {
-    /// Rows and their width, of an input whose rows are its last axis.
+    /// The number of rows and their width, for an input whose rows are its last axis.
     fn rows(&self, i: usize) -> (usize, usize) {
         let dims = self.ins[i].layout.dims();
         let width = dims[dims.len() - 1];
@@ -27,7 +27,7 @@ impl FusedCall<'_, '_> {
     }
 }
 
-/// Runs `op` if there is a kernel for it at these types and strides.
+/// Runs `op` if there is a kernel for it at these types and strides; otherwise it is decomposed.
 pub(crate) fn run(wgpu: &Wgpu, op: &FusedOp, ins: &[View<'_, Wgpu>], outs: &mut [Out<'_, Wgpu>]) -> Result<Support> {
     // Attention takes any strides.
     let strided = matches!(op, FusedOp::Attention(_));

@@ -47,7 +47,8 @@ pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Norm) -> Result<Support> {
         } else {
             f.columns(&[0], &format!("let v = {x};\nsquares += v * v;\n"))
         };
-        // The residual of the rounded mean corrects it and the variance: a row of equal elements gives exactly zeros.
+        // The residual of the rounded mean corrects the mean and the variance: a row of equal elements gives exactly
+        // zeros.
         let variance = if layer {
             "let left = all_sum(local, rest) / f32(width);\nlet mean = first + left;\n\
              let spread = all_sum(local, squares) / f32(width) - left * left;\nlet variance = select(spread, 0f, spread < 0f);\n"
@@ -69,8 +70,8 @@ pub(super) fn forward(call: &FusedCall<'_, '_>, op: &Norm) -> Result<Support> {
     Ok(Support::Done)
 }
 
-/// f16 and bf16 accumulate in `f32`. With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`,
-/// `dw = Σ g·x̂`, `db = Σ g`.
+/// Computes the gradients of a norm; f16 and bf16 accumulate in `f32`. With `x̂` normalized and `h = g·w`: `dx = rstd ·
+/// (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
 pub(super) fn backward(call: &FusedCall<'_, '_>, op: &NormGrad) -> Result<Support> {
     let (rows, width) = call.rows(0);
     let layer = op.0.kind == NormKind::Layer;

@@ -15,13 +15,13 @@ use crate::{
     queue::Dispatch,
 };
 
-/// Invocations of a group at most: WebGPU's smallest limit.
+/// The most invocations of a workgroup: WebGPU's smallest limit.
 const GROUP: usize = 256;
 
-/// How a contiguous operand is indexed along the rows.
+/// The indexing of a contiguous operand by rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Along {
-    /// An element for each row and column.
+    /// One element for each row and column.
     Both,
     /// One element for each row.
     Rows,
@@ -29,27 +29,27 @@ pub(super) enum Along {
     Columns,
 }
 
-/// A launch: the operands that are read and written, by rows.
+/// A launch over rows: its operands, inputs first, then outputs.
 pub(super) struct RowKernel<'a, 'p> {
     pub(super) op: &'static str,
     pub(super) kind: &'static str,
     pub(super) operands: &'p [(OperandView<'a>, Along)],
-    /// Operands from this one on are written.
+    /// The index of the first operand that is written.
     pub(super) outputs: usize,
     pub(super) rows: usize,
     pub(super) width: usize,
     pub(super) numbers: &'p [u32],
-    /// The rest that the source depends on.
+    /// The properties other than operands on which the source depends.
     pub(super) details: &'p [u32],
-    /// Whether an index is looked up, and the ticket of the launch is given as the last parameter.
+    /// True if an index is looked up, with the complement of the launch's ticket as the last parameter.
     pub(super) indexed: bool,
 }
 
-/// Widest rows that a kernel's loops get through.
+/// The widest rows that a kernel's loops can process.
 pub(super) const WIDEST: usize = GROUP * STEPS / 8;
 
 impl RowKernel<'_, '_> {
-    /// Runs the kernel whose statements `body` writes, given `row` and `width`.
+    /// Runs the kernel with the statements that `body` writes, which may use `row` and `width`.
     pub(super) fn run(self, wgpu: &Wgpu, body: impl FnOnce(&mut RowFrame<'_>) -> String) -> Result<()> {
         let views: SmallVec<[OperandView<'_>; 8]> = self.operands.iter().map(|(p, _)| *p).collect();
         let (mut bindings, slots) = Bindings::of(&wgpu.queue.device, self.op, &views)?;
@@ -76,13 +76,13 @@ impl RowKernel<'_, '_> {
     }
 }
 
-/// The context that a body gets.
+/// The context in which a kernel's body is generated.
 pub(super) struct RowFrame<'f> {
     sites: &'f [Site],
     operands: &'f [(OperandView<'f>, Along)],
     bases: Vec<String>,
     threads: usize,
-    /// Where an unknown index is noted.
+    /// The binding in which an index out of range is reported.
     pub(super) flag: usize,
     pub(super) params: Params,
 }
@@ -93,12 +93,12 @@ impl RowFrame<'_> {
         self.sites[k].load(&format!("i{k}"))
     }
 
-    /// The element of an operand at an offset that has a name.
+    /// The element of an operand at an offset, given as a name.
     pub(super) fn load_at(&self, k: usize, at: &str) -> String {
         self.sites[k].load(at)
     }
 
-    /// Where an operand begins.
+    /// The offset of an operand's first element.
     pub(super) fn base(&self, k: usize) -> &str {
         &self.bases[k]
     }
@@ -108,7 +108,7 @@ impl RowFrame<'_> {
         self.sites[k].store(&format!("i{k}"), value)
     }
 
-    /// A pass over the columns `c`, of these operands.
+    /// A loop over the columns `c`, in which these operands are indexed.
     pub(super) fn columns(&self, operands: &[usize], body: &str) -> String {
         let mut text = format!("for (var c = local; c < width; c += {}u) {{\n", self.threads);
         for &k in operands {
@@ -154,7 +154,7 @@ fn source(
     )
 }
 
-/// A scalar as a launch parameter, and the expression that reads it.
+/// The bits of a scalar as a launch parameter.
 pub(super) fn number(x: f64) -> u32 {
     (x as f32).to_bits()
 }

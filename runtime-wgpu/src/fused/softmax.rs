@@ -35,7 +35,8 @@ pub(super) fn forward(call: &FusedCall<'_, '_>, log: bool) -> Result<Support> {
     Ok(Support::Done)
 }
 
-/// `top`, the largest of a row or 0 where that is infinite, and `total`, the sum of `exp(x − top)`.
+/// Statements for `top`, the largest element of a row or 0 where that is infinite, and `total`, the sum of `exp(x −
+/// top)`.
 pub(super) fn total(f: &RowFrame<'_>, x: usize) -> String {
     let value = f.load(x);
     format!(

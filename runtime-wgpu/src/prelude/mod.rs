@@ -1,4 +1,5 @@
-//! The functions that printed programs call, as WGSL: found by name, and included in a kernel with those they call.
+//! The functions that printed programs call, in WGSL. They are found by name, and included in a kernel with those they
+//! call.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -10,10 +11,11 @@ const FILES: [&str; 5] = [
     include_str!("exact.wgsl"),
 ];
 
-/// Every function and constant of the files, by name: in WGSL the order of declarations does not matter.
+/// All functions and constants of the files, by name. The order of declarations is irrelevant in WGSL.
 static ITEMS: LazyLock<BTreeMap<&str, &str>> = LazyLock::new(|| FILES.into_iter().flat_map(items).collect());
 
-/// Items of a file: each starts at the beginning of a line with `fn` or `const`, and ends before the next empty line.
+/// The items of a file: each starts at the beginning of a line with `fn` or `const`, and ends before the next empty
+/// line.
 fn items(file: &'static str) -> impl Iterator<Item = (&'static str, &'static str)> {
     file.split("\n\n").filter_map(|piece| {
         let start = ["fn ", "const "].into_iter().filter_map(|k| piece.find(&format!("\n{k}")).map(|i| i + 1));

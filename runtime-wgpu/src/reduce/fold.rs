@@ -1,11 +1,11 @@
-//! Generated source of reduction operators.
+//! Generated WGSL of reduction operators.
 
 use numcore::{ArgOp, ReduceKind};
 use smallvec::{SmallVec, smallvec};
 
 use crate::access::StorageForm;
 
-/// How two states are combined. A state is one or two values, `a0`, `a1`; `b0`, `b1` is the state it is combined with.
+/// A reduction operator as WGSL. A state is one or two values, `a0`, `a1`; it is merged with the state `b0`, `b1`.
 pub(super) struct FoldOp {
     pub(super) kind: &'static str,
     /// The types and the initial values of a state.
@@ -62,7 +62,7 @@ impl FoldOp {
             StorageForm::F32 | StorageForm::F16 | StorageForm::BF16 => "(a0 == b0 || (wg_nan(a0) && wg_nan(b0)))",
             _ => "(a0 == b0)",
         };
-        // No element has been seen while the position is the largest integer.
+        // A state whose position is the largest integer has seen no element.
         let merge = format!(
             "if (b1 != 0xffffffffu && (a1 == 0xffffffffu || {better} || ({same} && b1 < a1))) {{ a0 = b0; a1 = b1; }}\n"
         );
@@ -71,19 +71,19 @@ impl FoldOp {
         FoldOp { kind: "arg_reduce", states, merge, result: "vec2<u32>(a1, 0u)" }
     }
 
-    /// `var a0: T = …;` for a name in place of `a`.
+    /// Declarations of a state, `var a0: T = …;`, with `name` in place of `a`.
     pub(super) fn declare(&self, name: &str) -> String {
         let states = self.states.iter().enumerate();
         states.map(|(i, (ty, first))| format!("var {name}{i}: {ty} = {first};\n")).collect()
     }
 
-    /// One line for each state.
+    /// One line for each value of a state.
     pub(super) fn each(&self, line: impl Fn(usize) -> String) -> String {
         (0..self.states.len()).map(line).collect()
     }
 }
 
-/// Merges the running state into the far one.
+/// Statements that merge the running state into the far one.
 pub(super) fn far_merge(fold: &FoldOp) -> String {
     let swap = fold.each(|i| format!("let near{i} = a{i};\na{i} = far{i};\nb{i} = near{i};\n"));
     format!("{{\n{}{swap}{}{}}}\n", fold.declare("b"), fold.merge, fold.each(|i| format!("far{i} = a{i};\n")))

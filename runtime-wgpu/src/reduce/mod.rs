@@ -1,5 +1,5 @@
-//! Reductions: workgroup invocations that share an output, then a tree in workgroup memory. The order of additions
-//! follows from the sizes alone.
+//! Reductions: the invocations of a workgroup that share an output, then a tree in workgroup memory. The order of
+//! additions follows from the sizes alone.
 
 mod fold;
 
@@ -23,12 +23,12 @@ use crate::{
 
 use fold::{FoldOp, far_merge};
 
-/// Invocations of a group: WebGPU's smallest limit.
+/// The number of invocations of a workgroup: WebGPU's smallest limit.
 const GROUP: usize = 256;
-/// Groups that keep a device busy; fewer outputs than that are reduced in segments.
+/// The number of workgroups that keep a device busy. With fewer, reductions are split into segments.
 const BUSY: usize = 128;
 
-/// Combines `map(ins)` over the axes where `out` has size 1 and `full` has not.
+/// Combines `map(ins)` over the axes along which `out` has size 1 and `full` has not.
 pub(crate) fn reduce(
     wgpu: &Wgpu,
     map: &Program,
@@ -50,7 +50,7 @@ pub(crate) fn reduce(
     places(wgpu, (map, &types, to.dtype), &all, scalars, full, op, (to, out.how))
 }
 
-/// Reduces operands that exist already, for a program resolved with the given types; there are elements.
+/// Reduces bound operands by a program that is resolved with the given types. There must be elements.
 pub(crate) fn places(
     wgpu: &Wgpu,
     (map, types, result): (&Program, &[DType], DType),
@@ -83,7 +83,7 @@ pub(crate) fn places(
     if cut.segments == 1 {
         return cut.run(wgpu, mapped, &places, to, how, &fold, text);
     }
-    // Each segment's result, then those of an output together.
+    // The first launch writes each segment's result, the second combines the results of an output.
     let parts = Layout::contiguous(Shape::from([cut.outputs(), cut.segments]));
     let memory = wgpu.scratch(parts.numel() * to.dtype.compute().size())?;
     let partial = OperandView::of(&memory, parts, to.dtype.compute());
@@ -95,7 +95,7 @@ pub(crate) fn places(
     last.run(wgpu, mapped, &[partial], to, how, &fold, plain)
 }
 
-/// What stands for the combination of no values.
+/// Fills the output with the neutral element of `op`, the combination of no values.
 fn nothing(wgpu: &Wgpu, op: ReduceKind, out: Out<'_, Wgpu>) -> Result<()> {
     let dtype = out.view.dtype();
     let (low, high): (Scalar, Scalar) = match dtype {
@@ -120,7 +120,7 @@ pub(crate) fn fill(wgpu: &Wgpu, value: Scalar, out: &mut [Out<'_, Wgpu>]) -> Res
     pointwise::run(wgpu, &FILL, &[] as &[ProgramOperand<'_, Wgpu>], &[value], out)
 }
 
-/// Position of an extreme along `axis`.
+/// Computes the position of an extreme along `axis`.
 pub(crate) fn arg_reduce(wgpu: &Wgpu, op: ArgOp, x: View<'_, Wgpu>, axis: usize, out: ViewMut<'_, Wgpu>) -> Result<()> {
     if out.layout().numel() == 0 {
         return Ok(());
@@ -143,7 +143,7 @@ pub(crate) fn arg_reduce(wgpu: &Wgpu, op: ArgOp, x: View<'_, Wgpu>, axis: usize,
     cut.run(wgpu, mapped, &[x], to, Accumulate::Overwrite, &FoldOp::arg(op, StorageForm::of(x.dtype)), text)
 }
 
-/// What computes the values, as far as a key and parameters go.
+/// The computation of the values that are reduced, as far as a key and parameters contain it.
 struct Mapped<'m> {
     op: &'static str,
     program: Option<&'m Program>,
@@ -151,18 +151,18 @@ struct Mapped<'m> {
     numbers: &'m [u32],
 }
 
-/// The partition of a reduction: walks over kept and reduced axes, threads, segments.
+/// The partition of a reduction: walks over kept and reduced axes, invocations per output, segments.
 #[derive(Clone)]
 struct ReducePlan {
     outer: LoopSizes,
-    /// Of the inputs, then of the output.
+    /// The strides of each input along the kept axes, then of the output.
     outer_strides: Vec<LoopStrides>,
     inner: LoopSizes,
     inner_strides: Vec<LoopStrides>,
     /// The number of invocations that share an output; the others of a workgroup have adjacent outputs.
     sharing: usize,
     segments: usize,
-    /// Whether the output is the segments' results.
+    /// True if the output is the scratch memory with the segments' results.
     parts: bool,
 }
 
@@ -188,8 +188,8 @@ impl ReducePlan {
         self.inner.iter().product()
     }
 
-    /// Adjacent invocations read adjacent elements: of one output where the reduced axis is the innermost, otherwise of
-    /// several.
+    /// Chooses the sharing and the segments so that adjacent invocations read adjacent elements. These belong to one
+    /// output where the reduced axis is innermost, otherwise to several.
     fn share(&mut self) {
         let (outputs, length) = (self.outputs(), self.length());
         let along = self.inner_strides.iter().any(|s| s.last() == Some(&1));
@@ -203,7 +203,7 @@ impl ReducePlan {
         self.segments = wanted.max(length.div_ceil(self.sharing * STEPS));
     }
 
-    /// Enough invocations for an output that each stays within the iteration limit.
+    /// Shares each output among so many invocations that their loops stay within `STEPS`.
     fn sharing_enough(mut self) -> ReducePlan {
         if self.length() > self.sharing * STEPS {
             self.sharing = GROUP;
@@ -211,7 +211,7 @@ impl ReducePlan {
         self
     }
 
-    /// The segments' results: the same outputs, a contiguous run for each.
+    /// The strides of the segments' results: the same outputs, with a contiguous run of segments for each.
     fn parts_strides(&self) -> LoopStrides {
         let mut step = self.segments as isize;
         let mut strides: LoopStrides = self
@@ -237,7 +237,7 @@ impl ReducePlan {
         self
     }
 
-    /// What combines the segments' results.
+    /// The partition that combines the segments' results.
     fn second(&self) -> ReducePlan {
         let to = self.outer_strides.last().cloned().unwrap_or_default();
         let mut cut = ReducePlan {
