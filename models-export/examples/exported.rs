@@ -1,4 +1,5 @@
-//! Writes every reference model as GGUF and ONNX files, which the test command's stage `formats` has other programs read.
+//! Writes every reference model as GGUF and ONNX files, for other programs to read in the test command's stage
+//! `formats`.
 //!
 //! `cargo run -p weftgrad-models-export --example exported -- FOLDER`
 

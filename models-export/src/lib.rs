@@ -1,5 +1,5 @@
-//! Models in the formats of other programs: GGUF, which llama.cpp reads ([`SaveGguf`]), and ONNX, which many runtimes
-//! do ([`SaveOnnx`]).
+//! Models in the formats of other programs: GGUF for llama.cpp ([`SaveGguf`]), and ONNX for many runtimes
+//! ([`SaveOnnx`]).
 #![forbid(unsafe_code)]
 
 mod gguf;

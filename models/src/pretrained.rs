@@ -109,13 +109,13 @@ pub trait Pretrained<R: Runtime>: Module<R> + Sized {
     /// Writes a folder that transformers loads: `config.json` and the weights. Tied weights are written once.
     ///
     /// # Errors
-    /// Fails if [`save_pretrained_with`](Pretrained::save_pretrained_with) would fail.
+    /// Fails if `save_pretrained_with` would fail.
     fn save_pretrained(&self, folder: impl AsRef<Path>) -> Result<()> {
         self.save_pretrained_with(folder, &SaveOptions::default())
     }
 
     /// Writes a folder, with options. Where parameters are sharded, all ranks call this, and the rank with
-    /// [`SaveOptions::writes`] writes.
+    /// `SaveOptions::writes` writes.
     ///
     /// # Errors
     /// Fails if a file cannot be written, or a parameter has no name in the family's files. Fails too for a model with

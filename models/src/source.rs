@@ -1,4 +1,4 @@
-//! Weights of files as values of parameters.
+//! Weights of files as values of parameters, and parameters as weights of files.
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use crate::{
     files::{WeightWriter, Weights},
 };
 
-/// A parameter's value in a file: read whenever the parameter is, where it is in no memory.
+/// A parameter's value in a file, read each time the parameter is read while it has no memory.
 pub struct Source {
     pub weights: Arc<Weights>,
     pub names: SourceNames,
 }
 
-/// The weights that a value is made of.
+/// The names of the weights that a value is made of.
 pub enum SourceNames {
-    /// One.
+    /// A single weight, and its change.
     Weight(String, Change),
-    /// The weights of each expert.
+    /// The weights of each expert, part by part.
     Experts(Vec<Vec<String>>),
 }
 
 impl Source {
-    /// Why the weights do not fit a parameter, if they do not.
+    /// The reason why the weights do not fit a parameter, if they do not.
     pub fn unfit(&self, due: Spec) -> Option<String> {
         match &self.names {
             SourceNames::Weight(name, change) => self.unfit_weight(name, due.shape, changed_shape(*change, due.shape)),
@@ -58,7 +58,7 @@ impl Source {
         self.weights.tensor(leaf.runtime(), name)?.to_dtype(leaf.spec().dtype)
     }
 
-    /// The weights of some experts, as one tensor.
+    /// The weights of some experts as one tensor, `[E, n · F, C]`.
     fn stacked<R: Runtime>(&self, leaf: &Leaf<R>, experts: &[Vec<String>]) -> Result<Tensor<R>> {
         let shape = leaf.spec().shape.with(0, experts.len());
         let weights = experts.iter().flatten().map(|name| self.read(leaf, name)).collect::<Result<Vec<_>>>()?;
@@ -74,7 +74,7 @@ impl<R: Runtime> Residency<R> for Source {
         }
     }
 
-    /// Of a weight, the bytes of the piece alone are read; of experts, those that are in the piece.
+    /// Reads only the bytes of the piece of a single weight, and only the experts in the piece of a stack.
     fn fetch_piece(&self, leaf: &Leaf<R>, piece: &TensorPlacement) -> Result<Tensor<R>> {
         if let SourceNames::Weight(name, change) = &self.names {
             let value = self.weights.piece(leaf.runtime(), name, &changed_piece(*change, piece)?)?;
@@ -93,7 +93,7 @@ impl<R: Runtime> Residency<R> for Source {
     }
 }
 
-/// A parameter's weights, to be written as files have them.
+/// The writer of a parameter's weight, in the layout of files.
 pub fn written<'a, R: Runtime>(
     parameter: &'a Param<R>,
     name: String,
@@ -104,7 +104,7 @@ pub fn written<'a, R: Runtime>(
     WeightWriter { name, shape: changed_shape(change, parameter.shape()), dtype, value: Box::new(value) }
 }
 
-/// The weights of each expert, of a parameter of all of them, to be written.
+/// The writers of each expert's weights, from a parameter of all experts.
 pub fn written_experts<'a, R: Runtime>(
     parameter: &'a Param<R>,
     names: &StackNames,
@@ -113,7 +113,7 @@ pub fn written_experts<'a, R: Runtime>(
     let (shape, parts) = (parameter.shape(), names.parts());
     let writer = move |(name, expert, part): (String, usize, usize)| {
         let rows = shape[1] / parts;
-        // No more than this expert is read of a parameter that is in no memory.
+        // Only this expert is read from a parameter that has no memory.
         let value = move || {
             let own = [expert..expert + 1, part * rows..(part + 1) * rows, 0..shape[2]];
             let own = TensorPlacement::new(shape, own.into_iter().map(|range| vec![range]).collect())?;
@@ -129,7 +129,7 @@ pub fn written_experts<'a, R: Runtime>(
     names.into_iter().map(writer)
 }
 
-/// The shape of one of so many weights of an expert, of a parameter `[E, n · F, C]`.
+/// The shape of each of an expert's `parts` weights, from a parameter `[E, n · F, C]`.
 fn part_shape(of: Shape, parts: usize) -> Option<Shape> {
     match of[..] {
         [_, rows, columns] if parts > 0 => Some([rows / parts, columns].into()),
@@ -141,7 +141,7 @@ pub fn changed<R: Runtime>(change: Change, value: Tensor<R>) -> Result<Tensor<R>
     if change == Change::Transpose && value.shape().rank() == 2 { value.t()?.contiguous() } else { Ok(value) }
 }
 
-/// The piece of what a file has whose change is this piece.
+/// The piece of a file's weight that becomes this piece after the change.
 fn changed_piece(change: Change, piece: &TensorPlacement) -> Result<TensorPlacement> {
     let shape = piece.logical();
     let ranges = |dims: &[usize]| dims.iter().map(|&dim| piece.ranges(dim).to_vec()).collect();

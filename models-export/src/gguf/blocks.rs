@@ -1,15 +1,15 @@
-//! Elements as GGUF files store them.
+//! Encoding of elements in GGUF files.
 
 use half::{bf16, f16};
 use numcore::{Error, Result};
 
 use super::GgufWeights;
 
-/// Elements of a block of `Q8_0`.
+/// The number of elements in a block of `Q8_0`.
 pub const BLOCK: usize = 32;
 
 impl GgufWeights {
-    /// The number of the type in files.
+    /// The number of the type in GGUF files.
     pub(super) fn id(self) -> u32 {
         match self {
             GgufWeights::F32 => 0,
@@ -19,7 +19,7 @@ impl GgufWeights {
         }
     }
 
-    /// What `general.file_type` says of a file most of whose matrices are of this type.
+    /// The value of `general.file_type` for a file with matrices of this type.
     pub(super) fn file_type(self) -> u32 {
         match self {
             GgufWeights::F32 => 0,
@@ -29,7 +29,7 @@ impl GgufWeights {
         }
     }
 
-    /// The bytes of so many elements, which are whole blocks.
+    /// The size in bytes of `elements` elements, a multiple of a block's.
     pub(super) fn bytes(self, elements: usize) -> usize {
         match self {
             GgufWeights::F32 => 4 * elements,
@@ -38,10 +38,10 @@ impl GgufWeights {
         }
     }
 
-    /// The elements as bytes.
+    /// Encodes elements as bytes.
     ///
     /// # Errors
-    /// If a finite value is too large for the type.
+    /// Fails if a finite value is too large for the type, or `Q8_0` is given one that is not finite.
     pub(super) fn encode(self, name: &str, values: &[f32]) -> Result<Vec<u8>> {
         let mut bytes = Vec::with_capacity(self.bytes(values.len()));
         match self {
@@ -62,7 +62,8 @@ impl GgufWeights {
     }
 }
 
-/// A block of `Q8_0`: the scale `max|x| / 127` as `f16`, and each element over the scale, rounded half away from 0.
+/// Encodes a block of `Q8_0`: the scale `max|x| / 127` as `f16`, and each element over the scale, rounded half away
+/// from 0.
 fn quantize(name: &str, block: &[f32], bytes: &mut Vec<u8>) -> Result<()> {
     if let Some(x) = block.iter().find(|x| !x.is_finite()) {
         return Err(Error::state(name, format!("holds {x}, which has no place in Q8_0: write F32")));
@@ -70,7 +71,7 @@ fn quantize(name: &str, block: &[f32], bytes: &mut Vec<u8>) -> Result<()> {
     let scale = block.iter().fold(0f32, |most, x| most.max(x.abs())) / 127.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     bytes.extend(fitting(name, scale)?.to_le_bytes());
-    // The inverse of a subnormal scale may be infinite; casts saturate and make 0 of NaN.
+    // The inverse of a subnormal scale may be infinite; casts saturate, and turn NaN into 0.
     bytes.extend(block.iter().map(|x| ((x * inverse).round() as i8).cast_unsigned()));
     Ok(())
 }
@@ -87,7 +88,7 @@ fn fitting(name: &str, x: f32) -> Result<f16> {
 mod tests {
     use super::*;
 
-    /// Values whose blocks are known by hand: a scale of 1, and ties.
+    /// Values with a scale of 1, and ties, whose block is known by hand.
     #[test]
     fn a_block_of_q8_0() {
         let mut block = [0f32; BLOCK];

@@ -7,7 +7,7 @@ use numcore::{Error, Result, safetensors::Replacement};
 use super::GgufWeights;
 
 const VERSION: u32 = 3;
-/// The alignment of data where no metadata says another.
+/// The alignment of data unless metadata sets another, in bytes.
 const ALIGNMENT: u64 = 32;
 
 /// A value of metadata.
@@ -27,7 +27,7 @@ pub enum GgufValue {
     Texts(Vec<String>),
 }
 
-/// A tensor that is to be written, and where its values come from.
+/// A tensor that is to be written, and the source of its values.
 pub struct GgufTensor<'a> {
     /// The name in the file.
     pub name: String,
@@ -35,11 +35,11 @@ pub struct GgufTensor<'a> {
     pub shape: Vec<usize>,
     /// The element type in the file.
     pub weights: GgufWeights,
-    /// Gives the values, row-major.
+    /// Computes the values, row-major.
     pub value: Box<dyn Fn() -> Result<Vec<f32>> + 'a>,
 }
 
-/// What a file is to hold, in its order.
+/// The content of a GGUF file, in its order.
 pub struct GgufFile<'a> {
     /// The keys and values.
     pub metadata: Vec<(String, GgufValue)>,
@@ -56,7 +56,7 @@ impl GgufFile<'_> {
     /// Writes the file, all or nothing, one tensor at a time.
     ///
     /// # Errors
-    /// If a value cannot be had, does not fit its type, or the file cannot be written.
+    /// Fails if a value cannot be computed or does not fit its type, or the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         let mut header = Vec::new();
         header.extend(*b"GGUF");
@@ -83,17 +83,17 @@ impl GgufFile<'_> {
         file.commit()
     }
 
-    /// Asks for all values and writes none: they are gathered over ranks, of which another writes.
+    /// Computes all values without writing: they are gathered over ranks, and another rank writes.
     ///
     /// # Errors
-    /// If a value cannot be had.
+    /// Fails if a value cannot be computed.
     pub fn gather(&self) -> Result<()> {
         self.tensors.iter().try_for_each(|tensor| (tensor.value)().map(drop))
     }
 }
 
 impl GgufValue {
-    /// The number of the type.
+    /// The number of the value's type in GGUF files.
     fn id(&self) -> u32 {
         match self {
             GgufValue::U32(_) => 4,
@@ -104,7 +104,7 @@ impl GgufValue {
         }
     }
 
-    /// Appends the number of the type and the value. A list has the type and the number of its elements before them.
+    /// Appends the number of the type and the value. A list has the type and number of its elements before them.
     fn put(&self, to: &mut Vec<u8>) {
         to.extend(self.id().to_le_bytes());
         match self {
@@ -133,7 +133,7 @@ impl GgufTensor<'_> {
         self.weights.bytes(self.elements()) as u64
     }
 
-    /// Appends the name, the sizes, innermost first, the type and where the data begins.
+    /// Appends the tensor's entry: name, sizes (innermost first), type and offset of the data.
     fn put_info(&self, to: &mut Vec<u8>, offset: u64) {
         put_text(to, &self.name);
         to.extend((self.shape.len() as u32).to_le_bytes());

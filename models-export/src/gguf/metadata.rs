@@ -1,4 +1,4 @@
-//! Sizes and options by llama.cpp's names, and what it would compute otherwise.
+//! Sizes and options by llama.cpp's names, and checks that it would compute the same.
 
 use models::{DecoderConfig, Family, RopeConfig, RopeScaling};
 use nn::{Activation, Rotary};
@@ -9,13 +9,13 @@ use super::{
     file::{GgufTensor, GgufValue},
 };
 
-/// The version of the types of blocks.
+/// The version of the formats of quantised blocks.
 const QUANTIZATION_VERSION: u32 = 2;
 
 /// The metadata of a model.
 ///
 /// # Errors
-/// If llama.cpp would compute something else than is computed here, or has no key for it.
+/// Fails if llama.cpp would compute something else than this project, or has no key for an option.
 pub fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<Vec<(String, GgufValue)>> {
     let context = options.context.unwrap_or(config.context);
     check(config, context)?;
@@ -49,7 +49,7 @@ pub fn metadata(config: &DecoderConfig, options: &GgufOptions) -> Result<Vec<(St
     Ok(pairs)
 }
 
-/// What each pair's frequency is divided by, where llama.cpp reads it from a tensor: the scaling of Llama 3.
+/// The divisors of each pair's frequency, for the scaling of Llama 3, which llama.cpp reads from a tensor.
 pub fn rope_factors<'a>(config: &DecoderConfig) -> Option<GgufTensor<'a>> {
     let rope = config.rope.filter(|rope| matches!(rope.scaling, RopeScaling::Llama3 { .. }))?;
     let plain = Rotary::new(rope.theta, config.head_dim);
@@ -62,9 +62,9 @@ pub fn rope_factors<'a>(config: &DecoderConfig) -> Option<GgufTensor<'a>> {
 
 fn architecture(family: Family) -> &'static str {
     match family {
-        // Mistral's files are of llama.cpp's architecture for Llama.
+        // Mistral's files have llama.cpp's architecture for Llama.
         Family::Llama | Family::Mistral => "llama",
-        // Those with experts are refused before they are written.
+        // Families with experts are refused before they are written.
         _ => family.name(),
     }
 }
@@ -97,7 +97,7 @@ fn rotary(rope: &RopeConfig) -> Vec<(&'static str, GgufValue)> {
     pairs
 }
 
-/// An error if llama.cpp would compute something else.
+/// Checks that llama.cpp would compute the same.
 fn check(config: &DecoderConfig, context: usize) -> Result<()> {
     let wrong = |field, why: String| Err(Error::config("gguf", field, why));
     if config.mixtures.is_some() {

@@ -1,7 +1,7 @@
-//! Decoders as GGUF files, which llama.cpp and what is built on it read.
+//! Decoders as GGUF files, which llama.cpp and programs built on it read.
 //!
-//! A model is written only if llama.cpp would compute what is computed here. What it leaves out (sliding windows of these families, other
-//! activations) is an error.
+//! A model is written only if llama.cpp would compute the same. Options that it does not support (sliding windows of
+//! these families, other activations) are an error.
 
 mod blocks;
 mod file;
@@ -21,7 +21,7 @@ use numcore::{
 };
 use table::GGUF;
 
-/// The element type of the matrices in a GGUF file. Norms, biases and learned positions are `f32` in all of them.
+/// The element type of the matrices in a GGUF file. Norms, biases and learned positions are always `f32`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GgufWeights {
     /// 32-bit floating point.
@@ -31,23 +31,25 @@ pub enum GgufWeights {
     F16,
     /// bfloat16.
     BF16,
-    /// 8-bit integers in blocks of 32 with a scale each, 8.5 bits an element. Matrices whose rows are no multiple of 32 elements are `f16`.
+    /// 8-bit integers in blocks of 32 with a scale each, 8.5 bits an element. Matrices whose rows are no multiple of 32
+    /// elements are `f16`.
     Q8_0,
 }
 
-/// How a GGUF file is written.
+/// The options of a GGUF file.
 #[derive(Clone, Debug)]
 pub struct GgufOptions {
     /// The element type of matrices.
     pub weights: GgufWeights,
-    /// The context the file states, if another than the model's. Where the model has sliding windows, it must be within them: llama.cpp computes
-    /// these families without.
+    /// The context that the file states, in tokens; the model's if `None`. It must be within the model's sliding
+    /// windows, which llama.cpp does not compute in these families.
     pub context: Option<usize>,
-    /// The folder whose `tokenizer.json` and `tokenizer_config.json` are written into the file. llama.cpp needs them to read and write text.
+    /// The folder whose `tokenizer.json` and `tokenizer_config.json` are written into the file. llama.cpp needs them to
+    /// read and write text.
     pub tokenizer: Option<PathBuf>,
     /// The name of the model in the file.
     pub name: Option<String>,
-    /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
+    /// True on the rank that writes. Where parameters are sharded, all ranks save together, since values are gathered.
     pub writes: bool,
 }
 
@@ -57,13 +59,14 @@ impl Default for GgufOptions {
     }
 }
 
-/// Saving as a GGUF file.
+/// Export of a model as a GGUF file.
 pub trait SaveGguf {
-    /// Writes the model as a GGUF file (version 3), all or nothing. One weight at a time is in memory beyond the model.
+    /// Writes the model as a GGUF file (version 3), all or nothing. Beyond the model, one weight at a time is in
+    /// memory.
     ///
     /// # Errors
-    /// If llama.cpp would compute something else, the tokenizer is of a kind that is not known here, a layer has an adapter, a value does not fit
-    /// the element type, or the file cannot be written.
+    /// Fails if llama.cpp would compute something else, the tokenizer is of an unsupported kind, or a layer has an
+    /// adapter. Fails too if a value does not fit the element type, or the file cannot be written.
     fn save_gguf(&self, path: impl AsRef<Path>, options: &GgufOptions) -> Result<()>;
 }
 
@@ -107,8 +110,9 @@ fn tensor<'a, R: Runtime>(
     Ok(GgufTensor { name: theirs, shape: shape.to_vec(), weights, value: Box::new(value) })
 }
 
-/// The number of heads of a parameter whose rotated components are in another order there: llama.cpp rotates the adjacent components of a head
-/// in its architecture `llama`, and those half a head apart in the others.
+/// The number of heads of a query or key projection whose rows are reordered; `None` if they are not. In its
+/// architecture `llama`, llama.cpp rotates adjacent components of a head together. In others it rotates those half a
+/// head from each other, as this project does.
 fn pairs(config: &DecoderConfig, name: &str) -> Option<usize> {
     let adjacent = matches!(config.family, Family::Llama | Family::Mistral);
     let is = |module: &str| name.contains(&format!(".{module}."));

@@ -6,7 +6,7 @@ const fn keep(theirs: &'static str, ours: &'static str) -> ConversionRule {
     ConversionRule { theirs, ours, change: Change::Keep }
 }
 
-/// Decoders as llama.cpp names their parts, all families in one: weights are `[O, I]` there as here.
+/// The conversion table of decoders to llama.cpp's names, all families in one. Weights are `[O, I]` in both.
 pub const GGUF: ConversionTable = ConversionTable {
     rules: &[
         keep("token_embd", "embed_tokens"),

@@ -1,4 +1,4 @@
-//! The tables of a tokenizer as llama.cpp reads them: byte-level BPE with a way of splitting text that it knows by name.
+//! The tables of a tokenizer in llama.cpp's format: byte-level BPE with a pre-tokenizer that llama.cpp knows by name.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::file::GgufValue;
 
-/// How text is split before merges: llama.cpp's name, and the pattern in `tokenizer.json`; that of GPT-2 is built into its kind.
+/// The pre-tokenizers: llama.cpp's name, and the pattern in `tokenizer.json`. GPT-2's is a type of its own there.
 const SPLITS: [(&str, &str); 2] = [
     (
         "llama-bpe",
@@ -26,10 +26,11 @@ const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 
-/// The metadata of the tokenizer in a folder. The vocabulary has as many tokens as the model has rows: those that the tokenizer lacks are unused.
+/// The metadata of the tokenizer in a folder. The vocabulary has as many tokens as the model has rows; tokens that the
+/// tokenizer lacks are marked unused.
 ///
 /// # Errors
-/// If a file is malformed, or the tokenizer is of a kind that llama.cpp does not know by a name known here.
+/// Fails if a file is malformed, or the tokenizer is of a kind without a known name in llama.cpp.
 pub fn tables(folder: &Path, vocab: usize) -> Result<Vec<(String, GgufValue)>> {
     let file = JsonObject::open(&folder.join("tokenizer.json"))?;
     let path = folder.join("tokenizer_config.json");
@@ -68,7 +69,7 @@ pub fn tables(folder: &Path, vocab: usize) -> Result<Vec<(String, GgufValue)>> {
     Ok(pairs)
 }
 
-/// All tokens by number.
+/// The tokens of a vocabulary, by number.
 struct Tokens {
     texts: Vec<String>,
     kinds: Vec<i32>,
@@ -116,7 +117,7 @@ fn merges(model: &JsonObject) -> Result<Vec<String>> {
         .collect()
 }
 
-/// llama.cpp's name of how text is split.
+/// The name in llama.cpp of the tokenizer's pre-tokenizer.
 fn split(file: &JsonObject, model: &JsonObject) -> Result<&'static str> {
     let kind = model.text("type")?.unwrap_or("BPE");
     let byte_fallback = model.flag("byte_fallback")?.unwrap_or(false);
@@ -150,7 +151,7 @@ fn special<'a>(settings: &'a JsonObject, name: &str) -> Option<&'a str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
 
-/// Whether a text begins with the token that begins a text: as the settings say, or the template of texts.
+/// Tells whether a text begins with the begin-of-text token: by the settings, or by the post-processor's template.
 fn adds_bos(file: &JsonObject, settings: &JsonObject) -> Result<bool> {
     if let Some(adds) = settings.flag("add_bos_token")? {
         return Ok(adds);

@@ -10,10 +10,10 @@ use super::{
     layers::ModelGraph,
 };
 
-/// The graph of a model: tokens to logits.
+/// Builds the graph of a model, from tokens to logits.
 ///
 /// # Errors
-/// If the model lacks a parameter of its family, or has mixtures of experts.
+/// Fails if the model lacks a parameter of its family, or has mixtures of experts.
 pub fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>> {
     let (config, mut m) = (model.config(), ModelGraph::new("decoder", model));
     if config.mixtures.is_some() {
@@ -51,7 +51,7 @@ pub fn graph<'a, R: Runtime>(model: &Decoder<R>) -> Result<OnnxGraph<'a>> {
     Ok(m.graph)
 }
 
-/// Positions 0, 1, … of the tokens, `[T]`.
+/// The positions 0, 1, … of the tokens, `[T]`.
 fn positions(g: &mut OnnxGraph<'_>, tokens: &str) -> String {
     let (shape, axis) = (g.op("Shape", &[tokens]), g.int(1));
     let count = g.op("Gather", &[&shape, &axis]);
@@ -59,7 +59,7 @@ fn positions(g: &mut OnnxGraph<'_>, tokens: &str) -> String {
     g.op("Range", &[&zero, &count, &one])
 }
 
-/// Cosines and sines of the rotations of each position, `[T, R / 2]`.
+/// The cosines and sines of each position's rotations, `[T, D / 2]`.
 fn tables(g: &mut OnnxGraph<'_>, config: &DecoderConfig, positions: &str) -> Option<[String; 2]> {
     let rotary = config.rope?.rotary(config.head_dim);
     let frequencies: Vec<f32> = rotary.frequencies.iter().map(|&f| f as f32).collect();
@@ -79,12 +79,12 @@ fn tables(g: &mut OnnxGraph<'_>, config: &DecoderConfig, positions: &str) -> Opt
     Some([table("Cos"), table("Sin")])
 }
 
-/// What all layers share.
+/// The values that all layers share.
 struct Layers<'c> {
     config: &'c DecoderConfig,
-    /// Cosines and sines, where positions are rotary.
+    /// The cosines and sines, if positions are rotary.
     tables: Option<[String; 2]>,
-    /// Which keys a query sees, by window.
+    /// The mask of the keys that a query sees, by window.
     masks: BTreeMap<Option<usize>, String>,
 }
 
@@ -132,7 +132,7 @@ impl Layers<'_> {
         Ok(m.attention([&q, &k, &v], [config.heads, depth], mask))
     }
 
-    /// Queries, keys and values `[B, T, H · D]`.
+    /// The projections to queries, keys and values, each `[B, T, H · D]`.
     fn project<R: Runtime>(&self, m: &mut ModelGraph<'_, R>, x: &str, module: &str) -> Result<[String; 3]> {
         if self.config.family != Family::Gpt2 {
             let mut one = |name| m.linear(x, &format!("{module}.{name}"));
@@ -143,7 +143,7 @@ impl Layers<'_> {
         Ok(std::array::from_fn(|_| parts.next().unwrap_or_default()))
     }
 
-    /// Queries or keys as heads `[B, H, T, D]`, normalized and rotated.
+    /// The heads of queries or keys, `[B, H, T, D]`, normalized and rotated.
     fn placed<R: Runtime>(&self, m: &mut ModelGraph<'_, R>, x: &str, heads: usize, norm: &str) -> Result<String> {
         let mut x = m.heads(x, [heads, self.config.head_dim]);
         if self.config.family == Family::Qwen3 {
@@ -153,7 +153,7 @@ impl Layers<'_> {
         Ok(self.rotated(&mut m.graph, x))
     }
 
-    /// The halves of each head, turned into each other.
+    /// Rotates the two halves of each head into each other.
     fn rotated(&self, g: &mut OnnxGraph<'_>, x: String) -> String {
         let Some([cos, sin]) = &self.tables else { return x };
         let half = (self.config.head_dim / 2) as i64;
@@ -164,7 +164,7 @@ impl Layers<'_> {
         g.op_with("Concat", &[&first, &second], &[("axis", Attribute::Int(-1))])
     }
 
-    /// Keys or values `[B, G, T, D]` once for each head of queries, `[B, H, T, D]`.
+    /// Repeats keys or values `[B, G, T, D]` for each head of queries, `[B, H, T, D]`.
     fn repeated(&self, g: &mut OnnxGraph<'_>, x: &str) -> String {
         let (heads, groups) = (self.config.heads, self.config.kv_heads);
         if heads == groups {
@@ -178,7 +178,7 @@ impl Layers<'_> {
     }
 }
 
-/// Which keys a query sees, `[T, T]`: those before it and its own, within the window.
+/// The mask of the keys that a query sees, `[T, T]`: those up to its own, within the window.
 fn mask(g: &mut OnnxGraph<'_>, positions: &str, window: Option<usize>) -> String {
     let (first, second) = (g.ints(&[0]), g.ints(&[1]));
     let columns = g.op("Unsqueeze", &[positions, &first]);

@@ -1,4 +1,4 @@
-//! Graphs as ONNX stores them: nodes, small constants, and weights in a file of their own.
+//! Graphs in ONNX's format: nodes, small constants, and weights in a file of their own.
 
 use std::{collections::BTreeSet, ffi::OsString, path::Path};
 
@@ -6,9 +6,9 @@ use data::protobuf::ProtoMessage;
 use numcore::{Error, Result, safetensors::Replacement};
 
 const OPSET: i64 = 17;
-/// The version of the format that goes with the opset.
+/// The version of the format that belongs to the opset.
 const IR_VERSION: i64 = 8;
-/// Where each weight begins in its file.
+/// The alignment of weights in their file, in bytes.
 const ALIGNMENT: usize = 64;
 
 /// The element types of inputs and constants, with their numbers in files.
@@ -31,23 +31,23 @@ pub enum Attribute<'a> {
     Ints(&'a [i64]),
 }
 
-/// A weight, and where its values come from.
+/// A weight, and the source of its values.
 struct OnnxWeight<'a> {
     name: String,
     shape: Vec<usize>,
     value: Box<dyn Fn() -> Result<Vec<f32>> + 'a>,
 }
 
-/// A size of an input or output: a number, or a name for what may vary.
+/// A size of an input or output.
 #[derive(Clone, Copy, Debug)]
 pub enum Size {
-    /// A size that varies.
+    /// A size that varies, with its name.
     Any(&'static str),
-    /// A size that does not.
+    /// A fixed size.
     Is(usize),
 }
 
-/// A graph that is being made. Values are known by their names.
+/// A graph that is being built. Its values are referred to by name.
 #[derive(Default)]
 pub struct OnnxGraph<'a> {
     name: &'static str,
@@ -65,31 +65,31 @@ impl<'a> OnnxGraph<'a> {
         OnnxGraph { name, ..OnnxGraph::default() }
     }
 
-    /// An input of the graph.
+    /// Adds an input of the graph, and returns its name.
     pub fn input(&mut self, name: &str, kind: OnnxType, sizes: &[Size]) -> String {
         self.inputs.push(described(name, kind, sizes));
         name.to_owned()
     }
 
-    /// Makes a value an output of the graph, by this name.
+    /// Makes `value` an output of the graph, called `name`.
     pub fn output(&mut self, value: &str, name: &str, sizes: &[Size]) {
         self.push("Identity", &[value], &[name.to_owned()], &[]);
         self.outputs.push(described(name, OnnxType::F32, sizes));
     }
 
-    /// A node with one output.
+    /// Adds a node with one output, and returns the output's name.
     pub fn op(&mut self, kind: &str, inputs: &[&str]) -> String {
         self.op_with(kind, inputs, &[])
     }
 
-    /// A node with one output, and attributes.
+    /// Adds a node with attributes and one output, and returns the output's name.
     pub fn op_with(&mut self, kind: &str, inputs: &[&str], attributes: &[(&str, Attribute<'_>)]) -> String {
         let name = self.fresh(kind);
         self.push(kind, inputs, std::slice::from_ref(&name), attributes);
         name
     }
 
-    /// Parts of a value along its last axis, of these sizes.
+    /// Splits a value along its last axis into parts of these sizes.
     pub fn split(&mut self, value: &str, sizes: &[i64]) -> Vec<String> {
         let sizes_at = self.ints(sizes);
         let names: Vec<String> = sizes.iter().map(|_| self.fresh("Split")).collect();
@@ -97,30 +97,30 @@ impl<'a> OnnxGraph<'a> {
         names
     }
 
-    /// A list of integers.
+    /// Adds a constant list of integers, `[N]`.
     pub fn ints(&mut self, list: &[i64]) -> String {
         let name = format!("ints{}", list.iter().map(|x| format!("_{x}")).collect::<String>());
         let bytes: Vec<u8> = list.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.constant(name, OnnxType::I64, &[list.len()], &bytes)
     }
 
-    /// One integer.
+    /// Adds a constant integer.
     pub fn int(&mut self, value: i64) -> String {
         self.constant(format!("int_{value}"), OnnxType::I64, &[], &value.to_le_bytes())
     }
 
-    /// One floating-point number.
+    /// Adds a constant floating-point number.
     pub fn float(&mut self, value: f32) -> String {
         self.constant(format!("float_{value:e}"), OnnxType::F32, &[], &value.to_le_bytes())
     }
 
-    /// A row of floating-point numbers, `[1, N]`.
+    /// Adds a constant row of floating-point numbers, `[1, N]`.
     pub fn row(&mut self, name: &str, values: &[f32]) -> String {
         let bytes: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
         self.constant(name.to_owned(), OnnxType::F32, &[1, values.len()], &bytes)
     }
 
-    /// A weight by its name; a second call with a name gives the first one's.
+    /// Adds a weight; a second call with its name returns the first one.
     pub fn weight(&mut self, name: &str, shape: &[usize], value: impl Fn() -> Result<Vec<f32>> + 'a) -> String {
         if self.names.insert(name.to_owned()) {
             self.weights.push(OnnxWeight { name: name.into(), shape: shape.into(), value: Box::new(value) });
@@ -128,11 +128,11 @@ impl<'a> OnnxGraph<'a> {
         name.to_owned()
     }
 
-    /// Writes the graph to a file and the weights to another beside it, each all or nothing, one weight at a time. Asks for all values and writes
-    /// none if another rank writes.
+    /// Writes the graph to a file and the weights to another beside it, each all or nothing, one weight at a time.
+    /// Unless `writes`, it computes all values and writes none: another rank writes.
     ///
     /// # Errors
-    /// If a value cannot be had, or a file not be written.
+    /// Fails if a value cannot be computed, or a file cannot be written.
     pub fn save(self, path: &Path, writes: bool) -> Result<()> {
         if !writes {
             return self.weights.iter().try_for_each(|weight| (weight.value)().map(drop));
@@ -161,7 +161,7 @@ impl<'a> OnnxGraph<'a> {
         graph.commit()
     }
 
-    /// The whole file.
+    /// The message of the full file.
     fn model(&self, initializers: &[ProtoMessage]) -> ProtoMessage {
         let graph = ProtoMessage::new()
             .each(1, &self.nodes)
@@ -210,7 +210,7 @@ impl OnnxWeight<'_> {
         Ok(values.iter().flat_map(|x| x.to_le_bytes()).collect())
     }
 
-    /// The entry of the graph for a weight that lies elsewhere.
+    /// The graph's entry for a weight that lies in another file.
     fn described(&self, location: &str, offset: usize, length: usize) -> ProtoMessage {
         const EXTERNAL: i64 = 1;
         let entry = |key: &str, value: &str| ProtoMessage::new().bytes(1, key).bytes(2, value);
@@ -231,13 +231,13 @@ impl Attribute<'_> {
     }
 }
 
-/// A tensor without its data.
+/// The message of a tensor, without its data.
 fn tensor(name: &str, kind: OnnxType, shape: &[usize]) -> ProtoMessage {
     let sizes = shape.iter().fold(ProtoMessage::new(), |tensor, &n| tensor.int(1, n as i64));
     sizes.int(2, kind as i64).bytes(8, name)
 }
 
-/// An input or output: its name, element type and sizes.
+/// The message of an input or output: its name, element type and sizes.
 fn described(name: &str, kind: OnnxType, sizes: &[Size]) -> ProtoMessage {
     let size = |size: &Size| match size {
         Size::Is(n) => ProtoMessage::new().int(1, *n as i64),

@@ -1,4 +1,4 @@
-//! Layers as nodes, by the names of their parameters.
+//! Layers as nodes of a graph, by the names of their parameters.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use numcore::{
 
 use super::graph::{Attribute, OnnxGraph};
 
-/// A graph, and the parameters of the model it is made of.
+/// A graph, and the parameters of the model that it is built from.
 pub struct ModelGraph<'a, R: Runtime> {
     /// The graph.
     pub graph: OnnxGraph<'a>,
@@ -19,7 +19,7 @@ pub struct ModelGraph<'a, R: Runtime> {
 }
 
 impl<'a, R: Runtime> ModelGraph<'a, R> {
-    /// An empty graph. Weights get the names that files of Hugging Face's have.
+    /// An empty graph. Weights get their names in Hugging Face's files.
     pub fn new(name: &'static str, model: &impl Pretrained<R>) -> Self {
         let table = model.table();
         let named = model.named_parameters().into_iter().map(|(name, parameter)| {
@@ -29,7 +29,7 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
         ModelGraph { graph: OnnxGraph::new(name), parameters: named.collect() }
     }
 
-    /// A parameter as it is.
+    /// Adds a parameter as a weight, in `f32` and untransposed.
     pub fn parameter(&mut self, name: &str) -> Result<String> {
         let (theirs, parameter) = self.find(name)?;
         let shape = parameter.shape();
@@ -37,7 +37,7 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
         Ok(self.graph.weight(&theirs, &shape, value))
     }
 
-    /// `x · Wᵀ + b` by the names of `module.weight` and `module.bias`, which may be absent.
+    /// Adds `x · Wᵀ + b`, with the parameters `module.weight` and `module.bias`, which may be absent.
     pub fn linear(&mut self, x: &str, module: &str) -> Result<String> {
         let (theirs, parameter) = self.find(&format!("{module}.weight"))?;
         let shape = parameter.shape();
@@ -52,14 +52,14 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
         Ok(self.graph.op("Add", &[&product, &bias]))
     }
 
-    /// A layer norm by the names of `module.weight` and `module.bias`.
+    /// Adds a layer norm of the last axis, with the parameters `module.weight` and `module.bias`.
     pub fn layer_norm(&mut self, x: &str, module: &str, eps: f64) -> Result<String> {
         let (weight, bias) = (self.parameter(&format!("{module}.weight"))?, self.parameter(&format!("{module}.bias"))?);
         let attributes = [("axis", Attribute::Int(-1)), ("epsilon", Attribute::Float(eps as f32))];
         Ok(self.graph.op_with("LayerNormalization", &[x, &weight, &bias], &attributes))
     }
 
-    /// An RMS norm of the last axis by the name of `module.weight`.
+    /// Adds an RMS norm of the last axis, with the parameter `module.weight`.
     pub fn rms_norm(&mut self, x: &str, module: &str, eps: f64) -> Result<String> {
         let weight = self.parameter(&format!("{module}.weight"))?;
         let g = &mut self.graph;
@@ -71,7 +71,8 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
         Ok(g.op("Mul", &[&normal, &weight]))
     }
 
-    /// Softmax of `q · kᵀ / √D`, times `v`: `q`, `k` and `v` are `[B, H, T, D]`; where `mask` is false nothing is seen. Gives `[B, T, H · D]`.
+    /// Adds softmax of `q · kᵀ / √D`, times `v`, for `q`, `k` and `v: [B, H, T, D]`. Keys where `mask` is false are
+    /// hidden. The output is `[B, T, H · D]`.
     pub fn attention(&mut self, [q, k, v]: [&str; 3], [heads, depth]: [usize; 2], mask: Option<&str>) -> String {
         let g = &mut self.graph;
         let keys = g.op_with("Transpose", &[k], &[("perm", Attribute::Ints(&[0, 1, 3, 2]))]);
@@ -89,18 +90,18 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
         g.op("Reshape", &[&found, &merged])
     }
 
-    /// `[B, T, H · D]` as `[B, T, H, D]`.
+    /// Adds a reshape from `[B, T, H · D]` to `[B, T, H, D]`.
     pub fn heads(&mut self, x: &str, [heads, depth]: [usize; 2]) -> String {
         let shape = self.graph.ints(&[0, 0, heads as i64, depth as i64]);
         self.graph.op("Reshape", &[x, &shape])
     }
 
-    /// `[B, T, H, D]` as `[B, H, T, D]`.
+    /// Adds a transpose from `[B, T, H, D]` to `[B, H, T, D]`.
     pub fn heads_first(&mut self, x: &str) -> String {
         self.graph.op_with("Transpose", &[x], &[("perm", Attribute::Ints(&[0, 2, 1, 3]))])
     }
 
-    /// An activation of `x`.
+    /// Adds an activation of `x`.
     pub fn activation(&mut self, x: &str, activation: Activation) -> String {
         let g = &mut self.graph;
         match activation {
@@ -133,7 +134,7 @@ impl<'a, R: Runtime> ModelGraph<'a, R> {
     }
 }
 
-/// `x / 2 · (1 + part)`.
+/// Adds `x / 2 · (1 + part)`.
 fn half_times_one_plus(g: &mut OnnxGraph<'_>, x: &str, part: &str) -> String {
     let (one, half) = (g.float(1.0), g.float(0.5));
     let sum = g.op("Add", &[part, &one]);

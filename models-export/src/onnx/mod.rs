@@ -1,7 +1,7 @@
 //! Models as ONNX files, which onnxruntime and others compute.
 //!
-//! A graph is of opset 17, in `f32`, with any batch and any number of tokens. Weights lie in a file beside the graph, since one file of this
-//! format holds 2 GiB at most.
+//! A graph is of opset 17, in `f32`, for any batch and any number of tokens. Weights lie in a file beside the graph,
+//! since one file of this format holds 2 GiB at most.
 
 mod decoder;
 mod graph;
@@ -13,10 +13,10 @@ use std::path::Path;
 use models::{Decoder, Vit, require_no_adapters};
 use numcore::{Result, Runtime};
 
-/// How an ONNX file is written.
+/// The options of an ONNX file.
 #[derive(Clone, Copy, Debug)]
 pub struct OnnxOptions {
-    /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
+    /// True on the rank that writes. Where parameters are sharded, all ranks save together, since values are gathered.
     pub writes: bool,
 }
 
@@ -26,14 +26,15 @@ impl Default for OnnxOptions {
     }
 }
 
-/// Saving as an ONNX file.
+/// Export of a model as an ONNX file.
 pub trait SaveOnnx {
-    /// Writes the model as an ONNX file, and its weights as `PATH.data` beside it. Of a [`Decoder`] the input is
-    /// `input_ids`, `[batch, sequence]` (`i64`), the output `logits`, `[batch, sequence, V]`, without a cache of keys and
-    /// values; of a [`Vit`] the input is `pixel_values`, `[batch, 3, H, W]`, the output `logits`, `[batch, N]`.
+    /// Writes the model as an ONNX file, and its weights as `PATH.data` beside it. A [`Decoder`] has the input
+    /// `input_ids`, `[batch, sequence]` (`i64`), and the output `logits`, `[batch, sequence, V]`, without a cache of
+    /// keys and values. A [`Vit`] has the input `pixel_values`, `[batch, K, H, W]`, and the output `logits`, `[batch,
+    /// N]`.
     ///
     /// # Errors
-    /// If a layer has an adapter, a part of the model has no graph, or a file cannot be written.
+    /// Fails if a layer has an adapter, the model has mixtures of experts, or a file cannot be written.
     fn save_onnx(&self, path: impl AsRef<Path>, options: &OnnxOptions) -> Result<()>;
 }
 

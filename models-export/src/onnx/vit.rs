@@ -8,10 +8,10 @@ use super::{
     layers::ModelGraph,
 };
 
-/// The graph of a model: images to logits.
+/// Builds the graph of a model, from images to logits.
 ///
 /// # Errors
-/// If the model lacks a parameter.
+/// Fails if the model lacks a parameter.
 pub fn graph<'a, R: Runtime>(model: &Vit<R>) -> Result<OnnxGraph<'a>> {
     let (config, mut m) = (model.config(), ModelGraph::new("vit", model));
     let batch = Size::Any("batch");
@@ -29,7 +29,7 @@ pub fn graph<'a, R: Runtime>(model: &Vit<R>) -> Result<OnnxGraph<'a>> {
     Ok(m.graph)
 }
 
-/// The patches of images behind the token that the classifier reads, `[B, 1 + patches, C]`.
+/// The class token, and the patches of images after it, `[B, 1 + patches, C]`, with positions added.
 fn embed<R: Runtime>(m: &mut ModelGraph<'_, R>, config: &VitConfig, pixels: &str) -> Result<String> {
     let (weight, bias) = (m.parameter("patches.weight")?, m.parameter("patches.bias")?);
     let (token, positions) = (m.parameter("cls_token")?, m.parameter("positions")?);

@@ -1,19 +1,19 @@
-//! A conversation as tokens, and several in a row.
+//! Conversations as tokens, and several in a row.
 
 use data::pack::{PackedRow, first_fit};
 use numcore::{Error, Result};
 
-/// The tokens of a conversation, and which of them an assistant said: only these are learned.
+/// The tokens of a conversation, and a mask of the assistant's tokens, the only ones that are learned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ChatExample {
     /// The tokens.
     pub tokens: Vec<u32>,
-    /// Whether each is the assistant's, the end of its turn included.
+    /// True for the assistant's tokens, the end of a turn included.
     pub learned: Vec<bool>,
 }
 
 impl ChatExample {
-    /// The target of each token: the next, if it is learned, and −100, which cross-entropy ignores, if it is not.
+    /// The target of each token: the next token if it is learned, otherwise −100, which cross-entropy ignores.
     pub fn targets(&self) -> Vec<i64> {
         let next = self.tokens.iter().zip(&self.learned).skip(1);
         let target = |(&token, &learned): (&u32, &bool)| if learned { i64::from(token) } else { -100 };
@@ -22,11 +22,11 @@ impl ChatExample {
     }
 }
 
-/// Conversations in rows of `context` tokens, several to a row, in the order in which they fit. Longer ones are cut at the end. A target that is
-/// not learned has a weight of 0.
+/// Packs conversations in rows of `context` tokens, several to a row, each in the first open row with room. Longer ones
+/// are cut at the end. A target that is not learned has a weight of 0.
 ///
 /// # Errors
-/// If the context is 0, or an example has not as many marks as tokens.
+/// Fails if the context is 0, or an example has not as many marks as tokens.
 pub fn pack_examples(examples: &[ChatExample], context: usize) -> Result<Vec<PackedRow>> {
     if context == 0 {
         return Err(Error::argument("pack_examples", "rows of 0 tokens hold no conversation"));

@@ -1,4 +1,4 @@
-//! Which tokens of a conversation are an assistant's.
+//! The mask of an assistant's tokens in a conversation.
 
 use std::ops::Range;
 
@@ -8,18 +8,19 @@ use numcore::{Error, Result};
 use super::{ChatExample, ChatTemplate, Conversation};
 
 impl ChatTemplate {
-    /// The tokens of a conversation; of each assistant's message what it said and the end of its turn are marked as learned.
+    /// Encodes a conversation to tokens. In each assistant's message, the content and the end of the turn are marked as
+    /// learned.
     ///
-    /// Where a message begins and ends is found by rendering the conversation up to it, so any template will do whose text of the first messages
-    /// does not depend on those after them.
+    /// A message's place is found by rendering the conversation up to it. Any template works whose text of the first
+    /// messages does not depend on later ones.
     ///
     /// # Errors
-    /// If the template fails, is not of that kind, or the text cannot be encoded.
+    /// Fails if the template fails or is not of that kind, or the text cannot be encoded.
     pub fn encode(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Result<ChatExample> {
         let text = self.render(conversation, false)?;
         let answers = (0..conversation.len()).filter(|&at| conversation.is_assistant(at));
         let spans = answers.map(|at| self.span(conversation, at, &text)).collect::<Result<Vec<_>>>()?;
-        // The template has written what begins a text already.
+        // The template has already written the token that begins a text.
         let encoded = tokenizer.encode_with_offsets(&text)?;
         let learned = |place: &Range<usize>| {
             spans.iter().any(|span| span.contains(&place.start) && place.end <= span.end && !place.is_empty())
@@ -28,7 +29,8 @@ impl ChatTemplate {
         Ok(ChatExample { tokens, learned })
     }
 
-    /// Where an assistant's message stands in the text of the whole conversation. Whitespace after the end of its turn is the template's.
+    /// The place of an assistant's message in the text of the full conversation. Whitespace after the end of its turn
+    /// is not part of it.
     fn span(&self, conversation: &Conversation, at: usize, text: &str) -> Result<Range<usize>> {
         let before = self.render(&conversation.first(at), true)?;
         let with = self.render(&conversation.first(at + 1), false)?;

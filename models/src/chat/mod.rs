@@ -1,4 +1,4 @@
-//! Conversations: to text by a model's template, to tokens with a mask of what an assistant said, to packed rows.
+//! Conversations: to text by a model's template, to tokens with a mask of the assistant's messages, to packed rows.
 
 mod example;
 #[cfg(feature = "text")]

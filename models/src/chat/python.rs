@@ -1,4 +1,4 @@
-//! What templates call that is Python's: JSON as its module writes it, dates, exceptions.
+//! Functions and filters of templates that behave as in Python: JSON, dates, exceptions.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use minijinja::{
 
 use super::template::ChatDate;
 
-/// `raise_exception(message)`: how a template refuses a conversation.
+/// `raise_exception(message)`, by which a template refuses a conversation.
 pub fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
@@ -55,7 +55,7 @@ pub fn strftime(date: ChatDate, format: &str) -> Result<String, Error> {
     Ok(text)
 }
 
-/// `tojson`, as transformers defines it: Python's `json.dumps` without escapes of what is no ASCII.
+/// `tojson`, as transformers defines it: Python's `json.dumps` without escapes of non-ASCII characters.
 pub fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let escapes: Option<bool> = options.get("ensure_ascii")?;
@@ -65,7 +65,7 @@ pub fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
     Ok(Value::from_safe_string(if escapes == Some(true) { in_ascii(&text) } else { text }))
 }
 
-/// What is no printable ASCII as JSON's escapes. In JSON that stands in strings alone.
+/// Replaces characters other than printable ASCII by JSON's escapes. JSON has such characters in strings alone.
 fn in_ascii(text: &str) -> String {
     let mut ascii = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -78,7 +78,7 @@ fn in_ascii(text: &str) -> String {
     ascii
 }
 
-/// A value as Python's `str` has it.
+/// The text of a value as Python's `str` writes it.
 pub fn text(value: &Value) -> String {
     match float(value) {
         Some(x) if x.is_nan() => "nan".into(),
@@ -89,12 +89,12 @@ pub fn text(value: &Value) -> String {
     }
 }
 
-/// Whether a value holds others.
+/// Tells whether a value is a list or a map.
 pub fn is_container(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)
 }
 
-/// A value as Python's `repr` has it.
+/// The text of a value as Python's `repr` writes it.
 fn repr(value: &Value) -> String {
     let of = |items: minijinja::value::ValueIter| items.map(|item| repr(&item)).collect::<Vec<_>>().join(", ");
     match (value.kind(), value.try_iter()) {
@@ -114,13 +114,13 @@ fn repr(value: &Value) -> String {
     }
 }
 
-/// The number of a value that is no integer.
+/// The number in a value, unless it is an integer.
 fn float(value: &Value) -> Option<f64> {
     let is_float = value.kind() == ValueKind::Number && !value.is_integer();
     is_float.then(|| f64::try_from(value.clone()).ok()).flatten()
 }
 
-/// The fewest digits that mean a number, with an exponent below 10⁻⁴ and from 10¹⁶ on.
+/// The shortest digits of a number, with an exponent below 10⁻⁴ and from 10¹⁶ on.
 fn finite(x: f64) -> String {
     let digits = format!("{x:e}");
     match digits.split_once('e').map(|(digits, exponent)| (digits, exponent.parse::<i32>())) {

@@ -1,10 +1,10 @@
-//! The source of a template, changed where Jinja of Python and minijinja differ.
+//! Adaptation of a template's source to the differences between Python's Jinja and minijinja.
 
-/// Brackets within brackets that are looked into; a template with more is refused by the parser.
+/// The deepest nesting of brackets that is rewritten; the parser refuses templates with more.
 const DEEPEST: usize = 200;
 
-/// A template without the tag that marks an assistant's text: as a condition that holds, so that whitespace stays as it
-/// is. The operands of `~` go through the filter `string`, which writes numbers as Python does.
+/// Rewrites a template. Tags that mark an assistant's text become a condition that holds, so that whitespace stays as
+/// it is. The operands of `~` go through the filter `string`, which writes numbers as Python does.
 pub fn adapted(source: &str) -> String {
     let (mut text, mut rest) = (String::with_capacity(source.len()), source);
     while let Some(at) = rest.find('{') {
@@ -33,7 +33,7 @@ pub fn adapted(source: &str) -> String {
             "endgeneration" => inside.replace("endgeneration", "endif"),
             _ => inside,
         });
-        // What stands between these tags is text.
+        // Text between these tags is copied.
         let word = tag[2..].trim_start_matches(['-', '+']).trim_start();
         let raw = if closing == "%}" && word.starts_with("raw") { reader.rest.find("endraw") } else { None };
         let (verbatim, after) = reader.rest.split_at(raw.unwrap_or(0));
@@ -43,13 +43,13 @@ pub fn adapted(source: &str) -> String {
     text + rest
 }
 
-/// The expressions of a tag, which are read piece by piece.
+/// A reader of the expressions of a tag, piece by piece.
 struct TagReader<'a> {
     rest: &'a str,
     closing: &'static str,
 }
 
-/// A list of expressions as it is written again: pieces between operators that bind less than `~`.
+/// A list of expressions that is being rewritten: pieces between operators that bind less than `~`.
 #[derive(Default)]
 struct Rewritten {
     done: String,
@@ -59,7 +59,7 @@ struct Rewritten {
 }
 
 impl TagReader<'_> {
-    /// The text up to and with a closing bracket, or up to the end of the tag.
+    /// Rewrites the text up to and with a closing bracket, or up to the end of the tag.
     fn level(&mut self, bracket: Option<char>, depth: usize) -> String {
         let mut text = Rewritten::default();
         loop {
@@ -89,7 +89,7 @@ impl TagReader<'_> {
         }
     }
 
-    /// Whether the tag ends here.
+    /// Tells whether the tag ends at this place.
     fn ends(&self) -> bool {
         let trimmed = self.rest.strip_prefix(['-', '+']).unwrap_or(self.rest);
         trimmed.starts_with(self.closing) || self.rest.starts_with(self.closing)
@@ -136,7 +136,7 @@ impl Rewritten {
         if binds_less && !part_of_test { self.separate(word) } else { self.operand.push_str(word) }
     }
 
-    /// Whether a sign is one of a number: nothing that it could be added to is before it.
+    /// Tells whether a sign belongs to a number, since no left operand is before it.
     fn wants_operand(&self) -> bool {
         let before = self.operand.trim_end();
         before.is_empty() || before.ends_with(['*', '/', '%', '('])

@@ -8,32 +8,32 @@ use numcore::{Error, Result};
 use super::{python, source::adapted};
 use crate::files::JsonObject;
 
-/// How many instructions a template may take: the longest real ones take some thousands a message.
+/// The most instructions of a template; the longest real ones take some thousands a message.
 const FUEL: u64 = 5_000_000;
-/// The longest text a template may give, in bytes.
+/// The longest text of a template, in bytes.
 const MAX_TEXT: usize = 64 << 20;
 /// The longest template, in bytes.
 const MAX_TEMPLATE: usize = 1 << 20;
 
-/// What was said, and what may be called: the rows of chat files.
+/// A conversation: messages, and the template's variables. Rows of chat files hold one each.
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
     messages: Vec<Value>,
-    /// What a template is given besides, such as `tools`.
+    /// The template's variables besides messages, such as `tools`.
     variables: BTreeMap<String, Value>,
 }
 
 impl Conversation {
-    /// No messages.
+    /// An empty conversation.
     pub fn new() -> Self {
         Conversation::default()
     }
 
-    /// Reads a row, `{"messages": [{"role": …, "content": …}, …]}`, with `tools`, `documents` and
-    /// `chat_template_kwargs`, variables of the template, if it has some. Other fields are not the template's.
+    /// Reads a row, `{"messages": [{"role": …, "content": …}, …]}`. The fields `tools`, `documents` and the entries of
+    /// `chat_template_kwargs` become variables of the template; other fields are ignored.
     ///
     /// # Errors
-    /// If it is no JSON, or has no list of messages with roles.
+    /// Fails if the row is no JSON, or has no list of messages with roles.
     pub fn from_json(row: &str) -> Result<Self> {
         let wrong = |why: String| Error::format("a conversation", why);
         let row: Value = serde_json::from_str(row).map_err(|e| wrong(format!("it is no JSON: {e}")))?;
@@ -56,37 +56,37 @@ impl Conversation {
         Ok(Conversation { messages: messages.into_iter().map(with_thoughts).collect(), variables })
     }
 
-    /// This conversation with one message more.
+    /// Appends a message.
     pub fn with(mut self, role: &str, content: &str) -> Self {
         self.messages.push(context! { role => role, content => content });
         self
     }
 
-    /// How many messages there are.
+    /// The number of messages.
     pub fn len(&self) -> usize {
         self.messages.len()
     }
 
-    /// Whether nothing was said.
+    /// Tells whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// Whether a message is the assistant's.
+    /// Tells whether the message at index `at` is the assistant's.
     pub(super) fn is_assistant(&self, at: usize) -> bool {
         self.messages[at].get_attr("role").is_ok_and(|role| role.as_str() == Some("assistant"))
     }
 
-    /// The first messages.
+    /// The conversation of the first `count` messages.
     pub(super) fn first(&self, count: usize) -> Conversation {
         Conversation { messages: self.messages[..count].to_vec(), variables: self.variables.clone() }
     }
 }
 
-/// The field of a row that names a template's variables.
+/// The field of a row with more variables of the template.
 const KWARGS: &str = "chat_template_kwargs";
 
-/// A message whose thoughts have every name that templates have for them, as in transformers.
+/// A message with its reasoning under every name that templates use, as in transformers.
 fn with_thoughts(message: Value) -> Value {
     let given = |name: &&str| message.get_attr(name).ok().filter(|v| !v.is_undefined() && !v.is_none());
     let Some(thoughts) = ["reasoning_content", "thinking", "reasoning"].iter().find_map(given) else { return message };
@@ -96,7 +96,7 @@ fn with_thoughts(message: Value) -> Value {
     Value::from_pairs(first.chain(own).chain([(Value::from("reasoning_content"), thoughts)]))
 }
 
-/// A day, for templates that tell it to the model.
+/// A date, for templates that write it into the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChatDate {
     /// The year.
@@ -107,33 +107,34 @@ pub struct ChatDate {
     pub day: u32,
 }
 
-/// A model's chat template. It is a program of other people: it can read nothing but the conversation, and is stopped when it takes too many
-/// instructions, recurses too deeply, or writes too much. (Strings that it doubles within an expression are bounded by the instructions alone.)
+/// A model's chat template, a program of other people. It can read nothing but the conversation. It is stopped when it
+/// takes too many instructions, recurses too deeply, or writes too much. Strings that it doubles within an expression
+/// are bounded by the instructions alone.
 pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The special tokens that templates may name, such as `bos_token`.
     tokens: BTreeMap<&'static str, String>,
 }
 
-/// The names of special tokens.
+/// The names of special tokens that templates may use.
 const TOKENS: [&str; 7] = ["bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token"];
 
-/// The template that is meant where nothing else is, and the one of conversations with tools.
+/// The names of the template that is used by default, and of the one for conversations with tools.
 const DEFAULT: &str = "default";
 const WITH_TOOLS: &str = "tool_use";
 
 impl ChatTemplate {
-    /// The template in a folder: `chat_template.jinja` and those in `additional_chat_templates`, or what
-    /// `tokenizer_config.json` has; and the special tokens that are named there. Of several templates `default` is meant,
+    /// Reads the template in a folder, and the special tokens that it names. Templates are `chat_template.jinja` and
+    /// those in `additional_chat_templates`, or else those in `tokenizer_config.json`. Of several, `default` is used,
     /// and `tool_use` for conversations with tools, as in transformers.
     ///
     /// # Errors
-    /// If there is none, or it is malformed.
+    /// Fails if there is none, or a file is malformed.
     pub fn of_folder(folder: impl AsRef<Path>) -> Result<Self> {
         let folder = folder.as_ref();
         let config = JsonObject::open(&folder.join("tokenizer_config.json"))?;
         let older = folder.join("special_tokens_map.json");
-        // Folders of before; where the configuration lists all tokens, it names them too.
+        // Older folders have this file; a configuration that lists all tokens names special ones too.
         let older = (older.is_file() && config.get("added_tokens_decoder").is_none()).then(|| JsonObject::open(&older));
         let older = older.transpose()?;
         let token = |name: &'static str| {
@@ -152,10 +153,10 @@ impl ChatTemplate {
         Self::with_tokens(templates, TOKENS.into_iter().filter_map(token).collect())
     }
 
-    /// A template, and the tokens that begin and end a text.
+    /// Builds a template from its source, and the tokens that begin and end a text.
     ///
     /// # Errors
-    /// If it is no Jinja, or longer than templates are.
+    /// Fails if it is no Jinja, or longer than 1 MiB.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self> {
         let templates = [(DEFAULT.to_owned(), source.to_owned())].into();
         Self::with_tokens(templates, [("bos_token", bos.into()), ("eos_token", eos.into())].into())
@@ -190,16 +191,17 @@ impl ChatTemplate {
         Ok(template.with_date(today()))
     }
 
-    /// This template with a day of one's own, so that its text does not depend on when it is made.
+    /// Sets the date that the template writes, so that its text does not depend on the current day.
     pub fn with_date(mut self, date: ChatDate) -> Self {
         self.environment.add_function("strftime_now", move |format: String| python::strftime(date, &format));
         self
     }
 
-    /// The text of a conversation; with `prompt`, also what begins an answer.
+    /// Renders the text of a conversation; with `prompt`, also the beginning of an answer.
     ///
     /// # Errors
-    /// If the template refuses the conversation (roles that do not alternate, say), fails, or reaches a limit.
+    /// Fails if the template refuses the conversation (for roles that do not alternate, for example), fails, or reaches
+    /// a limit.
     pub fn render(&self, conversation: &Conversation, prompt: bool) -> Result<String> {
         let variables = &conversation.variables;
         let special = variables.contains_key("tools").then(|| self.environment.get_template(WITH_TOOLS).ok()).flatten();
@@ -215,7 +217,7 @@ impl ChatTemplate {
     }
 }
 
-/// Memory for a text, up to a limit.
+/// A buffer for a text, up to a limit.
 struct Bounded(Vec<u8>);
 
 impl std::io::Write for Bounded {
@@ -244,7 +246,7 @@ fn broken(e: minijinja::Error) -> Error {
     Error::format("the chat template", why)
 }
 
-/// The templates that are files of a folder.
+/// The templates in files of a folder.
 fn in_files(folder: &Path) -> Result<BTreeMap<String, String>> {
     let mut templates = BTreeMap::new();
     let mut read = |name: &str, path: &Path| {
@@ -265,7 +267,7 @@ fn in_files(folder: &Path) -> Result<BTreeMap<String, String>> {
     Ok(templates)
 }
 
-/// The templates of `tokenizer_config.json`: a string, or a list of named ones.
+/// The templates in `tokenizer_config.json`: a string, or a list of named ones.
 fn in_config(config: &JsonObject) -> BTreeMap<String, String> {
     let named = |entry: &serde_json::Value| {
         let text = |field| entry.get(field)?.as_str().map(str::to_owned);
@@ -278,10 +280,10 @@ fn in_config(config: &JsonObject) -> BTreeMap<String, String> {
     }
 }
 
-/// Today, in UTC.
+/// The current date, in UTC.
 fn today() -> ChatDate {
     let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    // Civil date of a count of days, with years that begin in March.
+    // The civil date of a count of days, with years that begin in March.
     let days = (seconds / 86_400) as i64 + 719_468;
     let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

@@ -82,10 +82,10 @@ const HARMLESS: &[&str] = &[
     "use_return_dict",
 ];
 
-/// The largest size of a model: the product of three such sizes still fits a count.
+/// The largest size of a model: the product of two such sizes still fits a `usize`.
 const LARGEST: usize = i32::MAX as usize;
 
-/// Checks that a model's sizes are at most [`LARGEST`], so that products of sizes do not overflow.
+/// Checks that a model's sizes are at most `LARGEST`, so that products of sizes do not overflow.
 ///
 /// # Errors
 /// Fails with the first size that is larger.
@@ -115,7 +115,7 @@ const OFF: &[&str] = &[
 ];
 
 /// A `config.json` that records which fields were read. A field that was not read, and is not known to be harmless, is
-/// an error in [`finish`](ConfigFields::finish): it could change what the model computes.
+/// an error in `finish`: it could change what the model computes.
 #[derive(Debug)]
 pub struct ConfigFields {
     object: JsonObject,

@@ -1,4 +1,5 @@
-//! Conversion tables: which weight of a file is which parameter here. A table is data, and is read in both directions.
+//! Conversion tables between weights of files and parameters of models. A table is data, and is read in both
+//! directions.
 
 mod pattern;
 mod stack;
@@ -8,60 +9,60 @@ use pattern::renamed;
 pub use stack::{StackNames, StackPlace, StackRule};
 pub use tables::{BERT, GPT2, LLAMA, MIXTRAL, VIT};
 
-/// How a weight differs between a file and the model.
+/// The difference between a weight in a file and in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Not at all.
+    /// No difference.
     Keep,
-    /// The weight of the module is transposed; a bias is not.
+    /// A module's weight is transposed; its bias is not.
     Transpose,
 }
 
-/// One row: a module of a file and the module here. `{}` stands for a number, the same in both.
+/// A row of a table: a module in files and the module in the model. `{}` stands for a number, equal in both.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversionRule {
     /// The module in files.
     pub theirs: &'static str,
     /// The module in the model.
     pub ours: &'static str,
-    /// What else differs.
+    /// The change of the module's weight.
     pub change: Change,
 }
 
 /// The conversion table of a family of models.
 #[derive(Clone, Copy, Debug)]
 pub struct ConversionTable {
-    /// Modules in files that are modules here, and the other way round.
+    /// The rules of modules, read in both directions.
     pub rules: &'static [ConversionRule],
-    /// Parameters of all experts, which files have one by one.
+    /// The rules of parameters of all experts, which files have one by one.
     pub stacks: &'static [StackRule],
-    /// What files begin their names with, or leave out: their base model's own files do.
+    /// The prefix of names in files. Files of the base model alone leave it out.
     pub prefix: &'static str,
-    /// Names that older files use for the last part of a name, with today's.
+    /// Old names of the last part of a name in files, each with the new one.
     pub old_leaves: &'static [(&'static str, &'static str)],
-    /// Names in files that hold nothing which is not computed here.
+    /// Names in files that models do not need: buffers that can be computed, and heads that are not supported.
     pub ignored: &'static [&'static str],
-    /// Modules that transformers 5 has in memory, which adapters are named by, and what they are in files, where that
-    /// is not the same.
+    /// Modules whose names in memory differ from those in files, in transformers 5: `theirs` in memory, `ours` in
+    /// files. Adapters are named by those in memory.
     pub modules: &'static [ConversionRule],
 }
 
-/// A name in the other naming, and what else differs.
+/// A name converted to the other naming, and the change of its weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Converted {
-    /// The name.
+    /// The converted name.
     pub name: String,
-    /// What else differs.
+    /// The change of the weight.
     pub change: Change,
 }
 
 impl ConversionTable {
-    /// The name in files of a parameter here.
+    /// The name in files of a parameter of the model.
     pub fn theirs(&self, ours: &str) -> Option<Converted> {
         converted(self.rules, ours, |rule| (rule.ours, rule.theirs))
     }
 
-    /// The parameter here of a name in files.
+    /// The parameter of the model for a name in files.
     pub fn ours(&self, theirs: &str) -> Option<Converted> {
         let (module, leaf) = theirs.rsplit_once('.').unwrap_or(("", theirs));
         let leaf = self.old_leaves.iter().find(|(old, _)| *old == leaf).map(|(_, new)| *new);
@@ -71,20 +72,20 @@ impl ConversionTable {
         found(theirs).or_else(|| found(&format!("{}{theirs}", self.prefix)))
     }
 
-    /// The name in memory of what has this name in files.
+    /// The name in transformers' memory of a name in files.
     pub fn in_memory(&self, theirs: &str) -> String {
         let named = converted(self.modules, theirs, |rule| (rule.ours, rule.theirs));
         named.map_or_else(|| theirs.to_owned(), |named| named.name)
     }
 
-    /// Whether a name in files is one that is left out.
+    /// Tells whether a name in files is in `ignored`.
     pub fn ignores(&self, theirs: &str) -> bool {
         let with_prefix = format!("{}{theirs}", self.prefix);
         self.ignored.iter().any(|rule| [theirs, &with_prefix].iter().any(|name| renamed(rule, rule, name).is_some()))
     }
 }
 
-/// The part of a name that a rule knows is converted, the rest kept: `….c_attn.lora_A.weight` by the rule of
+/// Converts the longest part of a name that a rule knows, and keeps the rest: `….c_attn.lora_A.weight` by the rule of
 /// `….c_attn`.
 fn converted(
     rules: &[ConversionRule],

@@ -1,6 +1,6 @@
 //! Patterns of names: text in which `{}` stands for a number.
 
-/// `name` as `to` writes it, if it is what `from` describes.
+/// Rewrites `name` from the pattern `from` to the pattern `to`, if it matches.
 pub fn renamed(from: &str, to: &str, name: &str) -> Option<String> {
     let Some((before, after)) = from.split_once("{}") else {
         return (from == name).then(|| to.to_owned());
@@ -10,7 +10,7 @@ pub fn renamed(from: &str, to: &str, name: &str) -> Option<String> {
     is_number.then(|| to.replacen("{}", number, 1))
 }
 
-/// The numbers at the places of `{}`, if `name` is what `pattern` describes.
+/// The numbers at the places of `{}`, if `name` matches `pattern`.
 pub fn numbered(pattern: &str, name: &str) -> Option<Vec<usize>> {
     let mut texts = pattern.split("{}");
     let mut rest = name.strip_prefix(texts.next()?)?;

@@ -1,24 +1,25 @@
-//! Tensors of all experts here, of which files have a weight for each.
+//! Parameters of all experts, which files have as one weight for each expert.
 
 use super::{ConversionTable, pattern::numbered};
 
-/// A parameter of all experts, `[E, n · F, C]`, that files have as `n` weights `[F, C]` of each expert.
+/// The rule of a parameter of all experts, `[E, n · F, C]`: files have `n` weights `[F, C]` of each expert.
 #[derive(Clone, Copy, Debug)]
 pub struct StackRule {
-    /// The modules in files whose weights lie one after another along an expert's rows. The first `{}` is the layer, the second the expert.
+    /// The modules in files, in the order of their rows in an expert. The first `{}` is the layer, the second the
+    /// expert.
     pub theirs: &'static [&'static str],
-    /// The parameter here; `{}` is the layer.
+    /// The parameter in the model; `{}` is the layer.
     pub ours: &'static str,
 }
 
-/// Where a weight of a file belongs in a parameter of all experts.
+/// The place of a file's weight in a parameter of all experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StackPlace {
-    /// The parameter here.
+    /// The parameter in the model.
     pub name: String,
     /// The expert.
     pub expert: usize,
-    /// Which of the expert's weights that lie one after another.
+    /// The index of the weight among the expert's weights, in the order of their rows.
     pub part: usize,
 }
 
@@ -30,12 +31,12 @@ pub struct StackNames {
 }
 
 impl StackNames {
-    /// How many weights of an expert lie one after another.
+    /// The number of weights of each expert.
     pub fn parts(&self) -> usize {
         self.rule.theirs.len()
     }
 
-    /// The name of a weight of an expert.
+    /// The name in files of weight `part` of an expert.
     pub fn of(&self, expert: usize, part: usize) -> String {
         let module = self.rule.theirs.get(part).copied().unwrap_or_default();
         let module = module.replacen("{}", &self.layer.to_string(), 1).replacen("{}", &expert.to_string(), 1);
@@ -44,7 +45,7 @@ impl StackNames {
 }
 
 impl ConversionTable {
-    /// Where a weight of a file belongs, if it is one of an expert's.
+    /// The place of a file's weight, if it is one of an expert's.
     pub fn stacked(&self, theirs: &str) -> Option<StackPlace> {
         let module = theirs.strip_suffix(".weight")?;
         let with_prefix = format!("{}{module}", self.prefix);
@@ -58,7 +59,7 @@ impl ConversionTable {
         })
     }
 
-    /// The names in files of the weights of a parameter here, if it is one of all experts.
+    /// The names in files of a parameter's weights, if it is one of all experts.
     pub fn stack(&self, ours: &str) -> Option<StackNames> {
         self.stacks.iter().find_map(|&rule| match numbered(rule.ours, ours)?[..] {
             [layer] => Some(StackNames { rule, layer }),

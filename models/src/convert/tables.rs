@@ -1,4 +1,4 @@
-//! The tables of the families there are.
+//! The conversion tables of all families.
 
 use super::{Change, ConversionRule, ConversionTable, StackRule};
 
@@ -33,7 +33,7 @@ pub const GPT2: ConversionTable = ConversionTable {
     modules: &[],
 };
 
-/// What all families that came of Llama have.
+/// The rules that all families derived from Llama share.
 const OF_LLAMA: [ConversionRule; 11] = [
     keep("model.embed_tokens", "embed_tokens"),
     keep("model.layers.{}.input_layernorm", "layers.{}.input_norm"),
@@ -48,7 +48,7 @@ const OF_LLAMA: [ConversionRule; 11] = [
     keep("lm_head", "lm_head"),
 ];
 
-/// What [`OF_LLAMA`] has, and more.
+/// Appends rules to [`OF_LLAMA`].
 const fn with<const M: usize, const N: usize>(more: [ConversionRule; M]) -> [ConversionRule; N] {
     assert!(N == OF_LLAMA.len() + M);
     let (mut rules, mut at) = ([OF_LLAMA[0]; N], 0);
@@ -59,7 +59,7 @@ const fn with<const M: usize, const N: usize>(more: [ConversionRule; M]) -> [Con
     rules
 }
 
-/// Llama, Mistral, Qwen 2 and 3, and Qwen with mixtures of experts, in whose files these are one by one.
+/// Llama, Mistral, Qwen 2 and 3, and Qwen with mixtures, whose experts are one by one in files.
 pub const LLAMA: ConversionTable = ConversionTable {
     rules: &with::<8, 19>([
         keep("model.layers.{}.mlp.gate_proj", "layers.{}.mlp.gate_proj"),
@@ -84,7 +84,7 @@ pub const LLAMA: ConversionTable = ConversionTable {
     modules: &[],
 };
 
-/// Mixtral, which has names of its own for experts.
+/// Mixtral, whose files have their own names for experts.
 pub const MIXTRAL: ConversionTable = ConversionTable {
     rules: &with::<1, 12>([keep("model.layers.{}.block_sparse_moe.gate", "layers.{}.mlp.gate")]),
     stacks: &[
@@ -129,7 +129,7 @@ pub const BERT: ConversionTable = ConversionTable {
     stacks: &[],
     prefix: "bert.",
     old_leaves: &[("gamma", "weight"), ("beta", "bias")],
-    // Positions 0, 1, …, and the prediction of the next sentence.
+    // Positions 0, 1, …, and the head for the next sentence.
     ignored: &["bert.embeddings.position_ids", "cls.seq_relationship.weight", "cls.seq_relationship.bias"],
     modules: &[],
 };

@@ -15,24 +15,25 @@ use crate::{
     pretrained::Pretrained,
 };
 
-/// An encoder of text (Devlin et al. 2019) as Hugging Face's files hold it, with the head for what it is used for.
+/// An encoder of text (Devlin et al. 2019) in Hugging Face's format, with the head for its task.
 ///
-/// Dropout is none: what `config.json` says of it is kept and written back.
+/// Dropout is not applied: its fields in `config.json` are kept and written back.
 #[derive(Debug, Module)]
 pub struct Bert<R: Runtime> {
     /// The token embedding, `[V, C]`.
     pub embed_tokens: Embedding<R>,
-    /// The position embedding.
+    /// The position embedding, `[T, C]` for a context of `T` tokens.
     pub embed_positions: Embedding<R>,
-    /// The embedding of segments: the first text, the second.
+    /// The embedding of segments, `[S, C]`: the first text, the second.
     pub embed_types: Embedding<R>,
     /// The norm of the sum of embeddings.
     pub embed_norm: LayerNorm<R>,
     /// The layers, in order.
     pub layers: Vec<EncoderBlock<R>>,
-    /// The linear layer and tanh for the first token, where the head sees it.
+    /// The linear layer that, with tanh, computes the first token's state for the head; `None` for tasks that do not
+    /// use it.
     pub pooler: Option<Linear<R>>,
-    /// The head.
+    /// The head, by the task.
     pub head: BertHead<R>,
     #[module(skip)]
     config: BertConfig,
@@ -41,7 +42,7 @@ pub struct Bert<R: Runtime> {
 /// The head of a [`Bert`].
 #[derive(Debug)]
 pub enum BertHead<R: Runtime> {
-    /// None.
+    /// No head: the output is the states.
     States,
     /// Logits of the vocabulary, whose weight is the token embedding.
     MaskedLm {
@@ -72,11 +73,11 @@ impl<R: Runtime> Module<R> for BertHead<R> {
     }
 }
 
-/// What a [`Bert`] is given besides tokens.
+/// The inputs of a [`Bert`] besides tokens.
 pub struct BertInputs<'a, R: Runtime> {
-    /// Which tokens are there, `[B, T]`, `bool` or numbers: 0 is padding. All, if not given.
+    /// The tokens that are no padding, `[B, T]`, `bool` or numbers, with 0 for padding; all if `None`.
     pub mask: Option<&'a Var<R>>,
-    /// The segment of each token, `[B, T]` (`i64`); 0 if not given.
+    /// The segment of each token, `[B, T]` (`i64`); 0 if `None`.
     pub token_types: Option<&'a Var<R>>,
 }
 
@@ -87,10 +88,11 @@ impl<R: Runtime> Default for BertInputs<'_, R> {
 }
 
 impl<R: Runtime> Bert<R> {
-    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+    /// Builds a model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` sets
+    /// other initializers.
     ///
     /// # Errors
-    /// If sizes do not fit each other.
+    /// Fails if sizes do not fit each other, or transformers has no such model.
     pub fn new(init: &Init<R>, config: BertConfig) -> Result<Self> {
         let init = &init.clone().weights(Initializer::Normal { mean: 0.0, std: 0.02 }).biases(Initializer::Zeros);
         config.check()?;
@@ -100,7 +102,7 @@ impl<R: Runtime> Bert<R> {
             embed_tokens = embed_tokens.with_frozen_row(row)?;
         }
         if config.task == BertTask::MaskedLm {
-            // Its head reads the table.
+            // The head reads the table as its weight.
             embed_tokens = embed_tokens.never_cut();
         }
         let pools = matches!(config.task, BertTask::States | BertTask::Sequence);
@@ -114,7 +116,7 @@ impl<R: Runtime> Bert<R> {
             head: BertHead::new(init, &config)?,
             config,
         };
-        // Errors name parameters from the first pass on.
+        // A first pass gives parameters their names, which errors then have.
         model.named_parameters();
         Ok(model)
     }
@@ -124,10 +126,10 @@ impl<R: Runtime> Bert<R> {
         &self.config
     }
 
-    /// The states of tokens `[B, T]` (`i64`), `[B, T, C]`.
+    /// Computes the states `[B, T, C]` of tokens `[B, T]` (`i64`).
     ///
     /// # Errors
-    /// If shapes do not fit, or a text is longer than the context.
+    /// Fails if shapes do not fit, or a text is longer than the context.
     pub fn states(&self, tokens: &Var<R>, inputs: &BertInputs<'_, R>) -> Result<Var<R>> {
         let shape = tokens.spec().shape;
         let &[b, t] = &shape[..] else { return Err(Error::shape("bert", &[shape], "tokens must be [B, T]")) };
@@ -153,10 +155,10 @@ impl<R: Runtime> Bert<R> {
         Ok(x)
     }
 
-    /// The head's output: logits `[B, T, V]`, `[B, N]` or `[B, T, N]`; the states, where there is no head.
+    /// Computes the head's output: logits `[B, T, V]`, `[B, N]` or `[B, T, N]`; without a head, the states.
     ///
     /// # Errors
-    /// If [`states`](Bert::states) would fail.
+    /// Fails if [`states`](Bert::states) would fail.
     pub fn forward_with(&self, tokens: &Var<R>, inputs: &BertInputs<'_, R>) -> Result<Var<R>> {
         let states = self.states(tokens, inputs)?;
         match &self.head {
@@ -173,10 +175,10 @@ impl<R: Runtime> Bert<R> {
         }
     }
 
-    /// The first token's state after the pooler, `[B, C]`: what classifiers of texts see.
+    /// Computes the pooler's output for the first token, `[B, C]`, which classifiers of texts read.
     ///
     /// # Errors
-    /// If the model has no pooler.
+    /// Fails if the model has no pooler.
     pub fn pooled(&self, states: &Var<R>) -> Result<Var<R>> {
         let Some(pooler) = &self.pooler else {
             return Err(Error::argument("bert", "a model for tokens has no pooler"));
@@ -200,7 +202,7 @@ impl<R: Runtime> BertHead<R> {
     }
 }
 
-/// Without padding, and of one segment.
+/// The forward pass without padding, with one segment.
 impl<R: Runtime> Forward<R> for Bert<R> {
     fn forward(&self, tokens: &Var<R>) -> Result<Var<R>> {
         self.forward_with(tokens, &BertInputs::default())

@@ -12,14 +12,14 @@ use crate::{
     quantize::quantization,
 };
 
-/// What a [`Bert`](super::Bert) is for, from which its head follows: `architectures` names it.
+/// The task of a [`Bert`](super::Bert), which determines its head. `architectures` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BertTask {
-    /// None: states of tokens (`BertModel`).
+    /// No task: states of tokens (`BertModel`).
     States,
-    /// The token behind each mask (`BertForMaskedLM`).
+    /// The token at each mask (`BertForMaskedLM`).
     MaskedLm,
-    /// A class of the whole text (`BertForSequenceClassification`).
+    /// A class of the full text (`BertForSequenceClassification`).
     Sequence,
     /// A class of each token (`BertForTokenClassification`).
     Tokens,
@@ -36,7 +36,7 @@ impl BertTask {
     fn of(fields: &ConfigFields) -> Result<BertTask> {
         let named = fields.texts("architectures")?.and_then(|names| names.first().copied());
         let Some(name) = named else { return Ok(BertTask::States) };
-        // What BERT was pretrained as: the head that is known is the first of both.
+        // Pretrained BERTs have two heads, of which the masked language model is supported.
         let name = if name == "BertForPreTraining" { "BertForMaskedLM" } else { name };
         Self::ALL.iter().find(|(_, known)| *known == name).map(|(task, _)| *task).ok_or_else(|| {
             let known: Vec<_> = Self::ALL.iter().map(|(_, known)| *known).collect();
@@ -44,32 +44,32 @@ impl BertTask {
         })
     }
 
-    /// The class that transformers loads a model as.
+    /// The class of transformers that loads a model of this task.
     pub fn architecture(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 }
 
-/// The sizes and options of a [`Bert`](super::Bert), as `config.json` gives them.
+/// The sizes and options of a [`Bert`](super::Bert), as `config.json` has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
-    /// What the model is for.
+    /// The task, which determines the head.
     pub task: BertTask,
     /// The size of the vocabulary.
     pub vocab: usize,
     /// The longest text, in tokens.
     pub context: usize,
-    /// How many kinds of segments there are.
+    /// The number of kinds of segments.
     pub token_types: usize,
     /// The number of layers.
     pub layers: usize,
     /// The sizes and options of a layer.
     pub block: EncoderBlockConfig,
-    /// The number of classes.
+    /// The number of classes, `N`.
     pub labels: usize,
-    /// The token that pads, whose embedding is not trained.
+    /// The padding token, whose embedding is not trained.
     pub padding: Option<usize>,
-    /// All fields of the file, which are written back.
+    /// The fields of the file, all of which are written back.
     pub fields: Map<String, Value>,
 }
 
@@ -77,7 +77,7 @@ impl BertConfig {
     /// Reads the fields of a `config.json`.
     ///
     /// # Errors
-    /// If the task is not known, a field is missing or malformed, or one is there that may change what the model computes and is not known.
+    /// Fails if the task is not known, or a field is missing, malformed, or unknown and not known to be harmless.
     pub fn read(fields: &ConfigFields) -> Result<Self> {
         expect_type(fields, "bert")?;
         fields.require("is_decoder", false)?;
@@ -93,7 +93,7 @@ impl BertConfig {
             layers: fields.layers_or("num_hidden_layers", 12)?,
             block: block(fields, false, true)?,
             labels: labels(fields)?,
-            // Null says that there is none.
+            // Null means that there is none.
             padding: fields.row("pad_token_id", vocab)?.or((!fields.has("pad_token_id")).then_some(0)),
             fields: fields.fields().clone(),
         };
@@ -114,7 +114,7 @@ impl BertConfig {
         with_labels(fields, self.labels)
     }
 
-    /// An error unless the fields that would be written mean this very model.
+    /// Checks that the fields to be written describe this very model.
     pub(super) fn check(&self) -> Result<()> {
         let mut again = BertConfig { fields: self.fields.clone(), ..Self::read(&written(self.to_json()))? };
         again.block.dropout = self.block.dropout;
@@ -122,12 +122,12 @@ impl BertConfig {
     }
 }
 
-/// Fields as whoever reads the file finds them.
+/// Fields as a reader of the written file finds them.
 pub(super) fn written(fields: Map<String, Value>) -> ConfigFields {
     ConfigFields::of(JsonObject::of("config.json of this model", fields))
 }
 
-/// An error unless what is read again is what was given. Dropout is no field that is read.
+/// Checks that a configuration read again equals the given one. Dropout is no field that is read.
 pub(super) fn same<C: PartialEq + Debug>(model: &'static str, again: &C, given: &C) -> Result<()> {
     if again == given {
         return Ok(());
@@ -136,7 +136,7 @@ pub(super) fn same<C: PartialEq + Debug>(model: &'static str, again: &C, given: 
     Err(Error::config(model, "config", why))
 }
 
-/// An error unless `model_type` is this.
+/// Checks that `model_type` is `due`.
 pub(super) fn expect_type(fields: &ConfigFields, due: &str) -> Result<()> {
     match fields.need("model_type", fields.text("model_type")?)? {
         name if name == due => Ok(()),
@@ -144,7 +144,7 @@ pub(super) fn expect_type(fields: &ConfigFields, due: &str) -> Result<()> {
     }
 }
 
-/// The layers of an encoder, whose fields BERT and ViT name alike.
+/// The layer options of an encoder, whose fields have one name in BERT and ViT.
 pub(super) fn block(fields: &ConfigFields, pre_norm: bool, qkv_bias: bool) -> Result<EncoderBlockConfig> {
     Ok(EncoderBlockConfig {
         width: fields.size_or("hidden_size", 768)?,
@@ -158,7 +158,7 @@ pub(super) fn block(fields: &ConfigFields, pre_norm: bool, qkv_bias: bool) -> Re
     })
 }
 
-/// The number of classes: what `id2label` lists, 2 where nothing does.
+/// The number of classes: `num_labels`, or the length of `id2label`; 2 by default.
 pub(super) fn labels(fields: &ConfigFields) -> Result<usize> {
     let listed = fields.part("id2label")?.map(|list| list.fields().len());
     let given = fields.maybe_size("num_labels")?;
@@ -171,7 +171,7 @@ pub(super) fn labels(fields: &ConfigFields) -> Result<usize> {
     }
 }
 
-/// Fields with those of an encoder's layers brought up to date.
+/// The fields, with those of an encoder's layers brought up to date.
 pub(super) fn with_block(
     mut fields: Map<String, Value>,
     kind: &str,
@@ -192,9 +192,9 @@ pub(super) fn with_block(
     fields
 }
 
-/// Fields with names for so many classes, unless they have as many.
+/// The fields, with names for `labels` classes, unless they have as many.
 pub(super) fn with_labels(mut fields: Map<String, Value>, labels: usize) -> Map<String, Value> {
-    // `id2label` says it.
+    // The names in `id2label` give the number.
     fields.remove("num_labels");
     let has = |fields: &Map<String, Value>| fields.get("id2label").and_then(Value::as_object).map(Map::len);
     if has(&fields).unwrap_or(2) != labels {

@@ -19,22 +19,22 @@ use crate::{
     quantize::quantization,
 };
 
-/// The sizes and options of a [`Vit`], as `config.json` gives them.
+/// The sizes and options of a [`Vit`], as `config.json` has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VitConfig {
-    /// The height and width of an image.
+    /// The height and width of an image, in pixels.
     pub image: usize,
-    /// The height and width of a patch, which divide those of the image.
+    /// The height and width of a patch in pixels, which divide those of the image.
     pub patch: usize,
-    /// The number of channels.
+    /// The number of channels of an image, `K`.
     pub channels: usize,
     /// The number of layers.
     pub layers: usize,
     /// The sizes and options of a layer.
     pub block: EncoderBlockConfig,
-    /// The number of classes.
+    /// The number of classes, `N`.
     pub labels: usize,
-    /// All fields of the file, which are written back.
+    /// The fields of the file, all of which are written back.
     pub fields: Map<String, Value>,
 }
 
@@ -42,7 +42,8 @@ impl VitConfig {
     /// Reads the fields of a `config.json`.
     ///
     /// # Errors
-    /// If a field is missing or malformed, or one is there that may change what the model computes and is not known.
+    /// Fails if a field is missing, malformed, or unknown and not known to be harmless, or patches do not divide the
+    /// image.
     pub fn read(fields: &ConfigFields) -> Result<Self> {
         expect_type(fields, "vit")?;
         let qkv_bias = fields.flag_or("qkv_bias", true)?;
@@ -76,7 +77,7 @@ impl VitConfig {
         with_labels(fields, self.labels)
     }
 
-    /// An error unless the fields that would be written mean this very model.
+    /// Checks that the fields to be written describe this very model.
     fn check(&self) -> Result<()> {
         let mut again = VitConfig { fields: self.fields.clone(), ..Self::read(&written(self.to_json()))? };
         again.block.dropout = self.block.dropout;
@@ -84,30 +85,31 @@ impl VitConfig {
     }
 }
 
-/// A classifier of images (Dosovitskiy et al. 2021): `[B, 3, H, W]` to logits `[B, N]`.
+/// A classifier of images (Dosovitskiy et al. 2021): `[B, K, H, W]` to logits `[B, N]`.
 #[derive(Debug, Module)]
 pub struct Vit<R: Runtime> {
-    /// What stands before the patches, `[1, 1, C]`: the classifier sees what becomes of it.
+    /// The class token before the patches, `[1, 1, C]`, whose state the classifier reads.
     pub cls_token: Param<R>,
     /// The position embedding, `[1, 1 + patches, C]`.
     pub positions: Param<R>,
-    /// The projection of patches.
+    /// The projection of patches to `C` channels.
     pub patches: Conv2d<R>,
     /// The layers, in order.
     pub layers: Vec<EncoderBlock<R>>,
     /// The norm before the classifier.
     pub norm: LayerNorm<R>,
-    /// The logits of classes.
+    /// The projection to logits of classes.
     pub classifier: Linear<R>,
     #[module(skip)]
     config: VitConfig,
 }
 
 impl<R: Runtime> Vit<R> {
-    /// A model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` says otherwise.
+    /// Builds a model of these sizes. Weights are normal with standard deviation 0.02 and biases 0, unless `init` sets
+    /// other initializers.
     ///
     /// # Errors
-    /// If sizes do not fit each other.
+    /// Fails if sizes do not fit each other, or transformers has no such model.
     pub fn new(init: &Init<R>, config: VitConfig) -> Result<Self> {
         check_sizes("vit", &[("image", config.image), ("width", config.block.width), ("labels", config.labels)])?;
         config.check()?;
@@ -124,7 +126,7 @@ impl<R: Runtime> Vit<R> {
             classifier: Linear::new(init, width, config.labels)?,
             config,
         };
-        // Errors name parameters from the first pass on.
+        // A first pass gives parameters their names, which errors then have.
         model.named_parameters();
         Ok(model)
     }
@@ -134,10 +136,10 @@ impl<R: Runtime> Vit<R> {
         &self.config
     }
 
-    /// The states of `[B, 3, H, W]`, `[B, 1 + patches, C]`, normalized.
+    /// Computes the normalized states `[B, 1 + patches, C]` of images `[B, K, H, W]`.
     ///
     /// # Errors
-    /// If the image has another size than the model's.
+    /// Fails if the image has another size than the model's.
     pub fn states(&self, pixels: &Var<R>) -> Result<Var<R>> {
         let (shape, size) = (pixels.spec().shape, self.config.image);
         if shape.rank() != 4 || shape[1..] != [self.config.channels, size, size] {

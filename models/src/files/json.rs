@@ -1,4 +1,4 @@
-//! JSON files of other programs: read field by field, with errors that name file and field.
+//! JSON files of other programs, read field by field, with errors that name file and field.
 
 use std::{
     fs::File,
@@ -12,7 +12,8 @@ use serde_json::{Map, Value};
 /// The longest JSON file that is read, in bytes: indices of the largest models have a few MB.
 const MAX_JSON: u64 = 64 << 20;
 
-/// An object of a JSON file.
+/// An object of a JSON file. Methods return `None` for a field that is absent or null, and an error for one of another
+/// type.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JsonObject {
     what: String,
@@ -23,7 +24,7 @@ impl JsonObject {
     /// Reads a file that holds one object.
     ///
     /// # Errors
-    /// If it cannot be read, is longer than any such file is, or holds something else.
+    /// Fails if it cannot be read, is longer than 64 MiB, or holds something else.
     pub fn open(path: &Path) -> Result<Self> {
         let text = read_bounded(path)?;
         let what = path.display().to_string();
@@ -36,64 +37,64 @@ impl JsonObject {
         }
     }
 
-    /// Fields that are in memory; `what` names them in errors.
+    /// Wraps fields that are in memory; `what` names them in errors.
     pub fn of(what: impl Into<String>, fields: Map<String, Value>) -> Self {
         JsonObject { what: what.into(), fields }
     }
 
-    /// All fields.
+    /// The map of all fields.
     pub fn fields(&self) -> &Map<String, Value> {
         &self.fields
     }
 
-    /// A field that is there and not null.
+    /// The value of a field that is there and not null.
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.fields.get(name).filter(|value| !value.is_null())
     }
 
-    /// A count.
+    /// A field that is a count: an integer from 0.
     pub fn count(&self, name: &str) -> Result<Option<usize>> {
         self.typed(name, "a count", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
     }
 
-    /// A number.
+    /// A field that is a finite number.
     pub fn number(&self, name: &str) -> Result<Option<f64>> {
         self.typed(name, "a number", |v| v.as_f64().filter(|x| x.is_finite()))
     }
 
-    /// A boolean.
+    /// A field that is a boolean.
     pub fn flag(&self, name: &str) -> Result<Option<bool>> {
         self.typed(name, "true or false", Value::as_bool)
     }
 
-    /// A string.
+    /// A field that is a string.
     pub fn text(&self, name: &str) -> Result<Option<&str>> {
         self.typed(name, "a string", Value::as_str)
     }
 
-    /// A list of strings.
+    /// A field that is a list of strings.
     pub fn texts(&self, name: &str) -> Result<Option<Vec<&str>>> {
         self.typed(name, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())
     }
 
-    /// A list of counts.
+    /// A field that is a list of counts.
     pub fn counts(&self, name: &str) -> Result<Option<Vec<usize>>> {
         let count = |v: &Value| v.as_u64().and_then(|n| usize::try_from(n).ok());
         self.typed(name, "a list of counts", |v| v.as_array()?.iter().map(count).collect())
     }
 
-    /// An object within this one.
+    /// A field that is an object.
     pub fn object(&self, name: &str) -> Result<Option<JsonObject>> {
         let fields = self.typed(name, "an object", Value::as_object)?;
         Ok(fields.map(|fields| JsonObject::of(format!("{}: `{name}`", self.what), fields.clone())))
     }
 
-    /// A field that must be there.
+    /// Returns the value of a required field, or an error that it is missing.
     pub fn need<T>(&self, name: &str, value: Option<T>) -> Result<T> {
         value.ok_or_else(|| self.wrong(name, "is missing"))
     }
 
-    /// An error about a field.
+    /// An error about a field, which names the file, the field and the reason.
     pub fn wrong(&self, name: &str, why: impl std::fmt::Display) -> Error {
         Error::format(&*self.what, format!("`{name}` {why}"))
     }
@@ -104,7 +105,7 @@ impl JsonObject {
     }
 }
 
-/// Whether a value says nothing.
+/// Tells whether a value is null, `[]` or `{}`.
 pub fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -114,7 +115,7 @@ pub fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// A whole file, unless it is longer than such files are.
+/// Reads a file, unless it is longer than `MAX_JSON`.
 fn read_bounded(path: &Path) -> Result<Vec<u8>> {
     let io = |e| Error::io(path, e);
     let (file, mut bytes) = (File::open(path).map_err(io)?, Vec::new());
@@ -125,13 +126,13 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A value as errors show it, cut where it is long.
+/// A value as errors show it, cut after 60 characters.
 fn shown(value: &Value) -> String {
     let text = value.to_string();
     if text.chars().count() <= 60 { text } else { text.chars().take(60).chain("…".chars()).collect() }
 }
 
-/// Writes an object, all or nothing.
+/// Writes an object to a file, all or nothing.
 pub fn save_json(path: &PathBuf, fields: &Map<String, Value>) -> Result<()> {
     let text = serde_json::to_string_pretty(fields).map_err(Error::other)?;
     numcore::safetensors::replace_file(path, (text + "\n").as_bytes())

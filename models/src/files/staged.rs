@@ -1,4 +1,4 @@
-//! Files that take their places in a folder together, once all of them are on disk.
+//! Staging of files, which get their final names in a folder together, once all are on disk.
 
 use std::{
     fs,
@@ -7,17 +7,17 @@ use std::{
 
 use numcore::{Error, Result};
 
-/// Weights' files under temporary names, which are removed unless [`commit`](Staged::commit) is reached.
+/// Weights' files under temporary names. They are removed unless [`commit`](Staged::commit) is reached.
 pub struct Staged<'a> {
     folder: &'a Path,
     name: &'a str,
     count: usize,
-    /// Files that are written and have no final name yet, with that name.
+    /// The written files, each with its temporary and its final name.
     files: Vec<(PathBuf, PathBuf)>,
 }
 
 impl<'a> Staged<'a> {
-    /// No file yet, of `count` that are to be.
+    /// Begins without a file, of `count` that are to be staged.
     pub fn new(folder: &'a Path, name: &'a str, count: usize) -> Self {
         Staged { folder, name, count, files: Vec::new() }
     }
@@ -30,7 +30,7 @@ impl<'a> Staged<'a> {
         }
     }
 
-    /// Where the `i`-th file is to be written for now.
+    /// The temporary path at which the `i`-th file is to be written.
     pub fn add(&mut self, i: usize) -> PathBuf {
         let file = self.file(i);
         let temporary = self.folder.join(format!("{file}.partial"));
@@ -38,11 +38,11 @@ impl<'a> Staged<'a> {
         temporary
     }
 
-    /// Gives all files their names, and removes those of earlier saves. An index goes with them: until another is written, a folder of several
-    /// files cannot be read, and never as a mixture of two saves.
+    /// Gives all files their final names, and removes files and the index of earlier saves. Until a new index is
+    /// written, a folder of several files cannot be read, and never as a mixture of two saves.
     ///
     /// # Errors
-    /// If a file cannot be renamed or removed.
+    /// Fails if a file cannot be renamed or removed.
     pub fn commit(mut self) -> Result<()> {
         remove(&self.folder.join(format!("{}.safetensors.index.json", self.name)))?;
         let kept: Vec<PathBuf> = self.files.iter().map(|(_, place)| place.clone()).collect();
@@ -55,7 +55,7 @@ impl<'a> Staged<'a> {
         for (temporary, place) in std::mem::take(&mut self.files) {
             let renamed = fs::rename(&temporary, &place).map_err(|e| Error::io(&place, e));
             if renamed.is_err() {
-                // The error of the rename is the one to tell.
+                // The error of the rename is the one to report.
                 let _ = fs::remove_file(&temporary);
             }
             renamed?;
@@ -63,7 +63,7 @@ impl<'a> Staged<'a> {
         Ok(())
     }
 
-    /// Whether a save names a file so: `NAME.safetensors` or `NAME-00001-of-00003.safetensors`.
+    /// Tells whether a file has the name of a save: `NAME.safetensors` or `NAME-00001-of-00003.safetensors`.
     fn is_weights(&self, path: &Path) -> bool {
         let Some(file) = path.file_name().and_then(|file| file.to_str()) else { return false };
         let Some(rest) = file.strip_prefix(self.name).and_then(|rest| rest.strip_suffix(".safetensors")) else {
@@ -78,7 +78,7 @@ impl<'a> Staged<'a> {
 impl Drop for Staged<'_> {
     fn drop(&mut self) {
         for (temporary, _) in &self.files {
-            // The error that led here is the one to tell; a file that was not begun is none.
+            // The earlier error is the one to report. A file that was not begun does not exist.
             let _ = fs::remove_file(temporary);
         }
     }

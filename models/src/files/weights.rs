@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::JsonObject;
 
-/// Tensors of a folder by name, read one at a time. Files are opened when a tensor of theirs is first asked for.
+/// The tensors of a folder by name, read one at a time. A file is opened when one of its tensors is first read.
 pub struct Weights {
     folder: PathBuf,
     /// The file of each tensor.
@@ -22,11 +22,11 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// The weights in a folder that are named `NAME.safetensors`, or that `NAME.safetensors.index.json` lists. The single
-    /// file goes first, as in transformers.
+    /// Opens the weights `NAME.safetensors`, or those that `NAME.safetensors.index.json` lists. The single file goes
+    /// first, as in transformers.
     ///
     /// # Errors
-    /// If neither is there, or the index is malformed.
+    /// Fails if neither is there, or the index is malformed.
     pub fn open(folder: &Path, name: &str) -> Result<Self> {
         let single = format!("{name}.safetensors");
         let (path, index) = (folder.join(&single), folder.join(format!("{single}.index.json")));
@@ -43,12 +43,12 @@ impl Weights {
         Err(missing(folder, &single))
     }
 
-    /// All names, sorted.
+    /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }
 
-    /// Whether there is a tensor of this name.
+    /// Tells whether there is a tensor of this name.
     pub fn has(&self, name: &str) -> bool {
         self.places.contains_key(name)
     }
@@ -56,24 +56,25 @@ impl Weights {
     /// The element type and shape of a tensor.
     ///
     /// # Errors
-    /// If it is not there, its file is malformed, or no tensor here can have its element type.
+    /// Fails if it is not there, its file is malformed, or its element type is not supported.
     pub fn spec(&self, name: &str) -> Result<(DType, Shape)> {
         self.reader(name)?.tensor(name).map(|(dtype, shape)| (dtype, *shape))
     }
 
-    /// A tensor as the file holds it. Nothing else of the file is read.
+    /// Reads a tensor as the file holds it, and nothing else of the file.
     ///
     /// # Errors
-    /// If [`spec`](Weights::spec) would fail, or the bytes cannot be read.
+    /// Fails if [`spec`](Weights::spec) would fail, or the bytes cannot be read.
     pub fn tensor<R: Runtime>(&self, rt: &R, name: &str) -> Result<Tensor<R>> {
         let (_, shape) = self.spec(name)?;
         self.piece(rt, name, &TensorPlacement::whole(shape))
     }
 
-    /// A piece of a tensor as the file holds it. Nothing else of the file is read.
+    /// Reads a piece of a tensor as the file holds it, and nothing else of the file.
     ///
     /// # Errors
-    /// If [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be read.
+    /// Fails if [`spec`](Weights::spec) would fail, the piece is of a tensor of another shape, or the bytes cannot be
+    /// read.
     pub fn piece<R: Runtime>(&self, rt: &R, name: &str, piece: &TensorPlacement) -> Result<Tensor<R>> {
         let reader = self.reader(name)?;
         let (dtype, &shape) = reader.tensor(name)?;
@@ -87,7 +88,7 @@ impl Weights {
                 reader.read_range(name, run.logical * size, &mut bytes[run.local * size..][..run.len * size])
             })
         };
-        // Where memory is the host's, the file is read into it.
+        // Host memory is read into directly.
         let mut memory = TensorMut::alloc(rt, local, dtype)?;
         if let Some(bytes) = memory.host_bytes_mut() {
             read(bytes)?;
@@ -98,18 +99,18 @@ impl Weights {
         Tensor::from_bytes(rt, local, dtype, &bytes)
     }
 
-    /// The bytes of a tensor.
+    /// Reads the bytes of a tensor.
     ///
     /// # Errors
-    /// If it is not there, or cannot be read.
+    /// Fails if it is not there, or cannot be read.
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         self.reader(name)?.bytes(name)
     }
 
-    /// Whether two tensors have one element type, shape and value, bit by bit.
+    /// Tells whether two tensors have equal element types, shapes and bits.
     ///
     /// # Errors
-    /// If one of them is not there, or cannot be read.
+    /// Fails if one of them is not there, or cannot be read.
     pub fn same(&self, a: &str, b: &str) -> Result<bool> {
         if self.spec(a)? != self.spec(b)? {
             return Ok(false);
@@ -130,7 +131,7 @@ impl Weights {
     }
 }
 
-/// The file of each tensor, as an index lists them. Files are those of the folder: a path that leads out of it is an error.
+/// The file of each tensor, from an index. Files must be in the folder: a path that leads out of it is an error.
 fn indexed(index: &JsonObject) -> Result<BTreeMap<String, String>> {
     let map = index.need("weight_map", index.object("weight_map")?)?;
     let place = |(tensor, file): (&String, &Value)| match file.as_str() {

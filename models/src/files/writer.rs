@@ -1,4 +1,4 @@
-//! Weights to a folder, in files of a limited size.
+//! Writing of weights to a folder, in files of a limited size.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,14 +10,14 @@ use super::{save_json, staged::Staged};
 /// The name and the fields of the JSON file beside weights.
 pub type ConfigFile<'a> = (&'a str, &'a Map<String, Value>);
 
-/// How weights are written.
+/// The options of saving weights.
 #[derive(Clone, Copy, Debug)]
 pub struct SaveOptions {
-    /// The element type in the files; that of the parameters if not given.
+    /// The element type in the files; that of the parameters if `None`.
     pub dtype: Option<DType>,
-    /// The largest size of a file in bytes, of which only a single tensor may be larger.
+    /// The largest size of a file in bytes. A file may be larger if it holds a single tensor.
     pub max_shard_size: u64,
-    /// Whether this rank writes. Where parameters are sharded, all ranks save together, since values are gathered, and one of them writes.
+    /// True on the rank that writes. Where parameters are sharded, all ranks save together, since values are gathered.
     pub writes: bool,
 }
 
@@ -27,7 +27,7 @@ impl Default for SaveOptions {
     }
 }
 
-/// One weight that is to be written, and where its value comes from.
+/// A weight that is to be written, and the source of its value.
 pub struct WeightWriter<'a, R: Runtime> {
     /// The name in the file.
     pub name: String,
@@ -35,7 +35,7 @@ pub struct WeightWriter<'a, R: Runtime> {
     pub shape: Shape,
     /// The element type in the file.
     pub dtype: DType,
-    /// Gives the value.
+    /// Computes the value.
     pub value: Box<dyn Fn() -> Result<Tensor<R>> + 'a>,
 }
 
@@ -53,13 +53,14 @@ impl<R: Runtime> WeightWriter<'_, R> {
         value.to_bytes()
     }
 
-    /// Writes weights as `NAME.safetensors`, or as several files and their index where they are larger than the limit, and `config` beside
-    /// them. One weight at a time is in memory beyond the model.
+    /// Writes weights as `NAME.safetensors`, or as several files and their index where they are larger than the limit,
+    /// and `config` beside them. Beyond the model, one weight at a time is in memory.
     ///
-    /// Files of the folder are replaced once all weights are on disk; what an earlier save left there of other names is removed.
+    /// Files of the folder are replaced once all weights are on disk. Files that an earlier save left under other names
+    /// are removed.
     ///
     /// # Errors
-    /// If the element type is none of weights, a value cannot be had, or a file not be written.
+    /// Fails if `options.dtype` is not floating point, a value cannot be computed, or a file cannot be written.
     pub fn save_all(
         folder: &Path,
         name: &str,
@@ -73,7 +74,7 @@ impl<R: Runtime> WeightWriter<'_, R> {
         }
         let files = divided(weights, options.max_shard_size);
         if !options.writes {
-            // Values are gathered on all ranks.
+            // All ranks must compute the values, which are gathered.
             let order = files.iter().flat_map(|part| stored_order(weights, part));
             return order.into_iter().try_for_each(|w| weights[w].bytes().map(drop));
         }
@@ -97,7 +98,7 @@ impl<R: Runtime> WeightWriter<'_, R> {
     }
 }
 
-/// Which weights are in which file: in order, as many as are within the limit.
+/// The weights of each file: in order, as many as are within the limit.
 fn divided<R: Runtime>(weights: &[WeightWriter<'_, R>], limit: u64) -> Vec<Vec<usize>> {
     let (mut files, mut size) = (vec![Vec::new()], 0);
     for (i, weight) in weights.iter().enumerate() {
@@ -114,7 +115,8 @@ fn divided<R: Runtime>(weights: &[WeightWriter<'_, R>], limit: u64) -> Vec<Vec<u
     files
 }
 
-/// Weights of a file in the order in which they are written: ranks that do not write read them in that order too.
+/// The weights of a file in the order in which they are written. Ranks that do not write compute them in that order
+/// too.
 fn stored_order<R: Runtime>(weights: &[WeightWriter<'_, R>], part: &[usize]) -> Vec<usize> {
     let mut sorted = part.to_vec();
     sorted.sort_by_key(|&i| (std::cmp::Reverse(weights[i].dtype.size()), &weights[i].name));
@@ -125,7 +127,7 @@ fn write<R: Runtime>(path: &Path, weights: &[WeightWriter<'_, R>], part: &[usize
     let sorted = stored_order(weights, part);
     let entries: Vec<_> =
         sorted.iter().map(|&i| (weights[i].name.clone(), weights[i].dtype, weights[i].shape)).collect();
-    // Older versions of transformers demand it.
+    // Older versions of transformers require this entry.
     let notes = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::save_with(path, &entries, &notes, |i| weights[sorted[i]].bytes())
 }

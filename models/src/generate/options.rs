@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::files::JsonObject;
 
-/// The options of [`generate`](crate::generate). By default 20 tokens, greedily.
+/// The options of `generate`. By default 20 tokens, greedily.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationOptions {
     /// The most tokens that are added to a prompt.

@@ -2,8 +2,8 @@
 //! under the adapters then takes about an eighth of the memory of `f32`.
 //!
 //! Names, layout and numbers are those of bitsandbytes. A quantised layer is an [`nn::Adapter`] that computes from the
-//! stored form: on the CPU a tile at a time, on CUDA after dequantising the matrix for a GEMM. The weight is still a
-//! parameter: it has no memory, and is dequantised when its value is read.
+//! stored form. The CPU dequantises a tile at a time, CUDA the matrix for a GEMM. The weight is still a parameter: it
+//! has no memory, and is dequantised when its value is read.
 
 mod blocks;
 mod code;
