@@ -1,7 +1,8 @@
-//! Tensors without a backend: element types, shapes, layouts, pointwise programs, the [`Runtime`] trait, and, for every
-//! operation, its rules (shape and dtype inference, how it runs, its gradient) in one place.
+//! The tensor core, independent of any backend: element types, shapes, layouts, pointwise programs and the [`Runtime`]
+//! trait. Every operation has its rules (shape and dtype inference, execution, gradient) in one place.
 //!
-//! Nothing here depends on a device. A [`Tensor`] carries its runtime; kernels see only views that this crate built.
+//! No code of this crate depends on a device. A [`Tensor`] carries its runtime; kernels see only views that this crate
+//! built.
 #![forbid(unsafe_code)]
 
 mod account;

@@ -1,7 +1,7 @@
-//! Counter-based random numbers (Philox4x32-10; Salmon et al. 2011), which do not depend on the runtime, sharding or
+//! Counter-based random numbers (Philox4x32-10; Salmon et al. 2011), independent of the runtime, the sharding and the
 //! thread count.
 
-/// Four random words for a counter under a key.
+/// The four random words of a counter under a key.
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let ([mut a, mut b, mut c, mut d], [mut k0, mut k1]) = (counter, key);
     for _ in 0..10 {
@@ -14,17 +14,17 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// A generator on the host, over one stream of one seed. Its arithmetic is fixed: it uses no platform's `libm`.
+/// A generator on the host, over one stream of one seed. Its arithmetic is fixed: it uses no `libm` of a platform.
 #[derive(Clone, Debug)]
 pub struct Philox {
     seed: u64,
     stream: u32,
     position: u64,
-    /// The words of the block that contains `position`, once one was drawn.
+    /// The words of the block that contains `position`, once a word of it was drawn.
     words: [u32; 4],
 }
 
-/// Two generators are equal when they will draw equal values: words cached from the last draw are ignored.
+/// Two generators are equal if they will draw equal values: words cached from the last draw are ignored.
 impl PartialEq for Philox {
     fn eq(&self, other: &Self) -> bool {
         (self.seed, self.stream, self.position) == (other.seed, other.stream, other.position)
@@ -81,7 +81,8 @@ impl Philox {
         (self.next_u64() >> 11) as f64 * 2f64.powi(-53)
     }
 
-    /// Draws a standard normal value (Box–Muller; two uniforms each, so that draws do not depend on each other).
+    /// Draws a standard normal value by Box–Muller, from two uniforms per value, so that draws do not depend on each
+    /// other.
     pub fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(std::f64::consts::TAU * self.uniform())
@@ -96,7 +97,7 @@ impl Philox {
     pub fn below(&mut self, n: u64) -> u64 {
         loop {
             let wide = u128::from(self.next_u64()) * u128::from(n);
-            // The first comparison alone decides nearly always, and spares the division.
+            // The first comparison alone decides nearly always, and saves the division.
             if wide as u64 >= n || wide as u64 >= n.wrapping_neg() % n {
                 return (wide >> 64) as u64;
             }
@@ -166,7 +167,7 @@ mod tests {
         (0..70_000).for_each(|_| counts[rng.below(7) as usize] += 1);
         assert!(counts.iter().all(|c| (9_600..10_400).contains(c)), "{counts:?}");
         assert_eq!([rng.below(1), rng.below(0)], [0, 0]);
-        // Half of all draws are rejected by this bound, none of them passes it.
+        // This bound rejects half of all draws, and the returned values stay below it.
         let bound = (1 << 63) + 1;
         assert!((0..1000).all(|_| rng.below(bound) < bound));
     }

@@ -1,9 +1,8 @@
 //! The safetensors format: named tensors in one file, whose contents are not trusted.
 //!
-//! A file is the header's length (8 bytes, little endian), a JSON header that gives every tensor's dtype, shape and
-//! range, and the ranges one after another without gaps. The crate `safetensors` parses the header; its own reader is
-//! not used, because a header whose ranges sum to more than `usize` holds makes it panic, and because it wants the
-//! whole file in memory.
+//! A file is the header's length (8 bytes, little endian), a JSON header with every tensor's dtype, shape and byte
+//! range, and the ranges, one after another without gaps. The crate `safetensors` parses the header. Its own reader is
+//! not used: it panics on a header whose ranges sum to more than `usize` holds, and it needs the whole file in memory.
 
 mod replacement;
 
@@ -25,12 +24,12 @@ const _: () = assert!(cfg!(target_endian = "little"), "files are little endian, 
 /// Metadata of a file, sorted by key.
 pub type Notes = BTreeMap<String, String>;
 
-/// The longest header that is accepted, in bytes: the limit of the format's reference reader.
+/// The longest header that is accepted, in bytes; the format's reference reader has the same limit.
 const MAX_HEADER: u64 = 100_000_000;
 
 const PREFIX: u64 = 8;
 
-/// The key under which a header keeps its notes.
+/// The header's key of the notes.
 const NOTES: &str = "__metadata__";
 
 /// Element types by their names in files.
@@ -80,7 +79,7 @@ pub fn load<R: Runtime>(path: impl AsRef<Path>, rt: &R) -> Result<Vec<(String, T
     header.slots.into_iter().map(&mut load).collect()
 }
 
-/// Loads every tensor of a file that is in memory already; see [`load`].
+/// Loads every tensor of a file whose bytes are in memory already; see [`load`].
 pub fn read<R: Runtime>(bytes: &[u8], rt: &R) -> Result<Vec<(String, Tensor<R>)>> {
     read_host(bytes)?.into_iter().map(|t| Ok((t.name.clone(), t.on(rt)?))).collect()
 }
@@ -92,13 +91,13 @@ pub fn read_host(bytes: &[u8]) -> Result<Vec<HostTensor<'_>>> {
     header.slots.iter().map(|s| s.checked(&header.what, &rest[s.range.clone()])).collect()
 }
 
-/// An open file whose tensors are read one at a time, by any number of threads.
+/// An open file whose tensors are read one at a time; several threads may read it at once.
 pub struct Reader {
     path: PathBuf,
     file: File,
     start: u64,
     header: Header,
-    /// The slot of each name.
+    /// The index in the header's slots of each name.
     places: HashMap<String, usize>,
 }
 
@@ -112,36 +111,39 @@ impl Reader {
         Ok(Reader { path: path.into(), file, start, header, places })
     }
 
-    /// Names, dtypes and shapes, in the order of the file. Tensors of a type that no tensor here can have are left out.
+    /// The names, dtypes and shapes, in the order of the file. Tensors of an element type without a `DType` are left
+    /// out.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, DType, &Shape)> {
         self.header.slots.iter().filter_map(|s| Some((&*s.name, s.known?, &s.shape)))
     }
 
-    /// All names, in the order of the file; [`tensor`](Reader::tensor) says of each whether it can be read.
+    /// All names, in the order of the file; [`tensor`](Reader::tensor) fails for tensors that cannot be read.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.header.slots.iter().map(|s| &*s.name)
     }
 
-    /// The path it was opened at.
+    /// The path that the file was opened at.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The dtype and shape of a tensor; an error if the file has no tensor with this name, or one of a type that no tensor
-    /// here can have.
+    /// The dtype and shape of a tensor.
+    ///
+    /// # Errors
+    /// Fails if the file has no tensor with this name, or if its element type has no `DType`.
     pub fn tensor(&self, name: &str) -> Result<(DType, &Shape)> {
         let slot = self.slot(name)?;
         Ok((slot.dtype(&self.header.what)?, &slot.shape))
     }
 
-    /// The bytes of a tensor, row-major.
+    /// Reads the bytes of a tensor, row-major.
     pub fn bytes(&self, name: &str) -> Result<Vec<u8>> {
         let mut bytes = crate::tensor::zeros(self.slot(name)?.range.len(), 0)?;
         self.read_range(name, 0, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Fills `into` with the bytes of a tensor from byte `from` on, row-major; nothing else of the file is read.
+    /// Fills `into` with the row-major bytes of a tensor from byte `from` on; nothing else of the file is read.
     pub fn read_range(&self, name: &str, from: usize, into: &mut [u8]) -> Result<()> {
         let slot = self.slot(name)?;
         let len = slot.range.len();
@@ -161,21 +163,21 @@ impl Reader {
     }
 }
 
-/// Writes a file, all or nothing, like [`save`].
+/// Writes the bytes of a file, all or nothing, like [`save`].
 pub fn replace_file(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
     let mut file = Replacement::new(path.as_ref())?;
     file.write(bytes)?;
     file.commit()
 }
 
-/// The metadata of a file; its tensors are not read.
+/// The metadata of a file, without reading its tensors.
 pub fn metadata(path: impl AsRef<Path>) -> Result<Notes> {
     Ok(open(path.as_ref())?.1.notes)
 }
 
-/// Writes tensors and notes to a file, all or nothing: to a temporary file in the same folder, which takes its place
-/// once it is on disk. When anything fails, the old file at `path` is unchanged. A symbolic link is kept: the file it
-/// points to is replaced. A path that is not a regular file (a folder, a device, a pipe, a socket) is an error.
+/// Writes tensors and notes to a file, all or nothing. They go to a temporary file in the same folder, which replaces
+/// `path` once it is on disk; on an error, the old file is unchanged. If `path` is a symbolic link, the link stays and
+/// its target is replaced. A path that is not a regular file (a folder, a device, a pipe, a socket) is an error.
 ///
 /// Tensors are stored by descending element size, then by name, so that readers which map the file find them aligned.
 pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)], notes: &Notes) -> Result<()> {
@@ -183,8 +185,8 @@ pub fn save<R: Runtime>(path: impl AsRef<Path>, tensors: &[(String, Tensor<R>)],
     save_with(path, &entries.collect::<Vec<_>>(), notes, |i| tensors[i].1.to_bytes())
 }
 
-/// Writes tensors from any source: their names, dtypes and shapes, and a function that returns the bytes of the `i`-th,
-/// called for one tensor at a time. The file is written as by [`save`].
+/// Writes tensors from any source, as [`save`] does. Entries are names, dtypes and shapes; a function returns the bytes
+/// of the `i`-th tensor, and is called for one tensor at a time.
 pub fn save_with<B: AsRef<[u8]>>(
     path: impl AsRef<Path>,
     tensors: &[(String, DType, Shape)],
@@ -224,7 +226,7 @@ struct Header {
 
 struct TensorSlot {
     name: String,
-    /// The element type, if a tensor here can have it.
+    /// The dtype, if there is a `DType` for the file's element type.
     known: Option<DType>,
     /// The element type as the file names it.
     stated: Dtype,
@@ -233,7 +235,7 @@ struct TensorSlot {
 }
 
 impl Header {
-    /// Reads a header; after it, `from` is at the first tensor. `len` is the length of the whole file.
+    /// Reads and checks a header, and leaves `from` at the first tensor. `len` is the length of the whole file.
     fn read(what: String, from: &mut impl Read, len: u64) -> Result<Header> {
         let bad = |why: String| Error::format(what.as_str(), why);
         let Some(rest) = len.checked_sub(PREFIX) else {
@@ -302,8 +304,8 @@ fn open(path: &Path) -> Result<(File, Header)> {
     Ok((file, header))
 }
 
-/// The header of a file to be written, padded so that data starts at a multiple of 8. It is not written by the format's
-/// crate, which writes metadata in the order of a hash map.
+/// The header of a file to be written, padded so that data starts at a multiple of 8. The format's crate does not write
+/// it, since it would write metadata in the order of a hash map.
 fn header_of<'a>(tensors: impl Iterator<Item = &'a (String, DType, Shape)>, notes: &Notes) -> Result<String> {
     let quoted = |s: &str| serde_json::Value::from(s).to_string();
     let mut fields = Vec::new();

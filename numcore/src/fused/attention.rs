@@ -14,34 +14,35 @@ use crate::{
     pointwise::Program,
 };
 
-/// `softmax(q·kᵀ·scale + mask) · v`, scores optionally bounded by a soft cap before the mask.
+/// Scaled dot-product attention, `softmax(q·kᵀ·scale + mask) · v`, with scores optionally bounded by a soft cap before
+/// the mask.
 ///
-/// Inputs `q: [B, H, T, D]`, `k: [B, K, S, D]`, `v: [B, K, S, E]` where `K` divides `H` (grouped heads share keys),
-/// and, if `masked`, an additive mask that broadcasts to `[B, H, T, S]`. Outputs `o: [B, H, T, E]` and the scores'
-/// logsumexp `[B, H, T]`. A query that may attend to no key gives zeros.
+/// Inputs are `q: [B, H, T, D]`, `k: [B, K, S, D]` and `v: [B, K, S, E]`, where `K` divides `H` (grouped heads share
+/// keys). If `masked`, an additive mask that broadcasts to `[B, H, T, S]` follows. Outputs are `o: [B, H, T, E]` and
+/// the scores' logsumexp `[B, H, T]`. A query that may attend to no key gives zeros.
 ///
-/// Half-precision values are computed in `f32`. A kernel may round probabilities (and, in backward, the gradients of
-/// scores) to the half type where they are operands of a matmul; accumulation stays in `f32`.
+/// Half-precision values are computed in `f32`. A kernel may round probabilities, and in backward the gradients of
+/// scores, to the half type where they are operands of a matmul. Accumulation stays in `f32`.
 ///
-/// The axes of `o` are stored in the order of `q`'s axes, where the runtime [keeps
-/// it](crate::Runtime::supports_strided_outputs): heads that were split by a view are merged by a view.
+/// The axes of `o` are stored in the order of `q`'s axes, if the runtime [supports
+/// it](crate::Runtime::supports_strided_outputs). Heads that were split by a view are then merged by a view.
 #[derive(Clone, Debug)]
 pub struct Attention {
-    /// A query sees no key after its own position: `right` of 0.
+    /// True if a query sees no key after its own position; it overrides `window[1]` with 0.
     pub causal: bool,
-    /// How many keys before and after its own position a query sees (sliding-window attention, Beltagy et al. 2020);
-    /// all if not given.
+    /// The numbers of keys before and after its own position that a query sees (sliding-window attention, Beltagy et
+    /// al. 2020); `None` means all.
     pub window: [Option<usize>; 2],
-    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`: for queries after a KV cache.
+    /// True if query `t` of `T` is at position `t + S − T` of the keys instead of `t`: for queries after a KV cache.
     pub lower_right: bool,
     /// The factor of the scores, usually `1/√D`.
     pub scale: f64,
-    /// `c`: scaled scores become `c · tanh(score / c)` (Gemma 2, 2024) before the mask.
+    /// The soft cap `c`: scaled scores become `c · tanh(score / c)` (Gemma 2, 2024) before the mask.
     pub softcap: Option<f64>,
-    /// Whether an additive mask is given.
+    /// True if an additive mask is given.
     pub masked: bool,
-    /// Whether the keys are a part of those that queries attend to: whoever merges the parts differentiates them. [`AttentionGrad`] is then given
-    /// `o` and `lse` of all keys, and its gradients are those by the keys it is given.
+    /// True if the keys are only a part of all keys, and the caller that merges the parts differentiates them. Then
+    /// [`AttentionGrad`] gets `o` and `lse` of all keys, and returns the gradients due to the given keys.
     pub partial: bool,
 }
 
@@ -56,10 +57,10 @@ impl Attention {
     pub const MASK: usize = 3;
     /// Position of `o` among the outputs.
     pub const OUTPUT: usize = 0;
-    /// Position of the logarithms of the sums of weights among the outputs.
+    /// Position of the scores' logsumexp among the outputs.
     pub const LSE: usize = 1;
 
-    /// Scores multiplied with `scale`; no mask, and every query sees every key.
+    /// Attention with scores multiplied by `scale`, without a mask; every query sees every key.
     pub fn new(scale: f64) -> Self {
         Attention {
             causal: false,
@@ -72,8 +73,8 @@ impl Attention {
         }
     }
 
-    /// Whether the call uses nothing but a causal mask from the first query and key, a scale and an additive mask: the
-    /// form that every kernel supports.
+    /// Tells whether the call uses only a scale, an additive mask, and a causal mask aligned at the first query and
+    /// key. Every kernel supports this form.
     pub fn is_plain(&self) -> bool {
         self.window == [None, None] && !self.lower_right && self.softcap.is_none()
     }
@@ -83,7 +84,7 @@ impl Attention {
         if self.lower_right { keys as isize - queries as isize } else { 0 }
     }
 
-    /// The number of keys after its own position that a query sees.
+    /// The number of keys after its own position that a query sees; `None` means all.
     pub fn right(&self) -> Option<usize> {
         if self.causal { Some(0) } else { self.window[1] }
     }
@@ -92,18 +93,19 @@ impl Attention {
 /// Options of [`NnOps::attention_with`](super::NnOps::attention_with), scaled dot-product attention.
 #[derive(Debug)]
 pub struct SdpaOptions<'a, T> {
-    /// A mask that broadcasts to `[B, H, T, S]`: added to the scores, or of `bool`, true where a query may attend.
+    /// A mask that broadcasts to `[B, H, T, S]`: floats are added to the scores, `bool` is true where a query may
+    /// attend.
     pub mask: Option<&'a T>,
-    /// A query sees no key after its own position.
+    /// True if a query sees no key after its own position.
     pub causal: bool,
-    /// `(left, right)`: how many keys before and after its own position a query sees; all if `None`.
+    /// The numbers `(left, right)` of keys before and after its own position that a query sees; `None` means all.
     pub window: (Option<usize>, Option<usize>),
-    /// Query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for queries
-    /// after a KV cache.
+    /// True if query `t` of `T` is at position `t + S − T` of the keys instead of `t`, for `causal` and `window`: for
+    /// queries after a KV cache.
     pub lower_right: bool,
     /// The factor of the scores; `1/√D` if not given.
     pub scale: Option<f64>,
-    /// `c`: scaled scores become `c · tanh(score / c)` before the mask.
+    /// The soft cap `c`: scaled scores become `c · tanh(score / c)` before the mask.
     pub softcap: Option<f64>,
 }
 
@@ -122,7 +124,7 @@ pub(super) fn additive<T: Apply>(like: &T, mask: &T) -> Result<T> {
     zero.masked_fill(&mask.logical_not()?, f64::NEG_INFINITY)
 }
 
-/// Sizes of a call: batch, query heads, key heads, queries, keys.
+/// The sizes of a call: batch, query heads, key heads, queries, keys.
 struct HeadSizes {
     b: usize,
     h: usize,
@@ -148,10 +150,10 @@ impl HeadSizes {
 }
 
 impl Attention {
-    /// Scores `[B, H, T, S]`, scaled, capped and masked, and the slope of the cap if there is one.
+    /// The scores `[B, H, T, S]`, scaled, capped and masked, and the derivative of the soft cap if there is one.
     fn scores<T: Apply>(&self, q: &T, k: &T, mask: Option<&T>) -> Result<(T, Option<T>)> {
-        // In every matrix of T rows and S columns, the elements more than `left` before or `right` after the diagonal,
-        // which starts at `offset`.
+        // Masks, in every matrix of T rows and S columns, the elements more than `left` before or `right` after the
+        // diagonal, which starts at `offset`.
         static BAND: LazyLock<Program> = LazyLock::new(|| {
             Program::build("band", 1, 5, |b, x, s| {
                 let at = b.index().cast(DType::I64);
@@ -269,8 +271,8 @@ impl Fused for Attention {
     }
 }
 
-/// The gradients of [`Attention`]; inputs the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given;
-/// outputs the gradients of `q`, `k`, `v`, each stored with the axis order of its own operand.
+/// The gradients of [`Attention`]. Inputs are the upstream gradient, `o`, `lse`, `q`, `k`, `v` and the mask if given.
+/// Outputs are the gradients of `q`, `k`, `v`, each stored with the axis order of its own operand.
 #[derive(Clone, Debug)]
 pub struct AttentionGrad(
     /// The options of the forward operation.
@@ -284,7 +286,7 @@ impl AttentionGrad {
     pub const OUTPUT: usize = 1;
     /// Position of `lse` among the inputs.
     pub const LSE: usize = 2;
-    /// Position of `q` among the inputs; what [`Attention`] was given follows in its order.
+    /// Position of `q` among the inputs; the other inputs of [`Attention`] follow in their order.
     pub const QUERIES: usize = 3;
     /// Position of `k` among the inputs.
     pub const KEYS: usize = 4;
@@ -318,8 +320,9 @@ impl Fused for AttentionGrad {
         Ok(ins[AttentionGrad::QUERIES..=AttentionGrad::VALUES].iter().copied().collect())
     }
 
-    /// With `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk = dSᵀ·q·scale`;
-    /// `dS` times the slope of a soft cap. Of a part of the keys, `P` is by the given `lse`, and the sum is `Σ g ∘ o`.
+    /// Computes, with `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk =
+    /// dSᵀ·q·scale`; `dS` is multiplied by the derivative of a soft cap. For a part of the keys, `P` follows from the
+    /// given `lse`, and the sum is `Σ g ∘ o`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let [g, q, k, v] =
             [AttentionGrad::GRAD, AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| ins[i]);

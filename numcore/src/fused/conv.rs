@@ -1,4 +1,4 @@
-//! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again: the three
+//! Two-dimensional convolution. It is linear in both operands, and its two adjoints are convolutions again. The three
 //! kinds are one operation, closed under differentiation. A bias is added in the epilogue of the GEMM, as in
 //! [`Linear`](super::Linear).
 
@@ -12,22 +12,23 @@ use crate::{
     ops::{Apply, Backprop, Bits, JoinOps, Matmul, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps},
 };
 
-/// Which of `y`, `x`, `w` in `y = conv(x, w)` is computed from the other two.
+/// The operand of `y = conv(x, w)` that is computed from the other two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConvKind {
     /// `y: [N, O, P, Q]` from `x: [N, C, H, W]` and `w: [O, C/G, R, S]`.
     Forward,
-    /// The adjoint in `x`, of size `[H, W]`, from `y` and `w`: also the transposed convolution.
+    /// The adjoint in `x`, of height and width `[H, W]`, from `y` and `w`: also the transposed convolution.
     Input([usize; 2]),
-    /// The adjoint in `w`, of size `[R, S]`, from `x` and `y`.
+    /// The adjoint in `w`, of height and width `[R, S]`, from `x` and `y`.
     Weight([usize; 2]),
 }
 
-/// A convolution or one of its adjoints: two operands of one floating dtype, then a bias if there is one, `[O, 1, 1]`
-/// for `y: [N, O, P, Q]` and `[C, 1, 1]` for `x: [N, C, H, W]` (as it broadcasts), of the same dtype.
+/// A convolution or one of its adjoints. Inputs are two operands of one floating dtype, then a bias of that dtype if
+/// there is one. The bias is `[O, 1, 1]` for output `y: [N, O, P, Q]` and `[C, 1, 1]` for output `x: [N, C, H, W]`, as
+/// it broadcasts.
 #[derive(Clone, Debug)]
 pub struct Conv {
-    /// Which of the three convolutions this is: forward, or one of the two gradients.
+    /// The kind of convolution: forward, or one of the two gradients.
     pub kind: ConvKind,
     /// The stride between outputs, per axis.
     pub stride: [usize; 2],
@@ -37,7 +38,7 @@ pub struct Conv {
     pub dilation: [usize; 2],
     /// The number of channel groups; channels of different groups do not mix.
     pub groups: usize,
-    /// Whether a bias is added to each channel of the output; not to that of [`ConvKind::Weight`], which has none.
+    /// True if a bias is added to each channel of the output; [`ConvKind::Weight`] has none.
     pub bias: bool,
 }
 
@@ -52,7 +53,7 @@ impl Conv {
         crate::layout::windows(size, kernel, self.stride[axis], self.dilation[axis])
     }
 
-    /// `[N, G, C/G · R · S, P · Q]`: every window of the padded input as a column.
+    /// The matrix `[N, G, C/G · R · S, P · Q]`, whose columns are the windows of the padded input.
     fn columns<T: Apply>(&self, x: &T, kernel: [usize; 2], out: [usize; 2]) -> Result<T> {
         let shape = x.spec().shape;
         let [ph, pw] = self.padding;
@@ -96,7 +97,7 @@ impl Conv {
         products.sum(&[0], false)?.reshape([ys[1], xs[1] / self.groups, kernel[0], kernel[1]])
     }
 
-    /// Height and width of `y`.
+    /// The height and width of `y`.
     fn sizes(&self, x: Shape, w: Shape) -> Result<[usize; 2]> {
         match (self.output(0, x[2], w[2]), self.output(1, x[3], w[3])) {
             (Some(p), Some(q)) => Ok([p, q]),
@@ -111,7 +112,7 @@ impl Conv {
         }
     }
 
-    /// Whether the input's channels and the kernel's size fit a convolution.
+    /// Checks that the input's channels and the kernel's size fit a convolution.
     fn channels(&self, x: Shape, w: Shape) -> Result<()> {
         let why = if w[2] == 0 || w[3] == 0 {
             format!("a kernel of size {} by {}", w[2], w[3])
@@ -126,7 +127,7 @@ impl Conv {
         Err(Error::shape(self.name(), &[x, w], why))
     }
 
-    /// The shapes `[x, w, y]` of the whole relation, from the two operands given.
+    /// The shapes `[x, w, y]` of a convolution, from the two operands given.
     fn relation(&self, a: Shape, b: Shape) -> Result<[Shape; 3]> {
         let relation = match self.kind {
             ConvKind::Forward => {
@@ -205,7 +206,7 @@ impl Fused for Conv {
     }
 
     fn computes_in_f32(&self) -> bool {
-        // The bias is added in the dtype that the kernel stores, whichever it supports.
+        // A convolution with a bias runs in its own dtype, if its kernel supports that, and the bias is added in it.
         !self.bias
     }
 
@@ -217,7 +218,7 @@ impl Fused for Conv {
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
         if self.bias {
-            // Before the operands', as the decomposition's nodes would give it.
+            // The bias gradient comes before the operands' gradients, in the order of the decomposition's nodes.
             cx.give_sum_to(2, &g)?;
         }
         let size = |s: Shape| [s[2], s[3]];
@@ -229,7 +230,7 @@ impl Fused for Conv {
         };
         for i in (0..2).filter(|&i| cx.wants(i)).collect::<SmallVec<[usize; 2]>>() {
             let other = cx.input(1 - i)?;
-            // The gradient stands where this op's result stood in the relation of input, weight and output.
+            // The gradient takes the place of this op's result among input, weight and output.
             let upstream_first = match (self.kind, i) {
                 (ConvKind::Forward, 0) | (ConvKind::Input(_), _) => true,
                 (ConvKind::Forward, _) | (ConvKind::Weight(_), _) => false,
@@ -241,8 +242,8 @@ impl Fused for Conv {
     }
 }
 
-/// Height and width of a transposed convolution of `x: [N, O, P, Q]` with `w: [O, C/G, R, S]`, and how many strides of
-/// output padding there are on each axis.
+/// The height and width of a transposed convolution of `x: [N, O, P, Q]` with `w: [O, C/G, R, S]`, and the number of
+/// strides of output padding on each axis.
 pub(super) fn transposed(
     x: Shape,
     w: Shape,

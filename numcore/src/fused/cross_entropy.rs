@@ -11,24 +11,25 @@ use crate::{
     ops::{Apply, Backprop, Bits, IndexOps, Outs, PointwiseOps, ReduceOps, Saves, Spec, Specs, ViewOps, finite_top},
 };
 
-/// Per row, `w_y · (lse − x_y) · (1 − ε) + ε/C · Σ_c w_c · (lse − x_c)` with `lse = ln Σ_c eˣᶜ`; 0 where the class is
-/// `ignore_index`.
+/// The loss of each row, `w_y · (lse − x_y) · (1 − ε) + ε/C · Σ_c w_c · (lse − x_c)` with `lse = ln Σ_c eˣᶜ`; 0 where
+/// the class is `ignore_index`.
 ///
-/// Inputs `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs the losses `[N]`, and, for each row,
-/// its largest logit `top` (0 where that is infinite) and `ln Σ_c exp(x_c − top)`, both `[N]`; all three are `f32` for
-/// half-precision logits, which are read as they are. Their sum is `lse`; kept apart, they make the loss and its gradient independent of an offset of the row's
-/// logits, which the sum would round to the spacing of `top`.
+/// Inputs are `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs are the losses, the rows'
+/// largest logits `top` (0 where infinite), and `ln Σ_c exp(x_c − top)`, each `[N]`. All three are `f32` for
+/// half-precision logits, which are read as they are. The sum of the last two is `lse`. It is stored as two terms
+/// because rounding it to the spacing of `top` would make the loss and its gradient depend on an offset of the row's
+/// logits.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// The class whose rows do not contribute.
     pub ignore_index: i64,
     /// `ε`: the probability mass that is spread over all classes (Szegedy et al. 2016).
     pub label_smoothing: f64,
-    /// Whether class weights are given.
+    /// True if class weights are given.
     pub weighted: bool,
 }
 
-/// Intermediates of the rows' targets that forward and gradient both need.
+/// Values of the rows' targets that forward and gradient both need.
 struct TargetRows<T> {
     valid: T,
     safe: T,
@@ -44,7 +45,7 @@ impl CrossEntropy {
         Ok(TargetRows { valid, safe, weight_of_target })
     }
 
-    /// `Σ_c w_c`: the sum of the class weights.
+    /// The sum of the class weights, `Σ_c w_c`; `C` without weights.
     fn joint<T: Apply>(&self, x: &T, weight: Option<&T>) -> Result<T> {
         match weight {
             Some(w) => w.sum_all(),
@@ -136,8 +137,8 @@ impl Fused for CrossEntropy {
     }
 }
 
-/// The gradient of [`CrossEntropy`]; inputs `x`, `target`, `top`, `ln Σ exp(x − top)`, the upstream gradient `[N]` (in the
-/// losses' type) and, if weighted, `w`.
+/// The gradient of [`CrossEntropy`]. Inputs are `x`, `target`, `top`, `ln Σ exp(x − top)`, the upstream gradient `[N]`
+/// (in the losses' dtype) and, if weighted, `w`.
 #[derive(Clone, Debug)]
 pub struct CrossEntropyGrad(
     /// The options of the forward operation.
@@ -213,7 +214,7 @@ impl Fused for CrossEntropyGrad {
     }
 }
 
-/// The loss that [`NnOps::cross_entropy_with`] returns.
+/// The loss returned by [`NnOps::cross_entropy_with`].
 #[track_caller]
 pub(super) fn composed<T: Apply>(
     logits: &T,
@@ -243,7 +244,7 @@ pub(super) fn composed<T: Apply>(
     }
 }
 
-/// The mean of losses over the targets that count, or over their weights.
+/// The mean of losses over the targets that are not ignored, or over their weights.
 #[track_caller]
 pub(super) fn mean_of<T: Apply>(sum: &T, target: &T, weight: Option<&T>, ignore_index: i64) -> Result<T> {
     let valid = target.ne(ignore_index as f64)?;
@@ -254,6 +255,6 @@ pub(super) fn mean_of<T: Apply>(sum: &T, target: &T, weight: Option<&T>, ignore_
         }
         None => valid,
     };
-    // Sums of weights leave the range and precision of halves.
+    // Sums of weights leave the range and precision of half-precision dtypes.
     sum.div(&counts.to_dtype(sum.spec().dtype)?.sum_all()?)
 }

@@ -10,14 +10,14 @@ use crate::{
     ops::{Apply, Backprop, Bits, MatmulOps, Outs, PointwiseOps, Saves, Spec, Specs, matmul},
 };
 
-/// `x · w + b + r`: inputs `x: [.., M, K]`, `w: [K, N]`, then `b: [N]` and `r: [.., M, N]` if given, all of one
-/// floating dtype; output `[.., M, N]`. Terms are added in that order. For half-precision operands the result is
-/// rounded once where a kernel computes all of it, and after every operation where it is decomposed.
+/// The affine map `x · w + b + r`. Inputs are `x: [.., M, K]`, `w: [K, N]`, then `b: [N]` and `r: [.., M, N]` if given,
+/// all of one floating dtype; the output is `[.., M, N]`. Terms are added in that order. A half-precision result is
+/// rounded once if a kernel computes all of it, and after every operation if it is decomposed.
 #[derive(Clone, Debug)]
 pub struct Linear {
-    /// Whether there is a bias.
+    /// True if there is a bias.
     pub bias: bool,
-    /// Whether there is a residual.
+    /// True if there is a residual.
     pub residual: bool,
 }
 
@@ -29,7 +29,7 @@ impl Linear {
     /// Position of `b` among the inputs, if given.
     pub const BIAS: usize = 2;
 
-    /// Position of the residual among the inputs.
+    /// Position of the residual among the inputs, if there is one.
     fn residual_at(&self) -> Option<usize> {
         self.residual.then_some(Linear::BIAS + usize::from(self.bias))
     }
@@ -93,7 +93,7 @@ impl Fused for Linear {
 
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()> {
         let g = cx.grad()?;
-        // In the order in which the decomposition's nodes would give them.
+        // Gradients are given in the order of the decomposition's nodes.
         self.residual_at()
             .into_iter()
             .chain(self.bias.then_some(Linear::BIAS))

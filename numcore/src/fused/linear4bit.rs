@@ -1,4 +1,4 @@
-//! A product with a matrix that is stored in four bits an element, as QLoRA (Dettmers et al. 2023) keeps the weights it does not train.
+//! A product with a matrix stored in four bits per element, as QLoRA (Dettmers et al. 2023) stores frozen weights.
 
 use std::ops::RangeInclusive;
 
@@ -10,29 +10,30 @@ use crate::{
     ops::{Apply, Backprop, Bits, IndexOps, Matmul, Outs, PointwiseOps, Saves, Spec, Specs, ViewOps, stack},
 };
 
-/// `x · wᵀ`, or `x · w`, for `w: [O, I]` whose elements are 16 code words times a scale for each block of them.
+/// The product `x · wᵀ` or `x · w` with a four-bit matrix `w: [O, I]`. Each element is one of 16 code words, times the
+/// scale of its block.
 ///
-/// Inputs: `x`, then the elements of `w`, row-major, two in a byte, the first in its high half (`u8`); the code (`f32`, 16); the scales (`f32`,
-/// one for each block). With nested scales, those are `u8` indices of a second code, and two inputs more follow: their scales and their code
-/// (`f32`, 256). A kernel needs no memory for `w`.
+/// Inputs: `x`; the packed elements of `w` (`u8`, row-major, two per byte, the first in the high half); the code
+/// (`f32`, 16); the scales (`f32`, one per block). With nested scales, the scales are `u8` indices of a second code.
+/// Two inputs follow: the scales of those scales, and their code (`f32`, 256). A kernel needs no memory for `w`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear4bit {
     /// The sizes of `w`, `[O, I]`.
     pub shape: [usize; 2],
-    /// The elements of a block.
+    /// The number of elements of `w` that share a scale.
     pub block: usize,
-    /// How scales are stored, if not as they are.
+    /// The eight-bit encoding of the scales; `None` for `f32` scales.
     pub nested: Option<NestedScales>,
-    /// Whether the product is `x · w`, `[.., O]` to `[.., I]`: the gradient of `x · wᵀ`.
+    /// True if the product is `x · w`, `[.., O]` to `[.., I]`: the gradient of `x · wᵀ`.
     pub transposed: bool,
 }
 
-/// Scales that are stored in eight bits: a code word times a scale for each block of them, plus an offset.
+/// The eight-bit encoding of scales: each is a code word, times the scale of its block of scales, plus an offset.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NestedScales {
-    /// The scales of a block.
+    /// The number of scales that share an outer scale.
     pub block: usize,
-    /// What is added to every scale.
+    /// The offset that is added to every scale.
     pub offset: f32,
 }
 
@@ -50,21 +51,21 @@ impl Linear4bit {
     /// Position of the code of scales among the inputs, if they are nested.
     pub const NESTED_CODE: usize = 5;
 
-    /// The product of the other kind with the same matrix: the gradient of this one.
+    /// The other product with the same matrix: the gradient of this one.
     fn adjoint(&self) -> Self {
         Linear4bit { transposed: !self.transposed, ..self.clone() }
     }
 
-    /// The features of the input, and of the output.
+    /// The numbers of features of the input and of the output.
     fn features(&self) -> [usize; 2] {
         let [outputs, inputs] = self.shape;
         if self.transposed { [outputs, inputs] } else { [inputs, outputs] }
     }
 
-    /// `w: [O, I]` from the inputs after `x`, in `f32`.
+    /// The matrix `w: [O, I]` in `f32`, decoded from the inputs after `x`.
     ///
     /// # Errors
-    /// If they do not fit this operation.
+    /// Fails if the inputs do not fit this operation, as in `check`.
     pub fn weight<T: Apply>(&self, stored: &[&T]) -> Result<T> {
         let specs: Vec<Spec> = stored.iter().map(|x| x.spec()).collect();
         self.check(&specs)?;
@@ -87,10 +88,10 @@ impl Linear4bit {
         words.mul(&outer)?.add(f64::from(nested.offset))
     }
 
-    /// An error unless the inputs after `x` have the sizes and types of this operation.
+    /// Checks the sizes and dtypes of the inputs after `x`.
     ///
     /// # Errors
-    /// See above.
+    /// Fails if a size or a dtype is not that of this operation.
     pub fn check(&self, stored: &[Spec]) -> Result<()> {
         let wrong = |why: String| {
             let shapes: Vec<Shape> = stored.iter().map(|s| s.shape).collect();
@@ -116,7 +117,7 @@ impl Linear4bit {
             if got.dtype != dtype {
                 return Err(Error::dtype("linear4bit", &[got.dtype], format!("{what} must be {dtype}")));
             }
-            // Elements are as files have them, in a column; the others are lists.
+            // Packed elements may be a column, as in files; the other inputs must be one-dimensional.
             if got.shape.numel() != count || what != "packed elements" && got.shape.rank() != 1 {
                 return wrong(format!("needs {count} {what} for a weight of {:?}, given {}", self.shape, got.shape));
             }
@@ -125,7 +126,7 @@ impl Linear4bit {
     }
 }
 
-/// Each element of a list `each` times, cut to `len`.
+/// Repeats each element of a list `each` times, and truncates the result to `len`.
 fn spread<T: Apply>(list: &T, each: usize, len: usize) -> Result<T> {
     let count = list.spec().shape[0];
     list.unsqueeze(1)?.broadcast_to([count, each])?.reshape([count * each])?.narrow(0, 0, len)
@@ -167,7 +168,7 @@ impl Fused for Linear4bit {
     }
 
     fn saves(&self, wants: Bits) -> Option<Saves> {
-        // Scales that are trained are those of the decomposition.
+        // The decomposition computes the gradients of scales, if they are trained.
         let all = Bits::of(&[Self::PACKED, Self::CODE, Self::SCALES, Self::NESTED_SCALES, Self::NESTED_CODE]);
         (wants == Bits::of(&[Self::X])).then_some(Saves { inputs: all, outputs: Bits::NONE })
     }

@@ -1,5 +1,5 @@
-//! How a [`LinearCrossEntropy`] runs on every runtime: by its products and its kernels for cross-entropy, a chunk of rows
-//! after another. Memory of a chunk goes back to its pool before the next one asks for it.
+//! The execution of a [`LinearCrossEntropy`] on every runtime: matmuls and cross-entropy kernels, one chunk of rows
+//! after another. The memory of a chunk returns to its pool before the next chunk is allocated.
 
 use std::sync::LazyLock;
 
@@ -12,7 +12,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// The losses, or their sum, and the gradients of the sum that `op` asks for.
+/// Computes the losses, or their sum, and the gradients of the sum that `op` requests.
 pub(super) fn forward<R: Runtime>(op: &LinearCrossEntropy, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
     let chunks = LogitChunks::new(op, ins)?;
     let Some((loss, gradients)) = outs.split_first_mut() else { return Ok(()) };
@@ -25,7 +25,7 @@ pub(super) fn forward<R: Runtime>(op: &LinearCrossEntropy, ins: &[&Tensor<R>], o
     let mut losses = TensorMut::alloc(&chunks.rt, rows, dtype)?;
     let ones = match gradients {
         [] => None,
-        // A kernel reads it row by row; one chunk's is every chunk's.
+        // Kernels read the upstream gradient row by row; every chunk uses the ones of a single chunk.
         _ => Some(Tensor::full(&chunks.rt, [chunks.chunk.min(chunks.rows().max(1))], dtype, 1.0)?),
     };
     let upstream = ones.as_ref().map(Upstream::Ones);
@@ -33,19 +33,19 @@ pub(super) fn forward<R: Runtime>(op: &LinearCrossEntropy, ins: &[&Tensor<R>], o
     Reduce::sum_to(Shape::SCALAR).run(&[&losses.freeze()?], &mut [loss.reborrow()])
 }
 
-/// The gradients that `op` asks for, from those of the rows' losses, which follow the other inputs.
+/// Computes the gradients that `op` requests, given the gradients of the rows' losses, which follow the other inputs.
 pub(super) fn backward<R: Runtime>(op: &LinearCrossEntropy, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()> {
     let chunks = LogitChunks::new(op, ins)?;
     let g = ins[op.target_at() + 1].contiguous()?;
     let rows = Shape::from([chunks.rows()]);
-    // Losses come with the statistics that gradients are computed from.
+    // The losses are by-products of the statistics that gradients are computed from.
     let mut losses = TensorMut::alloc(&chunks.rt, rows, g.dtype())?;
     chunks.run(&mut losses.out(), &Layout::contiguous(rows), Some(Upstream::Rows(&g)), outs)
 }
 
 /// The gradient of the rows' losses.
 enum Upstream<'a, R: Runtime> {
-    /// Ones, as many as a chunk has rows.
+    /// A vector of ones, one for each row of a chunk.
     Ones(&'a Tensor<R>),
     Rows(&'a Tensor<R>),
 }
@@ -59,7 +59,7 @@ impl<R: Runtime> Upstream<'_, R> {
     }
 }
 
-/// A call's operands.
+/// The operands of a call, and how its rows are divided into chunks.
 struct LogitChunks<'a, R: Runtime> {
     op: &'a LinearCrossEntropy,
     rt: R,
@@ -69,10 +69,10 @@ struct LogitChunks<'a, R: Runtime> {
     to_logits: Tensor<R>,
     bias: Option<&'a Tensor<R>>,
     target: Tensor<R>,
-    /// The rows whose logits are in memory at once.
+    /// The number of rows whose logits are in memory at once.
     chunk: usize,
-    /// The elements between rows of logits: rows that start at multiples of 16 bytes where kernels take them, which
-    /// products of matrices are faster with.
+    /// The number of elements between rows of logits. Where kernels support it, rows start at multiples of 16 bytes,
+    /// which makes matmuls faster.
     pitch: usize,
 }
 
@@ -96,8 +96,8 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         self.x.dims()[0]
     }
 
-    /// Writes the losses to `losses`, of `layout`, and, from their gradient, those of `x`, `w` and the bias to
-    /// `gradients`.
+    /// Writes the losses to `losses`, of `layout`. With an upstream gradient, it also writes the gradients of `x`, `w`
+    /// and the bias to `gradients`.
     fn run(
         &self,
         losses: &mut Out<'_, R>,
@@ -148,7 +148,7 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         Ok(padded.part(layout, None))
     }
 
-    /// The logits of rows of `x`, computed and rounded as a linear layer's outputs.
+    /// The logits of rows of `x`, computed and rounded as the outputs of a linear layer.
     fn logits(&self, x: &Tensor<R>) -> Result<Tensor<R>> {
         static PLUS: LazyLock<Program> = LazyLock::new(|| Program::new("add", |[y, b], []| [y + b]));
         let mut logits = self.memory(x.dims()[0])?;
@@ -169,7 +169,7 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         logits.freeze()
     }
 
-    /// The gradient of a chunk's logits, of the operands of [`CrossEntropyGrad`].
+    /// The gradient of a chunk's logits; `ins` are the inputs of [`CrossEntropyGrad`].
     fn logits_gradient(&self, ins: &[&Tensor<R>]) -> Result<Tensor<R>> {
         let op = FusedOp::CrossEntropyGrad(CrossEntropyGrad(self.op.of_logits()));
         let mut d = self.memory(ins[0].dims()[0])?;
@@ -179,12 +179,12 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
         d.freeze()
     }
 
-    /// Whether a kernel of `op` can write logits as they are.
+    /// Tells whether a kernel of `op` can write logits with the row stride `pitch`.
     fn takes(&self, op: &FusedOp) -> bool {
         self.pitch == self.w.dims()[0] || self.rt.supports_strided_outputs(op)
     }
 
-    /// Adds what rows from `start` on contribute to a gradient, `d` being that of their logits.
+    /// Adds the contribution of the rows from `start` on to a gradient; `d` is the gradient of their logits.
     fn add_to(&self, sum: &mut GradientSum<'_, '_, R>, start: usize, x: &Tensor<R>, d: &Tensor<R>) -> Result<()> {
         static WIDENED: LazyLock<Program> = LazyLock::new(|| Program::new("widened", |[d], []| [d.cast(DType::F32)]));
         match sum.of {
@@ -211,14 +211,14 @@ impl<'a, R: Runtime> LogitChunks<'a, R> {
     }
 }
 
-/// A view of memory that is overwritten.
+/// The whole memory as an output that is overwritten.
 fn overwriting<R: Runtime>(memory: &mut TensorMut<R>) -> Out<'_, R> {
     Out { view: memory.rewritten(), how: Accumulate::Overwrite }
 }
 
-/// A gradient that grows with every chunk. Sums of half-precision gradients are kept in `f32` between chunks.
+/// A gradient that accumulates over chunks. Sums of half-precision gradients are kept in `f32` between chunks.
 struct GradientSum<'o, 'a, R: Runtime> {
-    /// The input it is the gradient of.
+    /// The index of the input whose gradient this is.
     of: usize,
     out: &'o mut Out<'a, R>,
     unrounded: Option<TensorMut<R>>,
@@ -233,7 +233,7 @@ impl<'o, 'a, R: Runtime> GradientSum<'o, 'a, R> {
         Ok(GradientSum { of, out, unrounded, started: false })
     }
 
-    /// Where the next chunk's part goes.
+    /// The memory that the next chunk's contribution is written or added to.
     fn next(&mut self) -> Out<'_, R> {
         match &mut self.unrounded {
             Some(memory) => memory.out(),

@@ -1,6 +1,6 @@
-//! Fused operations: one tape node each, whether a kernel or the decomposition runs. Every file here defines one of
+//! Fused operations: each is one tape node, whether a kernel or the decomposition runs. Every file here defines one of
 //! them: its shape rule, its decomposition into primitives (the reference a kernel is tested against), and its
-//! gradient, which is a fused operation again. Double backward goes through the decomposition.
+//! gradient. The gradient is a fused operation again. Double backward goes through the decomposition.
 
 mod attention;
 mod conv;
@@ -56,25 +56,26 @@ pub trait Fused {
         let _ = k;
         None
     }
-    /// Whether the decomposition of half-precision operands is computed in `f32` throughout, instead of rounding after
-    /// each primitive.
+    /// Tells whether the decomposition of half-precision operands is computed in `f32` throughout, instead of rounding
+    /// after each primitive.
     fn computes_in_f32(&self) -> bool {
         true
     }
-    /// Computes the outputs part by part, by other operations of the runtime, where the decomposition would take more
-    /// memory; row-major outputs are overwritten.
+    /// Computes the outputs part by part with other operations of the runtime, if the decomposition would take more
+    /// memory. The outputs are row-major and are overwritten.
     fn run_in_parts<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let _ = (ins, outs);
         Ok(Support::Decompose)
     }
-    /// The operation that is recorded in place of this one, where gradients of the inputs `wants` will be needed: its
-    /// outputs are those of this one and then what its gradient rule reads. None if it is this one.
+    /// The operation to record instead of this one, if the gradients of the inputs `wants` will be needed. Its outputs
+    /// are those of this one, followed by the values that its gradient rule reads. `None` if this operation itself is
+    /// recorded.
     fn with_gradients(&self, wants: Bits) -> Option<FusedOp> {
         let _ = wants;
         None
     }
-    /// The inputs and outputs that its gradient reads. With `None` the operation has no gradient rule, and is recorded
-    /// as its decomposition.
+    /// The inputs and outputs that the gradient rule reads. `None` if the operation has no gradient rule for `wants`,
+    /// and is recorded as its decomposition.
     fn saves(&self, wants: Bits) -> Option<Saves>;
     /// The gradient rule of this operation.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
@@ -92,8 +93,8 @@ macro_rules! fused {
         })*
 
         impl FusedOp {
-            /// Computes the outputs from primitives. Half-precision operands of a decomposition with several primitives
-            /// are cast to `f32` for all of them.
+            /// Computes the outputs from primitives. Half-precision operands are cast to `f32` for all primitives, if
+            /// the operation's `computes_in_f32` says so.
             pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
                 let computes_in_f32 = match self { $(FusedOp::$variant(op) => Fused::computes_in_f32(op),)* };
                 if computes_in_f32 && ins.iter().any(|x| x.spec().dtype.is_half()) {
@@ -110,13 +111,13 @@ macro_rules! fused {
                 match self { $(FusedOp::$variant(op) => Fused::run_in_parts(op, ins, outs),)* }
             }
 
-            /// The operation that the tape records in place of this one for gradients of the inputs `wants`, if that is
-            /// another one.
+            /// The operation that the tape records instead of this one for gradients of the inputs `wants`; `None` if
+            /// it records this one.
             pub fn with_gradients(&self, wants: Bits) -> Option<FusedOp> {
                 match self { $(FusedOp::$variant(op) => Fused::with_gradients(op, wants),)* }
             }
 
-            /// Whether the tape must record the decomposition instead, for gradients of the inputs `wants`.
+            /// Tells whether the tape must record the decomposition instead, for gradients of the inputs `wants`.
             pub fn is_composed(&self, wants: Bits) -> bool {
                 match self { $(FusedOp::$variant(op) => Fused::saves(op, wants).is_none(),)* }
             }
@@ -178,7 +179,7 @@ fused! {
     ScatterExtreme,
 }
 
-/// An error of `op` unless each of `given`, which a forward pass computed or will compute, has the spec `due`.
+/// Checks that each value that a forward pass computed, or will compute, has the spec `due`; the error names `op`.
 fn as_forward<'a>(op: &'static str, pairs: impl IntoIterator<Item = (&'static str, &'a Spec, &'a Spec)>) -> Result<()> {
     for (what, given, due) in pairs {
         if given.dtype != due.dtype {
@@ -210,8 +211,8 @@ impl FusedOp {
         }
     }
 
-    /// The layouts of several outputs in fresh memory that they share, if each is ordered as an input and those inputs
-    /// are adjacent parts of one memory. A view then makes one tensor of the outputs.
+    /// The layouts of several outputs in memory that they share, if each is ordered as an input and those inputs are
+    /// adjacent parts of one memory. A view then joins the outputs into one tensor.
     pub(crate) fn adjacent_layouts<R: Runtime>(
         &self,
         rt: &R,
@@ -229,8 +230,8 @@ impl FusedOp {
         Layout::adjacent(&like.iter().map(|x| *x.layout()).collect::<SmallVec<[_; 4]>>())
     }
 
-    /// Runs the runtime's kernel if it has one. Outputs that the kernel cannot write (kernels fill dense memory, and
-    /// few accumulate) are computed in temporaries.
+    /// Runs the runtime's kernel, if it has one. Kernels fill dense memory, and few accumulate; outputs that the kernel
+    /// cannot write are computed in temporaries.
     fn run_kernel<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<Support> {
         let rt = ins[0].runtime();
         let adds = rt.supports_accumulate(self);

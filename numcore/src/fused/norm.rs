@@ -22,19 +22,19 @@ pub enum NormKind {
     Rms,
 }
 
-/// `(x − mean) · rstd · w + b` over the last axis, or `x · rstd · w` for RMS.
+/// Layer norm, `(x − mean) · rstd · w + b` over the last axis, or RMS norm, `x · rstd · w`.
 ///
-/// Inputs `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs `y: [.., C]`, `rstd: [.., 1]` and, for layer norm,
-/// `mean: [.., 1]` (both `f32` for half-precision inputs).
+/// Inputs are `x: [.., C]`, then `w: [C]` and `b: [C]` if given. Outputs are `y: [.., C]`, `rstd: [.., 1]` and, for
+/// layer norm, `mean: [.., 1]` (both `f32` for half-precision inputs).
 #[derive(Clone, Debug)]
 pub struct Norm {
-    /// Which statistics normalize a row: mean and variance, or the root mean square.
+    /// The statistics that normalize a row: mean and variance, or the root mean square.
     pub kind: NormKind,
     /// The constant `ε`, added to the variance.
     pub eps: f64,
-    /// Whether a weight is given.
+    /// True if a weight is given.
     pub weight: bool,
-    /// Whether a bias is given (layer norm with a weight only).
+    /// True if a bias is given (layer norm with a weight only).
     pub bias: bool,
 }
 
@@ -56,7 +56,7 @@ impl Norm {
 static RSTD: LazyLock<Program> = LazyLock::new(|| Program::new("norm", |[v], [eps]| [(v + eps).rsqrt()]));
 
 impl Norm {
-    /// `(mean, rstd)` of each row, `[.., 1]`.
+    /// The mean (layer norm only) and `rstd` of each row, `[.., 1]`.
     fn statistics<T: Apply>(&self, x: &T) -> Result<(Option<T>, T)> {
         let rows = rows(x.spec().shape);
         let (mean, variance) = match self.kind {
@@ -147,8 +147,8 @@ impl Fused for Norm {
     }
 }
 
-/// The gradients of [`Norm`]; inputs `x`, the upstream gradient, `rstd`, `mean` (layer norm), `w` (if given); outputs
-/// the gradients of `x`, `w`, `b`.
+/// The gradients of [`Norm`]. Inputs are `x`, the upstream gradient, `rstd`, `mean` (layer norm) and `w` (if given);
+/// outputs are the gradients of `x`, `w`, `b`.
 #[derive(Clone, Debug)]
 pub struct NormGrad(
     /// The options of the forward operation.
@@ -200,7 +200,8 @@ impl Fused for NormGrad {
         Ok(std::iter::once(x).chain(std::iter::repeat_n(parameter, count)).collect())
     }
 
-    /// With `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db = Σ g`.
+    /// Computes, with `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db
+    /// = Σ g`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         static DOT: LazyLock<Widened> =
             LazyLock::new(|| Widened::new(|wide| Program::new("norm_grad", |[a, b], []| [wide.of(a) * wide.of(b)])));

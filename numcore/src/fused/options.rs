@@ -1,9 +1,9 @@
 //! Options of the methods for neural networks.
 
-/// How the losses of the rows are reduced to the result.
+/// The reduction of the rows' losses to the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// The mean (weighted, where the loss has weights).
+    /// The mean, weighted if the loss has weights.
     #[default]
     Mean,
     /// The sum over all rows.
@@ -19,7 +19,7 @@ pub struct CrossEntropyOptions {
     pub ignore_index: i64,
     /// The probability mass that is spread over all classes.
     pub label_smoothing: f64,
-    /// How the losses of the rows are reduced.
+    /// The reduction of the rows' losses.
     pub reduction: Reduction,
 }
 
@@ -67,7 +67,7 @@ impl Default for Conv1dOptions {
     }
 }
 
-/// For one-dimensional data seen as `[B, C, 1, L]`.
+/// The geometry for one-dimensional data seen as `[B, C, 1, L]`.
 impl From<Conv1dOptions> for ConvOptions {
     fn from(Conv1dOptions { stride, padding, dilation, groups }: Conv1dOptions) -> Self {
         ConvOptions { stride: [1, stride], padding: [0, padding], dilation: [1, dilation], groups }

@@ -10,8 +10,8 @@ use crate::{
     ops::{Apply, Backprop, Bits, IndexOps, JoinOps, Outs, ReduceOps, Saves, Spec, Specs, ViewOps},
 };
 
-/// The largest element of each window of `x: [N, C, H, W]`, `[N, C, P, Q]`. NaN counts as largest; padding is never
-/// chosen.
+/// Max pooling: the largest element of each window of `x: [N, C, H, W]`, as `[N, C, P, Q]`. NaN counts as largest;
+/// padding is never chosen.
 #[derive(Clone, Debug)]
 pub struct MaxPool {
     /// The size of a window, per axis.

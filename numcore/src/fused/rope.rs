@@ -11,17 +11,17 @@ use crate::{
 /// Options of [`NnOps::rope_with`](super::NnOps::rope_with), rotary position embedding.
 #[derive(Debug)]
 pub struct RopeOptions<'a, T> {
-    /// Pair `i` of `R/2` is rotated by `base^(−2i/R)` radians per position; 10 000 by convention.
+    /// The base: pair `i` of `R/2` is rotated by `base^(−2i/R)` radians per position; 10 000 by convention.
     pub base: f64,
-    /// The position of the first row, where `positions` is not given.
+    /// The position of the first row, if `positions` is not given.
     pub start: usize,
-    /// Explicit positions, `i64`: `[T]`, or `[B, T]` for `[B, .., T, D]`. Their angles are computed on the device, in
-    /// `f64` for `f64` and in `f32` otherwise, as Hugging Face's models compute them.
+    /// Explicit positions, `i64`: `[T]`, or `[B, T]` for `[B, .., T, D]`. Their angles are computed on the device, as
+    /// in Hugging Face's models: in `f64` for `f64` operands and in `f32` otherwise.
     pub positions: Option<&'a T>,
-    /// The number of rotated components, `R`, even; the others are copied (partial rotary embedding, GPT-NeoX). All if
-    /// not given.
+    /// The number of rotated components, `R`, even; `None` means all. The others are copied (partial rotary embedding,
+    /// GPT-NeoX).
     pub dim: Option<usize>,
-    /// Component `2i` is paired with `2i + 1` (GPT-J) instead of `i` with `i + R/2` (Llama).
+    /// True to pair component `2i` with `2i + 1` (GPT-J) instead of `i` with `i + R/2` (Llama).
     pub interleaved: bool,
 }
 
@@ -31,7 +31,7 @@ impl<T> Default for RopeOptions<'_, T> {
     }
 }
 
-/// Rotates `x: [.., T, D]` as the options say.
+/// Rotates `x: [.., T, D]` by the angles of its positions.
 #[track_caller]
 pub(super) fn rope<T: Apply>(x: &T, options: &RopeOptions<'_, T>) -> Result<T> {
     let shape = x.spec().shape;
@@ -67,7 +67,7 @@ pub(super) fn rope<T: Apply>(x: &T, options: &RopeOptions<'_, T>) -> Result<T> {
     rotate(x, &cos, &sin, options.interleaved)
 }
 
-/// Angles `[T, R/2]`, or `[B, 1, .., T, R/2]` with as many axes as `x`.
+/// The rotation angles, `[T, R/2]`, or `[B, 1, .., T, R/2]` with as many axes as `x`.
 #[track_caller]
 fn angles<T: Apply>(x: &T, positions: &T, half: usize, dtype: DType, frequency: impl Fn(usize) -> f64) -> Result<T> {
     let (shape, spec) = (x.spec().shape, positions.spec());

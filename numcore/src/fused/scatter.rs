@@ -14,16 +14,16 @@ use crate::{
     pointwise::Program,
 };
 
-/// `x` with `src[.., i, ..]` combined into `x[.., index[.., i, ..], ..]` along an axis by maximum or minimum; inputs
-/// `x`, `index` (`i64`) and `src`, which has the index's shape. Elements that tie share the gradient evenly, as
-/// [`amax`](crate::ops::ReduceOps::amax) shares it.
+/// `x` with `src[.., i, ..]` combined into `x[.., index[.., i, ..], ..]` along an axis by maximum or minimum. Inputs
+/// are `x`, `index` (`i64`) and `src`, which has the index's shape. Elements that tie share the gradient evenly, as in
+/// [`amax`](crate::ops::ReduceOps::amax).
 #[derive(Clone, Debug)]
 pub struct ScatterExtreme {
     /// The axis along which the index names positions.
     pub axis: usize,
-    /// Whether to keep the largest value, or the smallest.
+    /// True to keep the largest value at each position, false to keep the smallest.
     pub largest: bool,
-    /// Whether the element of `x` at a named position takes part in the reduction there.
+    /// True if the element of `x` at a named position takes part in the reduction there.
     pub include_self: bool,
 }
 
@@ -72,7 +72,8 @@ impl Fused for ScatterExtreme {
         let (g, y, axis) = (cx.grad()?, cx.output(0)?, self.axis as isize);
         let (x, index, src) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
         let dtype = x.spec().dtype;
-        // NaN wins, and is equal to itself here: a place that it ends in has the gradient of those it comes from.
+        // The comparison treats NaN as equal to itself: NaN wins a position, whose gradient then goes to the NaN
+        // values.
         static SAME: LazyLock<Program> =
             LazyLock::new(|| Program::new("scatter_extreme", |[a, b], []| [a.eq(b) | (a.ne(a) & b.ne(b))]));
         let one = |hit: T| hit.to_dtype(dtype).map(|h| h.detach());

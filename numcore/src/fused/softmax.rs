@@ -11,10 +11,10 @@ use crate::{
     pointwise::Program,
 };
 
-/// Softmax, `eˣ / Σ eˣ` over the last axis, or its logarithm. Input `x: [.., C]`. A row of `−∞` gives zeros.
+/// Softmax, `eˣ / Σ eˣ` over the last axis, or its logarithm, of `x: [.., C]`. A row of `−∞` gives zeros.
 #[derive(Clone, Debug)]
 pub struct Softmax {
-    /// Whether to compute the logarithm of the softmax instead.
+    /// True for the logarithm of the softmax.
     pub log: bool,
 }
 
@@ -62,10 +62,10 @@ impl Fused for Softmax {
     }
 }
 
-/// The gradient of [`Softmax`]; inputs its output `y: [.., C]` and the upstream gradient.
+/// The gradient of [`Softmax`]; inputs are its output `y: [.., C]` and the upstream gradient.
 #[derive(Clone, Debug)]
 pub struct SoftmaxGrad {
-    /// Whether this is the gradient of log-softmax.
+    /// True for the gradient of log-softmax.
     pub log: bool,
 }
 

@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl ConvOptions {
-    /// `a` and `b`, as the kind takes them, with `bias: [C]`, `C` the output's channels.
+    /// Applies the convolution `kind` to operands `a` and `b`, with `bias: [C]` for the `C` channels of the output.
     #[track_caller]
     fn apply<T: Apply>(&self, kind: ConvKind, a: &T, b: &T, bias: Option<&T>) -> Result<T> {
         let ConvOptions { stride, padding, dilation, groups } = *self;
@@ -45,25 +45,27 @@ pub trait NnOps: Apply {
     /// Cross-entropy of logits `self: [.., C]` with classes `target: [..]` (`i64`): the mean over the targets that are
     /// not −100, a scalar.
     ///
-    /// `ln Σ eˣ − x[target]` for each row, without overflow. Classes are on the last axis, where PyTorch has them on
-    /// the second. The loss of half-precision logits is `f32`; no copy of them is cast for it.
+    /// Each row's loss is `ln Σ eˣ − x[target]`, without overflow. Classes are on the last axis, where PyTorch has them
+    /// on the second. The loss of half-precision logits is `f32`, computed without a cast copy of them.
     #[track_caller]
     fn cross_entropy(&self, target: &Self) -> Result<Self> {
         self.cross_entropy_with(target, None, CrossEntropyOptions::default())
     }
     /// Cross-entropy with a `weight: [C]` for each class, and options; see [`cross_entropy`](NnOps::cross_entropy). The
-    /// mean is over the targets' weights, as in PyTorch; with [`Reduction::None`](super::Reduction::None) the result has the target's shape.
+    /// mean is over the targets' weights, as in PyTorch. With [`Reduction::None`](super::Reduction::None) the result
+    /// has the target's shape.
     #[track_caller]
     fn cross_entropy_with(&self, target: &Self, weight: Option<&Self>, options: CrossEntropyOptions) -> Result<Self> {
         cross_entropy::composed(self, target, weight, options)
     }
-    /// Cross-entropy of the logits `self · weightᵀ + bias` with classes `target: [..]` (`i64`), for `self: [.., C]`,
-    /// `weight: [V, C]` (a tied embedding, say) and `bias: [V]`: the mean over the targets that are not −100, a scalar.
+    /// Cross-entropy of the logits `self · weightᵀ + bias` with classes `target: [..]` (`i64`): the mean over the
+    /// targets that are not −100, a scalar. Operands are `self: [.., C]`, `weight: [V, C]` (a tied embedding, say) and
+    /// `bias: [V]`.
     ///
-    /// The loss of a language model, with at most some 128 MiB of logits in memory, whatever the number of rows, and as
-    /// many of their gradients. Gradients of `self`, `weight` and `bias` are computed in the forward pass where they
-    /// will be needed, so call it under `no_grad` where they are not. The loss of half-precision operands is `f32`, and
-    /// their gradients are rounded once.
+    /// This is the loss of a language model, with at most some 128 MiB of logits in memory, and as much of their
+    /// gradients, for any number of rows. Gradients of `self`, `weight` and `bias` are computed in the forward pass if
+    /// they will be needed, so call it under `no_grad` if they are not. The loss of half-precision operands is `f32`,
+    /// and their gradients are rounded once.
     #[doc(alias = "fused_linear_cross_entropy")]
     #[track_caller]
     fn linear_cross_entropy(&self, weight: &Self, bias: Option<&Self>, target: &Self) -> Result<Self> {
@@ -107,8 +109,8 @@ pub trait NnOps: Apply {
         let flat = self.reshape([shape[0] * groups, shape[1..].iter().product::<usize>() / groups])?;
         affine(&norm(&flat, NormKind::Layer, None, None, eps)?.reshape(shape)?, weight, bias)
     }
-    /// Batch norm (Ioffe & Szegedy 2015) of `self: [N, C, ..]` by the statistics of this batch; also returns its mean
-    /// and unbiased variance, `[C]`, for running averages.
+    /// Batch norm (Ioffe & Szegedy 2015) of `self: [N, C, ..]` by the statistics of this batch. It also returns the
+    /// batch's mean and unbiased variance, `[C]`, for running averages.
     #[track_caller]
     fn batch_norm_train(&self, weight: Option<&Self>, bias: Option<&Self>, eps: f64) -> Result<(Self, Self, Self)> {
         let shape = self.spec().shape;
@@ -142,9 +144,9 @@ pub trait NnOps: Apply {
         let rank = shape.rank();
         affine(&standardized(self, &per_channel(mean, rank)?, &per_channel(variance, rank)?, eps)?, weight, bias)
     }
-    /// Attention of queries `self: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, `K` dividing `H`,
-    /// scores scaled by `scale` (`1/√D` if not given), with an optional mask that broadcasts to `[B, H, T, S]`: added
-    /// to the scores, or of `bool`, true where a query may attend. A query that may attend to no key gives zeros
+    /// Attention of queries `self: [B, H, T, D]` over keys `[B, K, S, D]` and values `[B, K, S, E]`, where `K` divides
+    /// `H`. Scores are scaled by `scale` (`1/√D` if not given). An optional mask broadcasts to `[B, H, T, S]`: floats
+    /// are added to the scores, `bool` is true where a query may attend. A query that may attend to no key gives zeros
     /// (PyTorch: NaN). [`attention_with`](NnOps::attention_with) has more options.
     #[track_caller]
     fn attention(
@@ -165,7 +167,7 @@ pub trait NnOps: Apply {
         let scale = options.scale.unwrap_or(1.0 / (depth as f64).sqrt());
         let SdpaOptions { causal, lower_right, softcap, mask, window: (left, right), .. } = options;
         let banded = causal || left.is_some() || right.is_some();
-        // Where both ends meet, it does not matter from which positions are counted.
+        // With as many queries as keys, `lower_right` makes no difference.
         let lower_right = lower_right && banded && key.spec().shape.dims().get(2) != self.spec().shape.dims().get(2);
         let causal = causal || right == Some(0);
         let window = [left, right.filter(|_| !causal)];
@@ -188,8 +190,8 @@ pub trait NnOps: Apply {
         y.map_err(|e| e.of_line("conv1d"))?.squeeze(2)
     }
     /// Transposed convolution of `self: [N, O, P, Q]` with `weight: [O, C/G, R, S]` and `bias: [C]`: the adjoint of
-    /// [`conv2d`](NnOps::conv2d). `output_padding` lengthens the result, whose size a stride leaves open; on each axis
-    /// it is less than the stride or less than the dilation.
+    /// [`conv2d`](NnOps::conv2d). `output_padding` lengthens the result, whose size a stride leaves ambiguous. On each
+    /// axis it is less than the stride or less than the dilation.
     #[track_caller]
     fn conv_transpose2d(
         &self,
@@ -200,7 +202,7 @@ pub trait NnOps: Apply {
     ) -> Result<Self> {
         rank_is("conv_transpose2d", &[self, weight], 4)?;
         let (size, rows) = transposed(self.spec().shape, weight.spec().shape, options, output_padding)?;
-        // An output padding of a whole stride is what one row of zeros after the input gives.
+        // An output padding of a whole stride equals one row of zeros after the input.
         let pads = [(0, 0), (0, 0), (0, rows[0]), (0, rows[1])];
         let longer = if rows == [0, 0] { self.clone() } else { self.pad(&pads, 0.0)? };
         options.apply(ConvKind::Input(size), &longer, weight, bias)
@@ -231,7 +233,7 @@ pub trait NnOps: Apply {
         rank_is("adaptive_max_pool2d", &[self], 4)?;
         Ok(extreme_pool::adaptive("adaptive_max_pool2d", self, size)?.0)
     }
-    /// Rotary position embedding (Su et al. 2021) of `self: [.., T, D]`, position `t` counted from `start`; component
+    /// Rotary position embedding (Su et al. 2021) of `self: [.., T, D]`, with positions counted from `start`. Component
     /// `i` is paired with `i + D/2`.
     #[track_caller]
     fn rope(&self, base: f64, start: usize) -> Result<Self> {
@@ -242,9 +244,9 @@ pub trait NnOps: Apply {
     fn rope_with(&self, options: RopeOptions<'_, Self>) -> Result<Self> {
         rope::rope(self, &options)
     }
-    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines that broadcast to
-    /// `[.., T, R/2]`, of `self`'s dtype: the first `R` components are rotated, component `i` paired with `i + R/2`, or
-    /// `2i` with `2i + 1` if `interleaved`.
+    /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines. The tables broadcast to
+    /// `[.., T, R/2]` and have `self`'s dtype. The first `R` components are rotated: component `i` is paired with `i +
+    /// R/2`, or `2i` with `2i + 1` if `interleaved`.
     #[doc(alias = "apply_rotary_pos_emb")]
     #[track_caller]
     fn rotate(&self, cos: &Self, sin: &Self, interleaved: bool) -> Result<Self> {
@@ -255,7 +257,7 @@ pub trait NnOps: Apply {
     fn softmin(&self, axis: isize) -> Result<Self> {
         self.neg()?.softmax(axis)
     }
-    /// The gated linear unit `a · sigmoid(b)` of the two parts `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
+    /// The gated linear unit `a · sigmoid(b)` of the two halves `a`, `b` of `self` along `axis` (Dauphin et al. 2017).
     #[track_caller]
     fn glu(&self, axis: isize) -> Result<Self> {
         static GLU: LazyLock<Program> = LazyLock::new(|| Program::new("glu", |[a, b], []| [a * b.sigmoid()]));
@@ -281,7 +283,7 @@ pub trait NnOps: Apply {
         static SWIGLU: LazyLock<Program> = LazyLock::new(|| Program::new("swiglu", |[a, b], []| [a.silu() * b]));
         self.apply_program(&SWIGLU, &[gate], &[])
     }
-    /// Elements zeroed with probability `p`, the others scaled by `1/(1−p)`; the mask is drawn from Philox with this
+    /// Zeroes elements with probability `p` and scales the others by `1/(1−p)`. The mask is drawn from Philox with this
     /// seed, so backward and every runtime regenerate it instead of storing it.
     #[track_caller]
     fn dropout(&self, p: f64, seed: u64) -> Result<Self> {
@@ -329,7 +331,7 @@ fn norm<T: Apply>(x: &T, kind: NormKind, weight: Option<&T>, bias: Option<&T>, e
     Ok(T::apply(op.into(), &ins)?.remove(0))
 }
 
-/// `[C]` as `[C, 1, ..]`, to broadcast against `[N, C, ..]` with `rank` axes.
+/// The vector `[C]` as `[C, 1, ..]`, to broadcast against `[N, C, ..]` with `rank` axes.
 #[track_caller]
 fn per_channel<T: Apply>(x: &T, rank: usize) -> Result<T> {
     let n = x.spec().shape.numel();

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::{Apply, Backprop, Bits, Rule, Saves, Spec, Specs, ViewOps, rule::no_gradient};
 use crate::{ArgOp, AxisSet, DType, Error, Out, Result, Runtime, Tensor};
 
-/// Position of an extreme along an axis, as `i64`; that axis keeps size 1.
+/// The position of an extreme along an axis, as `i64`; that axis keeps size 1.
 #[derive(Clone, Debug)]
 pub struct ArgReduce {
     op: ArgOp,

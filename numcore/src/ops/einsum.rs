@@ -11,12 +11,13 @@ type Labels = SmallVec<[u8; MAX_RANK]>;
 /// The label of the last axis that `...` stands for; earlier axes have the labels that follow.
 const ELLIPSIS: u8 = 128;
 
-/// Einstein summation: `einsum("bhqd,bhkd->bhqk", &[&q, &k])`. Letters name axes; those absent on the right are summed.
+/// Einstein summation: `einsum("bhqd,bhkd->bhqk", &[&q, &k])`. Letters name axes; letters absent on the right are
+/// summed.
 ///
-/// `...` stands for any further axes of an operand, aligned at the last axis; a letter that occurs twice in one operand
-/// takes its diagonal; an axis of size 1 broadcasts. Without `->`, the result has the axes of `...` and then the
-/// letters that occur once, in the order of their code points, as in NumPy and PyTorch. Operands are contracted from
-/// left to right, each pair as one batched matmul of floating dtypes.
+/// `...` stands for any further axes of an operand, aligned at the last axis. A letter that occurs twice in one operand
+/// takes its diagonal; an axis of size 1 broadcasts. Without `->`, the result has the axes of `...`, then the letters
+/// that occur once, in the order of their code points, as in NumPy and PyTorch. Operands are contracted from left to
+/// right, each pair as one batched matmul of floating dtypes.
 ///
 /// ```
 /// # use numcore::{Tensor, NullRuntime, ops::einsum};
@@ -54,7 +55,7 @@ impl<T: Apply> Labelled<T> {
         labels.iter().filter_map(|l| self.labels.iter().position(|m| m == l)).map(|i| shape[i]).collect()
     }
 
-    /// Takes the diagonal of axes of one label, which become the last axis.
+    /// Takes the diagonal of axes with the same label, which become the last axis.
     fn distinct(mut self) -> Result<Self> {
         let twice = |l: &Labels| (0..l.len()).find_map(|j| Some((l[..j].iter().position(|m| *m == l[j])?, j)));
         while let Some((i, j)) = twice(&self.labels) {
@@ -67,15 +68,14 @@ impl<T: Apply> Labelled<T> {
             let others: Vec<usize> = (0..shape.rank()).filter(|&k| k != i && k != j).collect();
             let sizes: Vec<usize> = others.iter().map(|&k| shape[k]).chain([n * n]).collect();
             let order: Vec<usize> = others.iter().copied().chain([i, j]).collect();
-            // In a row-major `n × n` matrix, elements of the diagonal are n + 1 apart.
+            // The elements of the diagonal of a row-major `n × n` matrix are n + 1 apart.
             self.value = self.value.permute_axes(&order)?.reshape(sizes)?.slice(-1, 0, n, n + 1)?;
             self.labels = others.iter().map(|&k| self.labels[k]).chain([label]).collect();
         }
         Ok(self)
     }
 
-    /// Drops axes of size 1 that are longer in another operand: a matmul with an operand that lacks the axis
-    /// broadcasts.
+    /// Drops axes of size 1 that are larger in another operand: a matmul broadcasts an operand without the axis.
     fn squeeze(&mut self, sizes: &[usize; 256]) -> Result<()> {
         for i in (0..self.labels.len()).rev() {
             if self.value.spec().shape[i] != sizes[usize::from(self.labels[i])] {

@@ -1,4 +1,4 @@
-//! The elementwise vocabulary: one line per method, each a program that is built once.
+//! The elementwise vocabulary: one line per method, each a pointwise program that is built once.
 
 use std::sync::LazyLock;
 
@@ -49,7 +49,8 @@ impl BinaryPrograms {
     }
 }
 
-/// An integral scalar combined with integers becomes an integer; any other stays real (and integer programs refuse it).
+/// The scalar in an integer dtype if it is integral and the operands are integers, else real (which integer programs
+/// refuse).
 fn number(x: f64, dtype: DType) -> Scalar {
     if !dtype.is_float() && x.fract() == 0.0 { Scalar::I64(x as i64) } else { Scalar::F64(x) }
 }
@@ -78,8 +79,8 @@ macro_rules! vocabulary {
                 Self::apply1(Pointwise::new(&P, &[$($arg.into()),*]), &[self])
             })*
 
-            /// `f(x)` for a custom expression, fused and differentiable. Every call builds the program again: on a hot
-            /// path, keep a [`Program`] and use [`apply_program`](PointwiseOps::apply_program) instead.
+            /// Applies `f` elementwise as a custom expression, fused and differentiable. Every call builds the program
+            /// again: on a hot path, keep a [`Program`] and use [`apply_program`](PointwiseOps::apply_program) instead.
             #[track_caller]
             fn map(&self, f: impl for<'b> FnOnce(Expr<'b>) -> Expr<'b>) -> Result<Self> {
                 Self::apply1(Pointwise::new(&Program::new("map", |[x], []| [f(x)]), &[]), &[self])
@@ -102,7 +103,7 @@ macro_rules! vocabulary {
             fn to_dtype(&self, dtype: DType) -> Result<Self> {
                 cast(self, dtype)
             }
-            /// `self` where `condition` (`bool`) holds, `other` elsewhere.
+            /// The elements of `self` where `condition` (`bool`) holds, and of `other` elsewhere.
             #[doc(alias = "where")]
             #[track_caller]
             fn where_cond<'a>(&'a self, condition: &'a Self, other: impl Into<Rhs<'a, Self>>) -> Result<Self> {
@@ -113,7 +114,7 @@ macro_rules! vocabulary {
                     Rhs::Number(s) => Self::apply1(Pointwise::new(&N, &[number(s, self.spec().dtype)]), &[condition, self]),
                 }
             }
-            /// `value` where `mask` (`bool`) holds, `self` elsewhere.
+            /// Replaces elements by `value` where `mask` (`bool`) holds.
             #[track_caller]
             fn masked_fill(&self, mask: &Self, value: f64) -> Result<Self> {
                 static P: LazyLock<Program> = LazyLock::new(|| Program::new("masked_fill", |[x, m], [s]| [m.select(s, x)]));
@@ -140,13 +141,13 @@ vocabulary! {
         sign(x) = x.sign();
         /// The exponential `eˣ`, elementwise.
         exp(x) = x.exp();
-        /// `eˣ − 1`, accurate near 0.
+        /// The exponential minus one, `eˣ − 1`, accurate near 0.
         expm1(x) = x.expm1();
         /// The power of two `2ˣ`, elementwise.
         exp2(x) = x.exp2();
         /// The natural logarithm `ln x`, elementwise.
         log(x) = x.log();
-        /// `ln(1 + x)`, accurate near 0.
+        /// The logarithm `ln(1 + x)`, accurate near 0.
         log1p(x) = x.log1p();
         /// The logarithm to base 2.
         log2(x) = x.log2();
@@ -230,11 +231,11 @@ vocabulary! {
         relu6(x) = x.le(0.0).select(0.0, x.ge(6.0).select(6.0, x));
         /// The tanh-shrink activation, `x − tanh(x)`.
         tanhshrink(x) = x - x.tanh();
-        /// Whether `x` (of a floating type) is NaN, as `bool`.
+        /// Tests whether `x` (of a floating dtype) is NaN, as `bool`.
         isnan(x) = x.abs().ne(x.abs());
-        /// Whether `x` (of a floating type) is an infinity, as `bool`.
+        /// Tests whether `x` (of a floating dtype) is an infinity, as `bool`.
         isinf(x) = x.abs().eq(f64::INFINITY);
-        /// Whether `x` (of a floating type) is neither NaN nor an infinity, as `bool`.
+        /// Tests whether `x` (of a floating dtype) is neither NaN nor an infinity, as `bool`.
         isfinite(x) = x.abs().lt(f64::INFINITY);
         /// Logical negation of `bool` elements.
         logical_not(x) = !x;

@@ -1,4 +1,4 @@
-//! Gathers, and scatter-adds, their adjoint. One pair of kernels serves embeddings, `index_select`, `index_add` and
+//! Gathers and their adjoint, scatter-adds. One pair of kernels serves embeddings, `index_select`, `index_add` and
 //! one-hot, because an index repeated along an axis has a stride of 0.
 
 use std::ops::RangeInclusive;
@@ -50,7 +50,7 @@ impl Rule for Gather {
     }
 }
 
-/// Zeros of `size` along an axis with `src[.., i, ..]` added at `index[.., i, ..]`; inputs `src`, `index`.
+/// Zeros of `size` along an axis, with `src[.., i, ..]` added at `index[.., i, ..]`; inputs `src`, `index`.
 /// Contributions to one position are added in ascending order of `i`.
 #[derive(Clone, Debug)]
 pub struct ScatterAdd {
@@ -109,8 +109,8 @@ impl Rule for ScatterAdd {
 
 /// Gather and scatter-add. Indices are `i64`; an index out of range is an error.
 pub trait IndexOps: Apply {
-    /// Gathers `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`; `index` has as many axes, and no larger
-    /// sizes on the others.
+    /// Gathers `out[.., i, ..] = self[.., index[.., i, ..], ..]` along `axis`. `index` has as many axes as `self`, and
+    /// no larger sizes on the other axes.
     #[track_caller]
     fn gather(&self, axis: isize, index: &Self) -> Result<Self> {
         let axis = self.spec().shape.axis("gather", axis)?;
@@ -159,7 +159,7 @@ pub trait IndexOps: Apply {
         rows.reshape([&ids[..], &[table[1]]].concat())
     }
     /// One-hot rows of `self` (`i64`): `[..]` becomes `[.., classes]`, `i64`. A value outside `0..classes` is an error,
-    /// as an index out of range.
+    /// like an index out of range.
     #[track_caller]
     fn one_hot(&self, classes: usize) -> Result<Self> {
         index("one_hot", self.spec())?;
@@ -185,7 +185,7 @@ fn narrowed<T: Apply>(op: &'static str, x: &T, free: usize, index: &T) -> Result
     (0..xs.rank()).filter(|&i| i != free && is[i] != xs[i]).try_fold(x.clone(), |x, i| x.narrow(i as isize, 0, is[i]))
 }
 
-/// `index: [N]` along `axis` of `shape`, repeated along the others.
+/// The index `[N]` along `axis` of `shape`, repeated along the other axes.
 #[track_caller]
 fn along<T: Apply>(op: &'static str, index: &T, axis: usize, shape: Shape) -> Result<T> {
     let ids = index.spec();

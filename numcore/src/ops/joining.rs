@@ -13,7 +13,7 @@ use crate::{DType, Error, Layout, Out, Result, Runtime, Shape, Tensor, pointwise
 #[derive(Clone, Debug)]
 pub struct Cat {
     pub(super) axis: usize,
-    /// Whether the result may be a view of the inputs' memory, where their layout there is already that of the result.
+    /// True if the result may be a view, where the inputs share memory and their layouts there form the result's.
     pub(super) seen: bool,
 }
 
@@ -88,7 +88,7 @@ pub fn cat<T: Apply>(xs: &[&T], axis: isize) -> Result<T> {
         let parts = xs.chunks(Bits::MAX).map(|c| cat(c, axis as isize)).collect::<Result<Vec<T>>>()?;
         return cat(&parts.iter().collect::<Vec<_>>(), axis as isize);
     }
-    // Never a view: a caller's concatenation may be kept for long, while the memory of an input is to be written.
+    // The result is never a view: a caller may keep it for long, while an input's memory is written again.
     T::apply1(Cat { axis, seen: false }, xs)
 }
 

@@ -1,4 +1,4 @@
-//! Matrix products: batched, broadcast, with transposed operands as strides.
+//! Matrix products: batched and broadcast, with transposed operands expressed as strides.
 
 use std::ops::RangeInclusive;
 
@@ -85,7 +85,7 @@ pub(crate) fn saves(wants: Bits) -> Saves {
     Saves { inputs, outputs: Bits::NONE }
 }
 
-/// Gives the gradients of inputs 0 and 1, where `g` is the gradient of their matmul.
+/// Computes the gradients of inputs 0 and 1 of a matmul, given the gradient `g` of its result.
 #[track_caller]
 pub(crate) fn gradient<T: Apply>(cx: &mut dyn Backprop<T>, g: &T) -> Result<()> {
     if cx.wants(0) {
@@ -113,7 +113,7 @@ fn flat<T: Apply>(x: &T, rows: usize) -> Result<T> {
     x.reshape([rows, x.spec().shape.last().copied().unwrap_or(1)])
 }
 
-/// The gradient of input `i` is `a · b`, summed over the batch axes along which that input was broadcast.
+/// The gradient `a · b` of input `i`, summed over the batch axes along which that input was broadcast.
 #[track_caller]
 fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Result<()> {
     let product = Matmul.infer(&[a.spec(), b.spec()])?[0].shape;
@@ -126,8 +126,8 @@ fn product_to<T: Apply>(cx: &mut dyn Backprop<T>, i: usize, a: &T, b: &T) -> Res
 
 /// Matrix multiplication of matrices, vectors and batches.
 pub trait MatmulOps: Apply {
-    /// Matrix product over the last two axes; leading axes are batches and broadcast. A one-dimensional side is a
-    /// vector, whose axis disappears. `[.., M, K] · [K, N]` runs as one matmul of `[.. · M, K]`, copied first if
+    /// The matrix product over the last two axes; leading axes are batches and broadcast. A one-dimensional operand is
+    /// a vector, whose axis disappears. `[.., M, K] · [K, N]` runs as one matmul of `[.. · M, K]`, copied first if
     /// strides cannot express it.
     #[track_caller]
     fn matmul(&self, other: &Self) -> Result<Self> {

@@ -1,9 +1,9 @@
-//! Operations. **An op call is data**: an [`Op`] and its inputs. Each op carries all its rules in one file: shape and
-//! dtype inference, how it runs on a runtime, what it saves for backward, and its gradient.
+//! Operations. **An op call is data**: an [`Op`] and its inputs. Each op has all its rules in one file: shape and dtype
+//! inference, execution on a runtime, the values saved for backward, and the gradient.
 //!
-//! Every type that can apply an op call ([`Apply`]: a tensor computes it, a variable of the tape also records it) has
-//! the whole vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …), so decompositions and gradient rules are
-//! written once over it.
+//! Every type that can apply an op call implements [`Apply`]: a tensor computes it, a variable of the tape also records
+//! it. Such a type has the whole vocabulary of methods ([`PointwiseOps`], [`ReduceOps`] …). Decompositions and gradient
+//! rules are therefore written once.
 
 mod arg_reduce;
 pub(crate) mod composed;
@@ -47,7 +47,7 @@ use crate::{DType, Out, Result, Runtime, Tensor, fused::FusedOp};
 
 macro_rules! op {
     ($($(#[$doc:meta])* $variant:ident($rule:ty),)*) => {
-        /// An op call without its inputs.
+        /// An operation with its parameters, without its inputs.
         #[derive(Clone, Debug)]
         #[non_exhaustive]
         pub enum Op { $($(#[$doc])* $variant($rule),)* }
@@ -111,12 +111,12 @@ impl Op {
         Pointwise::identity().into()
     }
 
-    /// The op that converts a value of one dtype to another; the identity where they are the same.
+    /// The op that casts a value from one dtype to another; the identity if both are the same.
     pub fn cast(from: DType, to: DType) -> Op {
         if from == to { Op::identity() } else { Pointwise::cast(to).into() }
     }
 
-    /// An error unless the op takes `given` inputs.
+    /// Checks that the op accepts `given` inputs.
     pub(crate) fn check_count(&self, given: usize) -> Result<()> {
         let takes = self.arity();
         if takes.contains(&given) {
@@ -131,7 +131,7 @@ impl Op {
         Err(crate::Error::argument(self.name(), format!("takes {count} operands, {given} were given")))
     }
 
-    /// Whether the op returns its one input unchanged.
+    /// Tells whether the op returns its one input unchanged.
     pub fn is_identity(&self) -> bool {
         matches!(self, Op::Pointwise(p) if p.program.is_identity())
     }
@@ -146,7 +146,7 @@ fn check_inputs(program: &crate::pointwise::Program, ins: usize, scalars: usize)
     Err(crate::Error::argument(program.name(), why))
 }
 
-/// Runs a kernel that can only overwrite: directly into `out`, or through fresh memory when `out` accumulates.
+/// Runs a kernel that can only overwrite: directly into `out`, or through fresh memory if `out` accumulates.
 fn overwriting<R: Runtime>(
     rt: &R,
     out: &mut Out<'_, R>,

@@ -1,4 +1,4 @@
-//! Means, variances, deviations and norms, over axes that stay.
+//! Means, variances, deviations and norms; reduced axes stay, with size 1.
 
 use std::sync::LazyLock;
 
@@ -14,7 +14,7 @@ use crate::{
     pointwise::{Program, Widened},
 };
 
-/// The mean and variance over `axes`, which stay; `f32` for half-precision inputs.
+/// The mean and variance over `axes`, which stay with size 1; `f32` for half-precision inputs.
 #[track_caller]
 pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Result<(T, T)> {
     static SQUARES: LazyLock<Widened> =
@@ -25,10 +25,10 @@ pub(crate) fn moments<T: Apply>(x: &T, axes: &[isize], correction: usize) -> Res
     Ok((mean, variance))
 }
 
-/// The mean over `axes`, which stay, with the mean residual of the rounded mean: the mean of equal elements is then
-/// exact and their variance 0, and a small variance around a large mean keeps its digits.
+/// The mean over `axes`, which stay with size 1, corrected by the mean of the residuals from the rounded mean. The mean
+/// of equal elements is then exact and their variance 0, and a small variance around a large mean keeps its digits.
 ///
-/// Terms are multiplied by a power of two that keeps their sum within the type's range.
+/// Terms are multiplied by a power of two that keeps their sum within the dtype's range.
 #[track_caller]
 fn exact_mean<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
     static VALUE: LazyLock<Widened> =
@@ -40,12 +40,12 @@ fn exact_mean<T: Apply>(x: &T, axes: &[isize]) -> Result<T> {
     let by = 1.0 / count.max(1).next_power_of_two() as f64;
     let mean = |program, ins: &[&T]| mean_by(program, ins, [by.into()].into_iter().collect(), to, count as f64 * by);
     let rounded = mean(&VALUE, &[x])?;
-    // In exact arithmetic it is 0 for every `x`, so no gradient flows through it.
+    // The correction is 0 for every `x` in exact arithmetic, so no gradient flows through it.
     rounded.add(&mean(&LEFT, &[&x.detach(), &rounded.detach()])?)
 }
 
-/// By what numbers are divided before they are squared, down to `to` and without a gradient: 1 as long as their squares
-/// neither underflow nor overflow, otherwise the largest of them. `sizes` gives their magnitudes.
+/// The divisors of numbers before they are squared, reduced to shape `to` and without a gradient. A divisor is 1 if the
+/// squares neither underflow nor overflow, and the largest magnitude otherwise. `sizes` computes the magnitudes.
 #[track_caller]
 fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<T> {
     const NEAR: f64 = (1u64 << 40) as f64;
@@ -56,18 +56,18 @@ fn scale_of_squares<T: Apply>(sizes: &Widened, ins: &[&T], to: Shape) -> Result<
         })
     });
     if ins[0].spec().dtype == DType::F16 {
-        // Squares of all numbers of `f16` are in the range of `f32`.
+        // Squares of all `f16` numbers are in the range of `f32`.
         return Ok(T::constant(Tensor::full(ins[0].runtime(), to, DType::F32, 1.0)?));
     }
-    // Of nothing there is no largest number, and any serves.
+    // No elements have no largest magnitude, and any divisor serves.
     let op = if ins[0].spec().shape.numel() == 0 { ReduceKind::Sum } else { ReduceKind::Max };
     let largest = sum_of(sizes, ins[0], ScalarList::new(), to).by(op);
     let ins: SmallVec<[T; 2]> = ins.iter().map(|x| x.detach()).collect();
     T::apply1(largest, &ins.iter().collect::<SmallVec<[&T; 2]>>())?.apply_program(&SCALE, &[], &[])
 }
 
-/// Whether squares are summed in `f64`, which holds those of every such number, so that a pass to find a scale is
-/// spared: of numbers whose squares leave the range of `f32`, where the device computes in `f64`.
+/// Tells whether squares are summed in `f64`, which saves the pass that finds a scale. It holds for `f32` and `bf16`,
+/// whose squares leave the range of `f32` but not of `f64`, on devices that compute in `f64`.
 fn squares_in_f64<T: Apply>(x: &T) -> bool {
     matches!(x.spec().dtype, DType::F32 | DType::BF16) && x.runtime().capabilities().compute.contains(&DType::F64)
 }
@@ -77,7 +77,7 @@ fn sum_in_f64<T: Apply>(program: &Program, ins: &[&T], to: Shape) -> Result<T> {
     T::apply1(Reduce::sum_of(program.clone(), ScalarList::new(), to), ins)
 }
 
-/// The deviation by sums in `f64`, whose mean is exact enough as it comes.
+/// The deviation by sums in `f64`, whose mean is exact enough without a correction.
 #[track_caller]
 fn deviation_by_f64<T: Apply>(x: &T, to: Shape, [count, divisor]: [usize; 2]) -> Result<T> {
     static VALUE: LazyLock<Program> = LazyLock::new(|| Program::new("mean", |[x], []| [x.cast(DType::F64)]));

@@ -1,8 +1,8 @@
-//! `+ − · /` and unary `−` for values that op calls can be applied to.
+//! The operators `+ − · /` and unary `−`, for values that op calls can be applied to.
 //!
-//! An operation can fail, so an operator returns a [`Result`](crate::Result). A result may stand on the right of
-//! another operator, so `(&a + &b * &c)?` needs one question mark; on the left it must be unwrapped first:
-//! `((&a * &b)? + &c)?`.
+//! An operation can fail, so an operator returns a [`Result`](crate::Result). The right operand may itself be such a
+//! result, so `(&a + &b * &c)?` needs one question mark. A result on the left must be unwrapped first: `((&a * &b)? +
+//! &c)?`.
 
 use crate::Tensor;
 

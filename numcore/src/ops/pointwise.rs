@@ -1,4 +1,4 @@
-//! Elementwise operations: every one is a [`Program`]; a model author adds one by writing its expression.
+//! Elementwise operations: each is a [`Program`], and a model author adds one by writing its expression.
 
 use std::{ops::RangeInclusive, sync::LazyLock};
 
@@ -83,8 +83,8 @@ impl Rule for Pointwise {
 }
 
 impl Pointwise {
-    /// Computes operands of one shape, the common case: nothing is broadcast, and no spec is built. `None` for other
-    /// operands.
+    /// Computes operands that all have one shape, the common case, without broadcasting or building specs. `None` for
+    /// other operands.
     pub(crate) fn compute_alike<R: Runtime>(&self, ins: &[&Tensor<R>]) -> Result<Option<Outs<Tensor<R>>>> {
         let (rt, shape) = (ins[0].runtime(), ins[0].shape());
         if ins[1..].iter().any(|t| t.shape() != shape) {
@@ -143,7 +143,7 @@ pub(super) fn chain<T: Apply>(
     Ok(())
 }
 
-/// Gradients of a node's outputs; zeros (of one element, broadcast) for outputs that were not used.
+/// The gradients of a node's outputs; an output that was not used has zeros (one element, broadcast).
 #[track_caller]
 pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> Result<SmallVec<[T; 2]>> {
     let given: SmallVec<[Option<T>; 2]> = (0..outputs).map(|k| cx.upstream(k)).collect::<Result<_>>()?;
@@ -164,11 +164,11 @@ pub(super) fn upstreams<T: Apply>(cx: &mut dyn Backprop<T>, outputs: usize) -> R
 
 /// An input of a program in [`compute`].
 pub enum Input<'a, R: Runtime> {
-    /// A tensor, read as a value.
+    /// A tensor that is read.
     Value(&'a Tensor<R>),
-    /// Memory with a single owner, which is not written meanwhile.
+    /// Memory with a single owner that is read, and not written by this call.
     Memory(&'a TensorMut<R>),
-    /// The old value of output `k`.
+    /// The old value of output `k`, for work in place.
     Own(usize),
 }
 
@@ -199,7 +199,7 @@ impl<'a, R: Runtime> Input<'a, R> {
     }
 }
 
-/// Runs `program` into memory with one owner: `outs` all have one shape, `ins` are broadcast to it.
+/// Runs `program` into memory with one owner. `outs` all have one shape, and `ins` are broadcast to it.
 pub fn compute<R: Runtime>(
     rt: &R,
     program: &Program,
@@ -221,7 +221,7 @@ pub fn compute<R: Runtime>(
     launch(rt, program, &operands, scalars, &mut outs)
 }
 
-/// Runs `program` on operands of the outputs' shape, if their number and types are those it takes and returns.
+/// Runs `program` on operands of the outputs' shape; their number and dtypes must fit the program.
 pub(crate) fn launch<R: Runtime>(
     rt: &R,
     program: &Program,
@@ -243,7 +243,7 @@ pub(crate) fn launch<R: Runtime>(
     rt.pointwise(program, ins, scalars, outs)
 }
 
-/// An error of `op` unless all operands are on one device.
+/// Checks that all operands are on one device; the error names `op`.
 pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceId> + Clone) -> Result<()> {
     let mut rest = devices.clone();
     let first = rest.next();
@@ -253,8 +253,8 @@ pub(crate) fn one_device(op: &'static str, devices: impl Iterator<Item = DeviceI
     Err(ErrorKind::Device { op, devices: devices.collect() }.into())
 }
 
-/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and returns the new values. For
-/// optimizers.
+/// Updates memory in place: `program` takes the old values of `outs`, then `ins`, and returns the new values.
+/// Optimizers use it.
 pub fn update<R: Runtime>(
     program: &Program,
     ins: &[&Tensor<R>],

@@ -15,10 +15,10 @@ use crate::{
     pointwise::{Program, Widened},
 };
 
-/// `program` at every position of its broadcast inputs, combined by `op` over the axes along which `to` is broadcast to
-/// them.
+/// The values of `program` at every position of its broadcast inputs, combined by `op` into shape `to`. The reduced
+/// axes are those along which `to` broadcasts to the inputs.
 ///
-/// One launch does the map and the sum: this is also the gradient of a broadcast input.
+/// One launch does the map and the reduction. This op is also the gradient of a broadcast input.
 #[derive(Clone, Debug)]
 pub struct Reduce {
     program: Program,
@@ -28,7 +28,7 @@ pub struct Reduce {
     mean: Option<Mean>,
 }
 
-/// By what a sum is divided, and the form of its program whose values are summed.
+/// The divisor of a sum, and the form of its program whose values are summed.
 #[derive(Clone, Debug)]
 struct Mean {
     summed: Program,
@@ -51,17 +51,17 @@ impl Reduce {
         Reduce { program, scalars, op: ReduceKind::Sum, to, mean: None }
     }
 
-    /// The sum of a program's values, divided by `count`: NaN if there are none. For operands of half precision, `dtype`,
-    /// the widened values are summed, and rounded once.
+    /// The mean of a program's values: their sum divided by `count`, NaN if there are none. Half-precision operands
+    /// (`dtype`) are widened, summed, and rounded once.
     ///
-    /// The sum is divided, and its terms are not multiplied by a rounded `1/count`: the mean of equal numbers whose sum
-    /// is exact is that number.
+    /// The sum is divided, and its terms are not multiplied by a rounded `1/count`. The mean of equal numbers whose sum
+    /// is exact is therefore that number.
     pub fn mean_of(program: &Widened, dtype: DType, scalars: ScalarList, to: Shape, count: usize) -> Self {
         let mean = Some(Mean { summed: program.of(dtype).clone(), divisor: count as f64 });
         Reduce { mean, ..Self::sum_of(program.of(DType::F32).clone(), scalars, to) }
     }
 
-    /// The reduction by `op` of this one's values.
+    /// This reduction with `op` in place of its own.
     pub(super) fn by(self, op: ReduceKind) -> Self {
         Reduce { op, ..self }
     }
@@ -78,8 +78,8 @@ impl Reduce {
         ins[0].runtime().reduce(program, &views, &self.scalars, &full, self.op, out)
     }
 
-    /// The widened form of a mean, if its derivatives read operands: they are then rounded once. A plain derivative that
-    /// reads none is kept, since the widened one would read operands for their dtype.
+    /// The widened form of a mean, if its derivatives read operands, which are then rounded once. Otherwise `None`: the
+    /// widened form would read operands only for their dtype.
     fn widened_derivatives(&self, wants: Bits) -> Result<Option<&Mean>> {
         let reads = self.values(&self.program).saves(wants)?.inputs != Bits::NONE;
         Ok(self.mean.as_ref().filter(|_| reads))
@@ -176,7 +176,7 @@ impl Rule for Reduce {
     }
 }
 
-/// A sum over a number, rounded to a floating dtype.
+/// The program that divides a sum by a number and rounds it to a floating dtype.
 fn divided(to: DType) -> &'static Program {
     static PROGRAMS: LazyLock<[Program; 3]> = LazyLock::new(|| {
         let rounded = |to| Program::new("mean", |[sum], [n]| [(sum / n).cast(to)]);
@@ -189,7 +189,7 @@ fn divided(to: DType) -> &'static Program {
     }
 }
 
-/// For every element, the product of all others that are reduced with it: exact where some are 0.
+/// The product of all other elements that are reduced together with each element: exact where some are 0.
 #[track_caller]
 fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
     let shape = x.spec().shape;
@@ -208,7 +208,7 @@ fn products_of_others<T: Apply>(x: &T, to: Shape) -> Result<T> {
     before.mul(&after)?.reshape(moved.spec().shape)?.permute_axes(&back)
 }
 
-/// The largest along the axes that `to` drops (0 where it is infinite), without a gradient: what is subtracted before
+/// The maximum along the axes that `to` drops (0 where it is infinite), without a gradient. It is subtracted before
 /// `exp`.
 #[track_caller]
 pub(crate) fn finite_top<T: Apply>(x: &T, to: Shape) -> Result<T> {
@@ -295,12 +295,12 @@ pub trait ReduceOps: Apply {
         let kept = moments::norm(self, axes)?.to_dtype(self.spec().dtype)?;
         drop_axes(kept, self.spec().shape, axes, keepdim)
     }
-    /// Whether any element over `axes` is true, for `bool`.
+    /// Tests whether any element over `axes` is true, for `bool`.
     #[track_caller]
     fn any(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("any", self, ReduceKind::Max, axes, keepdim)
     }
-    /// Whether all elements over `axes` are true, for `bool`.
+    /// Tests whether all elements over `axes` are true, for `bool`.
     #[track_caller]
     fn all(&self, axes: &[isize], keepdim: bool) -> Result<Self> {
         truth("all", self, ReduceKind::Min, axes, keepdim)
@@ -343,7 +343,7 @@ pub(super) fn mean_by<T: Apply>(
     T::apply1(Reduce { mean: Some(Mean { summed: sum.program.clone(), divisor }), ..sum }, ins)
 }
 
-/// `x`, with `bool` and narrow integers as `i64`, in which they are summed and multiplied up.
+/// `x`, with `bool` and narrow integers cast to `i64`, in which they are summed and multiplied.
 #[track_caller]
 pub(super) fn countable<T: Apply>(x: &T) -> Result<T> {
     match x.spec().dtype {
@@ -352,7 +352,7 @@ pub(super) fn countable<T: Apply>(x: &T) -> Result<T> {
     }
 }
 
-/// The shape with `axes` of size 1, and the number of elements that each of its elements combines.
+/// The shape with `axes` of size 1, and the number of elements combined into each element of it.
 #[track_caller]
 pub(super) fn target(op: &'static str, shape: Shape, axes: &[isize]) -> Result<(Shape, usize)> {
     let set = shape.axes(op, axes)?;

@@ -1,4 +1,5 @@
-//! The rules of every op ([`Rule`]), what applies op calls ([`Apply`]), and what a gradient rule sees ([`Backprop`]).
+//! The rules of every op ([`Rule`]), the types that apply op calls ([`Apply`]), and the view of a node that gradient
+//! rules get ([`Backprop`]).
 
 use std::ops::RangeInclusive;
 
@@ -23,8 +24,8 @@ impl Spec {
     }
 }
 
-/// A compact list of specs: sizes without the space up to [`MAX_RANK`](crate::MAX_RANK). The tape keeps one for the
-/// inputs and outputs of every node.
+/// A compact list of specs, without the unused space of shapes up to [`MAX_RANK`](crate::MAX_RANK). The tape keeps one
+/// for the inputs and outputs of every node.
 #[derive(Clone, Debug, Default)]
 pub struct SpecList {
     sizes: SmallVec<[usize; 6]>,
@@ -56,7 +57,7 @@ pub type Outs<T> = SmallVec<[T; 1]>;
 pub struct Bits(pub u64);
 
 impl Bits {
-    /// The number of positions that fit: the most inputs an op can have on the tape.
+    /// The number of positions that fit: the largest number of inputs that an op can have on the tape.
     pub const MAX: usize = 64;
 
     /// The set of no positions.
@@ -70,7 +71,7 @@ impl Bits {
         Bits(positions.iter().fold(0, |b, p| b | 1 << p))
     }
 
-    /// Whether position `i` is in the set.
+    /// Tells whether position `i` is in the set.
     pub fn has(self, i: usize) -> bool {
         if i < Bits::MAX { self.0 >> i & 1 == 1 } else { self == Bits::ALL }
     }
@@ -106,15 +107,14 @@ pub trait Rule {
     fn name(&self) -> &'static str;
     /// The number of inputs of the op.
     fn arity(&self) -> RangeInclusive<usize>;
-    /// The outputs' shapes and dtypes, or the error that the caller gets. [`Op`] has checked the number of inputs
-    /// before.
+    /// The outputs' shapes and dtypes, or the error that the caller gets. [`Op`] checks the number of inputs before the
+    /// call.
     fn infer(&self, ins: &[Spec]) -> Result<Specs>;
     /// Computes into `outs`, which have the inferred specs (an output that accumulates may be a strided view).
     fn run<R: Runtime>(&self, ins: &[&Tensor<R>], outs: &mut [Out<'_, R>]) -> Result<()>;
-    /// The inputs and outputs that [`gradient`](Rule::gradient) reads when the gradients of the inputs `wants` are
-    /// needed.
+    /// The inputs and outputs that [`gradient`](Rule::gradient) reads to compute the gradients of the inputs `wants`.
     fn saves(&self, wants: Bits) -> Result<Saves>;
-    /// The gradient rule: gives one op call for each wanted input, or one for several of them.
+    /// The gradient rule: gives one op call for each wanted input, or one call for several inputs.
     fn gradient<T: Apply>(&self, cx: &mut dyn Backprop<T>) -> Result<()>;
 }
 
@@ -123,7 +123,7 @@ pub trait Apply: Clone + Sized {
     /// The runtime that computes the tensors underneath.
     type Runtime: Runtime;
 
-    /// The runtime that computes the tensors underneath.
+    /// The runtime of this value, which computes its op calls.
     fn runtime(&self) -> &Self::Runtime;
     /// The shape and the dtype of this value.
     fn spec(&self) -> Spec;
@@ -131,13 +131,13 @@ pub trait Apply: Clone + Sized {
     fn constant(value: Tensor<Self::Runtime>) -> Self;
     /// This value without its gradient history.
     fn detach(&self) -> Self;
-    /// Applies `op`; at least one input, all on one device. An error carries the line of the call: methods over it are
-    /// `#[track_caller]` too.
+    /// Applies `op` to at least one input, all on one device. An error carries the source line of the call, so methods
+    /// that call it are `#[track_caller]` too.
     #[track_caller]
     fn apply(op: Op, ins: &[&Self]) -> Result<Outs<Self>>;
 
-    /// An error that is found before an op is applied to `ins`, with what is known of them added, as
-    /// [`apply`](Apply::apply) does for its own errors.
+    /// Adds the known names of `ins` to an error that was found before an op was applied, as [`apply`](Apply::apply)
+    /// does for its own errors.
     #[track_caller]
     fn explained(error: Error, ins: &[&Self]) -> Error {
         let _ = ins;
@@ -151,9 +151,9 @@ pub trait Apply: Clone + Sized {
     }
 }
 
-/// What a gradient rule sees of its node.
+/// The view of a tape node that a gradient rule gets.
 pub trait Backprop<T: Apply> {
-    /// Whether input `i` needs a gradient.
+    /// Tells whether input `i` needs a gradient.
     fn wants(&self, i: usize) -> bool;
     /// The spec of input `i`.
     fn input_spec(&self, i: usize) -> Result<Spec>;
@@ -167,20 +167,21 @@ pub trait Backprop<T: Apply> {
     fn output(&mut self, k: usize) -> Result<T>;
     /// The gradient of the loss with respect to output `k`; `None` if the output was not used.
     fn upstream(&mut self, k: usize) -> Result<Option<T>>;
-    /// Whether what is given is recorded, to be differentiated again.
+    /// Tells whether given gradients are recorded on a tape, to be differentiated again.
     fn is_recorded(&self) -> bool {
         false
     }
-    /// Gives the output of this call, which has one, as the gradient of input `i`; ignored when it is not wanted. It
-    /// has the input's shape and dtype, and is given once. An input without a given gradient has none.
+    /// Gives the only output of this op call as the gradient of input `i`; ignored if it is not wanted. The output has
+    /// the input's shape and dtype, and an input is given a gradient at most once. An input that is given none has no
+    /// gradient.
     fn give(&mut self, i: usize, op: Op, ins: &[&T]) -> Result<()>;
-    /// Gives the outputs of this call as the gradients of the first inputs, in order; those that are not wanted are
+    /// Gives the outputs of this op call as the gradients of the first inputs, in order; those that are not wanted are
     /// ignored.
     fn give_all(&mut self, op: Op, ins: &[&T]) -> Result<()>;
 }
 
 impl<T: Apply> dyn Backprop<T> + '_ {
-    /// The gradient of the only output, which exists whenever the rule runs.
+    /// The gradient of the only output, which exists whenever a gradient rule runs.
     pub fn grad(&mut self) -> Result<T> {
         self.upstream(0)?.ok_or_else(|| {
             crate::ErrorKind::NoGradient { op: "backward", why: "its output took no part in the loss".into() }.into()
@@ -202,7 +203,7 @@ impl<T: Apply> dyn Backprop<T> + '_ {
     }
 }
 
-/// The error for a gradient that is structurally absent although it was requested.
+/// The error for a requested gradient that does not exist by the structure of the op.
 pub(crate) fn no_gradient(op: &'static str, why: &str) -> Error {
     crate::ErrorKind::NoGradient { op, why: why.into() }.into()
 }

@@ -21,7 +21,7 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// For every element, the product of the elements before it (after it if `reverse`) along an axis; 1 for the first.
+    /// The product of the elements before each element along an axis (after it if `reverse`); 1 for the first.
     pub(super) fn exclusive_prod<T: Apply>(x: &T, axis: usize, reverse: bool) -> Result<T> {
         let y = T::apply1(Scan { op: ScanOp::Prod, axis, reverse }, &[x])?;
         shift(&y, axis, reverse, 1.0)
@@ -116,13 +116,13 @@ pub trait ScanOps: Apply {
     fn cumsum(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Sum, axis)
     }
-    /// The cumulative product along `axis`, of the dtypes of [`cumsum`](ScanOps::cumsum); its gradient is exact where
+    /// The cumulative product along `axis`, with the dtypes of [`cumsum`](ScanOps::cumsum); its gradient is exact where
     /// elements are 0.
     #[track_caller]
     fn cumprod(&self, axis: isize) -> Result<Self> {
         scan(self, ScanOp::Prod, axis)
     }
-    /// The linear recurrence of state-space models, `y[t] = a[t] · y[t−1] + self[t]`, `y[−1] = 0`; floating dtypes
+    /// The linear recurrence of state-space models, `y[t] = a[t] · y[t−1] + self[t]` with `y[−1] = 0`; floating dtypes
     /// only.
     #[track_caller]
     fn linear_scan(&self, a: &Self, axis: isize) -> Result<Self> {

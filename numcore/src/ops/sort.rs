@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use super::{Apply, Backprop, Bits, IndexOps, Op, Rule, Saves, Spec, Specs, ViewOps};
 use crate::{DType, Error, Out, Result, Runtime, Tensor};
 
-/// Stable sort along an axis; outputs values and positions (`i64`). NaN sorts as largest.
+/// Stable sort along an axis, with outputs values and positions (`i64`). NaN sorts as largest.
 #[derive(Clone, Debug)]
 pub struct Sort {
     axis: usize,
@@ -48,7 +48,7 @@ impl Rule for Sort {
 
 /// Sorting along an axis.
 pub trait SortOps: Apply {
-    /// Sorted values and their positions (`i64`), stable; NaN sorts as largest.
+    /// Sorted values and their positions (`i64`) along `axis`; the sort is stable, and NaN sorts as largest.
     #[track_caller]
     fn sort(&self, axis: isize, descending: bool) -> Result<(Self, Self)> {
         let axis = self.spec().shape.axis("sort", axis)?;
@@ -67,7 +67,7 @@ pub trait SortOps: Apply {
     fn topk_smallest(&self, k: usize, axis: isize) -> Result<(Self, Self)> {
         extremes("topk_smallest", self, k, axis, false)
     }
-    /// The positions that sort `self`, as `i64`.
+    /// The positions that sort `self` along `axis`, as `i64`.
     #[track_caller]
     fn argsort(&self, axis: isize, descending: bool) -> Result<Self> {
         Ok(self.detach().sort(axis, descending)?.1)

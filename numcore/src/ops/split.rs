@@ -1,5 +1,5 @@
-//! Splits: several views of one tensor, whose gradients are concatenated into one. (As separate slices, each took a
-//! pass of zeros and a pass that accumulates.)
+//! Splits: several views of one tensor, whose gradients are concatenated into one. As separate slices, each would take
+//! a pass of zeros and a pass that accumulates.
 
 use std::ops::RangeInclusive;
 
@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::{Apply, Backprop, Bits, Cat, Rule, Saves, Spec, Specs, ViewOp, ViewOps, cat, copy_into};
 use crate::{Out, Result, Runtime, Shape, Tensor};
 
-/// The split of one tensor along an axis into several: one output for each size. The adjoint of [`Cat`].
+/// The split of one tensor along an axis into one output per size. The adjoint of [`Cat`].
 #[derive(Clone, Debug)]
 pub struct Split {
     pub(super) axis: usize,
@@ -17,7 +17,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// The view that gives each part.
+    /// The view of the input for each part.
     pub fn views(&self) -> impl Iterator<Item = ViewOp> + '_ {
         self.sizes.iter().scan(0, |next, &len| {
             let start = *next;

@@ -1,5 +1,5 @@
-//! Views: the elements of a tensor under another layout, without a copy, and the adjoints of views that select only
-//! some.
+//! Views: the elements of a tensor under another layout, without a copy. Also the adjoints of views that select only
+//! some elements.
 
 use std::ops::RangeInclusive;
 
@@ -15,7 +15,7 @@ pub enum ViewOp {
     Permute(SmallVec<[usize; MAX_RANK]>),
     /// Axes of size 1 repeated, new axes in front.
     Broadcast(Shape),
-    /// The elements in row-major order at another shape (copied when strides cannot express it).
+    /// The elements in row-major order at another shape (copied if strides cannot express it).
     Reshape(Shape),
     /// Elements `start, start + step, …` along an axis.
     Slice {
@@ -37,7 +37,7 @@ pub enum ViewOp {
 /// Sliding windows along an axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// The axis along which the slice was taken.
+    /// The axis along which the windows slide.
     pub axis: usize,
     /// The number of elements of a window.
     pub size: usize,
@@ -48,7 +48,7 @@ pub struct Windows {
 }
 
 impl ViewOp {
-    /// The layout of the view, or `None` when only a row-major copy has one.
+    /// The layout of the view, or `None` if only a row-major copy has one.
     pub fn layout(&self, x: &Layout) -> Result<Option<Layout>> {
         match self {
             ViewOp::Permute(order) => x.permute(order).map(Some),
@@ -65,7 +65,7 @@ impl ViewOp {
         }
     }
 
-    /// The op that maps a gradient of the view to a gradient of the whole, of shape `from`, which the view must fit.
+    /// The op that maps a gradient of the view to a gradient of its input, of shape `from`, which the view must fit.
     pub fn adjoint(&self, from: Shape) -> Result<Op> {
         self.shape(from)?;
         Ok(match self {
@@ -131,7 +131,7 @@ fn inverse(order: &[usize]) -> SmallVec<[usize; MAX_RANK]> {
     back
 }
 
-/// Zeros of `shape` with the input at `start, start + step, …` along an axis: the adjoint of a slice.
+/// Zeros of `shape`, with the input at `start, start + step, …` along an axis: the adjoint of a slice.
 #[derive(Clone, Debug)]
 pub struct Embed {
     pub(super) axis: usize,

@@ -3,9 +3,9 @@
 use super::{Apply, Embed, Fold, Split, ViewOp, Windows};
 use crate::{Error, Result, Shape};
 
-/// Views of tensors and variables. Axes may be negative. Nothing is copied unless stated.
+/// Views of tensors and variables. Axes may be negative. No method copies unless it says so.
 pub trait ViewOps: Apply {
-    /// The elements in row-major order at another shape; copies when strides cannot express it.
+    /// The elements in row-major order at another shape; copies if strides cannot express it.
     #[track_caller]
     fn reshape(&self, shape: impl AsRef<[usize]>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
@@ -14,7 +14,7 @@ pub trait ViewOps: Apply {
         }
         Self::apply1(ViewOp::Reshape(shape), &[self])
     }
-    /// Axes `start..=end` merged into one; copies when strides cannot express it.
+    /// Merges axes `start..=end` into one; copies if strides cannot express it.
     #[track_caller]
     fn flatten(&self, start: isize, end: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -59,18 +59,18 @@ pub trait ViewOps: Apply {
         }
         Self::apply1(ViewOp::Broadcast(shape), &[self])
     }
-    /// `len` elements from `start` along `axis`.
+    /// The `len` elements from `start` on along `axis`.
     #[track_caller]
     fn narrow(&self, axis: isize, start: usize, len: usize) -> Result<Self> {
         self.slice(axis, start, len, 1)
     }
-    /// `len` elements `start, start + step, …` along `axis`.
+    /// The `len` elements `start, start + step, …` along `axis`.
     #[track_caller]
     fn slice(&self, axis: isize, start: usize, len: usize, step: usize) -> Result<Self> {
         let axis = self.spec().shape.axis("slice", axis)?;
         Self::apply1(ViewOp::Slice { axis, start, len, step }, &[self])
     }
-    /// One element along `axis`, which is removed.
+    /// The slice at index `at` of `axis`, which is removed.
     #[track_caller]
     fn select(&self, axis: isize, at: usize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -98,7 +98,7 @@ pub trait ViewOps: Apply {
         let sizes = (0..n.div_ceil(size)).map(|i| size.min(n - i * size)).collect();
         Ok(Self::apply(Split { axis, sizes }.into(), &[self])?.into_vec())
     }
-    /// `parts` equal chunks along `axis`.
+    /// Splits `axis` into `parts` equal chunks.
     #[track_caller]
     fn chunk(&self, axis: isize, parts: usize) -> Result<Vec<Self>> {
         let n = self.spec().shape[self.spec().shape.axis("chunk", axis)?];
@@ -118,7 +118,7 @@ pub trait ViewOps: Apply {
         }
         self.reshape(shape.remove(axis))
     }
-    /// Inserts a new axis of size 1 before `axis` (after the end: `axis == rank`, or −1).
+    /// Inserts a new axis of size 1 before `axis`; `axis == rank`, or −1, inserts it at the end.
     #[track_caller]
     fn unsqueeze(&self, axis: isize) -> Result<Self> {
         let shape = self.spec().shape;
@@ -129,7 +129,7 @@ pub trait ViewOps: Apply {
         }
         self.reshape(shape.insert(at as usize, 1)?)
     }
-    /// The order of elements reversed along these axes.
+    /// Reverses the order of elements along these axes.
     #[track_caller]
     fn flip(&self, axes: &[isize]) -> Result<Self> {
         Self::apply1(ViewOp::Flip(self.spec().shape.axes("flip", axes)?), &[self])
@@ -155,7 +155,7 @@ pub trait ViewOps: Apply {
         let axis = shape.axis("embed", axis)?;
         Self::apply1(Embed { axis, start, step, shape: Shape::new(&shape.with(axis, len))? }, &[self])
     }
-    /// Elements rolled by `shift` along `axis`, wrapping around.
+    /// Rolls elements by `shift` along `axis`, wrapping around.
     #[track_caller]
     fn roll(&self, axis: isize, shift: isize) -> Result<Self> {
         let n = self.spec().shape[self.spec().shape.axis("roll", axis)?];

@@ -1,18 +1,19 @@
-//! Building of programs: equal values are shared, constants folded, and only identities that are exact for NaN, ±0 and
-//! ±∞ are used.
+//! Building of programs: equal values are shared, constants are folded, and only identities that are exact for NaN, ±0
+//! and ±∞ are used.
 
 use std::{cell::RefCell, collections::HashMap};
 
 use super::{Binary, Const, Expr, Id, Inst, Number, OpClass, Program, Unary, types};
 
-/// Collects the values of a program that is being built.
+/// A program that is being built; `Expr` values refer to it.
 #[derive(Default)]
 pub struct ProgramBuilder(RefCell<BuilderState>);
 
 #[derive(Default)]
 struct BuilderState {
     insts: Vec<Inst>,
-    /// Which values get no type from an input: those made of constants, scalars and positions alone.
+    /// A flag per value: true if no input determines its dtype, because it is made of constants, scalars and positions
+    /// alone.
     weak: Vec<bool>,
     known: HashMap<Inst, Id>,
 }
@@ -38,7 +39,7 @@ impl ProgramBuilder {
         self.expr(self.push(Inst::Index))
     }
 
-    /// 32 random bits of each element, keyed by scalar `seed`.
+    /// Random bits (32) for each element, under the key in scalar `seed`; streams under one key are independent.
     pub fn random(&self, seed: u16, stream: u32) -> Expr<'_> {
         self.expr(self.push(Inst::Random { seed, stream }))
     }
@@ -86,7 +87,7 @@ impl ProgramBuilder {
     }
 }
 
-/// The values that outputs depend on, with new ids.
+/// Keeps the values that outputs depend on, and renumbers them.
 fn live(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut used = vec![false; insts.len()];
     outputs.iter().for_each(|&o| used[o as usize] = true);
@@ -177,7 +178,7 @@ impl BuilderState {
             Inst::Unary(Unary::Not, c) => return Simple::Inst(Inst::Select(c, b, a)),
             _ => return Simple::Inst(Inst::Select(c, a, b)),
         };
-        // The arm not taken may be what gives the other its type.
+        // The branch that is not chosen may determine the dtype of the other.
         match (self.weak[chosen as usize], self.weak[other as usize]) {
             (false, _) => Simple::Is(chosen),
             (true, false) if self.number(chosen).is_some() => Simple::Inst(Inst::CastLike(chosen, other)),
@@ -225,10 +226,10 @@ impl BuilderState {
         use Binary::*;
         let same = Simple::Inst(Inst::Binary(op, a, b));
         match (op, self.number(b)) {
-            // A real constant may be the only sign that `a`, made of integer constants, is a float.
+            // A real constant may be all that makes `a`, built from integer constants, a float.
             (_, Some(Number::Float(_))) if self.weak[a as usize] => same,
             (Mul | Div | Pow, Some(Number::Float(1.0) | Number::Int(1))) => Simple::Is(a),
-            // Not by a whole −1 in a quotient: unsigned integers take it as their largest.
+            // A quotient by the integer −1 is no negation: unsigned integers read it as their largest value.
             (Mul | Div, Some(Number::Float(-1.0))) | (Mul, Some(Number::Int(-1))) => self.unary(Unary::Neg, a),
             (Add, Some(Number::Float(y))) if is_negative_zero(y) => Simple::Is(a),
             (Sub, Some(Number::Float(y))) if y == 0.0 && !is_negative_zero(y) => Simple::Is(a),
@@ -245,7 +246,7 @@ fn constant(value: Number) -> Simple {
     Simple::Inst(Inst::Const(value.into()))
 }
 
-/// The value of an op on two constants, where it does not depend on the dtype they will take.
+/// The result of an op on two constants, if it does not depend on the dtype that they will have.
 fn fold(op: Binary, x: Number, y: Number) -> Option<Number> {
     let small = |v: i64| (0..128).contains(&v);
     match (x, y) {
@@ -270,7 +271,7 @@ fn is_negative_zero(x: f64) -> bool {
     x == 0.0 && x.is_sign_negative()
 }
 
-/// Whether `1/x` is exact, so that multiplying by it equals dividing by `x`: also in `f32`.
+/// Tells whether `1/x` is exact, also in `f32`, so that multiplying by it equals dividing by `x`.
 fn is_power_of_two(x: f64) -> bool {
     let mantissa = x.to_bits() & ((1 << 52) - 1);
     mantissa == 0 && (2f64.powi(-126)..=2f64.powi(126)).contains(&x.abs())

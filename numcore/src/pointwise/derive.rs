@@ -4,7 +4,7 @@ use std::f64::consts::{FRAC_2_SQRT_PI, LN_2};
 
 use super::{Binary, Derivative, Expr, Id, Inst, Program, ProgramBuilder, Unary};
 
-/// The gradient of input `wrt`, with only the inputs it reads; `None` where it is zero by structure.
+/// The derivative with respect to input `wrt`, with only the inputs that it reads; `None` if it is zero by structure.
 pub(super) fn derivative(program: &Program, wrt: usize) -> Option<Derivative> {
     let builder = ProgramBuilder::default();
     let gradient = gradients(program, &builder, &[wrt])[0]?;
@@ -13,7 +13,7 @@ pub(super) fn derivative(program: &Program, wrt: usize) -> Option<Derivative> {
     Some(Derivative { program: renumbered(&whole, &inputs), inputs })
 }
 
-/// The gradients of inputs `wrt`; zeros where an input has none.
+/// The derivatives with respect to inputs `wrt` as one program; zeros for an input that has none.
 pub(super) fn differentiate(program: &Program, wrt: &[usize]) -> Program {
     let b = ProgramBuilder::default();
     let zero = |i: usize| b.int(0).cast_like(b.input(i as u16));
@@ -26,7 +26,7 @@ fn finish(program: &Program, b: &ProgramBuilder, outputs: &[Expr<'_>]) -> Progra
     b.finish(program.name(), program.inputs() + program.outputs().len(), program.scalars(), outputs)
 }
 
-/// This program with inputs `kept[i]` as its input `i`.
+/// The program with input `kept[i]` renumbered to `i`.
 fn renumbered(program: &Program, kept: &[u16]) -> Program {
     let position = |k: u16| kept.iter().position(|&i| i == k).unwrap_or(0) as u16;
     let number = |inst: &Inst| if let Inst::Input(k) = inst { Inst::Input(position(*k)) } else { *inst };
@@ -60,7 +60,7 @@ fn gradients<'b>(program: &Program, b: &'b ProgramBuilder, wrt: &[usize]) -> Vec
     wrt.iter().map(|&w| terms[at(w)?].map(GradTerm::whole)).collect()
 }
 
-/// Which values depend on inputs `wrt`.
+/// A flag per value: true if it depends on inputs `wrt`.
 fn reaching(insts: &[Inst], wrt: &[usize]) -> Vec<bool> {
     let mut reaches: Vec<bool> = Vec::with_capacity(insts.len());
     for inst in insts {
@@ -70,10 +70,10 @@ fn reaching(insts: &[Inst], wrt: &[usize]) -> Vec<bool> {
     reaches
 }
 
-/// A gradient term: `value` where the condition holds (or fails, as given), 0 elsewhere.
+/// A gradient term: `value` where the condition holds (or fails, as the flag says), 0 elsewhere.
 ///
-/// Terms are kept apart until two are summed. So the branches of a `select` become a `select` instead of a sum with
-/// zeros, and an overflow in the branch not taken is never multiplied by 0.
+/// Terms stay conditional until two are summed. The branches of a `select` therefore become a `select` instead of a sum
+/// with zeros, and an overflow in the branch not chosen is never multiplied by 0.
 #[derive(Clone, Copy)]
 struct GradTerm<'b> {
     when: Option<(Expr<'b>, bool)>,
@@ -130,9 +130,9 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Neg => -u,
         Unary::Abs => u * x.sign(),
         Unary::Exp => u * y,
-        // Not y + 1, which loses all digits where eˣ is small compared with 1.
+        // The exponential is computed anew: y + 1 loses all digits where eˣ is small compared with 1.
         Unary::Expm1 => u * x.exp(),
-        // By the root of `y`, which is finite where the derivative is and `y` is not.
+        // The factor is the root of `y`, which is finite where the derivative is finite and `y` is not.
         Unary::Exp2 => {
             let root = (x * 0.5).exp2();
             u * LN_2 * root * root
@@ -146,13 +146,14 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Sin => u * x.cos(),
         Unary::Cos => -(u * x.sin()),
         Unary::Tan => u * (y * y + 1.0),
-        // Not `1 − x²`, which is rounded near the ends.
+        // The product is not `1 − x²`, which is rounded near ±1.
         Unary::Asin => u * ((1.0 - x) * (x + 1.0)).rsqrt(),
         Unary::Acos => -(u * ((1.0 - x) * (x + 1.0)).rsqrt()),
         Unary::Atan => u / (x * x + 1.0),
         Unary::Sinh => u * x.cosh(),
         Unary::Cosh => u * x.sinh(),
-        // `1 − y²` has no digits far out: there it is the square of `1 / cosh(x) = 2e^−|x| / (1 + e^−2|x|)`.
+        // The slope `1 − y²` loses all digits for large |x|; it is the square of `1 / cosh(x) = 2e^−|x| / (1 +
+        // e^−2|x|)`.
         Unary::Tanh => {
             let negative = x.lt(0.0);
             let z = negative.select(x, -x).exp();
@@ -177,8 +178,8 @@ fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) ->
             [b.eq(0.0).select(0.0, u * (b * a.pow(b - 1.0))), (a.eq(0.0) & b.ge(0.0)).select(0.0, u * (y * a.log()))]
         }
         Binary::Atan2 => {
-            // By the ratio of the smaller to the larger: `a² + b²` may be out of range. The origin has no angle; its
-            // gradient is 0, as PyTorch's.
+            // The ratio of the smaller to the larger operand is used, since `a² + b²` may overflow or underflow. At the
+            // origin, which has no angle, the gradient is 0, as PyTorch's.
             let steep = b.abs().lt(a.abs());
             let large = steep.select(a, b);
             let ratio = steep.select(b, a) / large;
@@ -193,7 +194,7 @@ fn binary<'b>(op: Binary, a: Expr<'b>, b: Expr<'b>, y: Expr<'b>, u: Expr<'b>) ->
     [Some(da), Some(db)]
 }
 
-/// All of the gradient unless the operand has lost, half of it at a tie (as in PyTorch).
+/// The whole gradient for the operand that won, half of it at a tie (as in PyTorch), and 0 for the one that lost.
 fn winner<'b>(lost: Expr<'b>, a: Expr<'b>, b: Expr<'b>, u: Expr<'b>) -> Expr<'b> {
     lost.select(0.0, a.eq(b).select(u * 0.5, u))
 }

@@ -1,25 +1,25 @@
-//! Evaluation of programs on the host: one element, or the part that is the same for all elements.
+//! Evaluation of programs on the host: one element, or the values that are equal for all elements.
 
 use smallvec::SmallVec;
 
 use super::{Const, Inst, Number, Program, Typed};
 use crate::{DType, Error, Result, Scalar, rng::philox4x32_10};
 
-/// Values by id, where known.
+/// The host values of a program by id; `None` if they depend on the element.
 pub type Values = SmallVec<[Option<Number>; 32]>;
 
-/// The values that differ from element to element.
+/// The element-dependent operands of an evaluation.
 struct EvalElement<'a> {
     inputs: &'a [Number],
     index: u64,
 }
 
 impl Program {
-    /// The outputs for one element: `inputs` are its values (of the types `typed` was resolved for), `index` its
-    /// row-major position.
+    /// The outputs for one element at row-major position `index`. `inputs` are the element's input values, of the
+    /// dtypes that `typed` was resolved for.
     ///
-    /// A slow reference that runtimes are tested against. Half-precision values are computed in `f32` and rounded where
-    /// they are cast or stored.
+    /// A slow reference that runtimes are tested against. Half-precision values are computed in `f32`, and rounded
+    /// where they are cast or stored.
     pub fn eval(&self, typed: &Typed, inputs: &[Number], scalars: &[Scalar], index: u64) -> Vec<Number> {
         let mut values = self.eval_uniform(typed, scalars);
         let element = EvalElement { inputs, index };
@@ -27,12 +27,12 @@ impl Program {
             let value = values[id].or_else(|| self.value(id, typed, &values, scalars, Some(&element)));
             values[id] = value.map(|v| v.computed_as(typed.dtypes[id]));
         }
-        // With an element given, every value is known.
+        // Every value is known, since an element is given.
         let known = |&o: &u32| values[o as usize].map_or(Number::Int(0), |v| v.cast(typed.dtypes[o as usize]));
         self.outputs().iter().map(known).collect()
     }
 
-    /// Which values depend on constants and scalars alone.
+    /// A flag per value: true if it depends on constants and scalars alone.
     pub fn uniform(&self) -> Vec<bool> {
         let mut uniform: Vec<bool> = Vec::with_capacity(self.insts().len());
         for inst in self.insts() {
@@ -45,10 +45,10 @@ impl Program {
         uniform
     }
 
-    /// The values that are [`uniform`](Program::uniform), for these scalars: a runtime computes them once per launch.
+    /// The values that are [`uniform`](Program::uniform), for these scalars; a runtime computes them once per launch.
     ///
-    /// Floats are computed in `f64` whatever their type is, as constants are folded; a runtime rounds them when it
-    /// passes them to a kernel. So `1 − β` keeps the digits it would lose in `f32`.
+    /// Floats of any dtype are computed in `f64`, like folded constants; a runtime rounds them when it passes them to a
+    /// kernel. So `1 − β` keeps the digits that it would lose in `f32`.
     pub fn eval_uniform(&self, typed: &Typed, scalars: &[Scalar]) -> Values {
         let mut values = Values::with_capacity(self.insts().len());
         for (id, &dtype) in typed.dtypes.iter().enumerate() {
@@ -59,7 +59,7 @@ impl Program {
         values
     }
 
-    /// Checks the number of `scalars`, and that none with a fraction is taken as an integer.
+    /// Checks the number of `scalars`, and that no scalar with a fraction is used as an integer.
     pub fn check_scalars(&self, typed: &Typed, scalars: &[Scalar]) -> Result<()> {
         if scalars.len() != self.scalars() {
             let why = format!("takes {} scalars, {} were given", self.scalars(), scalars.len());

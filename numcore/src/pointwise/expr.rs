@@ -1,4 +1,4 @@
-//! Expressions, in which programs are written.
+//! Expressions: the values that programs are written with.
 
 use std::{
     cell::Cell,
@@ -10,10 +10,10 @@ use std::{
 use super::{Binary, Id, Inst, ProgramBuilder, Unary};
 use crate::DType;
 
-/// Above this value, `√(x² ± 1)` equals `x` in every type.
+/// The bound above which `√(x² ± 1)` equals `x` in every dtype.
 const FAR: f64 = 268_435_456.0;
 
-/// A value of a program that is being built. Copy it freely; operators and methods add to the program.
+/// A value of a program that is being built, free to copy; operators and methods add to the program.
 ///
 /// Operands must have one dtype; constants, scalars and positions take the dtype of the operands they are combined
 /// with.
@@ -21,7 +21,7 @@ const FAR: f64 = 268_435_456.0;
 pub struct Expr<'b> {
     builder: &'b ProgramBuilder,
     id: Id,
-    /// Keeps the lifetime invariant, so that expressions of two programs cannot be combined.
+    /// A marker that keeps the lifetime invariant, so that expressions of two programs cannot be combined.
     brand: PhantomData<Cell<&'b ()>>,
 }
 
@@ -37,14 +37,14 @@ impl<'b> IntoExpr<'b> for Expr<'b> {
     }
 }
 
-/// A real constant: combines with floats.
+/// A real constant, which combines with floats only.
 impl<'b> IntoExpr<'b> for f64 {
     fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b> {
         builder.c(self)
     }
 }
 
-/// An integer constant: combines with floats and integers.
+/// An integer constant, which combines with floats and integers.
 impl<'b> IntoExpr<'b> for i64 {
     fn into_expr(self, builder: &'b ProgramBuilder) -> Expr<'b> {
         builder.int(self)
@@ -152,12 +152,12 @@ impl<'b> Expr<'b> {
         Expr::new(self.builder, self.builder.push(inst))
     }
 
-    /// A unary op by its row in the table, for code that goes through all of them.
+    /// Applies a unary op by its row in the op table, for code that iterates over all ops.
     pub fn unary(self, op: Unary) -> Self {
         self.push(Inst::Unary(op, self.id))
     }
 
-    /// A binary op by its row in the table.
+    /// Applies a binary op by its row in the op table.
     pub fn binary(self, op: Binary, other: impl IntoExpr<'b>) -> Self {
         self.push(Inst::Binary(op, self.id, other.into_expr(self.builder).id))
     }
@@ -172,14 +172,14 @@ impl<'b> Expr<'b> {
         other.into_expr(self.builder).le(self)
     }
 
-    /// `a` where this `bool` holds, `b` elsewhere.
+    /// Selects `a` where this `bool` holds, and `b` elsewhere.
     pub fn select(self, a: impl IntoExpr<'b>, b: impl IntoExpr<'b>) -> Self {
         let (a, b) = (a.into_expr(self.builder), b.into_expr(self.builder));
         self.push(Inst::Select(self.id, a.id, b.id))
     }
 
-    /// A cast to another dtype: floats to integers truncate and saturate, integers wrap, and `bool` is whether the
-    /// value is not 0.
+    /// A cast to another dtype. Floats to integers truncate and saturate, integers wrap, and `bool` is true unless the
+    /// value is 0.
     pub fn cast(self, to: DType) -> Self {
         self.push(Inst::Cast(to, self.id))
     }
@@ -196,7 +196,7 @@ impl<'b> Expr<'b> {
         high.le(above).select(high, above)
     }
 
-    /// `selfᵉ` for an exponent known now: small integer and half-integer exponents avoid `pow`, as in PyTorch.
+    /// The power `selfᵉ` for a constant exponent: small integer and half-integer exponents avoid `pow`, as in PyTorch.
     pub fn pow_f(self, exponent: f64) -> Self {
         match exponent {
             1.0 => self,
@@ -217,14 +217,14 @@ impl<'b> Expr<'b> {
 
     /// The logistic function `1 / (1 + e⁻ˣ)`.
     ///
-    /// It is computed from `z = e^−|x|`, which cannot overflow: small results keep their digits, and so does the
-    /// derivative, which has no `0·∞`.
+    /// It is computed from `z = e^−|x|`, which cannot overflow. Small results keep their digits, and so does the
+    /// derivative, which contains no `0·∞`.
     pub fn sigmoid(self) -> Self {
         let (negative, z) = self.falling();
         negative.select(z, 1.0) / (z + 1.0)
     }
 
-    /// Whether `x` is negative, and `e^−|x|`. It uses `select`, since the gradient of `|x|` at 0 would be 0.
+    /// The condition `x < 0`, and `e^−|x|`. The latter uses `select`, since the gradient of `|x|` at 0 would be 0.
     fn falling(self) -> (Self, Self) {
         let negative = self.lt(0.0);
         (negative, negative.select(self, -self).exp())
@@ -240,8 +240,8 @@ impl<'b> Expr<'b> {
         self * self.gating().sigmoid()
     }
 
-    /// `x` within ±1000, beyond which every gate of `x` is 0 or 1 in all types: as its operand, a gate has no slope there, by
-    /// which the gradient times a large `x`, infinite, would be multiplied.
+    /// `x` clamped to ±1000, beyond which every gate of `x` is 0 or 1 in all dtypes. A gate of it has derivative 0
+    /// there, where the gradient times a large `x` could be infinite.
     fn gating(self) -> Self {
         self.clamp(-1000.0, 1000.0)
     }
@@ -251,22 +251,22 @@ impl<'b> Expr<'b> {
         self * self.gating().softplus().tanh()
     }
 
-    /// The GELU activation `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016): `Φ(x) = erfc(−x/√2) / 2`, which
-    /// keeps its digits where it is small.
+    /// The GELU activation `x · Φ(x)` by the error function (Hendrycks & Gimpel 2016). `Φ(x)` is computed as
+    /// `erfc(−x/√2) / 2`, which keeps its digits where it is small.
     pub fn gelu(self) -> Self {
         self * 0.5 * (self.gating() * -FRAC_1_SQRT_2).erfc()
     }
 
-    /// The tanh approximation of `x · Φ(x)`. `(1 + tanh u) / 2` is `sigmoid(2u)`, which keeps its digits where it is
-    /// small.
+    /// The tanh approximation of GELU, `x · Φ(x)`. `(1 + tanh u) / 2` is computed as `sigmoid(2u)`, which keeps its
+    /// digits where it is small.
     pub fn gelu_tanh(self) -> Self {
         let x = self.gating();
         let twice = (x + x * x * x * 0.044_715) * (2.0 * (2.0 / PI).sqrt());
         self * twice.sigmoid()
     }
 
-    /// Inverse hyperbolic sine: near 0 by [`atanh`](Expr::atanh) of `x/√(1 + x²)`, beyond by the logarithm,
-    /// far out without squares.
+    /// The inverse hyperbolic sine: [`atanh`](Expr::atanh) of `x/√(1 + x²)` near 0, the logarithm beyond, and no
+    /// squares for large `|x|`.
     pub fn asinh(self) -> Self {
         let a = self.abs();
         let ratio = self * (self * self + 1.0).rsqrt();
@@ -277,11 +277,11 @@ impl<'b> Expr<'b> {
     /// Inverse hyperbolic cosine; NaN below 1.
     pub fn acosh(self) -> Self {
         let t = self - 1.0;
-        // By two roots: the product is positive again below −1.
+        // The product of two roots: under one root, the product would be positive again below −1.
         self.gt(FAR).select(self.log() + LN_2, (t + t.sqrt() * (self + 1.0).sqrt()).log1p())
     }
 
-    /// The softsign activation `x / (1 + |x|)`, which approaches ±1 by a term that keeps its digits.
+    /// The softsign activation `x / (1 + |x|)`, computed so that the difference from ±1 keeps its digits.
     pub fn softsign(self) -> Self {
         let a = self.abs();
         let rest = (a + 1.0).recip();
@@ -304,7 +304,7 @@ impl<'b> Expr<'b> {
         scaled.gt(threshold).select(self, scaled.log1p_exp() / beta)
     }
 
-    /// `ln(1 + eˣ)` without overflow, whose second derivative keeps its digits far out.
+    /// The function `ln(1 + eˣ)` without overflow, whose second derivative keeps its digits for large `|x|`.
     pub(crate) fn log1p_exp(self) -> Self {
         let (negative, z) = self.falling();
         negative.select(0.0, self) + z.log1p()

@@ -1,4 +1,4 @@
-//! The values of a program that are the same for all elements: computed once per launch, or read from memory.
+//! The values of a program that are equal for all elements: computed once per launch, or read from memory.
 
 use smallvec::SmallVec;
 
@@ -6,8 +6,8 @@ use super::{Id, Inst, Number, Program, ProgramBuilder, Typed};
 use crate::{DType, Error, Result, Scalar};
 
 impl Program {
-    /// The values a printed body takes as `s0, s1 …`: values that are the same for all elements and not constants, if
-    /// an element-dependent value reads them or they are outputs. A runtime computes them once per launch by
+    /// The values that a printed body takes as `s0, s1 …`: equal for all elements, not constant, and either outputs or
+    /// read by an element-dependent value. A runtime computes them once per launch by
     /// [`eval_uniform`](Program::eval_uniform).
     pub fn launch_values(&self) -> Vec<Id> {
         let uniform = self.uniform();
@@ -20,18 +20,20 @@ impl Program {
         ids
     }
 
-    /// The [`launch_values`](Program::launch_values) for these scalars, unrounded.
+    /// The [`launch_values`](Program::launch_values) for these scalars, not rounded to their dtypes.
     pub fn launch_numbers(&self, typed: &Typed, scalars: &[Scalar]) -> SmallVec<[Number; 8]> {
         let known = self.eval_uniform(typed, scalars);
         // Every launch value is uniform, so it is known.
         self.launch_values().iter().map(|&id| known[id as usize].unwrap_or(Number::Int(0))).collect()
     }
 
-    /// This program without scalars: it reads each of its [`launch_values`](Program::launch_values) as a further input of type `dtype`, and
-    /// computes the same bits. For values in memory that change between launches, as in a captured step.
+    /// This program without scalars: each of its [`launch_values`](Program::launch_values) becomes a further input of
+    /// dtype `dtype`. The results have the same bits. It serves values in memory that change between launches, as in a
+    /// captured step.
     ///
     /// # Errors
-    /// If the program draws random bits, whose key is a scalar, or if a launch value is a float of another type than `dtype`.
+    /// Fails if the program draws random bits, whose key is a scalar, or if a launch value is a float of another dtype
+    /// than `dtype`.
     pub fn with_launch_values_in_memory(&self, typed: &Typed, dtype: DType) -> Result<Program> {
         let values = self.launch_values();
         let builder = ProgramBuilder::default();

@@ -47,7 +47,7 @@ pub type Id = u32;
 pub enum Const {
     /// A real constant, by its bits: combines with floats only.
     Float(u64),
-    /// An integer constant: combines with floats and integers; as `bool`, whether it is not 0.
+    /// An integer constant: combines with floats and integers; as `bool`, true unless it is 0.
     Int(i64),
     /// A constant of dtype `bool`.
     Bool(bool),
@@ -64,8 +64,8 @@ pub enum Inst {
     Const(Const),
     /// The element's row-major position in the output, in the dtype of the operands it is combined with.
     Index,
-    /// 32 random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter
-    /// `(i / 4, stream, 0)` under the key in scalar `seed`.
+    /// Random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter `(i / 4, stream,
+    /// 0)` under the key in scalar `seed`.
     Random {
         /// The index of the scalar that is the key.
         seed: u16,
@@ -76,10 +76,10 @@ pub enum Inst {
     Unary(Unary, Id),
     /// An op of two operands.
     Binary(Binary, Id, Id),
-    /// The second operand where the first holds, the third elsewhere.
+    /// The second operand where the first holds, the third operand elsewhere.
     Select(Id, Id, Id),
-    /// A cast to another dtype: floats to integers truncate and saturate, integers wrap, and `bool` is whether the
-    /// value is not 0.
+    /// A cast to another dtype. Floats to integers truncate and saturate, integers wrap, and `bool` is true unless the
+    /// value is 0.
     Cast(DType, Id),
     /// The first operand cast to the dtype of the second.
     CastLike(Id, Id),
@@ -113,7 +113,7 @@ impl Inst {
         }
     }
 
-    /// This instruction reading other values; `f` is called for its operands in order.
+    /// This instruction with other operands; `f` maps its operands in order.
     fn map(self, mut f: impl FnMut(Id) -> Id) -> Inst {
         match self {
             Inst::Unary(op, a) => Inst::Unary(op, f(a)),
@@ -126,7 +126,7 @@ impl Inst {
     }
 }
 
-/// A pointwise program: values in order, each reading only earlier ones, with no value duplicated or unused.
+/// A pointwise program: values in order, each of which reads only earlier ones, with no value duplicated or unused.
 ///
 /// Cheap to clone. Equality and hash are by content; the name is used in messages only.
 #[derive(Clone)]
@@ -165,14 +165,14 @@ struct ProgramData {
 /// A derivative with respect to one input.
 #[derive(Clone, Debug)]
 pub struct Derivative {
-    /// The program; its inputs are only those it reads, its scalars those of the differentiated program.
+    /// The program. It has only the inputs that it reads, and the scalars of the differentiated program.
     pub program: Program,
     /// The inputs that the derivative reads: the differentiated program's inputs, then the gradients of its outputs.
     pub inputs: Box<[u16]>,
 }
 
 impl Program {
-    /// The most inputs a program can be resolved with.
+    /// The largest number of inputs for which a program's dtypes can be resolved.
     pub const MAX_INPUTS: usize = 64;
 
     /// Builds the program that a closure writes over `N` inputs and `S` scalars.
@@ -202,8 +202,7 @@ impl Program {
         builder.finish(name, inputs, scalars, &outputs)
     }
 
-    /// Leaks this program, which can then be cloned without reference counting: for programs in statics, which are
-    /// never dropped.
+    /// Leaks this program, so that clones need no reference counting: for programs in statics, which are never dropped.
     pub fn leak(self) -> Program {
         let Handle::Counted(inner) = self.0 else { return self };
         Program(match Arc::try_unwrap(inner) {
@@ -242,7 +241,7 @@ impl Program {
         self.0.hash
     }
 
-    /// The address of the program: a fast key while it is alive.
+    /// The address of the program: a fast key while the program is alive.
     pub fn ptr_id(&self) -> usize {
         std::ptr::from_ref(&*self.0) as usize
     }
@@ -252,13 +251,13 @@ impl Program {
         self.0.reads
     }
 
-    /// Whether the program returns its one input unchanged.
+    /// Tells whether the program returns its one input unchanged.
     pub fn is_identity(&self) -> bool {
         self.0.inputs == 1 && self.0.insts == [Inst::Input(0)] && self.0.outputs == [0]
     }
 
-    /// The gradient of input `wrt`, given the gradients of the outputs; `None` where it is zero by structure: every way
-    /// to it leads through a step function, a comparison or an integer.
+    /// The derivative with respect to input `wrt`, given the gradients of the outputs. `None` if it is zero by
+    /// structure: every path from the input leads through a step function, a comparison or an integer.
     pub fn derivative(&self, wrt: usize) -> Option<&Derivative> {
         let find = || {
             let found = derive::derivative(self, wrt)?;
@@ -269,13 +268,16 @@ impl Program {
     }
 
     /// The gradients of inputs `wrt` as one program, which shares common subexpressions. Its inputs are this program's,
-    /// then the gradients of the outputs; those that are zero by structure are given as zeros.
+    /// then the gradients of the outputs. Gradients that are zero by structure are outputs of zeros.
     pub fn differentiate(&self, wrt: &[usize]) -> Program {
         derive::differentiate(self, wrt)
     }
 
-    /// Writes this program's body into another that is being built. A count that does not fit is an error, and so is a
-    /// scalar that keys random bits and is not itself a scalar of the other program.
+    /// Writes this program's body into another program that is being built.
+    ///
+    /// # Errors
+    /// Fails if the number of inputs or scalars does not fit, or if a scalar that keys random bits is not itself a
+    /// scalar of the other program.
     pub fn inline<'b>(
         &self,
         b: &'b ProgramBuilder,
@@ -308,7 +310,7 @@ impl Program {
         let bit = |inst: &Inst| if let Inst::Input(k) = inst { 1u64.checked_shl(u32::from(*k)) } else { None };
         let reads = insts.iter().filter_map(bit).fold(0, |a, b| a | b);
         let mut hash = Fnv1a::new();
-        // Writing to a hash cannot fail. Hashing the text, unlike derived hashing, does not depend on the width of a
+        // Writing to a hash cannot fail. The text is hashed because derived hashes depend on the width of a machine
         // word.
         let _ = write!(hash, "{insts:?}{outputs:?}{inputs},{scalars}");
         let derivatives = (0..inputs).map(|_| OnceLock::new()).collect();

@@ -1,4 +1,4 @@
-//! Programs printed as text: to read, and as source in the dialects of the op table.
+//! Programs printed as text: readable, and as source code in the dialects of the op table.
 
 use std::fmt::{self, Write};
 
@@ -28,7 +28,7 @@ impl fmt::Debug for Program {
     }
 }
 
-/// The source of a value without operands, where it is read.
+/// The source of a value without operands, as written where it is read.
 fn leaf(inst: Inst) -> Option<String> {
     Some(match inst {
         Inst::Input(i) => format!("in{i}"),
@@ -47,15 +47,16 @@ impl Program {
         leaf(self.insts()[id as usize]).unwrap_or_else(|| format!("v{id}"))
     }
 
-    /// Statements that compute `out0 …` from `in0 …` (in the form their type is computed in), `s0 …` (see
-    /// [`launch_values`](Program::launch_values)), `seed0 …` (scalars that key random bits) and `index`, in a dialect.
+    /// Statements in a dialect that compute `out0 …` from `in0 …`, `s0 …`, `seed0 …` and `index`. Inputs have the form
+    /// that their dtype is computed in; `s0 …` are the [`launch_values`](Program::launch_values), and `seed0 …` the
+    /// scalars that key random bits.
     ///
-    /// Functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`) are provided by the runtime. Arithmetic
-    /// in a type the dialect lacks is an error. Rust never contracts a multiply and an add by itself, as the other
-    /// languages may: a product that only a sum reads is printed as `mul_add`, as the CPU runtime computes it.
+    /// The runtime provides functions named `wg_…` (Rust: the traits `Math` and `Int`, and `random`). Arithmetic in a
+    /// dtype that the dialect lacks is an error. Unlike other languages, Rust never contracts a multiply and an add by
+    /// itself. A product that only a sum reads is printed as `mul_add`, as the CPU runtime computes it.
     pub fn print(&self, typed: &Typed, dialect: Dialect) -> Result<String> {
-        // Random values must be the same everywhere. WebGPU does not specify whether a multiply and an add are
-        // contracted to an FMA, as the CPU does; so here the FMA is emulated in software.
+        // Random values must be equal everywhere. The CPU contracts a multiply and an add to an FMA; WebGPU does not
+        // specify whether it does, so the FMA is emulated in software.
         let draws = dialect == Dialect::Wgsl && self.insts().iter().any(|i| matches!(i, Inst::Random { .. }));
         let printer = Printer { program: self, typed, dialect, launch: self.launch_values(), draws };
         let uniform = self.uniform();
@@ -88,7 +89,7 @@ impl Printer<'_> {
 
     fn statement(&self, id: Id) -> Result<String> {
         let (t, value) = (self.type_name(self.dtype(id)), self.value(id)?);
-        // This dialect has no byte type: a byte is the low bits of a word.
+        // A byte is the low bits of a word, since this dialect has no byte type.
         let value = match (self.dialect, self.dtype(id)) {
             (Dialect::Wgsl, DType::U8) => format!("({value}) & 0xffu"),
             _ => value,
@@ -109,7 +110,7 @@ impl Printer<'_> {
         }
     }
 
-    /// In Rust: a sum or difference of floats that contains a product, as receiver and arguments of `mul_add`, each
+    /// A sum or difference of floats that contains a product, in Rust: the receiver and arguments of `mul_add`, each
     /// with its sign.
     fn fused(&self, id: Id) -> Option<[(bool, Id); 3]> {
         let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
@@ -121,7 +122,7 @@ impl Printer<'_> {
         left.or_else(|| self.product(b).map(|[x, y]| [(minus, x), (false, y), (false, a)]))
     }
 
-    /// Whether a product is printed as part of the `mul_add` that reads it.
+    /// Tells whether a product is printed as part of the `mul_add` that reads it.
     fn swallowed(&self, id: Id) -> bool {
         let Some([x, y]) = self.product(id) else { return false };
         let reads = |user: &Id| self.program.insts()[*user as usize].operands().any(|a| a == id);
@@ -192,7 +193,7 @@ impl Printer<'_> {
         let mut text = cell[kind.min(cell.len() - 1)].replace("{t}", t).replace("{u}", &format!("unsigned {t}"));
         text = text.replace("unsigned unsigned", "unsigned").replace("{d}", dtype.compute().name());
         for (i, &a) in operands.iter().enumerate() {
-            // Drivers may take `x − x` for 0, which it is not for NaN and infinities.
+            // Drivers may replace `x − x` by 0, which it is not for NaN and infinities.
             let twice = self.dialect == Dialect::Wgsl && kind == 0 && i == 1 && operands[0] == a;
             let name = self.operand(a)?;
             text = text.replace(&format!("{{{i}}}"), &if twice { format!("wg_keep({name})") } else { name });
@@ -208,7 +209,7 @@ impl Printer<'_> {
             Dialect::Wgsl if from == DType::F64 || to == DType::F64 => return Err(self.lacks(DType::F64)),
             Dialect::Wgsl if from == DType::I64 => format!("wg_{}_from_i64({value})", to.compute().name()),
             Dialect::Wgsl if to == DType::I64 && !from.is_float() => format!("wg_i64_from_{}({value})", from.name()),
-            // Language and drivers disagree on whether NaN and subnormals are true.
+            // Language and drivers disagree on the truth of NaN and subnormals.
             Dialect::Wgsl if to == DType::Bool && from.is_float() => format!("wg_bool({value})"),
             Dialect::Rust if to == DType::Bool => format!("{value} != (0 as {})", self.type_name(from)),
             Dialect::Rust if from == DType::Bool => format!("{value} as u8 as {t}"),
@@ -231,7 +232,7 @@ impl Printer<'_> {
             super::Number::Bool(x) => return Ok(x.to_string()),
             super::Number::Int(x) => x.to_string(),
             super::Number::Float(x) if !x.is_finite() => return Ok(self.bits(x, dtype)),
-            // Drivers may take `0 · x` for 0, and `x + 0` for x, which they are not for NaN, infinities and −0.
+            // Drivers may replace `0 · x` by 0 and `x + 0` by x, which is wrong for NaN, infinities and −0.
             super::Number::Float(x) if x == 0.0 && self.dialect == Dialect::Wgsl => {
                 return Ok(format!("wg_bits({:#x}u ^ wg_zero)", (x as f32).to_bits()));
             }
@@ -277,8 +278,8 @@ impl Printer<'_> {
         columns[self.dialect as usize]
     }
 
-    /// WebGPU has no 64-bit types. `i64` is a pair of words with a function per op; `f64` is such a pair, too, but is
-    /// only moved.
+    /// The error for a type that WebGPU lacks. WebGPU has no 64-bit types: `i64` is a pair of words with a function per
+    /// op; `f64` is such a pair, too, but is only moved.
     fn lacks(&self, dtype: DType) -> Error {
         let why = format!("{:?} cannot compute in this type; cast to a narrower one on the host", self.dialect);
         Error::dtype(self.program.name(), &[dtype], why)

@@ -1,9 +1,9 @@
-//! Ops evaluated on the host: the reference that every runtime is tested against, and the evaluator for the parts of a
+//! Ops evaluated on the host: the reference that every runtime is tested against, and the evaluator for values of a
 //! program that depend on scalars alone.
 //!
-//! Floats are computed in `f64` by `libm`'s fixed arithmetic, so that all ranks agree to the last bit, on any system
-//! library; an element of type `f32` is then rounded to it, which for `+ − × ÷ √` is exactly what `f32` arithmetic
-//! gives. Integers are computed in `i64` and wrapped to their type.
+//! Floats are computed in `f64` by `libm`'s fixed arithmetic, so all ranks agree to the last bit with any system
+//! library. An element of dtype `f32` is then rounded to it, which for `+ − × ÷ √` is exactly the result of `f32`
+//! arithmetic. Integers are computed in `i64` and wrapped to their dtype.
 
 use std::cmp::Ordering;
 
@@ -41,7 +41,7 @@ impl Number {
         }
     }
 
-    /// This value as `bool`: whether it is not 0.
+    /// This value as `bool`: true unless it is 0.
     pub fn to_bool(self) -> bool {
         match self {
             Number::Float(x) => x != 0.0,
@@ -50,7 +50,7 @@ impl Number {
         }
     }
 
-    /// This value cast to another dtype: floats round (f16 and bf16 too), floats to integers truncate and saturate,
+    /// This value cast to another dtype. Floats round (f16 and bf16 too), floats to integers truncate and saturate, and
     /// integers wrap.
     pub fn cast(self, to: DType) -> Number {
         match to {
@@ -60,8 +60,8 @@ impl Number {
         }
     }
 
-    /// This value cast as [`cast`](Number::cast) does, except that f16 and bf16 keep the precision they are computed
-    /// in, `f32`.
+    /// This value cast as [`cast`](Number::cast) does, except that f16 and bf16 keep the precision of `f32`, in which
+    /// they are computed.
     pub fn computed_as(self, dtype: DType) -> Number {
         match dtype {
             DType::F32 | DType::F16 | DType::BF16 => Number::Float(f64::from(self.to_f32())),
@@ -99,7 +99,7 @@ impl From<Scalar> for Number {
     }
 }
 
-/// How an op of one operand is evaluated: on floats; on floats and integers; on `bool`.
+/// The host function of a unary op: on floats; on floats and integers; on `bool`.
 pub(super) enum Does1 {
     Float(fn(f64) -> f64),
     Number(fn(f64) -> f64, fn(i64) -> i64),
@@ -116,7 +116,7 @@ impl Does1 {
     }
 }
 
-/// How an op of two operands is evaluated; shifts also get the width of their dtype, comparisons the ordering.
+/// The host function of a binary op. Shifts also get the width of their dtype, comparisons the ordering.
 pub(super) enum Does2 {
     Float(fn(f64, f64) -> f64),
     Number(fn(f64, f64) -> f64, fn(i64, i64) -> i64),

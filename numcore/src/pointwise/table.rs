@@ -1,7 +1,7 @@
-//! Every elementwise op, one row each: its name, the dtypes it takes, its value on the host (the reference), and its
+//! The table of elementwise ops, one row each: its name, its dtypes, its value on the host (the reference), and its
 //! source in each dialect.
 //!
-//! Adding an op is a row here, a row in `derive.rs`, and a lane function in each runtime that does not print.
+//! A new op needs a row here, a row in `derive.rs`, and a lane function in each runtime that does not print programs.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 
@@ -26,7 +26,7 @@ pub enum OpClass {
 }
 
 impl OpClass {
-    /// Whether `dtype` is in the class.
+    /// Tells whether `dtype` is in the class.
     pub const fn takes(self, dtype: DType) -> bool {
         match self {
             OpClass::Float => dtype.is_float(),
@@ -50,8 +50,9 @@ pub enum Dialect {
     Wgsl,
 }
 
-/// How one dialect writes an op: on floats, on integers, on `bool`; the last entry stands for missing ones. `{0}`,
-/// `{1}` are the operands, `{t}` their type in the dialect, `{u}` its unsigned counterpart, `{d}` its [`DType`]'s name.
+/// The source of an op in one dialect: on floats, on integers, on `bool`; the last entry also serves missing ones.
+/// `{0}`, `{1}` are the operands, `{t}` their type in the dialect, `{u}` its unsigned counterpart, `{d}` the
+/// [`DType`]'s name.
 pub(super) type DialectCell = &'static [&'static str];
 
 macro_rules! ops {
@@ -198,14 +199,14 @@ ops! { Binary, Does2: "Ops of two operands.";
 }
 
 impl Binary {
-    /// Whether the result is `bool` for operands of every dtype.
+    /// Tells whether the result is `bool` for operands of every dtype.
     pub const fn is_comparison(self) -> bool {
         matches!(self, Binary::Eq | Binary::Ne | Binary::Lt | Binary::Le)
     }
 
-    /// Whether the operands can be exchanged without a change in any bit (except the payload of a NaN).
+    /// Tells whether exchanging the operands changes no bit of the result (except the payload of a NaN).
     ///
-    /// [`Max`](Binary::Max) and [`Min`](Binary::Min) do not commute: for `0` and `−0` they return the second.
+    /// [`Max`](Binary::Max) and [`Min`](Binary::Min) do not commute: for `0` and `−0` they return the second operand.
     pub const fn commutes(self) -> bool {
         use Binary::*;
         matches!(self, Add | Mul | And | Or | Xor | Eq | Ne)
@@ -213,15 +214,15 @@ impl Binary {
 }
 
 impl Unary {
-    /// The value of the op on the host, the reference: `x` has an element type of [`class`](Unary::class), and so has
-    /// the result.
+    /// The result of the op on the host, the reference. The operand and the result have a dtype of the op's
+    /// [`class`](Unary::class).
     pub fn eval(self, x: Number) -> Number {
         self.does().apply(x)
     }
 }
 
 impl Binary {
-    /// The value of the op on the host, the reference. Operands have one dtype; `bits` is its width, for shifts.
+    /// The result of the op on the host, the reference. Operands have one dtype; `bits` is its width, for shifts.
     pub fn eval(self, a: Number, b: Number, bits: u32) -> Number {
         self.does().apply(a, b, bits)
     }

@@ -1,9 +1,9 @@
-//! Typing: every value of a program gets one element type, and nothing is promoted.
+//! Typing: every value of a program gets one dtype, and nothing is promoted.
 //!
-//! Values that must have one type form a group (union-find). Inputs bring their types; constants, scalars and positions
-//! take the dtype of the operands they are combined with. Because equal constants are shared when a program is built, a
-//! `1.0` could tie an `f32` expression to an `f64` one: so each group gets its own copy of the constants it reads
-//! ([`split`]).
+//! Values that must have one dtype form a group (union-find). Inputs determine dtypes; constants, scalars and positions
+//! take the dtype of the operands they are combined with. Equal constants are shared when a program is built, so a
+//! `1.0` could tie an `f32` expression to an `f64` one. Each group therefore gets its own copy of the constants it
+//! reads ([`split`]).
 
 use std::sync::{Arc, OnceLock};
 
@@ -31,19 +31,20 @@ struct Cached {
 }
 
 impl Program {
-    /// Types every value, given the inputs' types and, where it is known, the required types of the outputs (none at
-    /// all: `&[]`).
+    /// Infers the dtype of every value from the dtypes of the inputs and, if known, of the outputs (`&[]`: no output is
+    /// known).
     ///
-    /// A value that is combined with nothing typed takes the required type of the output it reaches, or else that of
-    /// the cast that reads it; otherwise `i64` if it is made of positions or integers, `f32` if not. Results are
-    /// cached: a repeated call allocates nothing and takes no lock.
+    /// A value that is combined with no typed value takes the required dtype of the output it reaches, or else that of
+    /// the cast that reads it. Otherwise it is `i64` if it is made of positions or integers, and `f32` if not. Results
+    /// are cached: a repeated call allocates nothing and takes no lock.
     ///
-    /// Types that must agree and do not, or that an op does not take, are an error.
+    /// # Errors
+    /// Fails if dtypes that must agree do not, or if an op does not take a dtype.
     pub fn resolve(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<Arc<Typed>> {
         self.typed(inputs, outputs).cloned()
     }
 
-    /// The types of this program's values by reference, cached as long as the program.
+    /// The dtypes of this program's values by reference, cached for the program's lifetime.
     pub(crate) fn typed(&self, inputs: &[DType], outputs: &[Option<DType>]) -> Result<&Arc<Typed>> {
         let mut cache = &self.0.typed;
         loop {
@@ -54,7 +55,7 @@ impl Program {
                 cache = &c.next;
             }
             let typed = Arc::new(infer(self, inputs, outputs)?);
-            // Where another thread takes the slot first, the search continues after it.
+            // The search continues after the slot if another thread filled it first.
             let _ = cache.0.set(Box::new(Cached {
                 inputs: inputs.into(),
                 outputs: outputs.into(),
@@ -96,14 +97,14 @@ impl Set {
     }
 }
 
-/// The two sets, if they have no dtype in common.
+/// A conflict: two sets that have no dtype in common.
 type Conflict = [Set; 2];
 type Met = std::result::Result<(), Conflict>;
 
 #[derive(Clone, Copy)]
 struct TypeGroup {
     allowed: Set,
-    /// Positions or integers are among its values, whose default dtype is `i64`.
+    /// True if positions or integers are among the group's values, whose default dtype is `i64`.
     whole: bool,
     members: u32,
 }
@@ -180,8 +181,8 @@ impl TypeGroups {
         }
     }
 
-    /// Gives a value that is cast to `d` that dtype directly. Integer arithmetic stays integer: `7 / 2` is not to
-    /// become 3.5.
+    /// Gives a value that is cast to `d` that dtype directly. Integer arithmetic stays integer: `7 / 2` must not become
+    /// 3.5.
     fn suggest(&mut self, i: Id, d: DType) {
         let root = self.root(i);
         let TypeGroup { allowed, whole, members } = self.of[root];
@@ -190,12 +191,12 @@ impl TypeGroups {
         }
     }
 
-    /// The dtype of a value, with a default if no typed value constrains it.
+    /// The dtype of a value, with a default if no typed value determines it.
     fn resolve_type(&mut self, i: Id) -> DType {
         let root = self.root(i);
         let TypeGroup { allowed, whole, .. } = self.of[root];
         let first = if whole { [DType::I64, DType::F32] } else { [DType::F32, DType::I64] };
-        // What neither fits has one type, `bool` or one that was given.
+        // A group that neither default fits has one dtype left, or is `bool`.
         let d = allowed.only().or(first.into_iter().find(|d| allowed.has(*d))).unwrap_or(DType::Bool);
         self.of[root].allowed = Set::one(d);
         d
@@ -233,7 +234,7 @@ pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let (insts, outputs) = unshare(insts, outputs);
     let mut groups = TypeGroups::new(insts.len());
     for (i, &inst) in insts.iter().enumerate() {
-        // Types that cannot agree are reported by `resolve`; here only who meets whom counts.
+        // Conflicts are reported by `resolve`; here only the grouping counts.
         let _ = groups.visit(i as Id, inst, None);
     }
     let mut kept: Vec<Inst> = Vec::with_capacity(insts.len());
@@ -253,7 +254,7 @@ pub(super) fn split(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     (kept, outputs.iter().map(|&o| number[o as usize]).collect())
 }
 
-/// Copies each weakly typed leaf for each of its readers.
+/// Copies each leaf whose dtype no input determines, once for each of its readers.
 fn unshare(insts: &[Inst], outputs: &[Id]) -> (Vec<Inst>, Vec<Id>) {
     let mut all: Vec<Inst> = Vec::with_capacity(2 * insts.len());
     let mut number: Vec<Id> = vec![0; insts.len()];

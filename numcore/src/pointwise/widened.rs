@@ -3,8 +3,8 @@
 use super::{Expr, Program};
 use crate::DType;
 
-/// A program that is summed, in two forms: as it is, and with `f16` and `bf16` upcast to `f32` first, since squares and
-/// exponentials exceed their range and precision.
+/// A program that is summed, in two forms: as written, and with `f16` and `bf16` upcast to `f32` first, since squares
+/// and exponentials exceed their range and precision.
 #[derive(Clone, Debug)]
 pub struct Widened([Program; 2]);
 
@@ -13,19 +13,19 @@ pub struct Widened([Program; 2]);
 pub struct Widening(bool);
 
 impl Widening {
-    /// An operand, upcast in the form for half precision.
+    /// The operand, upcast to `f32` in the form for half precision.
     pub fn of(self, x: Expr<'_>) -> Expr<'_> {
         if self.0 { x.cast(DType::F32) } else { x }
     }
 }
 
 impl Widened {
-    /// Both forms of a program, which passes its operands through [`Widening::of`].
+    /// Builds both forms of a program, which passes its operands through [`Widening::of`].
     pub fn new(program: impl Fn(Widening) -> Program) -> Self {
         Widened([false, true].map(|wide| program(Widening(wide))))
     }
 
-    /// The form for operands of this type.
+    /// The form for operands of this dtype.
     pub fn of(&self, dtype: DType) -> &Program {
         &self.0[usize::from(dtype.is_half())]
     }

@@ -1,4 +1,4 @@
-//! Files that are written whole or not at all: a temporary file in the folder of the one they replace, renamed to it at
+//! Files that are written completely or not at all: a temporary file in the same folder is renamed to the final path at
 //! the end.
 
 use std::{
@@ -10,7 +10,7 @@ use std::{
 
 use crate::{Error, Result};
 
-/// The largest number of symbolic links followed one after another: Linux's own limit.
+/// The largest number of symbolic links that are followed one after another: Linux's own limit.
 const MAX_LINKS: usize = 40;
 
 /// A temporary file that replaces another once it is complete and on disk, and is removed otherwise.
@@ -22,10 +22,10 @@ pub struct Replacement {
 }
 
 impl Replacement {
-    /// Creates the temporary file. A symbolic link is kept: the file it points to is replaced.
+    /// Creates the temporary file. If `path` is a symbolic link, the link stays and its target is replaced.
     ///
     /// # Errors
-    /// If `path` is something other than a regular file, or its folder cannot be written to.
+    /// Fails if `path` is something other than a regular file, or if its folder cannot be written to.
     pub fn new(path: &Path) -> Result<Self> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let path = replaceable(path)?;
@@ -37,7 +37,7 @@ impl Replacement {
         hidden.push(name);
         hidden.push(unique);
         let temporary = path.with_file_name(hidden);
-        // Errors name the file that was asked for, not the temporary one.
+        // Errors name the requested file, not the temporary one.
         let file = File::create_new(&temporary).map_err(|e| Error::io(&path, without_folder(&path, e)))?;
         Ok(Replacement { file, temporary, path, done: false })
     }
@@ -45,15 +45,15 @@ impl Replacement {
     /// Appends bytes.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// Fails if they cannot be written.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(|e| Error::io(&self.path, e))
     }
 
-    /// Puts the file in its place, once all of it is on disk.
+    /// Waits until the file is on disk, then renames it to its path.
     ///
     /// # Errors
-    /// If it cannot be written to disk, or not be renamed.
+    /// Fails if the file cannot be written to disk, or cannot be renamed.
     pub fn commit(mut self) -> Result<()> {
         self.file.sync_all().map_err(|e| Error::io(&self.path, e))?;
         fs::rename(&self.temporary, &self.path).map_err(|e| Error::io(&self.path, e))?;
@@ -71,7 +71,7 @@ impl Drop for Replacement {
     }
 }
 
-/// An error that says so where the folder of a file is missing.
+/// Adds to a not-found error that the folder of the file is missing, if it is.
 fn without_folder(path: &Path, error: io::Error) -> io::Error {
     match path.parent() {
         Some(folder) if error.kind() == io::ErrorKind::NotFound && !folder.is_dir() => {
@@ -106,7 +106,7 @@ fn replaceable(path: &Path) -> Result<PathBuf> {
     Err(Error::argument("save", format!("`{}` is a symbolic link in a chain of more than {MAX_LINKS}", path.display())))
 }
 
-/// A rename is durable once its folder is synchronized.
+/// Synchronizes the folder of a renamed file, which makes the rename durable.
 #[cfg(unix)]
 fn sync_folder(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

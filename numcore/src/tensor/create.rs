@@ -1,5 +1,6 @@
-//! Creation of tensors: constants, ranges, random values. All are pointwise programs of the element's index, so they
-//! are the same on every runtime, up to the last bit where a device does not contract a multiply and an add to an FMA.
+//! Creation of tensors: constants, ranges, random values. Constants, ranges, uniform and Bernoulli values are pointwise
+//! programs of the element's index, so every runtime computes the same ones. The last bit may differ where a device
+//! does not contract a multiply and an add to an FMA. Normal values and permutations are drawn on the host.
 
 use std::sync::LazyLock;
 
@@ -89,8 +90,9 @@ impl<R: Runtime> Tensor<R> {
         Self::generate(rt, [n, n], dtype, &EYE, &[n.into()])
     }
 
-    /// Uniform in `[low, high)` from Philox with this seed: bit-equal on every runtime in `[0, 1)`; another range may
-    /// differ in the last bit, where a device does not contract a multiply and an add to an FMA.
+    /// Uniform values in `[low, high)` from Philox with this seed, of a floating dtype. They are bit-equal on every
+    /// runtime for `[0, 1)`. Other ranges may differ in the last bit where a device does not contract a multiply and an
+    /// add to an FMA.
     pub fn uniform(rt: &R, shape: impl AsRef<[usize]>, dtype: DType, low: f64, high: f64, seed: u64) -> Result<Self> {
         if low.is_nan() || high.is_nan() || low > high {
             return Err(Error::argument("uniform", format!("{low} is not at most {high}")));
@@ -103,7 +105,8 @@ impl<R: Runtime> Tensor<R> {
         crate::ops::cast(&t, dtype)
     }
 
-    /// `true` with probability `p`, from Philox with this seed: bit-equal on every runtime.
+    /// A `bool` tensor, each element `true` with probability `p`, from Philox with this seed: bit-equal on every
+    /// runtime.
     pub fn bernoulli(rt: &R, shape: impl AsRef<[usize]>, p: f64, seed: u64) -> Result<Self> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("probability {p} is not in [0, 1]")));
@@ -122,7 +125,7 @@ impl<R: Runtime> Tensor<R> {
         Self::from_f64_fn(rt, shape, dtype, || mean + std * rng.normal())
     }
 
-    /// A tensor of values that a host closure returns, in row-major order.
+    /// A tensor of values that a host closure returns, called once per element in row-major order.
     pub fn from_f64_fn(
         rt: &R,
         shape: impl AsRef<[usize]>,
@@ -159,10 +162,11 @@ pub(crate) fn room<X>(op: &'static str, n: usize) -> Result<Vec<X>> {
     Ok(list)
 }
 
-/// The largest number of a floating type below `high`, but not below `low`: rounding may not pass it.
+/// The largest number of a floating dtype below `high`, but at least `low`: the bound that a rounded uniform value is
+/// clamped to.
 fn last_below(dtype: DType, high: f64, low: f64) -> f64 {
     let rounded = |x: f64| Number::Float(x).cast(dtype).to_f64();
-    // The bits of halves before those of a number, in the order of the numbers.
+    // Maps the bits of a half-precision number to those of the next smaller number.
     let before = |bits: u16| match bits {
         0 | 0x8000 => 0x8001,
         _ if bits & 0x8000 != 0 => bits + 1,
@@ -188,7 +192,7 @@ fn whole(x: Scalar) -> Option<i128> {
     }
 }
 
-/// A scalar as it was written.
+/// A scalar, displayed as the caller wrote it.
 struct Shown(Scalar);
 
 impl std::fmt::Display for Shown {
@@ -201,7 +205,7 @@ impl std::fmt::Display for Shown {
     }
 }
 
-/// Integer dtypes accept integers in their range only; nothing is rounded or wraps silently.
+/// Checks that an integer dtype holds each value exactly; nothing is rounded or wraps silently.
 fn require_whole(op: &'static str, dtype: DType, values: &[Scalar]) -> Result<()> {
     for &x in values.iter().filter(|_| dtype.is_int()) {
         match whole(x) {

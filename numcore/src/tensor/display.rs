@@ -33,7 +33,7 @@ struct Cells {
 impl Cells {
     fn of<R: Runtime>(x: &Tensor<R>, precision: Option<usize>) -> Result<Cells> {
         let text: Vec<String> = match x.dtype() {
-            // An `f64` does not hold them all.
+            // An `f64` does not hold every `i64` exactly.
             DType::I64 => x.to_vec::<i64>()?.iter().map(i64::to_string).collect(),
             dtype => x.to_f64s()?.iter().map(|&v| cell(v, dtype, precision.unwrap_or(4))).collect(),
         };

@@ -21,7 +21,7 @@ impl<R: Runtime> Tensor<R> {
         Self::from_slice(rt, [data.len()], &data)
     }
 
-    /// A tensor of stored bytes, row-major, in the host's byte order.
+    /// A tensor of stored bytes: row-major elements in the host's byte order.
     pub fn from_bytes(rt: &R, shape: Shape, dtype: crate::DType, bytes: &[u8]) -> Result<Self> {
         let shape = shape.checked("from_bytes")?;
         if bytes.len() != shape.numel() * dtype.size() {
@@ -67,7 +67,7 @@ impl<R: Runtime> Tensor<R> {
         }
     }
 
-    /// The stored bytes, row-major.
+    /// The stored bytes of the elements in row-major order, copied to the host.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let dense = self.contiguous()?;
         let mut out = zeros(dense.shape().numel() * dense.dtype().size(), self.live())?;
@@ -75,10 +75,11 @@ impl<R: Runtime> Tensor<R> {
         Ok(out)
     }
 
-    /// The stored bytes, row-major, into memory that is reused: afterwards the vector has them and nothing else.
+    /// Copies the stored bytes, row-major, into a vector whose allocation is reused; they replace its contents.
     ///
     /// # Errors
-    /// As [`to_bytes`](Tensor::to_bytes), where the vector is too small and the host has no memory for a larger one.
+    /// Fails as [`to_bytes`](Tensor::to_bytes) does, and if the vector is too small and the host cannot allocate a
+    /// larger one.
     pub fn to_bytes_in(&self, bytes: &mut Vec<u8>) -> Result<()> {
         let dense = self.contiguous()?;
         let len = dense.shape().numel() * dense.dtype().size();
@@ -90,8 +91,8 @@ impl<R: Runtime> Tensor<R> {
         dense.runtime().download(dense.view(), bytes)
     }
 
-    /// The stored bytes as they lie, of a contiguous tensor in host memory; none of others, whose bytes [`to_bytes`](Tensor::to_bytes)
-    /// copies.
+    /// The stored bytes of a contiguous tensor in host memory, without a copy. `None` for other tensors, whose bytes
+    /// [`to_bytes`](Tensor::to_bytes) copies.
     pub fn host_bytes(&self) -> Option<&[u8]> {
         self.layout().is_contiguous().then(|| self.runtime().host_bytes(self.view())).flatten()
     }
@@ -124,11 +125,11 @@ impl<R: Runtime> Tensor<R> {
         }
     }
 
-    /// A tensor of the same values on another runtime, copied through host memory when the devices differ.
+    /// A tensor of the same values on another runtime, always copied through host memory.
     pub fn to_device<S: Runtime>(&self, rt: &S) -> Result<Tensor<S>> {
         Tensor::from_bytes(rt, *self.shape(), self.dtype(), &self.to_bytes()?)
     }
-    /// The bytes in use in host memory, as far as the tensor's runtime knows.
+    /// The bytes in use in host memory, as the tensor's runtime counts them; 0 for a device other than the CPU.
     fn live(&self) -> usize {
         let on_host = self.device().kind == DeviceKind::Cpu;
         if on_host { self.runtime().memory().total.live } else { 0 }
@@ -136,7 +137,8 @@ impl<R: Runtime> Tensor<R> {
 }
 
 impl<R: Runtime> TensorMut<R> {
-    /// The bytes as they lie, where memory is the host's: what an engine between processes receives into. They count as written.
+    /// The stored bytes of contiguous host memory, for a transport between processes to receive into. The memory counts
+    /// as written. `None` for strided memory and on devices whose memory is not the host's.
     pub fn host_bytes_mut(&mut self) -> Option<&mut [u8]> {
         let rt = self.runtime().clone();
         if !self.memory.layout().is_contiguous() {
@@ -145,13 +147,13 @@ impl<R: Runtime> TensorMut<R> {
         rt.host_bytes_mut(self.rewritten())
     }
 
-    /// A copy of the stored bytes of row-major memory, wherever it is; blocks.
+    /// Copies the stored bytes of row-major memory to the host; blocks until the device is done.
     pub fn copy_to_host(&self, to: &mut [u8]) -> Result<()> {
         self.check_row("copy_to_host", to.len())?;
         self.runtime().download(self.view(), to)
     }
 
-    /// Fills row-major memory from stored bytes. It must begin its buffer, as fresh memory does.
+    /// Fills row-major memory from stored bytes. The memory must start at offset 0 of its buffer, as fresh memory does.
     pub fn copy_from_host(&mut self, from: &[u8]) -> Result<()> {
         self.check_row("copy_from_host", from.len())?;
         if self.memory.layout().offset() != 0 {

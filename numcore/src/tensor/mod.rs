@@ -1,4 +1,4 @@
-//! [`Tensor`]: an immutable value on a device. [`TensorMut`]: memory with one owner, which may be written.
+//! [`Tensor`]: an immutable value on a device. [`TensorMut`]: writable memory with a single owner.
 
 mod bits;
 mod create;
@@ -25,8 +25,8 @@ use crate::{
 /// An immutable array on a device: a runtime handle, shared memory and a layout. Cloning shares the memory; views
 /// (transpose, slice, broadcast …) share it too.
 ///
-/// One pointer wide, with the memory's handle in the same allocation: the tape copies tensors more often than anything
-/// else, and copies of 176 bytes took half the time of a small op.
+/// One pointer wide, with the memory's handle in the same allocation, because the tape copies tensors more often than
+/// anything else. Copying 176 bytes instead took half the time of a small op.
 pub struct Tensor<R: Runtime>(Arc<TensorData<R>>);
 
 struct TensorData<R: Runtime> {
@@ -39,7 +39,7 @@ struct TensorData<R: Runtime> {
 /// The owner of a tensor's memory.
 enum TensorMemory<R: Runtime> {
     Own(R::Buffer),
-    /// Memory of another tensor, which owns it.
+    /// A part of the memory that another tensor owns.
     Of(Tensor<R>),
 }
 
@@ -80,18 +80,18 @@ impl<R: Runtime> Tensor<R> {
         &self.0.layout
     }
 
-    /// Whether two tensors share memory (they may still name different elements).
+    /// Tells whether two tensors share memory; they may still cover different elements of it.
     pub fn shares_memory_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.owner().0, &other.owner().0)
     }
 
-    /// The identity of the memory, for look-up only, while the memory is alive: equal for tensors that
-    /// [share](Tensor::shares_memory_with) it.
+    /// An identifier of the memory, equal for tensors that [share](Tensor::shares_memory_with) it. For look-up only,
+    /// and valid only while the memory is alive.
     pub fn memory_id(&self) -> usize {
         Arc::as_ptr(&self.owner().0) as usize
     }
 
-    /// The bytes of the whole memory, of which this tensor may be a part.
+    /// The size in bytes of the whole memory, of which this tensor may be a part.
     pub fn memory_bytes(&self) -> usize {
         let owner = self.owner();
         owner.shape().numel() * owner.dtype().size()
@@ -110,7 +110,8 @@ impl<R: Runtime> Tensor<R> {
         self.copy_on(&self.0.rt)
     }
 
-    /// A copy of the values in fresh memory booked under `use_`; so is what is computed from this copy alone.
+    /// A copy of the values in fresh memory booked under `use_`. Copies of that copy are booked there, too; results of
+    /// ops are booked as activations.
     pub fn copy_for(&self, use_: MemoryCategory) -> Result<Self> {
         self.copy_on(&self.0.rt.with_category(use_))
     }
@@ -121,8 +122,8 @@ impl<R: Runtime> Tensor<R> {
         out.freeze()
     }
 
-    /// Takes the memory back for writing, if this is its only holder and it is row-major and contiguous; otherwise the
-    /// tensor is returned.
+    /// Converts the tensor to writable memory, if it is contiguous and the only holder of that memory; returns the
+    /// tensor otherwise.
     pub fn try_mut(mut self) -> std::result::Result<TensorMut<R>, Self> {
         let sole = self.0.layout.is_contiguous() && self.is_sole();
         if sole { Ok(TensorMut::written(self)) } else { Err(self) }
@@ -138,7 +139,7 @@ impl<R: Runtime> Tensor<R> {
         Tensor(Arc::new(TensorData { rt, memory: TensorMemory::Of(self.owner().clone()), layout, dtype: self.dtype() }))
     }
 
-    /// Whether the memory has no other holder.
+    /// Tells whether the memory has no other holder.
     pub(crate) fn is_sole(&mut self) -> bool {
         Arc::get_mut(&mut self.0).is_some_and(|inner| match &mut inner.memory {
             TensorMemory::Own(_) => true,
@@ -164,8 +165,8 @@ impl<R: Runtime> Tensor<R> {
         View { buffer: self.buffer(), layout: &self.0.layout, dtype: self.0.dtype }
     }
 
-    /// A window on its elements at `shape`, for kernels that take operands already broadcast; `room` stores its layout
-    /// there.
+    /// A view of the elements broadcast to `shape`, for kernels whose operands are already broadcast; `room` stores its
+    /// layout.
     pub(crate) fn view_at<'a>(&'a self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<View<'a, R>> {
         self.view().at_shape(shape, room)
     }
@@ -204,7 +205,7 @@ impl<R: Runtime> Apply for Tensor<R> {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// Applies `op` as [`apply`](Apply::apply) does, for a caller that keeps the op.
+    /// Applies `op` as [`apply`](Apply::apply) does, but borrows the op.
     pub fn compute(op: &Op, ins: &[&Self]) -> Result<Outs<Self>> {
         check_operands(op, ins)?;
         if let Op::View(view) = op {
@@ -239,9 +240,9 @@ impl<R: Runtime> Tensor<R> {
         outs.into_iter().map(TensorMut::freeze).collect()
     }
 
-    /// Computes `op` into the memory that `slot` gives for each of its outputs, which is overwritten or accumulated
-    /// into, as the memory's state says. Outputs without a slot are allocated. Memory that is not of an output's shape,
-    /// dtype and device, or that an input shares, is an error.
+    /// Computes `op` into the memory that `slot` returns for the index of each output. Memory that was written is
+    /// accumulated into, other memory is overwritten. Outputs for which `slot` returns `None` are allocated. Memory of
+    /// another shape, dtype or device than its output's, or shared with an input, is an error.
     pub fn compute_into(
         op: &Op,
         ins: &[&Self],
@@ -284,7 +285,7 @@ impl<R: Runtime> Tensor<R> {
     }
 }
 
-/// Checks that there are as many operands as `op` takes, at least one, and all on one device.
+/// Checks that the number of operands fits `op` and is at least one, and that all are on one device.
 fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     op.check_count(ins.len())?;
     if ins.is_empty() {
@@ -296,8 +297,9 @@ fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     one_device(op.name(), ins.iter().map(|t| t.device()))
 }
 
-/// Checks what kernels rely on, and cannot see, of memory that was not allocated for the call. It is an error unless
-/// `memory`, of which `seen` is written, is what an output of `op` must be, `due`, and none of `ins` shares it.
+/// Checks properties of given output memory that kernels rely on and cannot check. The written part of `memory`, of
+/// spec `seen`, must have the output's spec `due` and be on the operands' device, and no operand in `ins` may share
+/// `memory`.
 fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R>, ins: &[&Tensor<R>]) -> Result<()> {
     let name = op.name();
     if seen.dtype != due.dtype {

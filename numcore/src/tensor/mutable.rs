@@ -1,4 +1,4 @@
-//! Memory with a single owner, to which kernels write.
+//! Writable memory with a single owner, the output of kernels.
 
 use std::sync::Arc;
 
@@ -10,18 +10,19 @@ use crate::{
     ops::{self, Apply, Rule, Spec},
 };
 
-/// Owned memory, without a lifetime and not `Clone`: fresh, or a range that a [`Flat`](crate::Flat) lent.
+/// Writable memory with a single owner, without a lifetime and not `Clone`: freshly allocated, or a range lent by a
+/// [`Flat`](crate::Flat).
 ///
-/// It tracks whether it has been written: the first [`accumulate`](TensorMut::accumulate) overwrites, later ones add,
-/// so that callers need no code for accumulation.
+/// It tracks whether it was written: the first [`accumulate`](TensorMut::accumulate) overwrites and later ones add, so
+/// callers need no code for gradient accumulation.
 pub struct TensorMut<R: Runtime> {
-    /// The memory, which is not read as a value meanwhile.
+    /// The memory; this handle is not read as a value while the `TensorMut` exists.
     pub(super) memory: Tensor<R>,
     pub(super) written: bool,
     pub(super) lent: Option<Lent>,
 }
 
-/// The memory that a [`TensorMut`] is a part of, and returns to.
+/// The origin of lent memory, to which it must be returned.
 #[derive(Clone, Debug)]
 pub(crate) enum Lent {
     /// A range of a flat buffer.
@@ -38,8 +39,8 @@ impl<R: Runtime> TensorMut<R> {
         Self::alloc_at(rt.clone(), Layout::contiguous(shape), dtype)
     }
 
-    /// Fresh memory booked under `use_`, whose value carries `rt` itself, so what is computed from it is booked as `rt`
-    /// says.
+    /// Fresh memory booked under `use_`. The tensor itself carries `rt`, so copies of it are booked under the category
+    /// of `rt`.
     pub fn alloc_for(rt: &R, use_: MemoryCategory, shape: Shape, dtype: DType) -> Result<Self> {
         let buffer = rt.with_category(use_).alloc(shape.checked("alloc")?.numel() * dtype.size())?;
         Ok(Self::of(Tensor::own(rt.clone(), buffer, Layout::contiguous(shape), dtype)))
@@ -89,12 +90,12 @@ impl<R: Runtime> TensorMut<R> {
         self.memory.runtime()
     }
 
-    /// Whether anything was written since the memory was allocated, lent or [`reset`](TensorMut::reset).
+    /// Tells whether anything was written since the memory was allocated, lent or [`reset`](TensorMut::reset).
     pub fn is_written(&self) -> bool {
         self.written
     }
 
-    /// Forgets what was written, so that the next writer overwrites.
+    /// Marks the memory as not written, so that the next writer overwrites it.
     pub fn reset(&mut self) {
         self.written = false;
     }
@@ -105,8 +106,10 @@ impl<R: Runtime> TensorMut<R> {
         ops::fill_zero(self.runtime(), Out { view: self.window(), how: Accumulate::Overwrite })
     }
 
-    /// Writes the output of `op`, which must have one: the first writer overwrites, later ones add. A result of another
-    /// shape, dtype or device than this memory, and operands that share it, are errors.
+    /// Writes the output of `op`, which must have one output: the first writer overwrites, later ones add.
+    ///
+    /// # Errors
+    /// Fails if the output's shape, dtype or device differs from this memory's, or if an operand shares this memory.
     pub fn accumulate(&mut self, op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         self.check_result(op, ins, self.spec())?;
         op.run(ins, &mut [self.out()])
@@ -117,7 +120,7 @@ impl<R: Runtime> TensorMut<R> {
         Spec { shape: *self.shape(), dtype: self.dtype() }
     }
 
-    /// An error unless `op` has one output, which fits the part `seen` of this memory.
+    /// Checks that `op` has one output, and that it fits the part of this memory with spec `seen`.
     fn check_result(&self, op: &ops::Op, ins: &[&Tensor<R>], seen: Spec) -> Result<()> {
         check_operands(op, ins)?;
         let specs: SmallVec<[Spec; 4]> = ins.iter().map(|t| t.spec()).collect();
@@ -130,11 +133,11 @@ impl<R: Runtime> TensorMut<R> {
         }
     }
 
-    /// Writes the output of `op` through a view of this memory (`views` as applied to the memory's shape); the first
-    /// writer overwrites, later ones add, as in [`accumulate`](TensorMut::accumulate).
+    /// Writes the output of `op` through a view of this memory; `views` are applied in order, the first to the memory's
+    /// own shape. The first writer overwrites, later ones add, as in [`accumulate`](TensorMut::accumulate).
     ///
-    /// When the view covers only a part and nothing was written yet, the rest is zeroed first. A view that strides
-    /// cannot express is an error.
+    /// A view that covers only a part of memory not yet written has the rest zeroed first. A view that strides cannot
+    /// express, or whose elements overlap, is an error.
     pub fn accumulate_view(&mut self, views: &[ops::ViewOp], op: &ops::Op, ins: &[&Tensor<R>]) -> Result<()> {
         let mut layout = *self.memory.layout();
         for v in views {
@@ -155,7 +158,8 @@ impl<R: Runtime> TensorMut<R> {
         op.run(ins, &mut [out])
     }
 
-    /// Converts the memory to an immutable tensor. Memory that a flat buffer lent must go back to the buffer instead.
+    /// Converts the memory to an immutable tensor. Memory that a flat buffer lent, and a piece of split memory, is an
+    /// error: return it to the buffer, or join the pieces first.
     pub fn freeze(self) -> Result<Tensor<R>> {
         if let Some(lent) = self.lent {
             let what = match lent {
@@ -184,7 +188,7 @@ impl<R: Runtime> TensorMut<R> {
         self.lent.as_ref()
     }
 
-    /// Whether this is a part of `memory`.
+    /// Tells whether this is a part of `memory`.
     pub(crate) fn is_of(&self, memory: &Tensor<R>) -> bool {
         self.memory.shares_memory_with(memory)
     }
@@ -202,7 +206,8 @@ impl<R: Runtime> TensorMut<R> {
         ViewMut { buffer, layout, dtype }
     }
 
-    /// A mutable window like [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it.
+    /// A mutable view like [`view_mut`](TensorMut::view_mut), for a kernel that fills all of it; the memory counts as
+    /// written.
     pub(crate) fn rewritten(&mut self) -> ViewMut<'_, R> {
         self.written = true;
         self.view_mut()

@@ -1,11 +1,12 @@
-//! Splitting of owned memory into parts that several owners fill at once, and joining them: for collectives.
+//! Splitting of owned memory into parts with several owners, which fill them at once, and joining the parts: for
+//! collectives.
 
 use std::sync::Arc;
 
 use super::{Lent, TensorMut};
 use crate::{Error, ErrorKind, Layout, Result, Runtime, Shape};
 
-/// The memory that the parts were split from.
+/// The memory that pieces were split from.
 #[derive(Debug)]
 pub(crate) struct SplitMemory {
     layout: Layout,
@@ -14,7 +15,7 @@ pub(crate) struct SplitMemory {
 }
 
 impl<R: Runtime> TensorMut<R> {
-    /// Splits row-major memory into consecutive rows of `lens` elements, which must sum to all of it.
+    /// Splits row-major memory into consecutive one-dimensional pieces of `lens` elements, which must sum to its size.
     pub fn split(self, lens: &[usize]) -> Result<Vec<TensorMut<R>>> {
         let layout = *self.memory.layout();
         let numel = layout.numel();
@@ -33,8 +34,7 @@ impl<R: Runtime> TensorMut<R> {
         lens.iter().enumerate().map(piece).collect()
     }
 
-    /// Joins the parts of memory that was [`split`](TensorMut::split): all `pieces`, in order. The result counts as
-    /// written if a part was.
+    /// Joins all `pieces` of [`split`](TensorMut::split) memory, in order. The result counts as written if a piece was.
     pub fn join(pieces: Vec<TensorMut<R>>) -> Result<TensorMut<R>> {
         let of = |t: &TensorMut<R>| match t.lent() {
             Some(Lent::Piece { cut, at }) => Some((cut.clone(), *at)),

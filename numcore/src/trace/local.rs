@@ -1,4 +1,4 @@
-//! A thread's part of a recording: its ring, its clock, its rank.
+//! The state of a recording in each thread: its ring, its clock, its rank.
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,7 +14,7 @@ use super::{
     ring::Ring,
 };
 
-/// The rank of a thread that was told none.
+/// The rank of a thread for which `set_rank` was not called.
 pub const NO_RANK: u64 = (1 << 24) - 1;
 
 thread_local! {
@@ -27,17 +27,17 @@ struct Local {
     recording: u64,
     ring: Option<Arc<Ring>>,
     read: ReadClock,
-    /// When the recording began.
+    /// The moment at which the recording started.
     start: ClockPair,
     names: NameCache,
 }
 
-/// Sets the rank that this thread works for; what it records is shown there.
+/// Sets the rank that this thread works for; its spans and counters are recorded with it.
 pub fn set_rank(rank: usize) {
     RANK.set((rank as u64).min(NO_RANK));
 }
 
-/// The rank that this thread works for, if it was set: for threads that are started on its behalf.
+/// The rank that this thread works for, if it was set. Threads that it starts on the rank's behalf should set it, too.
 pub fn rank() -> Option<usize> {
     rank_of(RANK.get())
 }
@@ -46,7 +46,7 @@ pub fn rank_of(rank: u64) -> Option<usize> {
     (rank != NO_RANK).then_some(rank as usize)
 }
 
-/// The present moment of the clock of the recording.
+/// The current time on the recording's clock, in ticks.
 #[inline]
 pub fn now() -> u64 {
     LOCAL.with_borrow_mut(|local| {
@@ -64,7 +64,7 @@ pub fn push_span(kind: SpanKind, name: &'static str, of: u32, start: u64, bytes:
     });
 }
 
-/// A span that somebody else has measured.
+/// Records a span whose start and end were measured elsewhere, on the system's clock.
 pub fn push_measured(kind: SpanKind, name: &'static str, of: u32, start: Instant, end: Instant) {
     LOCAL.with_borrow_mut(|local| {
         local.join();
@@ -76,7 +76,7 @@ pub fn push_measured(kind: SpanKind, name: &'static str, of: u32, start: Instant
 
 #[inline]
 pub fn push_counter(name: &'static str, source: u32, value: u64) {
-    // Memory is returned while a thread ends too, when this may be gone.
+    // Buffers may be freed while a thread ends, after its thread-local state was destroyed.
     let _ = LOCAL.try_with(|local| {
         let mut local = local.borrow_mut();
         local.join();
@@ -90,7 +90,7 @@ fn meta(kind: u64, name: u32) -> u64 {
 }
 
 impl Local {
-    /// Takes part in the present recording.
+    /// Joins the current recording, if this thread has not yet.
     #[inline]
     fn join(&mut self) {
         let present = recording::number();

@@ -1,8 +1,9 @@
-//! What happened when: spans and counters of a real run, recorded by whoever does something.
+//! Tracing: spans and counters of a real run, recorded by the code that does the work.
 //!
-//! This crate records op calls and memory, a runtime its kernels, a communicator its collectives, a loader what was waited for. While
-//! nothing is recorded, [`span`] is one relaxed load of a static. While something is, a span costs two readings of the clock and five
-//! stores into a ring that belongs to its thread: no lock, no allocation but for a thread's first span and for a name's first use.
+//! This crate records op calls and memory; runtimes record kernels, communicators collectives, and loaders waiting
+//! times. While no recording is active, [`span`] is one relaxed load of a static. During a recording, a span costs two
+//! clock readings and five stores into a ring of its own thread. It takes no lock and allocates nothing, except for a
+//! thread's first span and a name's first use.
 //!
 //! ```
 //! use numcore::trace::{Detail, Recording, RecordingOptions, SpanKind, span};
@@ -17,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! **Invariant**: a recording changes no result. It is the only state of this crate that a whole process shares.
+//! **Invariant**: a recording changes no result. It is the only process-wide state of this crate but for caches and ids.
 
 mod clock;
 mod local;
@@ -34,35 +35,35 @@ pub use clock::ClockSource;
 pub use local::{rank, set_rank};
 pub use recording::{Recording, RecordingOptions, ThreadTrace, Trace, TraceCounter, TraceSpan};
 
-/// What is recorded now: 0 for nothing, otherwise a [`Detail`].
+/// The current level of detail: 0 for no recording, otherwise a [`Detail`].
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 
-/// How much is recorded.
+/// The level of detail of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Detail {
-    /// Phases of steps, collectives, waits: some hundred spans a step.
+    /// Phases of steps, collectives and waits: some hundred spans per step.
     Steps = 1,
-    /// In addition every op call, every kernel and every change of memory.
+    /// Additionally every op call, every kernel and every change of memory.
     #[default]
     Operations = 2,
 }
 
-/// What a span is of.
+/// The kind of activity that a span covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum SpanKind {
     /// A part of a step: forward, backward, update, an action of a pipeline.
     Phase,
-    /// Data that was waited for, or made.
+    /// Waiting for data, or producing it.
     Data,
-    /// A collective, from its start to its end; others overlap it.
+    /// A collective, from its start to its end; it may overlap other spans.
     Collective,
-    /// The host waited for a collective.
+    /// Waiting of the host for a collective.
     Wait,
-    /// An op call, as the host sees it.
+    /// An op call, as timed on the host.
     Op,
-    /// A kernel, where the runtime knows when it ran.
+    /// A kernel, if the runtime can measure its start and end.
     Kernel,
 }
 
@@ -71,7 +72,7 @@ impl SpanKind {
     pub const ALL: [SpanKind; 6] =
         [SpanKind::Phase, SpanKind::Data, SpanKind::Collective, SpanKind::Wait, SpanKind::Op, SpanKind::Kernel];
 
-    /// The kind's name in files.
+    /// The kind's name in trace files.
     pub fn name(self) -> &'static str {
         match self {
             SpanKind::Phase => "phase",
@@ -88,13 +89,13 @@ impl SpanKind {
     }
 }
 
-/// Whether spans of a kind are recorded now.
+/// Tells whether spans of this kind are recorded now.
 #[inline]
 pub fn is_recorded(kind: SpanKind) -> bool {
     LEVEL.load(Ordering::Relaxed) >= kind.detail() as u8
 }
 
-/// A span that began, and ends when it is dropped.
+/// A span in progress, which ends when it is dropped.
 #[must_use = "a span ends when it is dropped: bind it to a name"]
 #[derive(Debug)]
 pub struct SpanGuard(Option<Begun>);
@@ -107,7 +108,7 @@ struct Begun {
     start: Moment,
 }
 
-/// A moment of the clock of a recording.
+/// A moment on the clock of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment(u64);
 
@@ -120,7 +121,7 @@ pub fn span(kind: SpanKind, name: &'static str) -> SpanGuard {
     SpanGuard(Some(Begun { kind, name, of: names::NONE, start: now() }))
 }
 
-/// Begins a span that is of something: a collective's bucket, a unit of parameters.
+/// Begins a span with the name of its object, such as a collective's bucket or a unit of parameters.
 #[inline]
 pub fn span_of(kind: SpanKind, name: &'static str, of: Option<&str>) -> SpanGuard {
     if !is_recorded(kind) {
@@ -139,38 +140,39 @@ impl Drop for SpanGuard {
     }
 }
 
-/// The present moment, for a span that is recorded by [`ended`] when it is over.
+/// The current moment, as the start of a span that [`ended`] records later.
 pub fn now() -> Moment {
     Moment(local::now())
 }
 
-/// Records a span that began at `start`, perhaps on another thread, and ends now. `bytes` is what it moved.
+/// Records a span from `start`, perhaps on another thread, to now. `bytes` is the number of bytes it moved.
 pub fn ended(kind: SpanKind, name: &'static str, of: Option<&str>, start: Moment, bytes: u64) {
     if is_recorded(kind) {
         local::push_span(kind, name, of.map_or(names::NONE, names::intern), start.0, bytes);
     }
 }
 
-/// Records a span of a device, whose runtime has measured it. It is shown with the thread that calls this, which is to record nothing else.
+/// Records a span that a device's runtime measured. It is shown with the calling thread, which should record nothing
+/// else.
 pub fn measured(kind: SpanKind, name: &'static str, of: Option<&str>, start: Instant, end: Instant) {
     if is_recorded(kind) {
         local::push_measured(kind, name, of.map_or(names::NONE, names::intern), start, end);
     }
 }
 
-/// The number of the recording in which changes of memory are recorded now, if there is one.
+/// The number of the recording that records changes of memory now, if there is one.
 #[inline]
 pub(crate) fn counted_in() -> Option<u64> {
     (LEVEL.load(Ordering::Relaxed) >= Detail::Operations as u8).then(recording::number)
 }
 
-/// Records a value that changed, where [`counted_in`] has said that such are recorded. Counters of one name and different sources are
-/// added up: memory pools for one.
+/// Records a changed value, for callers that [`counted_in`] returned a recording to. Counters of one name and different
+/// sources, such as memory pools, are added up.
 pub(crate) fn counter(name: &'static str, source: u32, value: u64) {
     local::push_counter(name, source, value);
 }
 
-/// Records a value that was looked at, such as how busy a device is.
+/// Records a sampled value, such as the utilization of a device.
 pub fn sample(name: &'static str, value: u64) {
     if LEVEL.load(Ordering::Relaxed) >= Detail::Steps as u8 {
         local::push_counter(name, 0, value);

@@ -1,14 +1,14 @@
-//! Names as numbers: a span is a few words of memory.
+//! Interning of names as numbers, so that a span is a few words of memory.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// The number of no name.
+/// The number that stands for no name.
 pub const NONE: u32 = u32::MAX;
 
-/// All names that were ever used, in the order of their first use.
+/// All names ever used, in the order of their first use.
 #[derive(Default)]
 struct Names {
     numbers: HashMap<Arc<str>, u32>,
@@ -17,7 +17,7 @@ struct Names {
 
 static NAMES: Mutex<Option<Names>> = Mutex::new(None);
 
-/// The number of a name, the same one whenever it is asked for.
+/// The number of a name, which stays the same in this process.
 pub fn intern(name: &str) -> u32 {
     let mut all = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
@@ -30,13 +30,13 @@ pub fn intern(name: &str) -> u32 {
     number
 }
 
-/// The name of a number that [`intern`] gave.
+/// The name of a number that [`intern`] returned.
 pub fn name_of(number: u32) -> Option<Arc<str>> {
     let all = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
     all.as_ref()?.names.get(number as usize).cloned()
 }
 
-/// The numbers of a thread's last names, by where the names lie: no lock for a name that was used before.
+/// The numbers of a thread's recent names, looked up by the address of the name: no lock for a name used before.
 pub struct NameCache([(usize, usize, u32); NameCache::SLOTS]);
 
 impl NameCache {
@@ -46,7 +46,7 @@ impl NameCache {
         NameCache([(0, 0, NONE); Self::SLOTS])
     }
 
-    /// The number of a name. What lies at an address for good is one name for good.
+    /// The number of a name. A `'static` string never changes, so its address and length identify it.
     #[inline]
     pub fn number(&mut self, name: &'static str) -> u32 {
         let (at, length) = (name.as_ptr() as usize, name.len());

@@ -1,4 +1,4 @@
-//! [`Recording`]: from when to when spans are recorded, and what came of it.
+//! [`Recording`]: its start and end, and the resulting `Trace`.
 
 use std::{
     sync::{
@@ -17,10 +17,10 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// The kind of a record that is a counter's.
+/// The kind that marks a record as a counter.
 pub const COUNTER: u64 = 0xff;
 
-/// Counts the recordings of this process; threads compare it with that of their ring.
+/// The number of the current recording in this process; a thread compares it with the number of its ring.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 static ACTIVE: Mutex<Option<Active>> = Mutex::new(None);
 
@@ -30,14 +30,14 @@ struct Active {
     rings: Vec<Arc<Ring>>,
 }
 
-/// What is recorded, and where moments come from.
+/// Options of a recording: its detail, its memory and its clock.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordingOptions {
-    /// How much is recorded; at first everything.
+    /// The level of detail; by default all.
     pub detail: Detail,
-    /// Spans and counters that are kept of each thread, the last ones, 40 bytes each; at first 65 536.
+    /// The number of spans and counters kept per thread, the most recent ones, at 40 bytes each; by default 65 536.
     pub per_thread: usize,
-    /// The clock; at first the system's.
+    /// The clock; by default the system's.
     pub clock: ClockSource,
 }
 
@@ -47,7 +47,7 @@ impl Default for RecordingOptions {
     }
 }
 
-/// A recording in progress, of all threads of this process. It ends when it is [stopped](Recording::stop) or dropped.
+/// An active recording of all threads of this process. It ends when it is [stopped](Recording::stop) or dropped.
 #[derive(Debug)]
 #[must_use = "a recording ends when it is dropped"]
 pub struct Recording {
@@ -56,10 +56,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Begins to record.
+    /// Starts a recording.
     ///
     /// # Errors
-    /// If something is recorded already: a process has one recording at a time.
+    /// Fails if another recording is active: a process has one at a time.
     pub fn start(options: RecordingOptions) -> Result<Self> {
         let mut active = lock();
         if active.is_some() {
@@ -76,7 +76,7 @@ impl Recording {
         Ok(Recording { start, read })
     }
 
-    /// Ends the recording. Spans that are not over are no part of it.
+    /// Ends the recording. Spans that have not ended are left out.
     pub fn stop(self) -> Trace {
         LEVEL.store(0, Ordering::Relaxed);
         let end = ClockPair::now(self.read);
@@ -91,7 +91,7 @@ impl Drop for Recording {
     fn drop(&mut self) {
         LEVEL.store(0, Ordering::Relaxed);
         *lock() = None;
-        // Threads find that their ring is of another recording.
+        // Threads see that their ring belongs to another recording.
         NUMBER.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -100,13 +100,13 @@ fn lock() -> std::sync::MutexGuard<'static, Option<Active>> {
     ACTIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The number of the present recording; every one has another.
+/// The number of the current recording; each recording has another one.
 #[inline]
 pub fn number() -> u64 {
     NUMBER.load(Ordering::Relaxed)
 }
 
-/// A ring for this thread in the present recording, its clock, and when it began.
+/// A new ring for this thread in the current recording, with its clock and start; `None` if no recording is active.
 pub fn join() -> Option<(Arc<Ring>, ReadClock, ClockPair)> {
     let mut active = lock();
     let active = active.as_mut()?;
@@ -117,59 +117,59 @@ pub fn join() -> Option<(Arc<Ring>, ReadClock, ClockPair)> {
     Some((ring, active.options.clock.reader(), active.start))
 }
 
-/// What was recorded.
+/// The result of a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
     /// Threads in the order of their first span.
     pub threads: Vec<ThreadTrace>,
-    /// How long the recording was, in nanoseconds.
+    /// The duration of the recording, in nanoseconds.
     pub length: u64,
 }
 
-/// What one thread recorded.
+/// The spans and counters of one thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ThreadTrace {
-    /// The thread's name.
+    /// The thread's name, or its id if it has none.
     pub name: String,
     /// Spans in the order in which they ended.
     pub spans: Vec<TraceSpan>,
     /// Counters in the order in which they changed.
     pub counters: Vec<TraceCounter>,
-    /// How many spans and counters were overwritten: the oldest ones.
+    /// The number of spans and counters that were overwritten, the oldest ones.
     pub lost: u64,
 }
 
-/// A span that is over.
+/// A span that has ended.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceSpan {
-    /// What the span is of.
+    /// The kind of activity.
     pub kind: SpanKind,
     /// The name of the operation.
     pub name: Arc<str>,
-    /// What it was applied to, if that has a name: a bucket, a unit.
+    /// The name of its object, if it has one: a bucket, a unit.
     pub of: Option<Arc<str>>,
-    /// The rank that the thread worked for, if it was told.
+    /// The rank that the thread worked for, if it was set.
     pub rank: Option<usize>,
-    /// When it began, in nanoseconds since the recording did.
+    /// The start, in nanoseconds since the start of the recording.
     pub start: u64,
-    /// When it ended.
+    /// The end, in nanoseconds since the start of the recording.
     pub end: u64,
-    /// Bytes that it moved; 0 where that is not known.
+    /// The number of bytes it moved; 0 if unknown.
     pub bytes: u64,
 }
 
-/// A value that changed.
+/// A change of a recorded value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TraceCounter {
     /// The counter's name.
     pub name: Arc<str>,
-    /// Which of several sources of this name it is.
+    /// The source of this value, among several with this name.
     pub source: u64,
-    /// The rank that the thread worked for, if it was told.
+    /// The rank that the thread worked for, if it was set.
     pub rank: Option<usize>,
-    /// When it changed, in nanoseconds since the recording began.
+    /// The time of the change, in nanoseconds since the start of the recording.
     pub at: u64,
-    /// The value from then on.
+    /// The new value.
     pub value: u64,
 }
 
@@ -177,7 +177,7 @@ impl ThreadTrace {
     fn of(ring: &Ring, begun: u64, nanoseconds: &impl Fn(u64) -> u64) -> Self {
         let (records, lost) = ring.read();
         let mut all = ThreadTrace { name: ring.thread.clone(), lost, ..ThreadTrace::default() };
-        // A span that began before the recording was begun in an earlier one.
+        // A span that began before this recording belongs to an earlier one.
         for [start, end, meta, of, value] in records.into_iter().filter(|[start, ..]: &[u64; WORDS]| *start >= begun) {
             let (name, rank) = (names::name_of(meta as u32).unwrap_or_default(), rank_of(meta >> 32 & 0xff_ffff));
             match SpanKind::ALL.get((meta >> 56) as usize) {

@@ -1,26 +1,27 @@
-//! The memory of one thread's spans: a ring that the thread writes and the end of a recording reads, without a lock.
+//! The memory of one thread's spans: a ring that the thread writes, and that the end of a recording reads without a
+//! lock.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Words of a record.
+/// The number of words of a record.
 pub const WORDS: usize = 5;
 
-/// Records of one thread, the last ones where there were more than fit.
+/// The records of one thread, the most recent ones if more were written than fit.
 #[derive(Debug)]
 pub struct Ring {
-    /// The name of its thread.
+    /// The name of the thread.
     pub thread: String,
     words: Box<[AtomicU64]>,
-    /// Records whose writing has begun.
+    /// The number of records whose writing has begun.
     begun: AtomicU64,
-    /// Records ever written.
+    /// The number of records written so far.
     written: AtomicU64,
-    /// The word where the next record begins.
+    /// The index of the word at which the next record begins.
     at: AtomicUsize,
 }
 
 impl Ring {
-    /// Of the thread of this name, for so many records, at least one.
+    /// A ring for the thread of this name, with room for `records` records, at least one.
     pub fn new(thread: String, records: usize) -> Self {
         let words = (0..records.max(1) * WORDS).map(|_| AtomicU64::new(0)).collect();
         Ring { thread, words, begun: AtomicU64::new(0), written: AtomicU64::new(0), at: AtomicUsize::new(0) }
@@ -30,23 +31,24 @@ impl Ring {
         (self.words.len() / WORDS) as u64
     }
 
-    /// Writes a record, over the oldest where all are used. Only the ring's own thread does.
+    /// Writes a record, over the oldest one if the ring is full. Only the ring's own thread may call it.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) {
         let (at, count) = (self.at.load(Ordering::Relaxed), self.written.load(Ordering::Relaxed) + 1);
         self.begun.store(count, Ordering::Relaxed);
-        // Whoever reads a word of this record then reads that it has begun.
+        // A reader that sees a word of this record then also sees that its writing has begun.
         fence(Ordering::Release);
         for (word, value) in self.words[at..at + WORDS].iter().zip(record) {
             word.store(value, Ordering::Relaxed);
         }
-        // No division, which would take as long as the rest.
+        // The wrap-around uses no division, which would take as long as the rest.
         let next = at + WORDS;
         self.at.store(if next == self.words.len() { 0 } else { next }, Ordering::Relaxed);
         self.written.store(count, Ordering::Release);
     }
 
-    /// The records, oldest first, and how many were overwritten. A record that is overwritten meanwhile is one of those.
+    /// The records, oldest first, and the number of overwritten ones. A record overwritten during the read counts as
+    /// overwritten.
     pub fn read(&self) -> (Vec<[u64; WORDS]>, u64) {
         let written = self.written.load(Ordering::Acquire);
         let first = written.saturating_sub(self.records());
@@ -56,7 +58,7 @@ impl Ring {
         };
         let mut records: Vec<[u64; WORDS]> = (first..written).map(record).collect();
         fence(Ordering::Acquire);
-        // The thread may be in the middle of one more, which is over the oldest.
+        // The thread may be writing one more record, over the oldest.
         let begun = self.begun.load(Ordering::Relaxed);
         let sound = begun.saturating_sub(self.records()).clamp(first, written);
         records.drain(..(sound - first) as usize);

@@ -7,11 +7,11 @@ use crate::{
     ops::{Apply, JoinOps, ViewOps},
 };
 
-/// Conversions between images and the matrices of their windows. Of `options`, the kernel, stride, padding (of any
-/// size, zeros) and dilation are used.
+/// Conversions between images and the matrices of their windows. `options` gives the kernel, stride, dilation and
+/// padding (zeros, of any size); its other fields are ignored.
 pub trait ColumnOps: Apply {
-    /// `self: [B, C, L1 .. LN]` as `[B, C · K, P]`: every window of `K` elements is a column, `P` windows in row-major
-    /// order.
+    /// Im2col, from `self: [B, C, L1 .. LN]` to `[B, C · K, P]`: every window of `K` elements becomes a column, the `P`
+    /// windows in row-major order.
     ///
     /// Errors: another rank, windows that do not fit.
     #[doc(alias = "unfold")]
@@ -30,10 +30,11 @@ pub trait ColumnOps: Apply {
         let each: usize = options.kernel.iter().product();
         x.permute(&order)?.reshape([shape[0], shape[1] * each, counts.iter().product()])
     }
-    /// `self: [B, C · K, P]`, the columns of [`im2col`](ColumnOps::im2col), accumulated where windows overlap into
-    /// `[B, C, size]`: its adjoint, not its inverse.
+    /// Col2im: the columns `self: [B, C · K, P]` of [`im2col`](ColumnOps::im2col), accumulated where windows overlap
+    /// into `[B, C, size]`. It is the adjoint of `im2col`, not its inverse.
     ///
-    /// Errors: another rank, rows that are no multiple of `K`, not as many columns as there are windows.
+    /// Errors: another rank, a number of rows that `K` does not divide, another number of columns than there are
+    /// windows.
     #[doc(alias = "fold")]
     #[doc(alias = "Fold")]
     #[track_caller]

@@ -1,5 +1,5 @@
-//! Convolutions over one, two and three axes with every kind of padding: each becomes a two-dimensional one, for
-//! which there are kernels.
+//! Convolutions over one, two and three axes with every kind of padding. Each is reduced to two-dimensional
+//! convolutions, for which there are kernels.
 
 use super::{PadMode, PadOps};
 use crate::{
@@ -15,7 +15,7 @@ pub enum ConvPadding<const N: usize> {
     Symmetric([usize; N]),
     /// Padding before and after each axis, given separately.
     Sides([(usize, usize); N]),
-    /// The padding that keeps the sizes, for strides of 1; the odd element comes after. PyTorch's `padding="same"`.
+    /// The padding that keeps the sizes at stride 1; an odd element comes after. PyTorch's `padding="same"`.
     Same,
 }
 
@@ -62,11 +62,11 @@ impl From<ConvOptions> for ConvNd<2> {
 
 /// Convolutions over the last `N` axes, `N` from 1 to 3.
 pub trait ConvOps: Apply {
-    /// Convolution of `self: [B, C, L1 .. LN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [O]`, `[B, O, P1 .. PN]`,
-    /// of one floating dtype.
+    /// Convolves `self: [B, C, L1 .. LN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [O]`, all of one floating dtype,
+    /// to `[B, O, P1 .. PN]`; `G` is the number of groups.
     ///
     /// Errors: other ranks, channels that do not fit the groups, a kernel that does not fit the padded input,
-    /// [`ConvPadding::Same`] with strides above 1, more padding than the mode can give.
+    /// [`ConvPadding::Same`] with strides above 1, more padding than the mode allows.
     #[doc(alias = "conv1d")]
     #[doc(alias = "conv3d")]
     #[track_caller]
@@ -88,9 +88,10 @@ pub trait ConvOps: Apply {
             _ => plane.forward(&padded, weight, bias),
         }
     }
-    /// Transposed convolution of `self: [B, O, P1 .. PN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [C]`,
-    /// `[B, C, L1 .. LN]`: the adjoint of [`conv`](ConvOps::conv) over zeros. `output_padding` lengthens the result,
-    /// whose size a stride leaves open. Padding is [`ConvPadding::Symmetric`]; any mode but zeros is an error.
+    /// Transposed convolution of `self: [B, O, P1 .. PN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [C]`, to `[B, C,
+    /// L1 .. LN]`: the adjoint of [`conv`](ConvOps::conv) with zero padding. `output_padding` lengthens the result,
+    /// whose size a stride leaves ambiguous. Padding other than [`ConvPadding::Symmetric`], or a mode other than zeros,
+    /// is an error.
     #[doc(alias = "conv_transpose1d")]
     #[doc(alias = "conv_transpose3d")]
     #[track_caller]
@@ -158,7 +159,7 @@ impl<const N: usize> ConvNd<N> {
     }
 }
 
-/// A convolution as one over the last two axes, and the first of three.
+/// A three-dimensional convolution: its first axis, and a two-dimensional convolution over the last two axes.
 struct Plane {
     last: ConvOptions,
     stride: usize,
@@ -168,7 +169,8 @@ struct Plane {
 
 impl Plane {
     fn new<const N: usize>(options: &ConvNd<N>, padding: [usize; N]) -> Plane {
-        // The axis at `from_end` before the end; where it does not exist, the value for an axis of size 1.
+        // The value for the axis `from_end` before the last one; `absent`, for an axis of size 1, if there is no such
+        // axis.
         let pick = |of: &[usize; N], from_end: usize, absent: usize| {
             N.checked_sub(from_end).and_then(|i| of.get(i)).copied().unwrap_or(absent)
         };
@@ -186,7 +188,7 @@ impl Plane {
         }
     }
 
-    /// Windows along the first axis become channels, and their positions a batch.
+    /// Convolves with the windows along the first axis as channels, and the windows' positions as a batch.
     fn forward<T: Apply>(&self, x: &T, weight: &T, bias: Option<&T>) -> Result<T> {
         let (w, p) = (weight.spec().shape, self.padding as isize);
         let padded = x.pad_with(&[(0, 0), (0, 0), (p, p), (0, 0), (0, 0)], PadMode::Constant(0.0))?;
@@ -230,7 +232,7 @@ impl Plane {
     }
 }
 
-/// `[O, C, D, H, W]` as `[O, C · D, H, W]`.
+/// The weight `[O, C, D, H, W]` as `[O, C · D, H, W]`.
 #[track_caller]
 fn flat_depth<T: Apply>(weight: &T) -> Result<T> {
     let w = weight.spec().shape;

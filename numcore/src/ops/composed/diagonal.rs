@@ -1,4 +1,4 @@
-//! Diagonals, and the products of vectors that give matrices.
+//! Diagonals, and the outer, Kronecker and cross products.
 
 use crate::{
     Error, Result, Shape,
@@ -7,8 +7,8 @@ use crate::{
 
 /// Diagonals, outer products, and Kronecker and cross products.
 pub trait DiagonalOps: Apply {
-    /// The elements of the last two axes of `self: [.., N, M]` with column − row = `k`, as a last axis. A view where
-    /// the matrices are contiguous.
+    /// The diagonal column − row = `k` of the matrices in the last two axes of `self: [.., N, M]`, as a last axis. It
+    /// is a view where the matrices are contiguous.
     #[doc(alias = "diag")]
     #[track_caller]
     fn diagonal(&self, k: isize) -> Result<Self> {
@@ -24,7 +24,8 @@ pub trait DiagonalOps: Apply {
         }
         flat.slice(-1, row * m + column, len, m + 1)
     }
-    /// `self: [.., L]` on the diagonal column − row = `k` of matrices of zeros, `[.., N, N]` with `N = L + |k|`.
+    /// Matrices of zeros, `[.., N, N]` with `N = L + |k|`, that hold `self: [.., L]` on the diagonal column − row =
+    /// `k`.
     #[doc(alias = "diag")]
     #[doc(alias = "diagflat")]
     #[track_caller]
@@ -54,7 +55,7 @@ pub trait DiagonalOps: Apply {
         }
         self.unsqueeze(1)?.mul(&other.unsqueeze(0)?)
     }
-    /// The Kronecker product, `[A1·B1, .., AK·BK]`: copies of `other`, each scaled by an element of `self`. The one
+    /// The Kronecker product, `[A1·B1, .., AK·BK]`: copies of `other`, each scaled by an element of `self`. The operand
     /// with fewer axes gets axes of size 1 in front; four axes at most.
     #[track_caller]
     fn kron(&self, other: &Self) -> Result<Self> {

@@ -11,12 +11,12 @@ use crate::{
 
 /// Pairwise distances between the rows of two matrices.
 pub trait DistanceOps: Apply {
-    /// The `p`-norms of the differences of every row of `self: [B.., N, D]` from every row of `other: [B.., M, D]`,
-    /// `[B.., N, M]`; batch axes broadcast. `p` is 0 (how many coordinates differ), positive, or infinite (the largest
+    /// Pairwise `p`-norm distances between the rows of `self: [B.., N, D]` and `other: [B.., M, D]`, as `[B.., N, M]`.
+    /// Batch axes broadcast. `p` is positive, 0 (the number of coordinates that differ) or infinite (the largest
     /// difference). Floating dtypes only.
     ///
-    /// Differences are taken, not expanded into products, so near points keep their digits; nothing of the size
-    /// `N · M · D` is stored but for infinite `p`. The gradient where two points coincide is 0.
+    /// Differences are computed directly, not expanded into products, so near points keep their digits. Nothing of size
+    /// `N · M · D` is stored, except for infinite `p`. The gradient where two points coincide is 0.
     #[doc(alias = "pairwise_distance")]
     #[track_caller]
     fn cdist(&self, other: &Self, p: f64) -> Result<Self> {
@@ -38,7 +38,7 @@ pub trait DistanceOps: Apply {
 
 impl<T: Apply> DistanceOps for T {}
 
-/// Norms of differences along the last axis, which broadcast.
+/// The `p`-norms of `a − b` along the last axis; the operands broadcast.
 #[track_caller]
 fn distances<T: Apply>(a: &T, b: &T, p: f64) -> Result<T> {
     static DIFFER: LazyLock<Program> =

@@ -1,4 +1,4 @@
-//! Max pooling by position: the value is picked from the input, so its gradient needs no windows.
+//! Max pooling by position: the value is gathered from the input, so its gradient needs no windows.
 
 use std::sync::LazyLock;
 
@@ -13,7 +13,7 @@ use crate::{
     pointwise::Program,
 };
 
-/// How windows are taken from the last `N` axes.
+/// The windows of a pool over the last `N` axes.
 pub(super) enum PoolWindows<const N: usize> {
     /// Windows of one size, at equal distances.
     Sliding([WindowAxis; N]),
@@ -68,7 +68,7 @@ impl<const N: usize> PoolWindows<N> {
     }
 }
 
-/// The regions of `axis` as rows, `[.., regions, .., K]`; shorter regions repeat their last element, which changes no
+/// The regions of `axis` as rows, `[.., regions, .., K]`. Shorter regions repeat their last element, which changes no
 /// maximum.
 #[track_caller]
 fn apart<T: Apply>(x: &T, axis: isize, regions: &[(usize, usize)]) -> Result<T> {
@@ -122,7 +122,7 @@ pub(super) fn with_positions<const N: usize, T: Apply>(
     let (batch, plane) = (shape[..lead].iter().product::<usize>(), spatial.iter().product::<usize>());
     let image = x.reshape([&[batch][..], &spatial].concat())?;
     let top = cut.first_of_largest(&image.detach(), lowest(dtype))?;
-    // The same windows of the elements' own positions say which element that is.
+    // Windows of the elements' own positions map an index within a window to a position in the input.
     let own = Tensor::arange(x.runtime(), 0i64, 1i64, plane, DType::I64)?.reshape([&[1][..], &spatial].concat())?;
     let own = cut.windows(&own, 0.0)?;
     let own = T::constant(own.broadcast_to(Shape::from([batch, own.dims()[1], own.dims()[2]]))?);
@@ -137,7 +137,7 @@ pub(crate) fn adaptive<const N: usize, T: Apply>(op: &'static str, x: &T, size: 
     with_positions(op, x, &PoolWindows::Regions(regions(op, x.spec().shape, size)?))
 }
 
-/// Zeros with values at positions of the last `N` axes.
+/// Zeros of `size` along the last `N` axes, with the values of `x` written at the positions `at`.
 pub(super) fn put_back<const N: usize, T: Apply>(x: &T, at: &T, size: [usize; N]) -> Result<T> {
     let (shape, ids) = (x.spec().shape, at.spec().shape);
     spatial::<N>("max_unpool", shape)?;

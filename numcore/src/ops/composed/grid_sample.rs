@@ -9,7 +9,7 @@ use crate::{
     pointwise::{Expr, Program},
 };
 
-/// The padding mode of a sampled image.
+/// The padding mode of a sampled image: the value of coordinates outside it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OutsideGrid {
     /// Zeros outside of the image.
@@ -28,16 +28,18 @@ pub struct GridSample {
     pub mode: Interpolation,
     /// The value read outside of the image.
     pub outside: OutsideGrid,
-    /// Whether −1 and 1 are the centers of the first and the last element, instead of the outer edges.
+    /// True if −1 and 1 are the centers of the first and the last element, instead of the outer edges.
     pub align_corners: bool,
 }
 
 /// Sampling of images at given coordinates.
 pub trait GridSampleOps: Apply {
-    /// Samples of `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`; or `[N, C, D, H, W]` at
-    /// `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`. A coordinate is `(x, y)` or `(x, y, z)`: the last axis of the image
-    /// first, from −1 to 1. Both of one floating dtype; gradients flow to both, but none to the grid with
-    /// [`Interpolation::Nearest`]. A place that is NaN gives NaN.
+    /// Samples an image `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`, or a volume `[N, C, D, H,
+    /// W]` at `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`.
+    ///
+    /// A coordinate is `(x, y)` or `(x, y, z)`, the last axis of the image first, each from −1 to 1. Both operands have
+    /// one floating dtype. Gradients flow to both, but none to the grid with [`Interpolation::Nearest`]. A NaN
+    /// coordinate gives NaN.
     ///
     /// Errors: other ranks, batches that differ, an empty image, a mode that is not listed with [`GridSample::mode`].
     #[track_caller]
@@ -49,9 +51,9 @@ pub trait GridSampleOps: Apply {
         let wide = |x: &Self| x.to_dtype(dtype.compute());
         options.sample(&wide(self)?, &wide(grid)?)?.to_dtype(dtype)
     }
-    /// The coordinates of `size` elements, transformed by `self: [N, 2, 3]` (`[N, 3, 4]`), for
-    /// [`grid_sample`](GridSampleOps::grid_sample): `size` is `[P, Q]` and the result `[N, P, Q, 2]` (`[O, P, Q]` and
-    /// `[N, O, P, Q, 3]`). Floating dtypes only.
+    /// The coordinates of `size` elements under affine maps, for [`grid_sample`](GridSampleOps::grid_sample). Maps
+    /// `self: [N, 2, 3]` with `size` `[P, Q]` give `[N, P, Q, 2]`; `[N, 3, 4]` with `[O, P, Q]` give `[N, O, P, Q, 3]`.
+    /// Floating dtypes only.
     #[track_caller]
     fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Self> {
         const OP: &str = "affine_grid";
@@ -86,9 +88,9 @@ fn place(i: usize, n: usize, align_corners: bool) -> f64 {
     }
 }
 
-/// One element that a sample reads along one axis, `[N, P]`: its position, its weight, and whether it is outside of the
-/// image and counts nothing. Outside, the position is one on the border, the weight 0, and the value read counts as 0,
-/// which a product with an infinite pixel would not be.
+/// One element that a sample reads along one axis, `[N, P]`: its position, its weight, and a mask of samples outside
+/// the image. Outside, the position is one on the border and the weight is 0. The value read there is replaced by 0,
+/// since its product with the weight would be NaN for an infinite pixel.
 struct Tap<T> {
     at: T,
     weight: T,
@@ -242,12 +244,12 @@ impl GridSample {
         place.detach().apply_program(&POSITION, &[], &[Scalar::F64((size - 1) as f64)])
     }
 
-    /// A tap with a weight at an integral coordinate, read where `inside` says.
+    /// A tap with a weight at an integral coordinate, read at the position `inside` the image.
     fn tap<T: Apply>(&self, weight: &T, place: &T, inside: &T, size: usize) -> Result<Tap<T>> {
         static OUTSIDE: LazyLock<Program> =
             LazyLock::new(|| Program::new("grid_sample", |[x], [last]| [x.lt(0.0) | x.gt(last)]));
         let at = self.position(inside, size)?;
-        // Past the last element there is nothing to interpolate with, whatever is said to be outside.
+        // Past the last element there is nothing to interpolate with, in every padding mode.
         if self.outside == OutsideGrid::Zeros || self.mode == Interpolation::Linear {
             let outside = place.detach().apply_program(&OUTSIDE, &[], &[((size - 1) as f64).into()])?;
             return Ok(Tap { at, weight: weight.masked_fill(&outside, 0.0)?, outside: Some(outside) });

@@ -7,14 +7,14 @@ use crate::{
     ops::{Apply, IndexOps, ViewOps},
 };
 
-/// What an index keeps of one axis, or does between axes.
+/// One entry of an index: the part of an axis that is kept, or an operation between axes.
 #[derive(Clone, Copy, Debug)]
 pub enum AxisIndex<'a, T> {
     /// One position; the axis disappears. Negative positions count from the end.
     At(isize),
     /// A range of positions.
     Range(AxisRange),
-    /// As many whole axes as the other entries leave over.
+    /// All axes that the other entries leave unindexed.
     Ellipsis,
     /// A new axis of size 1.
     NewAxis,
@@ -42,7 +42,7 @@ impl AxisRange {
         AxisRange { step, ..self }
     }
 
-    /// Start and number of positions on an axis of `size` elements.
+    /// The first position and the number of positions on an axis of `size` elements.
     fn resolve(self, size: usize) -> Option<(usize, usize)> {
         let bound = |bound: Bound<isize>, unbounded: isize, included: isize, excluded: isize| match bound {
             Bound::Unbounded => unbounded,
@@ -78,12 +78,12 @@ fn from_end(at: isize, size: usize) -> isize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NewAxis;
 
-/// Stands for as many whole axes as the rest of an index leaves over: `x.i((Ellipsis, 0))` is `x[..., 0]`.
+/// A placeholder for as many whole axes as the other entries leave unindexed: `x.i((Ellipsis, 0))` is `x[..., 0]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ellipsis;
 
-/// An index of one or several entries: an integer, a range, [`AxisRange`], [`NewAxis`], [`Ellipsis`], a tensor of positions, or a tuple of
-/// up to six of them.
+/// An index of one or several entries: an integer, a range, [`AxisRange`], [`NewAxis`], [`Ellipsis`], a tensor of
+/// positions, or a tuple of up to six of them.
 pub trait Indices<'a, T> {
     /// The entries, in order.
     fn entries(self) -> Vec<AxisIndex<'a, T>>;
@@ -91,8 +91,9 @@ pub trait Indices<'a, T> {
 
 /// Parts of tensors and variables by position.
 pub trait IndexingOps: Apply {
-    /// The part of `self` that `index` names, as Python's `x[..]`: entries go with the axes in order; axes without an entry stay whole.
-    /// Integers and ranges make views, and gradients flow back through them. Negative integers count from the end.
+    /// The part of `self` that `index` selects, as Python's `x[..]`: entries apply to the axes in order, and axes
+    /// without an entry stay whole. Integers and ranges make views, and gradients flow back through them. Negative
+    /// integers count from the end.
     ///
     /// ```
     /// use numcore::{NullRuntime, Tensor, DType, ops::{Ellipsis, IndexingOps, NewAxis}};
@@ -107,9 +108,9 @@ pub trait IndexingOps: Apply {
     /// ```
     ///
     /// # Errors
-    /// A position or a bound outside its axis (PyTorch cuts such ranges short), a step of 0, more entries than axes, a second [`Ellipsis`],
-    /// a second tensor of positions (which PyTorch
-    /// would pair with the first), or one that is not one-dimensional `i64`. Positions in a tensor do not count from the end.
+    /// A position or a bound outside its axis (PyTorch cuts such ranges short), a step of 0, more entries than axes, or
+    /// a second [`Ellipsis`]. So is a second tensor of positions (which PyTorch would pair with the first), or one that
+    /// is not one-dimensional `i64`. Positions in a tensor do not count from the end.
     #[doc(alias = "index")]
     #[doc(alias = "__getitem__")]
     #[track_caller]
@@ -120,7 +121,7 @@ pub trait IndexingOps: Apply {
         let entries = index.entries();
         let shape = self.spec().shape;
         let whole = left_over(&entries, &shape).at_caller()?;
-        // The axis of `self` that the next entry goes with, and where it is in what has been made so far.
+        // The axis of `self` that the next entry applies to, and its position in the part made so far.
         let (mut part, mut from, mut to) = (self.clone(), 0, 0);
         for entry in entries {
             let axis = to as isize;
@@ -148,7 +149,7 @@ pub trait IndexingOps: Apply {
 
 impl<T: Apply> IndexingOps for T {}
 
-/// How many axes the entries leave over.
+/// The number of axes that the entries leave unindexed.
 fn left_over<T>(entries: &[AxisIndex<'_, T>], shape: &Shape) -> Result<usize> {
     let named = entries.iter().filter(|e| !matches!(e, AxisIndex::Ellipsis | AxisIndex::NewAxis)).count();
     if entries.iter().filter(|e| matches!(e, AxisIndex::Ellipsis)).count() > 1 {
@@ -172,7 +173,7 @@ fn position_of(shape: &Shape, axis: usize, at: isize) -> Result<usize> {
         .ok_or_else(|| Error::shape("i", &[*shape], format!("axis {axis} of size {size} has no position {at}")))
 }
 
-/// Start and number of positions.
+/// The first position of a range, and its number of positions.
 fn range_of(shape: &Shape, axis: usize, range: AxisRange) -> Result<(usize, usize)> {
     let size = shape[axis];
     let why = || format!("axis {axis} of size {size} has no range {range}");
@@ -215,7 +216,7 @@ impl<'a, T: Apply> From<&'a T> for AxisIndex<'a, T> {
     }
 }
 
-/// An integer that no axis can have stands for one that is out of range.
+/// The position as `isize`; a value that does not fit becomes `isize::MAX`, which is out of range on every axis.
 fn position<I: TryInto<isize>>(at: I) -> isize {
     at.try_into().unwrap_or(isize::MAX)
 }

@@ -1,6 +1,6 @@
 //! Resizing of signals, images and volumes: each mode is a linear map along one axis after the other. The positions and
-//! weights are PyTorch's (`aten/src/ATen/native/UpSample.h`), in `f64`. It also has pixel shuffles between channels and
-//! positions.
+//! weights are PyTorch's (`aten/src/ATen/native/UpSample.h`), in `f64`. The module also has pixel shuffles between
+//! channels and positions.
 
 use super::{
     taps::{Taps, cell},
@@ -11,11 +11,11 @@ use crate::{
     ops::{Apply, ViewOps, rule::float},
 };
 
-/// How new elements are interpolated from old ones.
+/// The interpolation of new elements from old ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interpolation {
-    /// The element at `⌊i · L / M⌋`, for `L` elements resized to `M`, or `⌊i / factor⌋`: PyTorch's `nearest`, whose
-    /// rounding is that of OpenCV's `INTER_NEAREST`, of the exact quotient.
+    /// The element at `⌊i · L / M⌋`, for `L` elements resized to `M`, or at `⌊i / factor⌋`: PyTorch's `nearest`
+    /// (OpenCV's `INTER_NEAREST`), but with the exact quotient rounded down.
     #[default]
     Nearest,
     /// The element whose center is nearest, `⌊(i + ½) · L / M⌋` or `⌊(i + ½) / factor⌋`: PyTorch's `nearest-exact`.
@@ -34,10 +34,10 @@ pub enum Interpolation {
 pub struct Interpolate {
     /// The interpolation that new elements are computed with.
     pub mode: Interpolation,
-    /// Whether the centers of the first and last elements are aligned, instead of the outer edges. For linear and cubic
+    /// True if the centers of the first and last elements are aligned, instead of the outer edges. For linear and cubic
     /// interpolation only.
     pub align_corners: bool,
-    /// Whether an axis that shrinks is filtered first, by a wider kernel. For linear and cubic interpolation only.
+    /// True if an axis that shrinks is filtered first, by a wider kernel. For linear and cubic interpolation only.
     pub antialias: bool,
 }
 
@@ -60,7 +60,7 @@ pub enum Resize<'a> {
 
 /// Resizing of images and sequences by interpolation.
 pub trait InterpolateOps: Apply {
-    /// `self: [N, C, L1 .. LK]` of floats, `K` of at least 1, with new sizes of the last `K` axes.
+    /// Resizes the last `K ≥ 1` axes of `self: [N, C, L1 .. LK]`, of a floating dtype, by interpolation.
     ///
     /// Errors: a number of sizes other than the number of axes after the second, an empty input or output, more
     /// elements than memory can hold, a factor that is not positive, `align_corners` or `antialias` with a mode that
@@ -125,9 +125,9 @@ fn no_image(op: &'static str, shape: Shape) -> Error {
 struct ResizeAxis {
     from: usize,
     to: usize,
-    /// The distance between new elements in old ones, where edges are aligned.
+    /// The distance between new elements in units of old ones, where edges are aligned.
     scale: f64,
-    /// The scale factor, if that was given and not the new size.
+    /// The scale factor, if the caller gave it instead of the new size.
     factor: Option<f64>,
 }
 
@@ -204,7 +204,7 @@ impl ResizeAxis {
         }
     }
 
-    /// The distance between new elements, in old ones.
+    /// The distance between new elements, in units of old ones.
     fn step(&self, options: Interpolate) -> f64 {
         match options.align_corners {
             true if self.to > 1 => (self.from - 1) as f64 / (self.to - 1) as f64,
@@ -219,8 +219,7 @@ impl ResizeAxis {
         if options.align_corners { step * i as f64 } else { step * (i as f64 + 0.5) - 0.5 }
     }
 
-    /// All elements under a kernel that is stretched by the downscaling factor, and is at least as wide as for
-    /// upscaling.
+    /// All elements under a kernel that is stretched by the downscaling factor, and never narrower than for upscaling.
     fn filtered(&self, i: usize, options: Interpolate, support: f64, kernel: impl Fn(f64) -> f64) -> Vec<(usize, f64)> {
         let step = self.step(options);
         let width = step.max(1.0);

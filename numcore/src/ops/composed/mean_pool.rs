@@ -47,7 +47,7 @@ pub(crate) fn mean<const N: usize, T: Apply>(op: &'static str, x: &T, options: &
 }
 
 pub(super) fn power<const N: usize, T: Apply>(x: &T, p: f64, options: &PoolOptions<N>) -> Result<T> {
-    // The slope of a power below 1 is infinite at 0, and infinity times the sign there is NaN.
+    // The derivative of a power below 1 is infinite at 0, and infinity times the sign there is NaN.
     static POWER: LazyLock<Program> = LazyLock::new(|| {
         Program::new("lp_pool", |[x], [p]| {
             let d = x.abs();

@@ -1,9 +1,9 @@
 //! Composed operations: each is a composition of views, gathers, matmuls, reductions and pointwise programs, written
-//! once over [`Apply`]. So it works on tensors and on variables of the tape, is differentiable to any order, and runs
-//! on every runtime. Shapes are given with letters; every method names PyTorch's name as an alias.
+//! once over [`Apply`]. They therefore work on tensors and on variables of the tape, are differentiable to any order,
+//! and run on every runtime. Shapes are given with letters; PyTorch's name of every method is an alias.
 //!
-//! Where an output's shape depends on values, the values are read back while the caller waits for the device:
-//! `nonzero`, `unique` and `bincount` are methods of tensors alone, and masks that select are tensors.
+//! An output's shape may depend on values, which are then read back while the caller waits for the device. `nonzero`,
+//! `unique` and `bincount` are therefore methods of tensors alone, and masks that select are tensors.
 
 mod columns;
 mod conv;

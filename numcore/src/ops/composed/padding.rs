@@ -1,4 +1,4 @@
-//! Padding by constants and by the tensor's own elements.
+//! Padding with constants and with the tensor's own elements.
 
 use crate::{
     Error, Result, Shape,
@@ -20,7 +20,7 @@ pub enum PadMode {
 }
 
 impl PadMode {
-    /// Whether the padding is zeros.
+    /// Tells whether the padding is zeros.
     pub fn is_zero(self) -> bool {
         self == PadMode::Constant(0.0)
     }
@@ -39,11 +39,11 @@ impl PadMode {
 
 /// Padding with PyTorch's modes.
 pub trait PadOps: Apply {
-    /// Pads `self` with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A negative count
-    /// removes elements from that end; all removals come before anything is added. Any dtype.
+    /// Pads `self`, of any dtype, with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A
+    /// negative count removes elements from that end; all removals come before anything is added.
     ///
-    /// Errors: fewer or more pairs than axes; removing more than there is; [`PadMode::Reflect`] of as many elements as
-    /// the axis has or more, [`PadMode::Circular`] of more than it has, [`PadMode::Replicate`] of an empty axis.
+    /// Errors: fewer or more pairs than axes; removing more elements than there are; [`PadMode::Reflect`] by the axis's
+    /// size or more, [`PadMode::Circular`] by more than that size, [`PadMode::Replicate`] of an empty axis.
     #[doc(alias = "pad")]
     #[doc(alias = "ReflectionPad2d")]
     #[doc(alias = "ReplicationPad2d")]

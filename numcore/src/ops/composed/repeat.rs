@@ -8,7 +8,7 @@ use crate::{
 
 /// Repetition, rotation and differences.
 pub trait RepeatOps: Apply {
-    /// `self` repeated `counts[i]` times along axis `i`; more counts than axes put new axes in front.
+    /// Repeats `self` `counts[i]` times along axis `i`; more counts than axes put new axes in front.
     #[doc(alias = "tile")]
     #[track_caller]
     fn repeat(&self, counts: &[usize]) -> Result<Self> {
@@ -64,19 +64,19 @@ pub trait RepeatOps: Apply {
             _ => self.flip(&[a as isize])?.transpose(a as isize, b as isize),
         }
     }
-    /// Differences of adjacent elements along `axis`, taken `times` times: `y[i] = x[i + 1] − x[i]`, one element fewer
-    /// each time.
+    /// Differences of adjacent elements along `axis`, `y[i] = x[i + 1] − x[i]`, taken `times` times; each time shortens
+    /// the axis by one.
     #[track_caller]
     fn diff(&self, times: usize, axis: isize) -> Result<Self> {
         let axis = self.spec().shape.axis("diff", axis)?;
-        // As often as there are elements leaves none.
+        // No element is left after as many differences as there are elements.
         (0..times.min(self.spec().shape[axis])).try_fold(self.clone(), |x, _| {
             let n = x.spec().shape[axis].saturating_sub(1);
             let first = usize::from(x.spec().shape[axis] > 0);
             x.narrow(axis as isize, first, n)?.sub(&x.narrow(axis as isize, 0, n)?)
         })
     }
-    /// The integral along `axis` of values at distances `step`, by the trapezoid rule; that axis is removed. Floating
+    /// The integral along `axis` of samples at spacing `step`, by the trapezoid rule; that axis is removed. Floating
     /// dtypes only.
     #[doc(alias = "trapz")]
     #[track_caller]
@@ -89,7 +89,7 @@ pub trait RepeatOps: Apply {
         let pairs = self.narrow(axis, first, n)?.add(&self.narrow(axis, 0, n)?)?;
         pairs.sum(&[at as isize], false)?.mul(step / 2.0)
     }
-    /// Elements rolled by `shifts[i]` along `axes[i]`, wrapping around.
+    /// Rolls elements by `shifts[i]` along `axes[i]`, wrapping around.
     #[doc(alias = "roll")]
     #[track_caller]
     fn roll_axes(&self, shifts: &[isize], axes: &[isize]) -> Result<Self> {
@@ -102,9 +102,8 @@ pub trait RepeatOps: Apply {
 
 impl<T: Apply> RepeatOps for T {}
 
-/// Rows `xs[k]: [Nk]` along the axes of a grid: value `k` of the result is `[N1 .. NK]` and varies along axis `k`
-/// alone. PyTorch's `meshgrid` with `indexing="ij"`; exchange the first two axes for `"xy"`. Views: nothing is
-/// copied.
+/// Coordinate grids of the vectors `xs[k]: [Nk]`: result `k` is `[N1 .. NK]` and varies along axis `k` alone. PyTorch's
+/// `meshgrid` with `indexing="ij"`; exchange the first two axes for `"xy"`. The results are views, without a copy.
 #[track_caller]
 pub fn meshgrid<T: Apply>(xs: &[&T]) -> Result<Vec<T>> {
     let shapes: Vec<Shape> = xs.iter().map(|x| x.spec().shape).collect();

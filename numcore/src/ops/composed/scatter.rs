@@ -2,8 +2,8 @@
 //! and with one another.
 //!
 //! An index may name a position several times. After a stable sort by position, the values for one position are
-//! adjacent: they are combined by a segmented scan of doubling distances, and the last value of each segment is the
-//! result. So results depend on the order of the values alone, never on threads, and need no kernel beyond sort, gather
+//! adjacent. A segmented scan of doubling distances combines them, and the last value of each segment is the result.
+//! Results therefore depend on the order of the values alone, never on threads, and need no kernel beyond sort, gather
 //! and scatter-add.
 
 use std::sync::LazyLock;
@@ -31,11 +31,12 @@ pub enum ScatterReduction {
     Amin,
 }
 
-/// Scatter operations. Indices are `i64`, with as many axes as `self` and no larger sizes on the axes other than
+/// Scatter operations. Indices are `i64`, with as many axes as `self`, and no larger than `self` on the axes other than
 /// `axis`; `src` has at least the index's sizes. An index out of range is an error.
 pub trait ScatterOps: Apply {
-    /// `self` with `src[.., i, ..]` in place of `self[.., index[.., i, ..], ..]` along `axis`. Where several `i` name
-    /// one position, the last is kept, on every runtime (PyTorch leaves it undefined). Any dtype, one for both.
+    /// `self` with `src[.., i, ..]` in place of `self[.., index[.., i, ..], ..]` along `axis`. The last of several
+    /// values for one position is kept, on every runtime (PyTorch leaves it undefined). Both operands have one dtype,
+    /// any.
     #[doc(alias = "scatter_")]
     #[doc(alias = "put_along_axis")]
     #[track_caller]
@@ -53,7 +54,7 @@ pub trait ScatterOps: Apply {
         let one = Self::constant(Tensor::full(self.runtime(), Shape::SCALAR, dtype, number)?);
         self.scatter(axis, index, &one.broadcast_to(index.spec().shape)?).map_err(|e| e.of_op("scatter_value"))
     }
-    /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`; the value of `self` at
+    /// `self` with `src[.., i, ..]` combined into `self[.., index[.., i, ..], ..]` along `axis`. The value of `self` at
     /// a named position takes part with `include_self` only. Positions that are not named keep their value. Sums
     /// accumulate in ascending order of `i`. Any dtype but `bool`.
     #[doc(alias = "scatter_reduce_")]
@@ -80,9 +81,8 @@ pub trait ScatterOps: Apply {
         }
         at.reduced(reduction, include_self).map_err(|e| at.found("scatter_reduce", e))
     }
-    /// `self: [D1 .. DK, R..]` with `src: [J.., R..]` at the positions that the last axis of `index: [J.., K]` names
-    /// along the first `K` axes; the last of equal positions is kept. Negative coordinates count from the end. ONNX's
-    /// `ScatterND`.
+    /// `self: [D1 .. DK, R..]` with the slices of `src: [J.., R..]` at coordinates `index: [J.., K]` of the first `K`
+    /// axes. The last of equal coordinates is kept. Negative coordinates count from the end. ONNX's `ScatterND`.
     #[doc(alias = "index_put")]
     #[track_caller]
     fn scatter_nd(&self, index: &Self, src: &Self) -> Result<Self> {
@@ -140,7 +140,8 @@ pub trait ScatterOps: Apply {
 
 impl<T: Apply> ScatterOps for T {}
 
-/// Rows of a tensor that coordinates name: the tensor as `[D1 · .. · DK, R..]`, flat indices and values of one shape.
+/// The operands of a scatter by coordinates as rows: the tensor as `[D1 · .. · DK, R..]`, and flat indices and values
+/// of one shape.
 #[track_caller]
 fn rows_named<T: Apply>(op: &'static str, x: &T, index: &T, src: &T) -> Result<[T; 3]> {
     let (shape, ids, from) = (x.spec().shape, index.spec().shape, src.spec().shape);
@@ -209,7 +210,7 @@ impl<'a, T: Apply> ScatterRegion<'a, T> {
         if e.is_index() { e.of_op(op) } else { e }
     }
 
-    /// The whole with `values` where `hit`, both of the part's shape.
+    /// The whole tensor with `values` where `hit` holds; both have the part's shape.
     fn merged(&self, values: &T, hit: &T) -> Result<T> {
         let shape = self.whole.spec().shape;
         let grow = |x: &T| {
@@ -267,7 +268,7 @@ impl<'a, T: Apply> ScatterRegion<'a, T> {
 pub(crate) struct Sorted<T> {
     axis: isize,
     places: T,
-    /// The original position of each of them.
+    /// The original position of each index.
     order: T,
 }
 
@@ -282,7 +283,8 @@ impl<T: Apply> Sorted<T> {
         self.places.spec().shape[self.axis as usize]
     }
 
-    /// Whether the element `by` positions before has the same destination; for elements that have such an element.
+    /// A mask of the elements that have the same destination as the element `by` positions before; the first `by`
+    /// elements have none and are left out.
     fn same(&self, by: usize) -> Result<T> {
         let n = self.len() - by;
         self.places.narrow(self.axis, by, n)?.eq(&self.places.narrow(self.axis, 0, n)?)
@@ -326,12 +328,12 @@ impl<T: Apply> Sorted<T> {
 pub(crate) struct Winners<T>(T);
 
 impl<T: Apply> Winners<T> {
-    /// Whether an element names the destination.
+    /// A mask of the destinations that an element names.
     pub(crate) fn hit(&self) -> Result<T> {
         self.0.gt(0.0)
     }
 
-    /// The element of `src` for each destination; the first where no element names it.
+    /// The element of `src` for each destination; the first element of `src` for a destination that none names.
     pub(crate) fn pick(&self, axis: usize, src: &T) -> Result<T> {
         src.gather(axis as isize, &self.0.sub(1.0)?.maximum(0.0)?)
     }

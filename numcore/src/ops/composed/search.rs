@@ -11,9 +11,10 @@ use crate::{
 
 /// Binary search. Results are `i64` and have no gradient.
 pub trait SearchOps: Apply {
-    /// Where `values` belong in the ascending sequences along the last axis of `self`: how many of a sequence's
-    /// elements are smaller, or, with `right`, not larger. `self: [M]` serves values of any shape; `self: [B.., M]`
-    /// needs `values: [B.., N]`. NaN counts as largest. One dtype; All values take `⌈log₂(M + 1)⌉` steps together.
+    /// The insertion points of `values` in the ascending sequences along the last axis of `self`. Each is the number of
+    /// the sequence's elements that are smaller or, with `right`, not larger. `self: [M]` serves values of any shape;
+    /// `self: [B.., M]` needs `values: [B.., N]`. Both have one dtype; NaN counts as largest. All values take `⌈log₂(M
+    /// + 1)⌉` steps together.
     #[track_caller]
     fn searchsorted(&self, values: &Self, right: bool) -> Result<Self> {
         const OP: &str = "searchsorted";
@@ -70,7 +71,7 @@ fn search<T: Apply>(sequences: &T, values: &T, right: bool) -> Result<T> {
     let end = zeros(values, [1].into(), DType::I64)?.add((len - 1) as f64)?;
     let mut step = (len + 1).next_power_of_two() / 2;
     while step > 0 {
-        // At least `probed` elements come before, if the last of these does.
+        // At least `probed` elements come before the value if the last of these does.
         let probed = found.add(step as f64)?;
         let element = sequences.gather(1, &probed.sub(1.0)?.minimum(&end)?)?;
         found = found.apply_program(&STEP[usize::from(right)], &[&probed, &element, values], &[(len as i64).into()])?;

@@ -11,9 +11,9 @@ use crate::{
 
 /// Selection by coordinates and masks. Indices are `i64`; an index out of range is an error.
 pub trait SelectOps: Apply {
-    /// `self: [B.., D1 .. DK, R..]` at `index: [B.., J.., K]` as `[B.., J.., R..]`: the last axis of the index names a
-    /// position along the `K` axes after the first `batch` axes, which both operands share. Negative coordinates count
-    /// from the end. ONNX's `GatherND`.
+    /// `self: [B.., D1 .. DK, R..]` at `index: [B.., J.., K]` as `[B.., J.., R..]`. The last axis of the index holds
+    /// coordinates along the `K` axes after the first `batch` axes, which both operands share. Negative coordinates
+    /// count from the end. ONNX's `GatherND`.
     #[doc(alias = "index")]
     #[track_caller]
     fn gather_nd(&self, index: &Self, batch: usize) -> Result<Self> {
@@ -49,10 +49,10 @@ pub trait SelectOps: Apply {
         let flat = self.reshape([shape.numel()])?.index_select(0, &index.reshape([ids.numel()])?);
         flat.map_err(|e| e.of_index("take", ids))?.reshape(ids)
     }
-    /// The elements where `mask` (`bool`, which broadcasts to `self`'s shape, as `self` to the mask's) holds, in
-    /// row-major order, `[M]`.
+    /// The elements where `mask` (`bool`) holds, in row-major order, `[M]`. The mask and `self` broadcast to one shape.
     ///
-    /// `M` depends on the mask's values, so this waits for the device, and the mask is a tensor; `self` may be a
+    /// `M` depends on the mask's values, so the call waits for the device, and the mask must be a tensor; `self` may be
+    /// a variable.
     /// variable.
     #[track_caller]
     fn masked_select(&self, mask: &Tensor<Self::Runtime>) -> Result<Self> {
@@ -118,7 +118,7 @@ fn places<R: Runtime>(mask: &Tensor<R>, op: &'static str) -> Result<Tensor<R>> {
     Tensor::zeros(mask.runtime(), [held + 1], DType::I64)?.scatter_add(0, &to, &from)?.narrow(0, 0, held)
 }
 
-/// Coordinates `[.., K]` in axes of these sizes as one position, −1 where one of them is out of range.
+/// Coordinates `[.., K]` in axes of these sizes as one flat position, or −1 if a coordinate is out of range.
 #[track_caller]
 pub(super) fn flat_positions<T: Apply>(index: &T, sizes: &[usize]) -> Result<T> {
     static STEP: LazyLock<Program> = LazyLock::new(|| {
@@ -136,8 +136,8 @@ pub(super) fn flat_positions<T: Apply>(index: &T, sizes: &[usize]) -> Result<T> 
         .try_fold(start, |flat, k| flat.apply_program(&STEP, &[&index.select(-1, k)?], &[(sizes[k] as i64).into()]))
 }
 
-/// An error of `op`: for an index `[.., K]` that is out of range along axes of these sizes, it names the first
-/// coordinate that is. (The coordinate is found only now, since an invalid flat position does not tell.)
+/// An error of `op` for an index `[.., K]` into axes of these sizes; it names the first coordinate that is out of
+/// range. The coordinate is searched only now, because an invalid flat position does not identify it.
 #[track_caller]
 pub(super) fn coordinate<T: Apply>(op: &'static str, index: &T, sizes: &[usize], e: Error) -> Error {
     static AT: LazyLock<Program> = LazyLock::new(|| {

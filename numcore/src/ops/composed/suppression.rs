@@ -5,12 +5,12 @@ use crate::{
     ops::{Apply, SortOps, rule},
 };
 
-/// Non-maximum suppression: from the highest score to the lowest, each box whose intersection over union with a kept
-/// box exceeds `threshold` is dropped. The result is the positions of the kept boxes by descending score, `[M]`, `i64`.
-/// Boxes with equal scores are taken in their order. `boxes: [N, 4]` are corners `(x1, y1, x2, y2)`, `scores: [N]`, of
-/// floats.
+/// Non-maximum suppression, for boxes `[N, 4]` with corners `(x1, y1, x2, y2)` and `scores: [N]`, of floats. From the
+/// highest score to the lowest, a box is dropped if its intersection over union with a kept box exceeds `threshold`.
+/// The result is the positions of the kept boxes by descending score, `[M]`, `i64`. Boxes with equal scores are taken
+/// in their order.
 ///
-/// Each decision depends on those before, so it is made on the host: this reads boxes and scores, and waits for the
+/// Each decision depends on earlier ones and is made on the host: the call reads boxes and scores, and waits for the
 /// device.
 #[doc(alias = "nms")]
 pub fn non_max_suppression<R: Runtime>(boxes: &Tensor<R>, scores: &Tensor<R>, threshold: f64) -> Result<Tensor<R>> {

@@ -1,4 +1,4 @@
-//! Linear maps along one axis, given by a few weights for each output: for interpolation and means of regions.
+//! Linear maps along one axis, given by a few weights per output: for interpolation and means of regions.
 
 use std::sync::LazyLock;
 
@@ -9,19 +9,19 @@ use crate::{
     pointwise::Program,
 };
 
-/// For each output along an axis, the indices of the inputs it is computed from, and their weights:
-/// `y[i] = Σ_k weight[i, k] · x[index[i, k]]`. An input of weight 0 counts as in PyTorch: an infinite one gives NaN.
+/// The indices and weights of the inputs of each output along an axis: `y[i] = Σ_k weight[i, k] · x[index[i, k]]`. An
+/// input of weight 0 counts as in PyTorch: an infinite one gives NaN.
 pub(super) struct Taps {
     index: Vec<i64>,
-    /// NaN where a row is padded.
+    /// The weights; NaN marks the padding of a row.
     weight: Vec<f64>,
     outputs: usize,
-    /// What the sums of an axis of means are divided by.
+    /// The divisors of the sums, one per output, for means; empty for other maps.
     divisors: Vec<f64>,
 }
 
 impl Taps {
-    /// Builds the taps of `outputs` outputs from `row`, which gives the inputs and weights of one. Rows are padded to
+    /// Builds the taps of `outputs` outputs; `row(i)` returns the inputs and weights of output `i`. Rows are padded to
     /// one length. The caller has checked that memory can hold them.
     pub(super) fn new(op: &'static str, outputs: usize, row: impl Fn(usize) -> Vec<(usize, f64)>) -> Result<Self> {
         // Reserves one input per output before computing any of them.
@@ -40,7 +40,7 @@ impl Taps {
         Ok(taps)
     }
 
-    /// These sums divided by the sums of their weights: means, where every weight is 1.
+    /// Divides the sums of these taps by the sums of their weights: means, if every weight is 1.
     pub(super) fn averaged(self) -> Self {
         let each = self.weight.len() / self.outputs.max(1);
         let sum = |row: &[f64]| row.iter().filter(|w| !w.is_nan()).sum();
@@ -49,7 +49,7 @@ impl Taps {
 
     /// Applies the map along `axis` of `x`, of a floating dtype.
     pub(super) fn apply<T: Apply>(&self, op: &'static str, x: &T, axis: usize) -> Result<T> {
-        // What a row is padded with counts nothing, be it infinite.
+        // Padding of a row contributes 0, even if the element it points to is infinite.
         static WEIGHTED: LazyLock<Program> =
             LazyLock::new(|| Program::new("taps", |[x, w], []| [w.abs().ne(w.abs()).select(0.0, x * w)]));
         let shape = x.spec().shape;
@@ -61,8 +61,8 @@ impl Taps {
         if each == 1 && self.weight.iter().all(|&w| w == 1.0) {
             return Ok(picked);
         }
-        // All axes before are merged into one, and all axes behind into another: with many axes, none would be left for
-        // the taps.
+        // All axes before are merged into one, and all axes behind into another, so that the rank leaves room for the
+        // taps.
         let (outer, inner) = (shape[..axis].iter().product(), shape[axis + 1..].iter().product());
         let apart = picked.reshape([outer, self.outputs, each, inner])?;
         let weight = constant(x, [1, self.outputs, each, 1], x.spec().dtype, &self.weight)?;
@@ -72,8 +72,8 @@ impl Taps {
     }
 }
 
-/// Where part `i` of `n` equal parts of `len` elements begins and ends: the first element that overlaps it, and one
-/// past the last.
+/// The bounds of part `i` of `n` equal parts of `len` elements: the first element that overlaps it, and one past the
+/// last.
 pub(super) fn cell(i: usize, len: usize, n: usize) -> (usize, usize) {
     let (i, len, n) = (i as u128, len as u128, n as u128);
     ((i * len / n) as usize, ((i + 1) * len).div_ceil(n) as usize)

@@ -1,5 +1,5 @@
-//! Distinct values, and how often integers occur. Output shapes depend on values, so these are methods of tensors only
-//! and wait for the device.
+//! Distinct values, and counts of integers. Output shapes depend on values, so these are methods of tensors only and
+//! wait for the device.
 
 use super::SelectOps;
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
 
 /// The distinct values of a tensor.
 pub struct Unique<R: Runtime> {
-    /// The distinct elements in ascending order, `[M]`; or slices in lexicographic order, `[.., M, ..]`. Each NaN is
-    /// distinct.
+    /// The distinct elements in ascending order, `[M]`, or distinct slices in lexicographic order, `[.., M, ..]`. Each
+    /// NaN is distinct.
     pub values: Tensor<R>,
-    /// For every element (slice), the index of its value: the tensor's shape (or `[L]`), `i64`.
+    /// The index in `values` of every element (the tensor's shape) or of every slice (`[L]`), `i64`.
     pub inverse: Tensor<R>,
     /// The number of occurrences of each value, `[M]`, `i64`.
     pub counts: Tensor<R>,
-    /// The first position of each value: a flat, row-major position (or that of a slice), `[M]`, `i64`.
+    /// The first position of each value, `[M]`, `i64`: flat and row-major for elements, along the axis for slices.
     pub first: Tensor<R>,
 }
 
@@ -30,7 +30,7 @@ impl<R: Runtime> Tensor<R> {
         Ok(Unique { values: unique.values.reshape([count])?, inverse: unique.inverse.reshape(shape)?, ..unique })
     }
 
-    /// The distinct slices along `axis`, in lexicographic order; `self: [.., L, ..]`. One stable sort for each
+    /// The distinct slices of `self: [.., L, ..]` along `axis`, in lexicographic order. Takes one stable sort for each
     /// element of a slice.
     #[doc(alias = "unique_dim")]
     pub fn unique_along(&self, axis: isize) -> Result<Unique<R>> {
@@ -44,9 +44,9 @@ impl<R: Runtime> Tensor<R> {
         Ok(Unique { values, ..unique })
     }
 
-    /// How often each of `0 .. max(M, minlength)` occurs among the elements of `self` (integers, none negative), `M`
-    /// one more than the largest; or the sum of the `weights` (of `self`'s shape) at these elements. `i64`, or the
-    /// weights' dtype.
+    /// Counts the occurrences of each of `0 .. max(M, minlength)` among the elements of `self`, where `M − 1` is the
+    /// largest. Elements are integers, none negative. With `weights`, of `self`'s shape, it sums the weights of these
+    /// elements instead. The dtype is `i64`, or that of the weights.
     pub fn bincount(&self, weights: Option<&Self>, minlength: usize) -> Result<Self> {
         const OP: &str = "bincount";
         if !self.dtype().is_int() {
@@ -80,7 +80,7 @@ fn distinct<R: Runtime>(x: &Tensor<R>) -> Result<Unique<R>> {
         let none = || Tensor::zeros(rt, [0], DType::I64);
         return Ok(Unique { values: x.clone(), inverse: none()?, counts: none()?, first: none()? });
     }
-    // By the last column first: later sorts are stable.
+    // Sorts by the last column first, since later sorts are stable.
     let mut order = count(n)?;
     for column in (0..width).rev() {
         let keys = x.select(1, column)?.index_select(0, &order)?;

@@ -14,13 +14,13 @@ pub struct PoolOptions<const N: usize> {
     pub padding: [usize; N],
     /// The distance between elements of a window, per axis.
     pub dilation: [usize; N],
-    /// Whether elements left over at the end get another window, which then extends over the edge. A window that would
+    /// True if elements left over at the end get another window, which then extends over the edge. A window that would
     /// start beyond the input and the padding before its end is dropped, as in PyTorch.
     pub ceil_mode: bool,
-    /// For mean pooling only: whether elements of the padding count in the divisor. Positions that `ceil_mode` adds
-    /// beyond the padding never count.
+    /// True if elements of the padding count in the divisor of mean pooling. Positions that `ceil_mode` adds beyond the
+    /// padding never count.
     pub count_include_pad: bool,
-    /// For mean pooling only: the divisor of the sums, in place of the number of elements.
+    /// The divisor of the sums of mean pooling, in place of the number of elements.
     pub divisor: Option<f64>,
 }
 
@@ -62,7 +62,7 @@ impl<const N: usize> PoolOptions<N> {
         let (kernel, step, dilation, before) = (self.kernel[i], self.stride[i], self.dilation[i], self.padding[i]);
         let padded = size.checked_add(before.checked_mul(2)?)?;
         let count = if self.ceil_mode {
-            // A window may reach up to a step less one beyond the padding, the first one too.
+            // A window may reach up to a stride less one beyond the padding; so may the first one.
             let more = padded.saturating_add(step.checked_sub(1)?);
             let count = layout::windows(more, kernel, step, dilation)?;
             if (count - 1) * step >= size + before { count - 1 } else { count }
@@ -72,7 +72,7 @@ impl<const N: usize> PoolOptions<N> {
         let reach = (kernel - 1) * dilation + 1;
         let after = (count.checked_sub(1)? * step + reach).saturating_sub(size + before);
         let axis = WindowAxis { size, before, after, count, kernel, step, dilation };
-        // Dilated windows may miss the input: what would be the largest of nothing?
+        // Dilated windows may miss the input, and no elements have no maximum.
         axis.counts().all(|[inside, _]| inside > 0).then_some(axis)
     }
 }
@@ -110,12 +110,12 @@ pub(super) fn spatial<const N: usize>(op: &'static str, x: Shape) -> Result<[usi
         .ok_or_else(|| Error::shape(op, &[x], format!("needs at least {N} axes, and pools over one, two or three")))
 }
 
-/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes;
-/// `P1 .. PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
+/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes. `P1 ..
+/// PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
 /// `ceil_mode`).
 ///
 /// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input,
-/// regions of an empty input, a dtype that the method does not take.
+/// regions of an empty input, a dtype that the method does not accept.
 pub trait PoolOps: Apply {
     /// The largest element of each window, `[.., P1 .. PN]`. NaN counts as largest, padding is never chosen, and the
     /// first of equal elements gets the gradient. Any dtype but `bool`.
@@ -138,7 +138,7 @@ pub trait PoolOps: Apply {
         )
     }
     /// Writes `self: [.., P1 .. PN]` to `positions`, as [`max_pool_with_indices`](PoolOps::max_pool_with_indices)
-    /// returns them, in zeros `[.., size]`. Where several windows name one position, the last value is kept.
+    /// returns them, into zeros `[.., size]`. The last of several values for one position is kept.
     #[doc(alias = "MaxUnpool2d")]
     #[track_caller]
     fn max_unpool<const N: usize>(&self, positions: &Self, size: [usize; N]) -> Result<Self> {
@@ -152,8 +152,8 @@ pub trait PoolOps: Apply {
     fn avg_pool<const N: usize>(&self, options: &PoolOptions<N>) -> Result<Self> {
         mean_pool::mean("avg_pool", self, options)
     }
-    /// Power-mean pooling: `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, for floating dtypes; padding counts as
-    /// 0, and the gradient where an element or the sum is 0 is 0.
+    /// Power-mean pooling, `(Σ |x|^p)^(1/p)` of each window, `[.., P1 .. PN]`, for floating dtypes. Padding counts as
+    /// 0. The gradient is 0 where an element or the sum is 0.
     #[doc(alias = "lp_pool2d")]
     #[doc(alias = "LPPool2d")]
     #[track_caller]

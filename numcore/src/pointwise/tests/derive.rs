@@ -1,4 +1,4 @@
-//! Derivatives against finite differences in `f64`, and against PyTorch's choices where a function has no slope.
+//! Derivatives compared with finite differences in `f64`, and with PyTorch's choices at points without a derivative.
 
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn check(program: &Program, wrt: usize, at: &[f64]) {
     assert_close(slope(program, wrt, at), difference(program, wrt, at), 1e-8, &what);
 }
 
-/// The slope of the derivative, too.
+/// Checks the derivative, and the derivative of the derivative.
 fn check_twice(program: &Program, wrt: usize, at: &[f64]) {
     check(program, wrt, at);
     let Some(d) = program.derivative(wrt) else { return };
@@ -92,7 +92,7 @@ fn slopes_that_are_chosen() {
     assert_eq!(slope(&pow, 0, &[0.0, 0.0]), 0.0);
 }
 
-/// Far out, where a factor overflows, slopes stay what they are.
+/// Derivatives stay finite far from 0, where a factor overflows.
 #[test]
 fn no_zero_times_infinity() {
     let programs = activations();
@@ -158,7 +158,7 @@ fn gradients_come_back_in_the_type_they_left() {
     assert_eq!(typed.dtypes[d.program.outputs()[0] as usize], DType::BF16);
 }
 
-/// Arms that are chosen between become one choice, without zeros to add.
+/// The gradient terms of the two branches of a `select` become one `select`, without adding zeros.
 #[test]
 fn choices_stay_choices() {
     let p = Program::new("leaky", |[x], []| [x.gt(0.0).select(x, x * 0.1)]);

@@ -7,7 +7,7 @@ mod values;
 use super::{Binary, Expr, Inst, Number, Program, ProgramBuilder, Unary};
 use crate::{DType, Scalar};
 
-/// How a test writes an expression of one input.
+/// A function by which a test writes an expression of one input.
 type Write = for<'b> fn(Expr<'b>) -> Expr<'b>;
 
 /// The outputs for one element whose inputs all have type `dtype`.

@@ -12,7 +12,8 @@ fn check(got: &str, want: &str) {
     assert_eq!(lines(got), lines(want), "\n{got}");
 }
 
-/// A bit of everything: a launch value, a constant without a literal, a choice, random bits, a position.
+/// A program with every kind of value: a launch value, a constant without a literal, a `select`, random bits, a
+/// position.
 fn sample() -> Program {
     Program::build("sample", 2, 2, |b, x, s| {
         let decay = 1.0 - s[1];
@@ -111,7 +112,7 @@ fn as_wgsl() {
     );
 }
 
-/// Arithmetic of integers wraps in every dialect, and is defined where the language's own is not.
+/// Integer arithmetic wraps in every dialect, and is defined where the language's own is not.
 #[test]
 fn integers() {
     let p = Program::new("ints", |[x], []| [x / 3 + x, (x - 7).cast(DType::F16), x.gt(2) ^ x.eq(5)]);

@@ -1,4 +1,4 @@
-//! Simplified programs give the bits that the program as written gives, also for NaN, ±0 and ±∞.
+//! Simplified programs give the same bits as the program as written, also for NaN, ±0 and ±∞.
 
 use proptest::prelude::*;
 
@@ -25,21 +25,21 @@ const FLOATS: [f64; 16] = [
 ];
 const WHOLES: [i64; 10] = [0, 1, -1, 2, 3, 7, -128, 255, i64::MAX, i64::MIN];
 
-/// What to do next, and with which of the values there are.
+/// A random step of a program: the kind of op, and the indices of three operands.
 type Step = (u8, u8, u8, u8);
 
 /// The arithmetic of a program.
 #[derive(Clone, Copy, PartialEq)]
 enum Mode {
     Whole,
-    /// `f64`, in which constants are folded and what scalars decide is computed.
+    /// Arithmetic in `f64`, as constants are folded and scalar-dependent values are computed.
     Wide,
-    /// Narrower floats: a constant is only ever the right operand of what an input types, else it would be rounded
-    /// later.
+    /// Narrower floats: a constant is only ever the right operand of a value typed by an input, since it would
+    /// otherwise be rounded later.
     Narrow,
 }
 
-/// The values written so far: numeric ones, with whether an input decides their dtype, and `bool` ones.
+/// The values written so far: numeric ones, each with a flag if an input decides its dtype, and `bool` ones.
 struct Pool {
     numbers: Vec<(u32, bool)>,
     truths: Vec<u32>,
@@ -228,7 +228,7 @@ fn constants_fold() {
     let folded = (b.c(2.0) * 3.0 + 0.5).sqrt().id();
     assert_eq!(b.inst(folded), Inst::Const(Const::Float(6.5f64.sqrt().to_bits())));
     assert_eq!(b.inst((b.int(7) * b.int(6)).id()), Inst::Const(Const::Int(42)));
-    // 7/2 is 3 or 3.5, and a real never meets a whole here.
+    // The quotient 7/2 is 3 or 3.5 by dtype, so it is not folded; nor is a sum of an integer and a real.
     assert!(matches!(b.inst((b.int(7) / b.int(2)).id()), Inst::Binary(..)));
     assert!(matches!(b.inst((b.int(7) + b.c(2.0)).id()), Inst::Binary(..)));
 }

@@ -1,4 +1,4 @@
-//! Type inference of programs, and what it refuses.
+//! Type inference of programs, and the errors it reports.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn what_meets_nothing_takes_what_is_asked() {
     assert_eq!(types(&Program::build("half", 0, 0, |b, _, _| vec![b.index() * 0.5]), &[], &[]), [DType::F32]);
 }
 
-/// Equal constants in expressions of different dtypes do not tie these together.
+/// Equal constants in expressions of different dtypes do not make the dtypes equal.
 #[test]
 fn numbers_are_of_each_type_they_meet() {
     let p = Program::new("two", |[x, y], [s]| [x * 2.0 + s, y * 2.0 + s, (x * 1 + 3).cast(DType::F64) * y * 3]);

@@ -1,4 +1,4 @@
-//! What ops give, and the part of a program that is the same for all elements.
+//! Results of ops, and the values of a program that are equal for all elements.
 
 use super::*;
 use crate::rng::Philox;
@@ -104,7 +104,8 @@ fn what_scalars_decide_runs_once() {
     let uniform = p.eval_uniform(&typed, &[0.9.into(), 3i64.into(), 0.01.into()]);
     assert!(uniform.iter().zip(p.uniform()).all(|(value, same)| value.is_some() == same));
     let launch: Vec<f64> = p.launch_values().iter().map(|&id| uniform[id as usize].unwrap().to_f64()).collect();
-    // In f64, of which the runtime passes on the nearest f32: in f32 arithmetic 1 − 0.9 would lose digits.
+    // The launch values are in f64, and the runtime passes on the nearest f32: in f32 arithmetic 1 − 0.9 would lose
+    // digits.
     assert_eq!(launch, [0.9, 1.0 - 0.9, 0.01 / (1.0 - libm::pow(0.9, 3.0))]);
     let late = [0.999.into(), 3i64.into(), 0.01.into()];
     let m = p.eval(&typed, &[Number::Float(1.0), Number::Float(0.0)], &late, 0)[0];

@@ -1,5 +1,5 @@
-//! Discrete Fourier transforms of any length. A complex number is a pair of floats, real part first, along a last
-//! axis of size 2.
+//! Discrete Fourier transforms of any length. A complex number is a pair of floats, real part first, along a last axis
+//! of size 2.
 
 mod spectrum;
 mod transform;
@@ -13,7 +13,7 @@ use crate::{
     ops::{Apply, JoinOps, PadMode, PointwiseOps, ViewOps, cat, rule},
 };
 
-/// Which direction of a transform is divided by the number of elements `n`.
+/// The direction of a transform that is divided by the number of elements `n`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FftNorm {
     /// The inverse transform is divided by `n`.
@@ -36,12 +36,12 @@ impl FftNorm {
 }
 
 /// Fourier transforms of floating dtypes; half-precision inputs are computed in `f32`. Axis numbers do not count the
-/// last axis of pairs: `axis` −1 of `[.., N, 2]` is the axis of size `N`. `n` first truncates the input or pads it with
-/// zeros at its end.
+/// last axis of pairs: `axis` −1 of `[.., N, 2]` is the axis of size `N`. `n` first truncates the input, or pads it
+/// with zeros at its end.
 ///
-/// A length is split into factors of at most 64, each of which is a matrix product (Cooley & Tukey 1965); prime factors
-/// above 128 become convolutions (Bluestein 1970). So the work for one transform is `O(n log n)`. Twiddle factors are
-/// computed in `f64` on the host by each call, in `O(n)`.
+/// A length is split into factors of at most 64, each computed as a matrix product (Cooley & Tukey 1965). Prime factors
+/// above 128 become convolutions (Bluestein 1970). The work for one transform is therefore `O(n log n)`. Twiddle
+/// factors are computed in `f64` on the host by each call, in `O(n)`.
 pub trait FftOps: Apply {
     /// The Fourier transform `X[k] = Σ_t x[t] · e^(−2πi·t·k/n)` along `axis` of complex `self: [.., N, .., 2]`.
     fn fft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
@@ -51,8 +51,8 @@ pub trait FftOps: Apply {
     fn ifft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         complex("ifft", self, n, axis, norm, true)
     }
-    /// The Fourier transform along `axis` of real `self: [.., N, ..]`: the first `⌊n/2⌋ + 1` elements, which determine
-    /// the others, `[.., n/2 + 1, .., 2]`. See [`fft`](FftOps::fft).
+    /// The Fourier transform along `axis` of real `self: [.., N, ..]`, as `[.., n/2 + 1, .., 2]`. Only the first `⌊n/2⌋
+    /// + 1` elements are returned, which determine the others. See [`fft`](FftOps::fft).
     fn rfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         rule::float("rfft", self.spec())?;
         let at = self.spec().shape.axis("rfft", axis)? as isize;
@@ -60,9 +60,9 @@ pub trait FftOps: Apply {
         let n = n.unwrap_or(self.spec().shape[at as usize]);
         complex("rfft", &pairs, Some(n), at, norm, false)?.narrow(at, 0, n / 2 + 1)
     }
-    /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from `self: [.., M, .., 2]`, of which `⌊n/2⌋ + 1`
-    /// elements are read; `n` is `2·(M − 1)` if not given. Imaginary parts of the first, and of the last of an even
-    /// `n`, are not read.
+    /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from the first `⌊n/2⌋ + 1` elements of `self: [.., M,
+    /// .., 2]`. `n` defaults to `2·(M − 1)`. The imaginary part of the first element is not read, nor that of the last
+    /// one if `n` is even.
     fn irfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         const OP: &str = "irfft";
         let at = complex_axis(OP, self, axis)?;
@@ -91,7 +91,7 @@ pub trait FftOps: Apply {
     fn rfftn(&self, axes: &[isize], norm: FftNorm) -> Result<Self> {
         let shape = self.spec().shape;
         let (last, others) = axes.split_last().ok_or_else(|| Error::argument("rfftn", "needs at least one axis"))?;
-        // Names in the real tensor, which the pairs' axis would shift if they counted from the end of all axes.
+        // The others as positive axes: the axis of pairs would shift axes that count from the end.
         let others = others.iter().map(|&a| shape.axis("rfftn", a)).collect::<Result<Vec<_>>>()?;
         let first = self.rfft(None, shape.axis("rfftn", *last)? as isize, norm)?;
         others.into_iter().try_fold(first, |x, a| x.fft(None, a as isize, norm))
@@ -103,8 +103,8 @@ pub trait FftOps: Apply {
         let whole = others.iter().try_fold(self.clone(), |x, &a| x.ifft(None, a, norm))?;
         whole.irfft(n, *last, norm)
     }
-    /// Elements rolled by `⌊N/2⌋` along `axes` (of real or complex tensors alike: every axis counts), so that
-    /// frequency 0 is in the middle.
+    /// Rolls elements by `⌊N/2⌋` along `axes`, so that frequency 0 is in the middle. Unlike in the transforms, axis
+    /// numbers count every axis, also that of complex pairs.
     fn fftshift(&self, axes: &[isize]) -> Result<Self> {
         shifted(self, axes, |n| (n / 2) as isize)
     }
@@ -112,15 +112,16 @@ pub trait FftOps: Apply {
     fn ifftshift(&self, axes: &[isize]) -> Result<Self> {
         shifted(self, axes, |n| -((n / 2) as isize))
     }
-    /// Short-time transforms of real `self: [.., L]`: windows of `options.size` elements every `options.hop`, times
-    /// `window: [W]` (centred between zeros if it is shorter; ones if it is `None`), each transformed: `[.., F, T, 2]`,
-    /// `F` of `options.size / 2 + 1` with `onesided`.
+    /// Short-time Fourier transforms of real `self: [.., L]`, as `[.., F, T, 2]`. A window of `options.size` elements
+    /// is taken every `options.hop` elements, weighted by `window: [W]` and transformed. A shorter `window` is centred
+    /// between zeros; `None` means ones. `F` is `options.size / 2 + 1` with `onesided`, else `options.size`.
     fn stft(&self, window: Option<&Self>, options: Stft) -> Result<Self> {
         options.forward(self, window)
     }
-    /// The inverse of [`stft`](FftOps::stft), by the least squares of Griffin & Lim (1984): windows are transformed
-    /// back, weighted, added where they overlap, and divided by the sum of the squared weights there (where that is
-    /// above 1e-11). `[.., length]`, or what the windows reach (without what `center` put around the signal).
+    /// The inverse of [`stft`](FftOps::stft), by the least squares of Griffin & Lim (1984). Windows are transformed
+    /// back, weighted, and added where they overlap. The sum is divided by the sum of the squared weights, where that
+    /// is above 1e-11. The result is `[.., length]`, or else as long as the windows reach, without the padding that
+    /// `center` added.
     fn istft(&self, window: Option<&Self>, options: Stft, length: Option<usize>) -> Result<Self> {
         options.backward(self, window, length)
     }
@@ -135,7 +136,7 @@ fn shifted<T: Apply>(x: &T, axes: &[isize], by: impl Fn(usize) -> isize) -> Resu
     })
 }
 
-/// The position of an axis of pairs, which is not the pairs' own.
+/// The position of an axis of a complex tensor, which must not be the axis of pairs itself.
 fn complex_axis<T: Apply>(op: &'static str, x: &T, axis: isize) -> Result<usize> {
     rule::float(op, x.spec())?;
     let shape = x.spec().shape;

@@ -16,13 +16,13 @@ pub struct Stft {
     pub size: usize,
     /// The number of elements from one transform to the next.
     pub hop: usize,
-    /// Whether transform `t` is centred at element `t · hop`: the signal is padded by `size / 2` on both sides.
+    /// True if transform `t` is centred at element `t · hop`: the signal is padded by `size / 2` on both sides.
     pub center: bool,
     /// The padding mode at both ends of the signal.
     pub pad: PadMode,
-    /// Whether results are divided by `√size`.
+    /// True if results are divided by `√size`.
     pub normalized: bool,
-    /// Whether only the non-redundant frequencies are returned.
+    /// True if only the non-redundant frequencies are returned, the first `size / 2 + 1`.
     pub onesided: bool,
 }
 
@@ -45,7 +45,7 @@ impl Stft {
         if self.normalized { FftNorm::Ortho } else { FftNorm::Backward }
     }
 
-    /// The window centred in `size` elements.
+    /// The window, centred between zeros in `size` elements.
     fn window<T: Apply>(&self, op: &'static str, like: &T, window: Option<&T>) -> Result<T> {
         let Some(w) = window else {
             return Ok(T::constant(Tensor::ones(like.runtime(), [self.size], like.spec().dtype)?));
@@ -109,7 +109,7 @@ impl Stft {
     }
 }
 
-/// `sum / weight`, where the weight is not 0.
+/// The quotient `sum / weight`, where the weight is not 0.
 fn divided<T: Apply>(sum: &T, weight: &T) -> Result<T> {
     static DIVIDE: std::sync::LazyLock<Program> = std::sync::LazyLock::new(|| {
         Program::new("istft", |[x, w], []| {
@@ -136,7 +136,7 @@ pub enum Window {
 }
 
 impl Window {
-    /// The weight at `t` from 0 to 1.
+    /// The weight at position `t` of the window, from 0 to 1.
     fn at(self, t: f64) -> f64 {
         let cos = |k: f64| (2.0 * PI * k * t).cos();
         match self {
@@ -164,8 +164,8 @@ fn bessel(x: f64) -> f64 {
 }
 
 impl<R: Runtime> Tensor<R> {
-    /// The weights of a window, `[n]`: one period of it with `periodic`, for spectral analysis, or symmetric, for
-    /// filter design.
+    /// The weights of a window, `[n]`. With `periodic` they are one period of it, for spectral analysis; otherwise
+    /// symmetric, for filter design.
     #[doc(alias = "hann_window")]
     #[doc(alias = "hamming_window")]
     #[doc(alias = "blackman_window")]

@@ -9,9 +9,9 @@ use crate::{
     pointwise::Program,
 };
 
-/// Lengths up to this one are computed as one matmul.
+/// The largest length that is computed as one matmul.
 const DIRECT: usize = 64;
-/// Prime lengths above this one are computed as convolutions.
+/// The largest prime length that is not computed as a convolution.
 const PRIME: usize = 128;
 
 /// The discrete Fourier transform of each row of `x: [B, N, 2]`.
@@ -51,7 +51,8 @@ fn product<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     x.reshape([shape[0], 2 * n])?.matmul(&matrix)?.reshape(shape)
 }
 
-/// By transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` contributes to `k = k₁ + radix·k₂`.
+/// The transform by transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` contributes to `k = k₁ +
+/// radix·k₂`.
 fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     let (batch, n) = (x.spec().shape[0], x.spec().shape[1]);
     let rest = n / radix;
@@ -64,12 +65,12 @@ fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     dft(&rows, inverse)?.reshape([batch, radix, rest, 2])?.permute(&[0, 2, 1, 3])?.reshape([batch, n, 2])
 }
 
-/// The transform as a convolution with a chirp, since `t·k = (t² + k² − (k − t)²) / 2`, of a length that is a power of
-/// two.
+/// The transform as a convolution with a chirp, since `t·k = (t² + k² − (k − t)²) / 2`. The convolution's length is a
+/// power of two.
 fn convolution<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     let n = x.spec().shape[1];
     let long = (2 * n - 1).next_power_of_two();
-    // Squares count modulo 2n, so that angles keep their digits.
+    // Squares are taken modulo 2n, so that angles keep their digits.
     let steps = roots(2 * n, inverse);
     let chirp: Vec<(f64, f64)> = (0..n).map(|t| steps[t * t % (2 * n)]).collect();
     let mut filter = vec![0.0; 2 * long];
