@@ -24,7 +24,7 @@ pub struct DecoderConfig {
     pub kv_heads: usize,
     /// The width of a head, `D`.
     pub head_dim: usize,
-    /// The width between the linear layers; experts have their own.
+    /// The width between the linear layers; that of experts is in `mixtures`.
     pub hidden: usize,
     /// The longest sequence that the model was made for, in tokens.
     pub context: usize,

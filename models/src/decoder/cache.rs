@@ -131,7 +131,7 @@ impl<R: Runtime> LayerCache<R> {
         Ok(all)
     }
 
-    /// Memory of zeros with room for at least `tokens`, up to twice as many.
+    /// Memory of zeros for `tokens` tokens or more: room for twice as many, at least 64, at most the capacity.
     fn empty(&self, like: &Tensor<R>, tokens: usize) -> Result<Tensor<R>> {
         let (shape, room) = (like.shape(), tokens.saturating_mul(2).max(LEAST).min(self.capacity));
         Tensor::zeros(like.runtime(), [shape[0], shape[1], room, shape[3]], like.dtype())

@@ -32,12 +32,11 @@ pub struct Sampling {
     pub temperature: f64,
     /// The number of likeliest tokens that are kept.
     pub top_k: Option<usize>,
-    /// The probability that the fewest likeliest tokens, which are kept, must have together.
+    /// The probability to reach with the fewest likeliest tokens, which are kept.
     pub top_p: Option<f64>,
     /// The least probability of tokens that are kept, as a part of the likeliest token's.
     pub min_p: Option<f64>,
-    /// The probability that the kept tokens must have together, those first whose information is nearest to the
-    /// entropy.
+    /// The probability to reach with the tokens that are kept, those first whose information is nearest to the entropy.
     pub typical_p: Option<f64>,
 }
 

@@ -22,7 +22,7 @@ pub enum LoraTargets {
 pub struct LoraConfig {
     /// The rank `r` of the matrices.
     pub rank: usize,
-    /// The scale of the update, times `rank`: the update is multiplied by `alpha / rank`.
+    /// The numerator of the update's factor `alpha / rank`.
     pub alpha: f64,
     /// The dropout probability of an adapter's input.
     pub dropout: f64,

@@ -21,8 +21,8 @@ use crate::{
     quantize::{Base4bit, quantized, slots},
 };
 
-/// The adapters of a frozen model (LoRA, Hu et al. 2021). As a module it has the parameters of the adapters alone, and
-/// modules that are trained in full. Optimizers and trainers that are given it have nothing else in buckets, shards and
+/// The adapters of a frozen model (LoRA, Hu et al. 2021). As a module it has only the adapters' parameters, and modules
+/// that are trained in full. An optimizer or trainer that is given it has nothing else in buckets, shards and
 /// checkpoints.
 ///
 /// ```no_run
