@@ -1,4 +1,4 @@
-//! How long a run trains: a number of steps, or the number that fits into a time.
+//! The length of a run: a number of steps, or the number that fits into a time.
 
 use std::sync::{
     Arc,
@@ -18,18 +18,18 @@ const STABLE: u64 = 7;
 /// The factor of the learning rate at the end.
 const END: f64 = 0.05;
 
-/// How many steps a run has. Given seconds, it is chosen while the run goes on: the learning rate rises and stays,
-/// which needs no number; once seven tenths of the time are gone, the steps taken are seven tenths of the run. So it is
-/// measured over most of the run, whatever else the machine does, and the same number given at the beginning trains the
-/// same model.
+/// The length of a run. Given seconds, it chooses the number of steps during the run. The learning rate rises and then
+/// stays, which requires no number. After seven tenths of the time, the steps taken become seven tenths of the run. So
+/// most of the run is measured, whatever else the machine does. The same number given at the start trains the same
+/// model.
 ///
-/// It is a callback of the run, whose length it sets, and gives the run its schedule.
+/// As a callback it sets the run's length; [`schedule`](Budget::schedule) is the run's learning rate.
 #[derive(Clone, Debug)]
 pub struct Budget {
     seconds: f64,
-    /// 0 until it is known. Shared with the schedule.
+    /// The number of steps, shared with the schedule; 0 until it is known.
     total: Arc<AtomicU64>,
-    /// Whether a run that goes on has the number that its checkpoint keeps, whatever was given here.
+    /// True if a resumed run takes the number in its checkpoint, whatever was given on the command line.
     is_resumed: bool,
 }
 
@@ -44,7 +44,7 @@ impl Budget {
         Budget { seconds, total: Arc::default(), is_resumed: false }
     }
 
-    /// Takes the number of steps from the checkpoint that the run goes on from, if that has one.
+    /// Takes the number of steps from the checkpoint that is resumed, if it has one.
     pub fn resumed(self) -> Budget {
         Budget { is_resumed: true, ..self }
     }
@@ -59,8 +59,8 @@ impl Budget {
         Some(self.total.load(Ordering::Relaxed)).filter(|&n| n > 0)
     }
 
-    /// Chooses the number of steps if it is time to, after `step` of them in `elapsed` seconds: the number, when it is
-    /// chosen.
+    /// Chooses the number of steps after `step` of them in `elapsed` seconds, and returns it; `None` if it is chosen
+    /// already or too early.
     fn choose(&self, step: u64, elapsed: f64) -> Option<u64> {
         let due = self.total().is_none() && step > 0 && elapsed >= self.seconds * STABLE as f64 / 10.0;
         // The smallest total of which `step` is seven tenths, rounded down as in `schedule`.
@@ -85,10 +85,10 @@ impl Budget {
 impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
     fn on(&mut self, event: &Event<'_, R>, run: &mut Run<'_, R, M, B>) -> Result<()> {
         match event {
-            // A resumed run has chosen before, perhaps.
+            // A resumed run may have chosen before.
             Event::Begin => run.set_length(self.length()),
-            // The time is the clock's of rank 0, as of the end of the last step: all ranks choose the same.
-            // A step that is longer than the rest of the time reaches the end before the number is chosen.
+            // The elapsed time is rank 0's at the end of the last step, so all ranks choose the same number. A step
+            // longer than the rest of the time reaches the end before the number is chosen.
             Event::StepBegin | Event::Ending(StopReason::Finished) => {
                 let (step, elapsed) = (run.progress().step, run.progress().elapsed.as_secs_f64());
                 let Some(total) = self.choose(step, elapsed) else { return Ok(()) };
@@ -107,7 +107,7 @@ impl<R: Runtime, M, B> Callback<R, M, B> for Budget {
         self.total().map(|total| ("total".into(), total.to_string())).into_iter().collect()
     }
 
-    /// A number on this command line counts more than the one that the run had before.
+    /// Restores the number of the checkpoint, unless the command line gives one.
     fn restore(&mut self, state: &CallbackState) -> Result<()> {
         if (self.is_resumed || self.total().is_none()) && state.contains_key("total") {
             self.total.store(parsed(state, "total")?, Ordering::Relaxed);
@@ -122,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// The rates of a run whose step `i` ends at `ends[i]` seconds, and how many steps it had.
+    /// The rates of a run whose step `i` ends at `ends[i]` seconds, and its number of steps.
     fn run(seconds: f64, ends: impl Fn(u64) -> f64) -> (Vec<f64>, u64) {
         let budget = Budget::seconds(seconds);
         let (schedule, mut rates) = (budget.schedule(), Vec::new());

@@ -1,4 +1,4 @@
-//! Configurations in TOML files, whose every key is known.
+//! Configurations in TOML files; unknown keys are errors.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use toml::{Table, Value};
 
 use crate::Outcome;
 
-/// The configuration in a file; what it leaves out is as in the default. Keys that the default does not have are errors that name the nearest
-/// one, so an option of a configuration has a value of its own for "none".
+/// Reads a configuration; keys missing in the file have their default. A key that the default lacks is an error that
+/// names the nearest one. An optional setting therefore needs a value for "none".
 pub fn read<C: Default + Serialize + DeserializeOwned>(path: &Path) -> Outcome<C> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     parse(&text).map_err(|why| format!("{}: {why}", path.display()).into())
 }
 
-/// A configuration as a file has it.
+/// The configuration as the text of a file.
 pub fn show<C: Serialize>(config: &C) -> Outcome<String> {
     Ok(toml::to_string(config)?)
 }
@@ -38,7 +38,7 @@ fn names(table: &Table, within: &str, into: &mut Vec<String>) {
     }
 }
 
-/// Puts what was given over what is known.
+/// Replaces the defaults by the given values.
 fn merge(all: &mut Table, given: Table, within: &str, known: &[String]) -> Outcome<()> {
     for (key, value) in given {
         let name = format!("{within}{key}");

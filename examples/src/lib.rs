@@ -1,4 +1,4 @@
-//! What the examples share: a command line, configurations, how long a run trains, ranks, and text as numbers.
+//! Code shared by the examples: command line, configurations, length of a run, ranks, and text as tokens.
 #![forbid(unsafe_code)]
 
 pub mod budget;
@@ -8,5 +8,5 @@ pub mod prose;
 pub mod ranks;
 pub mod text;
 
-/// Something, or what ended the program early.
+/// A value, or the error that ended the program early.
 pub type Outcome<T> = std::result::Result<T, Box<dyn std::error::Error>>;

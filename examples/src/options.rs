@@ -1,4 +1,4 @@
-//! The command line of the examples: common options, what numbers mean, and how a program ends.
+//! The command line of the examples: common options, parsers of numbers, and exit codes.
 
 use std::{error::Error, fmt, process::ExitCode};
 
@@ -7,18 +7,18 @@ use weftgrad::{AnyRuntime, DType, Device, Result};
 
 use crate::Outcome;
 
-/// What a program returns when Ctrl-C ended it before it was done: status 130, as shells expect.
+/// The exit code after Ctrl-C ended a program early: 130, as shells expect.
 const INTERRUPTED: u8 = 130;
 
-/// Where an example runs.
+/// The device of an example.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct On {
-    /// Where to run: cpu, or, if built in, wgpu:N or cuda:N.
+    /// Device: cpu, or, if built in, wgpu:N or cuda:N.
     #[arg(long, default_value_t)]
     pub device: Device,
 }
 
-/// Where an example runs, and on how many threads.
+/// The device of an example, and its number of threads.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct OnThreads {
     #[command(flatten)]
@@ -35,7 +35,7 @@ impl OnThreads {
     }
 }
 
-/// A program that Ctrl-C ended, and what became of its work.
+/// An error of a program that Ctrl-C ended, with the state of its work.
 #[derive(Debug)]
 pub struct Interrupted(pub String);
 
@@ -47,8 +47,8 @@ impl fmt::Display for Interrupted {
 
 impl Error for Interrupted {}
 
-/// Reads the options and runs the program: status 0, 1 with its error on the standard error stream, 2 where the options
-/// are wrong, or 130 where Ctrl-C ended it ([`Interrupted`]).
+/// Reads the options and runs the program. The exit code is 0, 1 after an error, 2 for wrong options, or 130 after
+/// Ctrl-C ([`Interrupted`]). Errors go to standard error.
 pub fn main<O: Parser>(program: impl FnOnce(&O) -> Outcome<()>) -> ExitCode {
     let options = options::<O>();
     let Err(error) = program(&options) else { return ExitCode::SUCCESS };
@@ -56,7 +56,7 @@ pub fn main<O: Parser>(program: impl FnOnce(&O) -> Outcome<()>) -> ExitCode {
     if error.is::<Interrupted>() { ExitCode::from(INTERRUPTED) } else { ExitCode::FAILURE }
 }
 
-/// The options of the command line. Negative numbers are values, so that an option can say why it takes none.
+/// Reads the command line. Negative numbers are values, so that an option can refuse them with a reason.
 fn options<O: Parser>() -> O {
     let matches = command::<O>().get_matches();
     O::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
@@ -69,7 +69,7 @@ fn command<O: CommandFactory>() -> clap::Command {
     })
 }
 
-/// The runtime after `--device`, or the processor, for examples that have no other option.
+/// The runtime of `--device`, or the CPU, for examples without another option.
 pub fn device(about: &'static str) -> Result<AnyRuntime> {
     #[derive(Parser)]
     struct Only {
@@ -81,24 +81,24 @@ pub fn device(about: &'static str) -> Result<AnyRuntime> {
     only.on.device.open()
 }
 
-/// A count: a whole number above 0.
+/// Parses a count: a whole number above 0.
 pub fn positive(text: &str) -> std::result::Result<usize, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "must be a whole number above 0".into())
 }
 
-/// A learning rate, or a time: a finite number above 0.
+/// Parses a learning rate or a time: a finite number above 0.
 pub fn above_0(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x > 0.0);
     number.ok_or_else(|| "must be a finite number above 0".into())
 }
 
-/// A temperature: a finite number from 0 on.
+/// Parses a temperature: a finite number from 0 on.
 pub fn from_0(text: &str) -> std::result::Result<f64, String> {
     let number = text.parse().ok().filter(|x: &f64| x.is_finite() && *x >= 0.0);
     number.ok_or_else(|| "must be a finite number, 0 or above".into())
 }
 
-/// A type that parameters can have.
+/// Parses a dtype of parameters.
 pub fn float(text: &str) -> std::result::Result<DType, String> {
     DType::from_name(text).filter(|d| d.is_float()).ok_or_else(|| "must be f32, f64, bf16 or f16".into())
 }

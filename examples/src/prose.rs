@@ -1,4 +1,5 @@
-//! The sentences of documents and of comments in sources: what a small model can learn in a minute.
+//! Extraction of sentences from documents and from comments in sources: a text that a small model can learn in a
+//! minute.
 
 /// Shorter paragraphs are captions and fragments.
 const SHORTEST: usize = 30;
@@ -14,7 +15,7 @@ pub fn of_markdown(text: &str) -> String {
     paragraphs(lines)
 }
 
-/// The comments of a Rust file, as [`of_markdown`] reads them.
+/// The comments of a Rust file, filtered like [`of_markdown`].
 pub fn of_rust(text: &str) -> String {
     let lines: Vec<&str> = text
         .lines()
@@ -26,7 +27,7 @@ pub fn of_rust(text: &str) -> String {
 
 fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     let (mut all, mut open) = (String::new(), String::new());
-    // An empty line ends the last paragraph.
+    // The empty line ends the last paragraph.
     for line in lines.chain([""]) {
         let item = item(line);
         if line.is_empty() || item.is_some() {
@@ -38,7 +39,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     all
 }
 
-/// The text of a list's item that begins at this line.
+/// The text of a list item that begins at this line.
 fn item(line: &str) -> Option<&str> {
     let rest = line.trim_start_matches(|c: char| c.is_ascii_digit());
     if rest.len() < line.len() { rest.strip_prefix(". ") } else { line.strip_prefix("- ") }
@@ -56,7 +57,7 @@ fn close(all: &mut String, open: &mut String) {
     open.clear();
 }
 
-/// `[text](target)` as `[text`: the brackets go with the other signs.
+/// Turns `[text](target)` into `[text`: the bracket is dropped later with other signs.
 fn without_links(text: &str) -> String {
     let mut parts = text.split("](");
     let mut out = parts.next().unwrap_or("").to_owned();
@@ -66,7 +67,7 @@ fn without_links(text: &str) -> String {
     out
 }
 
-/// The character as the text has it: letters, digits and the signs of sentences.
+/// The character in the text: letters, digits and punctuation.
 fn plain(c: char) -> Option<char> {
     match c {
         '—' | '–' | '−' => Some('-'),

@@ -1,4 +1,4 @@
-//! Where the ranks of an example are: threads of this process, or processes that `mpirun` has started, or that meet in a folder.
+//! The ranks of an example: threads of this process, processes started by `mpirun`, or processes joined by a folder.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use weftgrad::{Device, Launcher};
 
 use crate::{Outcome, options::positive};
 
-/// What joins the ranks.
+/// The engine that connects the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Engine {
     /// Threads of this process.
@@ -15,31 +15,32 @@ pub enum Engine {
     Threads,
     /// Processes, under `mpirun` (a build with the feature `mpi`).
     Mpi,
-    /// NCCL between NVIDIA GPUs (a build with the feature `nccl`): processes under `mpirun`, if the build has `mpi` too, and otherwise threads.
+    /// NCCL between NVIDIA GPUs (a build with the feature `nccl`): processes under `mpirun` if the build has `mpi` too,
+    /// otherwise threads.
     Nccl,
 }
 
-/// How the ranks of an example are joined, and where they compute.
+/// The connection and the devices of the ranks of an example.
 #[derive(Args, Clone, Debug)]
 pub struct Joined {
-    /// What joins the ranks: with mpi, there are as many as mpirun has started.
+    /// Engine that connects the ranks; with mpi, mpirun sets their number.
     #[arg(long, value_enum, default_value_t)]
     engine: Engine,
-    /// Lets ranks be processes that meet in this folder, instead of threads; NCCL moves tensors between them, if it is the engine. Each is started with RANK, WORLD_SIZE and LOCAL_RANK
-    /// set, or by srun or torchrun.
+    /// Folder that joins processes as ranks, instead of threads; with `--engine nccl`, NCCL moves their tensors. Start
+    /// each with RANK, WORLD_SIZE and LOCAL_RANK set, or by srun or torchrun.
     #[arg(long)]
     shared_folder: Option<PathBuf>,
-    /// Where ranks compute: cpu, or, if built in, wgpu:N or cuda:N. Of several, as in cuda:0,cuda:1, ranks take one after another; processes of one machine take the
-    /// devices from the one named on.
+    /// Devices of the ranks: cpu, or, if built in, wgpu:N or cuda:N. Ranks take several, as in cuda:0,cuda:1, in turn;
+    /// processes of one machine take the devices from the named one on.
     #[arg(long, default_value = "cpu", value_delimiter = ',')]
     device: Vec<Device>,
-    /// Threads of each rank on the CPU [default: all for one rank; ranks that are threads share them, processes have one].
+    /// Threads of each rank on the CPU [default: all for one rank; threads as ranks share them; processes have one].
     #[arg(long, value_parser = positive)]
     threads: Option<usize>,
 }
 
 impl Joined {
-    /// The devices that were named; over NCCL, which the CPU has none of, the first GPUs.
+    /// The named devices. NCCL does not support the CPU, so it takes the first GPUs instead.
     fn devices(&self, size: usize) -> Vec<Device> {
         match (self.engine, &self.device[..]) {
             (Engine::Nccl, [Device::Cpu]) if self.shared_folder.is_some() || cfg!(feature = "mpi") => {
@@ -50,7 +51,7 @@ impl Joined {
         }
     }
 
-    /// The ranks, of which there are `size` unless a launcher says how many.
+    /// The launcher of `size` ranks, unless another launcher sets their number.
     pub fn ranks(&self, size: usize) -> Outcome<Launcher> {
         let launcher = match (self.engine, &self.shared_folder) {
             (Engine::Mpi, Some(_)) => {

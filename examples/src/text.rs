@@ -17,7 +17,7 @@ use weftgrad::{
 
 use crate::{Outcome, prose};
 
-/// The documents whose sentences are learned when no file is given.
+/// The documents to learn if no file is given.
 const DOCUMENTS: &[&str] = &[
     include_str!("../../README.md"),
     include_str!("../../ARCHITECTURE.md"),
@@ -32,7 +32,7 @@ const DOCUMENTS: &[&str] = &[
     include_str!("../../record/2026-11-22-shares.md"),
 ];
 
-/// The sources whose comments are.
+/// The sources whose comments are learned too.
 const SOURCES: &[&str] = &[
     include_str!("../../numcore/src/error.rs"),
     include_str!("../../numcore/src/layout.rs"),
@@ -51,23 +51,23 @@ const SOURCES: &[&str] = &[
     include_str!("../../optim/src/params.rs"),
 ];
 
-/// A text as tokens of its characters, nine tenths to train on and one to validate.
+/// A text as tokens of its characters: nine tenths to train on and one to validate.
 pub struct Corpus {
     /// The characters that occur in the text.
     pub characters: Characters,
     tokens: Vec<u32>,
 }
 
-/// Which part of the text.
+/// A part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The first nine tenths.
     Train,
-    /// The rest.
+    /// The last tenth.
     Validation,
 }
 
-/// Inputs `[B, T]` and targets `[B, T]`, each the character after.
+/// Inputs `[B, T]` and targets `[B, T]`; a target is the next character.
 pub type Sequences = (Tensor<AnyRuntime>, Tensor<AnyRuntime>);
 
 impl Corpus {
@@ -100,7 +100,7 @@ pub fn sequences(rt: &AnyRuntime, tokens: &[u32], context: usize, stride: usize)
     Ok(Loader::new(windows).collate(next_tokens).on(rt))
 }
 
-/// The loss of a share of a batch: a sum, and the tokens it is the sum over.
+/// The loss of a rank's share of a batch: the sum over its tokens, and their number.
 pub fn loss(model: &Gpt<AnyRuntime>, batch: &Batch<Sequences>) -> Result<Loss<AnyRuntime>> {
     let (x, y) = (Var::new(batch.data.0.clone()), Var::new(batch.data.1.clone()));
     let sum = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };

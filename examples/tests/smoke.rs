@@ -1,5 +1,5 @@
-//! Each example program runs with sizes small enough for seconds, and refuses what makes no sense. The rules for numbers are tested in the
-//! examples' library; here is one row for each program that has one.
+//! Runs each example program with sizes small enough for seconds, and checks that it refuses impossible options. The
+//! rules for numbers are tested in the examples' library; this file has one row per program with such a rule.
 #![allow(missing_docs)]
 
 use std::{
@@ -16,7 +16,7 @@ macro_rules! program {
 const COUNT: &str = "must be a whole number above 0";
 const NUMBER: &str = "must be a finite number above 0";
 
-/// A program with its arguments, one word each, in the folder of the workspace.
+/// Runs a program with its arguments, one word each, in the folder of the workspace.
 fn output(program: &str, args: &str) -> Output {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().expect("examples lie in the workspace").to_owned();
     Command::new(program).args(args.split_whitespace()).current_dir(root).output().expect("the program starts")
@@ -35,7 +35,7 @@ fn refuses(program: &str, args: &str, says: &str) {
     assert!(!output.status.success() && said.contains(says), "{program} {args} says no \"{says}\" but:\n{said}");
 }
 
-/// A folder that a run writes, empty at first.
+/// An empty folder for a run to write to.
 fn folder(name: &str) -> String {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     match std::fs::remove_dir_all(&folder) {
@@ -91,11 +91,11 @@ fn char_gpt() {
     let tiny = "--layers 1 --width 48 --context 32 --batch 4 --sample 40 --out";
     runs(gpt, &format!("--steps 3 {tiny} {out}"));
     runs(gpt, &format!("--resume --steps 5 --sample 40 --out {out}"));
-    // The curve of a run that went on is that of the whole.
+    // The curve of a resumed run is that of the complete run.
     let steps = std::fs::read_to_string(format!("{out}/metrics.jsonl")).expect("metrics").lines().count();
     assert_eq!(steps, 5, "a record for each step");
     assert!(PathBuf::from(format!("{out}/curves.svg")).is_file());
-    // A new run that cannot begin leaves the one that is there as it is.
+    // A new run that cannot begin leaves the existing one as it is.
     refuses(gpt, &format!("--steps 3 --layers 1 --width 48 --heads 5 --out {out}"), "5 heads");
     assert!(runs(gpt, &format!("--resume --sample 40 --out {out}")).contains("after 5 steps"));
     // More steps on more ranks; and a new run in the folder of another.
@@ -114,7 +114,7 @@ fn char_gpt() {
     refuses(gpt, "--steps 5 --seconds 1", "cannot be used with");
 }
 
-/// A signal ends a run where it is whole, with status 130, and the same command with `--resume` goes on.
+/// A signal ends a run in a resumable state, with status 130, and the same command with `--resume` continues it.
 #[test]
 #[cfg(unix)]
 fn char_gpt_interrupted() {
@@ -157,7 +157,7 @@ fn train_gpt() {
     };
     let said = runs(gpt, &format!("--config {}", config("first.toml", &tiny(4, 1, 0))));
     assert!(said.contains("validation loss"), "{said}");
-    // On more ranks, sharded, from where one rank has ended.
+    // On more ranks, sharded, from the end of the run on one rank.
     runs(gpt, &format!("--resume --config {}", config("second.toml", &tiny(6, 2, 3))));
     for together in ["balanced", "local"] {
         let text = format!("{}\ntogether = {together:?}\nevery = 2", tiny(4, 2, 1).replace(&out, &folder(together)));
@@ -186,7 +186,7 @@ fn ddp() {
     refuses(program!("ddp"), "--ranks 0", COUNT);
 }
 
-/// Ranks that are processes, which meet in a folder.
+/// Ranks as processes joined by a folder.
 #[test]
 fn shared_folder() {
     let at = folder("shared-folder");
@@ -258,7 +258,7 @@ fn pipeline() {
     refuses(program!("pipeline"), "--micro-batches 0", COUNT);
 }
 
-/// A folder with a random Llama, a tokenizer and a chat template, from what the crate `models` is tested with.
+/// A folder with a random Llama, a tokenizer and a chat template, from the test data of the crate `models`.
 #[cfg(feature = "text")]
 fn chat_model(name: &str) -> String {
     let folder = folder(name);

@@ -95,7 +95,7 @@ impl Costs {
 }
 
 impl Default for Costs {
-    /// F = I = W = 1.
+    /// Costs of one tick for F, I and W on every stage.
     fn default() -> Self {
         Costs::uniform(1, 1, 1)
     }

@@ -20,9 +20,9 @@ pub enum SendMode {
 /// The time of an action, in ticks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// The start.
+    /// The start, in ticks from the start of the step.
     pub start: u64,
-    /// The end.
+    /// The end, in ticks from the start of the step.
     pub end: u64,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct BlockedRank {
     pub position: usize,
     pub action: Action,
     pub waits: String,
-    /// The rank it waits for.
+    /// The rank that this rank waits for, if it waits for one.
     pub on: Option<usize>,
 }
 

@@ -114,10 +114,10 @@ impl Schedule {
 /// The source of a pass's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PassInput {
-    /// The batch, the loss or, for W, the I of its own stage.
+    /// No other pass: the input is the batch, the loss or, for W, the I of its own stage.
     Nothing,
     /// A pass of this stage on the same rank.
     Here(usize),
-    /// Another rank.
+    /// The message that receives it from another rank.
     Received(Message),
 }

@@ -1,4 +1,4 @@
-//! A pointwise op of one's own: one expression is its definition, its gradient, and its kernel on every device.
+//! A custom pointwise op: one expression is its definition, its gradient, and its kernel on every device.
 #![forbid(unsafe_code)]
 
 use std::sync::LazyLock;
@@ -24,7 +24,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The derivative of each element of `y` with respect to the element of `x` it was made of.
+/// The derivative of each element of `y` with respect to the element of `x` at its place.
 fn derivative<R: Runtime>(y: &Var<R>, x: &Var<R>) -> Result<Var<R>> {
     let gradient = weftgrad::grad(&[y], &[x], true)?.remove(0);
     gradient.ok_or_else(|| weftgrad::Error::argument("derivative", "y does not depend on x"))

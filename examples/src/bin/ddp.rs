@@ -1,5 +1,5 @@
-//! A character-level GPT on several ranks (threads of this process, or processes under mpirun), each with its part of every batch, beside the same training on one
-//! rank: the losses are the same.
+//! A character-level GPT on several ranks, each with its part of every batch, compared with the same training on one
+//! rank: the losses are equal. Ranks are threads of this process, or processes under mpirun.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -41,9 +41,9 @@ struct Options {
 }
 
 const CONTEXT: usize = 32;
-/// Steps whose losses are compared. Sums over ranks are rounded in another order than one rank's, and training
-/// amplifies any difference: measured, it grows from 1e-7 of the loss to 1e-6 after 500 steps (1e-4 with three sequences
-/// a step) and to 1e-2 after 5000.
+/// The number of steps whose losses are compared. Sums over ranks are rounded in another order than one rank's, and
+/// training amplifies any difference. As measured, it grows from 1e-7 of the loss to 1e-6 after 500 steps (1e-4 with
+/// three sequences a step) and to 1e-2 after 5000.
 const CHECKED: usize = 500;
 
 fn main() -> ExitCode {
@@ -76,13 +76,13 @@ fn run(options: &Options) -> Outcome<()> {
     }
 }
 
-/// The losses of a run on this communicator, on rank 0.
+/// Trains on this communicator; returns the losses on rank 0.
 fn losses(comm: &Comm<AnyRuntime>, options: &Options, vocab: usize, tokens: &[u32]) -> Result<Vec<f64>> {
     let config = GptConfig { vocab, context: CONTEXT, layers: 2, heads: 4, width: 64, ..Default::default() };
     let model = Gpt::new(&Init::new(comm.runtime(), 1), config)?;
     let adamw = ParamGroups::decay_matrices(AdamWConfig { lr: 2e-3, ..Default::default() });
     let step = TrainStep::builder(comm, &model).optimizer(adamw).max_norm(1.0).build()?;
-    // The batches of all ranks together, of which the trainer gives each rank its share.
+    // The global batches; the trainer gives each rank its share.
     let batches = text::sequences(comm.runtime(), tokens, CONTEXT, 1)?.batch(options.batch).shuffle(1);
     let losses = MemorySink::new();
     Trainer::new(&model, step, batches)

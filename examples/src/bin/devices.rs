@@ -1,4 +1,4 @@
-//! The devices of this machine that this build can run on, and what each can do.
+//! Lists the devices of this machine that this build can run on, with the capabilities of each.
 #![forbid(unsafe_code)]
 
 use weftgrad::{Capabilities, Device, Runtime};

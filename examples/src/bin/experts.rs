@@ -1,5 +1,6 @@
-//! What sharing out experts saves and costs: bytes of parameters, gradients and optimizer state on each rank, the most there were at once, and
-//! bytes sent in a step, for a model of mixtures of experts of which each rank has all experts, some of them, and, with ZeRO, a part of some.
+//! Measures expert parallelism: bytes of parameters, gradients and optimizer state on each rank, peak memory, and bytes
+//! sent in a step. The model has mixtures of experts. Each rank holds all experts, some of them, or, with ZeRO, shards
+//! of all or some.
 #![forbid(unsafe_code)]
 
 use std::{process::ExitCode, sync::Arc};
@@ -29,11 +30,11 @@ use weftgrad_examples::{
     ranks::Joined,
 };
 
-/// Measure the memory and the traffic of a model whose experts are shared out among ranks.
+/// Measure the memory and the traffic of a model whose experts are distributed over ranks.
 #[derive(Debug, Parser)]
 #[command(name = "experts", version)]
 struct Options {
-    /// Ranks, among which the experts are shared out: a divisor of their number.
+    /// Ranks, over which the experts are distributed: a divisor of the number of experts.
     #[arg(long, default_value = "4", value_parser = positive)]
     ranks: usize,
     /// Experts of each mixture, of which every token uses two.
@@ -49,11 +50,11 @@ struct Options {
     joined: Joined,
 }
 
-/// The bytes that are learned, and the tokens of a rank.
+/// The size of the vocabulary of bytes, and the number of tokens of a rank.
 const VOCAB: usize = 256;
 const TOKENS: usize = 64;
 
-/// A model of bytes that predicts the next from the last alone: mixtures of experts, one after another.
+/// A model that predicts the next byte from the last one alone: mixtures of experts, one after another.
 #[derive(Module)]
 struct Model<R: Runtime> {
     embedding: Embedding<R>,
@@ -76,7 +77,7 @@ impl<R: Runtime> Model<R> {
         })
     }
 
-    /// The cross-entropy of the next tokens, with a hundredth of the balance loss of every mixture: sums over tokens.
+    /// The summed cross-entropy of the next tokens, with a hundredth of the balance loss of every mixture.
     fn loss(&self, tokens: &Var<R>, next: &Var<R>) -> Result<Loss<R>> {
         let (mut x, mut balance) = (self.embedding.forward(tokens)?, Vec::new());
         for (norm, mixture) in self.norms.iter().zip(&self.mixtures) {
@@ -93,7 +94,7 @@ impl<R: Runtime> Model<R> {
     }
 }
 
-/// Bytes on a rank after a step, by what they are for, the most there were within it, and what it sent.
+/// Bytes on a rank after a step by category, the peak within the step, and the bytes it sent.
 struct Measured {
     live: [usize; 3],
     peak: usize,
@@ -140,7 +141,7 @@ fn measure(comm: Comm<AnyRuntime>, options: &Options, expert_ranks: usize, zero:
     let optimizer = ParamGroups::decay_matrices(AdamWConfig::default());
     let mut step = TrainStep::builder(&mesh, &model).optimizer(optimizer).max_norm(1.0).zero(zero).experts().build()?;
     let rt = mesh.world().runtime();
-    // Each rank has other tokens.
+    // Ranks have different tokens.
     let first = (mesh.batch().rank() * TOKENS) as i64;
     let tokens = |from: i64| {
         let all: Vec<i64> = (from..from + TOKENS as i64).map(|i| i * 7 % VOCAB as i64).collect();

@@ -1,5 +1,5 @@
-//! A chat model learns from a JSON Lines file of conversations, on several ranks: adapters are trained, the model stays as it is. The result is
-//! a folder that `generate --adapter` and peft load.
+//! Finetunes a chat model on a JSON Lines file of conversations, on several ranks. It trains adapters and freezes the
+//! model. The result is a folder that `generate --adapter` and peft load.
 #![forbid(unsafe_code)]
 
 use std::{fs, path::PathBuf, process::ExitCode};
@@ -41,7 +41,7 @@ struct Options {
     /// The conversations, a JSON object with `messages` on each line.
     #[arg(long)]
     data: PathBuf,
-    /// Where the adapter is written.
+    /// Folder to write the adapter to.
     #[arg(long)]
     out: PathBuf,
     /// Ranks.
@@ -59,7 +59,7 @@ struct Options {
     /// The rank of the adapters' matrices; their alpha is twice that.
     #[arg(long, default_value = "8", value_parser = positive)]
     rank: usize,
-    /// The learning rate; that of the matrices that go up is 16 times as large (LoRA+).
+    /// The learning rate; that of the B matrices is 16 times as large (LoRA+).
     #[arg(long, default_value = "1e-4")]
     lr: f64,
     #[command(flatten)]
@@ -98,7 +98,7 @@ fn rows(options: &Options) -> Outcome<Vec<PackedRow>> {
     Ok(rows)
 }
 
-/// The losses of a run on this communicator; rank 0 writes the adapter.
+/// Trains on this communicator and returns the losses; rank 0 writes the adapter.
 fn train(comm: &Comm<AnyRuntime>, options: &Options, rows: &[PackedRow]) -> Result<Vec<f64>> {
     let init = Init::new(comm.runtime(), 1);
     let model = Decoder::from_pretrained(&options.folder, &init)?;
@@ -112,7 +112,7 @@ fn train(comm: &Comm<AnyRuntime>, options: &Options, rows: &[PackedRow]) -> Resu
     let lora = Lora::new(&model, &init, config)?;
     let adamw = ParamGroups::new(AdamWConfig { lr: options.lr, weight_decay: 0.0, ..Default::default() })
         .group(|name, _| name.contains("lora_B"), |config| config.lr *= 16.0);
-    // Of the adapters alone: the model is in no bucket.
+    // Steps over the adapters alone: no bucket holds the model.
     let mut trainer = TrainStep::builder(comm, &lora).optimizer(adamw).max_norm(1.0).build()?;
     let own = shard_batches(options.batch, comm.rank(), comm.size());
     let mut losses = Vec::new();
@@ -127,7 +127,7 @@ fn train(comm: &Comm<AnyRuntime>, options: &Options, rows: &[PackedRow]) -> Resu
     Ok(losses)
 }
 
-/// The summed loss of what is learned of a batch, and how much that is.
+/// The summed loss of the trained tokens of a batch; `weight` is their number.
 fn loss(model: &Decoder<AnyRuntime>, batch: &PackedBatch<Tensor<AnyRuntime>>, weight: f64) -> Result<Loss<AnyRuntime>> {
     let (positions, segments) = (Var::new(batch.positions.clone()), Var::new(batch.segments.clone()));
     let inputs = DecoderInputs { positions: Some(&positions), segments: Some(&segments), cache: None };

@@ -1,4 +1,5 @@
-//! Text from a folder of Hugging Face's: a continuation, or the answer of a chat model; with an adapter, if there is one.
+//! Generates text with a Hugging Face model folder: a continuation, or a chat model's answer, optionally with an
+//! adapter.
 #![forbid(unsafe_code)]
 
 use std::{path::PathBuf, process::ExitCode};
@@ -23,21 +24,21 @@ use weftgrad_examples::{
 struct Options {
     /// The folder of a GPT-2, Llama, Mistral or Qwen.
     folder: PathBuf,
-    /// The text.
+    /// The text to continue or to answer.
     prompt: String,
-    /// Take the text for what a user says, and answer it by the model's chat template.
+    /// Take the text as a user's message, and answer it by the model's chat template.
     #[arg(long)]
     chat: bool,
     /// The folder of an adapter, as `finetune` or peft writes it.
     #[arg(long)]
     adapter: Option<PathBuf>,
-    /// The most tokens.
+    /// Maximum number of tokens to generate.
     #[arg(long, default_value = "60", value_parser = positive)]
     tokens: usize,
-    /// How bold the choice is; without it what the folder says, or the likeliest token.
+    /// Sampling temperature [default: the folder's, or the likeliest token].
     #[arg(long)]
     temperature: Option<f64>,
-    /// Another text for each.
+    /// Seed of the sampling; each gives another text.
     #[arg(long, default_value = "0")]
     seed: u64,
     /// A text that ends the continuation.

@@ -1,6 +1,6 @@
-//! Uneven machines and slow links: what balancing the micro-batches of ranks gains where one rank is slow, and what training by
-//! themselves for some steps gains ranks that a slow link joins. Ranks are threads or processes; one is slowed down, the link is slowed
-//! down, and at the end all ranks are checked to have the weights that they should.
+//! Training on uneven machines and slow links. The first comparison measures the gain of balanced micro-batch counts if
+//! one rank is slow. The second measures the gain of local steps between ranks on a slow link. Ranks are threads or
+//! processes. The slow rank and the slow link are simulated, and at the end all ranks must have equal weights.
 #![forbid(unsafe_code)]
 
 use std::{
@@ -33,23 +33,23 @@ use weftgrad_examples::{
     text::{self, Corpus, Part, Sequences},
 };
 
-/// Measure what uneven ranks gain by balancing, and ranks on a slow link by training by themselves.
+/// Measure the gain of balancing for uneven ranks, and of local steps for ranks on a slow link.
 #[derive(Debug, Parser)]
 #[command(name = "heterogeneous", version)]
 struct Options {
     /// Ranks, of which the last is slow in the first comparison.
     #[arg(long, default_value = "2", value_parser = positive)]
     ranks: usize,
-    /// How many times as long the slow rank takes.
+    /// Factor by which the slow rank is slower.
     #[arg(long, default_value = "2.5", value_parser = above_0)]
     slow: f64,
-    /// Megabits a second of the link, each way, in the second comparison.
+    /// Bandwidth of the link in megabits per second, each way, in the second comparison.
     #[arg(long, default_value = "1000", value_parser = above_0)]
     link: f64,
     /// Steps of the slow rank in the first comparison, and of every rank in the second.
     #[arg(long, default_value = "40", value_parser = positive)]
     steps: usize,
-    /// Steps between two meetings of ranks that train by themselves.
+    /// Local steps between two synchronizations of the ranks.
     #[arg(long, default_value = "10", value_parser = positive)]
     every: usize,
     /// Sequences of a micro-batch.
@@ -70,7 +70,8 @@ struct Options {
     /// DiLoCo's outer learning rate.
     #[arg(long, default_value = "0.7", value_parser = above_0)]
     outer_lr: f64,
-    /// DiLoCo's outer momentum, below 1: smaller in runs of few meetings, where the paper's has no time to settle.
+    /// DiLoCo's outer momentum, below 1: smaller in runs of few synchronizations, where the paper's has no time to
+    /// settle.
     #[arg(long, default_value = "0.9", value_parser = from_0)]
     outer_momentum: f64,
     #[command(flatten)]
@@ -81,17 +82,17 @@ fn main() -> ExitCode {
     options::main(run)
 }
 
-/// What a way of training came to.
+/// The result of one way of training.
 struct Measured {
-    /// Tokens of all ranks in a second.
+    /// Tokens per second of all ranks together.
     rate: f64,
-    /// The loss of the weights at the end, of text that was not trained on.
+    /// The validation loss of the final weights.
     loss: f64,
-    /// Micro-batches of each rank in the last step.
+    /// The number of micro-batches of each rank in the last step.
     counts: Vec<usize>,
 }
 
-/// Everything that one rank trains with.
+/// The model and the data of one rank.
 struct Task<'a> {
     options: &'a Options,
     model: Gpt<AnyRuntime>,
@@ -121,14 +122,14 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// How ranks on a slow link train.
+/// The synchronization of ranks on a slow link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     /// Gradients are summed in every step.
     Synchronous,
-    /// Ranks meet every so often.
+    /// Ranks take local steps and synchronize after every `every` of them.
     DiLoCo,
-    /// They never meet, but at the end: what the link cannot be faster than.
+    /// Ranks synchronize only at the end: the upper bound of the speed.
     Unconnected,
 }
 
@@ -152,7 +153,7 @@ impl<'a> Task<'a> {
         ParamGroups::decay_matrices(AdamWConfig { lr: self.options.lr, ..Default::default() })
     }
 
-    /// Steps of ranks of which the last is slow; counts of micro-batches may differ by so much.
+    /// Trains ranks of which the last is slow. `max_difference` bounds the difference of their counts of micro-batches.
     fn uneven(&self, comm: &Comm<AnyRuntime>, max_difference: Option<usize>) -> Result<Measured> {
         let step = TrainStep::builder(comm, &self.model).optimizer(self.optimizer()).max_norm(1.0).build()?;
         let cadence = CadenceOptions { anchor: 4, max_anchor: 4, max_difference, ..Default::default() };
@@ -187,7 +188,7 @@ impl<'a> Task<'a> {
         Ok(Measured { rate, loss: self.validation()?, counts: step.cadence().counts().to_vec() })
     }
 
-    /// A loss that takes as long as the passes before it, times what a slow rank takes more.
+    /// Computes a loss. On a slow rank, also sleeps for `slow − 1` times the mean time of the passes so far.
     fn slowed(
         &self,
         is_slow: bool,
@@ -206,7 +207,7 @@ impl<'a> Task<'a> {
         Ok(loss)
     }
 
-    /// Steps of ranks on a slow link, each of which reads its share of every batch.
+    /// Trains ranks on a slow link; each reads its share of every batch.
     fn joined(&self, comm: &Comm<AnyRuntime>, way: Way) -> Result<Measured> {
         let link = Link { latency: Duration::from_micros(100), bandwidth: self.options.link * 1e6 / 8.0 };
         let slow: Comm<AnyRuntime> = Arc::new(SlowCommunicator::new(comm.clone(), link)?);
@@ -229,7 +230,7 @@ impl<'a> Task<'a> {
         Ok(Measured { rate: tokens as f64 / seconds, loss: self.validation()?, counts: Vec::new() })
     }
 
-    /// A step of this rank alone, which meets the others after so many.
+    /// Local steps of this rank, synchronized with the others after every `every` steps.
     fn local(
         &self,
         comm: &Comm<AnyRuntime>,
@@ -241,7 +242,7 @@ impl<'a> Task<'a> {
         LocalSteps::new(comm, &self.model, inner, rule, LocalUpdates { every, ..Default::default() })
     }
 
-    /// Takes steps, and tells how long they took in seconds.
+    /// Takes the steps and returns their time in seconds.
     fn loop_over(&self, comm: &Comm<AnyRuntime>, mut step: impl FnMut(&Batch<Sequences>) -> Result<()>) -> Result<f64> {
         let share = self.loader(Part::Train, self.options.batch * comm.size())?.rank(comm.rank(), comm.size());
         let batches = share.endless(Default::default())?;
@@ -254,7 +255,7 @@ impl<'a> Task<'a> {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// The mean loss of text that was not trained on.
+    /// The mean loss of the held-out text.
     fn validation(&self) -> Result<f64> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for batch in self.loader(Part::Validation, self.options.batch)?.limit(16).epoch(0)? {
@@ -266,7 +267,7 @@ impl<'a> Task<'a> {
     }
 }
 
-/// An error unless all ranks have the same weights, to the bit.
+/// Fails unless all ranks have bitwise equal weights.
 fn require_equal(comm: &Comm<AnyRuntime>, model: &Gpt<AnyRuntime>) -> Result<()> {
     for (name, parameter) in model.named_parameters() {
         comm.agree(&format!("`{name}` after training"), &parameter.value()?.to_bytes()?)?;

@@ -1,5 +1,6 @@
-//! What context parallelism saves and costs: the most bytes of activations there were at once on a rank, bytes it sent in a step, and the time,
-//! for a GPT whose long sequences are whole on each rank, and cut over ranks that share keys and values in each of the ways there are.
+//! Measures context parallelism of a GPT with long sequences: peak bytes of activations on a rank, bytes sent, and time
+//! of a step. Sequences are unsplit on each rank, or split over ranks that exchange keys and values in each of the
+//! available ways.
 #![forbid(unsafe_code)]
 
 use std::{process::ExitCode, sync::Arc, time::Instant};
@@ -24,7 +25,7 @@ use weftgrad_examples::{
     ranks::Joined,
 };
 
-/// Measure the memory, the traffic and the time of sequences that are cut over ranks.
+/// Measure the memory, the traffic and the time of sequences that are split over ranks.
 #[derive(Debug, Parser)]
 #[command(name = "long-context", version)]
 struct Options {
@@ -40,17 +41,17 @@ struct Options {
     /// Blocks of the model.
     #[arg(long, default_value = "4", value_parser = positive)]
     layers: usize,
-    /// Steps whose time is taken; the least is shown.
+    /// Steps to measure; the shortest time is shown.
     #[arg(long, default_value = "1", value_parser = positive)]
     steps: usize,
     #[command(flatten)]
     joined: Joined,
 }
 
-/// How sequences lie on the ranks: whole on each, or cut.
+/// The exchange of keys and values between ranks that split a sequence; `None` for unsplit sequences.
 type Cut = Option<ContextExchange>;
 
-/// The most bytes of activations on a rank within a step, what it sent, the loss, and the seconds of the fastest step.
+/// Peak bytes of activations on a rank within a step, bytes sent, the loss, and the seconds of the fastest step.
 struct Measured {
     activations: usize,
     sent: u64,
@@ -86,7 +87,7 @@ fn measure(comm: Comm<AnyRuntime>, options: &Options, cut: Cut) -> Result<Measur
     let counting = Arc::new(CountingCommunicator::new(comm));
     let comm: Comm<AnyRuntime> = counting.clone();
     let rt = comm.runtime();
-    // Where sequences are whole, each rank has one of its own.
+    // Unsplit: each rank has a sequence of its own.
     let axis = if cut.is_some() { Axis::Context } else { Axis::Data };
     let mesh = Mesh::new(&comm, ParallelPlan::of([(axis, comm.size())])?)?;
     let Options { tokens, layers, width, .. } = *options;

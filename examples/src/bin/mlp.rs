@@ -1,4 +1,4 @@
-//! An MLP learns which of two interleaved spirals a point belongs to.
+//! Trains an MLP to classify points of two interleaved spirals.
 #![forbid(unsafe_code)]
 
 use weftgrad::{
@@ -33,7 +33,7 @@ impl<R: Runtime> Forward<R> for Mlp<R> {
     }
 }
 
-/// Points `[N, 2]` on two spirals, and which one each is on.
+/// Points `[N, 2]` on two spirals, and the spiral of each.
 fn spirals(rt: &AnyRuntime, n: usize, seed: u64) -> Result<(Var<AnyRuntime>, Var<AnyRuntime>)> {
     let mut rng = Philox::new(seed, 0);
     let (mut points, mut arms) = (Vec::new(), Vec::new());

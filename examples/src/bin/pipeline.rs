@@ -1,4 +1,5 @@
-//! A GPT cut into stages, trained on threads, or processes, by any pipeline schedule; prints the schedule and draws what every rank did when.
+//! Trains a GPT cut into stages, on threads or processes, by any pipeline schedule. Prints the schedule and draws the
+//! timeline of every rank.
 #![forbid(unsafe_code)]
 
 use std::{path::PathBuf, process::ExitCode, slice::from_ref, time::Duration};
@@ -40,7 +41,7 @@ struct Options {
     /// Replicas of the pipeline, each with its own part of a step's text.
     #[arg(long, default_value = "1", value_parser = positive)]
     replicas: usize,
-    /// What is sharded over the replicas: 0 nothing, 1 state, 2 gradients, 3 parameters too.
+    /// ZeRO stage over the replicas: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=3))]
     zero: u8,
     /// GPipe, 1F1B, Interleaved1F1B, LoopedBFS, ZB-H1, ZB-H2, InterleavedZeroBubble, ZBV or DualPipeV.
@@ -108,11 +109,11 @@ fn schedule(options: &Options) -> Result<Checked> {
     options.schedule.generate(shape)?.lower(lowering)?.check(Limits::default())
 }
 
-/// One rank's program, the same on all of them: gives the timeline of the last step of this rank's replica.
+/// Trains on one rank: the same program on all of them. Returns the last step's timeline of this rank's replica.
 fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: usize, text: &[u32]) -> Result<Timeline> {
     let config =
         GptConfig { vocab, context: CONTEXT, layers: 4, heads: 4, width: 64, tied_head: true, ..Default::default() };
-    // Every rank makes the whole model from the same seed and keeps its stages.
+    // Every rank makes the complete model from the same seed and keeps its stages.
     let stages = Gpt::new(&Init::new(comm.runtime(), 1), config)?.split(checked.schedule().stages())?;
     let model = PipelineModel::on(comm.rank(), checked.clone(), stages)
         .loss(loss)
@@ -137,7 +138,7 @@ fn train(comm: Comm<AnyRuntime>, checked: &Checked, options: &Options, vocab: us
     }
 }
 
-/// The sum over all characters: the trainer divides by how many there are in the whole step.
+/// The sum over all characters: the trainer divides it by their number in the complete step.
 fn loss(outputs: &[Var<AnyRuntime>], targets: &[Var<AnyRuntime>]) -> Result<Loss<AnyRuntime>> {
     let options = CrossEntropyOptions { reduction: Reduction::Sum, ..Default::default() };
     let characters = targets[0].dims().iter().product::<usize>();

@@ -1,4 +1,5 @@
-//! A checkpoint saved by four ranks with sharded parameters, loaded by two with whole ones: training goes on as if nothing had happened.
+//! Saves a checkpoint with four ranks and sharded parameters, and loads it with two ranks and unsharded ones. Training
+//! continues as if nothing had happened.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -84,7 +85,7 @@ fn adamw() -> ParamGroups<AdamWConfig> {
     ParamGroups::decay_matrices(AdamWConfig::default())
 }
 
-/// Trains, saves, and trains on: the losses after the save.
+/// Trains, saves, and trains on; returns the losses after the save.
 fn sharded(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
     let model = model(comm, 1)?;
     let mut trainer = TrainStep::builder(comm, &model).optimizer(adamw()).zero(ZeroStage::Parameters).build()?;
@@ -95,7 +96,7 @@ fn sharded(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
     (STEPS..2 * STEPS).map(|step| trainer.step(|_| loss(comm, &model, step))?.loss()).collect()
 }
 
-/// Loads what the others saved, and trains on.
+/// Loads the sharded checkpoint, and trains on; returns the losses.
 fn whole(comm: &Comm<AnyRuntime>, folder: &Folder) -> Result<Vec<f64>> {
     let model = model(comm, 2)?;
     let mut trainer = TrainStep::builder(comm, &model).optimizer(adamw()).build()?;

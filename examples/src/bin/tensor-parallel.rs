@@ -1,5 +1,5 @@
-//! What tensor parallelism saves and costs: bytes of parameters, gradients and optimizer state on each rank, the most there were at once,
-//! and bytes sent in a step, for a GPT on one rank, cut over ranks, and cut along the sequence too.
+//! Measures tensor parallelism: bytes of parameters, gradients and optimizer state on each rank, peak memory, and bytes
+//! sent in a step. A GPT is on one rank, split over ranks, or split along the sequence too.
 #![forbid(unsafe_code)]
 
 use std::{process::ExitCode, sync::Arc};
@@ -23,7 +23,7 @@ use weftgrad_examples::{
     ranks::Joined,
 };
 
-/// Measure the memory and the traffic of a model that is cut over ranks.
+/// Measure the memory and the traffic of a model that is split over ranks.
 #[derive(Debug, Parser)]
 #[command(name = "tensor-parallel", version)]
 struct Options {
@@ -40,7 +40,7 @@ struct Options {
     joined: Joined,
 }
 
-/// How the model lies on the ranks.
+/// The split of the model over ranks.
 #[derive(Clone, Copy)]
 enum Cut {
     Whole,
@@ -48,7 +48,7 @@ enum Cut {
     Sequence,
 }
 
-/// Bytes on a rank after a step, by what they are for, the most there were within it, and what it sent.
+/// Bytes on a rank after a step by category, the peak within the step, and the bytes it sent.
 struct Measured {
     live: [usize; 3],
     peak: usize,
@@ -82,7 +82,7 @@ fn measure(comm: Comm<AnyRuntime>, options: &Options, cut: Cut) -> Result<Measur
     let counting = Arc::new(CountingCommunicator::new(comm));
     let comm: Comm<AnyRuntime> = counting.clone();
     let rt = comm.runtime();
-    // Where the model is whole, ranks share out the batch instead.
+    // Unsplit: ranks share the batch instead.
     let axis = if matches!(cut, Cut::Whole) { Axis::Data } else { Axis::Tensor };
     let mesh = Mesh::new(&comm, ParallelPlan::of([(axis, comm.size())])?)?;
     let config = GptConfig {

@@ -1,4 +1,5 @@
-//! What ZeRO saves: bytes of parameters, gradients and optimizer state on each rank, measured, for data parallelism and stages 1, 2, 3.
+//! Measures ZeRO: bytes of parameters, gradients and optimizer state on each rank, for data parallelism and stages 1,
+//! 2, 3.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;
@@ -38,7 +39,7 @@ struct Options {
     joined: Joined,
 }
 
-/// Bytes on a rank after a step, by what they are for, and the most there were within it.
+/// Bytes on a rank after a step by category, and the peak within the step.
 struct Measured {
     parameters: usize,
     live: [usize; 3],
@@ -72,7 +73,7 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// Two steps; what there is after the second, and the most there was in it.
+/// Takes two steps, and measures the memory after the second and its peak within it.
 fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: ZeroStage) -> Result<Measured> {
     let rt = comm.runtime();
     let config = GptConfig {
@@ -83,7 +84,7 @@ fn measure(comm: &Comm<AnyRuntime>, options: &Options, stage: ZeroStage) -> Resu
         width: options.width,
         ..Default::default()
     };
-    // Values are drawn as they are read: in stage 3 no rank ever holds the model.
+    // Values are drawn when they are read: in stage 3 no rank ever holds the complete model.
     let init = if stage == ZeroStage::None { Init::new(rt, 1) } else { Init::new(rt, 1).lazily() };
     let model = Gpt::new(&init, config)?;
     let tokens = Var::new(Tensor::arange(rt, 0i64, 1i64, 16, DType::I64)?.reshape([1, 16])?);

@@ -1,5 +1,5 @@
-//! Files that were changed at random, given to everything that reads files: each ends with a value or with an error, never with a panic, and
-//! allocates no more than a multiple of the file's length, whatever sizes the file claims.
+//! Every reader of files gets files with random changes. Each must return a value or an error, never panic. It must
+//! allocate no more than a multiple of the file's length, whatever sizes the file claims.
 //!
 //! `WEFTGRAD_TEST_MUTATIONS` is the number of changed files for each reader.
 #![allow(missing_docs)]
@@ -37,23 +37,23 @@ use weftgrad::{
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
 
-/// What a reader may allocate: this much, and this many times the length of the file.
+/// The bytes that a reader may allocate: `BASE` and `TIMES` the length of the file.
 const BASE: usize = 1 << 20;
 const TIMES: usize = 256;
 
 type Outcome = std::result::Result<(), String>;
 
-/// Something that reads a file.
+/// A reader of one file format, with a valid file.
 struct Reader {
     name: &'static str,
     file: PathBuf,
     bytes: Vec<u8>,
     read: Box<dyn Fn() -> Outcome>,
-    /// What is made right again after a change, without which nothing behind it would be reached.
+    /// Repairs a changed file, such as its checksum, so that the reader gets past it.
     mended: fn(Vec<u8>) -> Vec<u8>,
 }
 
-/// A reader of the file that is there now; `read` must read it without an error.
+/// A reader of an existing file; `read` must read it without an error.
 fn reader<T>(name: &'static str, file: &Path, read: impl Fn(&Path) -> Result<T> + 'static) -> Reader {
     let (bytes, path) = (fs::read(file).unwrap(), file.to_path_buf());
     let read = move || read(&path).map(|_| ()).map_err(|error| error.to_string());
@@ -186,7 +186,7 @@ fn checkpoints(folder: &Path) -> Result<Vec<Reader>> {
     ])
 }
 
-/// A manifest whose checksum is that of what it says now.
+/// A manifest with its checksum updated to its contents.
 fn checksummed(bytes: Vec<u8>) -> Vec<u8> {
     let Ok(serde_json::Value::Object(mut all)) = serde_json::from_slice(&bytes) else { return bytes };
     all.remove("checksum");
@@ -216,13 +216,13 @@ fn runs(folder: &Path) -> Vec<Reader> {
     ]
 }
 
-/// Gives a reader this many changed files.
+/// Tests a reader with `count` changed files.
 fn try_on(reader: &Reader, count: u64) {
     assert_eq!((reader.read)(), Ok(()), "{}: the file as it was", reader.name);
     let (mut refused, most) = (0, BASE + TIMES * reader.bytes.len());
     for seed in 0..count {
         let changed = (reader.mended)(mutate(&reader.bytes, &mut Draws::new(seed)));
-        // A file of its own: some file systems write one that is emptied and filled again to the disk at once.
+        // A new file: some file systems write one that is truncated and refilled to the disk at once.
         fs::remove_file(&reader.file).unwrap();
         fs::write(&reader.file, &changed).unwrap();
         let before = ALLOCATED.current_usage();
@@ -238,7 +238,7 @@ fn try_on(reader: &Reader, count: u64) {
     assert!(refused > 0, "{}: nothing was refused", reader.name);
 }
 
-/// One test: what another allocates meanwhile would be counted.
+/// One test for all: allocations of a concurrent one would be counted.
 #[test]
 fn changed_files_end_in_values_or_errors() -> Result<()> {
     let count = env::var("WEFTGRAD_TEST_MUTATIONS").ok().and_then(|count| count.parse().ok()).unwrap_or(10_000);

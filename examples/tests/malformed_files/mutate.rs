@@ -1,4 +1,4 @@
-//! Changes to the bytes of a file, drawn from a seed: what a bad disk, a cut transfer or somebody with an editor does to it.
+//! Changes to the bytes of a file, drawn from a seed: like those of a bad disk, a cut transfer or an editor.
 
 /// Random numbers by SplitMix64.
 pub struct Draws(u64);
@@ -16,17 +16,17 @@ impl Draws {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`, or 0.
+    /// A number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         if n == 0 { 0 } else { (self.next() % n as u64) as usize }
     }
 }
 
-/// Integers that sizes overflow at.
+/// Integers at which sizes overflow.
 const EXTREMES: [u64; 10] =
     [0, 1, 0x7f, 0xff, 0xffff, 0x7fff_ffff, 0xffff_ffff, i64::MAX as u64, u64::MAX - 7, u64::MAX];
 
-/// What a number in a text is replaced by.
+/// Replacements for a number in a text.
 const NUMBERS: [&str; 9] = [
     "0",
     "-1",
@@ -39,7 +39,7 @@ const NUMBERS: [&str; 9] = [
     "\"",
 ];
 
-/// One to four changes.
+/// Makes one to four changes.
 pub fn mutate(bytes: &[u8], draws: &mut Draws) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..=draws.below(4) {
@@ -66,7 +66,7 @@ fn change(bytes: &mut Vec<u8>, draws: &mut Draws) {
     }
 }
 
-/// An integer of 1 to 8 bytes, in either order, over what is there.
+/// Overwrites bytes with an integer of 1, 2, 4 or 8 bytes, in either byte order.
 fn overwrite(bytes: &mut [u8], at: usize, draws: &mut Draws) {
     let value = EXTREMES[draws.below(EXTREMES.len())];
     let value = if draws.below(2) == 0 { value.to_le_bytes() } else { value.to_be_bytes() };
@@ -74,7 +74,7 @@ fn overwrite(bytes: &mut [u8], at: usize, draws: &mut Draws) {
     bytes[at..at + width].copy_from_slice(&value[..width]);
 }
 
-/// Another number in place of the next one that is written in digits.
+/// Replaces the next number in digits by another one.
 fn another_number(bytes: &mut Vec<u8>, at: usize, draws: &mut Draws) {
     let Some(start) = bytes[at..].iter().position(u8::is_ascii_digit).map(|offset| at + offset) else { return };
     let len = bytes[start..].iter().take_while(|byte| byte.is_ascii_digit()).count();

@@ -9,7 +9,7 @@ use super::{Limits, OP};
 use crate::action::{Action, Compute, Message, Pass, UnitOp};
 use crate::schedule::Schedule;
 
-/// Walks one row.
+/// Checks one row against the facts and the limits, and names the position of the first failure.
 pub(super) fn check(schedule: &Schedule, rank: usize, sharded: bool, limits: Limits) -> Result<()> {
     let row = &schedule.rows()[rank];
     let forward_only = schedule.is_forward_only();

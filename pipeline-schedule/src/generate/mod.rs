@@ -87,7 +87,7 @@ impl ScheduleKind {
     /// Makes the passes of every rank.
     ///
     /// # Errors
-    /// Names the precondition that fails, with the numbers.
+    /// Fails if the schedule's precondition does not hold for this shape: names it, with the numbers.
     pub fn generate(self, shape: PipeShape) -> Result<Schedule> {
         let PipeShape { ranks: p, stages_per_rank: v, micro_batches: m } = shape;
         let (generator, size) = (self.generator(), Size { p, v, m });

@@ -29,7 +29,8 @@ impl Schedule {
     /// synchronous send either.
     ///
     /// # Errors
-    /// Fails if the schedule has been lowered, a pass costs nothing, or passes wait for each other in a cycle.
+    /// Fails if the schedule has messages or units already, a pass costs nothing, or passes wait for each other in a
+    /// cycle.
     pub fn lower(&self, lowering: Lowering) -> Result<Schedule> {
         let refuse = |why: &str| Err(Error::schedule("pipeline lowering", why));
         if self.is_lowered() {

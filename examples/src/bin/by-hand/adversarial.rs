@@ -1,4 +1,5 @@
-//! A generator learns a distribution of numbers from a discriminator that learns to tell them apart: two models, two optimizers, in turn.
+//! A generative adversarial network: a generator learns a distribution of numbers from a discriminator. Two models with
+//! two optimizers step in turn.
 
 use weftgrad::{
     AnyRuntime,
@@ -34,7 +35,7 @@ impl<R: Runtime> Forward<R> for Net<R> {
     }
 }
 
-/// A model with its copy on every rank and its optimizer.
+/// A model with its data-parallel wrapper and its optimizer.
 struct Player {
     net: Net<AnyRuntime>,
     ddp: Ddp<AnyRuntime>,
@@ -50,7 +51,8 @@ impl Player {
         Ok(Player { net, ddp, optimizer })
     }
 
-    /// A step against the gradient of a mean over this rank's examples. Gradients of the other player are ignored.
+    /// Takes a step against the gradient of a mean over this rank's examples. Gradients of the other player are
+    /// ignored.
     fn step(&mut self, loss: &Var<AnyRuntime>, counts: &[u64]) -> Result<()> {
         let mut gradients = backward(loss)?;
         self.ddp.weighted_all_reduce_gradients(&mut gradients, counts)?;
@@ -58,7 +60,7 @@ impl Player {
     }
 }
 
-/// The loss of a discriminator's answers to examples that are real, or not.
+/// The discriminator's loss for its answers to real or generated examples.
 fn judged(answers: &Var<AnyRuntime>, real: bool) -> Result<Var<AnyRuntime>> {
     // -log sigmoid of the answer, or of its opposite.
     answers.mul(if real { 1.0 } else { -1.0 })?.log_sigmoid()?.neg()?.mean_all()

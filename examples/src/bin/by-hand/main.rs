@@ -1,5 +1,5 @@
-//! Two loops that no trainer fits, on several ranks by hand: a generator against a discriminator, and a model that grows while it is trained. Each is
-//! compared with the same loop on one rank.
+//! Two training loops on several ranks, written by hand because no trainer fits: a GAN, and a model that grows during
+//! training. Each is compared with the same loop on one rank.
 #![forbid(unsafe_code)]
 
 mod adversarial;
@@ -38,7 +38,7 @@ struct Options {
 
 /// Examples in a step, of all ranks together.
 const BATCH: usize = 64;
-/// Steps whose losses are compared: rounding of another order of sums grows from step to step.
+/// The number of steps whose losses are compared: the rounding of another order of sums grows from step to step.
 const CHECKED: usize = 50;
 
 fn main() -> ExitCode {
@@ -62,10 +62,10 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// A loop on this rank: the loss of each step over the examples of all ranks.
+/// A training loop on one rank: returns the loss of each step over the examples of all ranks.
 type Train = fn(&Comm<AnyRuntime>, usize) -> Result<Vec<f64>>;
 
-/// This rank's rows of a step's batch, and how many each rank has.
+/// This rank's rows of a step's batch, and the number of rows of each rank.
 fn share(comm: &Comm<AnyRuntime>, all: &Tensor<AnyRuntime>) -> Result<(Var<AnyRuntime>, Vec<u64>)> {
     let of = |rank| shard_batches(BATCH, rank, comm.size());
     let own: Vec<i64> = of(comm.rank()).into_iter().map(|row| row as i64).collect();
@@ -73,7 +73,7 @@ fn share(comm: &Comm<AnyRuntime>, all: &Tensor<AnyRuntime>) -> Result<(Var<AnyRu
     Ok((Var::new(all.index_select(0, &own)?), (0..comm.size()).map(|rank| of(rank).len() as u64).collect()))
 }
 
-/// The mean over all ranks of a mean over each rank's examples.
+/// The mean over the examples of all ranks, from this rank's mean `own` over its examples.
 fn mean(comm: &Comm<AnyRuntime>, own: &Var<AnyRuntime>, counts: &[u64]) -> Result<f64> {
     use weftgrad::distributed::comm::Collectives;
     let own = own.item()? * counts[comm.rank()] as f64;

@@ -1,5 +1,5 @@
-//! A model that grows: twice during training it is given another residual block, which changes nothing at first, with a new
-//! optimizer and a new agreement of the ranks.
+//! A model that grows: twice during training it gets another residual block. The optimizer and the data-parallel
+//! wrapper are then new.
 
 use weftgrad::{
     AnyRuntime,
@@ -29,7 +29,7 @@ impl<R: Runtime> Growing<R> {
         Ok(Growing { first: Linear::new(init, 2, WIDTH)?, blocks: Vec::new(), out: Linear::new(init, WIDTH, 1)? })
     }
 
-    /// Adds a block whose weights are small, so that the model computes nearly what it did.
+    /// Adds a block with small weights, so that the output changes little: mostly by the block's biases.
     fn grow(&mut self, init: &Init<R>) -> Result<()> {
         let block = Linear::new(init, WIDTH, WIDTH)?;
         block.weight.set(block.weight.value()?.mul(1e-2)?)?;
@@ -46,7 +46,7 @@ impl<R: Runtime> Forward<R> for Growing<R> {
     }
 }
 
-/// `sin(3a) · b` of each row `(a, b)`.
+/// The target `sin(3a) · b` of each row `(a, b)`.
 fn target(x: &Var<AnyRuntime>) -> Result<Var<AnyRuntime>> {
     x.narrow(1, 0, 1)?.mul(3.0)?.sin()?.mul(&x.narrow(1, 1, 1)?)
 }
@@ -56,7 +56,7 @@ pub fn losses(comm: &Comm<AnyRuntime>, steps: usize) -> Result<Vec<f64>> {
     let mut model = Growing::new(&Init::new(rt, 1))?;
     for phase in 0..3 {
         if phase > 0 {
-            // Every rank draws its own block: rank 0's is everyone's from `sync_params` on.
+            // Every rank draws another block; `sync_params` then gives all ranks the block of rank 0.
             model.grow(&Init::new(rt, 10 + comm.rank() as u64))?;
         }
         let ddp = Ddp::new(comm, &model)?;

@@ -1,4 +1,4 @@
-//! What can be asked for on the command line, and what a run is by that.
+//! The command line, and the settings of a run that follow from it.
 
 use std::path::{Path, PathBuf};
 
@@ -19,17 +19,19 @@ use weftgrad_examples::{
     text::Corpus,
 };
 
-/// Train a character-level GPT and print a sample. Ctrl-C saves, says how to go on, and ends with status 130.
+/// Train a character-level GPT and print a sample. Ctrl-C saves, prints the command to resume, and ends with status
+/// 130.
 #[derive(Debug, Parser)]
 #[command(name = "char-gpt", version)]
 pub struct Options {
-    /// Text to learn (UTF-8). Without it: the workspace's own prose, and a smaller model.
+    /// Text to learn (UTF-8) [default: the workspace's own prose, with a smaller model].
     #[arg(long, value_name = "FILE")]
     pub text: Option<PathBuf>,
-    /// Steps to train, those of a resumed run included [default: as many as fit into --seconds].
+    /// Total steps, those before a resumption included [default: as many as fit into --seconds].
     #[arg(long, value_parser = positive, conflicts_with = "seconds")]
     steps: Option<usize>,
-    /// About how long to train; the steps are chosen by it and printed [default: 40; 300 with --text].
+    /// Approximate training time in seconds; the number of steps is chosen by it and printed [default: 40; 300 with
+    /// --text].
     #[arg(long, value_parser = above_0)]
     seconds: Option<f64>,
     /// Sequences in a step, of all ranks together [default: 16; 8 with --text].
@@ -65,28 +67,28 @@ pub struct Options {
     /// Folder of the checkpoint, the metrics and the loss curve; an earlier run's checkpoint there is replaced.
     #[arg(long, default_value = "char-gpt-out", value_name = "DIR")]
     pub out: PathBuf,
-    /// Go on from the checkpoint in --out: the same losses as if never stopped.
+    /// Resume from the checkpoint in --out: the losses are those of an uninterrupted run.
     #[arg(long)]
     pub resume: bool,
     #[command(flatten)]
     pub sampling: Sampling,
 }
 
-/// How text is sampled at the end.
+/// Options of the sample at the end.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct Sampling {
     /// Characters to sample at the end.
     #[arg(long = "sample", default_value_t = 500)]
     pub length: usize,
-    /// How freely to sample; 0 takes the likeliest character.
+    /// Sampling temperature; 0 takes the likeliest character.
     #[arg(long, default_value_t = 0.5, value_parser = from_0)]
     pub temperature: f64,
-    /// How many of the likeliest characters to choose from.
+    /// Number of likeliest characters to sample from (top-k).
     #[arg(long, default_value = "20", value_parser = positive)]
     pub top_k: usize,
 }
 
-/// What a run is: all that its losses depend on, besides the text. It is saved in the folder of the checkpoints.
+/// The settings of a run: all that its losses depend on, besides the text. They are saved in the folder of the run.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Settings {
     /// The characters of the text.
@@ -103,14 +105,14 @@ pub struct Settings {
     pub dtype: String,
     /// Seed of weights and batches.
     pub seed: u64,
-    /// How long to train, where the number of steps is not given.
+    /// The training time in seconds, if `steps` is 0.
     pub seconds: f64,
-    /// Steps to train; 0 for as many as fit into the time.
+    /// The number of steps; 0 for as many as fit into `seconds`.
     pub steps: u64,
 }
 
 impl Default for Settings {
-    /// For the workspace's own prose.
+    /// The settings for the workspace's own prose.
     fn default() -> Self {
         let (layers, heads, width, context, batch) = (2, 4, 128, 64, 16);
         let (vocabulary, dtype) = (String::new(), DType::F32.to_string());
@@ -119,13 +121,13 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The model.
+    /// The configuration of the model.
     pub fn gpt(&self) -> GptConfig {
         let &Settings { context, layers, heads, width, .. } = self;
         GptConfig { vocab: self.vocabulary.chars().count(), context, layers, heads, width, ..GptConfig::default() }
     }
 
-    /// How long to train.
+    /// The length of the run: a number of steps or a time.
     fn budget(&self) -> Budget {
         if self.steps > 0 { Budget::steps(self.steps) } else { Budget::seconds(self.seconds) }
     }
@@ -135,7 +137,7 @@ impl Settings {
         Ok(DType::from_name(&self.dtype).ok_or_else(|| format!("unknown dtype {}", self.dtype))?)
     }
 
-    /// Writes them, for runs that go on: a file that is there is whole.
+    /// Writes the settings for resumed runs. The file is replaced by a rename, so it is always complete.
     fn save(&self, out: &Path) -> Result<()> {
         let text = files::show(self).map_err(|e| Error::other(e.to_string()))?;
         std::fs::create_dir_all(out).map_err(|e| Error::io(out, e))?;
@@ -144,7 +146,8 @@ impl Settings {
     }
 }
 
-/// Writes the settings of a run beside its checkpoints when it begins: a run that cannot begin leaves those of an earlier run as they are.
+/// A callback that writes the settings of a new run beside its checkpoints at its beginning. A run that cannot begin
+/// leaves the settings of an earlier run as they are.
 pub struct SaveSettings<'s> {
     pub settings: &'s Settings,
     pub out: &'s Path,
@@ -162,7 +165,7 @@ fn path(out: &Path) -> PathBuf {
 }
 
 impl Options {
-    /// The run asked for: a new one, or the one that goes on.
+    /// The settings of a new run from the options, or with `--resume` of the run in the folder.
     pub fn settings(&self, corpus: &Corpus) -> Outcome<Settings> {
         if self.resume { self.resumed(corpus) } else { Ok(self.begun(corpus)) }
     }
@@ -195,7 +198,7 @@ impl Options {
         }
     }
 
-    /// What the run in the folder is. Options that would make it another, or another text, are an error.
+    /// The settings of the run in the folder. It is an error to change them by options, or to give another text.
     fn resumed(&self, corpus: &Corpus) -> Outcome<Settings> {
         let path = path(&self.out);
         if !path.is_file() {
@@ -213,13 +216,13 @@ impl Options {
         Ok(Settings { steps: self.steps.map_or(saved.steps, |steps| steps as u64), ..saved })
     }
 
-    /// How long to train: what this command line says, or what the run had before.
+    /// The length of the run: from the options, or else the one saved in the checkpoint.
     pub fn budget(&self, settings: &Settings) -> Budget {
         let budget = settings.budget();
         if self.resume && self.steps.is_none() { budget.resumed() } else { budget }
     }
 
-    /// Whether an option was given that a resumed run takes from its checkpoint.
+    /// Tells whether the command line sets an option that a resumed run takes from its checkpoint.
     fn reshapes(&self) -> bool {
         [self.batch, self.context, self.layers, self.width, self.heads].iter().any(Option::is_some)
             || self.lr.is_some()

@@ -1,9 +1,9 @@
 //! Trains a character-level GPT and prints a sample.
 //!
-//! Without `--text` it learns the workspace's own prose for 40 seconds: it trains as many steps as fit, says how many
-//! these are, and `--steps` with that number trains the same model. `--text FILE` trains a larger model on a file.
-//! Ctrl-C saves and ends; `--resume` goes on as if never stopped. `--ranks N`, or `--engine mpi` under `mpirun`, trains on
-//! several ranks.
+//! Without `--text` it learns the workspace's own prose for 40 seconds. It trains as many steps as fit and prints their
+//! number; `--steps` with that number trains the same model. `--text FILE` trains a larger model on a file. Ctrl-C
+//! saves and ends; `--resume` continues as if never interrupted. `--ranks N`, or `--engine mpi` under `mpirun`, trains
+//! on several ranks.
 #![forbid(unsafe_code)]
 
 mod command;
@@ -34,12 +34,12 @@ use weftgrad_examples::{
 
 use crate::command::{Options, Settings};
 
-/// Batches that the validation loss is the mean of.
+/// The number of batches averaged in the validation loss.
 const VALIDATION_BATCHES: usize = 20;
-/// What the evaluation calls that loss.
+/// The name of the validation loss in records.
 const VALIDATION: &str = "validation/loss";
 
-/// What became of a run, and what rank 0 has written with the model.
+/// The result of a run, with the sample that rank 0 wrote with the model.
 struct Ended {
     reason: StopReason,
     step: u64,
@@ -72,7 +72,7 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// One rank's program: the same on all of them.
+/// Trains on one rank: the same program on all of them.
 fn train(
     comm: &Comm<AnyRuntime>,
     options: &Options,
@@ -97,7 +97,7 @@ fn train(
     let batches = |tokens, stride| {
         Ok::<_, weftgrad::Error>(text::sequences(rt, tokens, settings.context, stride)?.batch(settings.batch))
     };
-    // Places that are spread evenly over the text that is not trained on.
+    // Sequences spread evenly over the held-out text.
     let spread = held_out.len() / (VALIDATION_BATCHES * settings.batch);
     let validation = Evaluate::on(batches(held_out, spread.max(1))?).limit_batches(VALIDATION_BATCHES as u64);
     let checkpoints = Checkpoints::in_folder(options.out.join("checkpoints"))
@@ -111,14 +111,14 @@ fn train(
         .with(Throughput::new())
         .with(NonFinite::stop())
         .with(checkpoints)
-        // Once the checkpoints of an earlier run are gone, and not before: until then they go with the settings that are there.
+        // After `Checkpoints`, which removes those of an earlier run: until then the old settings belong to them.
         .with(command::SaveSettings { settings, out: &options.out })
         .record_every(Interval::Steps(1))
         .resume(if options.resume { Resume::Required } else { Resume::No });
     if leads {
         let out = &options.out;
         let jsonl = if options.resume { Jsonl::in_folder(out)? } else { Jsonl::replacing(out)? };
-        // Curves of a run that goes on begin where it began.
+        // Curves of a resumed run begin at its first step.
         let before = if options.resume { read_jsonl(jsonl.path())? } else { Vec::new() };
         let curves = SvgCurves::in_folder(out).records(&before);
         let numbers = ["loss", "throughput/tokens_per_second", VALIDATION];

@@ -1,11 +1,11 @@
-//! Text the model writes.
+//! Sampling of text from the model.
 
 use weftgrad::{AnyRuntime, nn::Gpt, prelude::*, rng::Philox};
 use weftgrad_examples::text::Corpus;
 
 use crate::command::{Sampling, Settings};
 
-/// Characters after a line break, each drawn from the softmax of the model's likeliest ones.
+/// Samples characters after a line break, each from the softmax of the likeliest logits.
 pub fn text(
     model: &Gpt<AnyRuntime>,
     rt: &AnyRuntime,
@@ -23,7 +23,7 @@ pub fn text(
     corpus.characters.decode(&tokens[1..])
 }
 
-/// The logits of what follows `seen`.
+/// The logits of the character after `seen`.
 fn next(model: &Gpt<AnyRuntime>, rt: &AnyRuntime, seen: &[u32]) -> Result<Vec<f64>> {
     let seen: Vec<i64> = seen.iter().map(|&token| token.into()).collect();
     let x = Var::new(Tensor::from_slice(rt, [1, seen.len()], &seen)?);

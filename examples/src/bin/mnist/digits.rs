@@ -1,4 +1,4 @@
-//! Images of digits and what they show: two IDX files.
+//! Images of digits and their labels: two IDX files.
 
 use std::{
     fs,

@@ -1,4 +1,5 @@
-//! Digits drawn by this program, for a run without files: a dot-matrix font at random places, in random ink, on noisy paper.
+//! Digits drawn by this program, for a run without files: a dot-matrix font at random places, in random ink, on noisy
+//! paper.
 
 use weftgrad::{Result, rng::Philox};
 

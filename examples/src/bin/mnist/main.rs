@@ -1,7 +1,7 @@
-//! A small convolutional network learns handwritten digits.
+//! Trains a small convolutional network on handwritten digits.
 //!
-//! `mnist --data DIR` reads the gzipped IDX files `*images-idx3-ubyte.gz` and `*labels-idx1-ubyte.gz` in `DIR`, trains on the first
-//! four fifths and tests on the rest. Without `--data` it draws digits of its own, easier ones.
+//! `mnist --data DIR` reads the gzipped IDX files `*images-idx3-ubyte.gz` and `*labels-idx1-ubyte.gz` in `DIR`. It
+//! trains on the first four fifths and tests on the rest. Without `--data` it draws its own digits, which are easier.
 #![forbid(unsafe_code)]
 
 mod digits;
@@ -39,10 +39,10 @@ struct Options {
     /// Folder with the gzipped IDX files [default: digits drawn by the program].
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// How many digits to draw, without `--data`.
+    /// Number of digits to draw, without `--data`.
     #[arg(long, default_value = "4000", value_parser = positive, conflicts_with = "data")]
     images: usize,
-    /// Times through the training images.
+    /// Passes over the training images.
     #[arg(long, default_value = "8", value_parser = positive)]
     epochs: usize,
     /// Images in a step.
@@ -130,7 +130,7 @@ fn run(options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-/// What the evaluation calls the part of images that are named rightly.
+/// The name of the accuracy in records: the fraction of test images classified correctly.
 const ACCURACY: &str = "test/accuracy";
 
 fn loss(model: &Cnn<AnyRuntime>, batch: &Batch<Images>) -> Result<Loss<AnyRuntime>> {

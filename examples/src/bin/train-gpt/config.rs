@@ -1,4 +1,4 @@
-//! What a run is.
+//! The configuration of a run.
 
 use std::path::PathBuf;
 
@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 use weftgrad::{distributed::zero::ZeroStage, nn::GptConfig};
 use weftgrad_examples::Outcome;
 
-/// A run, as the file of `--config` has it.
+/// A run, with the structure of the file of `--config`.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Config {
-    /// A file of text; empty: the workspace's own prose.
+    /// The file of text; empty for the workspace's own prose.
     pub text: PathBuf,
-    /// Where checkpoints, metrics, curves and the report go.
+    /// The folder of checkpoints, metrics, curves and the report.
     pub out: PathBuf,
-    /// Of weights and of the order of the data.
+    /// The seed of the weights and of the order of the data.
     pub seed: u64,
-    /// Ranks; under `mpirun`, as many as it has started.
+    /// The number of ranks; under `mpirun`, its number of processes.
     pub ranks: usize,
     pub model: Model,
     pub data: Data,
@@ -37,7 +37,7 @@ pub struct Model {
 pub struct Data {
     /// Sequences of a step, of all ranks and micro-batches together.
     pub batch: usize,
-    /// The part of the text that is kept for validation.
+    /// The fraction of the text held out for validation.
     pub validation: f64,
     pub workers: usize,
 }
@@ -46,9 +46,9 @@ pub struct Data {
 pub struct Optimizer {
     pub lr: f64,
     pub weight_decay: f64,
-    /// Steps until the rate is whole.
+    /// The number of steps over which the learning rate rises.
     pub warmup: u64,
-    /// The largest norm of the gradients.
+    /// The norm to which gradients are clipped.
     pub max_norm: f64,
 }
 
@@ -57,27 +57,27 @@ pub struct Run {
     pub steps: u64,
     /// Micro-batches of a step.
     pub accumulation: usize,
-    /// What is sharded over ranks: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
+    /// The ZeRO stage over ranks: 0 shards nothing, 1 optimizer state, 2 gradients too, 3 parameters too.
     pub zero: u8,
-    /// How ranks train together.
+    /// The cooperation of the ranks.
     pub together: Together,
-    /// Steps from one meeting of ranks that train by themselves to the next.
+    /// Local steps between two synchronizations, for `Together::Local`.
     pub every: u64,
     pub evaluate_every: u64,
     pub save_every: u64,
-    /// Checkpoints that are kept.
+    /// The number of latest checkpoints kept.
     pub keep: usize,
 }
 
-/// How ranks train together.
+/// The cooperation of the ranks.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Together {
-    /// Each takes its share of every batch, and gradients are summed.
+    /// Each rank takes its share of every batch, and gradients are summed.
     Sums,
     /// Fast ranks take more batches than slow ones.
     Balanced,
-    /// Each trains by itself on its share, and weights come together every so many steps, by DiLoCo.
+    /// Each rank takes local steps on its share; DiLoCo synchronizes the weights every `every` steps.
     Local,
 }
 
@@ -106,7 +106,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// An error if a number makes no sense that nothing else would refuse by its name.
+    /// Fails for an impossible number that no later check would name by its key.
     pub fn check(&self) -> Outcome<()> {
         let counts = [
             ("ranks", self.ranks as u64),
@@ -131,7 +131,7 @@ impl Config {
         self.zero().map(|_| ())
     }
 
-    /// What is sharded.
+    /// The ZeRO stage: the tensors sharded over ranks.
     pub fn zero(&self) -> Outcome<ZeroStage> {
         match self.run.zero {
             0 => Ok(ZeroStage::None),

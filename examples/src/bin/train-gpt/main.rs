@@ -1,8 +1,8 @@
-//! Trains a character-level GPT on any number of ranks, as a TOML file says: `train-gpt --config FILE`. `--show` prints the whole configuration, which is a
-//! file to begin with.
+//! Trains a character-level GPT on any number of ranks, configured by a TOML file: `train-gpt --config FILE`. `--show`
+//! prints the complete configuration, as a file to begin with.
 //!
-//! The folder of a run has its checkpoints (the last and the best), `metrics.jsonl`, TensorBoard's events, curves and a report. Ctrl-C saves and ends; started
-//! again with `--resume`, the run goes on as if it had never stopped.
+//! The folder of a run has its checkpoints (the last and the best), `metrics.jsonl`, TensorBoard's events, curves and a
+//! report. Ctrl-C saves and ends. A start with `--resume` continues the run as if never interrupted.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -38,16 +38,16 @@ use weftgrad_examples::{
     text::{self, Sequences},
 };
 
-/// Trains a character-level GPT as a file says.
+/// Trains a character-level GPT by a configuration file.
 #[derive(Debug, Parser)]
 struct Options {
-    /// The configuration, in TOML; without it everything is as `--show` prints it.
+    /// The configuration, in TOML [default: the one that `--show` prints].
     #[arg(long)]
     config: Option<PathBuf>,
     /// Prints the configuration and ends.
     #[arg(long)]
     show: bool,
-    /// Goes on from the last checkpoint in the run's folder.
+    /// Continues from the last checkpoint in the run's folder.
     #[arg(long)]
     resume: bool,
     #[command(flatten)]
@@ -111,7 +111,7 @@ fn train(comm: &Comm<AnyRuntime>, config: &Config, text: &str, resume: bool) -> 
     fit(&model, step, data, config, resume)
 }
 
-/// What became of a run.
+/// The result of a run.
 struct Ended {
     reason: StopReason,
     step: u64,
@@ -143,7 +143,7 @@ fn fit(
     if leads {
         let goes_on = resume && config.out.join("checkpoints").is_dir();
         let jsonl = if goes_on { Jsonl::in_folder(&config.out)? } else { Jsonl::replacing(&config.out)? };
-        // Curves of a run that goes on begin where it began.
+        // Curves of a resumed run begin at its first step.
         let before = if goes_on { read_jsonl(jsonl.path())? } else { Vec::new() };
         let report = Report::new("train-gpt").configuration([("configuration", format!("{config:#?}"))]);
         trainer = trainer
