@@ -58,8 +58,7 @@ impl Array {
     /// Makes an array from stored bytes, row-major, in the host's byte order, without a copy.
     ///
     /// # Errors
-    /// Fails if the number of bytes is not elements times element size, or if a byte of a `bool` array is neither 0 nor
-    /// 1.
+    /// Fails if the number of bytes is not elements times element size, or if a `bool` array has a byte above 1.
     pub fn from_bytes(shape: impl AsRef<[usize]>, dtype: DType, bytes: Vec<u8>) -> Result<Self> {
         let shape = Shape::new(shape.as_ref())?;
         if shape.numel().checked_mul(dtype.size()) != Some(bytes.len()) {

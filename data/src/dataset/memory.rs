@@ -72,7 +72,7 @@ impl Rows {
         }
     }
 
-    /// The whole array.
+    /// The array of all rows.
     pub fn array(&self) -> &Array {
         &self.array
     }

@@ -11,7 +11,7 @@ use numcore::{Error, Result};
 
 /// A collection whose examples can be read in any order, from several threads at once: PyTorch's map-style `Dataset`.
 ///
-/// [`get`](Dataset::get) must be a function of the index alone. Randomness belongs into
+/// [`get`](Dataset::get) must be a function of the index alone. Randomness belongs in
 /// [`Loader::augment`](crate::Loader::augment), which is keyed by example and epoch.
 ///
 /// ```

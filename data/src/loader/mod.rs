@@ -71,7 +71,7 @@ pub struct Loader<B> {
     len: u64,
 }
 
-/// The order for one batch to a worker.
+/// The task of a worker: the rows and the epoch of one batch.
 pub(crate) struct Request<'a> {
     pub rows: &'a Rows,
     pub epoch: u64,
@@ -242,8 +242,8 @@ impl<B: Send + 'static> Loader<B> {
     /// The number of steps in an epoch.
     ///
     /// # Errors
-    /// Fails if `rank` is not below `ranks`, the batch has 0 examples, or workers may be 0 batches ahead. [`Last::Pad`]
-    /// also fails if the batch is larger than an epoch and 2²⁰ rows.
+    /// Fails if `rank` is not below `ranks`, the batch has 0 examples, or `ahead` is 0 while there are workers. With
+    /// [`Last::Pad`] it also fails if the batch is larger than both an epoch and 2²⁰.
     pub fn steps(&self) -> Result<u64> {
         Ok(self.plan()?.steps_from(0))
     }

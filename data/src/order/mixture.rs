@@ -140,8 +140,8 @@ fn check(sources: &[(u64, f64)], total: f64) -> Result<()> {
     Ok(())
 }
 
-/// One period, and each source's number of positions in it. Each position takes the source with the largest `weight ·
-/// (position + 1) − taken`, the first of equals.
+/// One period, and each source's number of positions in it. Each position takes the first source with the largest
+/// `weight · (position + 1) − taken`.
 fn pattern(weights: &[f64]) -> (Vec<(u32, u32)>, Vec<u64>) {
     let mut taken = vec![0u64; weights.len()];
     let mut next = |position: usize| {
@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_source_is_read_whole_before_it_is_read_again() {
         let order = Mixture::new(&[(90, 1.0), (10, 1.0)], 7).unwrap().epoch_of(40);
-        // 20 of the small source in an epoch: each example twice, in two orders.
+        // The small source has 20 positions in an epoch: each example twice, in two orders.
         let small: Vec<u64> = order.indices(3, 0..40).into_iter().filter(|&i| i >= 90).collect();
         for pass in small.chunks(10) {
             let mut pass = pass.to_vec();
@@ -191,7 +191,7 @@ mod tests {
             assert!(pass.into_iter().eq(90..100));
         }
         assert_ne!(small[..10], small[10..]);
-        // The large one goes on from epoch to epoch: 4.5 epochs read it whole.
+        // The large source continues from epoch to epoch: 4.5 epochs read it completely.
         let mut large: Vec<u64> = (0..5).flat_map(|e| order.indices(e, 0..40)).filter(|&i| i < 90).take(90).collect();
         large.sort_unstable();
         assert!(large.into_iter().eq(0..90));

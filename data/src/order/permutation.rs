@@ -160,7 +160,7 @@ mod tests {
         counts.iter().map(|&c| (f64::from(c) - expected).powi(2) / expected).sum()
     }
 
-    /// Below mean + 4 standard deviations of its distribution.
+    /// Requires χ² below mean + 4 standard deviations of its distribution.
     fn check_even(counts: &[u32], what: &str) {
         let freedom = counts.len() as f64 - 1.0;
         let chi = chi_squared(counts);
@@ -191,7 +191,7 @@ mod tests {
                 pairs[bucket(a, 10) * 10 + bucket(b, 10)] += 1;
             }
             check_even(&first, &format!("numbers of {n}"));
-            // A number is never its own neighbour, which one step in a hundred says where n is 100.
+            // A number is never its own neighbour, so for n = 100 one step in a hundred never occurs.
             if n > 100 {
                 check_even(&steps, &format!("steps of {n}"));
                 check_even(&pairs, &format!("pairs of {n}"));

@@ -127,8 +127,8 @@ impl<D: Documents> Packed<D> {
         Ok(Packed { documents, context, plan })
     }
 
-    /// Sorts every `window` documents by length and puts the longest first, each in the fullest row that has room for
-    /// it: the least padding. A document longer than a row is cut into full rows and a rest.
+    /// Sorts each window of `window` documents by length, and puts them, longest first, in the fullest row with room:
+    /// the least padding. A document longer than a row is cut into full rows and a rest.
     ///
     /// # Errors
     /// Fails if `context` or `window` is 0, or a length cannot be read.

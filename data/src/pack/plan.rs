@@ -134,7 +134,7 @@ pub fn first_fit(lengths: &[usize], capacity: usize, bins: usize) -> Result<Vec<
     Ok(closed)
 }
 
-/// Sorts every `window` lengths and puts the longest first, each in the fullest row of `capacity` that has room for it.
+/// Sorts each window of `window` lengths, and puts them, longest first, in the fullest row of `capacity` with room.
 /// The result has the indices of each row's lengths, ascending.
 ///
 /// # Errors

@@ -138,7 +138,8 @@ impl<B: Send + 'static> StreamLoader<B> {
     /// Reads the batches from the start of the stream.
     ///
     /// # Errors
-    /// Fails if `batch` or `ahead` is 0, `rank` is not below `ranks`, or the stream cannot be opened.
+    /// Fails if `batch` or `ahead` is 0, `rank` is not below `ranks`, or the stream cannot be opened. Also if no thread
+    /// can be started.
     pub fn start(&self) -> Result<StreamBatches<B>> {
         self.begin(None)
     }

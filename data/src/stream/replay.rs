@@ -85,7 +85,7 @@ where
 ///
 /// # Errors
 /// Fails if a file cannot be opened. A line that is no UTF-8 is an error in its place, with file and line. A file that
-/// ends within its compressed data gives an error after its last line.
+/// ends within its compressed data gives an error after its last complete line; the next file follows.
 pub fn lines<P: AsRef<Path>>(paths: &[P]) -> Result<impl Stream<Example = String> + use<P>> {
     let paths: Vec<PathBuf> = paths.iter().map(|path| path.as_ref().to_owned()).collect();
     // Later files are opened only when they are reached; this finds missing ones at once.
@@ -99,7 +99,7 @@ struct FileLines {
     /// The open file; `None` after its end or an error.
     from: Option<Box<dyn BufRead + Send>>,
     line: u64,
-    /// The cause why the file cannot be opened.
+    /// The error, if the file cannot be opened.
     failed: Option<io::Error>,
 }
 

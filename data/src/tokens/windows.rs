@@ -43,7 +43,7 @@ impl<S: TokenSource> TokenWindows<S> {
     }
 
     /// Begins a window every `stride` tokens; windows overlap if that is less than the context. With 1, a window begins
-    /// at every token.
+    /// at every token but the last `context`.
     ///
     /// # Errors
     /// Fails if `stride` is 0.

@@ -31,7 +31,7 @@ struct Options {
     /// Ranks that save, with everything sharded.
     #[arg(long, default_value = "4", value_parser = positive)]
     from: usize,
-    /// Ranks that load, each with the whole model.
+    /// Ranks that load, each with the unsharded model.
     #[arg(long, default_value = "2", value_parser = positive)]
     to: usize,
     /// Folder of the checkpoints.
