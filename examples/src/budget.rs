@@ -23,7 +23,7 @@ const END: f64 = 0.05;
 /// most of the run is measured, whatever else the machine does. The same number given at the start trains the same
 /// model.
 ///
-/// As a callback it sets the run's length; [`schedule`](Budget::schedule) is the run's learning rate.
+/// The callback sets the length of the run; [`schedule`](Budget::schedule) is its learning rate.
 #[derive(Clone, Debug)]
 pub struct Budget {
     seconds: f64,
