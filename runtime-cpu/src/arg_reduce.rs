@@ -1,4 +1,4 @@
-//! Positions of extremes. NaN is an extreme of both kinds; the first of equals wins.
+//! Positions of extremes. NaN is both a maximum and a minimum; the first of equal elements is taken.
 
 use numcore::{ArgOp, View, ViewMut};
 
@@ -10,9 +10,9 @@ use crate::{
     walk::{Walk, WalkAxis},
 };
 
-/// Rows of one task.
+/// The number of rows of one task.
 const ROWS: usize = 64;
-/// Elements of one task, at least.
+/// The least number of elements of one task.
 const GRAIN: usize = 1 << 14;
 
 pub(crate) fn arg_reduce(cpu: &Cpu, op: ArgOp, x: View<'_, Cpu>, axis: usize, out: ViewMut<'_, Cpu>) {
@@ -48,7 +48,7 @@ fn reduce_rows<T: Stored>(engine: &Engine, op: ArgOp, x: &Operand, axis: usize, 
 }
 
 multiversion! {
-    /// The extreme of a row, then its first position: two passes of vectors beat one of scalars.
+    /// The extreme of a row, then its first position: two passes by vectors are faster than one by scalars.
     fn along_row<T: (Stored)>(op: ArgOp, x: &[T]) -> usize {
         match op {
             ArgOp::Max => position(x, Lane::max),

@@ -1,4 +1,4 @@
-//! The time-stamp counter of x86 CPUs, as a clock of recordings: it is read in half the time of the system's clock.
+//! The time-stamp counter of x86 CPUs, as a clock of recordings. It is read in half the time of the system's clock.
 
 use numcore::trace::ClockSource;
 
@@ -15,7 +15,8 @@ pub(crate) fn source() -> ClockSource {
     ClockSource::System
 }
 
-/// Whether the operating system takes its own time from this counter: it has compared the cores'. Where it says nothing, the CPU's word counts.
+/// Tells whether the operating system keeps time by this counter, after it compared the counters of the cores. Without
+/// a system's answer, it is true: the CPU's own flag decides.
 #[cfg(target_arch = "x86_64")]
 fn is_trusted_by_system() -> bool {
     let chosen = std::fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
@@ -26,7 +27,7 @@ fn is_trusted_by_system() -> bool {
 mod counter {
     use std::arch::x86_64::{__cpuid, _rdtsc};
 
-    /// The CPU's word that the counter does not follow the frequency of a core, nor stop while one sleeps.
+    /// The CPU's flag for a counter that neither follows the frequency of a core nor stops while the core sleeps.
     const INVARIANT: u32 = 1 << 8;
 
     pub fn is_invariant() -> bool {
@@ -35,8 +36,8 @@ mod counter {
     }
 
     pub fn read() -> u64 {
-        // SAFETY: every CPU of this architecture has the instruction, and a process whose system forbids it could read no clock of that system either,
-        // which is made of it.
+        // SAFETY: every CPU of this architecture has the instruction. A process that may not use it could not read the
+        // system's clock either, which is made of it.
         unsafe { _rdtsc() }
     }
 }

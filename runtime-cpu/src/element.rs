@@ -8,7 +8,7 @@ use crate::math;
 pub(crate) trait Stored: Copy + Send + Sync + 'static {
     /// The type it is computed in.
     type Lane: Lane;
-    /// Whether it is stored in the type it is computed in.
+    /// True if it is stored in the type in which it is computed.
     const IS_LANE: bool;
     fn load(self) -> Self::Lane;
     fn store(x: Self::Lane) -> Self;

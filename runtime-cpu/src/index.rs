@@ -98,7 +98,7 @@ fn position(layout: &Layout, offset: isize) -> Shape {
     at
 }
 
-/// How elements move between an indexed operand (`far`) and the one of the index's shape (`near`).
+/// The walk by which elements move between an indexed operand (`far`) and the operand of the index's shape (`near`).
 struct Moves {
     /// Strides of near, far and index along the axis; far's is per unit of the index's value.
     axis: WalkAxis<3>,
@@ -119,7 +119,7 @@ impl Moves {
         Moves { axis: at(axis), before: (0..axis).map(at).collect(), after, run: run.size }
     }
 
-    /// `near[.., i, ..] = far[.., index[.., i, ..], ..]`.
+    /// Computes `near[.., i, ..] = far[.., index[.., i, ..], ..]`.
     fn gather<T: Stored>(&self, engine: &Engine, near: Base<T>, far: Base<T>, index: Base<i64>, add: bool) {
         let step = self.axis.strides[1];
         let mut axis = self.axis;
@@ -137,7 +137,7 @@ impl Moves {
         });
     }
 
-    /// `far[.., index[.., i, ..], ..] += near[.., i, ..]`, in ascending order of `i`. No two tasks write one
+    /// Computes `far[.., index[.., i, ..], ..] += near[.., i, ..]`, in ascending order of `i`. No two tasks write one
     /// destination: each walks the whole axis for its columns.
     fn scatter<T: Stored, W: Stored<Lane = T::Lane>>(
         &self,

@@ -1,13 +1,13 @@
-//! The CPU as a runtime: [`Cpu`].
+//! [`Cpu`]: the CPU as a runtime.
 //!
 //! Execution is synchronous: work is finished when a method returns. A queue is only a memory pool, events are no-ops,
 //! and forks share the worker threads. Pointwise programs run in an interpreter over blocks that stay in L1
-//! (`pointwise`); reductions map through it (`reduce`); matrix products are a packed, tiled GEMM (`gemm`).
+//! (`pointwise`). Reductions map through it (`reduce`). Matrix products are a packed, tiled GEMM (`gemm`).
 //!
-//! **Invariant**: results do not depend on the number of threads, nor on the instruction set, except in the last bits
-//! of matrix products where the CPU has instructions for bf16: those of bf16, and with AMX those of `f32`
-//! (`gemm::amx`). Wherever the order of additions matters, the partition into tasks depends only on the sizes of the
-//! problem.
+//! **Invariant**: results depend neither on the number of threads nor on the instruction set, with one exception. The
+//! last bits of matrix products differ where the CPU has instructions for bf16: of bf16 products, and with AMX of `f32`
+//! products (`gemm::amx`). Wherever the order of additions matters, the partition into tasks depends only on the sizes
+//! of the problem.
 //!
 //! ```
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -48,7 +48,7 @@ pub use simd::Simd;
 use memory::Memory;
 use threads::Threads;
 
-/// The CPU runtime. A cheap handle; clones share one queue: its memory pool and account.
+/// A handle of the CPU runtime, cheap to clone. Clones share one queue with its memory pool and memory statistics.
 #[derive(Clone)]
 pub struct Cpu {
     pub(crate) queue: Arc<Queue>,
@@ -61,7 +61,7 @@ pub(crate) struct Queue {
     pub(crate) engine: Arc<Engine>,
 }
 
-/// The state that forks share, too.
+/// The state that clones and forks of a handle share.
 pub(crate) struct Engine {
     pub(crate) threads: Threads,
     pub(crate) simd: Simd,
@@ -70,12 +70,12 @@ pub(crate) struct Engine {
 }
 
 impl Cpu {
-    /// The CPU with as many threads as the process may use at once, and the highest instruction set it supports.
+    /// A CPU runtime with as many threads as the process may use at once, and the highest instruction set available.
     pub fn new() -> Cpu {
         Self::builder().build()
     }
 
-    /// The CPU with `threads` threads, the calling one included.
+    /// A CPU runtime with `threads` threads, the calling one included, and the highest instruction set available.
     pub fn with_threads(threads: usize) -> Cpu {
         Self::builder().threads(threads).build()
     }
@@ -85,12 +85,12 @@ impl Cpu {
         Builder { threads: None, simd: Simd::best() }
     }
 
-    /// The number of threads that share a kernel.
+    /// The number of threads that share a kernel, the calling one included.
     pub fn threads(&self) -> usize {
         self.queue.engine.threads.count()
     }
 
-    /// The instruction set that kernels are compiled for.
+    /// The instruction set for which kernels are compiled.
     pub fn simd(&self) -> Simd {
         self.queue.engine.simd
     }
@@ -99,7 +99,7 @@ impl Cpu {
         Cpu { queue: Arc::new(Queue { memory: Memory::new(), engine }), use_: MemoryCategory::Activations }
     }
 
-    /// Memory of a kernel's own.
+    /// Allocates scratch memory for a kernel's intermediate results.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<CpuBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }
@@ -125,20 +125,21 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Sets the number of threads that share a kernel, the calling one included; at least one.
+    /// Sets the number of threads that share a kernel, the calling one included; 0 counts as 1.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
     /// Sets the instruction set, for tests and measurements. [`Simd::Avx512`] or less gives equal bits on CPUs with AMX
-    /// and without, at 0.6 times the speed of `f32` GEMM. A level that the CPU lacks becomes the highest it has.
+    /// and without, at 0.6 times the speed of `f32` GEMM. A level that is not available is replaced by the highest that
+    /// is.
     pub fn simd(mut self, simd: Simd) -> Self {
         self.simd = if simd.is_available() { simd } else { Simd::best() };
         self
     }
 
-    /// Builds the handle and its worker threads.
+    /// Builds the handle and starts its worker threads.
     pub fn build(self) -> Cpu {
         let available = || std::thread::available_parallelism().map_or(1, usize::from);
         let threads = Threads::new(self.threads.unwrap_or_else(available).max(1));
@@ -163,7 +164,7 @@ impl Engine {
     }
 }
 
-/// The CPU's name as the system gives it.
+/// The model name of the CPU, as the system reports it.
 fn model() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let line = info.lines().find(|l| l.starts_with("model name"));

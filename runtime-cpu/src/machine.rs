@@ -1,21 +1,22 @@
-//! What the CPU reports about itself: caches, from which block sizes follow, and its maker, from which prefetch
-//! distances do.
+//! The properties that the CPU reports about itself: its caches, which determine block sizes, and its maker, which
+//! determines prefetch distances.
 
 use std::sync::OnceLock;
 
-/// A CPU's L2, and its prefetch distance.
+/// The L2 size of a CPU, and its prefetch distance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Machine {
-    /// Bytes of L2 for one core.
+    /// The bytes of L2 for one core.
     pub l2: usize,
-    /// The prefetch distance of sums in bytes, or 0 where the hardware prefetcher is faster alone. `record/` has the measurements.
+    /// The prefetch distance of sums in bytes, or 0 where the hardware prefetcher is faster alone. `record/` has the
+    /// measurements.
     pub sum_ahead: usize,
 }
 
 impl Machine {
-    /// Intel's CPUs, and those that were never measured.
+    /// The properties of Intel's CPUs, and of CPUs that were never measured.
     const DEFAULT: Machine = Machine { l2: 1 << 20, sum_ahead: 2048 };
-    /// AMD's, measured on Zen 4.
+    /// The distance on AMD's CPUs, measured on Zen 4.
     const AMD_SUM_AHEAD: usize = 0;
 
     /// The properties of this machine.
@@ -41,14 +42,14 @@ impl Machine {
 mod cpuid {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
 
-    /// Whether the CPU is AMD's or of its design.
+    /// Tells whether the CPU is AMD's or of its design.
     pub fn is_amd() -> bool {
         let id = __cpuid(0);
         let vendor = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes);
         [b"AuthenticAMD", b"HygonGenuine"].contains(&vendor.as_flattened().as_array().unwrap_or(&[0; 12]))
     }
 
-    /// Bytes of the data or unified cache of this level: Intel's leaf 4 and AMD's 0x8000_001D describe one cache in
+    /// The bytes of the data or unified cache of this level. Intel's leaf 4 and AMD's 0x8000_001D describe one cache in
     /// each subleaf, alike.
     pub fn cache(amd: bool, level: u32) -> Option<usize> {
         let (leaf, most) = if amd { (0x8000_001D, __cpuid(0x8000_0000).eax) } else { (4, __cpuid(0).eax) };

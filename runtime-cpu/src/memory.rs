@@ -11,12 +11,12 @@ use std::{
 use numcore::{DeviceId, DeviceKind, ErrorKind, MemoryCategory, MemoryStats, Pool, Result};
 use parking_lot::Mutex;
 
-/// Every block is aligned to this, which suits SIMD and other runtimes' binding offsets.
+/// The alignment of every block in bytes, which suits SIMD and other runtimes' binding offsets.
 const ALIGN: usize = 256;
-/// Blocks from this size on are aligned to it, and request huge pages.
+/// The size from which on blocks are aligned to it, and request huge pages.
 const HUGE: usize = 2 << 20;
 
-/// A queue's memory: free blocks and the account.
+/// A queue's memory: the free blocks and the statistics.
 pub(crate) struct Memory(Mutex<FreeBlocks>);
 
 struct FreeBlocks(Pool<HostBlock>);
@@ -46,7 +46,7 @@ unsafe impl Sync for CpuBuffer {}
 unsafe impl Send for CpuBuffer {}
 
 impl CpuBuffer {
-    /// The first byte. Writing is up to the contract of `numcore::Runtime`.
+    /// The address of the first byte. Writes follow the contract of `numcore::Runtime`.
     pub(crate) fn ptr(&self) -> *mut u8 {
         self.block.map_or(std::ptr::without_provenance_mut(ALIGN), |b| b.start.as_ptr())
     }
@@ -85,7 +85,7 @@ impl Memory {
         self.0.lock().release();
     }
 
-    /// `bytes` bytes, booked under `use_`. They are initialised, but arbitrary.
+    /// Allocates `bytes` bytes, counted in the category `use_`. They are initialised, but arbitrary.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<CpuBuffer> {
         let mut state = self.0.lock();
         let block = if bytes == 0 { None } else { Some(state.take(bytes)?) };
@@ -111,7 +111,7 @@ impl FreeBlocks {
         Ok(block)
     }
 
-    /// Gives every free block back to the system.
+    /// Returns every free block to the system.
     fn release(&mut self) {
         self.0.drain().into_iter().for_each(|(_, block)| block.release());
     }
@@ -134,7 +134,7 @@ impl HostBlock {
         Layout::from_size_align(size, if size >= HUGE { HUGE } else { ALIGN }).ok()
     }
 
-    /// Fresh memory, all zeros, so that no kernel ever reads uninitialized memory.
+    /// Allocates fresh memory, all zeros, so that no kernel ever reads uninitialized memory.
     fn new(class: usize) -> Option<HostBlock> {
         let layout = Self::layout(class)?;
         if layout.size() < HUGE {
@@ -175,7 +175,7 @@ fn want_huge_pages(start: NonNull<u8>, bytes: usize) {
 #[cfg(not(target_os = "linux"))]
 fn want_huge_pages(_: NonNull<u8>, _: usize) {}
 
-/// In debug builds recycled memory holds NaNs, so that a read of stale values shows.
+/// Fills recycled memory with NaNs in debug builds, so that a read of stale values shows.
 fn poison(block: HostBlock, bytes: usize) {
     if cfg!(debug_assertions) {
         // SAFETY: the block has at least `bytes` bytes and nothing else refers to it.

@@ -30,7 +30,7 @@ impl From<&ViewMut<'_, Cpu>> for Operand {
 }
 
 impl Operand {
-    /// An operand in memory of a kernel's own.
+    /// An operand in scratch memory of a kernel.
     pub(crate) fn of(buffer: &CpuBuffer, layout: Layout, dtype: DType) -> Self {
         Operand { start: buffer.ptr(), layout, dtype }
     }
@@ -40,7 +40,7 @@ impl Operand {
         self.start.wrapping_add(self.layout.offset() * self.dtype.size())
     }
 
-    /// Bytes of a contiguous operand.
+    /// The bytes of a contiguous operand.
     pub(crate) fn bytes(&self) -> usize {
         self.layout.numel() * self.dtype.size()
     }
@@ -66,7 +66,7 @@ impl<T: Copy> Base<T> {
         Base(ptr)
     }
 
-    /// The address `offset` elements on.
+    /// The address `offset` elements further on.
     #[inline(always)]
     pub(crate) fn at(self, offset: isize) -> *mut T {
         self.0.wrapping_offset(offset)
@@ -92,7 +92,7 @@ impl<T: Copy> Base<T> {
         unsafe { *self.at(offset) = value }
     }
 
-    /// `len` elements from `offset` on.
+    /// The `len` elements from `offset` on.
     ///
     /// # Safety
     /// The operand is valid for reads of these elements, and nothing writes them while the slice lives.
@@ -102,7 +102,7 @@ impl<T: Copy> Base<T> {
         unsafe { std::slice::from_raw_parts(self.at(offset), len) }
     }
 
-    /// `len` elements from `offset` on, for writing.
+    /// The `len` elements from `offset` on, for writing.
     ///
     /// # Safety
     /// The output is valid for writes of these elements, and no other thread accesses them while the slice lives.

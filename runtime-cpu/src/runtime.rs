@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Cpu`]: each method calls the module of its family.
+//! The implementation of [`Runtime`] for [`Cpu`]: each method calls the module of its family.
 
 use std::sync::Arc;
 
@@ -83,13 +83,15 @@ impl Runtime for Cpu {
 
     fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
         let from = operand::Operand::from(x);
-        // SAFETY: a contiguous view lies inside its buffer, whose memory is initialised and which nothing writes while the view's borrow lasts.
+        // SAFETY: a contiguous view lies inside its buffer, whose memory is initialised and which nothing writes while
+        // the view's borrow lasts.
         Some(unsafe { std::slice::from_raw_parts(from.ptr(), from.bytes()) })
     }
 
     fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
         let to = operand::Operand::from(&out);
-        // SAFETY: a contiguous output lies inside its buffer, whose memory is initialised and which nothing else sees while its borrow lasts.
+        // SAFETY: a contiguous output lies inside its buffer, whose memory is initialised and which nothing else sees
+        // while its borrow lasts.
         Some(unsafe { std::slice::from_raw_parts_mut(to.ptr(), to.bytes()) })
     }
 

@@ -26,20 +26,20 @@ use std::{
 
 use parking_lot::{Condvar, Mutex};
 
-/// How often a worker polls the gate in a spin loop before it yields its CPU: about 30 µs.
+/// The number of times that a worker polls the gate in a spin loop before it yields its CPU: about 30 µs.
 const SPIN_POLLS: u32 = 1 << 10;
-/// The number of further polls, with a yield after each, before a worker sleeps: some tenths of a millisecond, since
-/// the launcher is seldom busy alone for longer. (Without, a step of a small network takes 1.13 times as long, because
+/// The number of further polls, with a yield after each, before a worker sleeps: some tenths of a millisecond. The
+/// launcher is seldom busy alone for longer. (Without, a step of a small network takes 1.13 times as long, because
 /// workers are woken again and again.)
 const YIELD_POLLS: u32 = 1 << 10;
-/// How often the launcher polls whether workers are done before it yields its CPU to them.
+/// The number of times that the launcher polls for the end of the workers before it yields its CPU to them.
 const LAUNCHER_SPIN_POLLS: u32 = 1 << 12;
 
 /// The flag in `Shared::gate`: a region is open for workers to join.
 const OPEN: u64 = 1 << 16;
 /// The unit of the region counter in `Shared::gate`: the counter is stored above the flag.
 const REGION: u64 = 1 << 17;
-/// The bits of `Shared::gate` below the flag: how many workers are inside the region.
+/// The bits of `Shared::gate` below the flag, which count the workers inside the region.
 const INSIDE: u64 = OPEN - 1;
 
 /// A fixed number of threads, the launching one included.
@@ -49,21 +49,21 @@ pub(crate) struct Threads {
 }
 
 struct Shared {
-    /// The counter of the last region, whether it is open, and the number of workers inside.
+    /// The counter of the last region, the flag `OPEN`, and the number of workers inside.
     gate: AtomicU64,
-    /// Whether some thread launches a region.
+    /// True while some thread launches a region.
     busy: AtomicBool,
     job: Mutex<Option<ParallelJob>>,
     shares: Vec<TaskShare>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
-    /// Workers that sleep, or are about to.
+    /// The number of workers that sleep, or are about to.
     sleepers: AtomicUsize,
     sleep_lock: Mutex<()>,
     wakeup: Condvar,
     stop: AtomicBool,
 }
 
-/// The next task of one thread's chunk of a region. Each has a cache line of its own.
+/// The next task of one thread's chunk of a region. Each share has a cache line of its own.
 #[derive(Default)]
 #[repr(align(64))]
 struct TaskShare(AtomicUsize);

@@ -3,15 +3,15 @@
 use numcore::{Layout, LoopAxis, MAX_RANK, coalesce};
 use smallvec::SmallVec;
 
-/// One axis of a walk over `K` operands.
+/// An axis of a walk over `K` operands.
 pub(crate) type WalkAxis<const K: usize> = LoopAxis<[isize; K]>;
 
-/// Axes to walk, outermost first.
+/// The axes of a walk, outermost first.
 #[derive(Clone, Debug)]
 pub(crate) struct Walk<const K: usize>(SmallVec<[WalkAxis<K>; MAX_RANK]>);
 
 impl<const K: usize> Walk<K> {
-    /// All axes of operands of one shape, except those `skip` names.
+    /// A walk over the axes of operands of one shape, except the axes that `skip` selects.
     pub(crate) fn new(layouts: [&Layout; K], skip: impl Fn(usize) -> bool) -> Self {
         let dims = layouts[0].dims();
         let axis = |i: usize| WalkAxis { size: dims[i], strides: layouts.map(|l| l.strides()[i]) };
@@ -28,12 +28,12 @@ impl<const K: usize> Walk<K> {
         self.0.iter().copied()
     }
 
-    /// How many positions there are.
+    /// The number of positions.
     pub(crate) fn len(&self) -> usize {
         self.0.iter().map(|a| a.size).product()
     }
 
-    /// Splits off the innermost axis if `want` accepts it; otherwise an axis of size 1.
+    /// Splits off the innermost axis if `want` accepts it, otherwise an axis of size 1.
     pub(crate) fn split_inner(mut self, want: impl Fn(&WalkAxis<K>) -> bool) -> (Self, WalkAxis<K>) {
         match self.0.last() {
             Some(last) if want(last) => {
@@ -45,14 +45,15 @@ impl<const K: usize> Walk<K> {
         }
     }
 
-    /// Takes off the axis along which operand `k` moves least, so that adjacent elements are visited together.
+    /// Takes off the axis along which operand `k` has the smallest stride, so that adjacent elements are visited
+    /// together.
     pub(crate) fn split_nearest(mut self, k: usize) -> (Self, WalkAxis<K>) {
         let nearest = (0..self.0.len()).min_by_key(|&i| (self.0[i].strides[k].unsigned_abs(), self.0.len() - i));
         let inner = nearest.map_or(WalkAxis { size: 1, strides: [1; K] }, |i| self.0.remove(i));
         (self, inner)
     }
 
-    /// Offsets of position `n`, in row-major order.
+    /// The offsets of position `n`, in row-major order.
     pub(crate) fn at(&self, mut n: usize) -> [isize; K] {
         let mut offsets = [0; K];
         for axis in self.0.iter().rev() {

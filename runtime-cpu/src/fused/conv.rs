@@ -5,7 +5,7 @@
 //! | kind | m | k | n |
 //! |---|---|---|---|
 //! | forward | channels of `y` | channels of `x` times kernel taps | positions of `y` |
-//! | adjoint in `x`, stride 1 | channels of `x` | channels of `y` times taps of the kernel rotated by 180° | positions of `x` |
+//! | adjoint in `x`, stride 1 | channels of `x` | channels of `y` times taps rotated by 180° | positions of `x` |
 //! | adjoint in `w` | channels of `x` times kernel taps | positions of `y` | channels of `y` |
 
 use std::cell::RefCell;
@@ -99,8 +99,8 @@ struct ConvProblem<'p, 'a> {
     kernel: [usize; 2],
 }
 
-/// How images are padded: zeros around them, at least as many after as before, and for strides above 1 a plane for each
-/// phase of the stride. So adjacent output positions read adjacent elements at every stride.
+/// The padding of images: zeros around them, at least as many after as before. With strides above 1, there is a plane
+/// for each phase of the stride. So adjacent output positions read adjacent elements at every stride.
 #[derive(Clone, Copy)]
 struct Padding {
     before: [usize; 2],
@@ -170,7 +170,7 @@ struct ImageView<'a, T> {
 }
 
 thread_local! {
-    /// One padded image. It stays allocated, so that a GEMM allocates nothing.
+    /// A padded image. It stays allocated, so that a GEMM allocates nothing.
     static IMAGE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -188,7 +188,7 @@ impl ConvProblem<'_, '_> {
         self.implicit_gemm::<T>(view, self.call.input(1), self.y)
     }
 
-    /// With stride 1 the adjoint is a convolution of `y` with the kernel rotated by 180°.
+    /// Computes the adjoint for stride 1, a convolution of `y` with the kernel rotated by 180°.
     fn input<T: Float>(&self) -> Result<()> {
         let (pad, dilation) = (self.op.padding, self.op.dilation);
         let reach = [0, 1].map(|i| (self.kernel[i] - 1) * dilation[i]);
@@ -294,7 +294,7 @@ impl ConvProblem<'_, '_> {
         });
     }
 
-    /// One GEMM of weights, a row for each channel of `out`, and the view, for each image, group and range of output
+    /// Multiplies weights, a row for each channel of `out`, by the view, for each image, group and range of output
     /// positions.
     fn implicit_gemm<T: Float>(&self, view: ImageView<'_, T>, weights: Base<T>, out: Images) -> Result<()> {
         let (engine, groups) = (self.call.engine(), self.op.groups);

@@ -1,5 +1,6 @@
-//! Products with a matrix of four bits an element: a tile of the matrix at a time is dequantised into memory of the thread, and multiplied from
-//! there. So the matrix is never whole in memory, and the output has the bits of a GEMM with it: tiles are cut where that cuts its sums.
+//! Products with a matrix of four bits per element. A tile of the matrix at a time is dequantised into memory of the
+//! thread, and multiplied from there. So the whole matrix is never in memory. Tiles are cut at the blocks of a GEMM's
+//! sums, so the output has the bits of a GEMM with the dequantised matrix.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -15,9 +16,9 @@ use crate::{
     pointwise::convert,
 };
 
-/// Columns of the output that a task computes.
+/// The number of columns of the output that a task computes.
 const COLUMNS: usize = 128;
-/// Elements of the sum that a tile has: whole blocks of a GEMM's.
+/// The number of elements of the sum in a tile: whole blocks of a GEMM's sum.
 const DEPTH: usize = 2 * K_BLOCK;
 
 thread_local! {
@@ -25,7 +26,7 @@ thread_local! {
     static TILE: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `out = x · wᵀ` or `x · w`; `out` is contiguous.
+/// Computes `out = x · wᵀ` or `x · w`; `out` is contiguous.
 pub(super) fn run(cpu: &Cpu, op: &Linear4bit, ins: &[View<'_, Cpu>], out: Operand) -> Result<Support> {
     let stored = &ins[Linear4bit::PACKED..];
     if out.dtype == DType::F64 || stored.iter().any(|x| !x.layout().is_contiguous()) {
@@ -80,8 +81,8 @@ fn multiply(cpu: &Cpu, op: &Linear4bit, packed: &Packed<'_>, x: Operand, out: Op
                 let a = Matrix { at: x.at(from as isize).cast_const(), row: k as isize, column: 1 };
                 let to = Matrix { at: out.at(part.start as isize), row: n as isize, column: 1 };
                 let size = GemmSize { m, k: deep.len(), n: part.len() };
-                // SAFETY: `x` is `[m, k]` and `out` is `[m, n]`, both contiguous, and these columns of the output belong to this task; `b` is the
-                // tile of this thread, of `deep` by `part`, and overlaps neither.
+                // SAFETY: `x` is `[m, k]` and `out` is `[m, n]`, both contiguous, and these columns of the output
+                // belong to this task. `b` is the tile of this thread, of `deep` by `part`, and overlaps neither.
                 unsafe { gemm(engine.simd, size, to, a, b, 1.0, Epilogue::accumulate(from > 0)) };
             }
         });

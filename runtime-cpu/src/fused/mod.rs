@@ -38,23 +38,23 @@ impl Float for f64 {}
 pub(crate) trait StoredFloat: Stored<Lane: Float> {}
 impl<S: Stored<Lane: Float>> StoredFloat for S {}
 
-/// 1: both of a float's traits have a constant of that name.
+/// The constant 1, since both of a float's traits have a constant of that name.
 #[inline(always)]
 fn one<T: Float>() -> T {
     <T as crate::math::Real>::ONE
 }
 
-/// Whether the kernel takes operands and outputs of any strides between rows.
+/// Tells whether the kernel takes operands and outputs of any strides between rows.
 pub(crate) fn is_strided(op: &FusedOp) -> bool {
     matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_))
 }
 
-/// Whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
+/// Tells whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
 pub(crate) fn adds(op: &FusedOp) -> bool {
     matches!(op, FusedOp::NormGrad(_))
 }
 
-/// Runs `op` if there is a kernel for it at these types and strides.
+/// Runs `op` if there is a kernel for it at these types and strides; otherwise it is decomposed.
 pub(crate) fn run(cpu: &Cpu, op: &FusedOp, ins: &[View<'_, Cpu>], outs: &mut [Out<'_, Cpu>]) -> Result<Support> {
     let strided = is_strided(op);
     let fits = |o: &Operand| if strided { is_row_wise(o) } else { o.layout.is_contiguous() };
@@ -102,12 +102,12 @@ fn input_dtype(op: &FusedOp, i: usize, dtype: DType) -> DType {
     if statistic { dtype.compute() } else { dtype }
 }
 
-/// One launch: its operands, as addresses.
+/// A launch: its operands, as addresses.
 struct FusedCall<'a> {
     cpu: &'a Cpu,
     ins: Vec<Operand>,
     outs: Vec<Operand>,
-    /// Whether each output is added to.
+    /// True, for each output, if the result is added to the old value.
     added: SmallVec<[bool; 4]>,
 }
 
@@ -162,7 +162,7 @@ impl FusedCall<'_> {
         Ok(unsafe { x.base().slice(0, width) })
     }
 
-    /// Rows and their width, of an input whose rows are its last axis.
+    /// The number of rows and their width, for an input whose rows are its last axis.
     fn rows(&self, i: usize) -> (usize, usize) {
         let dims = self.ins[i].layout.dims();
         let width = dims[dims.len() - 1];
@@ -184,7 +184,7 @@ fn contiguous(cpu: &Cpu, x: Operand, copies: &mut SmallVec<[CpuBuffer; 2]>) -> R
     Ok(to)
 }
 
-/// Whether the last axis has unit stride.
+/// Tells whether the last axis has unit stride.
 fn is_row_wise(x: &Operand) -> bool {
     x.layout.strides().last().is_none_or(|&s| s == 1) || x.layout.dims().last() == Some(&1)
 }

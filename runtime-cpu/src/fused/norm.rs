@@ -84,7 +84,8 @@ pub(super) fn backward<S: StoredFloat>(call: &FusedCall<'_>, op: &NormGrad) -> R
     Ok(Support::Done)
 }
 
-/// Where a row's gradient is stored, or added if `added`, and where its group accumulates those of the parameters.
+/// The destinations of a row's gradients. The gradient of the row is stored, or added if `added`; those of the
+/// parameters are accumulated by its group.
 struct RowGradients<'a, T> {
     d: &'a mut [T],
     added: bool,

@@ -30,7 +30,7 @@ impl Channel {
         Channel { size: [x[2], x[3]], pooled: [y[2], y[3]], kernel, stride, padding }
     }
 
-    /// Whether windows are squares of two by two that tile the image: how images are halved.
+    /// Tells whether windows are squares of two by two that tile the image, as when images are halved.
     #[inline(always)]
     fn halves(&self) -> bool {
         self.kernel == [2, 2] && self.stride == [2, 2] && self.padding == [0, 0]
@@ -79,7 +79,7 @@ pub(super) fn forward<T: Float>(call: &FusedCall<'_>, op: &MaxPool) -> Support {
     Support::Done
 }
 
-/// From the input and the upstream gradient.
+/// Computes the gradient from the input and the upstream gradient.
 pub(super) fn backward<T: Float>(call: &FusedCall<'_>, op: &MaxPoolGrad) -> Support {
     let channel = Channel::new(&op.0, call.ins[0].layout.dims(), call.ins[1].layout.dims());
     let (x, g, d) = (call.input::<T>(0), call.input::<T>(1), call.output::<T>(0));

@@ -198,7 +198,7 @@ pub(super) fn sum<T: Float>(x: &[T]) -> T {
     sum1(x, [], |v| v)
 }
 
-/// The largest; NaN is passed over, which is one instruction instead of four. `−∞` for none.
+/// The largest element; `−∞` if there is none. NaN is passed over, which is one instruction instead of four.
 #[inline(always)]
 pub(super) fn max<T: Float>(x: &[T]) -> T {
     fold(x, T::from_f64(f64::NEG_INFINITY), [], |v| v, larger)
@@ -216,13 +216,13 @@ pub(super) fn greatest<T: Float>(start: T, x: &[T]) -> T {
     tree(lanes, larger)
 }
 
-/// The larger; the first if the second is NaN.
+/// The larger of two values; the first if the second is NaN.
 #[inline(always)]
 fn larger<T: Float>(a: T, b: T) -> T {
     if b > a { b } else { a }
 }
 
-/// `y[i] = f(y[i])`, and their sum, for a length that is a multiple of [`LANES`].
+/// Writes `y[i] = f(y[i])` and sums it, for a length that is a multiple of [`LANES`].
 #[inline(always)]
 pub(super) fn update_sum<T: Float>(y: &mut [T], f: impl Fn(T) -> T) -> T {
     let mut lanes = [T::default(); LANES];
@@ -245,7 +245,7 @@ fn row_tree<T: Float>(lanes: [T; LANES], combine: impl Fn(T, T) -> T) -> T {
     tree(black_box(std::array::from_fn::<T, N, _>(quarter)), combine)
 }
 
-/// Lane `l` meets `l + N / 2`, and so on.
+/// Combines lane `l` with lane `l + N / 2`, and so on.
 #[inline(always)]
 fn tree<T: Float, const N: usize>(mut lanes: [T; N], combine: impl Fn(T, T) -> T) -> T {
     let mut n = N / 2;

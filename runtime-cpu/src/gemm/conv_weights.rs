@@ -50,7 +50,7 @@ impl<T: Vectors> ConvWeights<T> {
         })
     }
 
-    /// `out = weights · image` with the epilogue, for the output channels of one group.
+    /// Computes `out = weights · image` with the epilogue, for the output channels of one group.
     ///
     /// # Safety
     /// As for [`gemm_im2col`]: `out`, the im2col view and the epilogue's matrices are valid, and no other thread
@@ -77,7 +77,7 @@ impl<T: Vectors> ConvWeights<T> {
     }
 }
 
-/// `out = image · b` with the epilogue, for an im2col view as the A operand and `n` columns of `b`.
+/// Computes `out = image · b` with the epilogue, for an im2col view as the A operand and `n` columns of `b`.
 ///
 /// # Safety
 /// As for [`gemm_operand`]: `out`, `b`, the im2col view and the epilogue's matrices are valid, and no other thread
@@ -103,7 +103,7 @@ pub(crate) unsafe fn gemm_im2col_lhs<T: Vectors>(
     }
 }
 
-/// Whether AMX computes convolutions of this element type.
+/// Tells whether AMX computes convolutions of this element type.
 #[cfg(target_arch = "x86_64")]
 fn uses_amx<T: 'static>(simd: Simd) -> bool {
     TypeId::of::<T>() == TypeId::of::<f32>() && simd == Simd::Amx

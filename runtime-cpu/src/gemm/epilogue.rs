@@ -10,7 +10,7 @@ use crate::simd::prefetch;
 /// The addends of the output `a · b`: bias and residual.
 #[derive(Clone, Copy)]
 pub(crate) struct Epilogue<T> {
-    /// Whether the output's old value is added.
+    /// True if the output's old value is added.
     pub add: bool,
     /// Matrices of the output's shape, added in order once the sums over `k` are complete.
     pub addends: [Option<Matrix<*const T>>; 2],
@@ -22,17 +22,17 @@ unsafe impl<T: Send> Send for Epilogue<T> {}
 unsafe impl<T: Sync> Sync for Epilogue<T> {}
 
 impl<T> Epilogue<T> {
-    /// No addends; `add` says whether the output's old value is added.
+    /// An epilogue without addends. With `add`, the output's old value is added.
     pub(crate) fn accumulate(add: bool) -> Self {
         Epilogue { add, addends: [None, None] }
     }
 
-    /// Whether nothing but the output's old value is added.
+    /// Tells whether nothing but the output's old value is added.
     pub(super) fn only_accumulates(&self) -> bool {
         self.add && !self.has_addends()
     }
 
-    /// Whether there are matrices to add.
+    /// Tells whether there are matrices to add.
     pub(super) fn has_addends(&self) -> bool {
         self.addends.iter().any(Option::is_some)
     }

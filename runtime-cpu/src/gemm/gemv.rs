@@ -1,8 +1,9 @@
-//! GEMM with a few rows of A: the weights of a linear layer are read once for one token, so the time is that of reading memory.
+//! GEMM with a few rows of A. The weights of a linear layer are read once for one token, so the time is that of reading
+//! memory.
 //!
-//! Sixteen columns of B, which are rows in memory, are transposed in registers, or a small tile at a time into L1, and multiplied from there,
-//! without being packed. Sums are cut and added as in
-//! [`gemm`](super::gemm), so the output has its bits.
+//! Sixteen columns of B, which are rows in memory, are transposed in registers, or a small tile at a time into L1. They
+//! are multiplied from there, without being packed. Sums are cut and added as in [`gemm`](super::gemm), so the output
+//! has its bits.
 
 use super::{
     epilogue::Epilogue,
@@ -17,22 +18,24 @@ use crate::{
     simd::{prefetch_far, transpose},
 };
 
-/// Columns that are computed together: a cache line of `f32` for each step of the sum.
+/// The number of columns that are computed together: a cache line of `f32` for each step of the sum.
 pub(super) const GROUP: usize = 16;
 /// The most rows of A.
 pub(super) const MAX_ROWS: usize = 4;
-/// Steps of the sum that are transposed at once: 4 KiB of `f32`.
+/// The number of steps of the sum that are transposed at once: 4 KiB of `f32`.
 const STEPS: usize = 64;
-/// How far ahead of what is transposed memory is asked for, in elements of each of the sixteen streams. Into L2, and a line of each at a time:
-/// asked for into L1, and a tile at once, they wait for each other, and the product reads 0.6 times as much a second.
+/// The prefetch distance, in elements of each of the sixteen streams. Memory is prefetched into L2, and a line of each
+/// stream at a time. With prefetches into L1, and a tile at once, the streams wait for each other, and the product
+/// reads 0.6 times as much a second.
 const AHEAD: usize = 256;
 
-/// Whether these operands are computed here: rows of A and columns of B that are adjacent in memory.
+/// Tells whether these operands are computed by `gemv`: rows of A and columns of B must be adjacent in memory.
 pub(super) fn takes<T>(size: GemmSize, out: Matrix<*mut T>, a: Matrix<*const T>, b: Matrix<*const T>) -> bool {
     (1..=MAX_ROWS).contains(&size.m) && size.n >= GROUP && a.column == 1 && b.row == 1 && out.column == 1
 }
 
-/// The whole groups of columns of `out = alpha · a · b` with the epilogue; gives how many columns those are.
+/// Computes the whole groups of columns of `out = alpha · a · b` with the epilogue, and returns their number of
+/// columns.
 ///
 /// # Safety
 /// As for [`gemm`](super::gemm), for operands that [`takes`] accepts.
@@ -109,7 +112,7 @@ impl<T: Vectors> Gemv<T> {
         }
     }
 
-    /// Sixteen columns of `M` rows.
+    /// Computes sixteen columns of `M` rows.
     ///
     /// # Safety
     /// As for [`gemv`]; the CPU supports the vector `R`, and `size.m` is `M`.
@@ -140,7 +143,8 @@ impl<T: Vectors> Gemv<T> {
         unsafe { epilogue.offset(0, j).add_to::<R>(out, (M, GROUP)) };
     }
 
-    /// Adds sixteen products from step `k` on to the sums of columns from `j` on, transposed in registers: 1.7 times as fast as through L1.
+    /// Adds sixteen products from step `k` on to the sums of columns from `j` on. They are transposed in registers, 1.7
+    /// times as fast as through L1.
     ///
     /// # Safety
     /// As for [`group`](Gemv::group), for steps within `k`; `R` is the vector of sixteen `f32` of a CPU with AVX-512.
@@ -148,7 +152,8 @@ impl<T: Vectors> Gemv<T> {
     #[inline(always)]
     unsafe fn square<R: Vector<T>, const M: usize>(&self, (j, k): (usize, usize), acc: &mut [[R; GROUP]; M]) {
         let from = self.b.offset(k, j);
-        // SAFETY: the caller guarantees sixteen rows of sixteen elements of four bytes, and a vector that is a register of sixteen words.
+        // SAFETY: the caller guarantees sixteen rows of sixteen elements of four bytes, and a vector that is a register
+        // of sixteen words.
         unsafe {
             let lines = read_transposed(from.at.cast(), from.column * size_of::<T>() as isize);
             for (step, line) in lines.iter().enumerate() {
@@ -161,7 +166,7 @@ impl<T: Vectors> Gemv<T> {
         }
     }
 
-    /// Asks for what comes after `steps` steps from step `k` on of columns from `j` on.
+    /// Prefetches the elements after `steps` steps from step `k` on, of columns from `j` on.
     #[inline(always)]
     fn prefetch(&self, (j, k, steps): (usize, usize, usize)) {
         // At the end of the columns, the beginning of the next ones.
@@ -191,7 +196,8 @@ impl<T: Vectors> Gemv<T> {
             let whole = if R::LANES == GROUP { steps / GROUP * GROUP } else { 0 };
             for line in (k..k + whole).step_by(GROUP) {
                 self.prefetch((j, line, GROUP));
-                // SAFETY: sixteen steps of sixteen columns of B, which the caller guarantees; only the vector of AVX-512 has sixteen elements.
+                // SAFETY: sixteen steps of sixteen columns of B, which the caller guarantees; only the vector of
+                // AVX-512 has sixteen elements.
                 unsafe { self.square::<R, M>((j, line), acc) };
             }
             (k + whole, steps - whole)
@@ -200,7 +206,8 @@ impl<T: Vectors> Gemv<T> {
         let from = self.b.offset(k, j);
         let row = (GROUP * size_of::<T>()) as isize;
         let stream = (from.at.cast_mut().cast(), from.column * size_of::<T>() as isize);
-        // SAFETY: `steps` steps of sixteen columns of B, which the caller guarantees; the tile has room for as many, and is this function's alone.
+        // SAFETY: `steps` steps of sixteen columns of B, which the caller guarantees. The tile has room for as many,
+        // and is this function's alone.
         unsafe {
             transpose::<T>(self.simd, (tile.0.as_mut_ptr().cast(), row), stream, (steps, GROUP));
             for (step, line) in tile.0.iter().enumerate().take(steps) {

@@ -20,7 +20,7 @@ const PACKED_BYTES: usize = 128 << 10;
 const COPY: usize = 16;
 /// Elements behind an image that may be read. Their values do not matter.
 pub(crate) const OVERREAD: usize = COPY - 1;
-/// Columns of the widest micro-panel, and so the most runs of one.
+/// The number of columns of the widest micro-panel, and so the most runs of one.
 const MAX_PANEL: usize = 48;
 
 /// An im2col view of an image: element `(k, j)` is `rows[k] + columns[j]` elements from `at`.
@@ -57,7 +57,8 @@ thread_local! {
     static PANELS: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `out = a · image` with the epilogue, for `a: [m, k]` with unit column stride and an im2col view of `k` rows.
+/// Computes `out = a · image` with the epilogue, for `a: [m, k]` with unit column stride and an im2col view of `k`
+/// rows.
 ///
 /// # Safety
 /// `a` is valid for `[m, k]` elements, `out` and the epilogue's matrices for a column for each of the view's. The view
@@ -126,7 +127,7 @@ multiversion! {
     }
 }
 
-/// Cuts a micro-panel's columns into runs that are contiguous in the image: where one begins in the panel's row, and
+/// Cuts a micro-panel's columns into runs that are contiguous in the image. A run is its start in the panel's row, and
 /// its column offset.
 #[inline(always)]
 fn contiguous_runs<'a>(columns: &[usize], runs: &'a mut [(usize, usize); MAX_PANEL]) -> &'a [(usize, usize)] {

@@ -5,8 +5,8 @@ use numcore::{Accumulate, Layout, Result, Shape, View};
 use super::gemm_into;
 use crate::{Cpu, CpuBuffer, operand::Operand, pointwise::convert};
 
-/// `out = x · w + b + r` for `ins` of `x: [.., M, K]`, `w: [K, N]` and addends (`[N]` or `[.., M, N]`); `out` is
-/// contiguous.
+/// Computes `out = x · w + b + r` for `ins` of `x: [.., M, K]`, `w: [K, N]` and addends (`[N]` or `[.., M, N]`); `out`
+/// is contiguous.
 pub(crate) fn linear(cpu: &Cpu, ins: &[View<'_, Cpu>], out: Operand) -> Result<()> {
     let columns = ins[1].layout().dims()[1];
     let inner = ins[1].layout().dims()[0];

@@ -35,8 +35,8 @@ thread_local! {
     static WORKSPACE: RefCell<[Vec<CacheLine>; 2]> = const { RefCell::new([Vec::new(), Vec::new()]) };
 }
 
-/// `out = alpha · a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`. Half-precision operands are upcast while they
-/// are packed; their output is `f32`.
+/// Computes `out = alpha · a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`. Half-precision operands are upcast
+/// while they are packed; their output is `f32`.
 ///
 /// # Safety
 /// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other
@@ -159,8 +159,8 @@ unsafe fn blocks<S: Stored<Lane: Vectors>>(
                         alpha,
                         epilogue: epilogue.offset(i, j).for_k_block(from == 0, from + kc == k),
                     };
-                    // SAFETY: the caller guarantees valid operands and an output of its own; B is packed above, and rows
-                    // that were upcast have unit column stride and need no workspace.
+                    // SAFETY: the caller guarantees valid operands and an output of its own. B is packed above, and
+                    // rows that were upcast have unit column stride and need no workspace.
                     unsafe { macro_kernel::run(simd, &kernel, packed_a) };
                 }
             }

@@ -26,10 +26,11 @@ const MC: usize = 64;
 /// slower; with four of 24 it is 1 % slower.)
 const UNROLL_FMAS: usize = 48;
 
-/// Rank-1 updates ahead of which packed B is prefetched from L2 into L1. (Without, 2048³ takes 1.1 times as long on Cascade Lake; 4 to 8 are alike.)
+/// The number of rank-1 updates by which packed B is prefetched ahead, from L2 into L1. (Without, 2048³ takes 1.1 times
+/// as long on Cascade Lake; 4 to 8 are alike.)
 const B_AHEAD: usize = 8;
 
-/// One call of the macro-kernel: all `m` rows of A against `n` packed columns of B, along `kc` products of each sum.
+/// A call of the macro-kernel: all `m` rows of A against `n` packed columns of B, along `kc` products of each sum.
 pub(super) struct MacroKernel<'a, T> {
     pub m: usize,
     pub kc: usize,
@@ -59,7 +60,7 @@ impl<T> BMicroPanels<T> {
     }
 }
 
-/// How an instruction set blocks a GEMM.
+/// The block sizes of an instruction set's GEMM.
 #[derive(Clone, Copy)]
 pub(super) struct Blocking {
     /// Rows of an A micro-panel.
@@ -82,8 +83,8 @@ impl Blocking {
         Blocking { mr, nv, lanes }
     }
 
-    /// Columns of the B micro-panel that begins where `left` columns are left: a full one, or as many vectors as are
-    /// needed.
+    /// The number of columns of the next B micro-panel if `left` columns are left: a full one, or as many vectors as
+    /// are needed.
     #[inline(always)]
     pub(super) fn panel_width(self, left: usize) -> usize {
         let (nv, most) = (left.div_ceil(self.lanes), self.nv);
@@ -191,8 +192,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
         }
     }
 
-    /// One A micro-panel against every B micro-panel. Full micro-tiles have a loop of their own: with the decisions for
-    /// edges between two of them, short sums take 1.1 times as long.
+    /// Multiplies one A micro-panel by every B micro-panel. Full micro-tiles have a loop of their own: with the
+    /// decisions for edges between two of them, short sums take 1.1 times as long.
     ///
     /// # Safety
     /// As for [`run`]; the CPU supports the vector `R`, and `a` is valid for `kc` columns.
@@ -226,7 +227,8 @@ impl<T: Vectors> MacroKernel<'_, T> {
         }
     }
 
-    /// One A micro-panel against the B micro-panels from column `j` on. Their micro-tiles may lack rows or columns.
+    /// Multiplies one A micro-panel by the B micro-panels from column `j` on. Their micro-tiles may lack rows or
+    /// columns.
     ///
     /// # Safety
     /// As for [`run`]; the CPU supports the vector `R`, and `a` is valid for `kc` columns.
@@ -269,7 +271,7 @@ impl<T: Vectors> MacroKernel<'_, T> {
     }
 }
 
-/// One micro-tile: an A micro-panel times a B micro-panel.
+/// A micro-tile: an A micro-panel times a B micro-panel.
 struct MicroTile<T, S> {
     kc: usize,
     a: S,

@@ -1,6 +1,6 @@
 //! GEMM: matrix products, partitioned into tiles of the output that threads compute independently.
 //!
-//! `README.md` in this folder draws the loop nest and says which panel lives in which cache.
+//! `README.md` in this folder draws the loop nest, with the cache in which each panel lives.
 //!
 //! The order of every sum depends on `k` alone, so the output has the same bits for every partition. Half-precision
 //! operands are accumulated in `f32` and rounded once, or stored in `f32`: bf16 by AMX or AVX-512 BF16 ([`amx`]), all
@@ -50,15 +50,17 @@ pub(crate) use packed_b::PackedB;
 use partition::Partition;
 pub(crate) use vector::Vectors;
 
-/// Multiply-adds of one task, about. A smaller task costs more to hand to another thread than it takes.
+/// The approximate number of multiply-adds of one task. A smaller task costs more to hand to another thread than it
+/// takes.
 const GRAIN: usize = 1 << 21;
 
-/// `a: [B.., M, K]` times `b: [B.., K, N]` into `out: [B.., M, N]`.
+/// Multiplies `a: [B.., M, K]` by `b: [B.., K, N]` into `out: [B.., M, N]`.
 pub(crate) fn matmul(cpu: &Cpu, a: View<'_, Cpu>, b: View<'_, Cpu>, out: Out<'_, Cpu>) -> Result<()> {
     gemm_into(cpu, &a.into(), &b.into(), Operand::from(&out.view), out.how, [None; 2])
 }
 
-/// `out = a · b` plus the matrices in `addends`, which have the shape and type of `out` and require a batch of one.
+/// Computes `out = a · b` plus the matrices in `addends`, which have the shape and type of `out` and require a batch of
+/// one.
 fn gemm_into(
     cpu: &Cpu,
     a: &Operand,
@@ -125,7 +127,7 @@ struct Gemm {
     out: Strides,
 }
 
-/// One tile of one output matrix.
+/// A tile of one output matrix.
 struct Task {
     /// Offsets of `out`, `a` and `b` in the batch.
     batch: [isize; 3],

@@ -1,4 +1,4 @@
-//! The A operand of a GEMM: how its micro-panels are read, in place or packed.
+//! The A operand of a GEMM, whose micro-panels are read in place or packed.
 
 use super::{matrix::Matrix, vector::Vectors};
 use crate::simd::prefetch;
@@ -27,25 +27,25 @@ impl<T> AOperand<'_, T> {
     }
 }
 
-/// An A micro-panel of `MR` rows: where its elements are.
+/// The elements of an A micro-panel of `MR` rows.
 pub(super) trait AMicroPanel<T>: Copy {
     /// The address of the element in row `i` and column `k`.
     fn at(&self, i: usize, k: usize) -> *const T;
 }
 
-/// Unit stride along each row; one pointer per row.
+/// A panel with unit stride along each row: one pointer per row.
 #[derive(Clone, Copy)]
 pub(super) struct RowPanel<T, const MR: usize>(pub [*const T; MR]);
 
-/// Packed: column by column, `MR` elements each.
+/// A packed panel: column by column, `MR` elements each.
 #[derive(Clone, Copy)]
 pub(super) struct PackedA<T, const MR: usize>(pub *const T);
 
-/// Unit stride along each column, with a column stride: a column-major matrix in place.
+/// A panel with unit stride along each column, and a column stride: a column-major matrix in place.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnPanel<T, const MR: usize>(pub *const T, pub isize);
 
-/// One pointer per row, and the offset of every column: an im2col view in place.
+/// A panel of an im2col view in place: one pointer per row, and the offset of every column.
 #[derive(Clone, Copy)]
 pub(super) struct GatheredPanel<'a, T, const MR: usize>(pub [*const T; MR], pub &'a [usize]);
 
@@ -77,8 +77,8 @@ impl<T: Copy, const MR: usize> AMicroPanel<T> for GatheredPanel<'_, T, MR> {
     }
 }
 
-/// Columns between prefetching elements and reading them. Earlier layers have evicted them from L1 and L2, and a GEMM
-/// visits many short stretches of memory, which hardware prefetchers do not foresee.
+/// The number of columns between prefetching elements and reading them. Earlier layers have evicted them from L1 and
+/// L2, and a GEMM visits many short stretches of memory, which hardware prefetchers do not foresee.
 const PREFETCH_DISTANCE: usize = 16;
 
 /// Packs `m` rows into micro-panels of `MR` rows: column by column, zeros where there is no row.

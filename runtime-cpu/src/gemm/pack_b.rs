@@ -11,8 +11,8 @@ use crate::{
 /// Bytes of a cache line.
 const CACHE_LINE: usize = 64;
 
-/// Packs `[kc, nc]` elements of `b` into micro-panels, and upcasts those of half precision. Columns that fill up a panel
-/// are zero. `to` has `kc` times `nc` elements, with `nc` rounded up to whole vectors.
+/// Packs `[kc, nc]` elements of `b` into micro-panels, and upcasts those of half precision. Columns that fill up a
+/// panel are zero. `to` has `kc` times `nc` elements, with `nc` rounded up to whole vectors.
 ///
 /// # Safety
 /// `b` is valid for reads of `[kc, nc]` elements.

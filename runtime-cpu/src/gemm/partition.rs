@@ -11,13 +11,13 @@ use super::{
 const ROW_MULTIPLE: usize = 8;
 const COLUMN_MULTIPLE: usize = 16;
 
-/// Elements of B that a task reads where that is all it takes: some tens of microseconds.
+/// The number of elements of B that a task reads where reading B takes all of its time: some tens of microseconds.
 const READ_GRAIN: usize = 1 << 16;
 
 /// The fraction of its last task by which a thread is late, about.
 pub(super) const IMBALANCE: f64 = 0.1;
 
-/// How one output matrix is partitioned into tiles.
+/// The partition of one output matrix into tiles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Partition {
     /// Rows and columns of a tile.
@@ -28,13 +28,13 @@ pub(super) struct Partition {
     tiles: usize,
 }
 
-/// What [`Partition::cheapest`] may choose from.
+/// The limits of the partitions among which [`Partition::cheapest`] chooses.
 pub(super) struct PartitionLimits {
     /// The fewest multiply-adds of a tile.
     pub grain: usize,
     /// The fraction of its last task by which a thread is late.
     pub imbalance: f64,
-    /// Rows and columns of tiles are multiples of these.
+    /// The numbers of which rows and columns of tiles are multiples.
     pub multiple: [usize; 2],
 }
 

@@ -11,15 +11,15 @@
 use super::exp::{Exp, exp_minus_square, expm1_above_low};
 use super::real::{one_by_one, polynomial};
 
-/// `g` of one type.
+/// The constants and polynomials of one type.
 pub trait Erf: Exp {
-    /// Beyond, `erf` is ±1.
+    /// The magnitude from which on `erf` is ±1.
     const ERF_HIGH: Self;
-    /// `g(0) = 2/√π`, in two parts.
+    /// The value `g(0) = 2/√π`, in two parts.
     const SLOPE: (Self, Self);
-    /// `(g(x) − g(0)) / x`.
+    /// The polynomial `(g(x) − g(0)) / x`.
     fn erf_curve(x: Self) -> Self;
-    /// Beyond, `erfc` is 0.
+    /// The value from which on `erfc` is 0.
     const ERFC_HIGH: Self;
     /// The centre `c` of the substitution.
     const ERFC_CENTER: Self;

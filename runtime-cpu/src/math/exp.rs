@@ -8,15 +8,15 @@ use super::real::{Real, clamp, polynomial};
 
 /// Polynomials and ranges of the exponential of one type.
 pub trait Exp: Real {
-    /// Below, `exp` is 0; above, infinity.
+    /// The bounds below which `exp` is 0, and above which it is infinity.
     const EXP_RANGE: (Self, Self);
     /// The range of finite, normal results of `exp2`.
     const EXP2_RANGE: (Self, Self);
     /// ln 2 in two parts, of which the first ends in zeros: its products with exponents are exact.
     const LN2_PARTS: (Self, Self);
-    /// Below, `expm1` is −1.
+    /// The value below which `expm1` is −1.
     const EXPM1_LOW: Self;
-    /// Above, `sinh` and `cosh` are infinite.
+    /// The magnitude above which `sinh` and `cosh` are infinite.
     const SINH_HIGH: Self;
     /// `(eʳ − 1 − r) / r²` where `eʳ` is wanted.
     fn exp_tail(r: Self) -> Self;

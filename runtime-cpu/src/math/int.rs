@@ -2,8 +2,8 @@
 
 /// Element functions of an integer type. Arithmetic wraps around; nothing panics.
 ///
-/// Like [`Math`](super::Math), call them as `Int::max(x, y)` or on a generic `T: Int`: on a concrete type `x.max(y)`
-/// could also resolve to `Ord`.
+/// Calls must be written as `Int::max(x, y)` or on a generic `T: Int`, as for [`Math`](super::Math). On a concrete type
+/// `x.max(y)` could also resolve to `Ord`.
 pub trait Int: Copy + PartialOrd {
     /// The wrapping sum `self + y`.
     fn add(self, y: Self) -> Self;

@@ -9,7 +9,7 @@
 //! Measured on one Zen 5 core in cache, ns per `f32` (the same formula in AVX-512 intrinsics / these): exp 0.09 / 0.11,
 //! log 0.12 / 0.18 (they have instructions for exponents), a rational tanh 0.11 / 0.11; here also tanh 0.15, erf 0.27.
 //!
-//! All functions pass NaN through, keep the sign of zero where they are odd, and underflow gradually.
+//! Every function passes NaN through, keeps the sign of zero where it is odd, and underflows gradually.
 
 mod arc;
 mod erf;

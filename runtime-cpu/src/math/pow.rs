@@ -11,7 +11,7 @@ pub trait Pow: Real {
 }
 
 impl Pow for f32 {
-    /// In `f64`, where a plain logarithm is precise enough and nothing that fits `f32` is subnormal.
+    /// The power in `f64`, where a plain logarithm is precise enough and nothing that fits `f32` is subnormal.
     #[inline(always)]
     fn positive_pow(a: f32, y: f32) -> f32 {
         let y = clamp(f64::from(y), -1e18, 1e18);

@@ -63,35 +63,35 @@ pub trait Real:
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The absolute value.
     fn abs(self) -> Self;
-    /// This magnitude with the sign of `sign`.
+    /// The magnitude of `self` with the sign of `sign`.
     fn copysign(self, sign: Self) -> Self;
     /// The square root, correctly rounded.
     fn sqrt(self) -> Self;
-    /// The largest integer not above.
+    /// The largest integer that is not above `self`.
     fn floor(self) -> Self;
-    /// The smallest integer not below.
+    /// The smallest integer that is not below `self`.
     fn ceil(self) -> Self;
     /// The integer part, by rounding towards zero.
     fn trunc(self) -> Self;
-    /// The nearest integer, of two the even one.
+    /// The nearest integer; of two, the even one.
     fn round_ties_even(self) -> Self;
     /// The remainder of truncated division, exact: C's `fmod`. Scalar code.
     fn fmod(self, divisor: Self) -> Self;
-    /// Whether it is NaN.
+    /// Tells whether it is NaN.
     fn is_nan(self) -> bool;
-    /// Whether the sign bit is set.
+    /// Tells whether the sign bit is set.
     fn sign_bit(self) -> bool;
     /// Bit `k` of the representation: of the integer, if `self` is an integer plus [`Real::ROUNDER`].
     fn bit(self, k: u32) -> bool;
     /// `2ⁿ` of `ROUNDER + BIAS + n`, for a normal `2ⁿ`.
     fn power(self) -> Self;
-    /// Two factors of `2ⁿ` of `ROUNDER + 2·BIAS + n`, each normal where `2ⁿ` overflows or is subnormal.
+    /// The two factors of `2ⁿ` of `ROUNDER + 2·BIAS + n`, each normal where `2ⁿ` overflows or is subnormal.
     fn power_halves(self) -> (Self, Self);
     /// `(e, m − 1)` with `self = 2ᵉ·m`, `m` in `[2/3, 4/3)` for `f32`, `[√½, √2)` for `f64`; for a positive value.
     fn split(self) -> (Self, Self);
 }
 
-/// Trait methods that are the float's own of the same name.
+/// Implements trait methods by the float's own methods of the same name.
 macro_rules! inherent {
     ($($name:ident($($arg:ident),*))*) => {$(
         #[inline(always)]

@@ -75,8 +75,8 @@ fn awkward<T: Tested>() -> Vec<T> {
     positive.chain(subnormal).flat_map(|x| [x, -x]).collect()
 }
 
-/// How far `got` is from `exact`, in units of the last place; infinite where only one is NaN or infinite, or two zeros
-/// differ in sign.
+/// The distance of `got` from `exact`, in units of the last place. It is infinite where only one is NaN or infinite, or
+/// two zeros differ in sign.
 fn error<T: Tested>(got: T, exact: f64) -> f64 {
     let rounded = T::of(exact);
     if got.same_bits(rounded) {
@@ -197,7 +197,7 @@ fn exponentials_of_negative_numbers() {
     }
 }
 
-/// Beyond the limit of the reduction, sine and cosine still are on the circle's range and infinity has none.
+/// Tests that beyond the limit of the reduction sine and cosine still are on the circle's range, and infinity has none.
 #[test]
 fn large_angles() {
     let mut random = Arguments(3);
@@ -254,7 +254,7 @@ fn exact_functions() {
     of::<f64>();
 }
 
-/// Every function in one loop, compiled for an instruction set.
+/// Computes every function in one loop, compiled for an instruction set.
 #[inline(always)]
 fn all<T: Math>(x: &[T], y: &[T], out: &mut [Vec<T>]) {
     macro_rules! each {

@@ -32,7 +32,7 @@ struct Reduced {
 }
 
 impl Reduced {
-    /// Of `x + low` up to 2⁵⁰ in magnitude, to `f32`'s precision (2^-37 and 2^-43).
+    /// The reduction of `x + low` up to 2⁵⁰ in magnitude, to `f32`'s precision (2^-37 and 2^-43).
     #[inline(always)]
     fn short(x: f64, low: f64) -> Reduced {
         let n = x.mul_add(std::f64::consts::FRAC_2_PI, f64::ROUNDER);

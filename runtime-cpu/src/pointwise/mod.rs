@@ -1,6 +1,6 @@
-//! Pointwise programs: lowered once to steps ([`Kernel`]), divided into tiles for each launch ([`LoopPlan`]), run tile by
-//! tile ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A few hot
-//! programs are compiled ahead, as one step (`compiled`).
+//! Pointwise programs: lowered once to steps ([`Kernel`]), divided into tiles for each launch ([`LoopPlan`]), and run
+//! tile by tile ([`Launch`]). A step is a loop over a block that stays in L1; there is one per operation and type. A
+//! few hot programs are compiled ahead, as one step (`compiled`).
 
 mod compile;
 mod execute;
@@ -49,8 +49,8 @@ pub(crate) fn run(
     })
 }
 
-/// Stores elements as another type of the same compute type: upcasts half-precision ones, rounds to them, or
-/// accumulates into them.
+/// Stores elements as another type of the same compute type. It upcasts half-precision elements, rounds to half
+/// precision, or accumulates.
 pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Operand, how: Accumulate) -> Result<()> {
     static SAME: LazyLock<Program> = LazyLock::new(|| Program::new("convert", |[x], []| [x]));
     let shape = *to.layout.shape();
@@ -67,7 +67,7 @@ pub(crate) fn convert(engine: &Engine, from: operand::Operand, to: operand::Oper
     Ok(())
 }
 
-/// Types of the operands, and what becomes of the outputs.
+/// The form of a launch: the types of its operands, and the treatment of its outputs.
 fn form(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
     let mut form = Form::default();
     for operand in ins {
@@ -80,10 +80,10 @@ fn form(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Form {
     form
 }
 
-/// Addresses and element sizes of operands.
+/// The addresses and element sizes of operands.
 type Bases = SmallVec<[(Base<u8>, usize); 8]>;
 
-/// Pushes the operands of a launch to `bases`, and says whether each is contiguous.
+/// Pushes the operands of a launch to `bases` until one is not contiguous, and tells whether all are contiguous.
 fn dense(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>], bases: &mut Bases) -> bool {
     let mut push = |buffer: &CpuBuffer, layout: &Layout, dtype: DType| {
         let at = buffer.ptr().wrapping_add(layout.offset() * dtype.size());

@@ -7,13 +7,13 @@ use crate::{Cpu, pointwise::LoopPlan};
 
 type ReducedAxes = SmallVec<[usize; MAX_RANK]>;
 
-/// Whether the innermost axis is kept, and how many positions of reduced axes are outside a tile.
+/// The layout of a reduction's tiles, by the kind of the innermost axis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Columns {
     pub kept: bool,
-    /// Reduced axes among the outer ones.
+    /// The reduced axes among the outer ones.
     pub outer: usize,
-    /// Whether rows are reduced, too.
+    /// True if rows are reduced, too.
     pub rows_reduced: bool,
 }
 

@@ -23,7 +23,7 @@ use crate::{
 use axes::{Columns, arrange};
 use combine::{Combine, Max, Min, Pairwise, Prod, Sum, combine, fold_rows, rows_of, run, scratch, write};
 
-/// Tiles of a chunk, at least; and chunks of a group, at most.
+/// The fewest tiles of a chunk, and the most chunks of a group.
 const TILES: usize = 16;
 const CHUNKS: usize = 64;
 /// Elements of a tile that is read in place: each begins with a wait for memory. (With 4096, sums of a million elements
@@ -31,7 +31,7 @@ const CHUNKS: usize = 64;
 const READ_IN_PLACE: usize = 8192;
 /// Tiles added to one accumulator before it is added to the next.
 const RUN: usize = 32;
-/// Simple steps on one element, the smallest number per task.
+/// The fewest simple steps of a task, each on one element.
 const GRAIN: usize = 1 << 15;
 
 thread_local! {
@@ -166,7 +166,7 @@ impl<'a> ReduceJob<'a> {
         });
     }
 
-    /// Values a group gives, at most.
+    /// The most values that a group gives.
     fn width(&self) -> usize {
         let tile = self.launch.plan().tile;
         match self.columns {
@@ -258,7 +258,7 @@ impl<'a> ReduceJob<'a> {
         done(&place, &far[..columns]);
     }
 
-    /// Writes a group's values where they belong.
+    /// Writes a group's values to the output.
     fn store<S: Stored>(&self, place: &pointwise::Place, values: &[S::Lane]) {
         let plan = self.launch.plan();
         let operand = &plan.operands[self.output];

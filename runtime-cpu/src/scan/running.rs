@@ -2,7 +2,7 @@
 
 use crate::element::Lane;
 
-/// A type of arithmetic that is scanned.
+/// A type of arithmetic in which a scan runs.
 pub(super) trait Scanned: Lane {
     type Running: Running<Self>;
 }
@@ -38,7 +38,7 @@ impl Running<f32> for f64 {
     }
 }
 
-/// A sum of two numbers, the second of which is what the first was rounded by.
+/// A sum of two numbers, of which the second is the rounding error of the first.
 #[derive(Clone, Copy)]
 pub(super) struct Twofold {
     high: f64,
@@ -54,20 +54,21 @@ impl Running<f64> for Twofold {
     fn of(x: f64) -> Self {
         Twofold { high: x, low: 0.0 }
     }
-    /// The rounding error of a sum is exact (Knuth 1969).
+    /// Adds `x`, with the exact rounding error of the sum (Knuth 1969).
     #[inline(always)]
     fn add(self, x: f64) -> Self {
         let high = self.high + x;
         let added = high - self.high;
         Twofold { high, low: self.low + ((self.high - (high - added)) + (x - added)) }
     }
-    /// The rounding error of a product is exact too, by a fused multiply-add.
+    /// Multiplies by `x`, with the exact rounding error of the product by a fused multiply-add.
     #[inline(always)]
     fn mul(self, x: f64) -> Self {
         let high = self.high * x;
         Twofold { high, low: self.low.mul_add(x, self.high.mul_add(x, -high)) }
     }
-    /// Where the first is infinite or NaN the second says nothing; a zero keeps its sign.
+    /// The rounded value. If the high part is infinite or NaN, the low part is meaningless and left out; a zero keeps
+    /// its sign.
     #[inline(always)]
     fn value(self) -> f64 {
         if self.high.is_finite() && self.low != 0.0 { self.high + self.low } else { self.high }

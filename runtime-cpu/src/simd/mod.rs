@@ -13,44 +13,43 @@ use std::{ops::Range, sync::OnceLock};
 pub(crate) use transpose::read_transposed;
 pub(crate) use transpose::transpose;
 
-/// An instruction set that the kernels are compiled for.
+/// An instruction set for which the kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Simd {
-    /// The baseline of the target, which every CPU of it has.
+    /// The baseline of the target, which every CPU of the target supports.
     Baseline,
     /// AVX2 with fused multiply-add and F16C.
     Avx2,
     /// AVX-512 with the extensions F, VL, BW and DQ.
     Avx512,
-    /// AVX-512 with BF16 dot products for matrix products of bf16, whose last bits differ from other levels.
+    /// AVX-512 with BF16 dot products, for matrix products of bf16. Their last bits differ from other levels.
     Avx512Bf16,
-    /// AVX-512 with BF16, and AMX for matrix products of bf16 and of `f32`. Those of `f32` are computed by splitting
-    /// each element into three bf16 terms, six products of which are summed: as precise as `f32`, with last bits that
-    /// differ from other levels. (Elements below 2⁻¹²⁶ count as zero in them, and so do the last bits of elements below
-    /// 2⁻¹⁰².)
+    /// AVX-512 with BF16, and AMX for matrix products of bf16 and of `f32`. An `f32` product splits each element into
+    /// three bf16 terms and sums six products of terms. It is as precise as `f32`, with last bits that differ from
+    /// other levels. (Elements below 2⁻¹²⁶ count as zero in it, and so do the last bits of elements below 2⁻¹⁰².)
     Amx,
 }
 
 impl Simd {
-    /// All levels, narrowest first.
+    /// The levels, narrowest first.
     pub const ALL: [Simd; 5] = [Simd::Baseline, Simd::Avx2, Simd::Avx512, Simd::Avx512Bf16, Simd::Amx];
 
-    /// The highest level of this CPU that the cap allows.
+    /// The highest level that this CPU supports and the cap (`WEFTGRAD_MAX_CPU_ISA`) allows.
     pub fn best() -> Simd {
         Self::ALL.into_iter().rev().find(|s| s.is_available()).unwrap_or(Simd::Baseline)
     }
 
-    /// Whether this CPU supports the level, and the cap allows it.
+    /// Tells whether this CPU supports the level, and the cap (`WEFTGRAD_MAX_CPU_ISA`) allows it.
     pub fn is_available(self) -> bool {
         self <= cap() && self.is_supported()
     }
 
-    /// The level with this name.
+    /// The level with this `name`; `None` if there is none.
     pub fn named(name: &str) -> Option<Simd> {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// Whether this CPU supports the level.
+    /// Tells whether this CPU supports the level.
     #[cfg(target_arch = "x86_64")]
     pub fn is_supported(self) -> bool {
         macro_rules! has {
@@ -67,13 +66,13 @@ impl Simd {
         }
     }
 
-    /// Whether this CPU supports the level.
+    /// Tells whether this CPU supports the level.
     #[cfg(not(target_arch = "x86_64"))]
     pub fn is_supported(self) -> bool {
         self == Simd::Baseline
     }
 
-    /// The name of the level in tables.
+    /// The name of the level in tables and in `WEFTGRAD_MAX_CPU_ISA`.
     pub fn name(self) -> &'static str {
         match self {
             Simd::Baseline => "baseline",
@@ -85,7 +84,7 @@ impl Simd {
     }
 }
 
-/// The widest level that may be used, read from the environment once.
+/// The highest level that may be used, read from the environment once.
 fn cap() -> Simd {
     static CAP: OnceLock<Simd> = OnceLock::new();
     *CAP.get_or_init(|| std::env::var(CAP_VARIABLE).map_or(Simd::Amx, |name| cap_named(&name)))
@@ -93,8 +92,7 @@ fn cap() -> Simd {
 
 const CAP_VARIABLE: &str = "WEFTGRAD_MAX_CPU_ISA";
 
-/// A name that is not a level caps nothing, and a warning says so: a process that requested less must not seem to have
-/// got it.
+/// Warns of a name that is not a level, which caps nothing: a process that requested less must not seem to have got it.
 fn cap_named(name: &str) -> Simd {
     Simd::named(name).unwrap_or_else(|| {
         let names = Simd::ALL.map(Simd::name).join(", ");
@@ -115,7 +113,7 @@ pub(crate) fn prefetch_far<T>(at: *const T, count: usize) {
     prefetch_into::<T, { hint::L2 }>(at, count);
 }
 
-/// Which cache a prefetch is into.
+/// The cache into which a prefetch loads.
 #[cfg(target_arch = "x86_64")]
 mod hint {
     pub(super) const L1: i32 = std::arch::x86_64::_MM_HINT_T0;
@@ -140,9 +138,9 @@ fn prefetch_into<T, const HINT: i32>(at: *const T, count: usize) {
 
 /// Calls `element` with each index of `range`, in a loop whose vectors the compiler interleaves.
 ///
-/// LLVM interleaves the vectors of a loop with a reduction, which is why there is one. Where an element takes many
-/// instructions that wait for each other, the CPU's reorder window holds too few vectors to hide that. (In cache, `exp`,
-/// `tanh` and `gelu` took 1.5, 1.3 and 1.3 times as long on Cascade Lake without.)
+/// LLVM interleaves the vectors of a loop with a reduction, which is the reason for the reduction in it. Where an
+/// element takes many dependent instructions, the CPU's reorder window holds too few vectors to hide their latency. (In
+/// cache, `exp`, `tanh` and `gelu` took 1.5, 1.3 and 1.3 times as long on Cascade Lake without.)
 #[inline(always)]
 pub(crate) fn interleaved(range: Range<usize>, mut element: impl FnMut(usize)) {
     let mut reduced = 0;

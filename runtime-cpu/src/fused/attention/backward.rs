@@ -43,11 +43,11 @@ pub(super) struct BackwardHead<'a, S: Stored> {
     pub dv: Matrix<*mut S>,
 }
 
-/// The memory in which gradients of queries are accumulated. The first chunk of keys uses the output, if that is stored
-/// in the type of computation; other chunks use workspace, `[chunks, heads, queries, depth]`.
+/// The memory in which gradients of queries are accumulated. The first chunk of keys uses the output, if the output is
+/// stored in the type of computation. Other chunks use workspace, `[chunks, heads, queries, depth]`.
 struct Shares<S: Stored> {
     count: usize,
-    /// How many have memory of their own.
+    /// The number of chunks that have memory of their own.
     separate: usize,
     elements: usize,
     memory: Base<S::Lane>,
@@ -184,7 +184,7 @@ pub(super) unsafe fn dots_of<S: StoredFloat>(
     }
 }
 
-/// One task: these keys, and all heads that share them.
+/// Runs one task: these keys, and all heads that share them.
 pub(super) fn keys<S: StoredFloat>(
     call: &FusedCall<'_>,
     p: &AttentionProblem,
@@ -272,7 +272,7 @@ pub(super) fn keys<S: StoredFloat>(
     Ok(())
 }
 
-/// Keys and values, packed, and where their gradients are accumulated.
+/// The keys and values, packed, and the accumulators of their gradients.
 struct Right<'a, T> {
     dk: Matrix<*mut T>,
     dv: Matrix<*mut T>,
@@ -290,11 +290,11 @@ struct Left<'a, T> {
     packed_q: PackedB<'a, T>,
 }
 
-/// Whether a block adds to the gradients' old values, or overwrites them.
+/// The gradients to which a block adds its contribution; it overwrites the old values of the others.
 #[derive(Clone, Copy)]
 struct Adds {
     dq: bool,
-    /// Of keys and of values.
+    /// True for the gradients of keys and of values.
     dk: bool,
 }
 

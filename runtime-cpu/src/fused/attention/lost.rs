@@ -1,5 +1,5 @@
-//! Queries whose weights cannot be recomputed from a score and their logsumexp: a mask shifted all scores so far that
-//! the logarithm of the sum of weights is lost in rounding. (Every key is padding, and the mask is finite.)
+//! Queries whose weights cannot be recomputed from a score and their logsumexp. A mask shifted all their scores so far
+//! that the logarithm of the sum of weights is lost in rounding. (Every key is padding, and the mask is finite.)
 
 use numcore::Element as _;
 
@@ -17,9 +17,9 @@ impl AttentionProblem {
     }
 }
 
-/// Whether there is a query whose weights cannot be recomputed from its logsumexp, and whose gradient is not zero.
-/// Where a mask shifts all scores of a query far away (every key is padding), the logarithm of the sum of weights is
-/// lost in rounding.
+/// Tells whether there is a query with a nonzero gradient whose weights cannot be recomputed from its logsumexp. A mask
+/// that shifts all scores of a query far away (every key is padding) loses the logarithm of the sum of weights in
+/// rounding.
 pub(super) fn loses_weights<S: StoredFloat>(call: &FusedCall<'_>, p: &AttentionProblem) -> bool {
     let (g, most) = (&call.ins[AttentionGrad::GRAD], p.most::<S::Lane>());
     if p.mask.is_none() {

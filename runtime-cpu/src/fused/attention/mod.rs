@@ -4,8 +4,8 @@
 //! Keys and values are packed once per block of keys, and all queries of a task pass over them. Scores are in units of
 //! log 2, so that weights are powers of two.
 //!
-//! Where the diagonal of a causal call passes through a block, only what is below it is computed, a few rows at a time.
-//! Blocks outside of a sliding window are skipped; inside a block keys before the window have scores of `−∞`.
+//! In a block through which the diagonal of a causal call passes, only scores below it are computed, a few rows at a
+//! time. Blocks outside of a sliding window are skipped; inside a block keys before the window have scores of `−∞`.
 //!
 //! **Invariant**: the partition into tasks, and with it the order of every sum, depends only on the sizes of the call.
 
@@ -74,9 +74,9 @@ struct AttentionProblem {
     keys: usize,
     depth: usize,
     value_depth: usize,
-    /// Where query 0 stands among the keys.
+    /// The position of query 0 among the keys.
     offset: isize,
-    /// How many keys before and after its own position a query sees.
+    /// The number of keys before and after its own position that a query sees; `None` for all of them.
     reach: [Option<usize>; 2],
     scale: f64,
     softcap: Option<f64>,
@@ -96,7 +96,7 @@ impl AttentionProblem {
             depth: q[3],
             value_depth: v[3],
             offset: op.offset(q[2], k[2]),
-            // More than all there are is all there are.
+            // A reach beyond all keys is no limit.
             reach: [op.window[0], op.right()].map(|n| n.filter(|&n| n < q[2] + k[2])),
             scale: op.scale,
             softcap: op.softcap,
@@ -104,12 +104,12 @@ impl AttentionProblem {
         })
     }
 
-    /// Whether the mask of a query is more than a triangle from the first query and key.
+    /// Tells whether the mask of a query is more than a triangle from the first query and key.
     fn is_banded(&self) -> bool {
         self.offset != 0 || self.reach[0].is_some() || self.reach[1].is_some_and(|n| n != 0)
     }
 
-    /// The number of these keys before the last key that a query sees, for a range extended in both directions.
+    /// The number of these keys up to the last key that a query sees, for a range extended in both directions.
     fn before_end(&self, query: usize, keys: &Range<usize>) -> isize {
         match self.reach[1] {
             Some(right) => query as isize + self.offset + right as isize + 1 - keys.start as isize,
@@ -117,7 +117,7 @@ impl AttentionProblem {
         }
     }
 
-    /// The number of these keys before the last key that a query sees.
+    /// The number of these keys up to the last key that a query sees.
     fn seen(&self, query: usize, keys: &Range<usize>) -> usize {
         self.before_end(query, keys).clamp(0, keys.len() as isize) as usize
     }
@@ -127,17 +127,17 @@ impl AttentionProblem {
         Seen { first: self.before_end(rows.start, keys), last: self.seen(rows.end - 1, keys) }
     }
 
-    /// The first key a query sees.
+    /// The first key that a query sees.
     fn start(&self, query: usize) -> usize {
         self.reach[0].map_or(0, |left| (query as isize + self.offset - left as isize).max(0) as usize)
     }
 
-    /// Whether any of these queries sees any of these keys.
+    /// Tells whether any of these queries sees any of these keys.
     fn meets(&self, rows: &Range<usize>, keys: &Range<usize>) -> bool {
         self.seen(rows.end - 1, keys) > 0 && self.start(rows.start) < keys.end
     }
 
-    /// The keys that any of these queries sees.
+    /// The number of keys up to the last one that any of these queries sees.
     fn visible(&self, rows: &Range<usize>) -> usize {
         if rows.is_empty() { 0 } else { self.seen(rows.end - 1, &(0..self.keys)) }
     }
@@ -242,7 +242,7 @@ unsafe fn upcast<S: StoredFloat>(
     Matrix { at: staging.as_ptr(), row: width as isize, column: 1 }
 }
 
-/// Where an output is accumulated: in place, or in `staging`, from which [`store_rounded`] stores it.
+/// The accumulators of an output: the output itself, or `staging`, from which [`store_rounded`] stores it.
 fn accumulators<S: StoredFloat>(out: Matrix<*mut S>, width: usize, staging: &mut [S::Lane]) -> Matrix<*mut S::Lane> {
     if S::IS_LANE {
         return Matrix { at: out.at.cast(), row: out.row, column: 1 };
@@ -250,7 +250,7 @@ fn accumulators<S: StoredFloat>(out: Matrix<*mut S>, width: usize, staging: &mut
     Matrix { at: staging.as_mut_ptr(), row: width as isize, column: 1 }
 }
 
-/// Rounds what was accumulated in staging memory into the output.
+/// Rounds the sums in staging memory into the output.
 ///
 /// # Safety
 /// `out` is valid for writes of these rows, which no other thread accesses; `acc` comes from [`accumulators`].
@@ -272,8 +272,9 @@ unsafe fn store_rounded<S: StoredFloat>(
     }
 }
 
-/// How many keys of a block the queries of a step see: the first, if the block went on in both directions, and the
-/// last; from one to the next it is one more, but none before the block and no more than the last.
+/// The number of keys of a block that each query of a step sees. `first` is the number of the first query if the block
+/// extended in both directions, and `last` that of the last query. The number grows by one per query, from 0 at least
+/// to `last` at most.
 #[derive(Clone, Copy)]
 struct Seen {
     first: isize,
@@ -319,8 +320,8 @@ fn chunks_of(range: Range<usize>, size: usize) -> impl Iterator<Item = Range<usi
     range.clone().step_by(size).map(move |from| from..range.end.min(from + size))
 }
 
-/// How many of `len` positions of a head one task takes, for a call of `heads` heads and about `tasks` tasks: a
-/// multiple of `least`.
+/// The number of positions of a head, out of `len`, that one task takes: a multiple of `least`. The call has `heads`
+/// heads and about `tasks` tasks.
 fn chunk_len(len: usize, (heads, tasks): (usize, usize), least: usize) -> usize {
     len.div_ceil(tasks.div_ceil(heads.max(1))).next_multiple_of(least).max(least)
 }

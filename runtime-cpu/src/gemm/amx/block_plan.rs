@@ -5,11 +5,11 @@ use super::{GemmSize, TILE_K, pack_tiles::PANEL};
 /// Block sizes of a GEMM. The loops, from the outermost: blocks of `nc` columns, blocks of depth `kc`, A micro-panels.
 pub(super) struct BlockPlan {
     pub size: GemmSize,
-    /// Rows of B that are packed at once.
+    /// The number of rows of B that are packed at once.
     pub kc: usize,
-    /// Columns of B that are packed at once.
+    /// The number of columns of B that are packed at once.
     pub nc: usize,
-    /// Whether A is packed once for all blocks of columns.
+    /// True if A is packed once for all blocks of columns.
     pub keeps_a: bool,
 }
 
@@ -25,27 +25,27 @@ pub(super) struct BlockPosition {
 }
 
 impl BlockPlan {
-    /// Columns of the block.
+    /// The number of columns of the block.
     pub(super) fn nc(&self, at: BlockPosition) -> usize {
         self.nc.min(self.size.n - at.column)
     }
 
-    /// Depth of the block.
+    /// The depth of the block.
     pub(super) fn kc(&self, at: BlockPosition) -> usize {
         self.kc.min(self.size.k - at.k)
     }
 
-    /// Rows of the A micro-panel.
+    /// The number of rows of the A micro-panel.
     pub(super) fn rows(&self, at: BlockPosition) -> usize {
         PANEL.min(self.size.m - at.row)
     }
 
-    /// The most tiles along the depth of a block, and its B micro-panels.
+    /// The most tiles along the depth of a block, and the number of its B micro-panels.
     pub(super) fn tiles(&self) -> [usize; 2] {
         [self.kc.min(self.size.k).div_ceil(TILE_K), self.nc / PANEL]
     }
 
-    /// Whether partial sums wait for later blocks of `k`.
+    /// Tells whether partial sums wait for later blocks of `k`.
     pub(super) fn has_partials(&self) -> bool {
         self.size.k > self.kc
     }

@@ -50,12 +50,12 @@ pub(in super::super) unsafe fn gemm_im2col_lhs(
     });
 }
 
-/// How a row of a tile is gathered from a split image: from runs of adjacent elements, of which the first begins the
-/// row. Each further run overwrites the lanes that its mask names. Lanes behind the last run are zero.
+/// The gathering of a row of a tile from runs of adjacent elements in a split image. The first run begins the row, and
+/// each further run overwrites the lanes that its mask names. Lanes behind the last run are zero.
 struct GatheredRow {
     mask: u32,
     first: isize,
-    /// Never more than fit inline, so that nothing is allocated.
+    /// The masks and offsets of further runs. They always fit inline, so that nothing is allocated.
     others: SmallVec<[(u32, isize); TILE_K - 1]>,
 }
 
@@ -95,7 +95,7 @@ impl GatheredRow {
 #[derive(Clone, Copy)]
 struct Im2colRows<'a> {
     split: SplitImage,
-    /// Where each row begins in the split image.
+    /// The offset of each row in the split image.
     row_starts: &'a [usize],
     image: Im2col<'a, f32>,
 }

@@ -8,13 +8,13 @@ use half::bf16;
 use super::{TILE_DIM, TILE_K, Tile, split_image::SplitImage};
 use crate::gemm::Matrix;
 
-/// Where the tiles of a micro-panel are in memory.
+/// The location of a micro-panel's tiles in memory.
 pub(super) trait TileSource: Copy {
-    /// Whether the tiles stay in L1 while the other operand streams through it. Streamed tiles are loaded with a hint
+    /// True if the tiles stay in L1 while the other operand streams through it. Streamed tiles are loaded with a hint
     /// not to keep them in L1: 2000 instead of 1500 GFLOP/s at 16 tiles.
     const REUSED_IN_L1: bool;
 
-    /// Bytes from a row of a tile to the next, and from the first tile of a pair to the second.
+    /// The bytes from a row of a tile to the next, and from the first tile of a pair to the second.
     fn strides(self) -> [isize; 2];
 
     /// The first of the two tiles of a term, at tile `k_tile` along the depth.
@@ -86,7 +86,7 @@ impl TileSource for Streamed {
 #[derive(Clone, Copy)]
 pub(super) struct ImageTiles<'a> {
     pub image: SplitImage,
-    /// For each tile along the depth, where it begins, in bytes from the image's first element of the first column.
+    /// The offset of each tile along the depth, in bytes from the image's first element of the first column.
     pub k_tiles: &'a [usize],
 }
 
@@ -192,13 +192,14 @@ pub(super) unsafe fn multiply<A: TileSource, B: TileSource, const TERMS: usize>(
     }
 }
 
-/// How often [`multiply`] calls `background` for each tile of the depth.
+/// The number of times that [`multiply`] calls `background` for each tile of the depth.
 pub(super) const fn slots_per_k_tile(terms: usize) -> usize {
     terms * (terms + 1) / 2
 }
 
-/// One scalar addition in 24 multiplications makes them a tenth faster on Intel's model 167 (675 → 750 GFLOP/s of `f32`
-/// on two cores); an integer instruction does not. Why is not documented. Background work has additions enough.
+/// Adds zero to zero between multiplications. One scalar addition in 24 multiplications makes them a tenth faster on
+/// Intel's model 167 (675 → 750 GFLOP/s of `f32` on two cores). An integer instruction does not, and the cause is not
+/// documented. Background work has additions enough.
 #[inline(always)]
 fn dummy_add() {
     // SAFETY: it adds zero to zero, in a register that the compiler picks.

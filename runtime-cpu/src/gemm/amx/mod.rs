@@ -1,9 +1,9 @@
 //! GEMM of bf16, and of `f32` split into bf16 terms ([`split`]), by the CPU's instructions for bf16: AMX, or for bf16
 //! alone the dot products of AVX-512 BF16.
 //!
-//! Both pack the operands into tiles ([`pack_tiles`]), accumulate in `f32`, and round an element of the output once, to
-//! nearest, ties to even. They treat subnormal elements as zero. AMX adds 32 products before it adds them to the sum,
-//! and dot products add pairs; so the last bits differ between instruction sets.
+//! Both instruction sets read operands packed into tiles ([`pack_tiles`]), accumulate in `f32`, and round an element of
+//! the output once, to nearest, ties to even. They treat subnormal elements as zero. AMX adds 32 products before it
+//! adds them to the sum, and dot products add pairs; so the last bits differ between instruction sets.
 //!
 //! **Invariant**: those bits depend neither on the number of threads nor on the partition. Tiles begin at every 32nd
 //! product of a sum, and a sum that is spilled keeps all its bits. (Long sums of split `f32` are partial sums of at
@@ -58,7 +58,7 @@ const GRAIN: usize = 1 << 23;
 const MIN_MN: usize = 48;
 const MIN_K: usize = 32;
 
-/// What an AMX tile register holds: 16 rows of 64 bytes.
+/// The contents of an AMX tile register: 16 rows of 64 bytes.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Tile([u32; TILE_DIM * TILE_DIM]);
@@ -96,26 +96,26 @@ impl Bf16Isa {
     }
 }
 
-/// Whether AMX computes this GEMM of split `f32`. That depends on sizes alone.
+/// Tells whether AMX computes this GEMM of split `f32`. The answer depends on sizes alone.
 pub(super) fn takes(p: &Gemm, simd: Simd) -> bool {
     simd == Simd::Amx && p.m.min(p.n) >= MIN_MN && p.k >= MIN_K
 }
 
-/// Whether AMX computes a GEMM of this size with an im2col view as the A operand.
+/// Tells whether AMX computes a GEMM of this size with an im2col view as the A operand.
 pub(super) fn takes_im2col_lhs(size: GemmSize) -> bool {
     [size.m, size.k, size.n].iter().all(|n| *n >= MIN_K)
 }
 
-/// Whether AMX computes weights times an im2col view. Channels that pad a tile, and the gaps between columns, must be
-/// at most a third of the computed elements.
+/// Tells whether AMX computes weights times an im2col view. Channels that pad a tile, and the gaps between columns,
+/// must be at most a third of the computed elements.
 pub(super) fn takes_weights(size: ConvSize, columns: &[usize]) -> bool {
     let span = columns.last().map_or(0, |last| last + 1 - columns[0]);
     let computed = size.channels.next_multiple_of(TILE_K) * span.next_multiple_of(pack_tiles::PANEL);
     size.out_channels >= MIN_K && computed * 2 <= size.channels * columns.len() * 3
 }
 
-/// `out = a · b` of bf16 with the epilogue, each tile of the output by one thread. An output of `f32` has the sums as
-/// they are.
+/// Computes `out = a · b` of bf16 with the epilogue, each tile of the output by one thread. An output of `f32` has the
+/// unrounded sums.
 pub(super) fn run_bf16<O: TileElement>(
     p: &Gemm,
     engine: &Engine,
@@ -128,7 +128,7 @@ pub(super) fn run_bf16<O: TileElement>(
     run::<bf16, O, 1>(p, engine, isa, costs, operands, epilogue);
 }
 
-/// `out = a · b` of `f32` with the epilogue, where AMX [`takes`] it.
+/// Computes `out = a · b` of `f32` with the epilogue, where AMX [`takes`] it.
 pub(super) fn run_f32(p: &Gemm, engine: &Engine, operands: (Base<f32>, [Base<f32>; 2]), epilogue: Epilogue<f32>) {
     let costs = PanelCosts { in_place: 1.5, transposed: 2.5, b: 4.0 };
     run::<f32, f32, 3>(p, engine, Bf16Isa::Amx, costs, operands, epilogue);

@@ -25,9 +25,9 @@ pub(crate) struct TilePacker<T, const TERMS: usize> {
     rows: usize,
     kc: usize,
     tiles: *mut Tile,
-    /// Whether contiguous rows run along `k`.
+    /// True if contiguous rows run along `k`.
     along_k: bool,
-    /// Whether tiles are transposed after they are filled.
+    /// True if tiles are transposed after they are filled.
     transpose: bool,
     /// The position of packing: a row of a micro-panel, or a tile of its depth.
     panel: usize,
@@ -45,7 +45,7 @@ struct Run<T> {
     kind: Kind,
     from: *const T,
     from_step: isize,
-    /// From a row to the one that is prefetched.
+    /// The distance from a row to the one that is prefetched.
     prefetch: isize,
     to: *mut __m512i,
     to_step: usize,
@@ -54,13 +54,13 @@ struct Run<T> {
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Rows of the source run along `k`.
+    /// The rows of the source run along `k`.
     AlongK,
-    /// Pairs of rows across `k`.
+    /// The rows are packed in pairs across `k`.
     AcrossK,
-    /// Rows that are incomplete, missing or not contiguous.
+    /// The rows are incomplete, missing or not contiguous.
     Edge,
-    /// Tiles to be transposed.
+    /// The tiles are to be transposed.
     Transpose,
 }
 
@@ -70,7 +70,7 @@ enum Kind {
 const PREFETCH_DISTANCE: isize = 128;
 
 impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
-    /// From the first element of a pair along `k` to the second.
+    /// The distance from the first element of a pair along `k` to the second.
     const PAIR_DISTANCE: isize = k_pair(0, TERMS)[1] as isize;
 
     /// Packs an A micro-panel of at most 32 rows.
@@ -123,8 +123,8 @@ impl<T: SplitBf16<TERMS>, const TERMS: usize> TilePacker<T, TERMS> {
         if self.along_k { PANEL } else { TILE_DIM }
     }
 
-    /// Whether a run follows one row of A along `k`, tile after tile, which needs no transposition. Otherwise it fills
-    /// one tile.
+    /// Tells whether a run follows one row of A along `k`, tile after tile, which needs no transposition. Otherwise it
+    /// fills one tile.
     fn by_row(&self) -> bool {
         self.along_k && !self.transpose
     }

@@ -13,7 +13,7 @@ use super::{
 /// Adds the accumulators of two micro-panels to partial sums, or stores them in the output, or both, row by row.
 pub(super) struct StoreAccumulators<'a, T, O, A, B, const TERMS: usize> {
     pub(super) gemm: &'a TileGemm<T, O, A, B, TERMS>,
-    /// Where they are stored, if they are complete.
+    /// The destination of complete sums; `None` if they are incomplete.
     pub(super) to: Option<RowStore<O>>,
     /// The first row and column of the tiles in the output.
     pub(super) at: [usize; 2],

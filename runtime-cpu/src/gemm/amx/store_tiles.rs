@@ -19,7 +19,7 @@ const ADDENDS: usize = 3;
 pub(super) struct OutputStore<T> {
     out: Matrix<*mut T>,
     addends: SmallVec<[Matrix<*const T>; ADDENDS]>,
-    /// Whether the output and its addends have unit column stride.
+    /// True if the output and its addends have unit column stride.
     unit_stride: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Every instruction set of this CPU against sums in `f64`.
+//! Tests of every instruction set of this CPU against sums in `f64`.
 
 use half::bf16;
 

@@ -1,8 +1,8 @@
-//! AMX: whether the CPU and the system offer it, and the tile configuration of a thread.
+//! The availability of AMX on the CPU and the system, and the tile configuration of a thread.
 
 use std::arch::asm;
 
-/// Whether the CPU has the instructions.
+/// Tells whether the CPU has the instructions.
 pub(super) fn is_there() -> bool {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     // AMX-BF16 and AMX-TILE; and the system's flag for saving extended registers.
@@ -11,8 +11,8 @@ pub(super) fn is_there() -> bool {
     saved && __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & INSTRUCTIONS == INSTRUCTIONS
 }
 
-/// Whether the CPU has AMX and the system lets this process use it. A process must request them, since the system then
-/// saves 8 KiB of registers for each thread that uses them.
+/// Tells whether the CPU has AMX and the system lets this process use it. A process must request the registers, since
+/// the system then saves 8 KiB of registers for each thread that uses them.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_available() -> bool {
     const REQUEST_PERMISSION: libc::c_long = 0x1023;
@@ -21,7 +21,7 @@ pub(crate) fn is_available() -> bool {
     is_there() && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0 }
 }
 
-/// Other systems grant the registers in ways that this runtime does not know.
+/// Tells that AMX is unavailable: other systems grant the registers in ways that this runtime does not know.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn is_available() -> bool {
     false

@@ -103,14 +103,14 @@ pub(super) fn kc_of(isa: Bf16Isa, k: usize) -> usize {
     k.div_ceil(k.div_ceil(most).max(1)).next_multiple_of(TILE_K)
 }
 
-/// B micro-panels that are packed at once, for blocks of depth `kc` of sums of `k` products.
+/// The number of B micro-panels that are packed at once, for blocks of depth `kc` of sums of `k` products.
 pub(super) fn panels_per_block<const TERMS: usize>(k: usize, kc: usize) -> usize {
     // Most of L2; less of it where partial sums wait there, too (1.00 to 1.1 times as fast).
     let bytes = Machine::get().l2 / 8 * if k > kc { 4 } else { 5 };
     (bytes / size_of::<Tile>() / (2 * TERMS) / k.min(kc).div_ceil(TILE_K).max(1)).max(1)
 }
 
-/// Whether the output is column-major: the transposed GEMM is computed then, since vectors are stored along rows.
+/// Tells whether the output is column-major. The transposed GEMM is computed then, since vectors are stored along rows.
 pub(super) fn is_transposed([row, column]: [isize; 2]) -> bool {
     column != 1 && row == 1
 }
@@ -131,7 +131,7 @@ pub(super) struct TileGemm<T, O, A, B, const TERMS: usize> {
 struct Background<S, A> {
     store: Interleaved<S>,
     pack: Interleaved<A>,
-    /// Two buffers of accumulators that are stored at once: the one for the next, and the one that is being stored.
+    /// The two buffers of accumulators that are stored at once: one for the next, and one that is being stored.
     acc: [*mut Tile; 2],
 }
 
@@ -239,7 +239,7 @@ where
         if self.a.in_place(self.k).is_some() { KC_IN_PLACE } else { kc_of(self.isa, self.k).max(TILE_K) }
     }
 
-    /// One A micro-panel against all packed B micro-panels.
+    /// Multiplies one A micro-panel by all packed B micro-panels.
     ///
     /// # Safety
     /// As for [`TileGemm::run`], and the block's micro-panels are packed.
@@ -296,7 +296,7 @@ where
         }
     }
 
-    /// One A micro-panel against one B micro-panel. `background` is called between multiplications.
+    /// Multiplies one A micro-panel by one B micro-panel. `background` is called between multiplications.
     ///
     /// # Safety
     /// As for [`multiply`]: valid micro-panels and accumulators, and configured tile registers if `isa` is AMX.
@@ -323,7 +323,7 @@ where
     }
 }
 
-/// An A micro-panel, the packed B it is multiplied with, and where its accumulators go.
+/// An A micro-panel, the packed B by which it is multiplied, and the destination of its accumulators.
 struct PanelBlock<'a, O> {
     a_panel: PanelTiles,
     packed_b: *const Tile,

@@ -23,7 +23,7 @@ pub(super) trait TileA<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// accesses, and the CPU supports AVX-512 BF16.
     unsafe fn pack(self, rows: usize, kc: usize, to: *mut Tile) -> impl BackgroundTask;
 
-    /// One element.
+    /// The element in row `i` and column `k`.
     ///
     /// # Safety
     /// The operand is valid at row `i` and column `k`.
@@ -42,7 +42,7 @@ pub(super) trait TileB<T: SplitBf16<TERMS>, const TERMS: usize>: Copy {
     /// thread accesses, and the CPU supports AVX-512 BF16.
     unsafe fn pack(self, kc: usize, columns: usize, to: *mut Tile) -> impl BackgroundTask;
 
-    /// One element.
+    /// The element in row `k` and column `j`.
     ///
     /// # Safety
     /// The operand is valid at row `k` and column `j`.

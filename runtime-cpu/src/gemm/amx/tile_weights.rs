@@ -1,8 +1,8 @@
 //! Convolution as implicit GEMM in tiles: weights times an im2col view that nothing packs.
 //!
-//! In a [split image](super::split_image) with pairs of channels interleaved, 16 adjacent elements are a row of a tile,
-//! and 16 pairs of channels a tile. (Copied into micro-panels, the view took as long as its multiplications.) Gaps
-//! between two rows of the output are computed and not stored.
+//! A [split image](super::split_image) interleaves pairs of channels: 16 adjacent elements are a row of a tile, and 16
+//! pairs of channels a tile. (Copied into micro-panels, the view took as long as its multiplications.) Gaps between two
+//! rows of the output are computed and not stored.
 
 use std::{cell::RefCell, ops::Range};
 
@@ -160,7 +160,7 @@ fn by_tap(row: &[f32], taps: usize, to: &mut [f32]) {
     }
 }
 
-/// How many bytes behind a column each tile of the depth begins.
+/// Computes the bytes from a column to each tile of its depth.
 fn tile_offsets(split: SplitImage, image: &Im2col<'_, f32>, to: &mut Vec<usize>) {
     to.clear();
     for block in 0..image.channels().div_ceil(TILE_K) {

@@ -1,8 +1,8 @@
 //! The VNNI layout: a 32-bit lane of a tile holds a pair of elements along `k`, of one row of A or one column of B.
 //!
-//! For bf16, a pair is two adjacent elements, as in a row in memory. For `f32`, whose elements take a lane each, a pair
-//! is one lane of two vectors, 16 elements apart, so no term ever leaves its lane. (With adjacent pairs half of the
-//! packing instructions moved terms between lanes, all of them on one port of the CPU; attention took 1.05 to 1.1 times
+//! A pair of bf16 is two adjacent elements, as in a row in memory. A pair of `f32`, whose elements take a lane each, is
+//! one lane of two vectors, 16 elements apart. So no term ever leaves its lane. (With adjacent pairs half of the
+//! packing instructions moved terms between lanes, all of them on one port of the CPU. Attention took 1.05 to 1.1 times
 //! as long.)
 
 use std::arch::x86_64::*;
@@ -17,14 +17,14 @@ pub(super) const fn k_pair(pair: usize, terms: usize) -> [usize; 2] {
     if terms == 1 { [2 * pair, 2 * pair + 1] } else { [pair, pair + TILE_DIM] }
 }
 
-/// 32 elements along `k`, split: a row of one tile for each term.
+/// Splits 32 elements along `k`: a row of one tile for each term.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn split_row<const TERMS: usize>(row: [__m512; 2]) -> [__m512i; TERMS] {
     if TERMS == 1 { [round_bf16(row); TERMS] } else { split_pairs(row) }
 }
 
-/// Two rows of 16 columns, split and paired: a row of one tile for each term.
+/// Splits and pairs two rows of 16 columns: a row of one tile for each term.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(crate) fn split_pairs<const TERMS: usize>(rows: [__m512; 2]) -> [__m512i; TERMS] {
@@ -55,7 +55,7 @@ fn merge_halves(first: __m512i, second: __m512i) -> __m512i {
     _mm512_ternarylogic_epi32::<OR_AND>(first, second, _mm512_set1_epi32(!LOW))
 }
 
-/// For each position in 16 pairs, the index of its element in a row of 32.
+/// The index of an element in a row of 32, for each position in 16 pairs.
 const INTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
     let mut i = 0;
@@ -66,7 +66,7 @@ const INTERLEAVED: [u16; 32] = {
     order
 };
 
-/// For each position in a row of 32, the index of its element in 16 pairs.
+/// The index of an element in 16 pairs, for each position in a row of 32.
 const DEINTERLEAVED: [u16; 32] = {
     let mut order = [0; 32];
     let mut i = 0;
@@ -91,7 +91,7 @@ pub(super) fn deinterleave(pairs: __m512i) -> __m512i {
     _mm512_permutexvar_epi16(order(&DEINTERLEAVED), pairs)
 }
 
-/// Two rows of 32 elements as 32 pairs.
+/// Pairs two rows of 32 elements as 32 pairs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn interleave_rows(low: __m512i, high: __m512i) -> [__m512i; 2] {

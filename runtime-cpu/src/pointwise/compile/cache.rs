@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::{form::Form, kernel::Kernel, lower::lower};
 use crate::Simd;
 
-/// Kernels kept at most.
+/// The most kernels in the cache.
 const CAPACITY: usize = 2048;
 
 /// Kernels by program, types and form; the least recently used go first.
@@ -34,7 +34,7 @@ struct CachedKernel {
 }
 
 impl Cache {
-    /// The kernel of a program in this form; lowered now if it is not known.
+    /// The kernel of a program in this form, lowered if it is not cached.
     pub(crate) fn get(&self, program: &Program, form: &Form, simd: Simd) -> Result<Arc<Kernel>> {
         let key = key(program, form);
         if let Some(entry) = self.kernels.read().get(&key).filter(|e| e.form == *form && e.program == *program) {
@@ -82,7 +82,7 @@ fn key(program: &Program, form: &Form) -> u64 {
     hash
 }
 
-/// Keys are hashes already.
+/// A hasher that passes keys through, because they are hashes already.
 #[derive(Default)]
 struct Ready(u64);
 

@@ -26,13 +26,13 @@ pub(in crate::pointwise) type Body = unsafe fn(simd: Simd, slots: &[*mut u8], n:
 /// A program whose operands are stored as one type, or as that type and `f32`.
 pub(in crate::pointwise) struct Compiled {
     pub hash: u64,
-    /// For every input, the output whose old value it is, if there is one.
+    /// The index of the output whose old value an input is, for each input.
     pub own: &'static [Option<u16>],
-    /// Types of inputs and outputs: `S` is the one type.
+    /// The types of inputs and outputs: `S` is the one type.
     pub inputs: &'static [&'static str],
     pub outputs: &'static [&'static str],
     pub f32: Body,
-    /// Upcast, computed in `f32`, and rounded once.
+    /// The body for bf16 operands, which are upcast, computed in `f32`, and rounded once.
     pub bf16: Body,
 }
 
@@ -55,7 +55,7 @@ pub(in crate::pointwise) fn steps(n: usize, cut: bool) -> impl Iterator<Item = (
     (0..n).step_by(step).map(move |at| (at, n.min(at + step)))
 }
 
-/// The compiled form of a program that meets its operands this way.
+/// The compiled form of a program whose operands are stored in this form.
 pub(in crate::pointwise) fn find(program: &Program, typed: &Typed, form: &Form) -> Option<Body> {
     let compiled = hot::ALL.iter().find(|c| c.hash == program.hash() && *c.own == form.own[..])?;
     let stored = |name: &str, t| if name == "S" { t } else { DType::F32 };
@@ -96,7 +96,7 @@ macro_rules! compiled {
         ];
         $(
             /// # Safety
-            /// As [`Body`](super::compiled::Body) says.
+            /// [`Body`](super::compiled::Body) states what callers guarantee.
             unsafe fn $name<S: $crate::element::Stored<Lane = f32>>(simd: $crate::Simd, slots: &[*mut u8], n: usize) {
                 $crate::simd::multiversion! {
                     fn body<S: ($crate::element::Stored<Lane = f32>)>(

@@ -1,29 +1,29 @@
-//! The form of a launch: how a program's operands are stored. Together with the program, all that a kernel depends on.
+//! The form of a launch: the storage of a program's operands. Together with the program, it determines a kernel.
 
 use numcore::{Accumulate, DType};
 use smallvec::SmallVec;
 
-/// How a program meets its operands.
+/// The storage of a program's operands.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Form {
-    /// Stored types of the inputs.
+    /// The stored types of the inputs.
     pub inputs: SmallVec<[DType; 8]>,
-    /// Inputs that are old values of outputs, by the index of the output.
+    /// The index of the output whose old value an input is, for each input.
     pub own: SmallVec<[Option<u16>; 8]>,
-    /// How each output is stored.
+    /// The treatment of each output.
     pub outputs: SmallVec<[Output; 4]>,
-    /// Whether values may be stored as another type than they have.
+    /// True if values may be stored as another type than they have.
     pub converts: bool,
 }
 
-/// What becomes of an output.
+/// The treatment of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Output {
-    /// Stored as this dtype.
+    /// The output is overwritten and stored as this dtype.
     Overwrite(DType),
-    /// Accumulated into elements stored as this dtype.
+    /// The value is accumulated into elements stored as this dtype.
     Add(DType),
-    /// Kept where it was computed, in the compute form of this dtype.
+    /// The value is kept where it was computed, in the compute form of this dtype.
     Keep(DType),
 }
 
@@ -51,7 +51,7 @@ impl Form {
         self.own.push(own);
     }
 
-    /// One output that is kept for the caller.
+    /// Adds an output that is kept for the caller.
     pub(crate) fn keep(&mut self, dtype: DType) {
         self.outputs.push(Output::Keep(dtype));
     }

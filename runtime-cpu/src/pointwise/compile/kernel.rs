@@ -14,36 +14,36 @@ use crate::{
     pointwise::execute::{Common, FastestWay, StepFn},
 };
 
-/// A program lowered for certain types: what runs on each block.
+/// A program lowered for certain types: the steps that run on each block.
 pub(crate) struct Kernel {
     pub(in crate::pointwise) steps: Vec<Step>,
     /// The AOT-compiled body that runs instead of the steps, if there is one.
     pub(in crate::pointwise) compiled: Option<(Simd, Body)>,
     pub(in crate::pointwise) immediates: Vec<Immediate>,
     pub(in crate::pointwise) slots: Slots,
-    /// Inputs that are old values of outputs: which.
+    /// The index of the output whose old value an input is, for each input.
     pub(in crate::pointwise) own: SmallVec<[Option<u16>; 8]>,
-    /// Bit `i`: no step reads input `i`.
+    /// The inputs that no step reads: bit `i` for input `i`.
     pub(in crate::pointwise) unread: u64,
-    /// Bit `o`: the old value of output `o` is read.
+    /// The outputs whose old values are read: bit `o` for output `o`.
     pub(in crate::pointwise) reads_outputs: u64,
-    /// Bytes of the widest element of a register or immediate.
+    /// The bytes of the widest element of a register or immediate.
     pub(in crate::pointwise) width: usize,
-    /// Whether the position of an element counts.
+    /// True if the result depends on the positions of elements.
     pub(crate) positional: bool,
     /// The approximate number of simple steps that one element costs.
     pub(crate) weight: usize,
-    /// For a kernel that stores nothing: where its value is.
+    /// The slot of the value, for a kernel that stores nothing.
     pub(in crate::pointwise) value: u16,
     pub(in crate::pointwise) keeps: bool,
-    /// A kernel that only copies its one input to its one output: bytes of an element.
+    /// The bytes of an element, for a kernel that only copies its one input to its one output.
     pub(in crate::pointwise) copies: Option<usize>,
-    /// How it moves operands that are larger than the caches.
+    /// The measured ways of moving operands that are larger than the caches.
     pub(in crate::pointwise) ways: FastestWay,
     pub(in crate::pointwise) typed: Arc<Typed>,
 }
 
-/// One operation on a block; operands are indices of slots.
+/// An operation on a block; operands are indices of slots.
 #[derive(Clone, Copy)]
 pub(in crate::pointwise) struct Step {
     pub f: StepFn,
@@ -51,7 +51,7 @@ pub(in crate::pointwise) struct Step {
     pub args: [u16; 3],
 }
 
-/// Where a block is.
+/// The location of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::pointwise) enum Slot {
     /// A register in scratch memory.
@@ -66,7 +66,7 @@ pub(in crate::pointwise) enum Slot {
     Positions,
 }
 
-/// How many slots of each kind there are; they are numbered in this order, positions last.
+/// The number of slots of each kind. Slots are numbered in this order, positions last.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::pointwise) struct Slots {
     pub registers: u16,
@@ -91,7 +91,7 @@ impl Slots {
     }
 }
 
-/// A value that is the same everywhere, known at launch.
+/// A value that is the same for all elements, known at launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::pointwise) enum Immediate {
     /// Value `of` of the program, in the compute form of `dtype`, repeated over a block.
@@ -102,7 +102,7 @@ pub(in crate::pointwise) enum Immediate {
     Stream(u32),
 }
 
-/// An immediate's bytes, and how many of them one element has.
+/// The bytes of an immediate, and the number of them that one element has.
 #[derive(Clone, Copy)]
 pub(crate) struct ImmediateBits {
     pub bytes: [u8; 8],

@@ -1,4 +1,4 @@
-//! From a typed program to a [`Kernel`]: every value gets its step and its location.
+//! Lowering of a typed program to a [`Kernel`]: every value gets its step and its location.
 //!
 //! - A value that depends only on constants and scalars becomes an immediate.
 //! - A product used once, by a sum, is contracted to an FMA.
@@ -44,7 +44,7 @@ struct ProgramLowering<'a> {
     typed: &'a Arc<Typed>,
     form: &'a Form,
     simd: Simd,
-    /// How often each value is used, as an operand or an output.
+    /// The number of uses of each value, as an operand or an output.
     uses: Vec<u32>,
     uniform: Vec<bool>,
     places: Vec<Option<Location>>,
@@ -87,7 +87,7 @@ impl<'a> ProgramLowering<'a> {
         self.uniform[id as usize]
     }
 
-    /// Emits what computes value `id`, unless that happens where it is used.
+    /// Emits the steps that compute value `id`, unless they are emitted where it is used.
     fn instruction(&mut self, id: u32) -> Result<()> {
         if self.uniform(id) {
             return Ok(());
@@ -142,7 +142,7 @@ impl<'a> ProgramLowering<'a> {
         Ok(())
     }
 
-    /// A sum with a product that has no other use, as one FMA step.
+    /// Emits a sum with a product that has no other use, as one FMA step.
     fn fusable(&self, id: u32) -> Option<(FmaKind, [u32; 3])> {
         let Inst::Binary(op, a, b) = self.program.insts()[id as usize] else { return None };
         match op {
@@ -169,7 +169,7 @@ impl<'a> ProgramLowering<'a> {
         }
     }
 
-    /// Whether the single use of a product contracts it to an FMA.
+    /// Tells whether the single use of a product contracts it to an FMA.
     fn swallowed(&self, id: u32) -> bool {
         let Some(args) = self.product(id) else { return false };
         (id + 1..self.program.insts().len() as u32)
@@ -183,7 +183,7 @@ impl<'a> ProgramLowering<'a> {
         Error::dtype(self.program.name(), &[t], format!("`{op}` does not take it"))
     }
 
-    /// Where value `id` can be read in compute form.
+    /// The location from which value `id` can be read in compute form.
     fn place(&mut self, id: u32) -> Location {
         if let Some(place) = self.places[id as usize] {
             return place;
@@ -278,7 +278,7 @@ impl<'a> ProgramLowering<'a> {
         kept
     }
 
-    /// The input that output value `id` is, unchanged, when it is stored as `t`.
+    /// The input that output value `id` equals, when it is stored as `t`.
     fn verbatim(&self, id: u32, t: DType) -> Option<u16> {
         match self.program.insts()[id as usize] {
             Inst::Input(k) if self.form.inputs[k as usize] == t => Some(k),
@@ -337,7 +337,7 @@ impl<'a> ProgramLowering<'a> {
         }
     }
 
-    /// Bytes of an element, if all that is done is to copy one input to one output.
+    /// The bytes of an element, if the program only copies one input to one output.
     fn copies(&self) -> Option<usize> {
         let [Output::Overwrite(t)] = self.form.outputs[..] else { return None };
         let [Inst::Input(0)] = self.program.insts() else { return None };
@@ -359,7 +359,7 @@ impl<'a> ProgramLowering<'a> {
     }
 }
 
-/// The values an instruction computes with.
+/// The values with which an instruction computes.
 fn operands(inst: Inst) -> SmallVec<[u32; 3]> {
     match inst {
         Inst::Unary(_, a) | Inst::Cast(_, a) | Inst::CastLike(a, _) => [a].as_slice().into(),

@@ -1,5 +1,5 @@
-//! A thread-local cache of the kernels launched last. It takes no lock and counts no reference, which take as long as a
-//! launch over a few elements.
+//! A thread-local cache of the kernels launched last. It takes no lock and counts no references, either of which takes
+//! as long as a launch over a few elements.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -52,7 +52,7 @@ pub(in crate::pointwise) fn with_kernel<T>(
     })
 }
 
-/// Types of the operands, and what becomes of the outputs, as one word; `None` where it does not fit.
+/// The form of a launch as one word; `None` if it does not fit.
 fn code(ins: &[ProgramOperand<'_, Cpu>], outs: &[Out<'_, Cpu>]) -> Option<u64> {
     if ins.len() + outs.len() > OPERANDS {
         return None;

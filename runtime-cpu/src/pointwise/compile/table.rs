@@ -205,7 +205,7 @@ fn choice<T: Copy>(simd: Simd) -> StepFn {
     row!(simd, [T: (Copy)] |c: u8, a: T, b: T| -> T { if c != 0 { a } else { b } })
 }
 
-/// Elements of a size in bytes, as they are.
+/// The step that copies elements of a size in bytes.
 pub(in crate::pointwise) fn raw_copy(size: usize, simd: Simd) -> StepFn {
     match size {
         1 => copy::<u8>(simd),
@@ -215,7 +215,7 @@ pub(in crate::pointwise) fn raw_copy(size: usize, simd: Simd) -> StepFn {
     }
 }
 
-/// From stored form to compute form; `None` when they are the same.
+/// The step from stored form to compute form; `None` when they are equal.
 pub(in crate::pointwise) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
     match t {
         DType::F16 => Some(map1::<u16, f32, narrow::Of<narrow::F16>>(simd)),
@@ -224,7 +224,7 @@ pub(in crate::pointwise) fn widen(t: DType, simd: Simd) -> Option<StepFn> {
     }
 }
 
-/// From compute form to stored form.
+/// The step from compute form to stored form.
 pub(in crate::pointwise) fn store(t: DType, simd: Simd) -> StepFn {
     match t {
         DType::F16 => map1::<f32, u16, narrow::Of<narrow::F16>>(simd),

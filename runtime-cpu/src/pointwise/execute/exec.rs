@@ -1,5 +1,5 @@
-//! Runs a kernel: over contiguous operands, or over the tiles of a plan. There, operands that are not contiguous in a
-//! tile are gathered into blocks, and outputs are scattered from them.
+//! Runs a kernel, over contiguous operands or over the tiles of a plan. Operands that are not contiguous in a tile are
+//! gathered into blocks, and outputs are scattered from them.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use crate::{
     pointwise::compile::{ImmediateBits, Kernel},
 };
 
-/// Simple steps on one element, the smallest number per task; and the largest number of tasks.
+/// The fewest simple steps of a task, each on one element, and the largest number of tasks.
 const GRAIN: usize = 1 << 15;
 const TASKS: usize = 128;
 
@@ -28,12 +28,13 @@ pub(crate) struct Common<'a> {
 }
 
 impl Common<'_> {
-    /// How many tasks are worth it.
+    /// The number of tasks that are worth their hand-over.
     fn tasks(&self, elements: usize) -> usize {
         (elements * self.kernel.weight / GRAIN).clamp(1, TASKS)
     }
 
-    /// The outputs that may be computed in L1 and copied from there by non-temporal stores: large ones whose old values are not read.
+    /// The outputs that may be computed in L1 and copied from there by non-temporal stores. They are large, and their
+    /// old values are not read.
     fn bypassed(&self, operands: &[(Base<u8>, usize)], n: usize) -> SmallVec<[usize; 4]> {
         let (inputs, outputs) = (self.kernel.slots.inputs as usize, self.kernel.slots.outputs as usize);
         let read = |o: usize| self.kernel.reads_outputs >> o & 1 == 1;
@@ -68,7 +69,8 @@ impl Common<'_> {
         });
     }
 
-    /// Runs over contiguous operands like [`run_dense`](Common::run_dense), in one way; these outputs bypass the caches.
+    /// Runs over contiguous operands like [`run_dense`](Common::run_dense), in one of the ways. The outputs `bypassed`
+    /// bypass the caches.
     ///
     /// # Safety
     /// As for [`run_dense`](Common::run_dense).
@@ -137,22 +139,22 @@ impl Common<'_> {
     }
 }
 
-/// A kernel about to run over tiles: operands of the plan are its inputs, its outputs, and positions if it uses them.
+/// A kernel about to run over tiles. Operands of the plan are its inputs, its outputs, and positions if it uses them.
 pub(crate) struct Launch<'a> {
     common: Common<'a>,
     plan: LoopPlan,
-    /// How each operand of the plan becomes a block.
+    /// The mode in which each operand of the plan becomes a block.
     modes: SmallVec<[OperandMode; 6]>,
     staged: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OperandMode {
-    /// No step reads it.
+    /// No step reads the operand.
     Absent,
-    /// A tile is contiguous in memory.
+    /// The operand is used in place, since a tile of it is contiguous in memory.
     Direct,
-    /// A tile is gathered into staging block `n`, or scattered from it.
+    /// The tile is gathered into staging block `n`, or scattered from it.
     Staged(u16),
 }
 
@@ -314,7 +316,7 @@ impl<'a> Launch<'a> {
 
 type Held = SmallVec<[(*mut u8, Tile); 6]>;
 
-/// How operand `i` becomes a block; `staged` counts those that are staged.
+/// The mode in which operand `i` becomes a block; `staged` counts the staged operands.
 fn mode(kernel: &Kernel, plan: &LoopPlan, i: usize, staged: &mut u16) -> OperandMode {
     let (inputs, outputs) = (kernel.slots.inputs as usize, kernel.slots.outputs as usize);
     let positions = i == inputs + outputs;

@@ -3,12 +3,13 @@
 use numcore::{MAX_RANK, Shape};
 use smallvec::SmallVec;
 
-/// Bytes of a column of a tile where an operand is column-major: a whole cache line. Rows stay long, for writing.
+/// The bytes of a column of a tile where an operand is column-major: a whole cache line. Rows stay long, for writing.
 const LINE: usize = 64;
-/// Columns per tile are a multiple of this, if there are several tiles: whole vectors.
+/// The number of which the columns of a tile are a multiple, if there are several tiles: whole vectors.
 const LANES: usize = 16;
 
-/// An operand of a launch: where its first element is, and how far it is to the next along each axis, in bytes.
+/// An operand of a launch: the address of its first element, its element size, and its strides along each axis in
+/// bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Moving {
     pub base: *mut u8,
@@ -38,7 +39,7 @@ pub(crate) struct Tile {
     pub columns: usize,
 }
 
-/// One tile: the offset of each operand is for the caller to take from `index`.
+/// A tile of a plan. The caller computes the offset of each operand from `index`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     /// The row-major position on the outer axes.
@@ -49,12 +50,12 @@ pub(crate) struct Place {
 }
 
 impl LoopPlan {
-    /// No loops yet: [`arrange`](LoopPlan::arrange) says which.
+    /// A plan without loops yet, which [`arrange`](LoopPlan::arrange) adds.
     pub(crate) fn of(operands: SmallVec<[Moving; 6]>) -> LoopPlan {
         LoopPlan { sizes: SmallVec::new(), operands, tile: Tile { rows: 1, columns: 1 } }
     }
 
-    /// All positions of `shape`, in row-major order, with adjacent axes merged where every operand allows it.
+    /// A plan of all positions of `shape`, in row-major order, with adjacent axes merged where every operand allows it.
     pub(crate) fn rows(shape: &Shape, operands: SmallVec<[Moving; 6]>) -> LoopPlan {
         let order: SmallVec<[usize; MAX_RANK]> = (0..shape.rank()).collect();
         let mut plan = LoopPlan::of(operands);
@@ -62,8 +63,8 @@ impl LoopPlan {
         plan
     }
 
-    /// Takes the axes of `shape` in `order`; adjacent ones of one kind are merged where every operand allows it. Gives
-    /// the kinds of the axes that remain.
+    /// Takes the axes of `shape` in `order`. Adjacent axes of one kind are merged where every operand allows it.
+    /// Returns the kinds of the axes that remain.
     pub(crate) fn arrange<K: PartialEq>(
         &mut self,
         shape: &Shape,
@@ -90,7 +91,7 @@ impl LoopPlan {
         kinds
     }
 
-    /// At least two axes: missing ones have one element, in front.
+    /// Adds axes of size 1 in front, until there are two.
     fn pad(&mut self) {
         while self.sizes.len() < 2 {
             self.sizes.insert(0, 1);
@@ -147,14 +148,14 @@ impl LoopPlan {
         };
     }
 
-    /// Whether a whole tile of an operand is contiguous.
+    /// Tells whether a whole tile of an operand is contiguous.
     pub(crate) fn is_contiguous(&self, operand: &Moving) -> bool {
         let (row, column) = self.strides(operand);
         let whole = self.tile.columns == self.columns() && row == column * self.columns() as isize;
         column == operand.size as isize && (self.tile.rows == 1 || whole)
     }
 
-    /// Tiles down and across.
+    /// The number of tiles down and across.
     fn grid(&self) -> (usize, usize) {
         (self.rows_len().div_ceil(self.tile.rows), self.columns().div_ceil(self.tile.columns))
     }

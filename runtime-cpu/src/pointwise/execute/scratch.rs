@@ -18,7 +18,7 @@ const BLOCK: (usize, usize) = (256, 4096);
 struct Line([u8; 64]);
 
 thread_local! {
-    /// They stay allocated, so that a launch allocates nothing.
+    /// The scratch blocks of this thread. They stay allocated, so that a launch allocates nothing.
     static LINES: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
 }
 

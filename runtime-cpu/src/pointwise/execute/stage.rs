@@ -8,7 +8,7 @@ use crate::{
     simd::{multiversion, transpose},
 };
 
-/// One side of a copy: the address of a tile's first element, and bytes to the next row and the next column.
+/// A side of a copy: the address of a tile's first element, and the bytes to the next row and the next column.
 #[derive(Clone, Copy)]
 pub(in crate::pointwise) struct Side {
     pub at: *mut u8,

@@ -11,7 +11,7 @@ use crate::{Simd, element::Lane, math, simd::interleaved};
 /// The operands it takes hold `n` elements of its types, aligned; `d` too, and overlaps none of them.
 pub(crate) type StepFn = unsafe fn(d: *mut u8, a: *const u8, b: *const u8, c: *const u8, n: usize);
 
-/// A function of this name for each level, and the choice among them.
+/// Defines a function of this name for each level, and the choice among them.
 macro_rules! step {
     ($(#[$m:meta])* $name:ident [$($T:ident: ($($B:tt)*)),*] |$d:ident, $a:ident, $b:ident, $c:ident, $n:ident| $body:expr) => {
         $(#[$m])*
@@ -54,7 +54,7 @@ pub(in crate::pointwise) trait Map1<A, D> {
 
 /// A function whose vector form does not hold for every argument.
 pub(in crate::pointwise) trait Patched: Map1<f64, f64> {
-    /// Whether `x` needs [`exact`](Patched::exact).
+    /// Tells whether `x` needs [`exact`](Patched::exact).
     fn beyond(x: f64) -> bool;
     /// The function by scalar code.
     fn exact(x: f64) -> f64;
@@ -110,7 +110,7 @@ step! { map3 [A: (Copy), B: (Copy), C: (Copy), D: (Copy), F: (Map3<A, B, C, D>)]
 } }
 
 step! {
-    /// `d[i] = f(d[i], a[i])`.
+    /// Computes `d[i] = f(d[i], a[i])`.
     fold [A: (Copy), D: (Copy), F: (Map2<D, A, D>)] |d, a, _b, _c, n| {
         // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         let (d, a) = unsafe { (out::<D>(d, n), operand::<A>(a, n)) };
@@ -119,7 +119,7 @@ step! {
 }
 
 step! {
-    /// The elements as they are.
+    /// Copies the elements.
     copy [T: (Copy)] |d, a, _b, _c, n| {
         // SAFETY: the caller guarantees `n` elements of each operand, and a destination that overlaps none.
         unsafe { std::ptr::copy_nonoverlapping(a, d, n * size_of::<T>()) }
@@ -274,7 +274,7 @@ pub(in crate::pointwise) mod narrow {
     }
 }
 
-/// `d + a`, for [`fold`].
+/// The sum `d + a`, for [`fold`].
 pub(in crate::pointwise) struct Sum;
 impl<T: Lane> Map2<T, T, T> for Sum {
     #[inline(always)]

@@ -5,7 +5,7 @@
 
 use crate::{Simd, operand::Base, simd::prefetch};
 
-/// Outputs of at least this many bytes are streamed.
+/// The size in bytes from which on outputs are streamed.
 const LARGE: usize = 32 << 20;
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -16,7 +16,7 @@ const PAGES: usize = 4;
 /// Bytes of the pages that are copied in an interleaved order.
 pub(in crate::pointwise) const CHUNK: usize = PAGES * PAGE;
 
-/// Whether an output of `bytes` bytes is streamed.
+/// Tells whether an output of `bytes` bytes is streamed.
 pub(in crate::pointwise) fn pays(bytes: usize) -> bool {
     cfg!(target_arch = "x86_64") && bytes >= LARGE
 }
@@ -24,10 +24,10 @@ pub(in crate::pointwise) fn pays(bytes: usize) -> bool {
 /// The order in which a copy takes lines.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::pointwise) enum Order {
-    /// Lines of several pages interleaved, so that several pages are prefetched at once. (On Sapphire Rapids a copy of 400 MB took 1.4 times as long
-    /// page by page.)
+    /// Lines of several pages interleaved, so that several pages are prefetched at once. (On Sapphire Rapids a copy of
+    /// 400 MB took 1.4 times as long page by page.)
     Interleaved,
-    /// One after another, prefetched this many bytes ahead; 0 for what is in L1.
+    /// Lines one after another, prefetched this many bytes ahead; 0 for memory in L1.
     Ahead(usize),
 }
 
@@ -56,7 +56,7 @@ pub(in crate::pointwise) unsafe fn copy(simd: Simd, order: Order, to: *mut u8, f
     }
 }
 
-/// Prefetches what is `ahead` bytes after the beginning of a block of each input.
+/// Prefetches the bytes `ahead` after the start of a block of each input.
 pub(in crate::pointwise) fn prefetch_next(
     slots: &[*mut u8],
     operands: &[(Base<u8>, usize)],

@@ -1,5 +1,6 @@
-//! The way in which a kernel reads and writes memory past the caches. Which one is fastest differs between CPUs by up to a half, so each kernel
-//! tries all of them in its first large launches, and keeps the fastest. Results have the same bits.
+//! The ways in which a kernel moves operands that are larger than the caches. The speed of a way differs between CPUs
+//! by up to a half. So each kernel tries all of them in its first large launches, and keeps the fastest. Results have
+//! the same bits.
 
 use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
@@ -9,15 +10,16 @@ use std::{
 /// A way of moving operands that are larger than the caches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::pointwise) struct Way {
-    /// Elements that are computed at once; none for as many as blocks in L1 allow.
+    /// The number of elements that are computed at once; `None` for as many as blocks in L1 allow.
     pub block: Option<usize>,
     /// The prefetch distance in bytes; 0 to leave it to the hardware.
     pub ahead: usize,
-    /// Whether outputs are computed in L1 and copied from there by non-temporal stores, which do not read the line that they write.
+    /// True if outputs are computed in L1 and copied from there by non-temporal stores, which do not read the line they
+    /// write.
     pub bypass: bool,
 }
 
-/// The ways there are; `record/` has measurements. The first is taken where nothing is tried.
+/// All ways; `record/` has measurements. The first is taken where nothing is tried.
 pub(in crate::pointwise) const WAYS: [Way; 4] = [
     Way { block: None, ahead: 0, bypass: false },
     Way { block: Some(256), ahead: 1024, bypass: false },
@@ -25,14 +27,14 @@ pub(in crate::pointwise) const WAYS: [Way; 4] = [
     Way { block: Some(128), ahead: 1024, bypass: true },
 ];
 
-/// Launches of each way that are timed: the first may fault pages in.
+/// The number of timed launches of each way: the first may fault pages in.
 const ROUNDS: usize = 3;
 
-/// What a kernel knows of its ways.
+/// The times of a kernel's launches, by way.
 #[derive(Debug, Default)]
 pub(in crate::pointwise) struct FastestWay {
     launches: AtomicU32,
-    /// The least time of each way, in femtoseconds for an element; 0 before the first.
+    /// The least time of each way, in femtoseconds for an element; 0 before the first launch.
     least: [AtomicU64; WAYS.len()],
 }
 
@@ -52,7 +54,7 @@ impl FastestWay {
     fn took(&self, way: usize, nanoseconds: u64, n: usize) {
         let each = (nanoseconds.saturating_mul(1_000_000) / n.max(1) as u64).max(1);
         let least = |before: u64| (before == 0 || each < before).then_some(each);
-        // A way that another thread has found faster meanwhile stays.
+        // A lower time that another thread has found meanwhile stays.
         let _ = self.least[way].fetch_update(Ordering::Relaxed, Ordering::Relaxed, least);
     }
 

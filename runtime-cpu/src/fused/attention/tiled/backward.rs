@@ -1,5 +1,5 @@
-//! Gradients, in the same blocks. Those of keys and values are computed transposed, `dkᵀ = qᵀ·dS` and `dvᵀ = gᵀ·P`. So
-//! weights go into the tiles of a B operand, which pair two queries, and need no transposition.
+//! Gradients by AMX, in the same blocks. The gradients of keys and values are computed transposed, `dkᵀ = qᵀ·dS` and
+//! `dvᵀ = gᵀ·P`. So weights go into the tiles of a B operand, which pair two queries, and need no transposition.
 
 use std::{arch::x86_64::*, ops::Range};
 
@@ -24,7 +24,7 @@ use crate::{
 /// leave most of L2.
 pub(super) const QUERY_PANELS: usize = 2;
 
-/// One task: these keys, and all heads that share them.
+/// Runs one task: these keys, and all heads that share them.
 pub(in super::super) fn keys<T: SplitBf16<TERMS>, const TERMS: usize>(
     call: &FusedCall<'_>,
     p: &AttentionProblem,
@@ -147,11 +147,11 @@ struct QueryPanel {
     head: usize,
     /// The index of this micro-panel in the head.
     at: usize,
-    /// Which of the two accumulators it has.
+    /// The index of its accumulators, among two.
     place: usize,
-    /// The index of this micro-panel among those that contribute at once.
+    /// The index of this micro-panel in the group of micro-panels that contribute at once.
     slot: usize,
-    /// Which of two buffers those have.
+    /// The index of the buffers of that group, among two.
     half: usize,
 }
 

@@ -1,7 +1,7 @@
 //! Attention by AMX, for bf16 and for split `f32`. Scores and gradients of weights are accumulated in `f32`.
 //!
-//! Where weights and gradients of scores are operands, they are rounded to bf16 (as in PyTorch) or split into three
-//! terms, like the other operands. Accumulators stay in `f32`. A row's weights are summed before they are rounded.
+//! Weights and gradients of scores that are operands are rounded to bf16 (as in PyTorch) or split into three terms,
+//! like the other operands. Accumulators stay in `f32`. A row's weights are summed before they are rounded.
 //!
 //! Accumulators leave the tile registers as tiles, and the values computed from them go directly into the tiles of the
 //! next GEMM: no row-major matrix of weights is ever stored. Micro-panels of queries pass through a software pipeline,
@@ -61,7 +61,7 @@ fn tiles(memory: &mut [f32]) -> *mut Tile {
     memory.as_mut_ptr().cast()
 }
 
-/// Columns `16 * half ..` of a row of a micro-panel's accumulators: 16 elements.
+/// The columns `16 * half ..` of a row of a micro-panel's accumulators: 16 elements.
 fn acc_row(acc: *mut Tile, row: usize, half: usize) -> *mut f32 {
     acc.wrapping_add(row / 16 * 2 + half).cast::<f32>().wrapping_add(row % 16 * 16)
 }
