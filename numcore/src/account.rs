@@ -1,16 +1,16 @@
-//! The account that every runtime's memory keeps: bytes in use by category, and bytes allocated from the system.
+//! The memory account of a runtime: bytes in use by category, and bytes allocated from the system.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{MemoryCategory, MemoryStats, trace};
 
-/// Books what is in use and what was allocated from the system, and tells a recording of it.
+/// An account of bytes in use and bytes allocated from the system, which also reports changes to an active recording.
 #[derive(Debug)]
 pub struct MemoryAccount {
     stats: MemoryStats,
-    /// Tells this account from others in a recording.
+    /// The number of this account, which distinguishes it from others in a recording.
     number: u32,
-    /// The recording that has the live bytes of all categories.
+    /// The number of the recording that has received the live bytes of all categories.
     recorded: u64,
 }
 
@@ -23,12 +23,12 @@ impl Default for MemoryAccount {
 }
 
 impl MemoryAccount {
-    /// What is booked.
+    /// The booked bytes.
     pub fn stats(&self) -> &MemoryStats {
         &self.stats
     }
 
-    /// Books `bytes` that are in use from now on.
+    /// Books `bytes` under a category, as in use from now on.
     pub fn book(&mut self, bytes: usize, use_: MemoryCategory) {
         self.stats.allocations += 1;
         for account in [&mut self.stats.by_use[use_ as usize], &mut self.stats.total] {
@@ -45,18 +45,19 @@ impl MemoryAccount {
         self.trace(use_);
     }
 
-    /// Books how many bytes are allocated from the system now, in use or kept for reuse.
+    /// Sets the number of bytes that are allocated from the system now, in use or kept for reuse.
     pub fn set_reserved(&mut self, bytes: usize) {
         self.stats.reserved = bytes;
     }
 
-    /// Resets peak counters to the bytes that are live now.
+    /// Resets peaks to the bytes that are live now.
     pub fn reset_peak(&mut self) {
         let stats = &mut self.stats;
         stats.by_use.iter_mut().chain([&mut stats.total]).for_each(|b| b.peak = b.live);
     }
 
-    /// Records a change of one category. The first change in a recording tells of the others too, which may not change in it.
+    /// Records a change of one category. The first change in a recording records all categories, since others may not
+    /// change.
     #[inline]
     fn trace(&mut self, use_: MemoryCategory) {
         let Some(recording) = trace::counted_in() else { return };

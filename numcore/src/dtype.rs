@@ -1,4 +1,4 @@
-//! Element types: what a tensor stores, and how host values are converted.
+//! Element types of tensors, and the conversion of host values to and from them.
 
 use std::fmt;
 
@@ -43,22 +43,22 @@ impl DType {
         }
     }
 
-    /// True for the four floating types: those that can carry gradients.
+    /// Tells whether this is a floating dtype, one of four; only these can carry gradients.
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::BF16)
     }
 
-    /// True for the 16-bit floats, which are stored in 16 bits and computed in `f32`.
+    /// Tells whether this is a 16-bit float, which is stored in 16 bits and computed in `f32`.
     pub const fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// True for `i32`, `i64`, `u32`, `u8`.
+    /// Tells whether this is `i32`, `i64`, `u32` or `u8`.
     pub const fn is_int(self) -> bool {
         matches!(self, DType::I32 | DType::I64 | DType::U32 | DType::U8)
     }
 
-    /// The dtype that arithmetic is done in: `f32` for f16 and bf16, the dtype itself otherwise.
+    /// The dtype of arithmetic: `f32` for f16 and bf16, the dtype itself otherwise.
     pub const fn compute(self) -> DType {
         if self.is_half() { DType::F32 } else { self }
     }
@@ -105,7 +105,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that is the host form of one [`DType`].
+/// A Rust type that represents elements of one [`DType`] on the host.
 pub trait Element: sealed::Sealed + Copy + Default + PartialEq + fmt::Debug + Send + Sync + 'static {
     /// The element type of a tensor of these values.
     const DTYPE: DType;
@@ -162,7 +162,7 @@ impl Element for bool {
     }
 }
 
-/// A scalar given to a kernel at launch, so that a learning rate can change without a new kernel.
+/// A scalar passed to a kernel at launch, so that a learning rate can change without a new kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     /// A real scalar, rounded to the dtype of the operands it is combined with.

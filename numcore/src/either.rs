@@ -1,5 +1,5 @@
-//! Two runtimes as one type, so that a program can choose its device at run time. `Either<A, Either<B, C>>` nests
-//! further. The module is in this crate because only this crate may rebuild views.
+//! Two runtimes as one type, so that a program can choose its device at run time. `Either<A, Either<B, C>>` combines
+//! more. The module is in this crate because only this crate may rebuild views.
 
 use std::sync::Arc;
 
@@ -20,26 +20,26 @@ pub enum Either<A, B> {
     B(B),
 }
 
-/// Memory of one of two runtimes.
+/// The memory of one of two runtimes.
 pub enum EitherBuffer<A, B> {
-    /// A value of the first runtime.
+    /// Memory of the first runtime.
     A(A),
-    /// A value of the second runtime.
+    /// Memory of the second runtime.
     B(B),
 }
 
 /// A point in a queue of one of two runtimes.
 pub enum EitherEvent<A, B> {
-    /// A value of the first runtime.
+    /// A point in a queue of the first runtime.
     A(A),
-    /// A value of the second runtime.
+    /// A point in a queue of the second runtime.
     B(B),
 }
 
 type Pick<A, B, S> =
     fn(&EitherBuffer<<A as Runtime>::Buffer, <B as Runtime>::Buffer>) -> Option<&<S as Runtime>::Buffer>;
 
-/// Turns operands of `Either<A, B>` into operands of `S`, the runtime that is present.
+/// A translation of operands of `Either<A, B>` to operands of `S`, the runtime that is present.
 struct EitherSide<'r, A: Runtime, B: Runtime, S: Runtime> {
     rt: &'r S,
     pick: Pick<A, B, S>,
@@ -95,7 +95,7 @@ fn pick_b<A, B>(buffer: &EitherBuffer<A, B>) -> Option<&B> {
     }
 }
 
-/// Runs an expression with `$rt` bound to the runtime that is present and `$side` to the translation of its operands.
+/// Runs an expression with `$rt` bound to the runtime that is present, and `$side` to the translation of its operands.
 macro_rules! on_side {
     ($self:ident, |$rt:ident, $side:ident| $body:expr) => {
         match $self {
@@ -111,7 +111,7 @@ macro_rules! on_side {
     };
 }
 
-/// An expression of either runtime.
+/// Evaluates an expression for the runtime that is present.
 macro_rules! either {
     ($self:ident, |$rt:ident| $body:expr) => {
         match $self {

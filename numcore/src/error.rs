@@ -1,4 +1,4 @@
-//! Errors a caller can cause: every one names the operation and what it was given.
+//! Errors that a caller can cause: each names the operation and its operands.
 
 mod context;
 mod kind;
@@ -11,14 +11,14 @@ use context::Context;
 pub use context::Within;
 pub use kind::ErrorKind;
 
-/// The result of every fallible function of the workspace; another error type may be given.
+/// The result of every fallible function of the workspace; `E` can be another error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. Where they are known, it adds the rank (if there are several), the part of the model, the
-/// parameters among the operands, and the line of the call.
+/// An error of the workspace: its [`kind`](Error::kind), with context as far as it is known. Context is the rank (if
+/// there are several), the part of the model, the parameters among the operands, and the source line of the call.
 ///
-/// One word wide, so that `Result`s stay cheap; read it through [`Error::kind`]. `Debug` writes what `Display` writes,
-/// since `fn main() -> Result<()>` and `unwrap` print it.
+/// One word wide, so that `Result`s stay cheap. `Debug` writes the same text as `Display`, since
+/// `fn main() -> Result<()>` and `unwrap` print it.
 pub struct Error(Box<ErrorData>);
 
 struct ErrorData {
@@ -28,12 +28,12 @@ struct ErrorData {
 }
 
 impl Error {
-    /// The kind of the error, with what the failed operation was given.
+    /// The kind of the error, with the operands of the failed operation.
     pub fn kind(&self) -> &ErrorKind {
         &self.0.kind
     }
 
-    /// The rank it happened on, when there is more than one.
+    /// The rank on which the error happened, if there are several ranks.
     pub fn rank(&self) -> Option<usize> {
         self.0.rank
     }
@@ -67,7 +67,7 @@ impl fmt::Display for Error {
             write!(f, "rank {rank}: ")?;
         }
         self.0.context.fmt_before(f)?;
-        // What follows the first line, such as the last calls of all ranks, has lines of its own.
+        // Text after the first line, such as the last calls of all ranks, has lines of its own.
         let text = self.kind().to_string();
         let (sentence, details) = text.split_at(text.find('\n').unwrap_or(text.len()));
         f.write_str(sentence)?;

@@ -1,14 +1,13 @@
-//! Flat buffers: named ranges of one buffer, on which optimizers, gradient buckets and shards work.
+//! Flat buffers: named ranges of one buffer, used by optimizers, gradient buckets and shards.
 
 use std::sync::Arc;
 
 use crate::{DType, Error, ErrorKind, Layout, Result, Runtime, Shape, Tensor, TensorMut, ops::Op, tensor::Lent};
 
-/// Every range starts at a multiple of this many bytes: WebGPU's requirement on binding offsets, and enough for any
-/// SIMD.
+/// The alignment of every range, in bytes: WebGPU's requirement on binding offsets, and enough for any SIMD.
 pub const ALIGN: usize = 256;
 
-/// The layout of named tensors in one buffer of one dtype. Pure arithmetic; cheap to clone.
+/// The layout of named tensors in one buffer of one dtype. It holds no memory, and is cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlatLayout(Arc<FlatLayoutData>);
 
@@ -33,7 +32,7 @@ impl FlatLayout {
         FlatLayout(Arc::new(FlatLayoutData { dtype, names, ranges, len }))
     }
 
-    /// This layout with one more range at the end, `padding`, if it takes one to make the buffer `numel` elements long.
+    /// Extends a shorter layout to `numel` elements, by one more range at the end, named `padding`.
     pub fn extended(&self, numel: usize) -> FlatLayout {
         let FlatLayoutData { dtype, names, ranges, len } = &*self.0;
         let (mut names, mut ranges) = (names.clone(), ranges.clone());
@@ -59,7 +58,7 @@ impl FlatLayout {
         self.0.ranges.len()
     }
 
-    /// Whether the layout has no ranges.
+    /// Tells whether the layout has no ranges.
     pub fn is_empty(&self) -> bool {
         self.0.ranges.is_empty()
     }
@@ -74,15 +73,16 @@ impl FlatLayout {
         &self.0.ranges[i]
     }
 
-    /// The elements of ranges `from..to`, gaps included: from the start of the first to the start of what follows.
+    /// The elements of these ranges, gaps included: from the start of the first range to the start of the next after
+    /// the last.
     pub fn span(&self, ranges: std::ops::Range<usize>) -> std::ops::Range<usize> {
         let start = |i: usize| self.0.ranges.get(i).map_or(self.0.len, Layout::offset);
         start(ranges.start)..start(ranges.end)
     }
 
-    /// This layout for elements of another dtype. A dtype at least as wide keeps every offset, counted in elements, so
-    /// that one kernel can run over both buffers (`f32` optimizer state of half-precision parameters). A narrower dtype
-    /// may need other offsets.
+    /// This layout for elements of another dtype. A dtype at least as wide keeps every offset, counted in elements. One
+    /// kernel can then run over both buffers (`f32` optimizer state of half-precision parameters). A narrower dtype may
+    /// need other offsets.
     pub fn with_dtype(&self, dtype: DType) -> FlatLayout {
         let stays = |at: usize| (at * dtype.size()).is_multiple_of(ALIGN);
         if self.0.ranges.iter().all(|l| stays(l.offset())) && stays(self.0.len) {
@@ -101,8 +101,8 @@ impl FlatLayout {
 
 /// One buffer partitioned into the ranges of a [`FlatLayout`]; the gaps are zero.
 ///
-/// A range is lent by value ([`lend`](Flat::lend)) to the caller that fills it, and comes back through
-/// [`restore`](Flat::restore); which ranges are lent, and which were written, is checked at run time.
+/// A range is lent by value ([`lend`](Flat::lend)) to a caller that fills it, and returned by
+/// [`restore`](Flat::restore). The buffer tracks at run time which ranges are lent and which were written.
 pub struct Flat<R: Runtime> {
     rt: R,
     memory: Tensor<R>,
@@ -126,14 +126,14 @@ impl<R: Runtime> Flat<R> {
         Ok(Flat { rt: rt.clone(), memory: whole.freeze()?, layout, state, lent: 0 })
     }
 
-    /// A buffer of zeros booked under `use_`. Tensors of it carry `rt` itself, so what is computed from them is booked
-    /// as `rt` says.
+    /// A buffer of zeros booked under `use_`. Its tensors carry `rt` itself, so copies of them are booked under the
+    /// category of `rt`.
     pub fn zeros_for(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout) -> Result<Self> {
         Ok(Flat { rt: rt.clone(), ..Self::zeros(&rt.with_category(use_), layout)? })
     }
 
-    /// A buffer of stored bytes of exactly its size, gaps included, as [`whole`](Flat::whole) returns them, booked like
-    /// that of [`zeros_for`](Flat::zeros_for).
+    /// A buffer of stored bytes of exactly its size, gaps included, in the order of [`whole`](Flat::whole). It is
+    /// booked as by [`zeros_for`](Flat::zeros_for).
     pub fn from_bytes(rt: &R, use_: crate::MemoryCategory, layout: FlatLayout, bytes: &[u8]) -> Result<Self> {
         let shape = Shape::new(&[layout.numel()])?;
         let whole = Tensor::from_bytes(&rt.with_category(use_), shape, layout.dtype(), bytes)?;
@@ -151,8 +151,10 @@ impl<R: Runtime> Flat<R> {
         &self.rt
     }
 
-    /// Lends range `i` for writing, by value. While a [`Tensor`] shares the buffer this is an error, as is lending
-    /// twice.
+    /// Lends range `i` for writing, by value.
+    ///
+    /// # Errors
+    /// Fails if the range is lent already, or if a [`Tensor`] shares the buffer.
     pub fn lend(&mut self, i: usize) -> Result<TensorMut<R>> {
         self.check_range("lend", i)?;
         let what = || format!("range `{}`", self.layout.name(i));
@@ -167,12 +169,12 @@ impl<R: Runtime> Flat<R> {
         Ok(self.hand_out(*self.layout.range(i), self.state[i].written, Lent::Range(i)))
     }
 
-    /// Lends the whole buffer, gaps included, as one contiguous row: for collectives and optimizers.
+    /// Lends the whole buffer, gaps included, as one contiguous vector: for collectives and optimizers.
     pub fn lend_whole(&mut self) -> Result<TensorMut<R>> {
         self.lend_span(0..self.layout.len())
     }
 
-    /// Lends ranges `from..to`, gaps included, as one contiguous row. The record of which of them were written is kept.
+    /// Lends these ranges, gaps included, as one contiguous vector. The record of the ranges that were written is kept.
     pub fn lend_span(&mut self, ranges: std::ops::Range<usize>) -> Result<TensorMut<R>> {
         let std::ops::Range { start: from, end: to } = ranges.clone();
         if from > to || to > self.layout.len() {
@@ -193,10 +195,12 @@ impl<R: Runtime> Flat<R> {
         Ok(self.hand_out(row, true, Lent::Span { from, to }))
     }
 
-    /// Replaces the content of range `i` by that of a tensor, on the device: of parameters that are loaded, or of the inputs of a captured step.
+    /// Replaces the content of range `i` by a tensor, on the device: for loaded parameters, or inputs of a captured
+    /// step.
     ///
     /// # Errors
-    /// If the tensor's shape or dtype is not the range's, or a [`Tensor`] shares the buffer; nothing is changed then.
+    /// Fails if the tensor's shape or dtype is not the range's, or if a [`Tensor`] shares the buffer. Nothing is
+    /// changed then.
     pub fn overwrite(&mut self, i: usize, value: &Tensor<R>) -> Result<()> {
         let mut range = self.lend(i)?;
         let written = range.is_written();
@@ -207,7 +211,8 @@ impl<R: Runtime> Flat<R> {
         done
     }
 
-    /// Takes back lent memory, and records whether it was written. Memory of another buffer is an error.
+    /// Takes back lent memory, and records whether it was written. Memory of another buffer is an error, and so is a
+    /// piece of split memory.
     pub fn restore(&mut self, part: TensorMut<R>) -> Result<()> {
         let own = part.is_of(&self.memory);
         match part.lent().filter(|_| own) {
@@ -224,8 +229,8 @@ impl<R: Runtime> Flat<R> {
         Ok(())
     }
 
-    /// Takes back ranges whose holders were dropped without restoring them (a backward pass that failed). Returns false
-    /// while a holder remains.
+    /// Takes back ranges whose holders were dropped without restoring them, as by a backward pass that failed. Returns
+    /// false while a holder remains.
     pub fn reclaim(&mut self) -> bool {
         let sole = self.memory.is_sole();
         if sole {
@@ -234,28 +239,28 @@ impl<R: Runtime> Flat<R> {
         sole
     }
 
-    /// Whether range `i` was written since the last [`reset`](Flat::reset).
+    /// Tells whether range `i` was written since the last [`reset`](Flat::reset).
     pub fn is_written(&self, i: usize) -> bool {
         self.state[i].written
     }
 
-    /// Whether range `i`, alone or with the whole buffer, is lent.
+    /// Tells whether range `i` is lent, alone or with others.
     pub fn is_lent(&self, i: usize) -> bool {
         self.state[i].lent
     }
 
-    /// Forgets what was written, so that the next writer of each range overwrites it.
+    /// Marks all ranges as not written, so that the next writer of each overwrites it.
     pub fn reset(&mut self) {
         self.state.iter_mut().for_each(|s| s.written = false);
     }
 
-    /// The value of range `i`. No range can be lent until it is dropped.
+    /// The value of range `i`. No range can be lent until this tensor is dropped.
     pub fn tensor(&self, i: usize) -> Result<Tensor<R>> {
         self.check_range("tensor", i)?;
         self.shared("tensor", *self.layout.range(i))
     }
 
-    /// The whole buffer, gaps included, as one row. No range can be lent until it is dropped.
+    /// The whole buffer, gaps included, as one vector. No range can be lent until this tensor is dropped.
     pub fn whole(&self) -> Result<Tensor<R>> {
         self.shared("whole", Layout::contiguous(Shape::new(&[self.layout.numel()])?))
     }

@@ -1,11 +1,12 @@
-//! FNV-1a, for what must be equal in every process: the identity of a program, names of files, fingerprints.
+//! The FNV-1a hash, for hashes that must be equal in every process: identities of programs, names of files,
+//! fingerprints.
 
 use std::{fmt, hash::Hasher};
 
 const PRIME: u64 = 0x0000_0100_0000_01b3;
 
-/// The 64-bit FNV-1a hash of bytes or of formatted text. Unlike the standard library's hashes, its results depend on
-/// neither the process nor the version of a library. It gives no protection against chosen input.
+/// The 64-bit FNV-1a hash of bytes or of formatted text. Unlike hashes of the standard library, it depends on neither
+/// the process nor the library's version. It does not resist chosen input.
 #[derive(Clone, Copy, Debug)]
 pub struct Fnv1a(u64);
 
@@ -15,7 +16,7 @@ impl Fnv1a {
         Fnv1a(0xcbf2_9ce4_8422_2325)
     }
 
-    /// One of many independent hashes; `seed` 0 is [`new`](Fnv1a::new).
+    /// The initial state of one of many independent hashes; `seed` 0 is [`new`](Fnv1a::new).
     pub const fn seeded(seed: u64) -> Self {
         Fnv1a(Self::new().0 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }

@@ -26,7 +26,7 @@ impl Layout {
         let mut step = 1isize;
         for i in (0..shape.rank()).rev() {
             strides[i] = step;
-            // A shape that no memory can hold has strides that mean nothing, and never gets memory.
+            // Strides of a shape too large for any memory are meaningless, but such a shape never gets memory.
             step = step.wrapping_mul(shape[i].max(1) as isize);
         }
         Layout { shape, strides, offset: 0 }
@@ -68,7 +68,7 @@ impl Layout {
         self
     }
 
-    /// Whether the layout is row-major without gaps, at any offset.
+    /// Tells whether the layout is row-major without gaps, at any offset.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1isize;
         for i in (0..self.rank()).rev() {
@@ -81,8 +81,8 @@ impl Layout {
     }
 
     /// The dense layout of `shape`, of the same rank, whose axes have the memory order of this layout's axes. It is
-    /// row-major where this layout has no order (an axis that repeats or runs backwards) or the last axis would not be
-    /// the innermost.
+    /// row-major if this layout has no order (an axis repeats or runs backwards), or if the last axis would not be the
+    /// innermost.
     pub(crate) fn dense_like(&self, shape: Shape) -> Layout {
         let mut out = Layout::contiguous(shape);
         let mut order: smallvec::SmallVec<[usize; MAX_RANK]> = (0..self.rank()).filter(|&i| shape[i] != 1).collect();
@@ -98,7 +98,7 @@ impl Layout {
         out
     }
 
-    /// The range of elements that the layout covers, `[from, to)`; empty when it has none.
+    /// The range of buffer elements that the layout covers, `[from, to)`; empty if the layout has no elements.
     pub fn span(&self) -> (usize, usize) {
         if self.numel() == 0 {
             return (self.offset, self.offset);
@@ -111,7 +111,7 @@ impl Layout {
         (lo as usize, hi as usize + 1)
     }
 
-    /// Whether two elements of this layout share memory (a broadcast axis, or overlapping windows).
+    /// Tells whether two elements of this layout share memory, through a broadcast axis or overlapping windows.
     pub fn overlaps_itself(&self) -> bool {
         let mut axes: smallvec::SmallVec<[(usize, usize); MAX_RANK]> = self
             .dims()
@@ -131,7 +131,7 @@ impl Layout {
         false
     }
 
-    /// The layout with axes in another order: axis `i` of the result is axis `order[i]` of this one.
+    /// This layout with its axes in another order: axis `i` of the result is axis `order[i]` of this one.
     pub fn permute(&self, order: &[usize]) -> Result<Layout> {
         let mut out = *self;
         let mut seen = crate::AxisSet::default();
@@ -205,8 +205,8 @@ impl Layout {
         self.dims().get(axis).copied().ok_or_else(missing)
     }
 
-    /// Sliding windows along an axis: it becomes the number of windows, and a last axis of `size` is appended.
-    /// Windows start every `step` elements and take every `dilation`-th one.
+    /// This layout with sliding windows along an axis, which becomes the number of windows; a last axis of `size` is
+    /// appended. Windows start every `step` elements and take every `dilation`-th one.
     pub fn unfold(&self, axis: usize, size: usize, step: usize, dilation: usize) -> Result<Layout> {
         let Some(windows) = windows(self.size("unfold", axis)?, size, step, dilation) else {
             return Err(Error::shape(
@@ -224,7 +224,7 @@ impl Layout {
         Ok(out)
     }
 
-    /// This layout at another shape, in row-major order, when strides can express it; `None` otherwise.
+    /// This layout at another shape, in row-major order; `None` if strides cannot express it.
     pub fn reshape(&self, shape: Shape) -> Option<Layout> {
         if shape.numel() != self.numel() {
             return None;
@@ -251,12 +251,12 @@ impl Layout {
     }
 }
 
-/// The length of `len` elements with `padding` on both sides, unless it overflows.
+/// The length of `len` elements with `padding` on both sides; `None` if it overflows.
 pub(crate) fn padded(len: usize, padding: usize) -> Option<usize> {
     len.checked_add(padding.checked_mul(2)?)
 }
 
-/// The number of windows of `size` (dilated) in `len` elements when one starts every `step`; `None` when none fits.
+/// The number of windows of `size` (dilated) in `len` elements, one starting every `step`; `None` if none fits.
 pub(crate) fn windows(len: usize, size: usize, step: usize, dilation: usize) -> Option<usize> {
     let reach = size.checked_sub(1)?.checked_mul(dilation)?;
     (step > 0 && dilation > 0).then_some(())?;
@@ -277,7 +277,7 @@ mod tests {
         Layout::contiguous(Shape::of(dims))
     }
 
-    /// Offsets in row-major order: the meaning of a layout.
+    /// The offsets of all elements in row-major order, which define a layout.
     fn offsets(l: &Layout) -> Vec<isize> {
         (0..l.numel())
             .map(|mut k| {

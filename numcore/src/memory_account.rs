@@ -1,4 +1,4 @@
-//! What memory is used for, and how much of it there is.
+//! Categories of memory use, and the bytes booked under them.
 
 /// Categories of memory use, each with its own account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,11 +43,11 @@ impl MemoryCategory {
 pub struct Bytes {
     /// Bytes held by buffers that exist now.
     pub live: usize,
-    /// The most bytes that were live since the account began or was reset.
+    /// The maximum of the live bytes since the account began or was reset.
     pub peak: usize,
 }
 
-/// The memory account of a handle.
+/// The memory account of a runtime handle, as a value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// Live and peak bytes, in the order of [`MemoryCategory::ALL`].

@@ -1,48 +1,49 @@
-//! What holds the memory of a device, as an error says it when there is too little.
+//! The report on a device's memory that an out-of-memory error carries.
 
 use std::fmt;
 
 use crate::{Bytes, MemoryCategory, MemoryStats};
 
-/// What holds the memory of a device, as far as it is known: by the queue that needed some, by others, and by the driver.
+/// The holders of a device's memory, as far as they are known: the queue that requested memory, other queues, the
+/// driver.
 ///
-/// `Display` writes it in one line.
+/// `Display` writes one line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// The account of the queue that asked.
+    /// The account of the queue that requested memory.
     pub stats: MemoryStats,
     /// Free bytes that the pool of that queue keeps for reuse.
     pub kept: usize,
-    /// Bytes of the largest free block among them.
+    /// The size in bytes of the largest of these free blocks.
     pub largest_kept: usize,
-    /// The other queues of the device; none where queues do not know each other.
+    /// The totals of the other queues of the device; `None` if queues do not know each other.
     pub others: Option<OtherQueues>,
-    /// The device's memory by its driver; none where the driver does not say.
+    /// The device's memory as its driver reports it; `None` if it does not.
     pub device: Option<DeviceBytes>,
 }
 
-/// What the other queues of a device hold together.
+/// The memory of all other queues of a device together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OtherQueues {
-    /// How many there are.
+    /// The number of these queues.
     pub count: usize,
-    /// Bytes in use.
+    /// Bytes in use by these queues.
     pub live: usize,
     /// Free bytes that their pools keep for reuse.
     pub kept: usize,
 }
 
-/// The memory of a device, as its driver knows it.
+/// The memory of a device, as its driver reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceBytes {
-    /// All bytes.
+    /// The size of the memory in bytes.
     pub capacity: usize,
-    /// Bytes that nobody has allocated.
+    /// Bytes that no process has allocated.
     pub free: usize,
 }
 
 impl MemoryReport {
-    /// A report of which no more is known than the bytes in use.
+    /// A report that only has the number of bytes in use.
     pub fn of_live(live: usize) -> Self {
         let stats = MemoryStats { total: Bytes { live, peak: live }, ..MemoryStats::default() };
         MemoryReport { stats, ..MemoryReport::default() }
@@ -77,7 +78,7 @@ impl fmt::Display for MemoryReport {
     }
 }
 
-/// Bytes in the largest unit of which there is one.
+/// A number of bytes, displayed in the largest unit that gives at least 1.
 struct Size(usize);
 
 impl fmt::Display for Size {

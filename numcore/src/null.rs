@@ -1,5 +1,5 @@
-//! A runtime that computes nothing: shapes and dtypes flow, launches are counted. For tests of what is launched when,
-//! and for checking a model's shapes without its memory.
+//! A runtime that computes nothing: shapes and dtypes are inferred, launches are counted. Tests use it to check the
+//! order of launches, and programs to check a model's shapes without its memory.
 
 use std::{
     collections::BTreeMap,
@@ -14,10 +14,10 @@ use crate::{
     ReduceKind, Result, Runtime, Scalar, ScanOp, Shape, Support, View, ViewMut, fused::FusedOp, pointwise::Program,
 };
 
-/// The runtime that computes nothing. Downloads give zeros; fused operations count as one launch.
+/// The runtime that computes nothing. Downloads return zeros; fused operations count as one launch.
 ///
-/// Queues keep vector clocks, so a test can ask whether one queue is ordered after what another has launched
-/// ([`NullRuntime::is_ordered_after`]), which no result computed on one CPU would show.
+/// Queues keep vector clocks, so a test can query whether one queue is ordered after the launches of another
+/// ([`NullRuntime::is_ordered_after`]). No result computed on one CPU would show that.
 #[derive(Clone, Debug, Default)]
 pub struct NullRuntime(Arc<NullState>);
 
@@ -26,7 +26,7 @@ struct NullState {
     /// The index of its device.
     index: u32,
     queue: QueueId,
-    /// Launches of other queues that this one is ordered after.
+    /// The launches of other queues that this queue is ordered after.
     clock: Mutex<QueueClock>,
     launches: AtomicU64,
     live: Arc<AtomicUsize>,
@@ -34,7 +34,7 @@ struct NullState {
     allocations: AtomicU64,
 }
 
-/// Launches of each queue.
+/// The number of launches of each queue.
 type QueueClock = BTreeMap<u64, u64>;
 
 /// A unique number for every queue.
@@ -52,7 +52,7 @@ impl Default for QueueId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NullEvent(QueueClock);
 
-/// Memory that is only counted.
+/// Memory of which only the size is kept.
 #[derive(Debug)]
 pub struct NullBuffer {
     bytes: usize,
@@ -81,8 +81,8 @@ impl NullRuntime {
         NullRuntime(Arc::new(NullState { index, ..Default::default() }))
     }
 
-    /// Whether what this queue launches from now on is ordered after every launch before `event`: its own launches are,
-    /// and those of other queues whose events it has waited for, directly or through a third queue.
+    /// Tells whether later launches of this queue are ordered after every launch before `event`. This holds for its own
+    /// launches, and for queues whose events it has waited for, directly or through a third queue.
     pub fn is_ordered_after(&self, event: &NullEvent) -> bool {
         let own = self.clock();
         event.0.iter().all(|(queue, launches)| own.get(queue).is_some_and(|known| known >= launches))

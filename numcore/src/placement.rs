@@ -1,7 +1,8 @@
-//! What a rank holds of a tensor, as data: for every dimension the ranges of the whole tensor that are there.
+//! Placement of tensor shards, as data: the ranges of a whole tensor, in every dimension, that one rank holds.
 //!
-//! A [`TensorPlacement`] knows nothing of ranks and of how they talk. Layers, trainers, checkpoints and converters of files all speak of pieces
-//! through it: which part of a weight is here, what shape it has, and where each of its elements belongs in the whole.
+//! A [`TensorPlacement`] knows nothing of ranks and communication. Layers, trainers, checkpoints and file converters
+//! use it to describe a shard of a weight. It has the shard's part of the whole, its shape, and the position of each
+//! element in the whole.
 
 use std::{fmt, ops::Range};
 
@@ -12,8 +13,8 @@ use crate::{
 
 /// A piece of a tensor: the Cartesian product of a list of ranges for each dimension.
 ///
-/// The piece is a dense tensor itself, of shape [`local`](TensorPlacement::local), in which the ranges of a dimension follow one another. A weight
-/// that was fused of three, and is cut inside each of them, has three ranges along that dimension.
+/// The piece is itself a dense tensor, of shape [`local`](TensorPlacement::local), in which the ranges of a dimension
+/// follow one another. A weight fused of three, each of them sharded, has three ranges along that dimension.
 ///
 /// ```
 /// use numcore::{Shape, placement::TensorPlacement};
@@ -33,28 +34,28 @@ pub struct TensorPlacement {
     dims: Vec<Vec<Range<usize>>>,
 }
 
-/// Consecutive elements of a piece that are consecutive in the whole tensor too. Both are in row-major order.
+/// A run of elements that are consecutive both in a piece and in the whole tensor, each in row-major order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceRun {
-    /// The first element's place in the piece.
+    /// The position of the first element in the piece.
     pub local: usize,
-    /// The first element's place in the whole tensor.
+    /// The position of the first element in the whole tensor.
     pub logical: usize,
-    /// How many elements.
+    /// The number of elements.
     pub len: usize,
 }
 
 impl TensorPlacement {
-    /// All of a tensor.
+    /// The piece that is the whole tensor.
     pub fn whole(logical: Shape) -> Self {
         let dims = logical.dims().iter().map(|&size| std::iter::once(0..size).collect()).collect();
         TensorPlacement { logical, dims }.joined()
     }
 
-    /// The piece of a tensor of shape `logical` with these ranges along each dimension, which ascend and do not overlap.
+    /// The piece of a tensor of shape `logical` with these ranges along each dimension. Ranges that touch are merged.
     ///
     /// # Errors
-    /// Unless there is a list for each dimension, and its ranges are in order and inside the tensor.
+    /// Fails if there is not one list per dimension, or if its ranges are not ascending and disjoint within the tensor.
     pub fn new(logical: Shape, dims: Vec<Vec<Range<usize>>>) -> Result<Self> {
         if dims.len() != logical.rank() {
             let why = format!("{} lists of ranges for {} dimensions", dims.len(), logical.rank());
@@ -74,10 +75,11 @@ impl TensorPlacement {
         Ok(TensorPlacement { logical, dims }.joined())
     }
 
-    /// Piece `place` of `of` equal ones along `dim`, cut inside each of `parts` equal parts of that dimension.
+    /// Piece `place` of `of` equal pieces along `dim`, where each of `parts` equal parts of that dimension is cut
+    /// separately.
     ///
     /// # Errors
-    /// Unless the parts are equal, and `of` divides each.
+    /// Fails if `dim` or `place` does not exist, if the parts are not equal, or if `of` does not divide each.
     pub fn part(logical: Shape, dim: usize, parts: usize, place: usize, of: usize) -> Result<Self> {
         let wrong = |why: String| Err(Error::shape("placement", &[logical], why));
         if dim >= logical.rank() || place >= of || parts == 0 {
@@ -106,17 +108,17 @@ impl TensorPlacement {
         self.dims.iter().map(size).enumerate().fold(self.logical, |shape, (dim, size)| shape.with(dim, size))
     }
 
-    /// The ranges along a dimension, in order, of which no two touch.
+    /// The ranges along a dimension, in order; no two of them touch.
     pub fn ranges(&self, dim: usize) -> &[Range<usize>] {
         &self.dims[dim]
     }
 
-    /// Whether the piece is the whole tensor.
+    /// Tells whether the piece is the whole tensor.
     pub fn is_whole(&self) -> bool {
         self.local() == self.logical
     }
 
-    /// The boxes of the whole tensor that the piece is made of, in row-major order: a range for each dimension.
+    /// The boxes of the whole tensor that make up the piece, in row-major order: one range per dimension each.
     pub fn boxes(&self) -> impl Iterator<Item = Vec<Range<usize>>> + '_ {
         let counts: Vec<usize> = self.dims.iter().map(Vec::len).collect();
         let total: usize = counts.iter().product();
@@ -131,12 +133,12 @@ impl TensorPlacement {
         })
     }
 
-    /// Where `elements` of the piece, counted in row-major order, lie in the whole tensor: runs in order, one for each range of the last
-    /// dimension that is cut, in each line along it.
+    /// The positions in the whole tensor of `elements` of the piece, counted in row-major order, as runs in order. Each
+    /// line along the last sharded dimension has one run per range of it.
     pub fn runs(&self, elements: Range<usize>) -> impl Iterator<Item = PieceRun> + '_ {
         let local = self.local();
         let elements = elements.start..elements.end.min(local.numel());
-        // Dimensions after the last one that is cut are all there: they only make its runs longer.
+        // Dimensions after the last sharded one are complete, and only make its runs longer.
         let cut = (0..self.dims.len()).rev().find(|&dim| local[dim] != self.logical[dim]).unwrap_or(0);
         let size = |shape: &Shape, dim: usize| shape.dims().get(dim).copied().unwrap_or(1);
         let tail: usize = local.dims().iter().skip(cut + 1).product();
@@ -158,10 +160,10 @@ impl TensorPlacement {
         })
     }
 
-    /// This piece of `whole`: views of it, which are joined where a dimension has several ranges.
+    /// Cuts this piece from `whole`: a view, or a concatenation of views if a dimension has several ranges.
     ///
     /// # Errors
-    /// If `whole` has another shape than the tensor that the piece is of.
+    /// Fails if the shape of `whole` is not `logical`.
     pub fn take<T: Apply>(&self, whole: &T) -> Result<T> {
         let shape = whole.spec().shape;
         if shape != self.logical {
@@ -184,7 +186,7 @@ impl TensorPlacement {
         Ok(piece)
     }
 
-    /// Ranges that touch are one, and empty ones none.
+    /// Merges ranges that touch, and drops empty ones.
     fn joined(mut self) -> Self {
         for ranges in &mut self.dims {
             let mut joined: Vec<Range<usize>> = Vec::with_capacity(ranges.len());
@@ -199,7 +201,7 @@ impl TensorPlacement {
         self
     }
 
-    /// The place in the whole tensor of a line of the piece, both seen with dimensions `0..dims` alone.
+    /// The position in the whole tensor of a line of the piece; both have only dimensions `0..dims` here.
     fn line(&self, mut number: usize, dims: usize) -> usize {
         let (mut place, mut stride) = (0, 1);
         for (dim, ranges) in self.dims[..dims.min(self.dims.len())].iter().enumerate().rev() {
@@ -241,7 +243,7 @@ mod tests {
         Shape::new(dims).unwrap()
     }
 
-    /// Where each element of a piece lies, by the definition: every index of every dimension, the last one fastest.
+    /// The position of each element of a piece, by definition: every index of every dimension, the last one fastest.
     fn by_definition(piece: &TensorPlacement) -> Vec<usize> {
         let mut places = vec![0];
         for dim in 0..piece.logical().rank() {

@@ -1,5 +1,4 @@
-//! A pool of memory: free blocks by size class, and the memory account. A block is of the
-//! runtime's own type.
+//! A pool of memory: free blocks by size class, and the memory account. The runtime chooses the type of a block.
 
 use crate::{MemoryAccount, MemoryCategory, MemoryReport, MemoryStats};
 
@@ -8,7 +7,7 @@ const ALIGN: usize = 256;
 /// The number of size classes between consecutive powers of two: at most an eighth of a block is wasted.
 const STEPS: usize = 8;
 const CLASSES: usize = STEPS * usize::BITS as usize;
-/// The number of larger classes from which a request may take a free block.
+/// The number of larger size classes that may also serve a request.
 const SLACK: usize = 2;
 
 /// Free blocks by size class, and the account of blocks in use. A training step in its steady state makes no system
@@ -49,7 +48,7 @@ impl<B> Pool<B> {
         units.saturating_mul(ALIGN)
     }
 
-    /// The classes whose blocks may serve a request of this class: its own and a few above.
+    /// The size classes whose blocks may serve a request of this class: its own and a few larger ones.
     pub fn near(class: usize) -> std::ops::Range<usize> {
         class..(class + 1 + SLACK).min(CLASSES)
     }
@@ -74,7 +73,7 @@ impl<B> Pool<B> {
         self.account.set_reserved(self.stats().reserved + Self::size_of(class));
     }
 
-    /// Removes all free blocks, to return them to the system.
+    /// Removes and returns all free blocks with their classes, to be returned to the system.
     pub fn drain(&mut self) -> Vec<(usize, B)> {
         let lists = self.free.iter_mut().enumerate();
         let blocks: Vec<(usize, B)> = lists.flat_map(|(c, list)| list.drain(..).map(move |b| (c, b))).collect();
@@ -83,7 +82,7 @@ impl<B> Pool<B> {
         blocks
     }
 
-    /// Books `bytes` that are in use from now on.
+    /// Books `bytes` under a category, as in use from now on.
     pub fn book(&mut self, bytes: usize, use_: MemoryCategory) {
         self.account.book(bytes, use_);
     }
@@ -98,7 +97,7 @@ impl<B> Pool<B> {
         self.account.stats()
     }
 
-    /// What this pool holds.
+    /// The report on the memory that this pool holds.
     pub fn report(&self) -> MemoryReport {
         let free = self.free.iter().enumerate().filter(|(_, blocks)| !blocks.is_empty());
         let sizes = free.map(|(class, blocks)| (Self::size_of(class), blocks.len()));
@@ -106,7 +105,7 @@ impl<B> Pool<B> {
         MemoryReport { stats: self.stats().clone(), kept, largest_kept, ..MemoryReport::default() }
     }
 
-    /// Resets peak counters to the bytes that are live now.
+    /// Resets peaks to the bytes that are live now.
     pub fn reset_peak(&mut self) {
         self.account.reset_peak();
     }

@@ -1,4 +1,4 @@
-//! Reading files by offset.
+//! Reading of files at an offset.
 
 use std::{
     fs::File,
@@ -8,16 +8,17 @@ use std::{
     thread,
 };
 
-/// Bytes that are worth a thread: reading them from the page cache takes ten times as long as starting it.
+/// The bytes that are worth a thread: reading them from the page cache takes ten times as long as starting it.
 const PART: usize = 1 << 20;
-/// The most threads that read together: fewer than that exhaust the memory's bandwidth.
+/// The largest number of threads that read together; fewer already saturate the memory's bandwidth.
 const MOST: usize = 8;
 
-/// Fills `into` from `offset` of a file on. Its position is neither used nor shared, so threads need no lock. Much is read by several threads:
-/// copying out of the page cache, and memory that is written for the first time, take longer than one can.
+/// Fills `into` with the bytes of a file from `offset` on. The file's own position is not used, so threads need no
+/// lock. Large reads are divided among threads: one thread cannot copy from the page cache into fresh memory at full
+/// bandwidth.
 ///
 /// # Errors
-/// If reading fails, or the file ends before `into` is full.
+/// Fails if reading fails, or if the file ends before `into` is full.
 pub fn read_exact_at(file: &File, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let threads = (into.len() / PART).min(processors());
     if threads < 2 {
@@ -33,7 +34,7 @@ pub fn read_exact_at(file: &File, offset: u64, into: &mut [u8]) -> io::Result<()
     })
 }
 
-/// How many threads may read; asked once, since that reads files of the system.
+/// The number of threads that may read; queried once, since the query reads files of the system.
 fn processors() -> usize {
     static PROCESSORS: OnceLock<usize> = OnceLock::new();
     *PROCESSORS.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get).min(MOST))

@@ -1,10 +1,12 @@
 //! The contract between tensors and devices: one trait with a small method per operation family, and the views that
 //! kernels get.
 //!
-//! **Invariant**: only this crate builds [`View`] and [`ViewMut`]; they are inside their buffer, an output never
-//! overlaps itself, another output or an input, and every operand of a call has the shape its method states. The
-//! kernels' `unsafe` relies on it. An output's buffer is no input's buffer, disjoint ranges included, except through
-//! [`ProgramOperand::Own`] (WebGPU refuses one buffer bound for reading and for writing); outputs may share one.
+//! **Invariant**: only this crate builds [`View`] and [`ViewMut`]. They are inside their buffer, and an output never
+//! overlaps itself, another output or an input. Every operand of a call has the shape that its method states. The
+//! `unsafe` code of kernels relies on it.
+//!
+//! An output never shares its buffer with an input, not even in disjoint ranges, except through
+//! [`ProgramOperand::Own`]. WebGPU refuses one buffer bound for reading and for writing. Outputs may share one.
 
 use std::{
     fmt::{self, Debug},
@@ -19,7 +21,7 @@ use crate::{
 /// The kinds of devices that runtimes drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceKind {
-    /// No device: shapes only, and a count of launches.
+    /// No device: only shapes, and a count of launches.
     Null,
     /// The CPU of the host.
     Cpu,
@@ -50,7 +52,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// Whether a kernel overwrites its output or accumulates into it.
+/// The effect of a kernel on its output: overwrite, or accumulate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Accumulate {
     /// The output's old value is never read.
@@ -92,7 +94,7 @@ pub enum ScanOp {
     Linear,
 }
 
-/// Whether a runtime ran a fused operation.
+/// The answer of a runtime to a fused operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
     /// The runtime has a kernel, which has filled the outputs.
@@ -104,33 +106,35 @@ pub enum Support {
 /// A device, one ordered queue on it, and its kernels. A cheap handle: clone freely.
 ///
 /// Methods may be asynchronous; errors surface at the latest in [`synchronize`](Runtime::synchronize) or
-/// [`download`](Runtime::download). An index out of range is reported once, and the queue continues. After a failure of
-/// the device (memory, a kernel, the driver) work that was queued since is lost, and the error is sticky: every later
-/// call on that queue reports it. Shapes are inferred and memory is allocated by this crate: kernels fill outputs.
-/// Every operand of one call is on this device; `ins` are already broadcast to the call's full shape.
+/// [`download`](Runtime::download). An index out of range is reported once, and the queue continues. A failure of the
+/// device (memory, a kernel, the driver) loses the work queued since, and is sticky: every later call on that queue
+/// reports it.
+///
+/// This crate infers shapes and allocates memory; kernels fill outputs. Every operand of one call is on this device,
+/// and `ins` are already broadcast to the call's full shape.
 pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Owned device memory. No public method writes it; it returns to its pool on drop.
     type Buffer: Send + Sync + 'static;
-    /// A point in a queue.
+    /// The type of a point in a queue, returned by `record`.
     type Event: Send + Sync + 'static;
 
     /// The device of this queue.
     fn device(&self) -> DeviceId;
     /// The capabilities of the device.
     fn capabilities(&self) -> &Capabilities;
-    /// The clock of recordings that take place beside this runtime: the system's, unless it may read a counter in less time.
+    /// The clock for recordings during use of this runtime: the system's, unless the runtime can read a faster counter.
     fn clock(&self) -> ClockSource {
         ClockSource::default()
     }
     /// Another queue on the same device, with its own memory account.
     fn fork(&self) -> Result<Self>;
-    /// A [`fork`](Runtime::fork) for exchanges with other ranks: where a device chooses among queues, work of this one goes first.
+    /// A [`fork`](Runtime::fork) for exchanges with other ranks. A device that prioritizes queues runs its work first.
     fn fork_for_communication(&self) -> Result<Self> {
         self.fork()
     }
-    /// A handle on this queue that books memory under another category.
+    /// A handle on this queue that books memory under category `use_`.
     fn with_category(&self, use_: MemoryCategory) -> Self;
-    /// A point after all work queued so far.
+    /// Marks the point in the queue after all work queued so far.
     fn record(&self) -> Result<Self::Event>;
     /// Orders later work of this queue after `event`.
     fn wait(&self, event: &Self::Event) -> Result<()>;
@@ -138,14 +142,14 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     fn synchronize(&self) -> Result<()>;
     /// The memory account of this handle.
     fn memory(&self) -> MemoryStats;
-    /// Resets peak counters to the bytes that are live now.
+    /// Resets peaks to the bytes that are live now.
     fn reset_peak(&self);
 
-    /// Returns memory that is kept for reuse to the system. Call it after building a model, when a step will need
-    /// blocks of other sizes.
+    /// Returns memory that is kept for reuse to the system. Call it after building a model, if a step will need blocks
+    /// of other sizes.
     fn trim(&self) {}
 
-    /// Memory of at least `bytes` bytes, aligned to 256. Its contents are arbitrary.
+    /// Allocates at least `bytes` bytes of memory with arbitrary contents, aligned to 256 bytes.
     fn alloc(&self, bytes: usize) -> Result<Self::Buffer>;
     /// Fills a contiguous output from host memory of exactly its size. The output starts at a multiple of 256 bytes,
     /// and no other tensor uses the rest of its last 4 bytes.
@@ -153,39 +157,41 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
     /// Copies a contiguous view to host memory of exactly its size; blocks.
     fn download(&self, x: View<'_, Self>, to: &mut [u8]) -> Result<()>;
 
-    /// The bytes of a contiguous view, where memory is the host's and a call is done when it returns; none elsewhere.
+    /// The bytes of a contiguous view. `None` unless memory is the host's and calls are complete when they return.
     fn host_bytes<'a>(&self, x: View<'a, Self>) -> Option<&'a [u8]> {
         let _ = x;
         None
     }
-    /// The bytes of a contiguous output, where [`host_bytes`](Runtime::host_bytes) gives those of a view.
+    /// The bytes of a contiguous output; `None` in the same cases as [`host_bytes`](Runtime::host_bytes).
     fn host_bytes_mut<'a>(&self, out: ViewMut<'a, Self>) -> Option<&'a mut [u8]> {
         let _ = out;
         None
     }
 
-    /// Whether work is recorded now, to be launched again and again: what the host computes anew for each step would be that of the recording.
+    /// Tells whether work is being captured for repeated launches. Values that the host computes per step would be
+    /// frozen in the capture.
     fn is_capturing(&self) -> bool {
         false
     }
 
-    /// Whether values that are cheap to compute are recomputed in backward rather than kept, where nobody says otherwise: it pays where memory is scarce or slow.
-    /// Results have the same bits either way.
+    /// Tells whether backward recomputes values that are cheap to compute, rather than keeping them, unless the caller
+    /// decides. It pays where memory is scarce or slow. Results have the same bits either way.
     fn recomputes_in_backward(&self) -> bool {
         true
     }
 
-    /// This queue, for work that a library of the device's vendor queues on it; none where there is no such library.
+    /// This queue, for work that a library of the device's vendor queues on it; `None` if there is no such library.
     fn device_queue(&self) -> Option<Arc<dyn DeviceQueue>> {
         None
     }
-    /// The address of a contiguous view in the device's memory, for work on this queue's [`device_queue`](Runtime::device_queue), which
-    /// is about to use it: the memory is not reused before that work is done. None where there is no such queue.
+    /// The device address of a contiguous view, for imminent work on this queue's
+    /// [`device_queue`](Runtime::device_queue). The memory is not reused before that work is done. `None` if there is
+    /// no such queue.
     fn device_address(&self, x: View<'_, Self>) -> Option<u64> {
         let _ = x;
         None
     }
-    /// The address of a contiguous output, where [`device_address`](Runtime::device_address) gives that of a view.
+    /// The device address of a contiguous output; otherwise as [`device_address`](Runtime::device_address).
     fn device_address_mut(&self, out: ViewMut<'_, Self>) -> Option<u64> {
         let _ = out;
         None
@@ -199,8 +205,8 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         scalars: &[Scalar],
         outs: &mut [Out<'_, Self>],
     ) -> Result<()>;
-    /// Combines `map(ins)`, which has one output, over the axes where `out` has size 1 and `full` has not. The result
-    /// does not depend on the thread count.
+    /// Combines `map(ins)`, a program with one output, over the axes where `out` has size 1 and `full` has not. The
+    /// result does not depend on the thread count.
     fn reduce(
         &self,
         map: &Program,
@@ -210,15 +216,15 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         op: ReduceKind,
         out: Out<'_, Self>,
     ) -> Result<()>;
-    /// Position (`i64`) of an extreme along `axis`; `out` has size 1 there.
+    /// Finds the position (`i64`) of an extreme along `axis`; `out` has size 1 there.
     fn arg_reduce(&self, op: ArgOp, x: View<'_, Self>, axis: usize, out: ViewMut<'_, Self>) -> Result<()>;
     /// The matrix product of `a: [B.., M, K]` and `b: [B.., K, N]` into `out: [B.., M, N]`, with any strides, of one
-    /// dtype; or, of half-precision `a` and `b`, into an `out` of `f32`, for which nothing is rounded.
+    /// dtype. Half-precision `a` and `b` may also have an `out` of `f32`, which is not rounded to half precision.
     fn matmul(&self, a: View<'_, Self>, b: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
-    /// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`; `index` (`i64`) has `out`'s shape, `x` agrees with
-    /// it on the other axes. An index out of range is an error.
+    /// Computes `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`. `index` (`i64`) has `out`'s shape, with
+    /// which `x` agrees on the other axes. An index out of range is an error.
     fn gather(&self, x: View<'_, Self>, axis: usize, index: View<'_, Self>, out: Out<'_, Self>) -> Result<()>;
-    /// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`; shapes as in
+    /// Computes `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`; shapes as in
     /// `gather`.
     fn scatter_add(
         &self,
@@ -227,7 +233,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         index: View<'_, Self>,
         out: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// The recurrence `op` along `axis`, from the end when `reverse`. `a` is given for [`ScanOp::Linear`] only.
+    /// Computes the recurrence `op` along `axis`, from the end if `reverse`. `a` is given for [`ScanOp::Linear`] only.
     fn scan(
         &self,
         op: ScanOp,
@@ -237,7 +243,7 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         reverse: bool,
         out: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// Stable sort along `axis` into `values` and positions `index` (`i64`). NaN sorts as largest.
+    /// Sorts stably along `axis` into `values` and positions `index` (`i64`). NaN sorts as largest.
     fn sort(
         &self,
         x: View<'_, Self>,
@@ -246,26 +252,26 @@ pub trait Runtime: Clone + Send + Sync + Debug + 'static {
         values: ViewMut<'_, Self>,
         index: ViewMut<'_, Self>,
     ) -> Result<()>;
-    /// Whether kernels of `op` can write outputs whose axes have another order in memory, the last axis innermost,
-    /// perhaps with other outputs between their rows. Other kernels get row-major outputs.
+    /// Tells whether kernels of `op` can write outputs whose axes have another order in memory. The last axis is
+    /// innermost, and other outputs may lie between rows. Other kernels get row-major outputs.
     fn supports_strided_outputs(&self, op: &FusedOp) -> bool {
         let _ = op;
         false
     }
-    /// Whether kernels of `op` can add to row-major outputs ([`Accumulate::Add`]); other kernels get outputs to
+    /// Tells whether kernels of `op` can add to row-major outputs ([`Accumulate::Add`]); other kernels get outputs to
     /// overwrite.
     fn supports_accumulate(&self, op: &FusedOp) -> bool {
         let _ = op;
         false
     }
-    /// Runs a fused operation, if there is a kernel for it.
+    /// Runs a fused operation, if there is a kernel for the call.
     fn fused(&self, op: &FusedOp, ins: &[View<'_, Self>], outs: &mut [Out<'_, Self>]) -> Result<Support> {
         let _ = (op, ins, outs);
         Ok(Support::Decompose)
     }
 }
 
-/// A read-only window on a buffer.
+/// A read-only view of a buffer's elements.
 pub struct View<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
     pub(crate) layout: &'a Layout,
@@ -281,22 +287,22 @@ impl<R: Runtime> Clone for View<'_, R> {
 impl<R: Runtime> Copy for View<'_, R> {}
 
 impl<'a, R: Runtime> View<'a, R> {
-    /// The buffer that holds the elements of this window.
+    /// The buffer that holds the elements of this view.
     pub fn buffer(&self) -> &'a R::Buffer {
         self.buffer
     }
 
-    /// The layout of the window's elements in the buffer, in units of `dtype`.
+    /// The layout of the view's elements in the buffer, in units of `dtype`.
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }
 
-    /// The element type of the window.
+    /// The element type of the view.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// This window broadcast to `shape`; `room` stores its layout there.
+    /// This view broadcast to `shape`; `room` stores its layout.
     pub(crate) fn at_shape(self, shape: &Shape, room: &'a mut Option<Layout>) -> Result<Self> {
         if self.layout.shape() == shape {
             return Ok(self);
@@ -305,7 +311,7 @@ impl<'a, R: Runtime> View<'a, R> {
     }
 }
 
-/// A writable window on a buffer: no other window overlaps it while it exists.
+/// A writable view of a buffer's elements: no other view overlaps it while it exists.
 pub struct ViewMut<'a, R: Runtime> {
     pub(crate) buffer: &'a R::Buffer,
     pub(crate) layout: &'a Layout,
@@ -313,22 +319,22 @@ pub struct ViewMut<'a, R: Runtime> {
 }
 
 impl<'a, R: Runtime> ViewMut<'a, R> {
-    /// The buffer that holds the elements of this window.
+    /// The buffer that holds the elements of this view.
     pub fn buffer(&self) -> &'a R::Buffer {
         self.buffer
     }
 
-    /// The layout of the window's elements in the buffer, in units of `dtype`.
+    /// The layout of the view's elements in the buffer, in units of `dtype`.
     pub fn layout(&self) -> &'a Layout {
         self.layout
     }
 
-    /// The element type of the window.
+    /// The element type of the view.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// A reborrow of this window for a shorter lifetime.
+    /// A reborrow of this view for a shorter lifetime.
     pub(crate) fn reborrow(&mut self) -> ViewMut<'_, R> {
         ViewMut { buffer: self.buffer, layout: self.layout, dtype: self.dtype }
     }
@@ -336,18 +342,18 @@ impl<'a, R: Runtime> ViewMut<'a, R> {
 
 /// An input of a pointwise program.
 pub enum ProgramOperand<'a, R: Runtime> {
-    /// A read-only window on an operand.
+    /// A read-only view of an operand.
     View(View<'a, R>),
     /// The old value of output `k`, for work in place. There is never a second view of it, which the borrow checker and
     /// WGSL both refuse.
     Own(usize),
 }
 
-/// An output, and whether it is overwritten or accumulated into.
+/// An output, to be overwritten or accumulated into.
 pub struct Out<'a, R: Runtime> {
     /// The memory to fill.
     pub view: ViewMut<'a, R>,
-    /// Whether to overwrite or to accumulate.
+    /// The mode of writing: overwrite, or accumulate.
     pub how: Accumulate,
 }
 

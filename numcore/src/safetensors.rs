@@ -1,8 +1,8 @@
 //! The safetensors format: named tensors in one file, whose contents are not trusted.
 //!
 //! A file is the header's length (8 bytes, little endian), a JSON header with every tensor's dtype, shape and byte
-//! range, and the ranges, one after another without gaps. The crate `safetensors` parses the header. Its own reader is
-//! not used: it panics on a header whose ranges sum to more than `usize` holds, and it needs the whole file in memory.
+//! range, and the ranges without gaps. The crate `safetensors` parses the header. Its own reader is not used: it panics
+//! if ranges sum to more than `usize` holds, and it needs the whole file in memory.
 
 mod replacement;
 

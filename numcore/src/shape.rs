@@ -1,11 +1,11 @@
-//! Shapes: the sizes of a tensor's dimensions, kept inline, so that creating and copying one allocates nothing.
+//! Shapes: the sizes of a tensor's dimensions, stored inline, so that creating and copying one allocates nothing.
 
 use std::{fmt, ops::Deref};
 
 use crate::{Error, Result, Within};
 
-/// The most dimensions a tensor can have. Eight are enough for convolution (`[N, G, C, OH, OW, KH, KW]`) and keep
-/// [`Shape`] a plain value.
+/// The largest number of dimensions of a tensor. Eight are enough for convolution (`[N, G, C, OH, OW, KH, KW]`), and
+/// keep [`Shape`] a plain value.
 pub const MAX_RANK: usize = 8;
 
 /// The sizes of a tensor's dimensions, outermost first.
@@ -19,8 +19,10 @@ impl Shape {
     /// The shape of a scalar: no dimensions, one element.
     pub const SCALAR: Shape = Shape { dims: [1; MAX_RANK], rank: 0 };
 
-    /// A shape with these sizes; more than [`MAX_RANK`] dimensions, or a number of elements that overflows, are an
-    /// error.
+    /// A shape with these sizes.
+    ///
+    /// # Errors
+    /// Fails for more than [`MAX_RANK`] dimensions, or if the number of elements overflows.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_RANK {
             return Err(Error::argument(
@@ -31,8 +33,8 @@ impl Shape {
         Self::of(dims).checked("shape")
     }
 
-    /// The shape itself, or an error of `op` where memory cannot hold that many elements. Sizes may come from any
-    /// source (an array, two operands that are broadcast together), so every allocation and view is checked here first.
+    /// Checks that memory can hold that many elements; the error names `op`. Sizes may come from any source (an array,
+    /// two operands broadcast together), so every allocation and view checks its shape here first.
     pub(crate) fn checked(self, op: &'static str) -> Result<Shape> {
         let nonzero = self.dims().iter().filter(|&&d| d != 0);
         if nonzero.copied().try_fold(16usize, usize::checked_mul).is_none_or(|n| n > isize::MAX as usize) {
@@ -75,7 +77,7 @@ impl Shape {
         Err(Error::shape(op, &[*self], format!("axis {axis} of a tensor with {rank} dimensions"))).at_caller()
     }
 
-    /// The positions of several axes; naming one twice is an error. An empty list means all axes. See [`Shape::axis`].
+    /// The positions of several axes; a repeated axis is an error. An empty list means all axes. See [`Shape::axis`].
     #[track_caller]
     pub fn axes(&self, op: &'static str, axes: &[isize]) -> Result<AxisSet> {
         if axes.is_empty() {
@@ -106,7 +108,7 @@ impl Shape {
         Shape::new(&dims)
     }
 
-    /// This shape without a dimension.
+    /// This shape without dimension `axis`.
     pub fn remove(&self, axis: usize) -> Shape {
         let mut s = Shape::SCALAR;
         s.rank = self.rank - 1;
@@ -115,7 +117,8 @@ impl Shape {
         s
     }
 
-    /// The shape that two shapes broadcast to (NumPy's rule: aligned at the end, sizes equal or 1), if there is one.
+    /// The shape that two shapes broadcast to; `None` if they do not fit. NumPy's rule: aligned at the end, sizes equal
+    /// or 1.
     pub fn broadcast(&self, other: &Shape) -> Option<Shape> {
         let rank = self.rank().max(other.rank());
         let mut out = Shape { rank: rank as u8, ..Shape::SCALAR };
@@ -131,7 +134,7 @@ impl Shape {
         Some(out)
     }
 
-    /// The shape that all shapes broadcast to, or an error that lists them.
+    /// The shape that all shapes broadcast to. The error lists the shapes and names `op`.
     pub fn broadcast_all(op: &'static str, shapes: &[Shape]) -> Result<Shape> {
         shapes.iter().try_fold(Shape::SCALAR, |acc, s| acc.broadcast(s)).ok_or_else(|| {
             Error::shape(op, shapes, "cannot be broadcast together (aligned at the end, sizes must be equal or 1)")
@@ -178,7 +181,7 @@ impl AxisSet {
         AxisSet(1 << axis)
     }
 
-    /// Whether `axis` is in the set.
+    /// Tells whether `axis` is in the set.
     pub fn contains(self, axis: usize) -> bool {
         self.0 >> axis & 1 == 1
     }

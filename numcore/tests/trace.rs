@@ -1,4 +1,4 @@
-//! Recordings hold what happened while they ran, and nothing else.
+//! Recordings contain the events that happened while they ran, and no others.
 
 use std::{
     sync::{
@@ -119,7 +119,7 @@ fn memory_is_a_counter_of_its_category_and_pool() {
     let counters = &trace.threads[0].counters;
     let told: Vec<(&str, bool, u64)> =
         counters.iter().map(|c| (&*c.name, c.source == counters[0].source, c.value)).collect();
-    // What a pool has already is told with its first change.
+    // The first change of an account records the bytes that it already had.
     let first = |own: bool, parameters: u64, gradients: u64| {
         ["activations", "parameters", "gradients", "optimizer", "communication"]
             .into_iter()

@@ -1,4 +1,4 @@
-//! The location of an error: the part of the model, the parameters, and the line of the call.
+//! The context of an error: the part of the model, the parameters, and the source line of the call.
 
 use std::{fmt, panic::Location};
 
@@ -9,7 +9,7 @@ use super::{Error, Result};
 pub(super) struct Context {
     /// The part of the model, preceded by its parents, joined by dots.
     path: String,
-    /// The named operands: parameters and what else is known of them.
+    /// The known names of operands: parameters, and further facts about them.
     operands: String,
     at: Option<&'static Location<'static>>,
 }
@@ -28,7 +28,7 @@ impl Context {
 }
 
 impl Error {
-    /// Adds the part of the model in which the error happened. A part of a part is joined by a dot: an error within
+    /// Adds the part of the model in which the error happened. Nested parts are joined by dots: an error within
     /// `attention` that passes through its parent `blocks.3` is in `blocks.3.attention`. An empty part adds nothing.
     pub fn within(mut self, part: impl fmt::Display) -> Self {
         let (mut path, inner) = (part.to_string(), std::mem::take(&mut self.0.context.path));
@@ -40,12 +40,12 @@ impl Error {
         self
     }
 
-    /// The part of the model in which it happened; empty where none was given.
+    /// The part of the model in which the error happened; empty if none was given.
     pub fn path(&self) -> &str {
         &self.0.context.path
     }
 
-    /// Adds what is known of the operands, unless the error already carries it.
+    /// Adds a description of the operands, unless the error already has one.
     pub fn with_operands(mut self, known: impl FnOnce() -> String) -> Self {
         if self.0.context.operands.is_empty() {
             self.0.context.operands = known();
@@ -53,8 +53,8 @@ impl Error {
         self
     }
 
-    /// Adds the line of the call, unless the error already carries one. Lines of the workspace's own libraries are left
-    /// out, since they do not help a caller.
+    /// Adds the source line of the call, unless the error already has one. Lines of the workspace's own libraries are
+    /// left out, since they do not help a caller.
     pub fn at(mut self, place: &'static Location<'static>) -> Self {
         if !is_own(place.file()) {
             self.0.context.at.get_or_insert(place);
@@ -62,7 +62,7 @@ impl Error {
         self
     }
 
-    /// The line of the call, where it is known.
+    /// The source line of the call, if it is known.
     pub fn location(&self) -> Option<&'static Location<'static>> {
         self.0.context.at
     }
@@ -71,15 +71,15 @@ impl Error {
 /// The folders of the workspace's own libraries.
 const OWN: [&str; 9] = ["numcore", "autograd", "nn", "optim", "comm", "distributed", "data", "models", "train"];
 
-/// Whether a file is a source of the workspace's own libraries.
+/// Tells whether a file is a source of the workspace's own libraries.
 fn is_own(file: &str) -> bool {
-    // The folder of the workspace, as the compiler was given it; empty within the workspace.
+    // The workspace's folder as the compiler got it; empty if it compiles from within the workspace.
     let root = &file!()[..file!().len() - "numcore/src/error/context.rs".len()];
     let mut parts = file.strip_prefix(root).unwrap_or("").split(['/', '\\']);
     matches!(parts.next(), Some(library) if OWN.contains(&library)) && parts.next() == Some("src")
 }
 
-/// Adds to the errors of a result where they happened: the part of a model, the line of the call.
+/// Adds context to the error of a result: the part of a model, or the source line of the call.
 ///
 /// ```
 /// use numcore::{Error, Result, Within};
@@ -93,12 +93,11 @@ fn is_own(file: &str) -> bool {
 /// assert_eq!(error.to_string(), "in `blocks.3.attention`: softmax: there is no axis 5");
 /// ```
 pub trait Within: Sized {
-    /// Returns the result, in which an error carries this part ([`Error::within`]). The name is formatted for an error
-    /// only.
+    /// Adds a part of the model to an error ([`Error::within`]). The name is formatted for an error only.
     fn within(self, part: impl fmt::Display) -> Self;
 
-    /// Returns the result, in which an error carries the line of the call ([`Error::at`]), unless it carries one
-    /// already. In a function with `#[track_caller]`, that is the line that called the function.
+    /// Adds the source line of the call to an error ([`Error::at`]), unless it has one already. In a function with
+    /// `#[track_caller]`, that is the line that called the function.
     ///
     /// ```
     /// use numcore::{Error, Result, Within};

@@ -1,10 +1,10 @@
-//! The taxonomy of errors, and the sentence of each.
+//! The kinds of errors, and the message of each.
 
 use std::{fmt, io, path::PathBuf};
 
 use crate::{DType, DeviceId, MemoryReport, Shape};
 
-/// The kinds of errors. There is deliberately no variant that is only a string.
+/// The kinds of errors. Deliberately, no variant is only a string.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -12,25 +12,25 @@ pub enum ErrorKind {
     Shape {
         /// The name of the operation that failed.
         op: &'static str,
-        /// The shapes it was given.
+        /// The shapes of the operands.
         shapes: Vec<Shape>,
-        /// The rule they break and what to do.
+        /// The rule that the shapes break, and the remedy.
         why: String,
     },
     /// Element types that do not fit the operation, or each other.
     DType {
         /// The name of the operation that failed.
         op: &'static str,
-        /// The types it was given.
+        /// The dtypes of the operands.
         dtypes: Vec<DType>,
-        /// The rule they break and what to do.
+        /// The rule that the dtypes break, and the remedy.
         why: String,
     },
-    /// An argument that is not a tensor is out of range.
+    /// An argument other than a tensor is out of range.
     Argument {
         /// The name of the operation that failed.
         op: &'static str,
-        /// The rule it breaks and what to do.
+        /// The rule that the argument breaks, and the remedy.
         why: String,
     },
     /// An index is out of range.
@@ -53,7 +53,7 @@ pub enum ErrorKind {
         /// The devices, in operand order.
         devices: Vec<DeviceId>,
     },
-    /// The device cannot do this; nothing was changed silently.
+    /// The device does not support the operation; nothing was changed silently.
     Unsupported {
         /// The name of the operation that failed.
         op: &'static str,
@@ -64,11 +64,11 @@ pub enum ErrorKind {
     },
     /// A memory allocation failed.
     OutOfMemory {
-        /// The device on which it failed.
+        /// The device whose memory is exhausted.
         device: DeviceId,
         /// The size of the failed allocation, in bytes.
         requested: usize,
-        /// What held the device's memory when the allocation failed.
+        /// The holders of the device's memory when the allocation failed.
         report: Box<MemoryReport>,
     },
     /// The device or its driver reported a failure.
@@ -77,10 +77,10 @@ pub enum ErrorKind {
         op: &'static str,
         /// The device on which it failed.
         device: DeviceId,
-        /// The driver's own words.
+        /// The driver's own message.
         message: String,
     },
-    /// A write needs memory that has another holder.
+    /// The memory to write has another holder.
     Shared {
         /// The name of the operation that failed.
         op: &'static str,
@@ -94,7 +94,7 @@ pub enum ErrorKind {
         /// The range, and its state.
         what: String,
     },
-    /// A parameter's value is not in memory and nothing can fetch it.
+    /// A parameter's value is not in memory, and nothing can fetch it.
     NotResident {
         /// The name of the parameter.
         name: String,
@@ -113,18 +113,18 @@ pub enum ErrorKind {
         /// The operation at which the backward pass stopped.
         op: &'static str,
     },
-    /// A NaN began in an operation, while anomalies were looked for.
+    /// A NaN first appeared in an operation, during anomaly detection.
     Anomaly {
-        /// The operation.
+        /// The operation whose result has the NaN.
         op: &'static str,
-        /// In which of its results, and after which parameters.
+        /// The result that has the NaN, and the parameters that preceded it.
         why: String,
     },
-    /// A gradient was asked of something that has none.
+    /// A gradient was requested for an operation that has none.
     NoGradient {
         /// The name of the operation that failed.
         op: &'static str,
-        /// Why it has no gradient, and what to do.
+        /// The reason why it has no gradient, and the remedy.
         why: String,
     },
     /// Parameters that took no part in the loss.
@@ -145,34 +145,34 @@ pub enum ErrorKind {
     Mismatch {
         /// The name of the operation that failed.
         op: &'static str,
-        /// Both calls, with their locations in the code.
+        /// Both calls, with their source lines.
         why: String,
     },
-    /// A deadline passed before every rank had arrived, or while nothing moved between those that had.
+    /// A deadline passed before every rank had arrived, or without progress between the ranks that had.
     Timeout {
         /// The name of the operation that failed.
         op: &'static str,
-        /// The time that was waited.
+        /// The time waited.
         waited: std::time::Duration,
-        /// The ranks that had not arrived; where `called`, those with which nothing moved.
+        /// The ranks that had not arrived; if `called`, the ranks with which there was no progress.
         missing: Vec<usize>,
-        /// Whether these ranks had made the call.
+        /// True if these ranks had made the call.
         called: bool,
-        /// What every rank called last.
+        /// The last calls of every rank.
         calls: String,
     },
     /// A named entry of a state dict or checkpoint does not fit.
     State {
         /// The name of the state entry.
         name: String,
-        /// What is wrong with the entry.
+        /// The mismatch of the entry.
         why: String,
     },
     /// A file or a stream is malformed.
     Format {
-        /// The file, or what was being read.
+        /// The file or stream that was being read.
         what: String,
-        /// The rule it breaks.
+        /// The rule of the format that it breaks.
         why: String,
     },
     /// The operating system reported an error.
@@ -184,28 +184,28 @@ pub enum ErrorKind {
     },
     /// A pipeline schedule that breaks a rule, or would never end.
     Schedule {
-        /// What was done with it: generated, lowered, checked, simulated.
+        /// The action on the schedule: generation, lowering, checking or simulation.
         op: &'static str,
-        /// The rule it breaks, with rank, position and action where there are some.
+        /// The rule that the schedule breaks, with rank, position and action if there are any.
         why: String,
     },
-    /// An option of a configuration is out of range, or does not go with the others.
+    /// An option of a configuration is out of range, or contradicts another option.
     Config {
-        /// What was configured.
+        /// The name of the configuration.
         op: &'static str,
-        /// The option.
+        /// The name of the option.
         field: &'static str,
-        /// The rule it breaks and what to do.
+        /// The rule that the option breaks, and the remedy.
         why: String,
     },
-    /// A promise that the libraries make to themselves was broken: an error in them, worth a report.
+    /// An invariant of the libraries was broken: a bug in them, worth a report.
     Internal {
-        /// The operation.
+        /// The operation that found it.
         op: &'static str,
-        /// What did not hold.
+        /// The invariant that did not hold.
         why: String,
     },
-    /// An error of the caller's own, on its way through a closure that was given to a library.
+    /// An error of the caller's own, passed through a closure that was given to a library.
     Other {
         /// The error as it was given.
         source: Box<dyn std::error::Error + Send + Sync>,

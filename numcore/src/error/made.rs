@@ -1,4 +1,4 @@
-//! Errors are made here: a constructor for each kind that a caller meets.
+//! Constructors of errors, one for each kind that a caller meets.
 
 use std::{io, path::PathBuf};
 
@@ -36,8 +36,8 @@ impl Error {
         ErrorKind::Internal { op, why: why.into() }.into()
     }
 
-    /// An error of the caller's own, so that it can pass through a closure that is given to a library. It comes out as the
-    /// [`source`](std::error::Error::source) of this one.
+    /// An error of the caller's own, so that it can pass through a closure given to a library. It is the
+    /// [`source`](std::error::Error::source) of the new error.
     ///
     /// ```
     /// use std::error::Error as _;
@@ -64,14 +64,14 @@ impl Error {
     }
 }
 
-/// Like [`Error::other`]: an error of the operating system without a path. [`Error::io`] says which file it was.
+/// An error of the operating system without a path, like [`Error::other`]. [`Error::io`] also names the file.
 impl From<io::Error> for Error {
     fn from(source: io::Error) -> Self {
         Error::other(source)
     }
 }
 
-/// Like [`Error::other`]: any error, with its source.
+/// Any error, with its source, like [`Error::other`].
 impl From<Box<dyn std::error::Error + Send + Sync>> for Error {
     fn from(source: Box<dyn std::error::Error + Send + Sync>) -> Self {
         ErrorKind::Other { source }.into()

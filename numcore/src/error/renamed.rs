@@ -1,10 +1,10 @@
-//! Errors of the operations that a composed operation is made of, in the terms of the composed operation.
+//! Translation of errors of primitives into the terms of the composed operation that called them.
 
 use super::{Error, ErrorKind};
 use crate::Shape;
 
 impl Error {
-    /// Renames the operation in this error to `name`, where the error names an operation and its operands.
+    /// Renames the operation in this error to `name`, if the error names an operation.
     pub(crate) fn of_op(mut self, name: &'static str) -> Self {
         match &mut self.0.kind {
             ErrorKind::Shape { op, .. }
@@ -16,8 +16,8 @@ impl Error {
         self
     }
 
-    /// Renames the operation in this error to `name`, and removes the axis of size 1 that it put before the third axis
-    /// of its operands `[B, C, L]`.
+    /// Renames the operation in this error to `name`. Removes the axis of size 1 that the operation inserted before the
+    /// third axis of its operands `[B, C, L]`.
     pub(crate) fn of_line(mut self, name: &'static str) -> Self {
         if let ErrorKind::Shape { shapes, .. } = &mut self.0.kind {
             shapes.iter_mut().filter(|s| s.rank() == 4 && s[2] == 1).for_each(|s| *s = s.remove(2));
@@ -25,7 +25,7 @@ impl Error {
         self.of_op(name)
     }
 
-    /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: each of them was repeated,
+    /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose indices have the shape `of`: each index was repeated,
     /// in row-major order.
     pub(crate) fn of_index(mut self, op: &'static str, of: Shape) -> Self {
         if let ErrorKind::Index { op: to, position, of: inner, .. } = &mut self.0.kind {
@@ -36,7 +36,7 @@ impl Error {
         self
     }
 
-    /// An [`ErrorKind::Index`] in terms of `op`, whose index `[N]` was laid along `axis`.
+    /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose index `[N]` was laid along `axis`.
     pub(crate) fn of_axis(mut self, op: &'static str, axis: usize) -> Self {
         if let ErrorKind::Index { op: to, position, of, .. } = &mut self.0.kind {
             *to = op;
@@ -45,7 +45,8 @@ impl Error {
         self
     }
 
-    /// An [`ErrorKind::Index`] in terms of `op`, whose index `[n]` was given from `start` on.
+    /// Rewrites an [`ErrorKind::Index`] in terms of `op`, whose index `[n]` was processed in parts, this one from
+    /// `start` on.
     pub(crate) fn of_part(mut self, op: &'static str, start: usize, n: usize) -> Self {
         if let ErrorKind::Index { op: to, position, of, .. } = &mut self.0.kind {
             *to = op;
@@ -54,8 +55,8 @@ impl Error {
         self
     }
 
-    /// An [`ErrorKind::Index`] of coordinate `k`, counted from the end where it is negative, in terms of `op`, whose
-    /// index `of: [.., K]` has these coordinates in row-major order.
+    /// Rewrites an [`ErrorKind::Index`] of coordinate `k` in terms of `op`. The index `of: [.., K]` of `op` has these
+    /// coordinates in row-major order; negative ones count from the end.
     pub(crate) fn of_coordinate(mut self, op: &'static str, of: Shape, k: usize) -> Self {
         if let ErrorKind::Index { op: to, index, position, of: inner, size } = &mut self.0.kind {
             *to = op;
@@ -69,7 +70,7 @@ impl Error {
         self
     }
 
-    /// Whether this error reports an index out of range.
+    /// Tells whether this error reports an index out of range.
     pub(crate) fn is_index(&self) -> bool {
         matches!(self.kind(), ErrorKind::Index { .. })
     }

@@ -320,9 +320,9 @@ impl Fused for AttentionGrad {
         Ok(ins[AttentionGrad::QUERIES..=AttentionGrad::VALUES].iter().copied().collect())
     }
 
-    /// Computes, with `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`, `dk =
-    /// dSᵀ·q·scale`; `dS` is multiplied by the derivative of a soft cap. For a part of the keys, `P` follows from the
-    /// given `lse`, and the sum is `Σ g ∘ o`.
+    /// Computes, with `P` the probabilities: `dv = Pᵀ·g`, `dS = P ∘ (g·vᵀ − Σ P ∘ g·vᵀ)`, `dq = dS·k·scale`,
+    /// `dk = dSᵀ·q·scale`; `dS` is multiplied by the derivative of a soft cap. For a part of the keys, `P` follows from
+    /// the given `lse`, and the sum is `Σ g ∘ o`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         let [g, q, k, v] =
             [AttentionGrad::GRAD, AttentionGrad::QUERIES, AttentionGrad::KEYS, AttentionGrad::VALUES].map(|i| ins[i]);

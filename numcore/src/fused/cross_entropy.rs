@@ -16,9 +16,8 @@ use crate::{
 ///
 /// Inputs are `x: [N, C]`, `target: [N]` (`i64`) and, if `weighted`, `w: [C]`. Outputs are the losses, the rows'
 /// largest logits `top` (0 where infinite), and `ln Σ_c exp(x_c − top)`, each `[N]`. All three are `f32` for
-/// half-precision logits, which are read as they are. The sum of the last two is `lse`. It is stored as two terms
-/// because rounding it to the spacing of `top` would make the loss and its gradient depend on an offset of the row's
-/// logits.
+/// half-precision logits, which are read as they are. The sum of the last two is `lse`, which rounds to the spacing of
+/// `top`. Kept as two terms, they make the loss and its gradient independent of an offset of the row's logits.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// The class whose rows do not contribute.

@@ -13,9 +13,10 @@ use crate::{
 /// The product `x · wᵀ` or `x · w` with a four-bit matrix `w: [O, I]`. Each element is one of 16 code words, times the
 /// scale of its block.
 ///
-/// Inputs: `x`; the packed elements of `w` (`u8`, row-major, two per byte, the first in the high half); the code
-/// (`f32`, 16); the scales (`f32`, one per block). With nested scales, the scales are `u8` indices of a second code.
-/// Two inputs follow: the scales of those scales, and their code (`f32`, 256). A kernel needs no memory for `w`.
+/// Inputs are `x`, the packed elements of `w`, the code (`f32`, 16) and the scales (`f32`, one per block). Elements are
+/// packed as `u8`, row-major, two per byte, the first in the high half. With nested scales, the scales are `u8` indices
+/// of a second code. Two inputs follow: the scales of those scales, and their code (`f32`, 256). A kernel needs no
+/// memory for `w`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Linear4bit {
     /// The sizes of `w`, `[O, I]`.

@@ -94,7 +94,7 @@ macro_rules! fused {
 
         impl FusedOp {
             /// Computes the outputs from primitives. Half-precision operands are cast to `f32` for all primitives, if
-            /// the operation's `computes_in_f32` says so.
+            /// the operation's `computes_in_f32` is true.
             pub fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
                 let computes_in_f32 = match self { $(FusedOp::$variant(op) => Fused::computes_in_f32(op),)* };
                 if computes_in_f32 && ins.iter().any(|x| x.spec().dtype.is_half()) {

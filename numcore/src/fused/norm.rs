@@ -200,8 +200,8 @@ impl Fused for NormGrad {
         Ok(std::iter::once(x).chain(std::iter::repeat_n(parameter, count)).collect())
     }
 
-    /// Computes, with `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`, `db
-    /// = Σ g`.
+    /// Computes, with `x̂` normalized and `h = g·w`: `dx = rstd · (h − mean(h) − x̂ · mean(h·x̂))`, `dw = Σ g·x̂`,
+    /// `db = Σ g`.
     fn decompose<T: Apply>(&self, ins: &[&T]) -> Result<Outs<T>> {
         static DOT: LazyLock<Widened> =
             LazyLock::new(|| Widened::new(|wide| Program::new("norm_grad", |[a, b], []| [wide.of(a) * wide.of(b)])));

@@ -30,7 +30,7 @@ impl MaxPool {
         padded.unfold(2, self.kernel[0], self.stride[0], 1)?.unfold(3, self.kernel[1], self.stride[1], 1)?.flatten(4, 5)
     }
 
-    /// The output shape `[N, C, P, Q]` for an image, or an error that says what does not fit.
+    /// The output shape `[N, C, P, Q]` for an image. The error names the sizes that do not fit.
     fn output(&self, op: &'static str, x: Shape) -> Result<Shape> {
         if x.rank() != 4 {
             return Err(Error::shape(op, &[x], "needs four axes, [N, C, H, W]"));

@@ -62,8 +62,8 @@ pub trait NnOps: Apply {
     /// targets that are not −100, a scalar. Operands are `self: [.., C]`, `weight: [V, C]` (a tied embedding, say) and
     /// `bias: [V]`.
     ///
-    /// This is the loss of a language model, with at most some 128 MiB of logits in memory, and as much of their
-    /// gradients, for any number of rows. Gradients of `self`, `weight` and `bias` are computed in the forward pass if
+    /// This is the loss of a language model, for any number of rows, with at most some 128 MiB of logits in memory.
+    /// Their gradients take as much again. Gradients of `self`, `weight` and `bias` are computed in the forward pass if
     /// they will be needed, so call it under `no_grad` if they are not. The loss of half-precision operands is `f32`,
     /// and their gradients are rounded once.
     #[doc(alias = "fused_linear_cross_entropy")]
@@ -245,8 +245,8 @@ pub trait NnOps: Apply {
         rope::rope(self, &options)
     }
     /// Rotary position embedding of `self: [.., T, D]` by given tables of cosines and sines. The tables broadcast to
-    /// `[.., T, R/2]` and have `self`'s dtype. The first `R` components are rotated: component `i` is paired with `i +
-    /// R/2`, or `2i` with `2i + 1` if `interleaved`.
+    /// `[.., T, R/2]` and have `self`'s dtype. The first `R` components are rotated: component `i` is paired with
+    /// `i + R/2`, or `2i` with `2i + 1` if `interleaved`.
     #[doc(alias = "apply_rotary_pos_emb")]
     #[track_caller]
     fn rotate(&self, cos: &Self, sin: &Self, interleaved: bool) -> Result<Self> {

@@ -1,5 +1,5 @@
 //! Adjacent parts of one memory, such as the queries, keys and values of one projection. They are recognized from
-//! layouts alone, so that results for each part can be adjacent too, and form one tensor without a copy.
+//! layouts alone. Results for the parts can then be adjacent too, and form one tensor without a copy.
 
 use smallvec::SmallVec;
 
@@ -41,7 +41,7 @@ impl Layout {
         Some(Layout { shape: first.shape.with(axis, len), ..*first })
     }
 
-    /// The length of the contiguous runs of this layout, and the axes outside of them.
+    /// The length of the contiguous runs of this layout, and the axes outside them.
     fn runs(&self) -> (usize, StrideAxes) {
         let each = self.strides().iter().copied().zip(self.dims().iter().copied());
         let mut axes: StrideAxes = each.filter(|&(_, size)| size != 1).collect();
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::Shape;
 
-    /// Heads of a part of `[2, 5, total]`, as `[2, heads, 5, 4]`.
+    /// The layout of heads in a part of `[2, 5, total]`, as `[2, heads, 5, 4]`.
     fn heads(total: usize, from: usize, count: usize) -> Layout {
         let part = Layout::contiguous(Shape::from([2, 5, total])).slice(2, from, 4 * count, 1).unwrap();
         part.reshape(Shape::from([2, 5, count, 4])).unwrap().permute(&[0, 2, 1, 3]).unwrap()

@@ -1,4 +1,4 @@
-//! The axes of loops over several operands, merged where all operands allow it. Every runtime's loops begin here.
+//! The axes of loops over several operands, merged if all operands allow it. The loops of every runtime start here.
 
 use smallvec::SmallVec;
 
@@ -13,8 +13,8 @@ pub struct LoopAxis<S> {
     pub strides: S,
 }
 
-/// Axes, outermost first, without those of size 1; adjacent axes that are contiguous with each other in every operand
-/// are one. No merged axis has more than `most` positions.
+/// Merges adjacent axes, outermost first, that are contiguous with each other in every operand, and drops axes of size
+/// 1. Axes are merged only up to `most` positions.
 #[inline]
 pub fn coalesce<S: AsRef<[isize]>>(
     axes: impl IntoIterator<Item = LoopAxis<S>>,
@@ -32,7 +32,7 @@ pub fn coalesce<S: AsRef<[isize]>>(
     merged
 }
 
-/// Whether a step along `outer` is as far as all of `inner`, for every operand.
+/// Tells whether a step along `outer` is as long as the whole of `inner`, for every operand.
 #[inline]
 fn continues<S: AsRef<[isize]>>(outer: &LoopAxis<S>, inner: &LoopAxis<S>) -> bool {
     let mut strides = outer.strides.as_ref().iter().zip(inner.strides.as_ref());
@@ -55,7 +55,7 @@ mod tests {
         assert_eq!(merged(&axes, usize::MAX), [(2, [12, 0]), (12, [1, 1])]);
         let dense = axes.map(|(size, [stride, _])| (size, [stride]));
         assert_eq!(merged(&dense, usize::MAX), [(24, [1])]);
-        // Backwards, and an axis that repeats.
+        // Axes that run backwards, and axes that repeat.
         assert_eq!(merged(&[(2, [-3]), (3, [-1])], usize::MAX), [(6, [-1])]);
         assert_eq!(merged(&[(2, [0]), (3, [0])], usize::MAX), [(6, [0])]);
     }

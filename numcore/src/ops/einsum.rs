@@ -16,8 +16,8 @@ const ELLIPSIS: u8 = 128;
 ///
 /// `...` stands for any further axes of an operand, aligned at the last axis. A letter that occurs twice in one operand
 /// takes its diagonal; an axis of size 1 broadcasts. Without `->`, the result has the axes of `...`, then the letters
-/// that occur once, in the order of their code points, as in NumPy and PyTorch. Operands are contracted from left to
-/// right, each pair as one batched matmul of floating dtypes.
+/// that occur once, by code point, as in NumPy and PyTorch. Operands are contracted from left to right, each pair as
+/// one batched matmul of floating dtypes.
 ///
 /// ```
 /// # use numcore::{Tensor, NullRuntime, ops::einsum};

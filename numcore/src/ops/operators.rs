@@ -1,8 +1,8 @@
 //! The operators `+ − · /` and unary `−`, for values that op calls can be applied to.
 //!
 //! An operation can fail, so an operator returns a [`Result`](crate::Result). The right operand may itself be such a
-//! result, so `(&a + &b * &c)?` needs one question mark. A result on the left must be unwrapped first: `((&a * &b)? +
-//! &c)?`.
+//! result, so `(&a + &b * &c)?` needs one question mark. A result on the left must be unwrapped first:
+//! `((&a * &b)? + &c)?`.
 
 use crate::Tensor;
 

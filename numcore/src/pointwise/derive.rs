@@ -72,8 +72,8 @@ fn reaching(insts: &[Inst], wrt: &[usize]) -> Vec<bool> {
 
 /// A gradient term: `value` where the condition holds (or fails, as the flag says), 0 elsewhere.
 ///
-/// Terms stay conditional until two are summed. The branches of a `select` therefore become a `select` instead of a sum
-/// with zeros, and an overflow in the branch not chosen is never multiplied by 0.
+/// Terms stay conditional until two are summed. The branches of a `select` thus become a `select`, not a sum with
+/// zeros. An overflow in the branch not chosen is never multiplied by 0.
 #[derive(Clone, Copy)]
 struct GradTerm<'b> {
     when: Option<(Expr<'b>, bool)>,
@@ -152,8 +152,8 @@ fn unary<'b>(op: Unary, x: Expr<'b>, y: Expr<'b>, u: Expr<'b>) -> Option<Expr<'b
         Unary::Atan => u / (x * x + 1.0),
         Unary::Sinh => u * x.cosh(),
         Unary::Cosh => u * x.sinh(),
-        // The slope `1 − y²` loses all digits for large |x|; it is the square of `1 / cosh(x) = 2e^−|x| / (1 +
-        // e^−2|x|)`.
+        // The slope `1 − y²` loses all digits for large |x|; it is the square of
+        // `1 / cosh(x) = 2e^−|x| / (1 + e^−2|x|)`.
         Unary::Tanh => {
             let negative = x.lt(0.0);
             let z = negative.select(x, -x).exp();

@@ -64,8 +64,8 @@ pub enum Inst {
     Const(Const),
     /// The element's row-major position in the output, in the dtype of the operands it is combined with.
     Index,
-    /// Random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter `(i / 4, stream,
-    /// 0)` under the key in scalar `seed`.
+    /// Random bits (`u32`) of Philox4x32-10 for the element at position `i`: word `i % 4` of counter
+    /// `(i / 4, stream, 0)` under the key in scalar `seed`.
     Random {
         /// The index of the scalar that is the key.
         seed: u16,
@@ -276,8 +276,8 @@ impl Program {
     /// Writes this program's body into another program that is being built.
     ///
     /// # Errors
-    /// Fails if the number of inputs or scalars does not fit, or if a scalar that keys random bits is not itself a
-    /// scalar of the other program.
+    /// Fails if the number of inputs or scalars does not fit. A scalar that keys random bits must itself be a scalar of
+    /// the other program.
     pub fn inline<'b>(
         &self,
         b: &'b ProgramBuilder,

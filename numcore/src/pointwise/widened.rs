@@ -3,8 +3,8 @@
 use super::{Expr, Program};
 use crate::DType;
 
-/// A program that is summed, in two forms: as written, and with `f16` and `bf16` upcast to `f32` first, since squares
-/// and exponentials exceed their range and precision.
+/// A program that is summed, in two forms: as written, and with `f16` and `bf16` upcast to `f32` first. Squares and
+/// exponentials exceed the range and precision of half-precision dtypes.
 #[derive(Clone, Debug)]
 pub struct Widened([Program; 2]);
 

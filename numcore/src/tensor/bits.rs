@@ -6,8 +6,8 @@ use super::{Tensor, TensorData, TensorMemory};
 use crate::{DType, Error, Result, Runtime};
 
 impl<R: Runtime> Tensor<R> {
-    /// A view of the bits as elements of another dtype of the same size: `f32` as `u32`, `bf16` as `f16` … It copies
-    /// nothing and has no gradient. A cast to `bool` is an error, because only the bytes 0 and 1 are values of it.
+    /// A view of the bits as elements of another dtype of the same size, such as `f32` as `u32`. It copies nothing and
+    /// has no gradient. A cast to `bool` is an error, because only the bytes 0 and 1 are values of it.
     #[doc(alias = "view")]
     #[doc(alias = "bitcast")]
     pub fn bit_cast(&self, dtype: DType) -> Result<Self> {

@@ -297,9 +297,9 @@ fn check_operands<R: Runtime>(op: &Op, ins: &[&Tensor<R>]) -> Result<()> {
     one_device(op.name(), ins.iter().map(|t| t.device()))
 }
 
-/// Checks properties of given output memory that kernels rely on and cannot check. The written part of `memory`, of
-/// spec `seen`, must have the output's spec `due` and be on the operands' device, and no operand in `ins` may share
-/// `memory`.
+/// Checks properties of given output memory that kernels rely on and cannot check. The part of `memory` to write has
+/// spec `seen`, which must be the output's spec `due`. `memory` must be on the operands' device, and no operand in
+/// `ins` may share it.
 fn check_memory<R: Runtime>(op: &Op, due: Spec, seen: Spec, memory: &TensorMut<R>, ins: &[&Tensor<R>]) -> Result<()> {
     let name = op.name();
     if seen.dtype != due.dtype {

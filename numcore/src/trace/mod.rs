@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! **Invariant**: a recording changes no result. It is the only process-wide state of this crate but for caches and ids.
+//! **Invariant**: a recording changes no result. Besides caches and ids, no other state of this crate is process-wide.
 
 mod clock;
 mod local;

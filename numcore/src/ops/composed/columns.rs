@@ -13,7 +13,8 @@ pub trait ColumnOps: Apply {
     /// Im2col, from `self: [B, C, L1 .. LN]` to `[B, C · K, P]`: every window of `K` elements becomes a column, the `P`
     /// windows in row-major order.
     ///
-    /// Errors: another rank, windows that do not fit.
+    /// # Errors
+    /// Fails for another rank, or for windows that do not fit.
     #[doc(alias = "unfold")]
     #[doc(alias = "Unfold")]
     #[track_caller]
@@ -33,8 +34,8 @@ pub trait ColumnOps: Apply {
     /// Col2im: the columns `self: [B, C · K, P]` of [`im2col`](ColumnOps::im2col), accumulated where windows overlap
     /// into `[B, C, size]`. It is the adjoint of `im2col`, not its inverse.
     ///
-    /// Errors: another rank, a number of rows that `K` does not divide, another number of columns than there are
-    /// windows.
+    /// # Errors
+    /// Fails for another rank, if `K` does not divide the number of rows, or if there is not one column per window.
     #[doc(alias = "fold")]
     #[doc(alias = "Fold")]
     #[track_caller]

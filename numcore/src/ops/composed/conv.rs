@@ -65,8 +65,9 @@ pub trait ConvOps: Apply {
     /// Convolves `self: [B, C, L1 .. LN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [O]`, all of one floating dtype,
     /// to `[B, O, P1 .. PN]`; `G` is the number of groups.
     ///
-    /// Errors: other ranks, channels that do not fit the groups, a kernel that does not fit the padded input,
-    /// [`ConvPadding::Same`] with strides above 1, more padding than the mode allows.
+    /// # Errors
+    /// Fails for other ranks, for channels that do not fit the groups, or for a kernel that does not fit the padded
+    /// input. Fails for [`ConvPadding::Same`] with strides above 1, and for more padding than the mode allows.
     #[doc(alias = "conv1d")]
     #[doc(alias = "conv3d")]
     #[track_caller]
@@ -88,10 +89,10 @@ pub trait ConvOps: Apply {
             _ => plane.forward(&padded, weight, bias),
         }
     }
-    /// Transposed convolution of `self: [B, O, P1 .. PN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [C]`, to `[B, C,
-    /// L1 .. LN]`: the adjoint of [`conv`](ConvOps::conv) with zero padding. `output_padding` lengthens the result,
-    /// whose size a stride leaves ambiguous. Padding other than [`ConvPadding::Symmetric`], or a mode other than zeros,
-    /// is an error.
+    /// Transposed convolution of `self: [B, O, P1 .. PN]` with `weight: [O, C/G, K1 .. KN]` and `bias: [C]`, to
+    /// `[B, C, L1 .. LN]`: the adjoint of [`conv`](ConvOps::conv) with zero padding. `output_padding` lengthens the
+    /// result, whose size a stride leaves ambiguous. Padding other than [`ConvPadding::Symmetric`], or a mode other
+    /// than zeros, is an error.
     #[doc(alias = "conv_transpose1d")]
     #[doc(alias = "conv_transpose3d")]
     #[track_caller]

@@ -34,14 +34,16 @@ pub struct GridSample {
 
 /// Sampling of images at given coordinates.
 pub trait GridSampleOps: Apply {
-    /// Samples an image `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`, or a volume `[N, C, D, H,
-    /// W]` at `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`.
+    /// Samples an image `self: [N, C, H, W]` at `grid: [N, P, Q, 2]`, giving `[N, C, P, Q]`, or a volume
+    /// `[N, C, D, H, W]` at `[N, O, P, Q, 3]`, giving `[N, C, O, P, Q]`.
     ///
     /// A coordinate is `(x, y)` or `(x, y, z)`, the last axis of the image first, each from −1 to 1. Both operands have
     /// one floating dtype. Gradients flow to both, but none to the grid with [`Interpolation::Nearest`]. A NaN
     /// coordinate gives NaN.
     ///
-    /// Errors: other ranks, batches that differ, an empty image, a mode that is not listed with [`GridSample::mode`].
+    /// # Errors
+    /// Fails for other ranks, batches that differ, an empty image, or a mode that is not listed with
+    /// [`GridSample::mode`].
     #[track_caller]
     fn grid_sample(&self, grid: &Self, options: GridSample) -> Result<Self> {
         const OP: &str = "grid_sample";

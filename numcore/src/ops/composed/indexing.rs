@@ -82,8 +82,8 @@ pub struct NewAxis;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ellipsis;
 
-/// An index of one or several entries: an integer, a range, [`AxisRange`], [`NewAxis`], [`Ellipsis`], a tensor of
-/// positions, or a tuple of up to six of them.
+/// An index: one entry or a tuple of up to six. An entry is an integer, a range, [`AxisRange`], [`NewAxis`],
+/// [`Ellipsis`] or a tensor of positions.
 pub trait Indices<'a, T> {
     /// The entries, in order.
     fn entries(self) -> Vec<AxisIndex<'a, T>>;

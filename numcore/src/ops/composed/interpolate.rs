@@ -62,9 +62,10 @@ pub enum Resize<'a> {
 pub trait InterpolateOps: Apply {
     /// Resizes the last `K ≥ 1` axes of `self: [N, C, L1 .. LK]`, of a floating dtype, by interpolation.
     ///
-    /// Errors: a number of sizes other than the number of axes after the second, an empty input or output, more
-    /// elements than memory can hold, a factor that is not positive, `align_corners` or `antialias` with a mode that
-    /// has none.
+    /// # Errors
+    /// Fails if there is not one size for each axis after the second, or if the input or output is empty or too large
+    /// for memory. Fails for a factor that is not positive, and for `align_corners` or `antialias` with a mode that has
+    /// none.
     #[doc(alias = "upsample")]
     #[doc(alias = "resize")]
     #[track_caller]

@@ -42,8 +42,10 @@ pub trait PadOps: Apply {
     /// Pads `self`, of any dtype, with `pads[i] = (before, after)` elements around axis `i`, one pair for each axis. A
     /// negative count removes elements from that end; all removals come before anything is added.
     ///
-    /// Errors: fewer or more pairs than axes; removing more elements than there are; [`PadMode::Reflect`] by the axis's
-    /// size or more, [`PadMode::Circular`] by more than that size, [`PadMode::Replicate`] of an empty axis.
+    /// # Errors
+    /// Fails for fewer or more pairs than axes, and for removing more elements than there are. Fails for
+    /// [`PadMode::Reflect`] by the axis's size or more, [`PadMode::Circular`] by more than that size, and
+    /// [`PadMode::Replicate`] of an empty axis.
     #[doc(alias = "pad")]
     #[doc(alias = "ReflectionPad2d")]
     #[doc(alias = "ReplicationPad2d")]

@@ -13,8 +13,8 @@ use crate::{
 pub trait SearchOps: Apply {
     /// The insertion points of `values` in the ascending sequences along the last axis of `self`. Each is the number of
     /// the sequence's elements that are smaller or, with `right`, not larger. `self: [M]` serves values of any shape;
-    /// `self: [B.., M]` needs `values: [B.., N]`. Both have one dtype; NaN counts as largest. All values take `⌈log₂(M
-    /// + 1)⌉` steps together.
+    /// `self: [B.., M]` needs `values: [B.., N]`. Both have one dtype; NaN counts as largest. All values take
+    /// `⌈log₂(M + 1)⌉` steps together.
     #[track_caller]
     fn searchsorted(&self, values: &Self, right: bool) -> Result<Self> {
         const OP: &str = "searchsorted";

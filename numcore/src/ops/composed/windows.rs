@@ -38,7 +38,7 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// The pooled axes of `x: [.., L1 .. LN]`, or an error that says what does not fit.
+    /// The pooled axes of `x: [.., L1 .. LN]`. The error names the sizes that do not fit.
     pub(super) fn axes(&self, op: &'static str, x: Shape) -> Result<[WindowAxis; N]> {
         let spatial = spatial::<N>(op, x)?;
         let mut axes = [WindowAxis::default(); N];
@@ -110,12 +110,13 @@ pub(super) fn spatial<const N: usize>(op: &'static str, x: Shape) -> Result<[usi
         .ok_or_else(|| Error::shape(op, &[x], format!("needs at least {N} axes, and pools over one, two or three")))
 }
 
-/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes. `P1 ..
-/// PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
+/// Pools over the last `N` axes of `self: [.., L1 .. LN]`, `N` from 1 to 3, after any number of leading axes.
+/// `P1 .. PN` are the numbers of windows, `⌊(L + 2·padding − dilation·(kernel − 1) − 1) / stride⌋ + 1` (`⌈..⌉` with
 /// `ceil_mode`).
 ///
-/// Errors: fewer than `N` axes, padding of more than half the kernel, windows that do not fit or miss the input,
-/// regions of an empty input, a dtype that the method does not accept.
+/// # Errors
+/// Methods fail for fewer than `N` axes, padding of more than half the kernel, and windows that do not fit or miss the
+/// input. They fail for regions of an empty input, and for a dtype that the method does not accept.
 pub trait PoolOps: Apply {
     /// The largest element of each window, `[.., P1 .. PN]`. NaN counts as largest, padding is never chosen, and the
     /// first of equal elements gets the gradient. Any dtype but `bool`.

@@ -51,8 +51,8 @@ pub trait FftOps: Apply {
     fn ifft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         complex("ifft", self, n, axis, norm, true)
     }
-    /// The Fourier transform along `axis` of real `self: [.., N, ..]`, as `[.., n/2 + 1, .., 2]`. Only the first `⌊n/2⌋
-    /// + 1` elements are returned, which determine the others. See [`fft`](FftOps::fft).
+    /// The Fourier transform along `axis` of real `self: [.., N, ..]`, as `[.., n/2 + 1, .., 2]`. Only the first
+    /// `⌊n/2⌋ + 1` elements are returned, which determine the others. See [`fft`](FftOps::fft).
     fn rfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         rule::float("rfft", self.spec())?;
         let at = self.spec().shape.axis("rfft", axis)? as isize;
@@ -60,9 +60,9 @@ pub trait FftOps: Apply {
         let n = n.unwrap_or(self.spec().shape[at as usize]);
         complex("rfft", &pairs, Some(n), at, norm, false)?.narrow(at, 0, n / 2 + 1)
     }
-    /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from the first `⌊n/2⌋ + 1` elements of `self: [.., M,
-    /// .., 2]`. `n` defaults to `2·(M − 1)`. The imaginary part of the first element is not read, nor that of the last
-    /// one if `n` is even.
+    /// The inverse of [`rfft`](FftOps::rfft): real `[.., n, ..]` from the first `⌊n/2⌋ + 1` elements of
+    /// `self: [.., M, .., 2]`. `n` defaults to `2·(M − 1)`. The imaginary part of the first element is not read, nor
+    /// that of the last one if `n` is even.
     fn irfft(&self, n: Option<usize>, axis: isize, norm: FftNorm) -> Result<Self> {
         const OP: &str = "irfft";
         let at = complex_axis(OP, self, axis)?;

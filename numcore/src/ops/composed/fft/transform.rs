@@ -51,8 +51,8 @@ fn product<T: Apply>(x: &T, inverse: bool) -> Result<T> {
     x.reshape([shape[0], 2 * n])?.matmul(&matrix)?.reshape(shape)
 }
 
-/// The transform by transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` contributes to `k = k₁ +
-/// radix·k₂`.
+/// The transform by transforms of length `radix` and `n / radix`: element `t = t₁·rest + t₂` contributes to
+/// `k = k₁ + radix·k₂`.
 fn stages<T: Apply>(x: &T, radix: usize, inverse: bool) -> Result<T> {
     let (batch, n) = (x.spec().shape[0], x.spec().shape[1]);
     let rest = n / radix;
