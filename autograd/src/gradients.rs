@@ -54,7 +54,7 @@ impl<R: Runtime> Gradients<R> {
         }
     }
 
-    /// All gradients, in the order in which they became final.
+    /// The gradients of all leaves that have one, in the order in which they became final.
     pub fn iter(&self) -> impl Iterator<Item = (&Arc<Leaf<R>>, &Tensor<R>)> {
         self.entries.iter().map(|(l, g)| (l, g))
     }

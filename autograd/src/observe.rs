@@ -21,7 +21,7 @@ thread_local! {
     static SEEN: RefCell<Vec<ObservedOp>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One op call on variables in a forward pass.
+/// An op call on variables in a forward pass.
 #[derive(Clone, Debug)]
 pub struct ObservedOp {
     /// The op; `None` for a checkpointed segment, listed after its ops.

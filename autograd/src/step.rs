@@ -1,4 +1,4 @@
-//! One node of a backward pass: the inputs of its gradient rule, and the delivery of its results.
+//! A node of a backward pass: the inputs of its gradient rule, and the delivery of its results.
 
 use std::sync::Arc;
 

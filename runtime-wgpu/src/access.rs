@@ -16,7 +16,7 @@ pub(crate) enum StorageForm {
     /// Half a word, computed as `f32`.
     F16,
     BF16,
-    /// Two words, a 64-bit integer.
+    /// A pair of words, a 64-bit integer.
     I64,
     /// Half a word, moved as bits.
     Bits16,

@@ -34,11 +34,11 @@ pub(crate) fn loops(
 /// The class of an operand's strides along a walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StrideClass {
-    /// One element for all positions.
+    /// An element that is read at all positions.
     Same,
     /// Contiguous elements.
     Dense,
-    /// Any other strides.
+    /// Strides of any other kind.
     Strided,
 }
 

@@ -212,7 +212,7 @@ impl MatmulKernel {
     }
 }
 
-/// One side of the blocks: the number of rows or columns of an invocation, in vectors of four if there are four or
+/// A side of the blocks: the number of rows or columns of an invocation, in vectors of four if there are four or
 /// more. The vectors of adjacent invocations are adjacent.
 #[derive(Clone, Copy)]
 struct TileEdge(usize);

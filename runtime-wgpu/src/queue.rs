@@ -1,4 +1,4 @@
-//! One ordered queue: work is recorded into one encoder and submitted in batches.
+//! The ordered queue of a handle: work is recorded into one encoder and submitted in batches.
 //!
 //! Launch parameters and small uploads of a batch are collected in an arena on the host. The arena is written once
 //! before the batch is submitted, so uploads keep their order relative to earlier and later kernels.
@@ -31,7 +31,7 @@ pub(crate) struct Queue {
     pub(crate) device: Arc<WgpuDevice>,
     pub(crate) memory: Arc<Memory>,
     batch: Mutex<CommandBatch>,
-    /// One word: 0, or the complement of the ticket of the first launch that found an index out of range.
+    /// A word: 0, or the complement of the ticket of the first launch that found an index out of range.
     pub(crate) flag: wgpu::Buffer,
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct IndexCheck {
     pub(crate) size: usize,
 }
 
-/// One launch of a kernel: its key, bindings, parameters and number of workgroups.
+/// A launch of a kernel: its key, bindings, parameters and number of workgroups.
 pub(crate) struct Dispatch<'a, 'p> {
     pub(crate) op: &'static str,
     pub(crate) key: PipelineKey,

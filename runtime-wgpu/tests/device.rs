@@ -40,7 +40,7 @@ fn arithmetic_in_f64_is_refused_by_name() -> Result<()> {
     Ok(())
 }
 
-/// More than a device can hold, or bind.
+/// A tensor of more than a device can hold, or bind, is an error.
 #[test]
 fn limits_are_named() -> Result<()> {
     let gpu = gpu();

@@ -1,4 +1,4 @@
-//! Where NaN begins is named: the operation, its line, the parameters before it.
+//! Anomaly detection names the operation, its line and the parameters before it where NaN begins.
 
 use std::sync::Arc;
 

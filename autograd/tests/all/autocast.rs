@@ -80,7 +80,7 @@ fn scopes_nest_and_end() {
     assert!(panicked.is_err() && autocast_dtype().is_none());
 }
 
-/// `mean(softmax(x·w)²)`, cast as mixed precision does.
+/// Computes `mean(softmax(x·w)²)`, cast as mixed precision does.
 fn by_hand(x: &Var<Cpu>, w: &Var<Cpu>) -> Result<Var<Cpu>> {
     let h = x.to_dtype(HALF)?.matmul(&w.to_dtype(HALF)?)?;
     h.to_dtype(DType::F32)?.softmax(-1)?.square()?.sum_all()

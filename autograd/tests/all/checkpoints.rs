@@ -256,7 +256,7 @@ impl BackwardHook<Cpu> for Slots {
     }
 }
 
-/// Inside and outside of segments, through views, into one slot.
+/// A leaf that is read inside and outside of segments, through views, accumulates into one slot.
 #[test]
 fn slots_reach_into_segments() {
     let rt = cpu();
@@ -344,7 +344,7 @@ fn parameters_given_to_an_inner_segment_are_known_to_the_outer() {
     assert_eq!(grad_of(&nested, &h), grad_of(&plain, &h));
 }
 
-/// Where no slot is lent, a segment's gradient is handed on: it is in memory once.
+/// A segment's gradient is handed on if no slot is lent: it is in memory once.
 #[test]
 fn gradients_of_a_segment_are_not_copied() {
     let rt = cpu();

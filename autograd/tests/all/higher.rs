@@ -107,7 +107,7 @@ fn the_gradient_of_a_view_of_a_leaf_is_never_of_another_shape() {
     }
 }
 
-/// `x³`, with a gradient written by hand over variables.
+/// The function `x³`, with a gradient written by hand over variables.
 struct Cube;
 
 impl Function<Cpu> for Cube {
@@ -142,7 +142,7 @@ fn a_function_of_ones_own_differentiates_twice() {
     assert_eq!(grad_of(&backward(&y.sum_all().unwrap()).unwrap(), &x), [12.0, 3.0]);
 }
 
-/// Two outputs of two inputs; everything is saved.
+/// A function of two inputs with two outputs; everything is saved.
 struct SumAndProduct;
 
 impl Function<Cpu> for SumAndProduct {

@@ -1,4 +1,4 @@
-//! When a leaf's gradient is final: once, right after its last consumer, for every order of operands.
+//! The time at which a leaf's gradient is final: once, right after its last consumer, for every order of operands.
 
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ impl BackwardHook<NullRuntime> for Launches {
     }
 }
 
-/// Each leaf with the fraction of the launches of backward that had run when it became final.
+/// The leaves, each with the fraction of backward's launches that had run when it became final.
 fn launches_at(build: impl Fn(&NullRuntime) -> Var<NullRuntime>) -> (Vec<(String, u64)>, u64) {
     let rt = NullRuntime::new();
     let y = build(&rt);
@@ -88,7 +88,7 @@ fn launches_at(build: impl Fn(&NullRuntime) -> Var<NullRuntime>) -> (Vec<(String
     (ready, rt.launches() - before)
 }
 
-/// `w` is used last (first in backward); a long part follows that does not concern it.
+/// The leaf `w` is used last (first in backward); a long part follows that does not concern it.
 #[test]
 fn a_leaf_is_final_while_the_rest_of_the_sweep_is_still_to_come() {
     for w_first in [true, false] {

@@ -88,7 +88,7 @@ impl Model {
         Ok(apply_function(Arc::new(function), &[x])?.remove(0))
     }
 
-    /// Two layers of one input, and a weight, `first`, that is read before, between and after them.
+    /// A loss of two layers of one input, and of a weight, `first`, that is read before, between and after them.
     fn loss(&self) -> Result<Var<Cpu>> {
         let [first, q, k, bias, last] = &self.weights[..] else { unreachable!("five weights") };
         let h = self.twice(&self.x.linear(first, None)?.tanh()?)?;
@@ -97,7 +97,8 @@ impl Model {
         self.twice(&y)?.linear(last, None)?.square()?.sum_all()
     }
 
-    /// A loss in which `q` is read before its layer, between that and its sender, and after: three gradients, whose order counts.
+    /// A loss in which `q` is read before its layer, between that and its sender, and after: three gradients, whose
+    /// order counts.
     fn loss_of_shared(&self) -> Result<Var<Cpu>> {
         let [first, q, k, bias, last] = &self.weights[..] else { unreachable!("five weights") };
         let h = self.twice(&self.x.linear(first, None)?.tanh()?)?;
@@ -190,7 +191,8 @@ fn a_checkpointed_segment_sends_as_well() {
     assert_eq!(events[..3], ["sent", "q", "arrived"]);
 }
 
-/// A value that two layers read, with others between them: what the later one postpones does not wait for the earlier one.
+/// A value that two layers read, with others between them. The postponed calls of the later layer do not wait for the
+/// earlier one.
 #[test]
 fn a_sender_that_is_far_below_is_not_waited_for() {
     let run = |between: usize, sends: bool| {
@@ -211,8 +213,8 @@ fn a_sender_that_is_far_below_is_not_waited_for() {
     assert_eq!(far.0, run(40, false).0);
 }
 
-/// A weight that a reader of a sender, a checkpointed segment before that and a layer after both use: three gradients, whose order counts. The
-/// segment's input is a leaf that waits as well, or one that does not.
+/// A weight that a reader of a sender, a checkpointed segment before that and a layer after both use: three gradients,
+/// whose order counts. The segment's input is a leaf that waits as well, or one that does not.
 #[test]
 fn a_segment_adds_to_what_waits() {
     let run = |sends: bool, waits: bool| {

@@ -115,7 +115,7 @@ fn leaves_it_reads_are_announced_and_must_be_as_they_were() {
     assert!(matches!(error.kind(), ErrorKind::Stale { name, .. } if name == "scale"), "{error}");
 }
 
-/// What forward decided holds where a segment runs again in backward, outside of the scope.
+/// The choice of forward holds where a segment runs again in backward, outside of the scope.
 #[test]
 fn a_scope_decides_what_is_kept() {
     let rt = NullRuntime::new();

@@ -196,7 +196,7 @@ fn a_slot_of_the_wrong_shape_is_an_error_that_names_the_leaf() {
     assert!(error.to_string().contains("encoder.weight"), "{error}");
 }
 
-/// In the steady state a backward pass over slots allocates no memory for gradients of leaves.
+/// A backward pass over slots allocates no memory for gradients of leaves in the steady state.
 #[test]
 fn gradients_in_slots_are_not_allocated() {
     let rt = cpu();
@@ -279,7 +279,7 @@ fn a_call_gives_several_gradients_where_they_are_gathered() {
     }
 }
 
-/// Straight into the gradients' memory: nothing is copied.
+/// Gradients are written straight into their memory: nothing is copied.
 #[test]
 fn several_gradients_of_leaves_are_one_launch() {
     let null = numcore::NullRuntime::new();

@@ -210,7 +210,7 @@ impl ConvProblem<'_, '_> {
         self.implicit_gemm::<T>(view, Base::new(by_channel.ptr().cast()), self.x)
     }
 
-    /// `[G, C/G, O/G, R · S]` from `[O, C/G, R · S]`: the weights of each channel of `x`, contiguous.
+    /// Reorders `[O, C/G, R · S]` to `[G, C/G, O/G, R · S]`: the weights of each channel of `x`, contiguous.
     fn weights_by_channel<T: Float>(&self, places: usize) -> Result<CpuBuffer> {
         let (outer, channels) = (self.y.depth, self.x.depth);
         let memory = self.call.cpu.scratch(self.y.channels * channels * places * size_of::<T>())?;

@@ -12,7 +12,7 @@ use crate::{Simd, math::Math, simd::multiversion};
 /// The part of the options that does not depend on the row.
 struct Terms<'a, T> {
     weight: Option<&'a [T]>,
-    /// Σ of the class weights.
+    /// The sum of the class weights.
     joint: T,
     /// The weight of the target class, `1 − ε`.
     target: T,
@@ -55,7 +55,7 @@ impl<'a, T: Float> Terms<'a, T> {
 struct Stats<T> {
     /// The largest, or 0 where that is infinite.
     top: T,
-    /// `ln Σ exp(x − top)`.
+    /// The logarithm `ln Σ exp(x − top)`.
     log_sum: T,
 }
 

@@ -42,8 +42,9 @@ impl<'a, T: Vectors> PackedB<'a, T> {
         PackedB { simd, elements: to, k, n }
     }
 
-    /// `out = alpha · a · b (+ out)` for `m` rows of `a`, the rows `k` of `b` and its first `n` columns. Column 0 of
-    /// `a` meets row `k.start` of `b`. Columns up to the end of a micro-panel may be written, where `b` has them.
+    /// Computes `out = alpha · a · b (+ out)` for `m` rows of `a`, the rows `k` of `b` and its first `n` columns.
+    /// Column 0 of `a` is multiplied by row `k.start` of `b`. Columns up to the end of a micro-panel may be written,
+    /// where `b` has them.
     ///
     /// # Safety
     /// `a` is valid for `m` rows of `k.len()` columns, and `out` for `m` rows of all columns of `b`. `out` overlaps
@@ -72,7 +73,8 @@ impl<'a, T: Vectors> PackedB<'a, T> {
         unsafe { macro_kernel::run(self.simd, &kernel, &mut []) };
     }
 
-    /// `n`, rounded up to the end of its micro-panel. Where panels begin depends on how many columns were packed.
+    /// The number `n`, rounded up to the end of its micro-panel. The starts of panels depend on the number of packed
+    /// columns.
     fn whole_panels(&self, n: usize) -> usize {
         let blocking = Blocking::of::<T>(self.simd);
         let mut end = 0;

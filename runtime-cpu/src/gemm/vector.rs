@@ -20,7 +20,7 @@ pub(crate) trait Vector<T>: Copy {
     unsafe fn store(self, at: *mut T);
     fn add(self, x: Self) -> Self;
     fn mul(self, x: Self) -> Self;
-    /// `self · x + y`, rounded once.
+    /// The sum `self · x + y`, rounded once.
     fn mul_add(self, x: Self, y: Self) -> Self;
 }
 

@@ -7,11 +7,11 @@ use super::real::{Real, polynomial};
 
 /// The series of one type.
 pub trait Arc: Real {
-    /// `(asin(s)/s − 1) / z` of `z = s² ≤ 1/4`.
+    /// The polynomial `(asin(s)/s − 1) / z` of `z = s² ≤ 1/4`.
     fn asin_tail(z: Self) -> Self;
-    /// `(atan(t)/t − 1) / z` of `z = t² ≤ tan²(π/8)`.
+    /// The polynomial `(atan(t)/t − 1) / z` of `z = t² ≤ tan²(π/8)`.
     fn atan_tail(z: Self) -> Self;
-    /// tan(3π/8) and tan(π/8), roughly.
+    /// The values tan(3π/8) and tan(π/8), roughly.
     const EIGHTHS: (Self, Self);
 }
 
@@ -77,8 +77,8 @@ impl Arc for f64 {
     }
 }
 
-/// `(s, rest)` with `asin(s) = s + rest`: `s = a` up to 1/2, and beyond `s = √((1 − a)/2)`, where
-/// `asin(a) = π/2 − 2·asin(s)`.
+/// Computes `(s, rest)` with `asin(s) = s + rest`: `s = a` up to 1/2, and beyond `s = √((1 − a)/2)`, where `asin(a) =
+/// π/2 − 2·asin(s)`.
 #[inline(always)]
 fn asin_parts<T: Arc>(a: T) -> (T, T) {
     let folded = (T::ONE - a) * T::HALF;
@@ -113,7 +113,7 @@ fn pi_minus<T: Real>(y: T) -> T {
     (T::TWO * T::PIO2 - y) + T::TWO * T::PIO2_LO
 }
 
-/// `atan(a/b)` of positive `a` and `b`: around 0, π/4 or π/2, whichever is nearest.
+/// Computes `atan(a/b)` of positive `a` and `b`: around 0, π/4 or π/2, whichever is nearest.
 #[inline(always)]
 fn atan_ratio<T: Arc>(a: T, b: T) -> T {
     let steep = a > T::EIGHTHS.0 * b;

@@ -12,17 +12,17 @@ pub trait Exp: Real {
     const EXP_RANGE: (Self, Self);
     /// The range of finite, normal results of `exp2`.
     const EXP2_RANGE: (Self, Self);
-    /// ln 2 in two parts, of which the first ends in zeros: its products with exponents are exact.
+    /// The constant ln 2 in two parts, of which the first ends in zeros: its products with exponents are exact.
     const LN2_PARTS: (Self, Self);
     /// The value below which `expm1` is −1.
     const EXPM1_LOW: Self;
     /// The magnitude above which `sinh` and `cosh` are infinite.
     const SINH_HIGH: Self;
-    /// `(eʳ − 1 − r) / r²` where `eʳ` is wanted.
+    /// The polynomial `(eʳ − 1 − r) / r²` where `eʳ` is wanted.
     fn exp_tail(r: Self) -> Self;
-    /// `(eʳ − 1 − r) / r²` where `eʳ − 1` is wanted.
+    /// The polynomial `(eʳ − 1 − r) / r²` where `eʳ − 1` is wanted.
     fn expm1_tail(r: Self) -> Self;
-    /// `(2ʳ − 1) / r`, `|r| ≤ 1/2`.
+    /// The polynomial `(2ʳ − 1) / r`, `|r| ≤ 1/2`.
     fn exp2_slope(r: Self) -> Self;
 }
 
@@ -106,7 +106,7 @@ impl Exp for f64 {
     }
 }
 
-/// `(t, r)`: `x = n·ln 2 + r`, and `t = n + shift` for a shift with [`Real::ROUNDER`] in it.
+/// Computes `(t, r)`: `x = n·ln 2 + r`, and `t = n + shift` for a shift with [`Real::ROUNDER`] in it.
 #[inline(always)]
 fn reduce<T: Exp>(x: T, shift: T) -> (T, T) {
     let t = x.mul_add(T::LOG2E, shift);
@@ -116,7 +116,7 @@ fn reduce<T: Exp>(x: T, shift: T) -> (T, T) {
     (t, n.mul_add(-T::LN2_LO, r))
 }
 
-/// `eʳ`, `|r| ≤ ln 2 / 2`.
+/// Computes `eʳ`, `|r| ≤ ln 2 / 2`.
 #[inline(always)]
 fn exp_reduced<T: Exp>(r: T) -> T {
     (r * r).mul_add(T::exp_tail(r), r) + T::ONE
@@ -127,7 +127,7 @@ pub fn exp<T: Exp>(x: T) -> T {
     exp_corrected(x, |r| r)
 }
 
-/// `exp(x)` for `x ≤ 0`, bit for bit: there `2ⁿ` is one factor and a constant, in a third of the operations.
+/// Computes `exp(x)` for `x ≤ 0`, bit for bit: there `2ⁿ` is one factor and a constant, in a third of the operations.
 #[inline(always)]
 pub fn exp_negative<T: Exp>(x: T) -> T {
     let x = if x < T::EXP_RANGE.0 { T::EXP_RANGE.0 } else { x };
@@ -135,7 +135,8 @@ pub fn exp_negative<T: Exp>(x: T) -> T {
     exp_reduced(r) * t.power() * (T::ONE / T::LIFT)
 }
 
-/// `exp(−a²)·factor` for `a ≥ 0` up to where it is 0. An FMA subtracts `n·ln 2` from `a²` before it is rounded.
+/// Computes `exp(−a²)·factor` for `a ≥ 0` up to where it is 0. An FMA subtracts `n·ln 2` from `a²` before it is
+/// rounded.
 #[inline(always)]
 pub fn exp_minus_square<T: Exp>(a: T, factor: T) -> T {
     let shift = T::ROUNDER + T::BIAS + T::LIFT_BITS;
@@ -146,7 +147,7 @@ pub fn exp_minus_square<T: Exp>(a: T, factor: T) -> T {
     exp_reduced(n.mul_add(-low, r)) * t.power() * factor * (T::ONE / T::LIFT)
 }
 
-/// `exp(x + low)` for a `low` below the last place of `x`.
+/// Computes `exp(x + low)` for a `low` below the last place of `x`.
 #[inline(always)]
 pub fn exp_sum<T: Exp>(x: T, low: T) -> T {
     exp_corrected(x, |r| r + low)
@@ -159,7 +160,7 @@ fn exp_corrected<T: Exp>(x: T, correct: impl Fn(T) -> T) -> T {
     scaled(exp_reduced(correct(r)), t)
 }
 
-/// `y·2ⁿ` of `t = ROUNDER + 2·BIAS + n`, rounded once.
+/// Computes `y·2ⁿ` of `t = ROUNDER + 2·BIAS + n`, rounded once.
 #[inline(always)]
 fn scaled<T: Real>(y: T, t: T) -> T {
     let (a, b) = t.power_halves();
@@ -174,7 +175,7 @@ pub fn exp2<T: Exp>(x: T) -> T {
     scaled(exp2_reduced(x - (t - shift)), t)
 }
 
-/// `2ˣ` where the result is a normal value.
+/// Computes `2ˣ` where the result is a normal value.
 #[inline(always)]
 pub fn exp2_normal<T: Exp>(x: T) -> T {
     let shift = T::ROUNDER + T::BIAS;
@@ -182,7 +183,7 @@ pub fn exp2_normal<T: Exp>(x: T) -> T {
     exp2_reduced(x - (t - shift)) * t.power()
 }
 
-/// `2ˣ`; 0 where the result is not a normal value. `x` is at most where it overflows.
+/// Computes `2ˣ`; 0 where the result is not a normal value. `x` is at most where it overflows.
 #[inline(always)]
 pub fn exp2_flushed<T: Exp>(x: T) -> T {
     let y = exp2_normal(x);
@@ -194,7 +195,7 @@ fn exp2_reduced<T: Exp>(r: T) -> T {
     r.mul_add(T::exp2_slope(r), T::ONE)
 }
 
-/// `(eˣ − 1)·unit` for `unit = 2^-k`, where the result is finite and `x` is above [`Exp::EXPM1_LOW`].
+/// Computes `(eˣ − 1)·unit` for `unit = 2^-k`, where the result is finite and `x` is above [`Exp::EXPM1_LOW`].
 ///
 /// The scale keeps `2ⁿ` finite where the caller's own factor of `2^k` may overflow.
 #[inline(always)]
@@ -213,14 +214,14 @@ pub fn expm1<T: Exp>(x: T) -> T {
     if x.abs() < T::TINY { x } else { y }
 }
 
-/// `expm1(x)` for `x ≤ 0`; −0 gives +0.
+/// Computes `expm1(x)` for `x ≤ 0`; −0 gives +0.
 #[inline(always)]
 pub fn expm1_negative<T: Exp>(x: T) -> T {
     expm1_above_low(if x < T::EXPM1_LOW { T::EXPM1_LOW } else { x })
 }
 
-/// `expm1(x)` where `x` is above [`Exp::EXPM1_LOW`]. `2ⁿ` is at most 1 here, so `n·ln 2` needs no digits beyond the
-/// last place of `ln 2`.
+/// Computes `expm1(x)` where `x` is above [`Exp::EXPM1_LOW`]. `2ⁿ` is at most 1 here, so `n·ln 2` needs no digits
+/// beyond the last place of `ln 2`.
 #[inline(always)]
 pub fn expm1_above_low<T: Exp>(x: T) -> T {
     let shift = T::ROUNDER + T::BIAS;
@@ -231,14 +232,14 @@ pub fn expm1_above_low<T: Exp>(x: T) -> T {
     (s * (r * r)).mul_add(T::expm1_tail(r), large)
 }
 
-/// `t / (2 + t)` with `t = expm1(−2|x|)`, of opposite sign: no cancellation for any `x`.
+/// Computes `t / (2 + t)` with `t = expm1(−2|x|)`, of opposite sign: no cancellation for any `x`.
 #[inline(always)]
 pub fn tanh<T: Exp>(x: T) -> T {
     let t = expm1_negative(-T::TWO * x.abs());
     (t / (T::TWO + t)).copysign(x)
 }
 
-/// `(t + t/(t+1)) / 2` with `t = expm1(|x|)`.
+/// Computes `(t + t/(t+1)) / 2` with `t = expm1(|x|)`.
 #[inline(always)]
 pub fn sinh<T: Exp>(x: T) -> T {
     let a = clamp(x.abs(), T::ZERO, T::SINH_HIGH);

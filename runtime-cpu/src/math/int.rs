@@ -13,19 +13,19 @@ pub trait Int: Copy + PartialOrd {
     fn mul(self, y: Self) -> Self;
     /// The wrapping negation `−self`.
     fn neg(self) -> Self;
-    /// `self / y`, truncated toward zero; 0 where `y` is 0, and `MIN / −1` is `MIN`.
+    /// The quotient `self / y`, truncated toward zero; 0 where `y` is 0, and `MIN / −1` is `MIN`.
     fn div(self, y: Self) -> Self;
     /// The remainder with the sign of `y`, as in Python: `self − y·⌊self/y⌋`; 0 where `y` is 0.
     fn rem(self, y: Self) -> Self;
     /// The magnitude; of `MIN` it is `MIN`.
     fn abs(self) -> Self;
-    /// −1, 0 or 1.
+    /// The sign: −1, 0 or 1.
     fn sign(self) -> Self;
     /// The larger of two values.
     fn max(self, y: Self) -> Self;
     /// The smaller of two values.
     fn min(self, y: Self) -> Self;
-    /// `self` to the power `y`, by squaring. To a negative power it is 0, except for 1 and −1.
+    /// The value of `self` raised to `y`, by squaring. To a negative power it is 0, except for 1 and −1.
     fn pow(self, y: Self) -> Self;
     /// Shifted left by the low bits of `y` (`y` modulo the width).
     fn shl(self, y: Self) -> Self;
@@ -73,7 +73,7 @@ macro_rules! common {
     };
 }
 
-/// `base` to a non-negative power, for any count of bits in it.
+/// Computes `base` raised to a non-negative power, for any count of bits in it.
 macro_rules! by_squaring {
     ($base:ident, $exponent:ident) => {{
         let (mut result, mut square, mut left) = (1, $base, $exponent);

@@ -6,7 +6,7 @@ use super::real::{Real, polynomial};
 
 /// The series of one type.
 pub trait Log: Real {
-    /// `log(1 + f) − f` for the `f` of [`Real::split`].
+    /// The polynomial `log(1 + f) − f` for the `f` of [`Real::split`].
     fn log_tail(f: Self) -> Self;
 }
 
@@ -57,7 +57,7 @@ pub fn log2<T: Log>(x: T) -> T {
     at_the_ends(x, log2_positive(x))
 }
 
-/// `log2(x)` for a positive finite `x`.
+/// Computes `log2(x)` for a positive finite `x`.
 #[inline(always)]
 pub fn log2_positive<T: Log>(x: T) -> T {
     let (e, f) = x.split();
@@ -65,7 +65,7 @@ pub fn log2_positive<T: Log>(x: T) -> T {
     e + f.mul_add(T::LOG2E, low)
 }
 
-/// `y`, or the value of a logarithm at infinity, NaN, zero and below.
+/// The value `y`, or the value of a logarithm at infinity, NaN, zero and below.
 #[inline(always)]
 fn at_the_ends<T: Real>(x: T, y: T) -> T {
     let y = if x < T::INF { y } else { x };
@@ -73,7 +73,7 @@ fn at_the_ends<T: Real>(x: T, y: T) -> T {
     if x <= T::ZERO { outside } else { y }
 }
 
-/// `log(1 + x)`, from the split of the rounded `u = 1 + x`, with the rounding error added to `f`.
+/// Computes `log(1 + x)`, from the split of the rounded `u = 1 + x`, with the rounding error added to `f`.
 #[inline(always)]
 pub fn log1p<T: Log>(x: T) -> T {
     let u = T::ONE + x;
@@ -88,7 +88,7 @@ pub fn log1p<T: Log>(x: T) -> T {
     if x == T::ZERO || u == T::INF { x } else { y }
 }
 
-/// `log(x)` as an unevaluated sum, good to about 2^-64, for a positive finite `x`.
+/// Computes `log(x)` as an unevaluated sum, good to about 2^-64, for a positive finite `x`.
 ///
 /// `log x = e·ln 2 + 2s + (2/3)s³ + s⁵·T(s²)`, the first three terms in pairs.
 #[inline(always)]
@@ -123,7 +123,7 @@ pub fn log_pair(x: f64) -> (f64, f64) {
 struct Pair(f64, f64);
 
 impl Pair {
-    /// `a / (b + b_low)`.
+    /// Computes `a / (b + b_low)`.
     #[inline(always)]
     fn quotient(a: f64, b: f64, b_low: f64) -> Pair {
         let inverse = 1.0 / b;

@@ -57,12 +57,12 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn exp_negative(self) -> Self {
         exp::exp_negative(self)
     }
-    /// `2ˣ` for `x` below the exponent's bias; 0 where the result is not a normal value.
+    /// The power `2ˣ` for `x` below the exponent's bias; 0 where the result is not a normal value.
     #[inline(always)]
     fn exp2_flushed(self) -> Self {
         exp::exp2_flushed(self)
     }
-    /// eˣ − 1, accurate near 0.
+    /// The difference eˣ − 1, accurate near 0.
     #[inline(always)]
     fn expm1(self) -> Self {
         exp::expm1(self)
@@ -77,7 +77,7 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn log(self) -> Self {
         log::log(self)
     }
-    /// log(1 + x), accurate near 0: −∞ at −1, NaN below.
+    /// The logarithm log(1 + x), accurate near 0: −∞ at −1, NaN below.
     #[inline(always)]
     fn log1p(self) -> Self {
         log::log1p(self)
@@ -87,7 +87,7 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn log2(self) -> Self {
         log::log2(self)
     }
-    /// `1/√x`, each step correctly rounded.
+    /// The reciprocal root `1/√x`, each step correctly rounded.
     #[inline(always)]
     fn rsqrt(self) -> Self {
         Self::ONE / self.sqrt()
@@ -152,18 +152,18 @@ pub trait Math: Real + exp::Exp + log::Log + trig::Trig + arc::Arc + erf::Erf + 
     fn erf(self) -> Self {
         erf::erf(self)
     }
-    /// `1 − erf`, accurate where it is small.
+    /// The complement `1 − erf`, accurate where it is small.
     #[inline(always)]
     fn erfc(self) -> Self {
         erf::erfc(self)
     }
-    /// `self` to the power `y`, with C's special values: `pow(x, 0) = pow(1, y) = 1` also for NaN; a negative base has
-    /// integer powers only.
+    /// The value of `self` raised to `y`, with C's special values: `pow(x, 0) = pow(1, y) = 1` also for NaN; a negative
+    /// base has integer powers only.
     #[inline(always)]
     fn pow(self, y: Self) -> Self {
         pow::pow(self, y)
     }
-    /// −1, 0 or 1; 0 for ±0, NaN for NaN.
+    /// The sign: −1, 0 or 1; 0 for ±0, NaN for NaN.
     #[inline(always)]
     fn sign(self) -> Self {
         let unsigned = self == Self::ZERO || self.is_nan();

@@ -1,4 +1,4 @@
-//! `pow`, with C's special values.
+//! The power function `pow`, with C's special values.
 
 use super::exp::{exp_sum, exp2_normal};
 use super::log::{log_pair, log2_positive};
@@ -6,7 +6,7 @@ use super::real::{Real, clamp};
 
 /// The magnitude of one type's power.
 pub trait Pow: Real {
-    /// `aʸ` for a positive finite `a`.
+    /// Computes `aʸ` for a positive finite `a`.
     fn positive_pow(a: Self, y: Self) -> Self;
 }
 

@@ -43,23 +43,23 @@ pub trait Real:
     const TINY: Self;
     /// The bias of the exponent.
     const BIAS: Self;
-    /// `1.5·2^p` for `p` bits of fraction: `x + ROUNDER` holds `x` rounded to an integer (ties to even) in its low
-    /// bits.
+    /// The constant `1.5·2^p` for `p` bits of fraction: `x + ROUNDER` holds `x` rounded to an integer (ties to even) in
+    /// its low bits.
     const ROUNDER: Self;
-    /// ln 2, rounded.
+    /// The constant ln 2, rounded.
     const LN2: Self;
-    /// ln 2 − `LN2`.
+    /// The remainder ln 2 − `LN2`.
     const LN2_LO: Self;
-    /// log₂ e, rounded.
+    /// The constant log₂ e, rounded.
     const LOG2E: Self;
-    /// log₂ e − `LOG2E`.
+    /// The remainder log₂ e − `LOG2E`.
     const LOG2E_LO: Self;
-    /// π/2, rounded.
+    /// The constant π/2, rounded.
     const PIO2: Self;
     /// The remainder π/2 − `PIO2`.
     const PIO2_LO: Self;
 
-    /// `self · a + b`, rounded once.
+    /// The sum `self · a + b`, rounded once.
     fn mul_add(self, a: Self, b: Self) -> Self;
     /// The absolute value.
     fn abs(self) -> Self;
@@ -83,11 +83,12 @@ pub trait Real:
     fn sign_bit(self) -> bool;
     /// Bit `k` of the representation: of the integer, if `self` is an integer plus [`Real::ROUNDER`].
     fn bit(self, k: u32) -> bool;
-    /// `2ⁿ` of `ROUNDER + BIAS + n`, for a normal `2ⁿ`.
+    /// The power `2ⁿ` of `ROUNDER + BIAS + n`, for a normal `2ⁿ`.
     fn power(self) -> Self;
     /// The two factors of `2ⁿ` of `ROUNDER + 2·BIAS + n`, each normal where `2ⁿ` overflows or is subnormal.
     fn power_halves(self) -> (Self, Self);
-    /// `(e, m − 1)` with `self = 2ᵉ·m`, `m` in `[2/3, 4/3)` for `f32`, `[√½, √2)` for `f64`; for a positive value.
+    /// The parts `(e, m − 1)` with `self = 2ᵉ·m`, `m` in `[2/3, 4/3)` for `f32`, `[√½, √2)` for `f64`; for a positive
+    /// value.
     fn split(self) -> (Self, Self);
 }
 
@@ -201,7 +202,7 @@ pub fn one_by_one<T: Real, const N: usize>(x: T, c: [T; N]) -> T {
     c[..N - 1].iter().rev().fold(c[N - 1], |sum, &c| sum.mul_add(x, c))
 }
 
-/// `c[first] + c[first + 2]·z + c[first + 4]·z² + …`
+/// Computes `c[first] + c[first + 2]·z + c[first + 4]·z² + …`
 #[inline(always)]
 fn every_second<T: Real, const N: usize>(z: T, c: &[T; N], first: usize) -> T {
     let mut k = (N - 1 - first) / 2 * 2 + first;
@@ -213,7 +214,7 @@ fn every_second<T: Real, const N: usize>(z: T, c: &[T; N], first: usize) -> T {
     sum
 }
 
-/// `x` within `[low, high]`; NaN stays.
+/// Clamps `x` to `[low, high]`; NaN stays.
 #[inline(always)]
 pub fn clamp<T: Real>(x: T, low: T, high: T) -> T {
     let x = if x < low { low } else { x };

@@ -1,4 +1,4 @@
-//! `sin`, `cos`, `tan`.
+//! The functions `sin`, `cos`, `tan`.
 //!
 //! The argument is reduced to `x = n·π/2 + r`, `|r| ≤ π/4` (Cody and Waite with FMAs, the first of which is exact);
 //! sine and cosine of `r` are both computed, and the last two bits of `n` choose. The polynomials are minimax fits by
@@ -14,10 +14,11 @@ use super::real::{Real, polynomial};
 /// The largest magnitude at which the `f64` reduction finds the multiple of π/2: 2⁴⁵.
 pub const TRIG_LIMIT: f64 = 35_184_372_088_832.0;
 
-/// π/2 to 159 bits.
+/// The constant π/2 to 159 bits.
 const PIO2: [f64; 3] = [f64::PIO2, f64::PIO2_LO, -1.4973849048591698e-33];
 
-/// `(x, 2^-E, 2^E mod 2π in two parts)`: from `x = 2^(E+23)` on, every `f32` is a multiple of `2^E`. For 27, 53 and 79.
+/// The constants `(x, 2^-E, 2^E mod 2π in two parts)`: from `x = 2^(E+23)` on, every `f32` is a multiple of `2^E`. For
+/// 27, 53 and 79.
 const TURNS: [(f32, f64, f64, f64); 3] = [
     (1125899906842624.0, 7.450580596923828e-09, -0.868565626261989, -9.019323986564577e-18),
     (7.5557864e22, 1.1102230246251565e-16, -2.1276428765770463, -1.3415010681967913e-16),

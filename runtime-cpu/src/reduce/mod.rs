@@ -37,7 +37,7 @@ const GRAIN: usize = 1 << 15;
 thread_local! {
     /// Accumulators of this thread. They stay allocated between launches.
     static ACCUMULATORS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    /// Values of chunks, on the launching thread.
+    /// The values of chunks, on the launching thread.
     static PARTIAL: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -5,8 +5,8 @@ use crate::Simd;
 /// Rows and columns of a block: a cache line of four-byte elements.
 const BLOCK: usize = 16;
 
-/// `to[r][c] = from[c][r]` for `rows × columns` elements; `to` has unit stride along `c`, `from` along `r`. With each
-/// address comes the stride of the other axis, in bytes.
+/// Computes `to[r][c] = from[c][r]` for `rows × columns` elements; `to` has unit stride along `c`, `from` along `r`.
+/// With each address comes the stride of the other axis, in bytes.
 ///
 /// # Safety
 /// `to` is valid for writes of `[rows, columns]` elements and `from` for reads of `[columns, rows]`, aligned. Nothing

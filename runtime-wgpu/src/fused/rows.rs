@@ -21,11 +21,11 @@ const GROUP: usize = 256;
 /// The indexing of a contiguous operand by rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Along {
-    /// One element for each row and column.
+    /// An element for each row and column.
     Both,
-    /// One element for each row.
+    /// An element for each row.
     Rows,
-    /// One element for each column.
+    /// An element for each column.
     Columns,
 }
 

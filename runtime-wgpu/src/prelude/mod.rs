@@ -11,7 +11,7 @@ const FILES: [&str; 5] = [
     include_str!("exact.wgsl"),
 ];
 
-/// All functions and constants of the files, by name. The order of declarations is irrelevant in WGSL.
+/// The functions and constants of the files, by name. The order of declarations is irrelevant in WGSL.
 static ITEMS: LazyLock<BTreeMap<&str, &str>> = LazyLock::new(|| FILES.into_iter().flat_map(items).collect());
 
 /// The items of a file: each starts at the beginning of a line with `fn` or `const`, and ends before the next empty

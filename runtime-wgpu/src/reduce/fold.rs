@@ -77,7 +77,7 @@ impl FoldOp {
         states.map(|(i, (ty, first))| format!("var {name}{i}: {ty} = {first};\n")).collect()
     }
 
-    /// One line for each value of a state.
+    /// The concatenation of `line(i)` for each value of a state.
     pub(super) fn each(&self, line: impl Fn(usize) -> String) -> String {
         (0..self.states.len()).map(line).collect()
     }

@@ -1,5 +1,5 @@
-//! Functions at the ends of their domains: zeros of both signs, the smallest numbers, bounds, far out in both directions,
-//! infinities.
+//! Functions at the ends of their domains: zeros of both signs, the smallest numbers, bounds, far out in both
+//! directions, infinities.
 //! Values, gradients and second gradients of `f32` and `f64` are compared with closed forms in `f64`.
 
 use crate::common::{cpu, values};

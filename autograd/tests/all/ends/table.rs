@@ -66,7 +66,7 @@ fn curvature(x: f64) -> f64 {
     -slope(x) * (0.5 * x).tanh()
 }
 
-/// `(1 − x)(1 + x)`.
+/// Computes `(1 − x)(1 + x)`.
 fn between(x: f64) -> f64 {
     (1.0 - x) * (1.0 + x)
 }
@@ -107,7 +107,7 @@ fn inner(x: f64) -> [f64; 3] {
     [c * (x + 0.044_715 * x * x * x), c * (1.0 + 3.0 * 0.044_715 * x * x), c * 6.0 * 0.044_715 * x]
 }
 
-/// `sech²(softplus) · sigmoid`, and its slope.
+/// Computes `sech²(softplus) · sigmoid`, and its slope.
 fn gate(x: f64) -> [f64; 2] {
     let (s, sp) = (sigmoid(x), softplus(x));
     [sech2(sp) * s, sech2(sp) * (slope(x) - 2.0 * sp.tanh() * s * s)]

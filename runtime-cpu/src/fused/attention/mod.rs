@@ -290,7 +290,7 @@ impl Seen {
 }
 
 multiversion! {
-    /// `cap · tanh` of `n` scores of each row, and its slopes if `slopes` is not empty.
+    /// Computes `cap · tanh` of `n` scores of each row, and its slopes if `slopes` is not empty.
     fn cap_rows<T: (Float)>(s: &mut [T], slopes: &mut [T], size: (usize, usize), cap: T) {
         let (rows, n) = size;
         for i in 0..rows {

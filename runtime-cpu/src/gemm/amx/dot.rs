@@ -8,7 +8,7 @@ use super::{TILE_DIM, Tile, micro_kernel::PanelTiles};
 /// product, and leave 10 loads for 16 of them.
 const MR: usize = 8;
 
-/// `acc = a · b (+ acc)` for an A micro-panel and a B micro-panel of `k_tiles` tiles along `k`.
+/// Computes `acc = a · b (+ acc)` for an A micro-panel and a B micro-panel of `k_tiles` tiles along `k`.
 ///
 /// # Safety
 /// `a` is valid for 32 rows, `b` for two tiles for each of `k_tiles`, and `acc` for four tiles, which no other thread

@@ -25,7 +25,7 @@ thread_local! {
     static IMAGE: RefCell<(Vec<Tile>, Vec<usize>)> = const { RefCell::new((Vec::new(), Vec::new())) };
 }
 
-/// `out = image · b` with the epilogue, for `n` columns of `b`: a row of the output for each row of the view.
+/// Computes `out = image · b` with the epilogue, for `n` columns of `b`: a row of the output for each row of the view.
 ///
 /// # Safety
 /// As for [`gemm_operand`](crate::gemm::gemm_operand): `out`, `b`, the view and the epilogue's matrices are valid, and

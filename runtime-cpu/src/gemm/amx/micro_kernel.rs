@@ -82,7 +82,7 @@ impl TileSource for Streamed {
     }
 }
 
-/// 32 adjacent columns of an im2col view, read in place from an image that holds 16 pairs of channels in planes.
+/// The 32 adjacent columns of an im2col view, read in place from an image that holds 16 pairs of channels in planes.
 #[derive(Clone, Copy)]
 pub(super) struct ImageTiles<'a> {
     pub image: SplitImage,
@@ -125,7 +125,7 @@ macro_rules! fma {
     };
 }
 
-/// `acc = a · b (+ acc)` over `k_tiles` tiles along `k`, with `background` after every four multiplications.
+/// Computes `acc = a · b (+ acc)` over `k_tiles` tiles along `k`, with `background` after every four multiplications.
 ///
 /// The CPU runs both at once, if `background` is no more than some tens of instructions. It is called
 /// [`slots_per_k_tile`] times for each tile along `k`. With three terms, six products are added, the largest last.

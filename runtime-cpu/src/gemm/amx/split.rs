@@ -42,7 +42,7 @@ pub(crate) trait TileElement: Stored<Lane = f32> {
 
 /// An element that is the sum of `TERMS` bf16.
 pub(crate) trait SplitBf16<const TERMS: usize>: TileElement {
-    /// 32 elements in vector registers.
+    /// The type of 32 elements in vector registers.
     type Row: Copy;
 
     /// Loads those of 32 contiguous elements that the mask names; the others are zero.
@@ -190,7 +190,7 @@ pub(super) fn split<const TERMS: usize>(mut left: __m512) -> [__m512i; TERMS] {
     terms
 }
 
-/// 32 `f32` rounded to bf16, to nearest, ties to even.
+/// Rounds 32 `f32` to bf16, to nearest, ties to even.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) fn round_bf16([low, high]: [__m512; 2]) -> __m512i {

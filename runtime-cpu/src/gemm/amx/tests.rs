@@ -64,7 +64,7 @@ fn size([m, k, n]: [usize; 3]) -> GemmSize {
     GemmSize { m, k, n }
 }
 
-/// `out = a · b (+ out)`.
+/// Computes `out = a · b (+ out)`.
 fn run_gemm<T: TestElement<TERMS>, O: TileElement, const TERMS: usize>(
     isa: Bf16Isa,
     sizes: [usize; 3],
@@ -254,7 +254,7 @@ mod of {
     }
 }
 
-/// `f32` split into bf16 terms.
+/// Tests of `f32` split into bf16 terms.
 mod split_f32 {
     use super::*;
     use crate::gemm;

@@ -49,8 +49,8 @@ thread_local! {
     static WORKSPACE: RefCell<[Vec<Tile>; 3]> = const { RefCell::new([const { Vec::new() }; 3]) };
 }
 
-/// `out = a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`. The output's type is its own: sums are `f32`, and
-/// rounded where it is bf16.
+/// Computes `out = a · b` with the epilogue, for `a: [m, k]`, `b: [k, n]`. The output has a dtype of its own: sums are
+/// `f32`, and rounded where it is bf16.
 ///
 /// # Safety
 /// `a`, `b`, `out` and the epilogue's matrices are valid for their sizes. `out` overlaps none of them, and no other

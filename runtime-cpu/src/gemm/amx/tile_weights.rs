@@ -79,7 +79,7 @@ impl TileWeights {
         Ok(TileWeights { out_channels, k_tiles, memory })
     }
 
-    /// `out = rows · image` with the epilogue, for the output channels of one group.
+    /// Computes `out = rows · image` with the epilogue, for the output channels of one group.
     ///
     /// # Safety
     /// As for [`gemm_im2col`](crate::gemm::im2col::gemm_im2col): `out`, the im2col view and the epilogue's matrices are

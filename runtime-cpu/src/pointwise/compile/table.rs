@@ -171,11 +171,11 @@ fn binary_int<T: Int + 'static>(op: Binary, simd: Simd) -> Option<StepFn> {
 /// The forms of an FMA: a product and a sum, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::pointwise) enum FmaKind {
-    /// `a·b + c`.
+    /// The sum `a·b + c`.
     MulAdd,
-    /// `a·b − c`.
+    /// The difference `a·b − c`.
     MulSub,
-    /// `c − a·b`.
+    /// The difference `c − a·b`.
     NegMulAdd,
 }
 
@@ -192,7 +192,7 @@ fn fused_float<T: Math>(op: FmaKind, simd: Simd) -> StepFn {
     }
 }
 
-/// `a` where the byte `c` is not 0, `b` elsewhere, bit for bit. Operands: `c`, `a`, `b`.
+/// Selects `a` where the byte `c` is not 0, `b` elsewhere, bit for bit. Operands: `c`, `a`, `b`.
 pub(in crate::pointwise) fn select(t: DType, simd: Simd) -> StepFn {
     match t.size() {
         1 => choice::<u8>(simd),

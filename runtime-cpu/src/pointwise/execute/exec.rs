@@ -150,7 +150,7 @@ pub(crate) struct Launch<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum OperandMode {
-    /// No step reads the operand.
+    /// The mode of an operand that no step reads.
     Absent,
     /// The operand is used in place, since a tile of it is contiguous in memory.
     Direct,

@@ -5,7 +5,8 @@
 use crate::pointwise::random::random_bits;
 use crate::{Simd, element::Lane, math, simd::interleaved};
 
-/// `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; operands that the operation does not take are ignored.
+/// A step, which computes `d[i] = f(a[i], b[i], c[i])` for `i` in `0..n`; operands that the operation does not take are
+/// ignored.
 ///
 /// # Safety
 /// The operands it takes hold `n` elements of its types, aligned; `d` too, and overlaps none of them.

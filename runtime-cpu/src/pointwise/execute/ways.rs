@@ -19,7 +19,7 @@ pub(in crate::pointwise) struct Way {
     pub bypass: bool,
 }
 
-/// All ways; `record/` has measurements. The first is taken where nothing is tried.
+/// The ways that a kernel may take; `record/` has measurements. The first is taken where nothing is tried.
 pub(in crate::pointwise) const WAYS: [Way; 4] = [
     Way { block: None, ahead: 0, bypass: false },
     Way { block: Some(256), ahead: 1024, bypass: false },

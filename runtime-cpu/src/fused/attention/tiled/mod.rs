@@ -96,7 +96,7 @@ impl Scores {
     }
 }
 
-/// `Math::exp2_flushed`, bit for bit. (For loops over elements the compiler generates 256-bit vectors.)
+/// Computes `Math::exp2_flushed`, bit for bit. (For loops over elements the compiler generates 256-bit vectors.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 fn exp2_flushed(x: __m512) -> __m512 {
