@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::axes::magic;
 
-/// Most bytes the parameters of a kernel may take together.
+/// The most bytes that the parameters of a kernel take together.
 pub(crate) const LIMIT: usize = 4096;
 
 /// The arguments of one launch, in order.
@@ -16,17 +16,17 @@ pub(crate) const LIMIT: usize = 4096;
 pub(crate) struct Args {
     words: SmallVec<[u64; 64]>,
     starts: SmallVec<[u32; 32]>,
-    /// Whether the kernel reports an index out of range in the queue's flag word.
+    /// True if the kernel reports an index out of range in the queue's flag word.
     pub reports: bool,
 }
 
 impl Args {
-    /// A value of a type without padding.
+    /// Appends a value of a type without padding.
     pub(crate) fn push<T: NoUninit>(&mut self, value: T) {
         self.bytes(bytemuck::bytes_of(&value));
     }
 
-    /// The bytes of one value.
+    /// Appends the bytes of one value, aligned to 8 bytes.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         let start = self.words.len();
         self.starts.push(start as u32);
@@ -34,12 +34,12 @@ impl Args {
         bytemuck::cast_slice_mut::<u64, u8>(&mut self.words[start..])[..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// A count, a size or a position, in 32 or 64 bits.
+    /// Appends a count, a size or a position, in 64 bits if `wide`, else in 32.
     pub(crate) fn count(&mut self, n: usize, wide: bool) {
         if wide { self.push(n as u64) } else { self.push(n as u32) }
     }
 
-    /// Pushes sizes of axes, with the constants that replace a division by them where 32 bits suffice.
+    /// Appends the sizes of axes; if not `wide`, with the constants that replace a division by them.
     pub(crate) fn axes(&mut self, sizes: &[usize], wide: bool) {
         if wide {
             let all: SmallVec<[u64; 8]> = sizes.iter().map(|&d| d as u64).collect();
@@ -51,7 +51,7 @@ impl Args {
         self.bytes(bytemuck::cast_slice(&all));
     }
 
-    /// Pushes strides of axes.
+    /// Appends the strides of axes, in 64 bits if `wide`, else in 32.
     pub(crate) fn steps(&mut self, steps: &[isize], wide: bool) {
         if wide {
             let all: SmallVec<[i64; 8]> = steps.iter().map(|&s| s as i64).collect();
@@ -61,7 +61,7 @@ impl Args {
         self.bytes(bytemuck::cast_slice(&all));
     }
 
-    /// A value that is the same for all elements, in the type it is computed in.
+    /// Appends a value that is equal for all elements, in the type in which `dtype` is computed.
     pub(crate) fn number(&mut self, value: Number, dtype: DType) {
         let value = value.computed_as(dtype);
         match dtype {
@@ -75,7 +75,7 @@ impl Args {
         }
     }
 
-    /// About what they take as parameters.
+    /// The bytes that the parameters take, rounded up to 8 for each.
     pub(crate) fn size(&self) -> usize {
         8 * self.words.len()
     }

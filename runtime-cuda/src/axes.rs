@@ -4,7 +4,7 @@
 use numcore::{LoopAxis, MAX_RANK, coalesce};
 use smallvec::SmallVec;
 
-/// Elements between adjacent indices of one operand, along each axis.
+/// The strides of one operand along each axis, in elements.
 pub(crate) type Steps = [isize; MAX_RANK];
 
 /// Bytes of the widest load.
@@ -15,20 +15,20 @@ const LANES: usize = 8;
 /// The first offset that takes 64 bits; below, an offset plus one group of lanes still fits 31.
 pub(crate) const WIDE: usize = i32::MAX as usize - LANES;
 
-/// Nested loops, outermost first, over operands that move through memory together.
+/// Nested loops, outermost first, over operands that are walked together.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct LoopAxes {
     pub sizes: SmallVec<[usize; MAX_RANK]>,
-    /// One row per operand.
+    /// Strides: one row per operand.
     pub steps: SmallVec<[Steps; 8]>,
 }
 
-/// How an operand moves along the innermost axis.
+/// The access pattern of an operand along the innermost axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum InnerStride {
-    /// Adjacent elements are contiguous.
+    /// Adjacent elements are contiguous and read together.
     Unit,
-    /// One element for all threads.
+    /// One element for all lanes of a thread.
     Splat,
     /// Elements are moved one by one.
     Any,
@@ -42,13 +42,13 @@ pub(crate) struct MemoryRef {
 }
 
 impl LoopAxes {
-    /// The axes `order` of `dims`. Axes of size 1 are dropped, and adjacent axes are merged where every operand is
-    /// contiguous across them.
+    /// Merges the axes `order` of `dims`. Axes of size 1 are dropped, and adjacent axes are merged where every operand
+    /// is contiguous across them.
     pub(crate) fn of(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> LoopAxes {
         Self::merged(dims, operands, order, usize::MAX)
     }
 
-    /// Axes like [`of`](Self::of), if the sizes of `dims` fit the `int` of hand-written kernels.
+    /// Axes like [`of`](Self::of), where merged sizes fit the `int` of hand-written kernels if the sizes of `dims` do.
     pub(crate) fn narrow(dims: &[usize], operands: &[Steps], order: impl IntoIterator<Item = usize>) -> LoopAxes {
         Self::merged(dims, operands, order, i32::MAX as usize)
     }
@@ -75,12 +75,12 @@ impl LoopAxes {
         self.sizes.iter().product()
     }
 
-    /// Whether offsets and positions need more than 31 bits.
+    /// Tells whether offsets or positions need more than 31 bits.
     pub(crate) fn is_wide(&self) -> bool {
         self.count() >= WIDE || self.reaches().any(|r| r >= WIDE)
     }
 
-    /// How far each operand's last element is from its first, at most.
+    /// The greatest distance of each operand's elements from its first one, in elements.
     pub(crate) fn reaches(&self) -> impl Iterator<Item = usize> + '_ {
         let reach = |steps: &Steps| {
             let each = self.sizes.iter().zip(steps).map(|(&d, s)| d.saturating_sub(1).saturating_mul(s.unsigned_abs()));
@@ -89,8 +89,8 @@ impl LoopAxes {
         self.steps.iter().map(reach)
     }
 
-    /// The number of adjacent elements of the innermost axis that a thread may move at once: a power of two, 1 where an
-    /// operand does not allow it. With a single axis the last group may be shorter.
+    /// The number of adjacent elements of the innermost axis that a thread may move at once: a power of two, and 1
+    /// where an operand does not allow more. With a single axis the last group may be shorter.
     pub(crate) fn lanes(&self, places: &[Option<MemoryRef>]) -> usize {
         let last = self.rank() - 1;
         let inner = |s: &Steps| s[last];
@@ -114,7 +114,7 @@ impl LoopAxes {
         lanes
     }
 
-    /// How an operand is accessed when `lanes` adjacent elements are moved at once.
+    /// The access pattern of an operand when `lanes` adjacent elements are moved at once.
     pub(crate) fn inner(&self, operand: usize, lanes: usize) -> InnerStride {
         match self.steps[operand][self.rank() - 1] {
             _ if lanes == 1 => InnerStride::Any,
@@ -123,7 +123,7 @@ impl LoopAxes {
         }
     }
 
-    /// Sizes with the innermost axis in groups of `lanes`.
+    /// The sizes, with the innermost axis in groups of `lanes`.
     pub(crate) fn units(&self, lanes: usize) -> SmallVec<[usize; MAX_RANK]> {
         let mut sizes = self.sizes.clone();
         let last = sizes.len() - 1;
@@ -131,7 +131,7 @@ impl LoopAxes {
         sizes
     }
 
-    /// An operand's strides with the innermost axis in groups of `lanes`.
+    /// An operand's strides, with the innermost axis in groups of `lanes`.
     pub(crate) fn unit_steps(&self, operand: usize, lanes: usize) -> SmallVec<[isize; MAX_RANK]> {
         let mut steps: SmallVec<[isize; MAX_RANK]> = self.steps[operand][..self.rank()].into();
         steps[self.rank() - 1] *= lanes as isize;

@@ -1,4 +1,4 @@
-//! Launches along one axis: arg-reductions and recurrences. The partition of a row depends only on sizes.
+//! Launches along one axis: arg-reductions and recurrences (scans). The partition of a line depends only on sizes.
 
 use numcore::{ArgOp, Result, ScanOp, View, ViewMut};
 
@@ -10,16 +10,17 @@ use crate::{
     operand::Operand,
 };
 
-/// Lines that fill a device with one thread each, and lengths that are not worth a block.
+/// The number of lines (`MANY`) that fill a device with one thread each, and the length (`SHORT`) below which a line is
+/// not worth a block.
 const MANY: usize = 1 << 14;
 const SHORT: usize = 64;
-/// Rows of this length are partitioned when there are fewer of them than `FEW`.
+/// The least length (`LONG`) of lines that are partitioned, when there are fewer of them than `FEW`.
 const LONG: usize = 1 << 14;
 const FEW: usize = 256;
-/// Most parts of a line.
+/// The most parts of a line.
 const PARTS: usize = 1024;
 
-/// Parts of a line, and their length: a multiple of the kernels' tiles.
+/// The number of parts of a line, and their length: a multiple of the kernels' tiles.
 fn parts(lines: usize, n: usize) -> (usize, usize) {
     if lines >= FEW || n <= LONG {
         return (1, n);
@@ -28,13 +29,13 @@ fn parts(lines: usize, n: usize) -> (usize, usize) {
     (n.div_ceil(part), part)
 }
 
-/// All axes but one, over operands that stay where they are along it.
+/// All axes but `axis`, over operands whose stride along it is set to 0.
 fn lines_of(dims: &[usize], axis: usize, operands: &[&Operand]) -> LoopAxes {
     let steps: Vec<_> = operands.iter().map(|o| without(o.steps(), axis)).collect();
     LoopAxes::narrow(dims, &steps, (0..dims.len()).filter(|&a| a != axis))
 }
 
-/// Position (`i64`) of an extreme along `axis`.
+/// Writes the position (`i64`) of an extreme along `axis`.
 pub(crate) fn arg_reduce(cuda: &Cuda, op: ArgOp, x: View<'_, Cuda>, axis: usize, out: ViewMut<'_, Cuda>) -> Result<()> {
     let (x, out) = (Operand::from(x), Operand::from(&out));
     if out.numel() == 0 {
@@ -70,7 +71,8 @@ pub(crate) fn arg_reduce(cuda: &Cuda, op: ArgOp, x: View<'_, Cuda>, axis: usize,
     }
 }
 
-/// The address and the stride of an operand of a recurrence along an axis.
+/// The first address and the stride in elements of a scan's operand along an axis; with `reverse`, from its last
+/// element.
 fn along(x: &Operand, axis: usize, reverse: bool) -> (u64, i64) {
     let (n, step) = (x.dims()[axis] as i64, x.layout.strides()[axis] as i64);
     match reverse {
@@ -79,7 +81,7 @@ fn along(x: &Operand, axis: usize, reverse: bool) -> (u64, i64) {
     }
 }
 
-/// The recurrence `op` along `axis`.
+/// Runs the recurrence `op` along `axis`.
 pub(crate) fn scan(
     cuda: &Cuda,
     op: ScanOp,

@@ -1,5 +1,5 @@
-//! The keys of random bits that a captured step draws. They are in device memory, which is filled before every launch: a kernel's parameters
-//! are those of the capture in every launch.
+//! The keys of random bits that a captured step draws. A kernel's parameters are frozen at the capture, so the keys are
+//! in device memory, which is filled before every launch.
 
 use std::sync::Arc;
 
@@ -11,14 +11,14 @@ use crate::{
     memory::Memory,
 };
 
-/// The most keys of one captured step: a key for each draw, as of each dropout.
+/// The most keys of one captured step; each draw, such as a dropout, takes one.
 const MOST: usize = 8192;
 const BYTES: usize = MOST * size_of::<u64>();
 
-/// A captured step's keys: each of those in the capture once, in the order of first use.
+/// A captured step's distinct keys, in the order of first use.
 pub(crate) struct CapturedKeys {
     engine: Arc<Engine>,
-    /// Not from the pool, whose free blocks are for the step.
+    /// The device address of the keys. Allocated outside of the pool, whose free blocks are for the step.
     table: u64,
     keys: Mutex<Vec<u64>>,
 }
@@ -30,7 +30,12 @@ impl CapturedKeys {
         Ok(CapturedKeys { engine: engine.clone(), table, keys: Mutex::default() })
     }
 
-    /// The address at which kernels find a key. Equal keys have one, so a mask that backward draws again is that of forward.
+    /// Returns the address at which kernels find a key. Equal keys share an address, so a mask that backward draws
+    /// again equals that of forward.
+    ///
+    /// # Errors
+    ///
+    /// The step has more than `MOST` distinct keys.
     pub(crate) fn address(&self, op: &'static str, key: u64) -> Result<u64> {
         let mut keys = self.keys.lock();
         let at = keys.iter().position(|k| *k == key).unwrap_or(keys.len());
@@ -48,7 +53,7 @@ impl CapturedKeys {
         self.keys.lock().len()
     }
 
-    /// Where the keys are, one after another.
+    /// The device address of the keys, which lie one after another.
     pub(crate) fn table(&self) -> u64 {
         self.table
     }
@@ -56,7 +61,8 @@ impl CapturedKeys {
 
 impl Drop for CapturedKeys {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`. Kernels of the captured step alone read it; its graph has waited for them, or was never made.
+        // SAFETY: allocated in `new`. Only kernels of the captured step read it; its graph has waited for them, or was
+        // never made.
         unsafe { self.engine.driver.free(self.table) };
     }
 }

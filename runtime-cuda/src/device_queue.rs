@@ -1,4 +1,4 @@
-//! A queue as other libraries of NVIDIA's see it: what a communicator over NCCL queues its work on.
+//! A queue as NVIDIA's other libraries see it; a communicator over NCCL queues its work on it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use numcore::{DeviceQueue, QueueMark, Result};
 
 use crate::{event::CudaEvent, queue::Queue};
 
-/// The stream of a queue.
+/// A queue whose stream other libraries may use.
 pub(crate) struct ForeignQueue(pub(crate) Arc<Queue>);
 
 impl DeviceQueue for ForeignQueue {

@@ -47,27 +47,29 @@ impl KernelKey {
     }
 }
 
-/// A kernel around a program, and its parameters besides operands.
+/// A kernel generated around a program, and the parameters it takes besides operands.
 pub(crate) struct Generated {
     pub function: KernelFunction,
     pub entry: String,
     pub body: ElementBody,
 }
 
-/// A GPU that is in use, or was: weak, so that an unused device is closed. Whoever opens it holds the lock, and other GPUs are opened meanwhile.
+/// A weak reference to the engine of a GPU that is or was in use, so that an unused device is closed. The thread that
+/// opens the device holds the lock; other GPUs can be opened meanwhile.
 type EngineSlot = Arc<Mutex<Weak<Engine>>>;
 
-/// GPUs by their index. Tensors of two handles of one GPU may be used together, so the handles must share its context.
+/// Engines by the index of their GPU. Tensors of two handles of one GPU may be used together, so the handles must share
+/// its context.
 static OPEN: Mutex<BTreeMap<u32, EngineSlot>> = Mutex::new(BTreeMap::new());
 
 impl Engine {
-    /// The GPU `index`, opened once per process.
+    /// Returns the engine of GPU `index`, which is opened once per process.
     pub(crate) fn open(index: u32) -> Result<Arc<Engine>> {
         let device = DeviceId { kind: DeviceKind::Cuda, index };
         Self::shared(device, || CudaDriver::new(index).map(|d| Arc::new(d) as Arc<dyn Driver>))
     }
 
-    /// The engine of a device, by `driver` if it is not open yet.
+    /// Returns the engine of a device; opens the device with `driver` if it is not open yet.
     pub(crate) fn shared(device: DeviceId, driver: impl FnOnce() -> Fallible<Arc<dyn Driver>>) -> Result<Arc<Engine>> {
         let slot = OPEN.lock().entry(device.index).or_default().clone();
         let mut open = slot.lock();
@@ -80,7 +82,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// On a driver of the caller's.
+    /// Creates an engine on `driver`, which no other handle shares.
     pub(crate) fn new(driver: Arc<dyn Driver>, device: DeviceId) -> Engine {
         let about = driver.about();
         let capabilities = Capabilities {
@@ -98,13 +100,13 @@ impl Engine {
         Engine { driver, memory, device, capabilities, tuned: TunedProducts::default(), generated, written }
     }
 
-    /// The kernel of this key, its program typed so.
+    /// Returns the generated kernel of this key, with its program typed by `typed`; compiles it at first use.
     pub(crate) fn generated(&self, key: KernelKey, typed: &Typed) -> Result<Arc<Generated>> {
         if let Some(kernel) = self.generated.lock().get(&key) {
             return Ok(kernel.clone());
         }
-        // Not under the lock: compiling takes a tenth of a second. Two threads may both compile; both results are
-        // right.
+        // The lock is not held here: compiling takes a tenth of a second. Two threads may both compile; both results
+        // are right.
         let (source, body) = key.source(typed)?;
         let function = self.load(&source, 0)?;
         let kernel = Arc::new(Generated { function, entry: source.entry, body });
@@ -112,7 +114,7 @@ impl Engine {
         Ok(kernel)
     }
 
-    /// A kernel written by hand.
+    /// Returns a hand-written kernel, compiled and loaded at first use. `shared` is its dynamic shared memory in bytes.
     pub(crate) fn written(&self, kernel: &HandwrittenKernel, shared: u32) -> Result<KernelFunction> {
         if let Some(function) = self.written.lock().get(kernel) {
             return Ok(*function);
@@ -127,7 +129,7 @@ impl Engine {
     }
 }
 
-/// A driver's failure as an error that names the operation.
+/// Turns a driver's failure into an error that names the operation and the device.
 pub(crate) fn backend(op: &'static str, device: DeviceId, failure: DriverFailure) -> Error {
     ErrorKind::Backend { op, device, message: failure.message }.into()
 }

@@ -1,4 +1,4 @@
-//! Points in queues, which order them.
+//! Events: points in queues, which order work between them.
 
 use std::sync::Arc;
 
@@ -10,11 +10,11 @@ use crate::{
     queue::Queue,
 };
 
-/// A point in a queue.
+/// A point in a queue, for which other queues can wait.
 pub struct CudaEvent {
     engine: Arc<Engine>,
     mark: Mark,
-    /// The queue and the number of the capture in which it was recorded.
+    /// The stream, and the number of the capture, in which the event was recorded; `None` outside of captures.
     captured: Option<(Stream, u64)>,
 }
 
@@ -36,7 +36,7 @@ impl CudaEvent {
         let capturing = queue.capture_number().map(|number| (queue.stream, number));
         if self.captured == capturing {
             return match capturing {
-                // One queue is in order by itself.
+                // Within a capture there is one queue, which is in order by itself.
                 Some(_) => Ok(()),
                 None => queue.kept("wait", queue.driver().wait(queue.stream, self.mark)),
             };

@@ -19,33 +19,39 @@ use crate::{
 pub struct Graph {
     queue: Arc<Queue>,
     recording: Recording,
-    /// Whether it has kernels that report an index out of range.
+    /// True if the graph has kernels that may report an index out of range.
     reports: bool,
     held: Arc<HeldBlocks>,
     keys: Arc<CapturedKeys>,
 }
 
 impl Cuda {
-    /// Captures the work that `step` queues on this handle, instead of running it; [`Graph::launch`] runs it. Also
+    /// Captures the work that `step` queues on this handle instead of running it; [`Graph::launch`] runs it. Also
     /// returns the result of `step`.
     ///
-    /// The rules, each of which is an error by name where it can be found:
+    /// The rules below are errors by name wherever a violation can be found:
     ///
-    /// - Run the step two or three times before: kernels must be compiled, and the pool must hold all the memory it
-    ///   allocates.
-    /// - Inside, nothing is read or written by the host: no `to_vec`, `item`, uploads or `synchronize`. Read the loss
+    /// - Run the step two or three times before: kernels must be compiled, and the pool must hold all the memory the
+    ///   step allocates.
+    /// - In the step, the host reads and writes no tensor: no `to_vec`, `item`, uploads or `synchronize`. Read the loss
     ///   after a launch, from the tensor that `step` returned.
-    /// - Every launch works on the same memory: new data go into the tensors the step reads. Tensors that the step
-    ///   reads and did not create must outlive the graph.
-    /// - Run-time scalars are frozen; a value that changes belongs in a tensor. An optimizer whose update depends on the number of steps, or whose
-    ///   learning rate follows a schedule, is refused unless it is `capturable()`; `advance` moves it on before each launch.
+    /// - Every launch works on the same memory: write new data into the tensors that the step reads. Tensors that the
+    ///   step reads and did not create must outlive the graph.
+    /// - Run-time scalars are frozen; a value that changes belongs in a tensor. An optimizer whose update depends on
+    ///   the number of steps, or whose learning rate follows a schedule, is refused unless it is `capturable()`. Call
+    ///   `advance` on it before each launch.
     /// - A step with random values (dropout) is launched by [`Graph::launch_with_seeds`].
-    /// - All work is queued on this handle; work of other handles is not captured, and nothing in the step waits for it. Tensors of other handles
-    ///   that are dropped in the step are kept by the graph.
-    /// - Other threads may go on: what would break a capture (memory of the device, kernels that are loaded) waits for its end. Loaders use a
-    ///   [`fork`](numcore::Runtime::fork).
+    /// - All work is queued on this handle. Work of other handles is not captured, and the step does not wait for it.
+    ///   Tensors of other handles that are dropped in the step are kept by the graph.
+    /// - Other threads may continue. Their calls that would break a capture (allocating device memory, loading kernels)
+    ///   wait for its end. Data loaders use a [`fork`](numcore::Runtime::fork).
     ///
-    /// Memory the step used stays with the graph until it is dropped.
+    /// Memory that the step used stays with the graph until the graph is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The queue has failed or is being captured, the step fails or breaks a rule, or the driver invalidates the
+    /// capture.
     pub fn capture<T>(&self, step: impl FnOnce() -> Result<T>) -> Result<(Graph, T)> {
         let queue = &self.queue;
         queue.check()?;
@@ -55,7 +61,7 @@ impl Cuda {
         queue.kept("capture", queue.driver().begin_capture(queue.stream))?;
         queue.begin_capture(keys.clone());
         let held = queue.memory.begin_capture();
-        // A panic must not leave the queue captured, and the device's other threads waiting.
+        // A panic must not leave the queue captured and the device's other threads waiting.
         let result = catch_unwind(AssertUnwindSafe(step));
         queue.memory.end_capture();
         let reports = queue.end_capture();
@@ -85,10 +91,11 @@ impl Cuda {
 }
 
 impl Graph {
-    /// Queues the whole graph. An index out of range in it is found as that of any other work: by the next read.
+    /// Queues the whole graph. An index out of range in it is reported by the next read, as for any other work.
     ///
     /// # Errors
-    /// If the step draws random values, which would be the same in every launch: [`launch_with_seeds`](Graph::launch_with_seeds) is for that.
+    /// The step draws random values, which would be the same in every launch: use
+    /// [`launch_with_seeds`](Graph::launch_with_seeds).
     pub fn launch(&self) -> Result<()> {
         if self.keys.count() > 0 {
             let why = "the captured step draws random values; give each launch seeds of its own by `launch_with_seeds`";
@@ -97,8 +104,9 @@ impl Graph {
         self.queue.replay(self.recording, self.reports)
     }
 
-    /// Queues the whole graph, with other seeds of its random values: `next` is called once for each of the step's seeds, in the order in which the
-    /// step first used them. With the stream that the step itself drew from, the launch draws what the step would:
+    /// Queues the whole graph with new seeds of its random values. `next` is called once for each seed of the step, in
+    /// the order in which the step first used them. With the step's own stream of seeds, the launch draws the values
+    /// that the step would draw:
     ///
     /// ```text
     /// let before = random_state();

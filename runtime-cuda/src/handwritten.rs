@@ -1,4 +1,4 @@
-//! The kernels of the folder `kernels`: each is a file, an entry function in it, and the values of its defines.
+//! The kernels of the folder `kernels`. A kernel is a file, an entry function in it, and the values of its defines.
 
 use std::fmt::{self, Write};
 
@@ -16,7 +16,7 @@ use crate::{
 
 macro_rules! files {
     ($($name:literal),* $(,)?) => {
-        /// Every file, by name.
+        /// The text of every file, by name.
         const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../kernels/", $name)))),*];
     };
 }
@@ -75,13 +75,13 @@ impl From<bool> for DefineValue {
     }
 }
 
-/// A kernel: which file, which function, and the values of its defines.
+/// A hand-written kernel: its file, its function, and the values of its defines.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct HandwrittenKernel {
     file: &'static str,
     entry: &'static str,
     defines: SmallVec<[(&'static str, DefineValue); 5]>,
-    /// Bytes of shared memory it is launched with.
+    /// Bytes of dynamic shared memory it is launched with.
     shared: u32,
 }
 
@@ -94,7 +94,7 @@ impl HandwrittenKernel {
         HandwrittenKernel { file, entry, defines: defines.into(), shared: 0 }
     }
 
-    /// This kernel with `bytes` of dynamic shared memory.
+    /// Sets `bytes` of dynamic shared memory.
     pub(crate) fn with_shared(self, bytes: usize) -> HandwrittenKernel {
         HandwrittenKernel { shared: bytes as u32, ..self }
     }
@@ -124,7 +124,7 @@ fn include(text: &mut String, file: &str) {
     }
 }
 
-/// The type `T` of a kernel, as the files name it.
+/// The C name of a type, for a kernel's define `T`.
 pub(crate) fn element(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
@@ -149,11 +149,11 @@ pub(crate) struct Strided {
     padding: i32,
 }
 
-// As `common.cuh` asserts.
+// The size that `common.cuh` asserts too.
 const _: () = assert!(size_of::<Strided>() == 104);
 
 impl Strided {
-    /// An operand on the axes of a launch.
+    /// The layout of `operand` on the axes of a launch.
     pub(crate) fn of(axes: &LoopAxes, operand: usize) -> Strided {
         let mut strided = Strided { rank: axes.rank() as i32, ..Strided::zeroed() };
         for (d, &size) in axes.sizes.iter().enumerate() {
@@ -164,7 +164,7 @@ impl Strided {
     }
 }
 
-/// A launch in the making.
+/// A launch whose arguments are being collected.
 pub(crate) struct KernelLaunch<'a> {
     cuda: &'a Cuda,
     op: &'static str,
@@ -175,7 +175,7 @@ pub(crate) struct KernelLaunch<'a> {
 }
 
 impl<'a> KernelLaunch<'a> {
-    /// Of a kernel that is compiled now if it is new.
+    /// Begins a launch of `kernel`, which is compiled now if it is new.
     pub(crate) fn new(cuda: &'a Cuda, op: &'static str, kernel: &HandwrittenKernel) -> Result<KernelLaunch<'a>> {
         let function = cuda.queue.engine.written(kernel, kernel.shared)?;
         Ok(KernelLaunch { cuda, op, entry: kernel.entry, function, shared: kernel.shared, args: Args::default() })
@@ -187,7 +187,7 @@ impl<'a> KernelLaunch<'a> {
         self
     }
 
-    /// Appends the word in which the kernel reports an index out of range; the queue will read it.
+    /// Appends the address of the word in which the kernel reports an index out of range; the queue will read it.
     pub(crate) fn flag(mut self) -> Self {
         self.args.push(self.cuda.queue.flag);
         self.args.reports = true;
@@ -197,7 +197,7 @@ impl<'a> KernelLaunch<'a> {
     /// Queues the kernel.
     ///
     /// # Safety
-    /// The arguments are the parameters of the kernel's source, and the memory they point to is as it requires.
+    /// The arguments match the parameters of the kernel's source, and the memory they point to is as it requires.
     pub(crate) unsafe fn run(mut self, blocks: [usize; 3], threads: [u32; 2]) -> Result<()> {
         let grid = Grid { blocks, threads, shared: self.shared };
         // SAFETY: the caller's promise.
@@ -205,7 +205,8 @@ impl<'a> KernelLaunch<'a> {
     }
 }
 
-/// Blocks of 256 threads for this many elements, a thread of which may take several.
+/// The number of blocks of 256 threads for `elements` elements: at most 32 per multiprocessor, so a thread may take
+/// several.
 pub(crate) fn blocks(cuda: &Cuda, elements: usize) -> [usize; 3] {
     let most = cuda.queue.engine.capabilities.parallelism.max(1) * 32;
     [elements.div_ceil(256).clamp(1, most), 1, 1]

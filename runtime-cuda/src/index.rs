@@ -11,12 +11,12 @@ use crate::{
     scatter,
 };
 
-/// Indices a thread of a scatter may walk by itself; with lines enough to fill a device, more.
+/// The most indices that a thread of a scatter walks by itself; `WALKED_BY_MANY` with lines enough to fill a device.
 const WALKED: usize = 64;
 const MANY_LINES: usize = 1 << 15;
 const WALKED_BY_MANY: usize = 1 << 12;
 
-/// `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`.
+/// Computes `out[.., i, ..] = x[.., index[.., i, ..], ..]` along `axis`.
 pub(crate) fn gather(
     cuda: &Cuda,
     x: View<'_, Cuda>,
@@ -52,7 +52,7 @@ pub(crate) fn gather(
     unsafe { launch.run(blocks(cuda, count), [256, 1]) }
 }
 
-/// `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`.
+/// Computes `out[.., index[.., i, ..], ..] += src[.., i, ..]` along `axis`, in ascending order of `i`.
 pub(crate) fn scatter_add(
     cuda: &Cuda,
     src: View<'_, Cuda>,
@@ -101,8 +101,8 @@ pub(crate) fn without(mut steps: Steps, axis: usize) -> Steps {
     steps
 }
 
-/// Bytes that can be moved at once: a contiguous run that shares an index, in words to which every row is aligned.
-/// `step` is the second operand's stride along the indexed axis.
+/// The number of bytes that can be moved at once: a contiguous run that shares an index, in words to which every row is
+/// aligned. `step` is the second operand's stride along the indexed axis.
 fn words(axes: &LoopAxes, moved: &[&Operand; 2], step: isize) -> usize {
     let (last, size) = (axes.rank() - 1, moved[0].dtype.size());
     let inner = |i: usize| axes.steps[i][last];
@@ -119,7 +119,7 @@ fn words(axes: &LoopAxes, moved: &[&Operand; 2], step: isize) -> usize {
     [16, 8, 4, 2].into_iter().find(|&word| word > size && fits(word)).unwrap_or(size)
 }
 
-/// The axes with the first two operands counted in words of `each` elements.
+/// Changes the axes so that the first two operands are counted in words of `each` elements.
 fn in_words(axes: &mut LoopAxes, each: usize) {
     let last = axes.rank() - 1;
     if each == 1 {
@@ -131,7 +131,7 @@ fn in_words(axes: &mut LoopAxes, each: usize) {
     }
 }
 
-/// The type that moves this many bytes.
+/// The C type that moves `size` bytes.
 fn bits(size: usize) -> &'static str {
     match size {
         1 => "u8",

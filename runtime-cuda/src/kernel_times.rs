@@ -1,7 +1,8 @@
-//! When kernels ran on the GPU, for a recording of spans.
+//! The times at which kernels ran on the GPU, for a recording of spans.
 //!
-//! While kernels are recorded, each is launched between two marks of its stream. A thread waits for the marks behind the launches, and reads how
-//! long after a first mark they were reached. Spans belong to that thread, so the GPU has a track next to those of the host's threads.
+//! While kernels are recorded, each is launched between two marks (CUDA events) of its stream. A thread waits for the
+//! marks, and reads the time between a first mark and each of them. Spans belong to that thread, so the GPU has a track
+//! next to those of the host's threads.
 
 use std::{
     sync::{
@@ -25,7 +26,7 @@ pub(crate) struct KernelTimes {
     pending: Arc<Pending>,
 }
 
-/// A kernel between its marks.
+/// A launched kernel and the marks before and after it.
 struct LaunchedKernel {
     name: &'static str,
     of: String,
@@ -33,7 +34,7 @@ struct LaunchedKernel {
     end: Mark,
 }
 
-/// How many kernels have no span yet.
+/// The number of kernels that have no span yet.
 #[derive(Default)]
 struct Pending {
     count: Mutex<usize>,
@@ -41,7 +42,7 @@ struct Pending {
 }
 
 impl KernelTimes {
-    /// Of the queue of this stream; its track is named so.
+    /// Starts a thread that measures the kernels of `stream`; the thread, and so the track, is named `track`.
     pub(crate) fn new(driver: Arc<dyn Driver>, stream: Stream, track: String) -> Fallible<KernelTimes> {
         let origin = Origin::new(&*driver, stream)?;
         let (launched, kernels) = channel();
@@ -51,12 +52,12 @@ impl KernelTimes {
             rank.into_iter().for_each(trace::set_rank);
             watch(&*own, origin, &kernels, &done);
         };
-        // It ends when the queue is dropped, and with it the sender.
+        // The thread ends when the queue is dropped, and with it the sender.
         thread::Builder::new().name(track).spawn(watch).map_err(|e| DriverFailure::new(e.to_string()))?;
         Ok(KernelTimes { driver, stream, launched, pending })
     }
 
-    /// Runs `launch` of an operation, of this kernel or shape, between two marks.
+    /// Runs `launch` between two marks. `name` is the operation, `of` the kernel or the shape of a product.
     pub(crate) fn around(&self, name: &'static str, of: String, launch: impl FnOnce() -> Fallible<()>) -> Fallible<()> {
         let start = self.mark()?;
         let done = launch().and_then(|()| self.mark());
@@ -87,7 +88,7 @@ impl KernelTimes {
     }
 }
 
-/// A mark that was reached, and when.
+/// A mark that was reached, and the time at which the host saw it.
 struct Origin {
     mark: Mark,
     at: Instant,
@@ -100,19 +101,20 @@ impl Origin {
         Ok(Origin { mark, at: Instant::now() })
     }
 
-    /// When a mark was reached that comes after this one.
+    /// The time at which a later mark was reached.
     fn when(&self, driver: &dyn Driver, mark: Mark) -> Fallible<Instant> {
         Ok(self.at + driver.elapsed(self.mark, mark)?)
     }
 }
 
-/// A driver measures in single precision: a later origin keeps what it says exact to the microsecond.
+/// The distance at which the origin is replaced. The driver measures in single precision, so a near origin keeps times
+/// exact to the microsecond.
 const FAR: Duration = Duration::from_secs(1);
 
 /// Records the spans of kernels in the order in which they were launched, until the queue is dropped.
 fn watch(driver: &dyn Driver, mut origin: Origin, kernels: &Receiver<LaunchedKernel>, pending: &Pending) {
     for LaunchedKernel { name, of, start, end } in kernels {
-        // What fails here fails in the queue too, and is reported there.
+        // A failure here is also a failure of the queue, which reports it.
         let times = driver.await_mark(end).and_then(|()| Ok((origin.when(driver, start)?, origin.when(driver, end)?)));
         driver.destroy_mark(start);
         match times {
@@ -133,7 +135,7 @@ fn watch(driver: &dyn Driver, mut origin: Origin, kernels: &Receiver<LaunchedKer
     driver.destroy_mark(origin.mark);
 }
 
-/// A mark that knows when the stream reached it.
+/// Records a mark in `stream` that stores the time at which the stream reaches it.
 pub(crate) fn timed_mark(driver: &dyn Driver, stream: Stream) -> Fallible<Mark> {
     let mark = driver.timed_mark()?;
     if let Err(failure) = driver.record(mark, stream) {

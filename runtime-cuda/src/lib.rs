@@ -1,14 +1,15 @@
 //! NVIDIA GPUs as a runtime: [`Cuda`].
 //!
 //! Pointwise programs and reductions are printed as CUDA C around numcore's programs and compiled at run time
-//! (`codegen`); other kernels are hand-written in the folder `kernels`; matrix products use cuBLASLt. Every queue has a
-//! stream for kernels, a stream for copies and a memory pool; work is queued and methods return at once.
+//! (`codegen`). Other kernels are hand-written in the folder `kernels`; matrix products use cuBLASLt. Every queue has a
+//! stream for kernels, a stream for copies and a memory pool. Work is queued, and methods return at once.
 //!
-//! Requirements: NVIDIA's driver and cuBLASLt, and NVRTC where a kernel is not compiled yet. They are loaded at run time,
-//! so this crate builds without them; [`Cuda::new`] says which is missing, or what the system's loader said of it.
+//! Requirements: NVIDIA's driver and cuBLASLt, and NVRTC for kernels that are not compiled yet. They are loaded at run
+//! time, so this crate builds without them. The error of [`Cuda::new`] names the missing library, or quotes the
+//! system's loader.
 //!
-//! **Invariant**: results depend only on operands, types and strides: no atomics on floats, and no sum is partitioned
-//! by the size of the GPU. [`Cuda::with_tuned_products`] gives that up, where it is asked for.
+//! **Invariant**: results depend only on operands, types and strides. There are no atomics on floats, and no sum is
+//! partitioned by the size of the GPU. [`Cuda::with_tuned_products`] gives up this invariant on request.
 //!
 //! ```no_run
 //! use numcore::{Tensor, ops::PointwiseOps};
@@ -22,17 +23,16 @@
 //!
 //! # Kernels on disk
 //!
-//! Machine code is kept in `$XDG_CACHE_HOME/weftgrad/cuda` (or `~/.cache/weftgrad/cuda`) under names that identify
-//! source, options, architecture and the driver's major version of CUDA. What is there needs no compiler. Deleting the
-//! folder is always safe.
+//! Machine code is kept in `$XDG_CACHE_HOME/weftgrad/cuda` (or `~/.cache/weftgrad/cuda`). A file's name identifies
+//! source, options, architecture and the driver's major version of CUDA. A kernel in this folder needs no compiler.
+//! Deleting the folder is always safe.
 //!
 //! # Errors
 //!
 //! Work is queued, so an error may be reported later. A fault of the device (an illegal address, uncorrectable memory)
 //! is sticky: every later call reports it, with the queue's last sixteen launches. Any other failure of the driver or a
-//! library is returned once, by the call that met it.
-//! An index out of range is found when results are next read (`download`, `synchronize`), reported once, and the queue
-//! continues.
+//! library is returned once, by the call that met it. An index out of range is found when results are next read
+//! (`download`, `synchronize`). It is reported once, and the queue continues.
 
 mod args;
 mod axes;
@@ -79,7 +79,7 @@ use queue::Queue;
 #[cfg(feature = "emulate")]
 const EMULATED: numcore::DeviceId = numcore::DeviceId { kind: numcore::DeviceKind::Cuda, index: u32::MAX };
 
-/// A GPU. A cheap handle; clones share one queue: its stream, memory pool and account.
+/// A GPU. A cheap handle; clones share one queue: its stream, memory pool and memory statistics.
 #[derive(Clone)]
 pub struct Cuda {
     pub(crate) queue: Arc<Queue>,
@@ -87,7 +87,7 @@ pub struct Cuda {
     products: ProductOptions,
 }
 
-/// How products of matrices are computed.
+/// Options of matrix products: TF32 for `f32` operands, and algorithms chosen by timing.
 #[derive(Clone, Copy, Default)]
 struct ProductOptions {
     tf32: bool,
@@ -95,23 +95,26 @@ struct ProductOptions {
 }
 
 impl Cuda {
-    /// The GPU with index `index`, on a new stream. Handles of one GPU share its context, so their tensors may be used
-    /// together.
+    /// Opens the GPU with index `index`, on a new stream. Handles of one GPU share its context, so their tensors may be
+    /// used together.
     ///
-    /// An error names what is missing: the driver, a library, the GPU.
+    /// # Errors
+    ///
+    /// The driver or a library is missing, no GPU has this index, or the GPU is older than compute capability 8.0.
     pub fn new(index: u32) -> Result<Cuda> {
         Self::on(Engine::open(index)?)
     }
 
-    /// An emulated GPU: the kernels run on the host, compiled by g++ and cached in `folder`. It is slow, and exact
-    /// enough to test everything but the hardware.
+    /// An emulated GPU: kernels run on the host, compiled by g++ and cached in `folder`. It is slow, and exact enough
+    /// to test everything but the hardware.
     #[cfg(feature = "emulate")]
     pub fn emulated(folder: impl AsRef<std::path::Path>) -> Result<Cuda> {
         Self::on(Engine::shared(EMULATED, || Ok(Arc::new(driver::Emulated::new(folder.as_ref())?)))?)
     }
 
-    /// Compiles, for [`Cuda::emulated`] in the same `folder`, what `work` launches, many kernels at a time: an eighth
-    /// of the time that they take one by one. Nothing is computed: `work` reads zeros, and its failures are ignored.
+    /// Compiles the kernels that `work` launches, for [`Cuda::emulated`] in the same `folder`. Compiling many kernels
+    /// at a time takes an eighth of the time that they take one by one. Nothing is computed: `work` reads zeros, and
+    /// its failures are ignored.
     #[cfg(feature = "emulate")]
     pub fn compile_for(folder: impl AsRef<std::path::Path>, work: impl FnOnce(&Cuda)) -> Result<()> {
         let listing = Arc::new(driver::Listing::new());
@@ -120,12 +123,16 @@ impl Cuda {
         done.map_err(|e| engine::backend("compile", EMULATED, e))
     }
 
-    /// Compiles what `work` launches for GPUs of a compute capability (90 is 9.0) whose drivers are for a major version of CUDA, into the
-    /// [folder](crate#kernels-on-disk) where such a GPU looks for its kernels, and returns how many there are: where they run no compiler is needed. It needs NVRTC,
-    /// and no GPU, and takes all processors. Nothing is computed: `work` reads zeros, and its failures are ignored.
+    /// Compiles the kernels that `work` launches into the [folder](crate#kernels-on-disk) of compiled kernels, and
+    /// returns their number. GPUs that find their kernels in this folder need no compiler.
+    ///
+    /// The GPUs have compute capability `capability` (90 is 9.0), and `driver` is their driver's major version of CUDA.
+    /// The call needs NVRTC and no GPU, and uses all processors. Nothing is computed: `work` reads zeros, and its
+    /// failures are ignored.
     ///
     /// # Errors
-    /// If there is no folder, NVRTC is missing or newer than the driver, or kernels do not compile: the others are there.
+    /// No folder is known, NVRTC is missing or newer than the driver, or kernels do not compile; the other kernels are
+    /// compiled and kept.
     #[cfg(feature = "emulate")]
     pub fn precompile(capability: u32, driver: u32, work: impl FnOnce(&Cuda)) -> Result<usize> {
         use std::{
@@ -161,8 +168,8 @@ impl Cuda {
         failed.into_iter().next().map_or(Ok(sources.len()), |first| Err(error(first)))
     }
 
-    /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector that reports memory accesses not ordered
-    /// by streams and events.
+    /// An emulated GPU, separate from [`Cuda::emulated`], and a race detector. The detector reports memory accesses
+    /// that streams and events do not order.
     #[cfg(feature = "emulate")]
     pub fn watched(folder: impl AsRef<std::path::Path>) -> Result<(Cuda, AccessOrder)> {
         let emulated = driver::Emulated::new(folder.as_ref()).map_err(|e| engine::backend("Cuda::new", EMULATED, e))?;
@@ -171,8 +178,8 @@ impl Cuda {
         Ok((Self::apart(Arc::new(ordered))?, order))
     }
 
-    /// An emulated GPU with this many bytes of memory that computes nothing: what is read are zeros. It shows in no time what a step of any size needs of
-    /// memory.
+    /// An emulated GPU with `bytes` bytes of memory that computes nothing; all reads yield zeros. It shows quickly how
+    /// much memory a step of any size needs.
     #[cfg(feature = "emulate")]
     pub fn unexecuted(bytes: usize) -> Result<(Cuda, EmulatedMemory)> {
         let driver = Arc::new(driver::Listing::of(bytes));
@@ -180,26 +187,28 @@ impl Cuda {
         Ok((Self::apart(driver)?, memory))
     }
 
-    /// An emulated GPU on the given driver.
+    /// An emulated GPU on the given driver, with an engine of its own.
     #[cfg(feature = "emulate")]
     fn apart(driver: Arc<dyn driver::Driver>) -> Result<Cuda> {
         Self::on(Arc::new(Engine::new(driver, EMULATED)))
     }
 
-    /// A handle on this queue with `f32` GEMM on tensor cores (TF32: 10 bits of fraction instead of 23). Off by
+    /// A handle on this queue whose `f32` GEMM uses tensor cores (TF32: 10 bits of fraction instead of 23). Off by
     /// default.
     pub fn with_tf32(mut self, on: bool) -> Cuda {
         self.products.tf32 = on;
         self
     }
 
-    /// A handle on this queue whose products of matrices take the algorithm that is fastest here, of up to eight that cuBLASLt suggests. Each shape, layout and
-    /// type is timed at its first use outside of a captured step, which takes some thirty times as long and waits for the GPU; the choice is kept for
-    /// the process. Off by default.
+    /// A handle on this queue whose matrix products use the fastest of up to eight algorithms that cuBLASLt suggests.
+    /// Off by default.
     ///
-    /// What it gives up: which algorithm is fastest, another run or another GPU may find otherwise. Sums are then in another order, so
-    /// **results no longer repeat to the bit**: from run to run, after resuming, and between ranks that compute the same values. For steps of few
-    /// shapes; where lengths of sequences change, each length is timed.
+    /// Each shape, layout and type is timed at its first use outside of a captured step. This first use takes some
+    /// thirty times as long and waits for the GPU; the choice is kept for the process.
+    ///
+    /// Another run or another GPU may find another algorithm fastest, and its sums are in another order. So **results
+    /// no longer repeat to the bit**: from run to run, after resuming, and between ranks that compute the same values.
+    /// The option suits steps of few shapes: where lengths of sequences change, each length is timed.
     pub fn with_tuned_products(mut self, on: bool) -> Cuda {
         self.products.tuned = on;
         self
@@ -213,7 +222,7 @@ impl Cuda {
         })
     }
 
-    /// Memory of a kernel's own.
+    /// Allocates scratch memory for a kernel, booked under this handle's memory category.
     pub(crate) fn scratch(&self, bytes: usize) -> Result<CudaBuffer> {
         self.queue.memory.alloc(bytes, self.use_)
     }

@@ -26,14 +26,14 @@ use crate::{
 /// The most blocks per multiprocessor: more only repeat the start of a block.
 const BLOCKS: usize = 32;
 
-/// An input: its own memory, or the old value of an output.
+/// The source of an input: its own memory, or the old value of an output.
 #[derive(Clone, Copy)]
 pub(crate) enum InputSource {
     View(Operand),
     Own(usize),
 }
 
-/// An output, and whether its old value counts.
+/// An output; with `add`, results are added to its old value.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
     pub to: Operand,
@@ -116,7 +116,7 @@ fn densely(cuda: &Cuda, program: &Program, ins: &[InputSource], scalars: &[Scala
     launch(cuda, program, &dense, scalars, outs)
 }
 
-/// A dense copy as `dtype`, and its memory.
+/// Copies an operand to dense memory as `dtype`. The returned buffer is the copy's memory.
 pub(crate) fn to_dense(cuda: &Cuda, x: &Operand, dtype: DType) -> Result<(CudaBuffer, Operand)> {
     let layout = Layout::contiguous(*x.layout.shape());
     let memory = cuda.scratch(layout.numel() * dtype.size())?;
@@ -205,7 +205,7 @@ impl<'a> PointwiseCall<'a> {
         }
     }
 
-    /// In the order of the kernel's parameters.
+    /// The arguments in the order of the kernel's parameters.
     fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar]) -> Result<Args> {
         let wide = self.loops().wide;
         let sizes = self.axes.units(self.lanes);
@@ -231,7 +231,7 @@ impl<'a> PointwiseCall<'a> {
     }
 }
 
-/// Values that are the same for all elements, then keys of random bits.
+/// Appends values that are equal for all elements, then keys of random bits.
 pub(crate) fn values(
     args: &mut Args,
     cuda: &Cuda,
@@ -252,7 +252,7 @@ pub(crate) fn values(
     Ok(())
 }
 
-/// Whether a program reads the position of its elements.
+/// Tells whether a program reads the position of its elements.
 pub(crate) fn is_positional(program: &Program) -> bool {
     use numcore::pointwise::Inst;
     program.insts().iter().any(|i| matches!(i, Inst::Index | Inst::Random { .. }))
@@ -265,12 +265,12 @@ pub(crate) fn positions(shape: &Shape) -> Steps {
     steps
 }
 
-/// Inputs of a reduction that reduces nothing.
+/// The inputs of a reduction that reduces nothing.
 pub(crate) fn views(ins: &[View<'_, Cuda>]) -> SmallVec<[InputSource; 6]> {
     ins.iter().map(|v| InputSource::View(Operand::from(*v))).collect()
 }
 
-/// The kernel a launch would run.
+/// The source of the kernel that a launch would run.
 #[cfg(all(test, feature = "nvrtc-tests"))]
 pub(crate) fn source_of(
     program: &Program,

@@ -25,48 +25,49 @@ use crate::{
     staging::Staging,
 };
 
-/// The state that clones of a handle share.
+/// The state that clones of a `Cuda` handle share.
 pub(crate) struct Queue {
     pub engine: Arc<Engine>,
     pub stream: Stream,
     pub memory: Arc<Memory>,
     staging: Mutex<Staging>,
-    /// A word that kernels set where an index is out of range, and whether one that may do so was launched.
+    /// The device address of a word in which kernels set a bit per operation that met an index out of range.
     pub flag: u64,
     flagged: AtomicBool,
-    /// Whether a kernel that may set it was captured.
+    /// True if a kernel that may set the flag word was captured in the current capture.
     captured_flag: AtomicBool,
     recent: RecentLaunches,
     failed: Mutex<Option<(&'static str, DriverFailure)>>,
     capturing: AtomicBool,
-    /// Captures so far.
+    /// The number of captures begun so far.
     captures: AtomicU64,
     /// The keys of random bits of the capture in progress.
     keys: Mutex<Option<Arc<CapturedKeys>>>,
-    /// The workspace of GEMM, one at a time, since the queue is ordered. Allocated at first use.
+    /// The device address of the GEMM workspace, allocated at first use. One GEMM runs at a time, since the queue is
+    /// ordered.
     workspace: OnceLock<u64>,
-    /// When kernels ran, since the first recording; `None` where that cannot be measured.
+    /// The measured times of kernels, since the first recording of spans; `None` where they cannot be measured.
     times: OnceLock<Option<KernelTimes>>,
 }
 
 /// Bytes of the GEMM workspace: the size cuBLAS itself uses on Hopper.
 const WORKSPACE: usize = 32 << 20;
 
-/// Most blocks of a launch along each axis, of every GPU.
+/// The most blocks of a launch along each axis of the grid, equal on every GPU.
 const MOST_BLOCKS: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
 
-/// The bits of the flag word, and what they say.
+/// The bits of the flag word, and the operation that sets each.
 const FLAGS: [(u32, &str); 3] = [(1, "gather"), (2, "scatter_add"), (4, "cross_entropy")];
 const FLAG_BYTES: usize = 256;
 
 impl Queue {
-    /// On a stream of its own.
+    /// Creates a queue on a new stream.
     pub(crate) fn new(engine: Arc<Engine>) -> Result<Queue> {
         let stream = engine.driver.stream().map_err(|e| backend("fork", engine.device, e))?;
         Queue::on(engine, stream)
     }
 
-    /// On a stream whose work goes before that of others.
+    /// Creates a queue on a new stream of the highest priority.
     pub(crate) fn with_priority(engine: Arc<Engine>) -> Result<Queue> {
         let stream = engine.driver.priority_stream().map_err(|e| backend("fork", engine.device, e))?;
         Queue::on(engine, stream)
@@ -75,7 +76,7 @@ impl Queue {
     fn on(engine: Arc<Engine>, stream: Stream) -> Result<Queue> {
         let driver = engine.driver.clone();
         let memory = Memory::new(engine.memory.clone(), stream);
-        // Not from the pool: it is no tensor's.
+        // Taken from the driver, not the pool: it belongs to no tensor.
         let flag = memory.driver_alloc(FLAG_BYTES).and_then(|at| at.ok_or_else(|| DriverFailure::new("out of memory")));
         let flag = flag.map_err(|e| backend("fork", engine.device, e))?;
         // SAFETY: just allocated with this size.
@@ -103,7 +104,7 @@ impl Queue {
         &*self.engine.driver
     }
 
-    /// The error this queue has failed with, if it has.
+    /// Returns the sticky error of this queue, if there is one.
     pub(crate) fn check(&self) -> Result<()> {
         match &*self.failed.lock() {
             None => Ok(()),
@@ -111,7 +112,7 @@ impl Queue {
         }
     }
 
-    /// Hands a result on. A sticky failure stays with the queue, with the launches before it.
+    /// Converts a driver's result. A sticky failure is stored in the queue, with the launches before it.
     pub(crate) fn kept<T>(&self, op: &'static str, done: Fallible<T>) -> Result<T> {
         done.map_err(|mut failure| {
             if failure.is_sticky() {
@@ -122,10 +123,10 @@ impl Queue {
         })
     }
 
-    /// Launches a kernel by the name `entry`.
+    /// Launches a kernel, named `entry` in errors.
     ///
     /// # Safety
-    /// As for [`Driver::launch`].
+    /// The conditions of [`Driver::launch`].
     pub(crate) unsafe fn launch(
         &self,
         op: &'static str,
@@ -145,23 +146,23 @@ impl Queue {
         self.recent.note(op, entry, grid);
         let done = self.measured(op, || entry.to_string(), launch);
         self.kept(op, done.map_err(|e| e.within(&format!("kernel {entry}"))))?;
-        // After the launch: a reader that came before it would clear this, and find nothing.
+        // Set after the launch: a reader that came before it would clear the flag, and find nothing.
         if args.reports {
             self.reporting(self.capturing.load(Ordering::Acquire)).store(true, Ordering::Release);
         }
         Ok(())
     }
 
-    /// Whether a kernel that may set the flag word was launched, or captured.
+    /// The flag that says a kernel which may set the flag word was launched; with `captured`, that one was captured.
     fn reporting(&self, captured: bool) -> &AtomicBool {
         if captured { &self.captured_flag } else { &self.flagged }
     }
 
-    /// A GEMM by cuBLASLt; by its [fastest algorithm](Queue::fastest_algorithm) if it is to be tuned. What the library says where it has none, with a
-    /// workspace or without; nothing was queued then.
+    /// Queues a GEMM of cuBLASLt; with `is_tuned`, by its [fastest algorithm](Queue::fastest_algorithm). Returns the
+    /// library's failure if it has no algorithm, with a workspace or without; nothing is queued then.
     ///
     /// # Safety
-    /// As for [`Driver::gemm`].
+    /// The conditions of [`Driver::gemm`].
     pub(crate) unsafe fn gemm(
         &self,
         gemm: &CublasGemm,
@@ -188,7 +189,7 @@ impl Queue {
         }
     }
 
-    /// Launches a kernel of an operation, and measures when it runs if such spans are recorded.
+    /// Launches a kernel of operation `name`, and measures its time while kernel spans are recorded.
     fn measured(
         &self,
         name: &'static str,
@@ -222,7 +223,7 @@ impl Queue {
         Ok(*self.workspace.get().unwrap_or(&at))
     }
 
-    /// Runs calls of another library in this thread, with the device's context current.
+    /// Runs calls of another library on this thread, with the device's context current.
     pub(crate) fn enter(&self, op: &'static str, work: &mut dyn FnMut()) -> Result<()> {
         self.check()?;
         self.refuse_while_capturing(op)?;
@@ -232,7 +233,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Blocks until all queued work is done.
+    /// Blocks until all queued work is done, then reports an index out of range.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.check()?;
         self.refuse_while_capturing("synchronize")?;
@@ -258,22 +259,23 @@ impl Queue {
         self.check_flag()
     }
 
-    /// A copy through page-locked memory. Where it fails half-way, its chunks are free again once this returns.
+    /// Copies through page-locked memory. After a copy that fails half-way, its chunks are free again once this
+    /// returns.
     fn staged(&self, copy: impl FnOnce(&mut Staging) -> Fallible<()>) -> Fallible<()> {
         let mut staging = self.staging.lock();
         copy(&mut staging).inspect_err(|_| staging.drain())
     }
 
-    /// Reports an index out of range once: the kernel that met it wrote nothing there, and the queue continues.
+    /// Reports an index out of range once. The kernel that met it wrote nothing for it, and the queue continues.
     fn check_flag(&self) -> Result<()> {
         if !self.flagged.swap(false, Ordering::AcqRel) {
             return Ok(());
         }
-        // A word that could not be read is read by the next one.
+        // After a failed read the flag stays set, so that the next call reads the word.
         self.read_flag().inspect_err(|_| self.flagged.store(true, Ordering::Release))?.map_or(Ok(()), Err)
     }
 
-    /// Reads the flag word and clears it: what it says, if anything.
+    /// Reads the flag word and clears it; returns the error it stands for, if any.
     fn read_flag(&self) -> Result<Option<Error>> {
         let mut word = [0u8; 4];
         // SAFETY: the flag has 4 bytes.
@@ -299,12 +301,12 @@ impl Queue {
         Err(ErrorKind::Unsupported { op, device: self.engine.device, why }.into())
     }
 
-    /// Where a kernel finds this key of random bits in memory: nowhere, unless it is captured.
+    /// Returns the device address at which a captured kernel reads this key of random bits; 0 outside of captures.
     pub(crate) fn stored_key(&self, op: &'static str, key: u64) -> Result<u64> {
         self.keys.lock().as_ref().map_or(Ok(0), |keys| keys.address(op, key))
     }
 
-    /// Work is captured from here on.
+    /// Marks the queue as captured; `keys` collects the keys of random bits.
     pub(crate) fn begin_capture(&self, keys: Arc<CapturedKeys>) {
         *self.keys.lock() = Some(keys);
         self.captured_flag.store(false, Ordering::Release);
@@ -317,14 +319,14 @@ impl Queue {
         self.capturing.load(Ordering::Acquire).then(|| self.captures.load(Ordering::Acquire))
     }
 
-    /// Work runs again from here on. Returns whether a captured kernel may report an index out of range.
+    /// Marks the capture as ended. Returns true if a captured kernel may report an index out of range.
     pub(crate) fn end_capture(&self) -> bool {
         *self.keys.lock() = None;
         self.capturing.store(false, Ordering::Release);
         self.captured_flag.swap(false, Ordering::AcqRel)
     }
 
-    /// Launches what was captured. `reports`: it has kernels that may report an index out of range.
+    /// Launches a recording. `reports` is true if it has kernels that may report an index out of range.
     pub(crate) fn replay(&self, recording: Recording, reports: bool) -> Result<()> {
         self.check()?;
         self.refuse_while_capturing("launch")?;
@@ -337,7 +339,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // Host memory that copies still read must not be freed.
+        // Copies still read host memory: it must not be freed before they are done.
         let _ = self.driver().synchronize(self.stream);
         // SAFETY: allocated in `new`; the queue has passed.
         unsafe { self.driver().free(self.flag) };

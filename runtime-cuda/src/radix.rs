@@ -8,16 +8,16 @@ use crate::{
     memory::CudaBuffer,
 };
 
-/// Pairs of a tile, as `radix.cu` has it.
+/// The number of pairs of a tile, as in `radix.cu`.
 const TILE: usize = 2048;
 const DIGITS: usize = 16;
 const BITS: usize = 4;
-/// Most lines of a launch.
+/// The most lines of a launch.
 const LINES: usize = 65_535;
 
-/// Keys and positions of `lines` rows of `n`, and memory of equal size to move them to.
+/// Keys and positions of `lines` rows of `n`, and memory of equal size to which each pass moves them.
 pub(crate) struct Pairs {
-    /// Bytes of a key: 4 or 8.
+    /// The bytes of a key: 4 or 8.
     pub key: usize,
     pub keys: [CudaBuffer; 2],
     pub places: [CudaBuffer; 2],
@@ -33,12 +33,12 @@ impl Pairs {
         Ok(Pairs { key, keys, places, lines, n })
     }
 
-    /// The type of a key.
+    /// The C type of a key.
     pub(crate) fn name(&self) -> &'static str {
         if self.key == 4 { "u32" } else { "u64" }
     }
 
-    /// Sorts by the lowest `bits` bits of the keys; the first of both buffers then hold the result.
+    /// Sorts by the lowest `bits` bits of the keys. The result is in the first of both buffers.
     pub(crate) fn sort(&mut self, cuda: &Cuda, op: &'static str, bits: usize) -> Result<()> {
         let tiles = self.n.div_ceil(TILE);
         let counts = cuda.scratch(self.lines.min(LINES) * DIGITS * tiles * 4)?;

@@ -1,5 +1,5 @@
-//! The last launches of a queue. A fault of the device is reported by whichever call comes next, so its message says
-//! what had been launched.
+//! The last launches of a queue. A fault of the device is reported by the next call, whichever it is, so its message
+//! lists the launches before it.
 
 use std::{collections::VecDeque, fmt::Write};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::driver::Grid;
 
-/// How many are kept.
+/// The number of launches that are kept.
 const KEPT: usize = 16;
 
 struct RecentLaunch {
@@ -17,7 +17,7 @@ struct RecentLaunch {
     threads: [u32; 2],
 }
 
-/// The last launches of a queue, oldest first. Noting one allocates nothing once there are as many as are kept.
+/// The last launches of a queue, oldest first. Once `KEPT` are held, noting one more allocates nothing.
 #[derive(Default)]
 pub(crate) struct RecentLaunches(Mutex<VecDeque<RecentLaunch>>);
 
@@ -31,7 +31,7 @@ impl RecentLaunches {
         all.push_back(RecentLaunch { op, entry: name, blocks: grid.blocks, threads: grid.threads });
     }
 
-    /// One line for each, or nothing where nothing was launched.
+    /// One line for each launch; empty if there was none.
     pub(crate) fn listing(&self) -> String {
         let all = self.0.lock();
         let mut text = String::new();

@@ -24,15 +24,15 @@ use crate::{
     pointwise::{self, Target, is_positional, positions, values},
 };
 
-/// Blocks a launch should have before long sums are left whole.
+/// The number of blocks of a launch from which on long sums are left whole.
 const ENOUGH: usize = 1024;
-/// The smallest number of steps of a thread before a sum is partitioned.
+/// The least steps of a thread in each chunk of a partitioned sum.
 const STEPS: usize = 8;
-/// Adjacent results of a block, where adjacent threads hold adjacent results.
+/// The number of adjacent results of a block, where adjacent threads hold adjacent results.
 const COLUMNS: usize = 32;
-/// Threads of a block along the results, where each has several that are adjacent: 128 bytes of a row.
+/// The number of threads of a block along the results, where each has several adjacent ones: 128 bytes of a row.
 const WIDE_COLUMNS: usize = 8;
-/// Groups of elements for each thread of a row.
+/// The number of groups of elements for each thread of a row.
 const EACH: usize = 4;
 
 pub(crate) fn reduce(
@@ -85,32 +85,32 @@ fn none(op: ReduceKind, dtype: DType) -> Scalar {
     }
 }
 
-/// A reduction on addresses: its operands on the axes that are kept and on those that are not. Inputs come first, then
-/// the output, then positions.
+/// A reduction on addresses: its operands on the axes that are kept and on those that are reduced. Inputs come first,
+/// then the output, then positions.
 struct ReduceCall<'a> {
     map: &'a Program,
     ins: &'a [Operand],
     op: ReduceKind,
     target: Target,
-    /// The type of the values that are combined; of partial values also how they are stored.
+    /// The axes that are kept, over all operands.
     kept: LoopAxes,
     reduced: LoopAxes,
     cut: ReducePartition,
     lanes: usize,
 }
 
-/// How threads are laid over results and elements.
+/// The assignment of threads to results and elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ReducePartition {
     near: Near,
     block: (usize, usize),
     chunks: usize,
-    /// Groups of elements of a chunk.
+    /// The number of groups of elements of a chunk.
     per: usize,
 }
 
 impl ReducePartition {
-    /// For this many results, each of this many groups of elements.
+    /// Partitions `results` reductions of `units` groups of elements each.
     fn of(near: Near, results: usize, units: usize) -> ReducePartition {
         let threads = THREADS as usize;
         let block = match near {
@@ -188,7 +188,7 @@ impl<'a> ReduceCall<'a> {
         let results = self.kept.count();
         let memory = cuda.scratch(self.cut.chunks * results * acc.size())?;
         self.launch(cuda, scalars, memory.address(), true)?;
-        // Chunk by chunk: partial results first, in the order of the kept axes.
+        // Partial results lie chunk by chunk, in the order of the kept axes.
         let dims: SmallVec<[usize; MAX_RANK]> =
             std::iter::once(self.cut.chunks).chain(self.kept.sizes.clone()).collect();
         let partial = Operand { address: memory.address(), layout: Layout::contiguous(Shape::new(&dims)?), dtype: acc };
@@ -210,7 +210,7 @@ impl<'a> ReduceCall<'a> {
         )
     }
 
-    /// Adjacent results of a thread, and adjacent elements of a sum that it reads at once.
+    /// The number of adjacent results of a thread, and of adjacent elements of a sum that it reads at once.
     fn groups(&self) -> (usize, usize) {
         match self.cut.near {
             Near::Reduced => (1, self.lanes),
@@ -218,7 +218,7 @@ impl<'a> ReduceCall<'a> {
         }
     }
 
-    /// Whether offsets, or the number of elements along either kind of axes, need more than 31 bits.
+    /// Tells whether offsets, or the number of elements along either kind of axes, need more than 31 bits.
     fn is_wide(&self) -> bool {
         let both = self.kept.reaches().zip(self.reduced.reaches()).map(|(a, b)| a.saturating_add(b));
         self.kept.is_wide() || self.reduced.is_wide() || both.max().unwrap_or(0) >= WIDE
@@ -247,7 +247,7 @@ impl<'a> ReduceCall<'a> {
         }
     }
 
-    /// Writes results, or one chunk's values after another, to `to`.
+    /// Launches the kernel, which writes results to `to`; with `partial`, the values of one chunk after another.
     fn launch(&self, cuda: &Cuda, scalars: &[Scalar], to: u64, partial: bool) -> Result<()> {
         let dtypes: SmallVec<[DType; 8]> = self.ins.iter().map(|x| x.dtype).collect();
         // A half-precision value that is read back in its compute type is still that value.
@@ -269,7 +269,7 @@ impl<'a> ReduceCall<'a> {
         unsafe { cuda.queue.launch(self.map.name(), &kernel.entry, kernel.function, grid, &mut args) }
     }
 
-    /// In the order of the kernel's parameters.
+    /// The arguments in the order of the kernel's parameters.
     fn args(&self, cuda: &Cuda, kernel: &Generated, typed: &Typed, scalars: &[Scalar], to: u64) -> Result<Args> {
         let wide = self.is_wide();
         let (columns, lanes) = self.groups();
@@ -329,8 +329,8 @@ fn lanes(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
     lanes
 }
 
-/// The number of adjacent results that a thread has, whose elements it reads at once: as many as 16 bytes hold of columns
-/// that begin at multiples of that, if a block has so many.
+/// The number of adjacent results of a thread, whose elements it reads at once: up to 16 bytes. It is 1 for at most
+/// `COLUMNS / 2` results, and where columns do not begin at multiples of that number.
 fn columns(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
     let mut places: SmallVec<[Option<MemoryRef>; 8]> = ins.iter().map(|x| Some(x.place())).collect();
     places.resize(kept.steps.len(), None);
@@ -346,7 +346,7 @@ fn columns(ins: &[Operand], kept: &LoopAxes, reduced: &LoopAxes) -> usize {
     if begins && kept.sizes[last].is_multiple_of(lanes) { lanes } else { 1 }
 }
 
-/// The kernels a launch would run: the first, and that of its partial values.
+/// The kernel of a reduction's first launch; the one that combines partial values is not included.
 #[cfg(all(test, feature = "nvrtc-tests"))]
 pub(crate) fn sources_of(
     map: &Program,

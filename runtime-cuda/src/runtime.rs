@@ -1,4 +1,4 @@
-//! [`Runtime`] for [`Cuda`]: each method calls the module of its family.
+//! [`Runtime`] for [`Cuda`]: each method calls the module of its family of operations.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Cuda {
-    /// Notes that this queue is about to use these, which may be memory of another's.
+    /// Notes that this queue is about to use these buffers, which may belong to other queues.
     fn lend<'a>(&self, buffers: impl IntoIterator<Item = &'a CudaBuffer>) {
         buffers.into_iter().for_each(|b| b.used_by(&self.queue.memory));
     }

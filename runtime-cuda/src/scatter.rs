@@ -1,5 +1,6 @@
-//! Scatters by sorting: pairs (destination, position) are sorted, stably, so that the sources of each destination are
-//! adjacent, in ascending order of their positions. No atomics, and work in proportion to the pairs.
+//! Scatters by sorting. Pairs (destination, position) are sorted, stably, so that the sources of each destination are
+//! adjacent, in ascending order of their positions. There are no atomics, and the work is proportional to the number of
+//! pairs.
 
 use numcore::{ErrorKind, Result};
 
@@ -12,15 +13,15 @@ use crate::{
     radix::Pairs,
 };
 
-/// Columns of a block, and pairs.
+/// The numbers of columns and of pairs of a block.
 const BLOCK: [usize; 2] = [32, 4];
-/// Most blocks along the grid's second axis.
+/// The most blocks along the grid's second axis.
 const MOST: usize = 65_535;
 
 pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operand, out: &Operand) -> Result<()> {
     let rank = src.dims().len();
     let others = || (0..rank).filter(|&a| a != axis);
-    // Columns go the same way: the index repeats along them.
+    // Columns share their destinations: the index repeats along them.
     let (columns, lines): (Vec<usize>, Vec<usize>) = others().partition(|&a| index.layout.strides()[a] == 0);
     let (n, size) = (src.dims()[axis], out.dims()[axis]);
     let count = lines.iter().map(|&a| src.dims()[a]).product::<usize>() * n;
@@ -34,7 +35,7 @@ pub(crate) fn by_sorting(cuda: &Cuda, src: &Operand, axis: usize, index: &Operan
     let mut pairs = Pairs::new(cuda, if bits <= 32 { 4 } else { 8 }, 1, count)?;
     let defines = [("T", DefineValue::from(element(out.dtype))), ("K", DefineValue::from(pairs.name()))];
     let kernel = |entry| HandwrittenKernel::new("scatter_add.cu", entry, &defines);
-    // Lines, then positions along the axis.
+    // The lines, then positions along the axis.
     let walked = LoopAxes::narrow(src.dims(), &[index.steps(), src.steps()], lines.iter().copied().chain([axis]));
     let keys = KernelLaunch::new(cuda, "scatter_add", &kernel("scatter_keys"))?
         .arg(pairs.keys[0].address())

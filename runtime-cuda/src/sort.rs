@@ -11,10 +11,10 @@ use crate::{
     radix::Pairs,
 };
 
-/// Longest line that is sorted in one block's shared memory.
+/// The longest line that is sorted in one block's shared memory.
 const SHORT: usize = 4096;
 
-/// Bytes of a key, and bits of it that differ.
+/// The bytes of a key, and the number of its bits that differ.
 fn key(dtype: DType) -> (usize, usize) {
     match dtype {
         DType::F64 | DType::I64 => (8, 64),
@@ -23,7 +23,7 @@ fn key(dtype: DType) -> (usize, usize) {
     }
 }
 
-/// Stable sort along `axis` into `values` and positions.
+/// Sorts stably along `axis`, into values and positions (`i64`).
 pub(crate) fn sort(
     cuda: &Cuda,
     x: View<'_, Cuda>,

@@ -1,10 +1,10 @@
 //! Copies between host and device through page-locked memory, in chunks, on a separate stream.
 //!
-//! An upload is copied to a landing buffer on the device, and the queue's stream moves it from there to its
-//! destination. The bus transfer then needs no memory that queued work still uses, so a batch is transferred while the
-//! step before it is computed. (Copied directly to its destination, it would have to wait for all work queued so far,
-//! as that memory may have just been freed and still be read. The move costs a fiftieth of the bus transfer.) Events
-//! order the two streams in both directions.
+//! An upload is copied to a landing buffer on the device; the queue's stream then moves it to its destination. The bus
+//! transfer needs no memory that queued work still uses, so a batch is transferred while the step before it is
+//! computed. (A copy straight to the destination would have to wait for all work queued so far: that memory may have
+//! just been freed and still be read. The move costs a fiftieth of the bus transfer.) Events order the two streams in
+//! both directions.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use crate::{
 const PIECE: usize = 2 << 20;
 const PIECES: usize = 4;
 
-/// Page-locked memory of one queue, allocated at its first use, and the stream of its copies.
+/// Page-locked memory of one queue, allocated at first use, and the stream of its copies.
 pub(crate) struct Staging {
     driver: Arc<dyn Driver>,
     memory: Arc<Memory>,
     /// The stream of the queue's kernels.
     work: Stream,
     copies: Stream,
-    /// Recorded in the queue before a download.
+    /// A mark that is recorded in the queue before a download.
     ready: Mark,
     pieces: Vec<StagingBuffer>,
     next: usize,
@@ -32,9 +32,10 @@ pub(crate) struct Staging {
 
 struct StagingBuffer {
     memory: *mut u8,
-    /// Passed when the bus is done with `memory`.
+    /// A mark that is reached when the bus transfer of `memory` is done.
     travelled: Mark,
-    /// Device memory uploads land in, and the mark that is passed when the queue has moved them on.
+    /// The address of the landing buffer of uploads, and the mark that is reached when the queue has moved its content
+    /// on.
     landing: Option<(u64, Mark)>,
     used: bool,
 }
@@ -49,7 +50,7 @@ impl Staging {
         Ok(Staging { driver, memory, work, copies, ready, pieces: Vec::new(), next: 0 })
     }
 
-    /// The next chunk, once its bus transfer is complete.
+    /// Returns the index of the next chunk, once its bus transfer is complete.
     fn piece(&mut self) -> Fallible<usize> {
         if self.pieces.len() < PIECES {
             let memory = self.driver.alloc_host(PIECE)?;
@@ -68,7 +69,8 @@ impl Staging {
         Ok(self.next)
     }
 
-    /// The landing buffer of an upload through chunk `at`, once the queue has moved the previous one.
+    /// Returns the landing buffer of an upload through chunk `at`. The copy stream first waits until the queue has
+    /// moved the previous content.
     fn landing(&mut self, at: usize) -> Fallible<(u64, Mark)> {
         if let Some((address, moved)) = self.pieces[at].landing {
             self.driver.wait(self.copies, moved)?;
@@ -127,9 +129,9 @@ impl Staging {
         waiting.map_or(Ok(()), |(at, bytes)| self.arrived(at, bytes))
     }
 
-    /// After a copy that failed half-way: nothing uses the chunks any more.
+    /// Waits until nothing uses the chunks any more, after a copy that failed half-way.
     pub(crate) fn drain(&self) {
-        // What fails here is reported by the next call.
+        // A failure here is reported by the next call.
         let _ = self.driver.synchronize(self.copies);
         let _ = self.driver.synchronize(self.work);
     }
@@ -145,7 +147,7 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // After a failure the device uses none of it either.
+        // After a failure the device uses none of the memory either.
         let _ = self.driver.synchronize(self.copies);
         for piece in self.pieces.drain(..) {
             if let Some((address, moved)) = piece.landing {

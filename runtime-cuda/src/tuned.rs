@@ -1,4 +1,4 @@
-//! The algorithm of a product by the time that it takes, for callers who ask for it: two runs may choose two.
+//! Algorithms of matrix products chosen by their measured time, on request only: two runs may choose differently.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,21 +11,22 @@ use crate::{
     queue::Queue,
 };
 
-/// The choices made for one GPU: the number of a candidate, or nothing where the library's own choice is kept.
+/// The choices made for one GPU: the number of a candidate, or `None` where the library's own choice is kept.
 #[derive(Default)]
 pub(crate) struct TunedProducts(Mutex<HashMap<CublasGemm, Option<usize>>>);
 
-/// The number of products that are tuned; later ones have the library's choice, since no choice is dropped.
+/// The most products that are tuned. No choice is dropped, so later products use the library's choice.
 const MOST_PRODUCTS: usize = 4096;
 
-/// How often each candidate is timed, after a first time that is not counted.
+/// The number of timed rounds of each candidate, after one that is not counted.
 const ROUNDS: usize = 3;
 
 impl Queue {
-    /// The candidate that is fastest for a product: found at its first use, and kept. In a captured step nothing is timed.
+    /// Returns the fastest candidate of a product, found at its first use and then kept. In a captured step nothing is
+    /// timed.
     ///
     /// # Safety
-    /// As for [`Driver::gemm`].
+    /// The conditions of [`Driver::gemm`].
     pub(crate) unsafe fn fastest_algorithm(
         &self,
         gemm: &CublasGemm,
@@ -40,16 +41,17 @@ impl Queue {
         if known.is_some() || self.capture_number().is_some() {
             return Ok(known.flatten());
         }
-        // Not under the lock: memory may have to wait for the end of a capture, which asks for choices.
-        // SAFETY: the caller's promise.
+        // The lock is not held here: memory may have to wait for the end of a capture, which asks for choices. SAFETY:
+        // the caller's promise.
         let found = unsafe { self.time_candidates(gemm, at, workspace)? };
         Ok(*tuned.lock().entry(*gemm).or_insert(found))
     }
 
-    /// Runs every candidate of a product, into memory of this function's own: the caller's may be added to once.
+    /// Times every candidate of a product, with the output in scratch memory: a caller's output that accumulates may be
+    /// added to only once.
     ///
     /// # Safety
-    /// As for [`Driver::gemm`].
+    /// The conditions of [`Driver::gemm`].
     unsafe fn time_candidates(
         &self,
         gemm: &CublasGemm,
@@ -85,8 +87,8 @@ impl Queue {
     }
 }
 
-/// How long each launch that is left takes, one right behind the other, so that the time of launching is in none. Those that fail are struck out, unless the
-/// device is lost.
+/// Measures each remaining launch, queued back to back so that the time of launching is in none. A candidate that fails
+/// is struck out, unless the device is lost.
 fn time_each(
     driver: &dyn Driver,
     stream: Stream,
@@ -105,7 +107,7 @@ fn time_each(
     marks.marks.windows(2).map(|pair| driver.elapsed(pair[0], pair[1])).collect()
 }
 
-/// Marks that are destroyed when they were read.
+/// Marks that are destroyed on drop.
 struct Marks<'a> {
     driver: &'a dyn Driver,
     marks: Vec<Mark>,

@@ -16,7 +16,7 @@ use crate::axes::InnerStride;
 pub(crate) struct KernelInput {
     pub dtype: DType,
     pub inner: InnerStride,
-    /// The old value of this output.
+    /// The index of the output whose old value this input is; `None` for an input with memory of its own.
     pub own: Option<u16>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct KernelOutput {
     pub add: bool,
 }
 
-/// Loops over positions: how many axes, and whether their arithmetic takes 64 bits.
+/// Loops over positions: the number of axes, and whether their arithmetic takes 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Loops {
     pub rank: usize,
@@ -36,17 +36,17 @@ pub(crate) struct Loops {
 }
 
 impl Loops {
-    /// The type of positions.
+    /// The C type of positions.
     pub(crate) fn count(self) -> &'static str {
         if self.wide { "u64" } else { "u32" }
     }
 
-    /// The type of offsets.
+    /// The C type of offsets.
     pub(crate) fn offset(self) -> &'static str {
         if self.wide { "i64" } else { "int" }
     }
 
-    /// The types that carry sizes and strides, named after `name`.
+    /// Declarations of the C types that carry sizes and strides, named after `name`.
     pub(crate) fn types(self, name: &str) -> String {
         let (rank, count, offset) = (self.rank, self.count(), self.offset());
         let fields = if self.wide { "size" } else { "size[R], magic[R], shift" };
@@ -56,7 +56,7 @@ impl Loops {
         )
     }
 
-    /// Statements that add to the offsets `f{j}` what position `at` along these axes is for operands `j`.
+    /// Statements that add to the offset `f{j}` of each operand `j` its offset at position `at` along these axes.
     pub(crate) fn offsets(self, name: &str, at: &str, operands: &[usize]) -> String {
         let (count, offset) = (self.count(), self.offset());
         let mut text = format!("{{ {count} rest = {at};\n");
@@ -81,15 +81,15 @@ impl Loops {
     }
 }
 
-/// A program as a device function of one element, and the arguments it is called with.
+/// A program as a device function of one element, and the arguments of its calls.
 pub(crate) struct ElementBody {
     /// The source of the function `wg_body`.
     pub text: String,
-    /// Types of the values that are the same for all elements, `s0 …`.
+    /// Types of the values that are equal for all elements, `s0 …`.
     pub values: SmallVec<[DType; 8]>,
     /// Scalars that are keys of random bits, `seed…`.
     pub seeds: SmallVec<[u16; 2]>,
-    /// Whether the program reads the position.
+    /// True if the program reads the position.
     pub positional: bool,
 }
 
@@ -127,14 +127,14 @@ impl ElementBody {
         self.values().chain(keys)
     }
 
-    /// Parameters of a kernel that carry values and keys. A key is a parameter, or is read from device memory, which is filled before each
-    /// launch of a captured step.
+    /// Parameters of a kernel that carry values and keys. A key is given as a parameter, or read from device memory,
+    /// which is filled before each launch of a captured step.
     pub(crate) fn kernel_parameters(&self) -> impl Iterator<Item = String> + '_ {
         let keys = self.seeds.iter().map(|k| format!("const u64 given{k}, const u64 *__restrict__ stored{k}"));
         self.values().chain(keys)
     }
 
-    /// The statements of a kernel that say what the keys are.
+    /// The statements of a kernel that choose between given and stored keys.
     pub(crate) fn keys(&self) -> String {
         let key = |k: &u16| format!("const u64 seed{k} = stored{k} ? *stored{k} : given{k};\n");
         self.seeds.iter().map(key).collect()
@@ -144,7 +144,7 @@ impl ElementBody {
         self.values.iter().enumerate().map(|(k, d)| format!("const {} s{k}", computed(*d)))
     }
 
-    /// A call: with the expressions of the inputs that are read, the position, and where results go.
+    /// A call of the body with the expressions of the inputs that are read, the position, and variables for results.
     pub(crate) fn call(&self, inputs: &[String], index: &str, outputs: usize) -> String {
         let mut arguments = inputs.to_vec();
         arguments.extend((0..self.values.len()).map(|k| format!("s{k}")));
@@ -155,7 +155,7 @@ impl ElementBody {
     }
 }
 
-/// The inputs a program reads.
+/// The indices of the inputs that a program reads.
 pub(crate) fn reads(program: &Program, inputs: usize) -> impl Iterator<Item = usize> + use<> {
     let bits = program.reads();
     (0..inputs).filter(move |i| bits >> i & 1 == 1)

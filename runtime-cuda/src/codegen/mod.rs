@@ -11,10 +11,10 @@ mod tests;
 
 use numcore::DType;
 
-/// What every generated kernel begins with.
+/// The text with which every generated kernel begins.
 pub(crate) const PRELUDE: &str = include_str!("prelude.cuh");
 
-/// Threads of a block of a generated kernel.
+/// The number of threads of a block of a generated kernel.
 pub(crate) const THREADS: u32 = 256;
 
 /// A kernel's source, and the entry function in it.
@@ -22,12 +22,12 @@ pub(crate) const THREADS: u32 = 256;
 pub(crate) struct KernelSource {
     pub text: String,
     pub entry: String,
-    /// Whether the compiler may round a product and a sum of it once, as a fused multiply-add. In generated kernels it
-    /// may not: which of two products is fused would depend on what else a kernel computes.
+    /// True if the compiler may contract a product and a sum of it to a fused multiply-add, rounded once. False in
+    /// generated kernels: the choice of the product that is fused would depend on the rest of a kernel.
     pub contracts: bool,
 }
 
-/// The type of an element in memory.
+/// The C type of an element in memory.
 pub(crate) fn stored(dtype: DType) -> &'static str {
     match dtype {
         DType::F16 => "wg_half",
@@ -37,7 +37,7 @@ pub(crate) fn stored(dtype: DType) -> &'static str {
     }
 }
 
-/// What an element is computed in; as the printer of programs names it.
+/// The C type in which an element is computed, as the printer of programs names it.
 pub(crate) fn computed(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => "float",
@@ -50,7 +50,7 @@ pub(crate) fn computed(dtype: DType) -> &'static str {
     }
 }
 
-/// A kernel's name: that of its program, for profilers and messages.
+/// A kernel's name, made from that of its program, for profilers and messages.
 pub(crate) fn entry(family: &str, program: &str) -> String {
     let plain = program.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
     format!("{family}_{}", plain.collect::<String>())

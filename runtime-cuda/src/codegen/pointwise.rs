@@ -23,8 +23,8 @@ pub(crate) struct PointwiseSpec {
     pub lanes: usize,
 }
 
-/// The kernel, and its launch parameters: `(units, n, axes, inputs read: pointer [steps], outputs: pointer, steps,
-/// [position steps], values, keys: given, stored)`. An input that is an output's old value has no parameters.
+/// Generates the kernel. Its launch parameters are `(units, n, axes, inputs read: pointer, steps, outputs: pointer,
+/// steps, [position steps], values, keys: given, stored)`. An input that is an output's old value has no parameters.
 pub(crate) fn source(program: &Program, typed: &Typed, form: &PointwiseSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
     let outputs: SmallVec<[DType; 4]> = form.outs.iter().map(|o| o.dtype).collect();

@@ -1,9 +1,9 @@
 //! A reduction: the mapping program inlined, values combined per thread, then by a tree in shared memory, in a fixed
 //! order.
 //!
-//! A block holds `kept × along` threads. Where the nearest axis is reduced, adjacent threads walk along it (rows);
-//! where it is kept, adjacent threads hold adjacent results (columns), several each where these can be read at once. A second dimension of the grid divides long sums
-//! into chunks, whose values a second launch combines.
+//! A block holds `kept × along` threads. If the nearest axis is reduced, adjacent threads walk along it (rows); if
+//! it is kept, adjacent threads hold adjacent results (columns), several each where these can be read at once. A
+//! second dimension of the grid divides long sums into chunks, whose values a second launch combines.
 
 use std::fmt::Write;
 
@@ -19,10 +19,11 @@ use super::{
     stored,
 };
 
-/// Instructions of a program that is short, where several results are a thread's: rows of a round are under way at once.
+/// The most instructions (`SHORT`) of programs whose threads with several results read a round of `ROUND` rows at once.
 const SHORT: usize = 3;
 const ROUND: u32 = 8;
-/// Leaves a thread of such blocks, which have 64, the registers for a round; the compiler would read less at once, to fit more blocks than there are.
+/// A launch bound that leaves each thread of such blocks (64 threads) the registers for a round. Otherwise the compiler
+/// would read less at once, to fit more blocks than there are.
 const ROUND_BLOCKS: &str = ", 8";
 
 /// The order of the threads of a block.
@@ -41,19 +42,20 @@ pub(crate) struct ReduceSpec {
     pub op: ReduceKind,
     pub out: DType,
     pub add: bool,
-    /// Whether results are those of one chunk: written in the compute type, chunk by chunk.
+    /// True if results are partial, one per chunk: they are written in the compute type, chunk by chunk.
     pub partial: bool,
     pub kept: Loops,
     pub reduced: Loops,
-    /// Adjacent elements of a thread: of a sum in rows, of several results in columns.
+    /// The number of adjacent elements of a thread: of a sum in rows, of several results in columns.
     pub lanes: usize,
     pub near: Near,
     /// Threads of a block: results, and threads along the reduced axes for each; powers of two.
     pub block: (u32, u32),
 }
 
-/// The kernel, and its launch parameters: `(kept, units, n, per chunk, kept axes, reduced axes, inputs read: pointer,
-/// kept steps, reduced steps, output: pointer, kept steps, [position: kept steps, reduced steps], values, keys)`.
+/// Generates the kernel. Its launch parameters are `(kept, units, n, per chunk, kept axes, reduced axes, inputs read:
+/// pointer, kept steps, reduced steps, output: pointer, kept steps, [position: kept steps, reduced steps], values,
+/// keys)`.
 pub(crate) fn source(program: &Program, typed: &Typed, form: &ReduceSpec) -> Result<(KernelSource, ElementBody)> {
     let inputs: SmallVec<[DType; 8]> = form.ins.iter().map(|i| i.dtype).collect();
     let body = ElementBody::of(program, typed, &inputs, &[form.out])?;
@@ -73,7 +75,7 @@ impl ReduceText<'_> {
         reads(self.program, self.form.ins.len())
     }
 
-    /// The results of a thread.
+    /// The number of results of a thread.
     fn sums(&self) -> usize {
         if self.form.near == Near::Kept { self.form.lanes } else { 1 }
     }
@@ -246,7 +248,7 @@ for (int i = 0; i < {sums}; i++) {{
     }
 }
 
-/// What stands for no value.
+/// The neutral element of a reduction, as C text.
 fn first(op: ReduceKind, dtype: DType) -> &'static str {
     let extremes = match dtype.compute() {
         DType::F64 => ["-__longlong_as_double(0x7ff0000000000000ll)", "__longlong_as_double(0x7ff0000000000000ll)"],

@@ -1,5 +1,5 @@
-//! Every op, cast, layout class and kind of reduction is compiled to machine code, for every architecture of interest,
-//! without a GPU.
+//! Tests that compile every op, cast, layout class and kind of reduction to machine code, for every architecture of
+//! interest, without a GPU.
 
 use std::sync::LazyLock;
 
@@ -25,7 +25,7 @@ static COMPILERS: LazyLock<Vec<Compiler>> = LazyLock::new(|| {
     ARCHITECTURES.into_iter().map(compiler).collect()
 });
 
-/// Compiles for one architecture, chosen by a hash of the source, or for every one with the feature `nvrtc-all`; shows
+/// Compiles for one architecture, chosen by a hash of the source, or for every one with the feature `nvrtc-all`. Shows
 /// the source if that fails. Support by an architecture does not depend on the values of a source's defines, so the
 /// table's other rows cover the others.
 fn compile(source: &KernelSource) {
@@ -55,7 +55,8 @@ fn out(dims: &[usize], dtype: DType) -> Target {
     Target { to: dense(dims, dtype), add: false }
 }
 
-/// A program of these outputs over inputs of one type, dense. Such programs hold every op of a type at once.
+/// Compiles a program with outputs of types `results` over dense inputs of one type. Such programs hold every op of a
+/// type at once.
 fn check(program: &Program, dtype: DType, results: &[DType]) {
     let ins: Vec<In> = (0..program.inputs()).map(|_| In::View(dense(&[1000], dtype))).collect();
     let outs: Vec<Target> = results.iter().map(|d| out(&[1000], *d)).collect();
@@ -121,7 +122,7 @@ fn a_float_is_never_computed_as_a_double() {
     let source =
         source_of(&program, &[In::View(dense(&[64], DType::F32))], &vec![out(&[64], DType::F32); ops.len()]).unwrap();
     let ptx = COMPILERS[0].ptx(&source).unwrap();
-    // The library's own reduction of large angles is the only one.
+    // The only doubles are in the library's own reduction of large angles.
     let doubles: Vec<&str> = ptx.lines().filter(|l| l.contains(".f64")).collect();
     let from_angles = |l: &&str| {
         l.contains("cvt.rn.f64.s64")
@@ -151,7 +152,7 @@ fn every_class_of_layout() {
             }
         }
     }
-    // More than 31 bits of offset.
+    // Offsets of more than 31 bits.
     let far = Operand { layout: x(&[4, 1 << 31], DType::F32).layout.slice(1, 0, 9, 1).unwrap(), ..x(&[1], DType::F32) };
     compile(&source_of(&add, &[In::View(far), In::View(far)], &[out(&[4, 9], DType::F32)]).unwrap());
 }
@@ -226,7 +227,7 @@ fn a_step_in_place() {
     }
 }
 
-/// The table of hand-written kernels: a file, then every combination of its defines' values.
+/// Compiles the table of hand-written kernels: for each file, every combination of its defines' values.
 fn written(wanted: impl Fn(&str) -> bool) {
     let table = include_str!("../../kernels/variants.txt");
     let lines = table.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#'));

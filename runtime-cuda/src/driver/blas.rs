@@ -1,7 +1,7 @@
-//! GEMM by cuBLASLt: a problem is described once, its algorithm chosen by the library's heuristic, and both are kept.
+//! GEMM by cuBLASLt. A problem is described once and its algorithm chosen by the library's heuristic; both are cached.
 //!
-//! No algorithm splits a sum over atomics on floats, and the same problem always takes the same one, so results repeat
-//! to the bit on one kind of GPU. Whoever times algorithms asks for several candidates, under the same conditions.
+//! No algorithm splits a sum over atomics on floats, and the same problem always takes the same one. So results repeat
+//! to the bit on one kind of GPU. Tuning asks for several candidates under the same conditions.
 
 use std::{
     collections::HashMap,
@@ -18,13 +18,13 @@ use parking_lot::Mutex;
 
 use super::{CublasGemm, DriverFailure, DriverFailureKind, Fallible, GemmOperand, GemmPlaces, Stream};
 
-/// The number of problems that are cached; beyond it they are described again.
+/// The number of problems that are cached; at this number the cache is cleared.
 const KEPT: usize = 4096;
 
-/// The most algorithms of a problem that are asked for, to be timed.
+/// The most algorithms per problem that are requested for timing.
 const CANDIDATES: usize = 8;
 
-/// The library and the problems it has seen.
+/// A handle of the library, and the problems described so far.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     problems: Mutex<HashMap<(CublasGemm, usize), Arc<CublasPlan>>>,
@@ -34,7 +34,8 @@ fn words(e: CublasError) -> DriverFailure {
     said(e, format!("cuBLASLt: {e}"))
 }
 
-/// A fault of the device is not known from the library's code: the next call of the driver reports it.
+/// Converts a status of the library. Its code does not reveal a fault of the device: the next call of the driver
+/// reports that.
 fn said(e: CublasError, message: String) -> DriverFailure {
     match e.0 {
         sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED => DriverFailure::not_supported(message),
@@ -43,13 +44,15 @@ fn said(e: CublasError, message: String) -> DriverFailure {
 }
 
 impl Blas {
-    /// In the current context.
+    /// Creates a handle in the current context.
     pub(super) fn new() -> Fallible<Blas> {
         Ok(Blas { handle: result::create_handle().map_err(words)?, problems: Mutex::default() })
     }
 
+    /// Queues a GEMM with the algorithm of number `candidate`, or with the library's choice.
+    ///
     /// # Safety
-    /// As for [`Driver::gemm`](super::Driver::gemm); the context is current.
+    /// The conditions of [`Driver::gemm`](super::Driver::gemm); the context is current.
     pub(super) unsafe fn gemm(
         &self,
         stream: Stream,
@@ -66,7 +69,7 @@ impl Blas {
                 found.get(i).ok_or_else(|| DriverFailure::not_supported(format!("no algorithm {i} for {gemm:?}")))?
             }
         };
-        // The address of a bias is part of a description: it is this call's own.
+        // A description contains the address of the bias, so each call with a bias has its own.
         let own = if gemm.bias { Some(MatmulDescription::new(gemm, at.bias)?) } else { None };
         let beta = if gemm.add || gemm.c.is_some() { 1.0 } else { 0.0 };
         let (wide, narrow) = ([1.0f64, beta], [1.0f32, beta as f32]);
@@ -101,7 +104,7 @@ impl Blas {
         done.map_err(|e| said(e, format!("cuBLASLt: {e} for {gemm:?}")))
     }
 
-    /// How many algorithms there are to choose among. The context is current.
+    /// The number of algorithms to choose from; 0 if the library has none. The context is current.
     pub(super) fn candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize> {
         match self.problem(gemm, bias, workspace) {
             Ok(problem) => problem.candidates(self.handle, gemm, workspace).map(<[_]>::len),
@@ -123,7 +126,7 @@ impl Blas {
         Ok(problem)
     }
 
-    /// The context is current.
+    /// Destroys the library's handle. The context is current.
     pub(super) fn destroy(&mut self) {
         self.problems.lock().clear();
         // SAFETY: made in `new`, and this is the last use.
@@ -131,7 +134,7 @@ impl Blas {
     }
 }
 
-/// What is multiplied, how, and what is added to each column.
+/// A description of a product: types, transpositions, and the bias that is added to each column.
 struct MatmulDescription(sys::cublasLtMatmulDesc_t);
 
 impl MatmulDescription {
@@ -175,10 +178,10 @@ struct CublasPlan {
     a: sys::cublasLtMatrixLayout_t,
     b: sys::cublasLtMatrixLayout_t,
     d: sys::cublasLtMatrixLayout_t,
-    /// Null where nothing but `D` itself is added.
+    /// The layout of `C`; null where nothing but `D` itself is added.
     c: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
-    /// What was asked for to be timed.
+    /// Algorithms that were requested for timing.
     candidates: OnceLock<Vec<sys::cublasLtMatmulAlgo_t>>,
 }
 
@@ -219,7 +222,7 @@ impl CublasPlan {
         found.ok_or_else(|| DriverFailure::not_supported(format!("cuBLASLt: no algorithm for {gemm:?}")))
     }
 
-    /// The algorithms to be timed.
+    /// The algorithms to time, requested once.
     fn candidates(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -233,7 +236,7 @@ impl CublasPlan {
         Ok(self.candidates.get_or_init(|| found))
     }
 
-    /// Up to `N` algorithms that need no more than the workspace, the one that the library finds best first.
+    /// Up to `N` algorithms that need no more than the workspace, best first by the library's estimate.
     fn suggested<const N: usize>(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -296,8 +299,8 @@ impl Preference {
         };
         let bytes = workspace as u64;
         set(Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, std::ptr::from_ref(&bytes).cast(), 8)?;
-        // Where a sum is split over blocks, its parts are added up in the type it is computed in. By default they may be
-        // in the output's, and a half would be rounded once per part.
+        // Sums that are split over blocks are added up in the compute type. By default they may be added in the
+        // output's type, and a half would be rounded once per part.
         let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         set(Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, std::ptr::from_ref(&scheme).cast(), 4)?;
         for (which, side) in [

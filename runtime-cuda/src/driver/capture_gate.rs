@@ -1,5 +1,6 @@
-//! Captures, and what other threads do not do meanwhile: allocate or free memory of the device, or load a module. Captures are of one thread, and
-//! the driver's documentation lets others do so; yet frees synchronise the device, which has broken captures elsewhere, and a step is captured once.
+//! A gate that keeps other threads from allocating or freeing device memory and from loading modules during a capture.
+//! Captures are of one thread, and the driver's documentation lets other threads make such calls. Yet frees synchronise
+//! the device, which has broken captures elsewhere. Waiting costs little, since a step is captured once.
 
 use std::thread::{self, ThreadId};
 
@@ -7,14 +8,14 @@ use parking_lot::{Condvar, Mutex};
 
 use super::{DriverFailure, Fallible};
 
-/// What was freed in a captured step, and is freed after it.
+/// Memory that was freed in a captured step, and is freed after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Freed {
     Device(u64),
     Host(u64),
 }
 
-/// Lets many in, or one capture.
+/// A lock that many calls or one capture hold.
 #[derive(Default)]
 pub(super) struct CaptureGate {
     state: Mutex<GateState>,
@@ -23,18 +24,18 @@ pub(super) struct CaptureGate {
 
 #[derive(Default)]
 struct GateState {
-    /// Calls that are under way.
+    /// The number of calls that are under way.
     inside: usize,
     /// The thread whose work is captured.
     capturing: Option<ThreadId>,
     freed: Vec<Freed>,
 }
 
-/// A call that would invalidate captures is under way.
+/// A guard of a call that would invalidate captures.
 pub(super) struct Outside<'a>(&'a CaptureGate);
 
 impl CaptureGate {
-    /// Waits until nothing is captured. An error in the captured step itself, which names what it cannot do.
+    /// Waits until nothing is captured. In the captured step itself, returns an error that names the forbidden call.
     pub(super) fn enter(&self, what: &str) -> Fallible<Outside<'_>> {
         let own = || {
             DriverFailure::new(format!(
@@ -44,7 +45,8 @@ impl CaptureGate {
         self.wait().ok_or_else(own)
     }
 
-    /// Waits as [`enter`](CaptureGate::enter) does; in the captured step itself, notes what is to be freed after it.
+    /// Waits as [`enter`](CaptureGate::enter) does. In the captured step itself, notes `freed` to be freed after the
+    /// capture, and returns `None`.
     pub(super) fn enter_or_defer(&self, freed: Freed) -> Option<Outside<'_>> {
         let outside = self.wait();
         if outside.is_none() {
@@ -66,7 +68,7 @@ impl CaptureGate {
         Ok(())
     }
 
-    /// Ends the capture; what was freed in it.
+    /// Ends the capture; returns the memory that was freed in it.
     pub(super) fn end(&self) -> Vec<Freed> {
         let mut state = self.state.lock();
         state.capturing = None;
@@ -74,7 +76,7 @@ impl CaptureGate {
         std::mem::take(&mut state.freed)
     }
 
-    /// None in a captured step, which would wait for itself.
+    /// Waits until nothing is captured; `None` in a captured step, which would wait for itself.
     fn wait(&self) -> Option<Outside<'_>> {
         let (mut state, own) = (self.state.lock(), thread::current().id());
         while let Some(capturing) = state.capturing {

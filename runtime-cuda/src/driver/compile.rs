@@ -1,8 +1,8 @@
 //! Compiles CUDA C to machine code of one architecture, by NVRTC, and caches it on disk.
 //!
 //! Options are chosen so that results agree with the host to the last few bits: no fast math, IEEE division and square
-//! root, gradual underflow. `--fmad=true` stays, because the CPU's programs contract `a·b + c` as well, and an
-//! optimizer or a norm loses a third of its instructions without it.
+//! root, gradual underflow. `--fmad` follows [`KernelSource::contracts`]: it is on for hand-written kernels and off for
+//! generated ones.
 
 use std::{
     ffi::{CStr, CString},
@@ -23,26 +23,27 @@ use crate::codegen::KernelSource;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Architecture(pub u32);
 
-/// The first bytes of every file kept, before the length of what follows.
+/// The first bytes of every cached file, before a hash of the machine code that follows.
 const MAGIC: &[u8; 8] = b"weftgr01";
 
-/// Compiles kernels, or reads machine code that was compiled before. The compiler is opened when something is to be compiled.
+/// Compiles kernels, or reads machine code that was compiled before. NVRTC is opened at the first compilation.
 #[derive(Debug)]
 pub(crate) struct Compiler {
     architecture: Architecture,
-    /// The major version of CUDA that the driver is for, where there is a driver.
+    /// The major version of CUDA that the driver supports; `None` without a driver.
     driver: Option<i32>,
     folder: Option<PathBuf>,
     opened: OnceLock<Fallible<()>>,
 }
 
 impl Compiler {
-    /// For an architecture and a driver, with NVRTC from wherever the system finds it. Machine code is kept in `folder`.
+    /// Creates a compiler for an architecture and a driver, which keeps machine code in `folder`. NVRTC is found by the
+    /// system's loader.
     pub(crate) fn new(architecture: Architecture, driver: Option<i32>, folder: Option<PathBuf>) -> Compiler {
         Compiler { architecture, driver, folder, opened: OnceLock::new() }
     }
 
-    /// Opens NVRTC. A newer one than the driver makes code that the driver refuses, without saying why.
+    /// Opens NVRTC. An NVRTC newer than the driver is refused: the driver would refuse its code without a reason.
     fn open(&self) -> Fallible<()> {
         let open = || {
             libraries::compiler()?;
@@ -56,14 +57,14 @@ impl Compiler {
         self.opened.get_or_init(open).clone()
     }
 
-    /// The folder of compiled machine code: the user's cache folder; `None` without a home folder.
+    /// The folder of compiled machine code in the user's cache folder; `None` without a home folder.
     pub(crate) fn cache_folder() -> Option<PathBuf> {
         let given = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
         let cache = given("XDG_CACHE_HOME").or_else(|| given("HOME").map(|home| home.join(".cache")));
         cache.map(|c| c.join("weftgrad").join("cuda"))
     }
 
-    /// Compiles a source to machine code (CUBIN).
+    /// Compiles a source to machine code (CUBIN), or reads it from the folder.
     pub(crate) fn compile(&self, source: &KernelSource) -> Fallible<Vec<u8>> {
         let file = self.folder.as_ref().map(|folder| folder.join(self.file_name(source)));
         if let Some(code) = file.as_deref().and_then(read) {
@@ -77,8 +78,8 @@ impl Compiler {
         Ok(code)
     }
 
-    /// Two kernels have one name only if source, options, architecture and the driver's version of CUDA are equal. Which version of the compiler
-    /// made the code is not part of it: what is there needs no compiler.
+    /// The file name of a kernel. Two kernels share a name only if source, options, architecture and the driver's
+    /// version of CUDA are equal. The compiler's version is not part of it, so cached code needs no compiler.
     fn file_name(&self, source: &KernelSource) -> String {
         let text = [source.text.as_str(), &self.options(source).join(" ")].join("\0");
         let (a, b) = (hash(text.as_bytes(), 0), hash(text.as_bytes(), 1));
@@ -123,7 +124,7 @@ impl Compiler {
     }
 }
 
-/// An error if this NVRTC is newer than the driver: it is the major version that counts, as what is loaded is machine code.
+/// Returns an error if this NVRTC is newer than the driver. Only the major version counts, as machine code is loaded.
 fn fits((major, minor): (i32, i32), driver: Option<i32>) -> Fallible<()> {
     match driver {
         Some(driver) if major > driver => Err(DriverFailure::new(format!(
@@ -167,7 +168,7 @@ impl Drop for NvrtcProgram {
     }
 }
 
-/// The machine code in a file, if the file is complete: magic, a hash of the rest, machine code.
+/// Reads the machine code in a file, if the file is complete: magic, a hash of the rest, machine code.
 fn read(file: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(file).ok()?;
     let (head, code) = bytes.split_at_checked(16)?;
@@ -175,7 +176,7 @@ fn read(file: &Path) -> Option<Vec<u8>> {
     (&head[..8] == MAGIC && expected == hash(code, 0)).then(|| code.to_vec())
 }
 
-/// Written to a temporary file in the folder and renamed, so that no reader sees a part of it.
+/// Writes machine code to a temporary file in the folder and renames it, so that no reader sees a part of it.
 fn write(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

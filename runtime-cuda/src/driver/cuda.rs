@@ -1,7 +1,7 @@
-//! A GPU through the CUDA driver.
+//! A GPU through the CUDA driver API.
 //!
-//! The raw interface is used, not cudarc's safe layer: that one tracks an event per buffer, which costs more than a
-//! launch, while here one stream's order is all a buffer needs.
+//! This module uses cudarc's raw interface. Its safe layer tracks an event per buffer, which costs more than a launch,
+//! while here one stream's order is all a buffer needs.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{args::Args, codegen::KernelSource};
 
-/// Shared memory a kernel may use without asking.
+/// Bytes of dynamic shared memory that a kernel may use without opting in.
 const PLAIN_SHARED: u32 = 48 << 10;
 
 /// The oldest major compute capability: kernels of halves use its instructions.
@@ -47,7 +47,7 @@ fn words(e: DriverError) -> DriverFailure {
 }
 
 impl CudaDriver {
-    /// The GPU with index `index`, by its primary context. The error names what is missing on the machine.
+    /// Opens the GPU with index `index`, by its primary context. The error names the missing part of the machine.
     pub(crate) fn new(index: u32) -> Fallible<CudaDriver> {
         libraries::device()?;
         result::init().map_err(words)?;
@@ -93,10 +93,10 @@ impl CudaDriver {
 }
 
 impl CudaDriver {
-    /// Lets others in again, and frees what was dropped meanwhile.
+    /// Ends a capture at the gate, and frees the memory that was dropped during it.
     fn leave_capture(&self) {
         for freed in self.gate.end() {
-            // SAFETY: whoever freed it promised that no queued work uses it.
+            // SAFETY: the caller that freed it promised that no queued work uses it.
             unsafe {
                 match freed {
                     Freed::Device(address) => self.free(address),
@@ -160,9 +160,9 @@ impl Driver for CudaDriver {
     }
 
     unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
-        // In a captured step of this thread there is none, and `free` puts off what it is given.
+        // In a captured step of this thread there is no guard, and `free` defers its address.
         let _outside = self.gate.enter("free memory");
-        // If the stream has failed, nothing of it runs any more.
+        // On a failed stream nothing runs any more.
         let _ = self.synchronize(stream);
         // SAFETY: the caller's promise; the stream has passed.
         addresses.iter().for_each(|address| unsafe { self.free(*address) });
@@ -228,7 +228,7 @@ impl Driver for CudaDriver {
 
     fn timed_mark(&self) -> Fallible<Mark> {
         self.bind()?;
-        // Whoever waits for it does nothing else, and should not spin meanwhile.
+        // A thread that waits for it does nothing else, and should not spin meanwhile.
         let event = result::event::create(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC);
         event.map(|e| Mark(e as usize as u64)).map_err(words)
     }
@@ -351,7 +351,8 @@ impl Driver for CudaDriver {
 
     fn begin_capture(&self, stream: Stream) -> Fallible<()> {
         self.bind()?;
-        // Other threads may continue to queue work: only this stream's is captured. Whatever would invalidate it waits at the gate.
+        // Other threads may continue to queue work: only this stream's is captured. Calls that would invalidate it wait
+        // at the gate.
         self.gate.begin()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: a stream of this driver.
@@ -363,7 +364,7 @@ impl Driver for CudaDriver {
         // SAFETY: a stream of this driver that is being captured.
         let end = |()| unsafe { result::stream::end_capture(stream.raw()) }.map_err(words);
         let graph = self.bind().and_then(end);
-        // Whatever came of it: others wait.
+        // The capture ends even after an error: other threads wait.
         self.leave_capture();
         let graph = graph?;
         if graph.is_null() {

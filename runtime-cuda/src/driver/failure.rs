@@ -1,22 +1,22 @@
-//! What a driver reports when a call fails, and whether anything can run after it.
+//! Failures of driver calls, and their consequence for later calls.
 
 use std::fmt;
 
-/// A failure that a driver reports, in its own words.
+/// A failure of a driver call, with the driver's message.
 #[derive(Clone, Debug)]
 pub(crate) struct DriverFailure {
     pub message: String,
     pub kind: DriverFailureKind,
 }
 
-/// What a failure means for later calls.
+/// The consequence of a failure for later calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DriverFailureKind {
     /// This call failed, and nothing else: later ones may succeed.
     Once,
     /// The device's context is lost: every later call fails.
     Sticky,
-    /// A library has no way to compute this; another form of it may do.
+    /// A library has no algorithm for this call; another form of the operation may have one.
     NotSupported,
 }
 
@@ -27,23 +27,23 @@ impl fmt::Display for DriverFailure {
 }
 
 impl DriverFailure {
-    /// Of one call.
+    /// A failure of one call.
     pub(crate) fn new(message: impl Into<String>) -> DriverFailure {
         DriverFailure { message: message.into(), kind: DriverFailureKind::Once }
     }
 
-    /// With a `CUresult`, which says whether the context survived.
+    /// A failure with a `CUresult`, from which the state of the context follows.
     pub(crate) fn of_code(code: u32, message: impl Into<String>) -> DriverFailure {
         let kind = if loses_context(code) { DriverFailureKind::Sticky } else { DriverFailureKind::Once };
         DriverFailure { message: message.into(), kind }
     }
 
-    /// Of a library that has no algorithm.
+    /// A failure of a library that has no algorithm.
     pub(crate) fn not_supported(message: impl Into<String>) -> DriverFailure {
         DriverFailure { message: message.into(), kind: DriverFailureKind::NotSupported }
     }
 
-    /// With more words before its own.
+    /// Adds words before the message.
     pub(crate) fn within(self, what: &str) -> DriverFailure {
         DriverFailure { message: format!("{what}: {}", self.message), ..self }
     }
@@ -53,9 +53,9 @@ impl DriverFailure {
     }
 }
 
-/// Whether a context is unusable after this `CUresult`: uncorrectable memory, NVLink, a contained fault; an illegal
-/// address; a timeout; a destroyed context; an assertion; exceptions of the hardware; a fault without a name. After
-/// any other code the context is as it was.
+/// Tells whether a context is unusable after this `CUresult`: uncorrectable memory, NVLink, a contained fault; an
+/// illegal address; a timeout; a destroyed context; an assertion; exceptions of the hardware; a fault without a name.
+/// After any other code the context is as it was.
 fn loses_context(code: u32) -> bool {
     matches!(code, 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721 | 999)
 }

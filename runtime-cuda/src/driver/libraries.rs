@@ -1,4 +1,5 @@
-//! Opens the CUDA libraries once, and keeps them: calling into a missing one panics in the bindings, which open what is open already.
+//! Opens the CUDA libraries once, and keeps them open. The bindings panic at a call into a missing library, and find
+//! those that are open already.
 
 use std::sync::OnceLock;
 
@@ -7,7 +8,7 @@ use libloading::Library;
 
 use super::{DriverFailure, Fallible};
 
-/// A library, and what to do when it is missing.
+/// A library, and advice for users who lack it.
 struct CudaLibrary {
     name: &'static str,
     advice: &'static str,
@@ -34,7 +35,8 @@ impl CudaLibrary {
         self.opened.get_or_init(|| self.first_that_opens(&get_lib_name_candidates(self.name))).clone()
     }
 
-    /// Opens the first of these names, the bindings' own, for good: mapping it again would take as long as the first time.
+    /// Opens the first of `names` that loads; these are the bindings' own names. It stays open for good: mapping it
+    /// again would take as long as the first time.
     fn first_that_opens(&self, names: &[String]) -> Fallible<()> {
         let mut refused = Vec::new();
         for name in names {
@@ -59,21 +61,22 @@ impl CudaLibrary {
     }
 }
 
-/// What the system's loader says of a library that is there: a dependency is missing, or it is of another architecture.
+/// The loader's message about a library that exists and cannot be loaded: a dependency is missing, or the architecture
+/// differs.
 fn found_but_refused(error: &libloading::Error) -> Option<String> {
     let words = std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string);
-    // Of a library that is not there, the loader names just that one.
+    // The loader names just the library itself if it does not exist.
     let absent = words.split_once(": cannot open shared object file").is_some_and(|(name, _)| !name.contains('/'));
     (!absent).then_some(words)
 }
 
-/// Opens what every use of a device needs, and names the first that is missing.
+/// Opens the libraries that every use of a device needs; the error names the first that is missing.
 pub(super) fn device() -> Fallible<()> {
     DRIVER.open()?;
     GEMM.open()
 }
 
-/// Opens the compiler.
+/// Opens NVRTC.
 pub(super) fn compiler() -> Fallible<()> {
     COMPILER.open()
 }

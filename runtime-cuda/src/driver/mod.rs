@@ -1,5 +1,6 @@
-//! The driver interface that the rest of this crate uses: about twenty calls. There is one implementation over the CUDA
-//! libraries, and one that runs the kernels on the host, for tests.
+//! The driver interface that the rest of this crate uses: about thirty calls. [`CudaDriver`] implements it over the
+//! CUDA libraries. With the feature `emulate`, test drivers run the kernels on the host, check the order of accesses,
+//! or list kernels.
 
 mod blas;
 mod capture_gate;
@@ -26,15 +27,15 @@ pub(crate) use failure::{DriverFailure, DriverFailureKind};
 
 pub(crate) type Fallible<T> = Result<T, DriverFailure>;
 
-/// A queue of the device.
+/// A stream of the device: one ordered queue of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream(pub u64);
 
-/// A point in a queue.
+/// A point in a stream: a CUDA event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mark(pub u64);
 
-/// A kernel that can be launched.
+/// A loaded kernel that can be launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KernelFunction(pub u64);
 
@@ -42,7 +43,7 @@ pub(crate) struct KernelFunction(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Recording(pub u64);
 
-/// How many threads a kernel gets.
+/// The numbers of blocks and threads of a launch, and its shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grid {
     /// The grid size; a queue checks it against the device's limits.
@@ -64,8 +65,8 @@ pub(crate) struct About {
     pub shared: usize,
 }
 
-/// A column-major GEMM `D = op(A)·op(B)`, plus what is added to it, batch by batch; all of it is rounded once. `D` is
-/// `m × n`, and `k` is the inner size.
+/// A batched column-major GEMM `D = op(A)·op(B)`, plus optional addends, rounded once. `D` is `m × n`, and `k` is the
+/// inner size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CublasGemm {
     /// The type of `A` and `B`.
@@ -78,24 +79,24 @@ pub(crate) struct CublasGemm {
     pub a: GemmOperand,
     pub b: GemmOperand,
     pub d: GemmOperand,
-    /// What is added to the product, in place of `D` itself.
+    /// The matrix `C` that is added to the product, in place of `D` itself.
     pub c: Option<GemmOperand>,
-    /// Whether a vector, of which an element is for each row of `D`, is added to every column.
+    /// True if a vector `[m]`, one element for each row of `D`, is added to every column.
     pub bias: bool,
     pub batch: usize,
-    /// Whether the GEMM accumulates into `D`.
+    /// True if the GEMM accumulates into `D`.
     pub add: bool,
-    /// Whether `f32` operands may be rounded to TF32.
+    /// True if `f32` operands may be rounded to TF32.
     pub tf32: bool,
 }
 
 impl CublasGemm {
-    /// Elements from the first to the last of the output.
+    /// The number of elements from the first to the last of the output.
     pub(crate) fn output_elements(&self) -> usize {
         (self.batch - 1) * self.d.batch.unsigned_abs() + (self.n - 1) * self.d.leading + self.m
     }
 
-    /// The addresses that it reads.
+    /// The addresses that the GEMM reads, besides `D`.
     #[cfg(feature = "emulate")]
     pub(crate) fn reads(&self, at: GemmPlaces) -> impl Iterator<Item = u64> {
         let added = [self.c.map(|_| at.c), self.bias.then_some(at.bias)];
@@ -103,7 +104,8 @@ impl CublasGemm {
     }
 }
 
-/// As the caller of the row-major product sees it: `[rows, inner] x [inner, columns]`, a `t` after a transposed operand.
+/// Prints the row-major product as its caller sees it: `[rows, inner] x [inner, columns]`, a `t` after a transposed
+/// operand.
 impl fmt::Display for CublasGemm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CublasGemm { m, n, k, batch, dtype, into, .. } = *self;
@@ -117,7 +119,7 @@ impl fmt::Display for CublasGemm {
     }
 }
 
-/// Where the matrices of a GEMM are; `c` and `bias` where it has them.
+/// The addresses of a GEMM's matrices; `c` and `bias` count only where the GEMM has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct GemmPlaces {
     pub a: u64,
@@ -127,7 +129,8 @@ pub(crate) struct GemmPlaces {
     pub bias: u64,
 }
 
-/// An operand of a GEMM: elements between columns, between batches, and whether it is read transposed.
+/// The layout of a GEMM operand: elements between columns (`leading`) and between batches, and whether it is read
+/// transposed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GemmOperand {
     pub leading: usize,
@@ -140,81 +143,96 @@ pub(crate) struct GemmOperand {
 /// A GPU.
 ///
 /// # Safety
-/// Methods are safe to call with handles that this driver created and that were not destroyed; those that name memory
-/// are `unsafe` and state what it must be.
+/// Methods are safe to call with handles that this driver created and that were not destroyed. Methods that name memory
+/// are `unsafe` and state its requirements.
 pub(crate) trait Driver: Send + Sync {
     fn about(&self) -> &About;
 
-    /// The device's memory as the driver knows it, where it says.
+    /// The device's capacity and free bytes, if the driver reports them.
     fn memory(&self) -> Option<DeviceBytes>;
     /// Allocates memory aligned to 256 bytes; `None` when there is not enough.
     fn alloc(&self, bytes: usize) -> Fallible<Option<u64>>;
+    /// Frees device memory; in a captured step, after the capture.
+    ///
     /// # Safety
-    /// From [`alloc`](Driver::alloc), and no queued work uses it.
+    /// The address is from [`alloc`](Driver::alloc), and no queued work uses it.
     unsafe fn free(&self, address: u64);
-    /// A pool uses this range of an allocation as one block from now on. For what watches accesses of memory.
+    /// Notes that a pool uses this range of an allocation as one block from now on. Drivers that watch memory accesses
+    /// need it.
     fn note_block(&self, address: u64, bytes: usize) {
         let _ = (address, bytes);
     }
-    /// Waits for a stream and frees memory; no capture begins meanwhile. Frees synchronise the device, so they are done together.
+    /// Waits for a stream and frees memory; no capture begins meanwhile. Frees synchronise the device, so they are done
+    /// together.
     ///
     /// # Safety
-    /// From [`alloc`](Driver::alloc), and no work uses it but the stream's.
+    /// The addresses are from [`alloc`](Driver::alloc), and no work uses them but the stream's.
     unsafe fn free_after(&self, stream: Stream, addresses: &[u64]);
     /// Allocates page-locked host memory.
     fn alloc_host(&self, bytes: usize) -> Fallible<*mut u8>;
+    /// Frees page-locked host memory; in a captured step, after the capture.
+    ///
     /// # Safety
-    /// From [`alloc_host`](Driver::alloc_host), and no queued work uses it.
+    /// The address is from [`alloc_host`](Driver::alloc_host), and no queued work uses it.
     unsafe fn free_host(&self, address: *mut u8);
 
-    /// Makes the device's context this thread's, for calls of another library.
+    /// Makes the device's context current on this thread, for calls of another library.
     fn bind(&self) -> Fallible<()>;
 
     fn stream(&self) -> Fallible<Stream>;
-    /// A stream whose work goes before that of others.
+    /// Creates a stream whose work goes before that of others.
     fn priority_stream(&self) -> Fallible<Stream>;
     fn destroy_stream(&self, stream: Stream);
     fn synchronize(&self, stream: Stream) -> Fallible<()>;
     fn mark(&self) -> Fallible<Mark>;
-    /// A mark that knows when it was reached.
+    /// Creates a mark that stores the time at which it is reached.
     fn timed_mark(&self) -> Fallible<Mark>;
-    /// How long after one timed mark another was reached; both were waited for.
+    /// The time between two timed marks, both of which were waited for.
     fn elapsed(&self, from: Mark, to: Mark) -> Fallible<Duration>;
     fn destroy_mark(&self, mark: Mark);
     fn record(&self, mark: Mark, stream: Stream) -> Fallible<()>;
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()>;
-    /// Whether the mark is reached; one that was never recorded is.
+    /// Tells whether the mark is reached; true for one that was never recorded.
     fn is_reached(&self, mark: Mark) -> Fallible<bool>;
     /// Blocks the host until the mark is reached.
     fn await_mark(&self, mark: Mark) -> Fallible<()>;
 
+    /// Queues a copy from page-locked host memory to the device.
+    ///
     /// # Safety
     /// Both ranges are valid and stay so until the stream has passed.
     unsafe fn copy_in(&self, stream: Stream, to: u64, from: *const u8, bytes: usize) -> Fallible<()>;
-    /// # Safety
-    /// As for [`copy_in`](Driver::copy_in).
-    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
-    /// Copies between two ranges of device memory.
+    /// Queues a copy from the device to page-locked host memory.
     ///
     /// # Safety
-    /// As for [`copy_in`](Driver::copy_in); the ranges do not overlap.
+    /// The conditions of [`copy_in`](Driver::copy_in).
+    unsafe fn copy_out(&self, stream: Stream, to: *mut u8, from: u64, bytes: usize) -> Fallible<()>;
+    /// Queues a copy between two ranges of device memory.
+    ///
+    /// # Safety
+    /// The conditions of [`copy_in`](Driver::copy_in); the ranges do not overlap.
     unsafe fn copy(&self, stream: Stream, to: u64, from: u64, bytes: usize) -> Fallible<()>;
+    /// Queues a filling of `bytes` bytes with zeros.
+    ///
     /// # Safety
     /// The range is valid.
     unsafe fn zero(&self, stream: Stream, at: u64, bytes: usize) -> Fallible<()>;
 
-    /// Compiles and loads a kernel. `shared` is the most dynamic shared memory that a launch will use.
+    /// Compiles and loads a kernel. `shared` is the most dynamic shared memory in bytes that a launch will use.
     fn load(&self, source: &KernelSource, shared: u32) -> Fallible<KernelFunction>;
+    /// Queues a kernel.
+    ///
     /// # Safety
     /// `args` are the kernel's parameters, and the memory they point to is as its source requires.
     unsafe fn launch(&self, stream: Stream, kernel: KernelFunction, grid: Grid, args: &mut Args) -> Fallible<()>;
-    /// How many algorithms there are to choose among for a GEMM with a bias there and a workspace of this many bytes.
+    /// The number of algorithms to choose from for a GEMM with a bias at address `bias` and a workspace of this many
+    /// bytes.
     fn gemm_candidates(&self, gemm: &CublasGemm, bias: u64, workspace: usize) -> Fallible<usize>;
-    /// By the candidate of this number, or by what the library would choose.
+    /// Queues a GEMM by the algorithm of number `candidate`, or by the library's choice.
     ///
     /// # Safety
-    /// Addresses of what the GEMM has, and a workspace of this many bytes; matrices are inside their memory and `d`
-    /// overlaps none of the others.
+    /// `at` holds the addresses of the matrices that the GEMM has, and `workspace` an address and its bytes. Matrices
+    /// are inside their memory, and `d` overlaps none of the others.
     unsafe fn gemm(
         &self,
         stream: Stream,

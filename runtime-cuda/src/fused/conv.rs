@@ -15,7 +15,7 @@ use crate::{
     pointwise::Target,
 };
 
-/// Bytes of columns at a time, about: images are done in groups.
+/// The approximate bytes of im2col columns at a time: images are done in groups.
 const COLUMNS: usize = 256 << 20;
 
 /// The kernels' `struct Conv`.
@@ -32,10 +32,10 @@ struct ConvSizes {
     dilation: [i32; 2],
 }
 
-// As `window.cuh` asserts.
+// The size that `window.cuh` asserts too.
 const _: () = assert!(size_of::<ConvSizes>() == 56);
 
-/// The relation `y = conv(x, w)`: shapes and addresses of the three operands.
+/// The relation `y = conv(x, w)`: shapes and addresses of the three operands, one of which is the output.
 struct ConvPlan<'a> {
     op: &'a Conv,
     x: Operand,
@@ -74,7 +74,7 @@ pub(super) fn run(call: &mut FusedCall<'_>, op: &Conv) -> Result<Support> {
 }
 
 impl ConvPlan<'_> {
-    /// Rows of the columns of an image: `C · R · S`.
+    /// The number of rows of an image's columns: `C · R · S`.
     fn rows(&self) -> usize {
         self.x.dims()[1] * self.w.dims()[2] * self.w.dims()[3]
     }
@@ -84,13 +84,13 @@ impl ConvPlan<'_> {
         self.y.dims()[2] * self.y.dims()[3]
     }
 
-    /// Images done at a time.
+    /// The number of images done at a time.
     fn images(&self) -> usize {
         let each = self.rows() * self.pixels() * self.x.dtype.size();
         (COLUMNS / each).clamp(1, self.x.dims()[0])
     }
 
-    /// The relation for some of the images.
+    /// The relation for `count` images from `first` on.
     fn narrowed(&self, first: usize, count: usize) -> Result<ConvPlan<'_>> {
         let part = |o: &Operand| -> Result<Operand> {
             let address = o.address + (first as isize * o.layout.strides()[0]) as u64 * o.dtype.size() as u64;
@@ -118,7 +118,7 @@ impl ConvPlan<'_> {
         HandwrittenKernel::new(file, entry, &[("T", DefineValue::from(element(self.x.dtype)))])
     }
 
-    /// Windows as columns: element `(n, row, pixel)` at `n · batch_step + row · row_step + pixel`.
+    /// Writes windows as columns: element `(n, row, pixel)` at `n · batch_step + row · row_step + pixel`.
     fn unfold(&self, call: &FusedCall<'_>, columns: u64, batch_step: usize, row_step: usize) -> Result<()> {
         let dims = self.x.dims();
         // The kernel indexes the four axes: none may be merged.
@@ -131,13 +131,13 @@ impl ConvPlan<'_> {
         unsafe { launch.run(blocks(call.cuda, count), [256, 1]) }
     }
 
-    /// A matrix for each of `batch`, in dense memory.
+    /// An operand of sizes `dims` in dense memory.
     fn dense(&self, address: u64, dims: &[usize]) -> Result<Operand> {
         Ok(Operand { address, layout: Layout::contiguous(Shape::new(dims)?), dtype: self.x.dtype })
     }
 
-    /// The weight as `[G, O/G, C/G · R · S]`, and the columns as `[N, G, C/G · R · S, P · Q]`, the output as
-    /// `[N, G, O/G, P · Q]`.
+    /// The weight as `[N, G, O/G, C/G · R · S]` (broadcast over `N`), the columns as `[N, G, C/G · R · S, P · Q]`, and
+    /// the output as `[N, G, O/G, P · Q]`.
     fn matrices(&self, columns: u64) -> Result<[Operand; 3]> {
         let (n, groups, outputs) = (self.x.dims()[0], self.op.groups, self.w.dims()[0]);
         let inner = self.rows() / groups;
@@ -164,7 +164,8 @@ impl ConvPlan<'_> {
         unsafe { launch.run(blocks(call.cuda, self.x.numel()), [256, 1]) }
     }
 
-    /// One GEMM over all images: `[G, O/G, N · P · Q]` times `[G, N · P · Q, C/G · R · S]`.
+    /// Computes the weight's gradient by one GEMM over all images: `[G, O/G, N · P · Q]` times `[G, N · P · Q, C/G · R
+    /// · S]`.
     fn weight_adjoint(&self, call: &mut FusedCall<'_>, columns: u64, add: bool) -> Result<()> {
         let (n, groups, outputs, pixels) = (self.x.dims()[0], self.op.groups, self.w.dims()[0], self.pixels());
         self.unfold(call, columns, pixels, n * pixels)?;

@@ -24,7 +24,8 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Sup
     finish(op, rows, launch)
 }
 
-/// From logits, classes, the rows' statistics, the upstream gradient and class weights (if given).
+/// Computes the gradient from logits, classes, the rows' statistics, the upstream gradient and class weights (if
+/// given).
 pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Support> {
     let rows = RowShape::of(&call.ins[0]);
     let (x, pitch) = call.pitched(0)?;
@@ -36,7 +37,7 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Su
     }
     let (d, d_pitch) = (call.outs[0].address, pitch_of(&call.outs[0]));
     let smooth = [("SMOOTH", (op.label_smoothing != 0.0).into())];
-    // Rows that begin alike: a pitch that is not that of the logits counts as an address.
+    // Vector accesses need rows that begin alike, so the difference of the two pitches is checked like an address.
     let apart = (pitch.abs_diff(d_pitch)) * call.dtype().size() as u64;
     let kernel = call.kernel("cross_entropy.cu", "cross_entropy_grad", &smooth, rows, &[d, x, apart]);
     let launch = KernelLaunch::new(call.cuda, "cross_entropy_grad", &kernel)?;
@@ -44,11 +45,12 @@ pub(super) fn backward(call: &mut FusedCall<'_>, op: &CrossEntropy) -> Result<Su
     finish(op, rows, launch)
 }
 
-/// What both kernels take at the end.
+/// Appends the last parameters of both kernels, and launches.
 fn finish(op: &CrossEntropy, rows: RowShape, launch: KernelLaunch<'_>) -> Result<Support> {
     let launch = launch.arg(rows.rows as i64).arg(rows.width as i64).arg(op.ignore_index).arg(op.label_smoothing);
     let (blocks, threads) = rows.grid();
-    // SAFETY: the contract of `numcore::Runtime`; rows are contiguous, `pitch` apart; a class is checked before it is followed.
+    // SAFETY: the contract of `numcore::Runtime`; rows are contiguous, `pitch` apart; a class is checked before it is
+    // followed.
     unsafe { launch.flag().run(blocks, threads)? };
     Ok(Support::Done)
 }

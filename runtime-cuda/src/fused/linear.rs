@@ -1,5 +1,5 @@
-//! Linear layers: a product with its bias and its residual in one call of cuBLASLt, which rounds once. What it cannot read
-//! is copied; what it does not compute (a bias in `f64`, say) is decomposed.
+//! Linear layers: a product with its bias and its residual in one call of cuBLASLt, which rounds once. Operands that it
+//! cannot read are copied; calls that it does not compute (a bias in `f64`, say) are decomposed.
 
 use numcore::{Layout, Result, Shape, Support, fused::Linear};
 
@@ -34,7 +34,7 @@ fn matrix(call: &mut FusedCall<'_>, x: Operand, shape: [usize; 2], fits: fn(&Ope
     Ok(Operand { layout: Layout::contiguous(Shape::from(shape)), ..copy })
 }
 
-/// A view of the operand as a matrix, if its strides are one's.
+/// A view of the operand as a matrix, if its strides allow one.
 fn seen(x: &Operand, shape: [usize; 2]) -> Option<Operand> {
     x.layout.reshape(Shape::from(shape)).map(|layout| Operand { layout, ..*x })
 }

@@ -1,4 +1,4 @@
-//! Products with a matrix of four bits an element: one kernel dequantises it, and a GEMM multiplies.
+//! Products with a matrix of four bits per element: one kernel dequantises it, and a GEMM multiplies.
 
 use numcore::{Layout, Result, Support, fused::Linear4bit};
 
@@ -10,7 +10,7 @@ use crate::{
     pointwise::Target,
 };
 
-/// Elements of a thread, as in the kernel's text.
+/// The number of elements of a thread, as in the kernel's text.
 const RUN: usize = 8;
 
 pub(super) fn run(call: &mut FusedCall<'_>, op: &Linear4bit) -> Result<Support> {
@@ -32,7 +32,8 @@ pub(super) fn run(call: &mut FusedCall<'_>, op: &Linear4bit) -> Result<Support> 
 fn dequantise(call: &mut FusedCall<'_>, op: &Linear4bit, to: u64, count: usize) -> Result<()> {
     let [packed, code, outer] =
         [call.dense(Linear4bit::PACKED)?, call.dense(Linear4bit::CODE)?, call.dense(Linear4bit::SCALES)?];
-    // Scales of elements, or indices and what they are indices of; what a kernel does not read has no address.
+    // Outer values are scales of blocks, or indices into nested scales; an operand that a kernel does not read has
+    // address 0.
     let (scales, index, second) = match op.nested {
         None => (outer, 0, 0),
         Some(_) => (call.dense(Linear4bit::NESTED_SCALES)?, outer, call.dense(Linear4bit::NESTED_CODE)?),
@@ -47,12 +48,12 @@ fn dequantise(call: &mut FusedCall<'_>, op: &Linear4bit, to: u64, count: usize) 
     for size in [count, op.block, nested_block] {
         launch = launch.arg(size as i64);
     }
-    // SAFETY: the contract of `numcore::Runtime`: operands have the sizes that shape inference has checked and are row-major; `to` is fresh memory
-    // of `count` elements.
+    // SAFETY: the contract of `numcore::Runtime`: operands have the sizes that shape inference has checked and are
+    // row-major; `to` is fresh memory of `count` elements.
     unsafe { launch.arg(offset).run(blocks(call.cuda, count.div_ceil(RUN)), [256, 1]) }
 }
 
-/// A row-major operand as one matrix, the last axis of which is its columns.
+/// A row-major operand as one matrix whose columns are its last axis.
 fn rows(x: &Operand) -> Result<Operand> {
     let width = x.dims()[x.dims().len() - 1];
     let rows = x.dims()[..x.dims().len() - 1].iter().product();

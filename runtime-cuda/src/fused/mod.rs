@@ -24,19 +24,19 @@ use crate::{
 const WARP_WIDTH: usize = 1024;
 const WARP: usize = 32;
 const BLOCK: usize = 256;
-/// Bytes that are moved as one, and how many of them a thread holds at most: of a warp, of a block.
+/// Bytes of a pack (`PACK`), which is moved as one, and the most packs that a thread of a warp or of a block holds.
 const PACK: usize = 16;
 const WARP_PACKS: usize = 8;
 const BLOCK_PACKS: usize = 4;
-/// Rows of a block of warps.
+/// The number of rows of a block of warps.
 const WARPS: usize = 4;
 
-/// Whether the kernel takes outputs of any order of axes, with other elements between their rows.
+/// Tells whether the kernel takes outputs of any order of axes, with other elements between their rows.
 pub(crate) fn is_strided(op: &FusedOp) -> bool {
     matches!(op, FusedOp::Attention(_) | FusedOp::AttentionGrad(_) | FusedOp::CrossEntropyGrad(_) | FusedOp::Linear(_))
 }
 
-/// Whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
+/// Tells whether the kernel can accumulate into outputs: a norm's gradient is added to that of the residual branch.
 pub(crate) fn adds(op: &FusedOp) -> bool {
     matches!(op, FusedOp::NormGrad(_))
 }
@@ -69,7 +69,7 @@ pub(crate) fn run(cuda: &Cuda, op: &FusedOp, ins: &[View<'_, Cuda>], outs: &mut 
     }
 }
 
-/// Elements from one row of a matrix to the next.
+/// The number of elements from one row of a matrix to the next.
 fn pitch_of(x: &Operand) -> i64 {
     x.layout.strides()[0] as i64
 }
@@ -79,12 +79,12 @@ struct FusedCall<'a> {
     cuda: &'a Cuda,
     ins: SmallVec<[Operand; 8]>,
     outs: SmallVec<[Operand; 4]>,
-    /// Whether each output is added to.
+    /// True for each output that is accumulated into.
     added: SmallVec<[bool; 4]>,
     kept: Vec<CudaBuffer>,
 }
 
-/// Rows along the last axis.
+/// The number and the width of rows along the last axis.
 #[derive(Clone, Copy)]
 struct RowShape {
     rows: usize,
@@ -102,8 +102,8 @@ impl RowShape {
         if self.width <= WARP_WIDTH { WARP } else { BLOCK }
     }
 
-    /// The 16-byte packs of a row that each of its threads holds; 0 where threads cannot hold the row. That takes rows of whole packs, `operands` that
-    /// are aligned, and registers for them.
+    /// The number of 16-byte packs of a row that each of its threads holds; 0 where threads cannot hold the row.
+    /// Holding takes rows of whole packs, aligned `operands`, and enough registers.
     fn packs(self, dtype: DType, operands: &[u64]) -> usize {
         let bytes = self.width * dtype.size();
         let packs = (bytes / PACK).div_ceil(self.threads());
@@ -122,12 +122,12 @@ impl RowShape {
 }
 
 impl FusedCall<'_> {
-    /// The type of the elements that rows consist of: losses and statistics have that which is computed in.
+    /// The type of the elements of rows. Losses and statistics have the compute type instead.
     fn dtype(&self) -> DType {
         self.ins[0].dtype
     }
 
-    /// Input `i`, row-major without gaps.
+    /// The address of input `i`, row-major without gaps; copied if it is not so.
     fn dense(&mut self, i: usize) -> Result<u64> {
         if !self.ins[i].layout.is_contiguous() {
             let (memory, copy) = to_dense(self.cuda, &self.ins[i], self.ins[i].dtype)?;
@@ -137,7 +137,7 @@ impl FusedCall<'_> {
         Ok(self.ins[i].address)
     }
 
-    /// Input `i` as contiguous rows, and the elements from one to the next.
+    /// The address of input `i` as contiguous rows, and the number of elements from one row to the next.
     fn pitched(&mut self, i: usize) -> Result<(u64, i64)> {
         let layout = &self.ins[i].layout;
         let neighbours = layout.strides()[1] == 1 || layout.dims()[1] == 1;
@@ -147,12 +147,12 @@ impl FusedCall<'_> {
         }
     }
 
-    /// Whether output `i` is added to, as kernels take it.
+    /// An `int` argument of kernels: 1 if output `i` is accumulated into.
     fn adds(&self, i: usize) -> i32 {
         i32::from(self.added[i])
     }
 
-    /// Memory of the kernel's own.
+    /// Allocates memory that lives until the call is queued.
     fn scratch(&mut self, bytes: usize) -> Result<u64> {
         let memory = self.cuda.scratch(bytes)?;
         let address = memory.address();
@@ -160,7 +160,7 @@ impl FusedCall<'_> {
         Ok(address)
     }
 
-    /// A kernel on rows: 16 bytes at a time where all of `operands` begin at a multiple of that.
+    /// A kernel on rows, which moves 16 bytes at a time where all of `operands` begin at a multiple of 16.
     fn kernel(
         &self,
         file: &'static str,

@@ -8,12 +8,13 @@ use numcore::{
 use super::{BLOCK, FusedCall, RowShape, WARP};
 use crate::handwritten::{HandwrittenKernel, KernelLaunch};
 
-/// Rows of a group, at least, and groups, at most: sums over rows are partitioned into them by sizes alone. Of rows that are held a group is a block,
-/// and four or two blocks share a multiprocessor, by what they hold; other groups are divided by columns too.
+/// The least rows of a group, and the most groups. Sums over rows are partitioned into groups by sizes alone. Where
+/// threads hold rows, a group is a block, and four blocks (narrow) or two share a multiprocessor. Other groups are also
+/// divided by columns.
 const NARROW_GROUPS: (usize, usize) = (8, 512);
 const HELD_GROUPS: (usize, usize) = (8, 256);
 const GROUPS: (usize, usize) = (64, 64);
-/// Threads of a column.
+/// The number of threads of a column.
 const COLUMN_THREADS: u32 = 8;
 
 pub(super) fn forward(call: &mut FusedCall<'_>, op: &Norm) -> Result<Support> {
@@ -39,7 +40,7 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Norm) -> Result<Support> {
     Ok(Support::Done)
 }
 
-/// From `x`, the upstream gradient, `rstd`, `mean` (layer norm) and `w` (if given).
+/// Computes gradients from `x`, the upstream gradient, `rstd`, `mean` (layer norm) and `w` (if given).
 pub(super) fn backward(call: &mut FusedCall<'_>, op: &Norm) -> Result<Support> {
     let layer = op.kind == NormKind::Layer;
     let rows = RowShape::of(&call.outs[0]);
@@ -82,7 +83,7 @@ fn kernel(
     call.kernel("norm.cu", entry, &[("LAYER", layer.into()), ("PACKS", packs.into())], rows, operands)
 }
 
-/// Sums of the parameters' gradients over groups of rows, `[groups, width]`; no `db` without a bias.
+/// Sums of the parameters' gradients over groups of rows, `[groups, width]`; `db` is 0 without a bias.
 struct Sums {
     dw: u64,
     db: u64,
@@ -119,7 +120,8 @@ impl Gradients {
         KernelLaunch::new(call.cuda, "norm_grad", &kernel)
     }
 
-    /// The gradient of `x`, and the sums of those of the parameters: one kernel, which reads `x` and the upstream gradient once.
+    /// Computes the gradient of `x`, and the sums of the parameters' gradients, by one kernel that reads `x` and the
+    /// upstream gradient once.
     fn of_all(&self, call: &FusedCall<'_>, sums: &Sums) -> Result<()> {
         if sums.groups == 0 {
             return Ok(());
@@ -128,11 +130,12 @@ impl Gradients {
         let launch = launch.arg(self.x).arg(self.g).arg(self.rstd).arg(self.mean).arg(self.w);
         let launch = launch.arg(self.rows.rows as i64).arg(self.rows.width as i64).arg(sums.group as i64);
         let threads = self.rows.threads();
-        // SAFETY: the contract of `numcore::Runtime`; rows are contiguous and whole packs, and the scratch memory holds a row per group.
+        // SAFETY: the contract of `numcore::Runtime`; rows are contiguous and whole packs, and the scratch memory holds
+        // a row per group.
         unsafe { launch.arg(call.adds(0)).run([sums.groups, 1, 1], [threads as u32, (BLOCK / threads) as u32]) }
     }
 
-    /// The gradient of `x` alone.
+    /// Computes the gradient of `x` alone.
     fn of_rows(&self, call: &FusedCall<'_>) -> Result<()> {
         if self.rows.rows == 0 {
             return Ok(());
@@ -144,7 +147,7 @@ impl Gradients {
         unsafe { launch.arg(self.rows.width as i64).arg(call.adds(0)).run(blocks, threads) }
     }
 
-    /// The sums of the parameters' gradients.
+    /// Computes the sums of the parameters' gradients.
     fn of_columns(&self, call: &FusedCall<'_>, sums: &Sums) -> Result<()> {
         if sums.groups == 0 {
             return Ok(());
@@ -156,7 +159,7 @@ impl Gradients {
         unsafe { launch.run([self.rows.width.div_ceil(WARP), sums.groups, 1], [WARP as u32, COLUMN_THREADS]) }
     }
 
-    /// The parameters' gradients from their sums; with no rows these are zeros.
+    /// Computes the parameters' gradients from their sums; with no rows these are zeros.
     fn finish(&self, call: &FusedCall<'_>, sums: &Sums) -> Result<()> {
         let biased = call.outs.len() > 2;
         let (db, add_db) = if biased { (call.outs[2].address, call.adds(2)) } else { (0, 0) };

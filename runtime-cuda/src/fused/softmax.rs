@@ -13,13 +13,13 @@ pub(super) fn forward(call: &mut FusedCall<'_>, op: &Softmax) -> Result<Support>
     rows(call, "softmax", op.log, &[y, x])
 }
 
-/// From the output and the upstream gradient.
+/// Computes the gradient from the output and the upstream gradient.
 pub(super) fn backward(call: &mut FusedCall<'_>, op: &SoftmaxGrad) -> Result<Support> {
     let (y, g, d) = (call.dense(0)?, call.dense(1)?, call.outs[0].address);
     rows(call, "softmax_grad", op.log, &[d, y, g])
 }
 
-/// A kernel that takes the addresses of its operands, then rows and width.
+/// Launches a kernel that takes the addresses of its operands, then rows and width.
 fn rows(call: &FusedCall<'_>, entry: &'static str, log: bool, operands: &[u64]) -> Result<Support> {
     let rows = RowShape::of(&call.outs[0]);
     if call.outs[0].numel() == 0 {

@@ -12,7 +12,7 @@ use super::{
     segments::DeviceBlock,
 };
 
-/// Where memory of no bytes is said to start: as aligned as any.
+/// The address of a buffer of no bytes: as aligned as any.
 const NOWHERE: u64 = numcore::ALIGN as u64;
 
 /// A block of device memory, which returns to its queue's pool on drop.
@@ -21,9 +21,9 @@ pub struct CudaBuffer {
     bytes: usize,
     use_: MemoryCategory,
     memory: Arc<Memory>,
-    /// The recording during which it was allocated.
+    /// The recording during whose capture the block was allocated.
     held: Option<Arc<HeldBlocks>>,
-    /// Other queues whose work has used it.
+    /// Other queues whose work has used the block.
     others: Mutex<SmallVec<[Arc<Memory>; 1]>>,
 }
 
@@ -38,12 +38,12 @@ impl CudaBuffer {
         CudaBuffer { block, bytes, use_, memory: memory.clone(), held, others: Mutex::default() }
     }
 
-    /// Where it starts on the device; never dereferenced on the host.
+    /// The device address of the first byte; never dereferenced on the host.
     pub(crate) fn address(&self) -> u64 {
         self.block.map_or(NOWHERE, |b| b.address)
     }
 
-    /// Notes that the queue of `memory` is about to use it.
+    /// Notes that the queue of `memory` is about to use the block.
     pub(crate) fn used_by(&self, memory: &Arc<Memory>) {
         if Arc::ptr_eq(&self.memory, memory) || self.block.is_none() {
             return;
@@ -54,8 +54,9 @@ impl CudaBuffer {
         }
     }
 
-    /// Orders later work of the own queue after that of others which have used the block. A queue that is captured uses it in every replay:
-    /// its recording keeps the block then, and nothing is waited for, since that would draw the own queue into the capture.
+    /// Orders later work of the own queue after that of other queues which have used the block, and returns the block
+    /// to free. A queue that is being captured uses the block in every replay, so its recording keeps the block, and
+    /// `None` is returned. The own queue does not wait for the captured one, since that would draw it into the capture.
     fn after_others(&mut self, block: DeviceBlock) -> Option<DeviceBlock> {
         let others = std::mem::take(self.others.get_mut());
         if others.is_empty() {
@@ -79,7 +80,7 @@ impl fmt::Debug for CudaBuffer {
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         let block = self.block.take();
-        // Before the lock is taken: two queues may drop memory that the other has used.
+        // Done before the lock is taken: two queues may drop memory that the other has used.
         let block = block.and_then(|block| self.after_others(block));
         let mut state = self.memory.state.lock();
         state.account.unbook(self.bytes, self.use_);

@@ -1,4 +1,5 @@
-//! What the queues of one GPU share of its memory: the driver, and who the queues are, so that one in need can have the others trim.
+//! The memory state that the queues of one GPU share: the driver, and a list of the queues. A queue short of memory can
+//! have the others trim.
 
 use std::sync::{Arc, Weak};
 
@@ -8,16 +9,17 @@ use parking_lot::Mutex;
 use super::Memory;
 use crate::driver::Driver;
 
-/// With this variable set to `apart`, every block is an allocation of the driver's: `compute-sanitizer` then sees what a kernel does beyond one.
+/// An environment variable. With the value `apart` every block is an allocation of the driver's, so `compute-sanitizer`
+/// sees accesses of a kernel beyond a block.
 const BLOCKS: &str = "WEFTGRAD_CUDA_BLOCKS";
 
-/// A GPU's memory, as its queues see it.
+/// A GPU's memory, shared by its queues.
 pub(crate) struct DeviceMemory {
     pub driver: Arc<dyn Driver>,
     pub device: DeviceId,
-    /// Whether blocks are allocated one by one.
+    /// True if every block is an allocation of its own.
     pub apart: bool,
-    /// In the order in which they were made.
+    /// The queues' memories in the order of their creation.
     queues: Mutex<Vec<Weak<Memory>>>,
 }
 
@@ -33,7 +35,8 @@ impl DeviceMemory {
         queues.push(Arc::downgrade(memory));
     }
 
-    /// The memory of all other queues. Outside of the lock, since the last holder of one may be this list.
+    /// The memory of all other queues. They are dropped outside of the lock, since the last holder of one may be this
+    /// list.
     pub(super) fn others(&self, own: &Memory) -> Vec<Arc<Memory>> {
         let all: Vec<Arc<Memory>> = self.queues.lock().iter().filter_map(Weak::upgrade).collect();
         all.into_iter().filter(|memory| !std::ptr::eq(&**memory, own)).collect()

@@ -1,11 +1,12 @@
-//! Memory: one pool per queue. What is freed is kept, merged with its neighbours and reused ([`segments`]), so a training step in its steady
-//! state allocates nothing from the driver, and can be captured.
+//! Memory: one pool per queue. Freed blocks are kept, merged with their neighbours and reused ([`segments`]). So a
+//! training step in its steady state allocates nothing from the driver, and can be captured.
 //!
-//! Blocks are stream-ordered: all work of a queue runs in order, so a block that was freed may be given to later work of the same queue at
-//! once, in part or with its neighbours, while earlier work still reads it. Where other queues have used a block, its own queue waits for them
-//! first, by an event: the buffer records which they were.
+//! Blocks are stream-ordered: all work of a queue runs in order. A freed block may be given at once to later work of
+//! its queue, in part or with its neighbours, while earlier work still reads it. Where other queues have used a block,
+//! its own queue first waits for them by an event; the buffer records these queues.
 //!
-//! The driver is never called under a pool's lock: it may wait for a capture of another thread, which drops buffers of this queue meanwhile.
+//! The driver is never called under a pool's lock. It may wait for a capture of another thread, which drops buffers of
+//! this queue meanwhile.
 
 mod buffer;
 mod device;
@@ -28,7 +29,7 @@ use held::Dropped;
 pub(crate) use held::HeldBlocks;
 use segments::{DeviceBlock, Growth, Segments};
 
-/// A queue's memory: segments and the account.
+/// A queue's memory: its segments and the account of live bytes.
 pub(crate) struct Memory {
     device: Arc<DeviceMemory>,
     stream: Stream,
@@ -42,10 +43,11 @@ struct PoolState {
     capture: Option<OpenCapture>,
 }
 
-/// While work is captured: no driver allocation is allowed, and what the work uses belongs to the recording afterwards.
+/// State while work is captured. The driver may not allocate, and all blocks that the work uses belong to the recording
+/// afterwards.
 struct OpenCapture {
     held: Arc<HeldBlocks>,
-    /// Blocks that were allocated or freed since it began.
+    /// Blocks that were allocated or freed since the capture began.
     used: Vec<DeviceBlock>,
 }
 
@@ -61,8 +63,9 @@ impl PoolState {
         free
     }
 
-    /// Where a block goes that is no longer used. `held` is the recording it was allocated in, which writes to it as long as it lives. A captured
-    /// step may use the block again, as the step that ran before it did: the pool's ranges are given to the recording when the capture ends.
+    /// Returns an unused block to the pool, or to a recording. `held` is the recording in whose capture the block was
+    /// allocated, which writes to it as long as it lives. A captured step may use a freed block again, as the step
+    /// before it did. The pool's ranges are given to the recording when the capture ends.
     fn take_back(&mut self, memory: &Arc<Memory>, block: DeviceBlock, held: Option<Arc<HeldBlocks>>) {
         let mut free = Some(block);
         let dropped = |held| Dropped { block, memory: memory.clone(), held };
@@ -101,20 +104,21 @@ impl Memory {
         self.state.lock().account.reset_peak();
     }
 
-    /// Gives every free segment back; none while work is captured.
+    /// Gives every free segment back to the driver; none while work is captured.
     pub(crate) fn trim(&self) {
         let free = self.state.lock().drain();
         self.release(&free);
     }
 
-    /// From here on work is captured.
+    /// Begins a capture: blocks that work uses are noted until [`end_capture`](Memory::end_capture).
     pub(crate) fn begin_capture(&self) -> Arc<HeldBlocks> {
         let held = Arc::new(HeldBlocks::default());
         self.state.lock().capture = Some(OpenCapture { held: held.clone(), used: Vec::new() });
         held
     }
 
-    /// Ends the capture: what its work used and is free now stays with the recording, and what is not free goes there when it is dropped.
+    /// Ends the capture. Blocks that its work used and that are free now stay with the recording; the others go there
+    /// when they are dropped.
     pub(crate) fn end_capture(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let Some(capture) = state.capture.take() else { return };
@@ -128,7 +132,8 @@ impl Memory {
         self.state.lock().capture.as_ref().map(|capture| capture.held.clone())
     }
 
-    /// The recording is gone: its blocks return, for later work of the queue it ran on, and those of other queues after that work.
+    /// Returns the blocks of a dropped recording to their pools. Blocks of other queues are free for work after that of
+    /// the queue on which the recording ran.
     pub(crate) fn release_held(self: &Arc<Self>, held: &HeldBlocks) {
         for Dropped { block, memory, held } in held.release() {
             if !Arc::ptr_eq(self, &memory) {
@@ -138,7 +143,11 @@ impl Memory {
         }
     }
 
-    /// `bytes` bytes, booked under `use_`. Their contents are arbitrary.
+    /// Allocates `bytes` bytes, booked under `use_`. Their contents are arbitrary.
+    ///
+    /// # Errors
+    ///
+    /// The device has too little memory, or a captured step needs more than its pool holds.
     pub(crate) fn alloc(self: &Arc<Self>, bytes: usize, use_: MemoryCategory) -> Result<CudaBuffer> {
         let mut state = self.state.lock();
         let mut block = if bytes == 0 { None } else { state.segments.take(bytes) };
@@ -166,7 +175,8 @@ impl Memory {
         Ok(CudaBuffer::new(self, block, bytes, use_, held))
     }
 
-    /// A new segment from the driver: its bytes, and where it starts. Where memory is short it is no larger than the request.
+    /// Allocates a segment from the driver: its bytes, and its address. Where memory is short it is no larger than the
+    /// request.
     fn segment(&self, bytes: usize, growth: Growth) -> Result<(usize, u64)> {
         let failed = |e| backend("alloc", self.device.device, e);
         self.release(&growth.shed);
@@ -178,8 +188,8 @@ impl Memory {
         Ok((least, start.ok_or_else(|| self.exhausted(bytes))?))
     }
 
-    /// Memory from the driver that is not the pool's. Where there is too little, what this queue and then what the device's other queues keep for reuse
-    /// is given back; none where that does not help.
+    /// Allocates memory from the driver that is not the pool's. Where there is too little, this queue and then the
+    /// device's other queues give back their free segments. `None` if that does not help.
     pub(crate) fn driver_alloc(&self, bytes: usize) -> Fallible<Option<u64>> {
         let fresh = || self.device.driver.alloc(bytes);
         if let Some(address) = fresh()? {
@@ -202,8 +212,7 @@ impl Memory {
             driver.destroy_mark(mark);
             done
         };
-        // A captured stream can wait for nothing outside of its capture. If the device has failed, nothing runs any
-        // more.
+        // A captured stream can wait for nothing outside of its capture. On a failed device nothing runs any more.
         if capturing || by_event().is_err() {
             let _ = driver.synchronize(other.stream);
         }
@@ -237,7 +246,7 @@ impl Memory {
         ErrorKind::OutOfMemory { device: self.device.device, requested, report: Box::new(report) }.into()
     }
 
-    /// What the pool of this queue holds.
+    /// A report on the pool of this queue.
     fn report(&self) -> MemoryReport {
         let state = self.state.lock();
         let (kept, largest_kept) = (state.segments.free(), state.segments.largest_free());

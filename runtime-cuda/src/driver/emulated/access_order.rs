@@ -1,4 +1,4 @@
-//! What a test asks of a driver that checks order, and what it makes the driver do.
+//! The interface of tests to a driver that checks the order of accesses: its findings, and failures to inject.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::{EmulatedMemory, candidates::GemmCandidates, ordered::OrderState, refusal::GemmRefusal};
 
-/// The findings: the number of checked operations, and a line for each unordered access.
+/// The findings of the race detector: the number of checked operations, and a line for each unordered access.
 #[derive(Clone)]
 pub struct AccessOrder(Arc<Mutex<OrderState>>, EmulatedMemory);
 
@@ -15,32 +15,33 @@ impl AccessOrder {
         AccessOrder(state, memory)
     }
 
-    /// The number of operations so far.
+    /// The number of operations checked so far.
     pub fn operations(&self) -> usize {
         self.0.lock().operations
     }
 
-    /// Unordered accesses, since the last call.
+    /// Unordered accesses since the last call, at most 100.
     pub fn complaints(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().complaints)
     }
 
-    /// From here on the library refuses what `refusal` says.
+    /// Makes the emulated library refuse the products of `refusal` from now on.
     pub fn refuse_gemms(&self, refusal: GemmRefusal) {
         self.0.lock().refusal = refusal;
     }
 
-    /// From here on the library offers algorithms for every product that take so long.
+    /// Makes the library offer, for every product from now on, one algorithm for each of `times`, which is its
+    /// duration.
     pub fn offer_gemms(&self, times: impl Into<Vec<Duration>>) {
         self.0.lock().candidates = GemmCandidates::taking(times.into());
     }
 
-    /// What was asked of the library since the last offer.
+    /// The requests to the library since the last offer.
     pub fn gemm_candidates(&self) -> GemmCandidates {
         self.0.lock().candidates.clone()
     }
 
-    /// Makes one copy from the host fail: the one after so many others.
+    /// Makes one copy from the host fail, after `copies` that succeed.
     pub fn fail_copy_after(&self, copies: usize) {
         self.0.lock().copies_left = Some(copies);
     }
@@ -50,7 +51,7 @@ impl AccessOrder {
         &self.1
     }
 
-    /// Makes every later call fail, as when a device is lost.
+    /// Makes later calls fail, as when a device is lost.
     pub fn unplug(&self) {
         self.0.lock().gone = true;
     }

@@ -1,8 +1,8 @@
 //! Compiles kernel sources to host libraries, cached on disk.
 //!
 //! A compiler takes a quarter of a second to start and to compile the code common to all kernels, and a thirtieth for
-//! each kernel. So many kernels go into one library where they are known beforehand ([`Listing`](super::Listing)), each
-//! in a namespace of its own.
+//! each kernel. So kernels that are known beforehand ([`Listing`](super::Listing)) share a library, each in a namespace
+//! of its own.
 
 use std::{
     fmt::Write,
@@ -55,11 +55,12 @@ template <class... A> void weft_launch(void (*f)(A...), const u32* at, void** ar
 }
 "#;
 
-/// Without instructions that fuse, as the host has them all; `-fno-gnu-unique` gives every library its own emulator.
+/// Flags of g++. They forbid contraction to fused multiply-adds; `-fno-gnu-unique` gives every library its own
+/// emulator.
 const FLAGS: [&str; 8] =
     ["-std=c++20", "-O1", "-fPIC", "-shared", "-fno-gnu-unique", "-fno-strict-aliasing", "-ffp-contract=off", "-w"];
 
-/// Most kernels of one library: few enough that every worker has some, and a mistake's message stays short.
+/// The most kernels of one library: few enough that every worker has some, and a mistake's message stays short.
 const BATCH: usize = 32;
 
 /// A folder of compiled kernels.
@@ -69,7 +70,7 @@ pub(crate) struct HostBuilder {
 }
 
 impl HostBuilder {
-    /// Makes the folder, and what all kernels include.
+    /// Creates the folder, and the precompiled header that all kernels include.
     pub(crate) fn new(folder: &Path) -> Fallible<HostBuilder> {
         // Include guards make the sources' own copies of it empty.
         let common = HandwrittenKernel::new("common.cuh", "", &[]).source().text;
@@ -98,7 +99,7 @@ impl HostBuilder {
         Ok(done)
     }
 
-    /// The library that holds a kernel, compiled if it is new, and the name of the kernel's entry in it.
+    /// Returns the library that holds a kernel, compiled if it is new, and the kernel's symbol in it.
     pub(crate) fn library(&self, source: &KernelSource) -> Fallible<(PathBuf, String)> {
         let kernel = HostKernel::new(source);
         let path = self.place(&kernel);
@@ -108,7 +109,7 @@ impl HostBuilder {
         Ok((path, kernel.symbol()))
     }
 
-    /// Compiles those that are new, in batches, by as many workers as there are CPUs.
+    /// Compiles the kernels that are new, in batches, by as many workers as there are CPUs.
     pub(crate) fn compile_all(&self, sources: &[KernelSource]) -> Fallible<()> {
         let mut new: Vec<HostKernel> =
             sources.iter().map(HostKernel::new).filter(|k| !self.place(k).is_file()).collect();
@@ -151,7 +152,7 @@ impl HostBuilder {
         self.folder.join(format!("{:016x}.so", kernel.name))
     }
 
-    /// A name no other builder of this process uses, and no other process meanwhile.
+    /// A file name that no other builder, of this process or another, uses meanwhile.
     fn unique(&self, extension: &str) -> PathBuf {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         self.folder.join(format!("{}-{}.{extension}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed)))
@@ -177,8 +178,8 @@ impl<'a> HostKernel<'a> {
         format!("weft_{:016x}", self.name)
     }
 
-    /// Writes the kernel's source in a namespace. Macros have no namespaces, so those it defines are undefined after
-    /// it.
+    /// Writes the kernel's source in a namespace. Macros have no namespaces, so macros of the source are undefined
+    /// after it.
     fn write(&self, to: &mut String, header: &str) {
         let KernelSource { text, entry, .. } = self.source;
         let own = text.strip_prefix(PRELUDE).unwrap_or(text).replace("extern \"C\" __global__", "static");

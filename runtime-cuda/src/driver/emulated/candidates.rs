@@ -1,16 +1,17 @@
-//! Algorithms that an emulated library offers for each product, with times as a test sets them. All compute the same.
+//! Algorithms that an emulated library offers for each product, with times as a test sets them. All compute the same
+//! result.
 
 use std::time::Duration;
 
 use super::super::CublasGemm;
 
-/// The candidates of every product, and what was asked for.
+/// The candidates of every product, and the requests for them.
 #[derive(Clone, Debug, Default)]
 pub struct GemmCandidates {
     times: Vec<Duration>,
-    /// For how many products candidates were asked for.
+    /// The number of products for which candidates were requested.
     pub asked: usize,
-    /// The candidate that each product was computed by, or nothing for the library's own choice, in order.
+    /// The candidate that computed each product, in order; `None` for the library's own choice.
     pub used: Vec<Option<usize>>,
 }
 
@@ -24,7 +25,7 @@ impl GemmCandidates {
         self.times.len()
     }
 
-    /// How long a product takes.
+    /// Notes that a product ran, and returns its duration.
     pub(super) fn run(&mut self, candidate: Option<usize>) -> Duration {
         self.used.push(candidate);
         candidate.map_or(Duration::ZERO, |i| self.times[i])

@@ -1,5 +1,5 @@
-//! What the emulator captures: work of a stream that is kept in place of being done, and done at each replay. Whatever
-//! breaks a capture of the driver's breaks this one, with the driver's code.
+//! Captures of the emulator: work of a captured stream is kept instead of done, and done at each replay. A call that
+//! breaks a capture of the CUDA driver breaks this one, with the same code.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -20,14 +20,14 @@ pub(super) enum CapturedWork {
 #[derive(Default)]
 struct OpenCapture {
     work: Vec<CapturedWork>,
-    /// What `end_capture` will report.
+    /// The error that `end_capture` will report.
     broken: Option<(u32, &'static str)>,
 }
 
 #[derive(Default)]
 struct CaptureState {
     open: HashMap<u64, OpenCapture>,
-    /// Marks that were recorded in a capture, and its stream.
+    /// Marks that were recorded in a capture, with its stream.
     marks: HashMap<u64, u64>,
     recordings: HashMap<u64, Arc<Vec<CapturedWork>>>,
 }
@@ -46,7 +46,7 @@ const UNJOINED: (u32, &str) = (904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED");
 const ISOLATION: (u32, &str) = (905, "CUDA_ERROR_STREAM_CAPTURE_ISOLATION");
 
 impl Captures {
-    /// Keeps work of a stream that is captured; gives it back where none is.
+    /// Keeps work of a stream that is captured; returns false for other streams.
     pub(super) fn keep(&self, stream: Stream, work: impl FnOnce() -> CapturedWork) -> bool {
         let mut state = self.0.lock();
         let open = state.open.get_mut(&stream.0);
@@ -76,7 +76,7 @@ impl Captures {
         self.0.lock().recordings.remove(&recording.0);
     }
 
-    /// The host waits for a stream, which must not be captured.
+    /// Checks that a stream for which the host waits is not captured; a captured one is broken.
     pub(super) fn synchronize(&self, stream: Stream) -> Fallible<()> {
         match self.0.lock().open.get_mut(&stream.0) {
             None => Ok(()),
@@ -95,8 +95,8 @@ impl Captures {
         }
     }
 
-    /// A captured stream waits for nothing outside of its capture; another stream that waits for a mark inside of it
-    /// joins it, and is never joined back here.
+    /// Checks a wait of a stream. A captured stream may wait for nothing outside of its capture. Another stream that
+    /// waits for a mark of a capture joins it, and is never joined back here, which breaks the capture.
     pub(super) fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
         let mut state = self.0.lock();
         let of = state.marks.get(&mark.0).copied();

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{args::Args, codegen::KernelSource};
 
-/// What work would launch. All it reads are zeros.
+/// A list of the kernels that work would launch. All reads yield zeros.
 pub(crate) struct Listing {
     about: About,
     memory: EmulatedMemory,
@@ -28,12 +28,12 @@ pub(crate) struct Listing {
 }
 
 impl Listing {
-    /// Kernels of any device: memory is without end.
+    /// A list on a device without a limit on the sum of its allocations.
     pub(crate) fn new() -> Listing {
         Listing::with_memory(super::about().memory, EmulatedMemory::new(usize::MAX))
     }
 
-    /// A device of this many bytes.
+    /// A list on a device of `bytes` bytes.
     pub(crate) fn of(bytes: usize) -> Listing {
         Listing::with_memory(bytes, EmulatedMemory::new(bytes))
     }
@@ -114,7 +114,7 @@ impl Driver for Listing {
         Ok(())
     }
 
-    // What is captured is listed like all else, and a replay needs nothing that was not.
+    // Captured work is listed like all other, and a replay needs no further kernels.
     fn begin_capture(&self, _: Stream) -> Fallible<()> {
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! How much memory an emulated GPU has, and what is allocated of it.
+//! The capacity of an emulated GPU's memory, and its allocations.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
 use numcore::DeviceBytes;
 use parking_lot::Mutex;
 
-/// The memory of an emulated GPU: it refuses what would go beyond its capacity.
+/// The memory of an emulated GPU; allocations beyond its capacity are refused.
 #[derive(Clone)]
 pub struct EmulatedMemory(Arc<Mutex<MemoryState>>);
 
@@ -21,7 +21,7 @@ impl EmulatedMemory {
         EmulatedMemory(Arc::new(Mutex::new(MemoryState { capacity, used: 0, allocations: 0, blocks: HashMap::new() })))
     }
 
-    /// Changes the capacity: what is allocated stays.
+    /// Changes the capacity in bytes; existing allocations stay.
     pub fn limit(&self, bytes: usize) {
         self.0.lock().capacity = bytes;
     }
@@ -36,13 +36,13 @@ impl EmulatedMemory {
         self.0.lock().allocations
     }
 
-    /// Capacity and free bytes, as a driver tells them.
+    /// Capacity and free bytes, as a driver reports them.
     pub fn bytes(&self) -> DeviceBytes {
         let state = self.0.lock();
         DeviceBytes { capacity: state.capacity, free: state.capacity.saturating_sub(state.used) }
     }
 
-    /// Allocates by `allocate`, which gives an address, unless there is too little.
+    /// Allocates by `allocate`, which returns an address, unless there is too little memory.
     pub(super) fn allocate(&self, bytes: usize, allocate: impl FnOnce() -> Option<u64>) -> Option<u64> {
         let mut state = self.0.lock();
         if bytes > state.capacity.saturating_sub(state.used) {

@@ -1,8 +1,8 @@
 //! An emulated GPU: kernel sources compiled by a C++ compiler against the emulator of `kernels/shim`, one fiber per
 //! thread.
 //!
-//! Memory is host memory, calls are synchronous, and GEMM is a plain loop that refuses what cuBLASLt refuses. It tests everything except the hardware:
-//! plans, arguments, index arithmetic, the kernels' logic, memory and errors.
+//! Memory is host memory, calls are synchronous, and GEMM is a plain loop with cuBLASLt's restrictions. The emulator
+//! tests everything except the hardware: plans, arguments, index arithmetic, the kernels' logic, memory and errors.
 
 mod access_order;
 mod build;
@@ -52,10 +52,11 @@ pub(crate) use ordered::Ordered;
 use product::product;
 pub use refusal::GemmRefusal;
 
-/// A kernel's entry: grid, threads, shared memory and order; arguments.
+/// A kernel's entry. Its arguments: the grid, threads, shared memory and order of a launch; pointers to the kernel's
+/// arguments.
 type EntryFn = unsafe extern "C" fn(*const u32, *mut *mut c_void);
 
-/// The host, as a GPU.
+/// The host as a GPU.
 pub(crate) struct Emulated {
     about: About,
     memory: EmulatedMemory,
@@ -84,7 +85,7 @@ pub(super) fn about() -> About {
 }
 
 impl Emulated {
-    /// Compiled kernels are kept in `folder`.
+    /// Creates an emulated GPU that keeps compiled kernels in `folder`.
     pub(crate) fn new(folder: &Path) -> Fallible<Emulated> {
         let builder = HostBuilder::new(folder)?;
         let (kernels, blocks) = (Mutex::default(), Mutex::default());
@@ -126,7 +127,7 @@ impl Emulated {
     }
 }
 
-/// Streams and marks of a driver whose work is done at once.
+/// Streams and marks of a driver that does its work at once.
 macro_rules! at_once {
     () => {
         fn stream(&self) -> Fallible<Stream> {
@@ -151,7 +152,7 @@ macro_rules! at_once {
             Ok(Mark(self.number()))
         }
 
-        /// A mark is recorded as soon as it is made, and reached at once.
+        /// Creates a mark that is recorded and reached at once.
         fn timed_mark(&self) -> Fallible<Mark> {
             static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
             Ok(Mark(ORIGIN.elapsed().as_nanos() as u64))
@@ -192,9 +193,9 @@ impl Driver for Emulated {
 
     // SAFETY: the trait's conditions.
     unsafe fn free_after(&self, stream: Stream, addresses: &[u64]) {
-        // In a captured step of this thread there is none, and `free` puts off what it is given.
+        // In a captured step of this thread there is no guard, and `free` defers its address.
         let _outside = self.gate.enter("free memory");
-        // If the stream has failed, nothing of it runs any more.
+        // On a failed stream nothing runs any more.
         let _ = self.synchronize(stream);
         // SAFETY: the caller's promise; the stream has passed.
         addresses.iter().for_each(|address| unsafe { self.free(*address) });
@@ -244,8 +245,8 @@ impl Driver for Emulated {
 
     fn replay(&self, recording: Recording, stream: Stream) -> Fallible<()> {
         for work in self.captures.recording(recording).iter() {
-            // SAFETY: the memory that captured work uses lives as long as its recording, by the caller's promise when it
-            // was captured.
+            // SAFETY: the memory that captured work uses lives as long as its recording, by the caller's promise when
+            // it was captured.
             unsafe {
                 match work.clone() {
                     CapturedWork::Launch(kernel, grid, mut args) => self.launch(stream, kernel, grid, &mut args)?,
@@ -357,7 +358,8 @@ impl Driver for Emulated {
         if sides.into_iter().any(|(side, at)| !at.is_multiple_of(u64::from(side.aligned))) {
             return Err(DriverFailure::new(format!("an address is not aligned as stated: {gemm:?}")));
         }
-        // Batches are a dimension of the grid, and go forwards; epilogues are for sums in `f32`, of an aligned vector.
+        // Batches are a dimension of the grid, with strides that are not negative. Epilogues are for sums in `f32`, of
+        // an aligned vector.
         let refused = gemm.batch > MOST_BATCHES
             || [a, b, &gemm.d].iter().any(|side| side.batch < 0)
             || gemm.bias && (gemm.dtype == DType::F64 || !at.bias.is_multiple_of(16));

@@ -4,8 +4,9 @@
 //! stream that happens before. An access is ordered if the last write to the memory, and for a write all reads since,
 //! happen before it. The emulator executes work at once, in queue order, so values would never show a race.
 //!
-//! Which memory a kernel may write follows from its parameters: non-`const` pointers. A pointer means the whole block of
-//! its pool, and pointers inside of structures (attention's mask) are not seen. A copy to the host ends when the host has waited.
+//! A kernel may write to memory that its non-`const` pointer parameters point to. A pointer stands for the whole block
+//! of its pool; pointers inside of structures (attention's mask) are not seen. A copy to the host ends when the host
+//! has waited.
 
 use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
@@ -38,7 +39,7 @@ pub(super) struct OrderState {
     host: VectorClock,
     memory: TrackedMemory,
     travelling: Vec<TravellingCopy>,
-    /// For every kernel, how it accesses each argument that is a pointer.
+    /// The access of every kernel to each of its arguments; `None` for one that is no pointer.
     kernels: HashMap<u64, Vec<Option<Access>>>,
     captured: Option<Vec<(Range<u64>, Access)>>,
     recordings: HashMap<u64, Vec<(Range<u64>, Access)>>,
@@ -46,9 +47,9 @@ pub(super) struct OrderState {
     pub(super) operations: usize,
     pub(super) refusal: GemmRefusal,
     pub(super) candidates: GemmCandidates,
-    /// What candidates of products took so far.
+    /// The total duration of the product candidates run so far.
     spent: Duration,
-    /// How many copies from the host succeed before one fails.
+    /// The number of copies from the host that succeed before one fails.
     pub(super) copies_left: Option<usize>,
     pub(super) gone: bool,
 }
@@ -58,7 +59,7 @@ impl OrderState {
         if self.gone { Err(DriverFailure::of_code(LAUNCH_FAILED, "the device is gone")) } else { Ok(()) }
     }
 
-    /// The next operation of a stream.
+    /// Advances a stream's clock to its next operation.
     fn step(&mut self, stream: Stream) -> Moment {
         self.operations += 1;
         let host = self.host.clone();
@@ -80,7 +81,7 @@ impl OrderState {
         );
     }
 
-    /// The host is about to write there, or to give it back.
+    /// Checks a write to, or a freeing of, `range` by the host.
     fn host_takes(&mut self, what: &str, range: Option<Range<u64>>) {
         let Some(range) = range else { return };
         let wrong = self.memory.conflicts(&range, &self.host, Access::Write);
@@ -88,11 +89,11 @@ impl OrderState {
     }
 
     fn complain(&mut self, line: Option<String>) {
-        // The first ones say enough.
+        // The first complaints suffice.
         self.complaints.extend(line.filter(|_| self.complaints.len() < 100));
     }
 
-    /// The host has waited for what `clock` has seen: copies to the host arrive.
+    /// Advances the host's clock to one that it has waited for; copies to the host arrive.
     fn host_sees(&mut self, clock: &VectorClock) {
         join(&mut self.host, clock);
         let (arrived, travelling): (Vec<_>, Vec<_>) =
@@ -122,7 +123,7 @@ impl Ordered {
         AccessOrder::new(self.state.clone(), self.inner.memory.clone())
     }
 
-    /// Checks one operation of a stream and the memory that the pointers mean.
+    /// Checks one operation of a stream against the blocks that its pointers stand for.
     fn note(&self, what: &'static str, stream: Stream, accesses: &[(u64, Access)]) -> Fallible<Moment> {
         let ranges = {
             let memory = &self.state.lock().memory;
@@ -227,7 +228,7 @@ impl Driver for Ordered {
         self.inner.mark()
     }
 
-    /// A mark's number is when it was made: after what candidates of products take.
+    /// Creates a mark whose number is its time, advanced by the durations of product candidates.
     fn timed_mark(&self) -> Fallible<Mark> {
         let spent = self.state.lock().spent.as_nanos() as u64;
         self.inner.timed_mark().map(|mark| Mark(mark.0 + spent))
@@ -254,7 +255,7 @@ impl Driver for Ordered {
     fn wait(&self, stream: Stream, mark: Mark) -> Fallible<()> {
         let mut state = self.state.lock();
         state.there()?;
-        // A mark that was never recorded is waited for by no one.
+        // A wait for a mark that was never recorded orders nothing.
         let clock = state.marks.get(&mark.0).cloned().unwrap_or_default();
         join(state.streams.entry(stream.0).or_default(), &clock);
         self.inner.wait(stream, mark)

@@ -1,9 +1,9 @@
-//! How kernels access memory, read from their source.
+//! Accesses of kernels to memory, read from their source.
 
 use super::tracked_block::Access;
 use crate::codegen::KernelSource;
 
-/// How a kernel accesses each of its arguments, according to its source.
+/// The access of a kernel to each of its arguments, according to its source; `None` for one that is no pointer.
 pub(super) fn parameters(source: &KernelSource) -> Vec<Option<Access>> {
     let name = format!("{}(", source.entry);
     let whole = |at: usize| !source.text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');

@@ -2,7 +2,7 @@
 
 use super::super::{CublasGemm, GemmOperand, GemmPlaces};
 
-/// An element of a matrix.
+/// An element of a matrix, which converts to and from `f64`.
 pub(super) trait Exact: Copy {
     fn exact(self) -> f64;
     fn rounded(x: f64) -> Self;
@@ -23,8 +23,10 @@ exact! {
     half::bf16: half::bf16::to_f64, |x| half::bf16::from_f32(x as f32);
 }
 
+/// Computes a GEMM by a plain loop.
+///
 /// # Safety
-/// As for [`Driver::gemm`](super::super::Driver::gemm).
+/// The conditions of [`Driver::gemm`](super::super::Driver::gemm).
 pub(super) unsafe fn product<T: Exact, D: Exact>(gemm: &CublasGemm, at: GemmPlaces) {
     let (a, b) = (at.a as *const T, at.b as *const T);
     let (d, c, bias) = (at.d as *mut D, at.c as *const D, at.bias as *const D);

@@ -1,11 +1,11 @@
-//! Products that an emulated library refuses on request, so that what is done instead can be tested.
+//! Products that an emulated library refuses on request, so that the fallbacks can be tested.
 
 use super::super::CublasGemm;
 
-/// What an emulated library refuses, as cuBLASLt refuses what it has no algorithm for.
+/// Products that an emulated library refuses, as cuBLASLt refuses products without an algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GemmRefusal {
-    /// What cuBLASLt refuses, and nothing else.
+    /// Products that cuBLASLt refuses, and no others.
     #[default]
     Nothing,
     /// Algorithms that take a workspace.

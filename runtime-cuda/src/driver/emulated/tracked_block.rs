@@ -1,15 +1,15 @@
-//! Who has read and written a part of memory.
+//! The history of a part of memory: its last write and the reads since.
 
 use super::vector_clock::{Moment, VectorClock};
 
-/// How memory is used.
+/// The kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Access {
     Read,
     Write,
 }
 
-/// A part of an allocation, of the device or of the host.
+/// A part of an allocation, of the device or of the host, with its last write and the reads since.
 #[derive(Clone)]
 pub(super) struct TrackedBlock {
     pub(super) bytes: usize,
@@ -18,7 +18,7 @@ pub(super) struct TrackedBlock {
 }
 
 impl TrackedBlock {
-    /// What an access would have to come after, and does not.
+    /// Describes an earlier access that must happen before this one and does not; `None` if all are ordered.
     pub(super) fn conflicts(&self, clock: &VectorClock, how: Access) -> Option<String> {
         let readers = if how == Access::Write { self.read.as_slice() } else { &[] };
         let before = self.written.iter().map(|w| (w, Access::Write)).chain(readers.iter().map(|r| (r, Access::Read)));

@@ -1,7 +1,7 @@
-//! The memory that a race detector watches: who has read and written each part of it.
+//! The memory that a race detector watches: the last accesses to each part of it.
 //!
-//! A pool cuts allocations into blocks and merges them again. A pointer means the block that it is in; what is known of a range stays with it
-//! when its block is cut or merged, since that is how a block that is reused too early shows.
+//! A pool cuts allocations into blocks and merges them again. A pointer stands for the block that contains it. The
+//! history of a range stays with it when its block is cut or merged, since it reveals a block that is reused too early.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -10,12 +10,12 @@ use super::{
     vector_clock::{Moment, VectorClock},
 };
 
-/// Allocations, their blocks, and what is known of each part.
+/// Allocations, their blocks, and the history of each part.
 #[derive(Default)]
 pub(super) struct TrackedMemory {
-    /// Where allocations end, by where they start.
+    /// The ends of allocations, by their start.
     allocations: BTreeMap<u64, u64>,
-    /// Where the blocks of pools end.
+    /// The ends of the pools' blocks, by their start.
     blocks: BTreeMap<u64, u64>,
     /// Parts with one history each; those of an allocation cover it.
     parts: BTreeMap<u64, TrackedBlock>,
@@ -27,19 +27,19 @@ impl TrackedMemory {
         self.parts.insert(address, TrackedBlock { bytes, written: None, read: Vec::new() });
     }
 
-    /// An allocation is gone.
+    /// Forgets an allocation that was freed.
     pub(super) fn freed(&mut self, address: u64) {
         let Some(end) = self.allocations.remove(&address) else { return };
         self.blocks.retain(|start, _| !(address..end).contains(start));
         self.parts.retain(|start, _| !(address..end).contains(start));
     }
 
-    /// The whole of an allocation.
+    /// The range of the allocation at `address`.
     pub(super) fn allocation(&self, address: u64) -> Option<Range<u64>> {
         self.allocations.get(&address).map(|end| address..*end)
     }
 
-    /// A pool uses this range as one block from now on.
+    /// Notes that a pool uses this range as one block from now on.
     pub(super) fn cut(&mut self, block: Range<u64>) {
         self.blocks.retain(|start, end| *end <= block.start || *start >= block.end);
         self.blocks.insert(block.start, block.end);
@@ -47,7 +47,7 @@ impl TrackedMemory {
         self.split(block.end);
     }
 
-    /// What a pointer means: its block, or else its allocation; nothing where memory of no bytes is said to be.
+    /// The range that a pointer stands for: its block, or else its allocation; `None` for the address of empty memory.
     pub(super) fn range_of(&self, address: u64) -> Option<Range<u64>> {
         let within = |all: &BTreeMap<u64, u64>| {
             let (start, end) = all.range(..=address).next_back()?;
@@ -56,7 +56,7 @@ impl TrackedMemory {
         within(&self.blocks).or_else(|| within(&self.allocations))
     }
 
-    /// The first access that an access of a range would have to come after, and does not.
+    /// Describes the first earlier access that must happen before an access of `range` and does not.
     pub(super) fn conflicts(&self, range: &Range<u64>, clock: &VectorClock, how: Access) -> Option<String> {
         self.parts.range(range.clone()).find_map(|(_, part)| part.conflicts(clock, how))
     }
@@ -74,7 +74,7 @@ impl TrackedMemory {
         }
     }
 
-    /// Makes two parts of the one that holds an address.
+    /// Splits the part that contains an address at it.
     fn split(&mut self, at: u64) {
         let Some((start, part)) = self.parts.range_mut(..at).next_back() else { return };
         let end = start + part.bytes as u64;
@@ -100,7 +100,7 @@ mod tests {
         memory.note(&memory.range_of(1010).unwrap(), first, "a kernel", Access::Write);
         let nothing = VectorClock::new();
         assert!(memory.conflicts(&memory.range_of(1040).unwrap(), &nothing, Access::Write).is_none());
-        // Merged, then cut elsewhere.
+        // The blocks are merged, then cut elsewhere.
         memory.cut(1000..1100);
         assert_eq!(memory.range_of(1099), Some(1000..1100));
         memory.cut(1020..1100);

@@ -1,4 +1,4 @@
-//! Copies to the host that the host has not waited for: until then their memory holds garbage.
+//! Copies to the host for which the host has not waited: until then their memory holds garbage.
 
 use super::vector_clock::Moment;
 
@@ -10,7 +10,7 @@ pub(super) struct TravellingCopy {
 }
 
 impl TravellingCopy {
-    /// The stream has passed.
+    /// Writes the copied bytes, once the stream has passed.
     pub(super) fn arrive(self) {
         // SAFETY: the copy's caller promised that the memory stays valid until the stream has passed, which it now has.
         unsafe { std::ptr::copy_nonoverlapping(self.bytes.as_ptr(), self.to as *mut u8, self.bytes.len()) };

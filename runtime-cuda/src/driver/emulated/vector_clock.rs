@@ -1,4 +1,4 @@
-//! Vector clocks (Fidge and Mattern, 1988): which operations of which streams happen before.
+//! Vector clocks (Fidge and Mattern, 1988), which tell the operations of each stream that happen before.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(super) fn join(clock: &mut VectorClock, other: &VectorClock) {
     }
 }
 
-/// An operation of a stream: its index there.
+/// An operation of a stream: `time` is its index there.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Moment {
     pub(super) stream: u64,

@@ -1,59 +1,63 @@
-//! The segment allocator: which addresses of a pool are free. A *segment* is memory that the driver gave at once; a *block* is a piece of
-//! one. A request takes the smallest free block that holds it and splits the rest off; a block that is given back is merged with its free
-//! neighbours. Small requests have segments of their own, so that what is small and lives long does not cut large ones into pieces.
+//! The segment allocator: it tracks the free addresses of a pool. A *segment* is one allocation of the driver; a
+//! *block* is a piece of one. A request takes the smallest free block that holds it and splits the rest off. A returned
+//! block is merged with its free neighbours. Small requests have segments of their own, so that small, long-lived
+//! blocks do not cut large segments into pieces.
 //!
-//! Where sizes change from step to step, free segments that are too small for anything add up. So a pool that would grow beyond what was ever
-//! used, and a part more, gives free segments back first ([`Segments::grow`]).
+//! Free segments that are too small for anything add up where sizes change from step to step. So a pool that would
+//! grow far beyond its peak use first gives free segments back ([`Segments::grow`]).
 //!
-//! Numbers alone: no memory is touched, nothing is asked of a driver, and the same calls give the same places.
+//! The allocator is pure arithmetic: it touches no memory and calls no driver, and the same calls give the same
+//! addresses.
 
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
 };
 
-/// Blocks are multiples of this, in bytes, and start at multiples of it.
+/// Bytes to whose multiples blocks are sized and aligned.
 const ALIGN: usize = 256;
-/// Requests below this have small segments. Few activations are as small: where those of short batches were on one side and those of long ones on
-/// the other, neither could use what the other left.
+/// Requests below this many bytes have small segments. Few activations are as small. With a higher limit, activations
+/// of short batches were on one side and those of long ones on the other, and neither could reuse the free memory of
+/// the other.
 const SMALL: usize = 128 << 10;
 /// Bytes of a small segment.
 const SMALL_SEGMENT: usize = 2 << 20;
 /// The least bytes of a large segment.
 const LARGE_SEGMENT: usize = 20 << 20;
-/// Large segments are multiples of this, in bytes: the driver's pages.
+/// Bytes of the driver's pages; large segments are multiples of them.
 const PAGE: usize = 2 << 20;
-/// A large segment is at least one part in this many of what its pool holds, so that their number grows slowly, and blocks whose sizes change
-/// from step to step fit into few of them.
+/// A large segment is at least this fraction (one eighth) of its pool. So the number of segments grows slowly, and
+/// blocks whose sizes change from step to step fit into few of them.
 const GROWTH: usize = 8;
-/// The most bytes that a segment has beyond those of its request.
+/// The most bytes by which a segment exceeds its request.
 const MOST_AHEAD: usize = 512 << 20;
-/// A pool holds one part in this many more than was ever used, and a large segment, before it gives segments back in order to grow.
+/// A pool may hold its peak use, one part in this many more, and one large segment. Beyond that it gives segments back
+/// in order to grow.
 const SLACK: usize = 6;
-/// After this many new segments without a new peak it may hold one part in [`PATIENCE_SLACK`] more: sizes that come again and again find their
-/// places at last.
+/// After each run of this many new segments without a new peak, a pool may hold one part in [`PATIENCE_SLACK`] more. So
+/// recurring sizes find their places at last.
 const PATIENCE: usize = 4;
 const PATIENCE_SLACK: usize = 16;
 
-/// A piece of a segment.
+/// A range of device memory in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceBlock {
     pub address: u64,
     pub bytes: usize,
 }
 
-/// How a pool grows: segments that go back to the driver first, and the bytes of the new one.
+/// Instructions for growing a pool: segments to give back to the driver first, and the bytes of the new one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Growth {
     pub shed: Vec<u64>,
     pub segment: usize,
 }
 
-/// A block, free or not.
+/// A block, free or used.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     bytes: usize,
-    /// Where its segment starts.
+    /// The address of its segment.
     segment: u64,
     free: bool,
 }
@@ -70,24 +74,25 @@ type FreeList = BTreeSet<(usize, u64)>;
 /// The segments of a pool, and their blocks.
 #[derive(Debug, Default)]
 pub(super) struct Segments {
-    /// By where they start.
+    /// Segments by their address.
     segments: BTreeMap<u64, Segment>,
-    /// All blocks by where they start; those of a segment cover it.
+    /// All blocks by their address; the blocks of a segment cover it.
     pieces: BTreeMap<u64, Piece>,
     small: FreeList,
     large: FreeList,
     reserved: usize,
     used: usize,
-    /// The most bytes that were used at a time.
+    /// The most bytes that were used at a time, since the last [`drain`](Segments::drain).
     peak: usize,
-    /// How often the pool has grown since then.
+    /// The number of times that the pool has grown since the last new peak.
     grown: usize,
-    /// Whether every block is a segment of its own, of exactly its bytes.
+    /// True if every block is a segment of its own, of exactly its bytes.
     apart: bool,
 }
 
 impl Segments {
-    /// Every block is a segment of its own, which is not cut or merged: tools that know only the driver's allocations see what is beyond a block.
+    /// Segments of one block each, which are not cut or merged. Tools that know only the driver's allocations then see
+    /// accesses beyond a block.
     pub(super) fn apart() -> Segments {
         Segments { apart: true, ..Segments::default() }
     }
@@ -108,7 +113,8 @@ impl Segments {
         lists.filter_map(|list| list.last()).map(|(bytes, _)| *bytes).max().unwrap_or(0)
     }
 
-    /// The smallest free block that holds `bytes`, the first of several; what is left of it stays free.
+    /// Takes `bytes` of the smallest free block that holds them, the first of several; the rest of the block stays
+    /// free.
     pub(super) fn take(&mut self, bytes: usize) -> Option<DeviceBlock> {
         let bytes = rounded(bytes)?;
         let list = if bytes < SMALL { &self.small } else { &self.large };
@@ -116,8 +122,8 @@ impl Segments {
         Some(self.cut(address, bytes))
     }
 
-    /// What to give back to the driver and what to ask it for, where no free block holds `bytes`; what goes back is removed here. None for more
-    /// than an address space.
+    /// Plans the growth for a request that no free block holds. Segments to give back are removed from the pool. `None`
+    /// for more bytes than an address space.
     pub(super) fn grow(&mut self, bytes: usize) -> Option<Growth> {
         let bytes = rounded(bytes)?;
         let ahead = (self.reserved / GROWTH).clamp(LARGE_SEGMENT, MOST_AHEAD).next_multiple_of(PAGE);
@@ -131,7 +137,7 @@ impl Segments {
         self.grown += 1;
         let peak = self.peak.max(self.used + bytes);
         let most = peak + peak / SLACK + LARGE_SEGMENT + self.grown / PATIENCE * (peak / PATIENCE_SLACK);
-        // Small ones are no smaller than the next request for one.
+        // Small segments are kept: they are no smaller than the next small request needs.
         let mut free = self.free_segments();
         free.retain(|(start, _)| self.segments.get(start).is_some_and(|segment| !segment.small));
         free.sort_by_key(|(start, bytes)| (Reverse(*bytes), *start));
@@ -156,7 +162,7 @@ impl Segments {
         self.cut(start, bytes)
     }
 
-    /// A block is free again; it is merged with its neighbours if they are.
+    /// Frees a block, and merges it with its free neighbours.
     pub(super) fn give_back(&mut self, block: DeviceBlock) {
         let Some(mut piece) = self.pieces.remove(&block.address) else { return };
         self.used -= piece.bytes;
@@ -176,12 +182,12 @@ impl Segments {
         self.list(piece.segment).insert((piece.bytes, start));
     }
 
-    /// Takes whatever is free of these ranges, which may overlap.
+    /// Takes the free parts of these ranges, which may overlap.
     pub(super) fn take_ranges(&mut self, ranges: Vec<DeviceBlock>) -> Vec<DeviceBlock> {
         let mut taken = Vec::new();
         for range in ranges {
             let end = range.address + range.bytes as u64;
-            // The block that holds the start, and those that start within.
+            // The block that holds the start of the range, and those that start within.
             let first = self.pieces.range(..=range.address).next_back().map_or(range.address, |(at, _)| *at);
             let within = self.pieces.range(first..end).filter(|(_, piece)| piece.free);
             let free: Vec<(u64, u64)> = within.map(|(at, piece)| (*at, at + piece.bytes as u64)).collect();
@@ -196,7 +202,7 @@ impl Segments {
         taken
     }
 
-    /// Removes the segments of which nothing is used, and forgets what was used before: where they start.
+    /// Removes the unused segments, resets the peak, and returns the segments' addresses.
     pub(super) fn drain(&mut self) -> Vec<u64> {
         let free = self.free_segments();
         free.iter().for_each(|(start, bytes)| self.remove(*start, *bytes));
@@ -204,14 +210,14 @@ impl Segments {
         free.into_iter().map(|(start, _)| start).collect()
     }
 
-    /// Segments of which nothing is used, and their bytes.
+    /// The addresses and bytes of unused segments.
     fn free_segments(&self) -> Vec<(u64, usize)> {
         let is_free = |start: &u64, bytes| self.pieces.get(start).is_some_and(|p| p.free && p.bytes == bytes);
         let all = self.segments.iter().map(|(start, segment)| (*start, segment.bytes));
         all.filter(|(start, bytes)| is_free(start, *bytes)).collect()
     }
 
-    /// Removes a segment of which nothing is used.
+    /// Removes an unused segment.
     fn remove(&mut self, start: u64, bytes: usize) {
         self.list(start).remove(&(bytes, start));
         self.pieces.remove(&start);
@@ -240,7 +246,7 @@ impl Segments {
         DeviceBlock { address, bytes }
     }
 
-    /// Makes two of a free block that is longer than `bytes`.
+    /// Splits a free block that is longer than `bytes` in two.
     fn split(&mut self, address: u64, bytes: usize) {
         let longer = |piece: &&mut Piece| bytes > 0 && piece.bytes > bytes;
         let Some(piece) = self.pieces.get_mut(&address).filter(longer) else { return };
@@ -254,12 +260,12 @@ impl Segments {
     }
 }
 
-/// The bytes of a request's block; none for more than an address space.
+/// The bytes of a request's block; `None` for more than an address space.
 fn rounded(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(ALIGN).filter(|bytes| *bytes <= isize::MAX as usize)
 }
 
-/// The smallest segment that serves a request; none for more than an address space.
+/// The bytes of the smallest segment that serves a request; `None` for more than an address space.
 pub(super) fn least_segment(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(PAGE).filter(|bytes| *bytes <= isize::MAX as usize)
 }

@@ -1,4 +1,5 @@
-//! The segment allocator on plain numbers: random requests, and the requests of training steps whose sequences change in length.
+//! Tests of the segment allocator on plain numbers: random requests, and the requests of training steps whose sequences
+//! change in length.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ struct Simulated {
     most_reserved: usize,
 }
 
-/// A block, and the bytes that were asked for.
+/// A block, and the bytes that were requested.
 type Held = (DeviceBlock, usize);
 
 impl Simulated {
@@ -48,7 +49,8 @@ impl Simulated {
         self.segments.give_back(block);
     }
 
-    /// Blocks cover their segments without a gap, no two free ones of a segment are neighbours, and the lists hold exactly the free ones.
+    /// Checks that blocks cover their segments without a gap, that no two free ones of a segment are neighbours, and
+    /// that the lists hold exactly the free ones.
     fn check(&self) {
         let Segments { segments, pieces, small, large, reserved, used, .. } = &self.segments;
         let (mut listed, mut in_use) = (small.len() + large.len(), 0);
@@ -70,7 +72,7 @@ impl Simulated {
         assert_eq!(segments.values().map(|s| s.bytes).sum::<usize>(), *reserved);
     }
 
-    /// Everything was freed: all is merged, and goes back.
+    /// Checks that all blocks merge and go back to the driver once everything is freed.
     fn check_all_is_free(mut self) {
         self.check();
         assert_eq!(self.segments.free(), self.segments.reserved());
@@ -88,7 +90,7 @@ fn size(rng: &mut Philox) -> usize {
     1 + rng.next_u32() as usize % (1 << bits)
 }
 
-/// Allocates and frees at random: where every block was.
+/// Allocates and frees at random; returns the address of every block.
 fn random(seed: u64) -> Vec<u64> {
     let (mut rng, mut pool) = (Philox::new(seed, 0), Simulated::default());
     let (mut held, mut addresses): (Vec<Held>, Vec<u64>) = (Vec::new(), Vec::new());
@@ -176,7 +178,7 @@ fn more_than_an_address_space_is_refused() {
     }
 }
 
-/// The memory of a decoder: `layers` of `width`, a vocabulary, `tokens` in a batch, elements of two bytes.
+/// A decoder's memory: `layers` of `width`, a vocabulary, `tokens` in a batch, elements of two bytes.
 struct Decoder {
     layers: usize,
     width: usize,
@@ -184,7 +186,7 @@ struct Decoder {
 }
 
 impl Decoder {
-    /// What a step allocates and frees, in order.
+    /// Makes the allocations and frees of a step, in order.
     fn step(&self, pool: &mut Simulated, tokens: usize) {
         let unit = 2 * tokens * self.width;
         let logits = 2 * tokens * self.vocabulary;
@@ -232,8 +234,8 @@ impl Decoder {
 const GPT2: Decoder = Decoder { layers: 12, width: 768, vocabulary: 50257 };
 const NARROW: Decoder = Decoder { layers: 6, width: 512, vocabulary: 8192 };
 
-/// Lengths in turn, upwards, downwards and mixed: what is reserved stays within a quarter of the peak, and once every length was met a few times
-/// the driver is asked for nothing.
+/// Sequence lengths in turn, upwards, downwards and mixed. Reserved bytes stay within a quarter of the peak. Once every
+/// length was met a few times, nothing is requested from the driver.
 #[test]
 fn sequences_of_changing_length_do_not_fragment() {
     let orders: [fn(usize) -> usize; 3] = [|i| 17 + i, |i| 64 - i, |i| 17 + i * 29 % 48];
